@@ -1,0 +1,34 @@
+# Every target sets up what it needs, in a virtual environment of its own.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+
+.PHONY: setup demo check test bench proto clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+check: setup  ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup  ## all tests
+	$(BIN)/pytest
+
+.venvs/proto/.ready: tools/proto.sh
+	$(PYTHON) -m venv .venvs/proto
+	.venvs/proto/bin/pip --disable-pip-version-check --quiet install grpcio-tools==1.62.3 'setuptools<81'
+	touch $@
+
+proto: .venvs/proto/.ready  ## generated code from src/taskd/wire/*.proto
+	tools/proto.sh $(CURDIR)/.venvs/proto/bin/python
+
+clean:
+	rm -rf $(VENV) .venvs build

@@ -1,0 +1,1 @@
+"""One a node: owns the worker processes."""

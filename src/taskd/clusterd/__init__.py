@@ -1,0 +1,1 @@
+"""One a cluster: chooses the way out of a fault, and remembers."""

@@ -1,0 +1,67 @@
+"""Settings of each process, and the only place that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+
+from taskd.errors import SettingsError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+
+environ: Mapping[str, str] = os.environ
+"""For the documented variables of other projects (RANK, MASTER_ADDR, POD_IP, …)."""
+
+_TRUE, _FALSE = {"1", "on", "true", "yes"}, {"0", "off", "false", "no"}
+
+
+def load(kind: type[T], environ: Mapping[str, str] = os.environ, prefix: str = "TASKD") -> T:
+    """Read `TASKD_LISTEN`, `TASKD_RECOVERY_STOP_TIMEOUT_S` and so on, or say all that is wrong."""
+    problems: list[str] = []
+    config = _load(kind, environ, prefix, problems)
+    if config is None:
+        raise SettingsError(problems)
+    return config
+
+
+def _load(kind: type[T], environ: Mapping[str, str], prefix: str, problems: list[str]) -> T | None:
+    values: dict[str, Any] = {}
+    hints = get_type_hints(kind)
+    for item in fields(kind):
+        name, hint = f"{prefix}_{item.name}".upper(), hints[item.name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            values[item.name] = _load(hint, environ, name, problems)
+        elif name in environ:
+            try:
+                values[item.name] = _parse(hint, environ[name])
+            except ValueError:
+                problems.append(f"{name} must be {_name(hint)}, got {environ[name]!r}")
+        elif item.default is MISSING and item.default_factory is MISSING:
+            problems.append(f"{name} is not set")
+    if problems:
+        return None
+    try:
+        return kind(**values)
+    except ValueError as error:
+        problems.append(f"{prefix}_*: {error}")
+        return None
+
+
+def _parse(hint: Any, text: str) -> Any:
+    if isinstance(hint, UnionType):
+        return _parse(next(kind for kind in get_args(hint) if kind is not NoneType), text)
+    if hint is bool:
+        if text.lower() not in _TRUE | _FALSE:
+            raise ValueError(text)
+        return text.lower() in _TRUE
+    return hint(text)
+
+
+def _name(hint: Any) -> str:
+    return getattr(hint, "__name__", str(hint))

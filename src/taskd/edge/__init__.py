@@ -1,0 +1,1 @@
+"""The outside world, shared by every process: clock, driver, links, bus, journal, log."""

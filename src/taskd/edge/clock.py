@@ -1,0 +1,27 @@
+"""The only module that reads the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from math import inf
+from typing import TypeVar
+
+T = TypeVar("T")
+Clock = Callable[[], float]
+monotonic: Clock = time.monotonic
+wall: Clock = time.time
+
+
+async def next_before(inbox: asyncio.Queue[T], deadline: float, clock: Clock) -> T | None:
+    """Return the next item, or None once the deadline has passed."""
+    if not inbox.empty():
+        return inbox.get_nowait()
+    if deadline == inf:
+        return await inbox.get()
+    try:
+        async with asyncio.timeout(max(0.0, deadline - clock())):
+            return await inbox.get()
+    except TimeoutError:
+        return None

@@ -1,0 +1,1 @@
+"""One a job: knows every node and rank; coordinates stop, repair and resume."""

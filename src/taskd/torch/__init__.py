@@ -1,0 +1,1 @@
+"""In-process recovery for PyTorch: process group, step, state, repair."""

@@ -1,0 +1,1 @@
+"""Translation: bytes on the wire <-> the values of `taskd.model`."""

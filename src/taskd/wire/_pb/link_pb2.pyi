@@ -1,0 +1,29 @@
+from taskd.wire._pb import tasknet_pb2 as _tasknet_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Frame(_message.Message):
+    __slots__ = ("first", "messages", "acks", "received", "hello")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    ACKS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    messages: _containers.RepeatedCompositeFieldContainer[_tasknet_pb2.Message]
+    acks: _containers.RepeatedCompositeFieldContainer[_tasknet_pb2.Ack]
+    received: int
+    hello: Hello
+    def __init__(self, first: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[_tasknet_pb2.Message, _Mapping]]] = ..., acks: _Optional[_Iterable[_Union[_tasknet_pb2.Ack, _Mapping]]] = ..., received: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("life", "peer_life")
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    PEER_LIFE_FIELD_NUMBER: _ClassVar[int]
+    life: str
+    peer_life: str
+    def __init__(self, life: _Optional[str] = ..., peer_life: _Optional[str] = ...) -> None: ...

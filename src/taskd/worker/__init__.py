@@ -1,0 +1,1 @@
+"""Inside the training process: progress, profiling, stress test, link switch."""
