@@ -1,0 +1,216 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Answer(_message.Message):
+    __slots__ = ("code", "info")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    info: str
+    def __init__(self, code: _Optional[int] = ..., info: _Optional[str] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("node_rank", "name", "ranks")
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    node_rank: int
+    name: str
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, node_rank: _Optional[int] = ..., name: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class JobDeclaration(_message.Message):
+    __slots__ = ("job", "name", "namespace", "framework", "strategies", "nodes")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    FRAMEWORK_FIELD_NUMBER: _ClassVar[int]
+    STRATEGIES_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    name: str
+    namespace: str
+    framework: str
+    strategies: _containers.RepeatedScalarFieldContainer[str]
+    nodes: _containers.RepeatedCompositeFieldContainer[Node]
+    def __init__(self, job: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., framework: _Optional[str] = ..., strategies: _Optional[_Iterable[str]] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
+
+class JobEnd(_message.Message):
+    __slots__ = ("job", "exit_code", "because")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    exit_code: int
+    because: str
+    def __init__(self, job: _Optional[str] = ..., exit_code: _Optional[int] = ..., because: _Optional[str] = ...) -> None: ...
+
+class JobsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class JobRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class JobLine(_message.Message):
+    __slots__ = ("job", "name", "namespace", "state", "because", "incident", "subscribed", "world", "step", "steps_per_s", "changed_unix_ms")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
+    WORLD_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    name: str
+    namespace: str
+    state: str
+    because: str
+    incident: int
+    subscribed: bool
+    world: int
+    step: int
+    steps_per_s: float
+    changed_unix_ms: int
+    def __init__(self, job: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., state: _Optional[str] = ..., because: _Optional[str] = ..., incident: _Optional[int] = ..., subscribed: bool = ..., world: _Optional[int] = ..., step: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., changed_unix_ms: _Optional[int] = ...) -> None: ...
+
+class JobList(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[JobLine]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobLine, _Mapping]]] = ...) -> None: ...
+
+class RankStatus(_message.Message):
+    __slots__ = ("rank", "node", "host", "pid", "incarnation", "phase", "step", "idle_s", "note")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    node: int
+    host: str
+    pid: int
+    incarnation: int
+    phase: str
+    step: int
+    idle_s: float
+    note: str
+    def __init__(self, rank: _Optional[int] = ..., node: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., idle_s: _Optional[float] = ..., note: _Optional[str] = ...) -> None: ...
+
+class JobFault(_message.Message):
+    __slots__ = ("rank", "fault_type", "evidence")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    FAULT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    fault_type: str
+    evidence: str
+    def __init__(self, rank: _Optional[int] = ..., fault_type: _Optional[str] = ..., evidence: _Optional[str] = ...) -> None: ...
+
+class JobStatus(_message.Message):
+    __slots__ = ("line", "strategies", "strategy", "deadline_unix_ms", "faults", "ranks", "rounds", "decision", "manager")
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    STRATEGIES_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    MANAGER_FIELD_NUMBER: _ClassVar[int]
+    line: JobLine
+    strategies: _containers.RepeatedScalarFieldContainer[str]
+    strategy: str
+    deadline_unix_ms: int
+    faults: _containers.RepeatedCompositeFieldContainer[JobFault]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
+    rounds: _containers.RepeatedCompositeFieldContainer[Round]
+    decision: int
+    manager: str
+    def __init__(self, line: _Optional[_Union[JobLine, _Mapping]] = ..., strategies: _Optional[_Iterable[str]] = ..., strategy: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., decision: _Optional[int] = ..., manager: _Optional[str] = ...) -> None: ...
+
+class Round(_message.Message):
+    __slots__ = ("incident", "began_unix_ms", "took_ms", "strategy", "outcome", "faults")
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    TOOK_MS_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    incident: int
+    began_unix_ms: int
+    took_ms: int
+    strategy: str
+    outcome: str
+    faults: _containers.RepeatedCompositeFieldContainer[JobFault]
+    def __init__(self, incident: _Optional[int] = ..., began_unix_ms: _Optional[int] = ..., took_ms: _Optional[int] = ..., strategy: _Optional[str] = ..., outcome: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ...) -> None: ...
+
+class ReplayRequest(_message.Message):
+    __slots__ = ("job", "incident")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    incident: int
+    def __init__(self, job: _Optional[str] = ..., incident: _Optional[int] = ...) -> None: ...
+
+class HistoryLine(_message.Message):
+    __slots__ = ("number", "at_unix_ms", "incident", "event", "before", "after", "because", "commands")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    at_unix_ms: int
+    incident: int
+    event: str
+    before: str
+    after: str
+    because: str
+    commands: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, number: _Optional[int] = ..., at_unix_ms: _Optional[int] = ..., incident: _Optional[int] = ..., event: _Optional[str] = ..., before: _Optional[str] = ..., after: _Optional[str] = ..., because: _Optional[str] = ..., commands: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FaultReport(_message.Message):
+    __slots__ = ("job", "faults", "reporter")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    REPORTER_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    faults: _containers.RepeatedCompositeFieldContainer[JobFault]
+    reporter: str
+    def __init__(self, job: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., reporter: _Optional[str] = ...) -> None: ...
+
+class JobProgress(_message.Message):
+    __slots__ = ("job", "step", "steps_per_s", "world", "summary", "ranks")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    WORLD_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    step: int
+    steps_per_s: float
+    world: int
+    summary: str
+    ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., world: _Optional[int] = ..., summary: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ...) -> None: ...
