@@ -1,0 +1,73 @@
+"""`make bench`: runs every bench, prints ratios, and rewrites docs/benchmarks.md.
+
+python -m tests.bench            all of them
+python -m tests.bench bus torch  some of them; the other sections of the page stay
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from tests.bench.rows import Row
+
+PAGE = Path(__file__).parents[2] / "docs/benchmarks.md"
+BENCHES = {
+    "bus": "The bus",
+    "clusterd": "clusterd",
+    "launch": "Launch and restart",
+    "torch_step": "Protection when nothing fails",
+    "recovery": "Recovery, against peers",
+}
+HEAD = """# Benchmarks
+
+Written by `make bench`; do not edit. Every row compares two things measured in the same run on the
+same machine, because the machine is small and noisy: read the ratios, not the milliseconds.
+"""
+
+
+def main(names: list[str]) -> int:
+    sections = _sections(PAGE.read_text()) if PAGE.exists() else {}
+    missed = 0
+    for name in names or list(BENCHES):
+        rows = import_module(f"tests.bench.{name}").measure()
+        sections[name] = _table(rows)
+        print(f"\n{BENCHES[name]}\n{sections[name]}", flush=True)
+        missed += sum(row.met is False for row in rows)
+        PAGE.write_text(
+            HEAD + "".join(_section(key, sections[key]) for key in BENCHES if key in sections)
+        )
+    print(f"\n{missed} targets missed" if missed else "\nevery target met")
+    return 0
+
+
+def _section(name: str, table: str) -> str:
+    return f"\n<!-- {name} -->\n## {BENCHES[name]}\n\n{table}"
+
+
+def _sections(page: str) -> dict[str, str]:
+    found = re.split(r"\n<!-- (\w+) -->\n## .*\n\n", page)
+    return dict(zip(found[1::2], found[2::2], strict=True))
+
+
+def _table(rows: list[Row]) -> str:
+    lines = [
+        f"Measured with {os.cpu_count()} cores, Python {platform.python_version()}.\n",
+        "| what | ours | against | ratio | target | met |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        sign = "≥" if row.at_least else "≤"
+        target = "" if row.target is None else f"{sign} {row.target:g}"
+        met = {True: "yes", False: "**no**", None: ""}[row.met]
+        lines.append(f"| {row.what} | {row.ours} | {row.against} | {ratio} | {target} | {met} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
