@@ -157,6 +157,10 @@ class WorkerHello:
     """joining (needs state), training, parked"""
     protected: bool
     """False: the script cannot be repaired from inside, only restarted."""
+    shard: str = ""
+    """Ranks with the same shard hold the same state. Empty: the whole state, as under DDP."""
+    replica: int = -1
+    """Which complete copy of the state the rank belongs to. -1: it is a copy by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,8 @@ class Parked:
     step: Step
     whole: bool
     """False: the worker holds no state that could be given to others."""
+    undo: bool = False
+    """True: it can also go back to `step - 1` by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +195,10 @@ class Repaired:
     incarnation: Incarnation
     incident: Incident
     step: Step
+    groups_s: float = 0.0
+    """How long forming the groups took."""
+    state_s: float = 0.0
+    """How long giving and taking state took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +300,10 @@ class AgentHello:
     workers: tuple[LocalWorker, ...]
     store: str
     """host:port of the store that this agent serves; empty when it serves none."""
+    attempt: int = 0
+    """How many times the whole job has been restarted, as far as this agent knows."""
+    remaining: int = -1
+    """The restart budget that it was last told; -1 when it never was."""
 
 
 @dataclass(frozen=True, slots=True)
