@@ -1,0 +1,318 @@
+"""The memory of clusterd: what was decided for each job, on disk before it is acted upon.
+
+Two tables. `jobs` holds the newest record of every job, which is all that a restart needs;
+`entries` holds the history that `taskd replay` retells. Both change in one transaction, so a
+record and the story of how it came about cannot disagree, and cutting old entries off is all the
+compaction there is.
+
+One thread writes. Whatever the jobs have handed in while it was busy goes into its next
+transaction: many jobs share one fsync. Knows nothing of recovery; clusterd/book.py does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from taskd.errors import Permanent, Transient
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+CREATE = """
+CREATE TABLE jobs (
+    job TEXT PRIMARY KEY, record TEXT NOT NULL, ended INTEGER NOT NULL, changed REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE entries (
+    number INTEGER PRIMARY KEY, job TEXT NOT NULL, incident INTEGER NOT NULL, at REAL NOT NULL,
+    event TEXT NOT NULL, before TEXT NOT NULL, after TEXT NOT NULL, because TEXT NOT NULL,
+    commands TEXT NOT NULL
+);
+CREATE INDEX entries_of_job ON entries (job, number);
+"""
+WAL_PAGES = 1000
+"""Copied into the database between two transactions once the log has grown to this size."""
+
+
+class JournalFailed(Transient):
+    """Nothing was written and nothing has changed: the disk is full, read-only or broken."""
+
+
+class JournalUnusable(Permanent):
+    """The file is not a journal of ours, is of a newer version, or is in use by another server."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalConfig:
+    entries_a_job: int = 2_000
+    """How much history of one job is kept; the oldest goes first."""
+
+    ended_jobs: int = 1_000
+    """How many jobs that are over can still be retold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a job's history."""
+
+    job: str
+    incident: int
+    at: float
+    event: str
+    before: str
+    after: str
+    because: str
+    commands: tuple[str, ...] = ()
+    number: int = 0
+    """Given by the journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A job's new record and the history that led to it: all or nothing."""
+
+    job: str
+    record: str
+    at: float
+    entries: tuple[Entry, ...] = ()
+    ended: bool = False
+
+
+T = TypeVar("T")
+_Task = Callable[[sqlite3.Connection], object]
+
+
+class Journal:
+    """Opened by the constructor, which tells at once when the file cannot be used."""
+
+    def __init__(self, path: Path | None, config: JournalConfig | None = None) -> None:
+        """Without a path the journal lives in memory and ends with the process."""
+        self._path, self._config = path, config or JournalConfig()
+        self._waiting: deque[tuple[_Task, Future[object]]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._connection: sqlite3.Connection | None = _connect(path)
+        self._kept: dict[str, int] = {}
+        self.last_error: str | None = None
+        self.transactions = 0
+        """Since the start. Fewer than writes: jobs share them."""
+        self._thread = threading.Thread(target=self._work, name="taskd-journal", daemon=True)
+        self._thread.start()
+
+    async def append(self, write: Write) -> None:
+        """Return once the write would survive the machine's sudden end."""
+        await self._ask(partial(self._write, write))
+
+    async def records(self) -> dict[str, str]:
+        """The newest record of every job that has not ended."""
+
+        def read(connection: sqlite3.Connection) -> dict[str, str]:
+            rows = connection.execute("SELECT job, record FROM jobs WHERE NOT ended")
+            return dict(rows.fetchall())
+
+        return await self._ask(read)
+
+    async def record(self, job: str) -> str | None:
+        """The newest record of one job, also when it has ended."""
+
+        def read(connection: sqlite3.Connection) -> str | None:
+            row = connection.execute("SELECT record FROM jobs WHERE job = ?", (job,)).fetchone()
+            return row[0] if row else None
+
+        return await self._ask(read)
+
+    async def history(self, job: str, incident: int = 0) -> list[Entry]:
+        """What is kept of a job, oldest first; of one incident, or of all."""
+        return await self._ask(partial(_history, job, incident))
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """Write what has been handed in, then let go of the file."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    async def _ask(self, task: Callable[[sqlite3.Connection], T]) -> T:
+        answer: Future[T] = Future()
+        with self._wake:
+            if self._closing:
+                raise JournalFailed("the journal is closed")
+            self._waiting.append((task, answer))  # type: ignore[arg-type]
+            self._wake.notify()
+        return await asyncio.wrap_future(answer)
+
+    # In the journal's own thread
+
+    def _work(self) -> None:
+        for batch in self._batches():
+            try:
+                results = self._transact([task for task, _ in batch])
+            except (sqlite3.Error, JournalUnusable) as error:
+                self._fail(batch, error)
+                continue
+            self.last_error = None
+            for (_, answer), result in zip(batch, results, strict=True):
+                if answer.set_running_or_notify_cancel():
+                    answer.set_result(result)
+            self._tidy()
+        self._let_go()
+
+    def _batches(self) -> Iterator[list[tuple[_Task, Future[object]]]]:
+        while True:
+            with self._wake:
+                while not self._waiting and not self._closing:
+                    self._wake.wait()
+                if not self._waiting:
+                    return
+                batch = list(self._waiting)
+                self._waiting.clear()
+            yield batch
+
+    def _transact(self, tasks: list[_Task]) -> list[object]:
+        if self._connection is None:
+            self._connection = _connect(self._path)
+        self._connection.execute("BEGIN")
+        results = [task(self._connection) for task in tasks]
+        self._connection.execute("COMMIT")
+        self.transactions += 1
+        return results
+
+    def _fail(self, batch: list[tuple[_Task, Future[object]]], error: Exception) -> None:
+        """Give up the transaction; a fresh connection tries again with the next one."""
+        self._let_go()
+        self._kept.clear()
+        self.last_error = f"the journal {self._path or 'in memory'} cannot be written: {error}"
+        log.error("%s; the last good state stays in force", self.last_error)
+        for _, answer in batch:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(JournalFailed(self.last_error))
+
+    def _let_go(self) -> None:
+        if self._connection is not None and (self._path is not None or self._closing):
+            with suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+        elif self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+
+    def _write(self, write: Write, connection: sqlite3.Connection) -> None:
+        connection.execute(
+            "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
+            (write.job, write.record, write.ended, write.at),
+        )
+        connection.executemany(
+            "INSERT INTO entries (job, incident, at, event, before, after, because, commands)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [_row(entry) for entry in write.entries],
+        )
+        self._cut(write, connection)
+
+    def _cut(self, write: Write, connection: sqlite3.Connection) -> None:
+        """Now and then, the oldest entries of a job, or the oldest of the ended jobs."""
+        kept = self._kept.get(write.job)
+        if kept is None:
+            counted = connection.execute("SELECT COUNT(*) FROM entries WHERE job = ?", (write.job,))
+            kept = int(counted.fetchone()[0])
+        else:
+            kept += len(write.entries)
+        limit = self._config.entries_a_job
+        if kept > limit + max(limit // 4, 1):
+            connection.execute(
+                "DELETE FROM entries WHERE job = ?1 AND number <= (SELECT number FROM entries"
+                " WHERE job = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)",
+                (write.job, limit),
+            )
+            kept = limit
+        self._kept[write.job] = kept
+        if write.ended:
+            self._kept.pop(write.job)
+            over = connection.execute(
+                "SELECT job FROM jobs WHERE ended ORDER BY changed DESC LIMIT -1 OFFSET ?",
+                (self._config.ended_jobs,),
+            ).fetchall()
+            for (job,) in over:
+                connection.execute("DELETE FROM jobs WHERE job = ?", (job,))
+                connection.execute("DELETE FROM entries WHERE job = ?", (job,))
+
+    def _tidy(self) -> None:
+        """Off everybody's path: the callers of this batch have their answers already."""
+        if self._path is None or self._connection is None:
+            return
+        log_file = Path(f"{self._path}-wal")
+        with suppress(OSError, sqlite3.Error):
+            if log_file.stat().st_size > WAL_PAGES * 4096:
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _connect(path: Path | None) -> sqlite3.Connection:
+    where = ":memory:" if path is None else str(path)
+    try:
+        connection = sqlite3.connect(
+            where, timeout=2.0, isolation_level=None, check_same_thread=False
+        )
+    except sqlite3.Error as error:
+        raise JournalUnusable(f"the journal {where} cannot be opened: {error}") from error
+    try:
+        # Exclusive: a second server on the same file would decide everything twice.
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            connection.executescript(f"BEGIN; {CREATE} PRAGMA user_version = {SCHEMA}; COMMIT;")
+        elif version != SCHEMA:
+            raise JournalUnusable(
+                f"the journal {where} has version {version}, this program knows {SCHEMA}"
+            )
+        connection.execute("BEGIN EXCLUSIVE")
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        connection.close()
+        raise JournalUnusable(f"the journal {where} cannot be used: {error}") from error
+    except JournalUnusable:
+        connection.close()
+        raise
+    return connection
+
+
+def _row(entry: Entry) -> tuple[object, ...]:
+    return (
+        entry.job,
+        entry.incident,
+        entry.at,
+        entry.event,
+        entry.before,
+        entry.after,
+        entry.because,
+        json.dumps(entry.commands, ensure_ascii=False),
+    )
+
+
+def _history(job: str, incident: int, connection: sqlite3.Connection) -> list[Entry]:
+    rows = connection.execute(
+        "SELECT number, incident, at, event, before, after, because, commands FROM entries"
+        " WHERE job = ?1 AND (?2 = 0 OR incident = ?2) ORDER BY number",
+        (job, incident),
+    )
+    return [
+        Entry(
+            job, row[1], row[2], row[3], row[4], row[5], row[6], tuple(json.loads(row[7])), row[0]
+        )
+        for row in rows
+    ]
