@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Frame(_message.Message):
-    __slots__ = ("first", "messages", "acks", "received", "hello")
+    __slots__ = ("first", "messages", "acks", "received", "hello", "patience_ms")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ACKS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
     first: int
     messages: _containers.RepeatedCompositeFieldContainer[_tasknet_pb2.Message]
     acks: _containers.RepeatedCompositeFieldContainer[_tasknet_pb2.Ack]
     received: int
     hello: Hello
-    def __init__(self, first: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[_tasknet_pb2.Message, _Mapping]]] = ..., acks: _Optional[_Iterable[_Union[_tasknet_pb2.Ack, _Mapping]]] = ..., received: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ...) -> None: ...
+    patience_ms: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[_tasknet_pb2.Message, _Mapping]]] = ..., acks: _Optional[_Iterable[_Union[_tasknet_pb2.Ack, _Mapping]]] = ..., received: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., patience_ms: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("life", "peer_life")
