@@ -1,0 +1,1 @@
+"""The import paths that MindCluster documents: re-exports and thin adapters."""

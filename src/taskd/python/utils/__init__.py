@@ -1,0 +1,1 @@
+"""Documented import paths for the log, the validators and addresses."""
