@@ -1,0 +1,211 @@
+"""A process that has imported torch once and forks workers from that moment on.
+
+Importing torch and what the first optimizer step needs takes seconds, a fork milliseconds. The
+zygote has no threads of its own and never touches CUDA, so a fork is as good as a new process.
+It is the parent of every worker: it relays their exit status to the agent (`processes.py`), and
+ends them all, with all their descendants, when the agent is gone for whatever reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import importlib
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from taskd.agent import letters, linux, program
+from taskd.agent.program import Program
+
+STACK_SIGNAL = signal.SIGRTMIN + 7
+"""Makes a worker write the stacks of all its threads to its stack file."""
+
+WORKER_NAME = "taskd:{}"
+
+
+@dataclass
+class Zygote:
+    pipe: socket.socket
+    program: Program
+    forked: bool
+    """False: workers are new processes (`--start-method spawn`, or no Python at all)."""
+    run_dir: str
+    ids: dict[int, int] = field(default_factory=dict)
+    """The pid of each child that the agent knows, and the id it gave it."""
+
+    def serve(self) -> Program | None:
+        """Answer letters until the agent is gone; in a forked worker return what it must run."""
+        bell, ring = socket.socketpair()
+        for end in (bell, ring):
+            end.setblocking(False)
+        signal.set_wakeup_fd(ring.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.pipe, selectors.EVENT_READ)
+            selector.register(bell, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is bell:
+                        with suppress(BlockingIOError):
+                            bell.recv(4096)
+                        self._reap()
+                        continue
+                    received = letters.read(self.pipe)
+                    if received is None:
+                        self.end_all()
+                        return None
+                    if self._handle(*received):
+                        selector.close()
+                        bell.close()
+                        ring.close()
+                        return self.program
+
+    def end_all(self) -> None:
+        """Kill every descendant and wait until none is left."""
+        while pids := linux.children():
+            for pid in pids:
+                for kill in (os.killpg, os.kill):
+                    with suppress(ProcessLookupError, PermissionError):
+                        kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(-1, 0)
+        if self.run_dir:
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def _handle(self, letter: letters.Letter, files: tuple[int, ...]) -> bool:
+        """True in a child that must now become the worker."""
+        assert isinstance(letter, letters.Start | letters.ServeStore), letter
+        try:
+            pid = os.fork()
+        except OSError as error:
+            letters.write(self.pipe, letters.Refused(letter.id, f"cannot fork: {error.strerror}"))
+            for file in files:
+                os.close(file)
+            return False
+        if pid == 0:
+            self._leave_the_nest()
+            if isinstance(letter, letters.ServeStore):
+                from taskd.agent import store
+
+                store.serve(letter.host, letter.port, files[0])
+            _become(letter, files)
+            if not self.forked:
+                _replace_by(self.program)
+            return True
+        self.ids[pid] = letter.id
+        for file in files:
+            os.close(file)
+        pidfd = os.pidfd_open(pid)
+        with suppress(BrokenPipeError):
+            letters.write(self.pipe, letters.Started(letter.id, pid), (pidfd,))
+        os.close(pidfd)
+        return False
+
+    def _leave_the_nest(self) -> None:
+        parent = os.getppid()
+        os.setsid()
+        linux.die_with_parent()
+        if os.getppid() != parent or parent == 1:
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.pipe.close()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                gone = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if gone is None:
+                return
+            if gone.si_pid in self.ids:
+                # What the worker has started dies with it. The pid cannot be anybody else's
+                # before we have waited for it.
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(gone.si_pid, signal.SIGKILL)
+            os.waitpid(gone.si_pid, 0)
+            child = self.ids.pop(gone.si_pid, None)
+            if child is not None:
+                exited = gone.si_code == os.CLD_EXITED
+                code, signum = (gone.si_status, None) if exited else (None, gone.si_status)
+                with suppress(BrokenPipeError):
+                    letters.write(self.pipe, letters.Exited(child, gone.si_pid, code, signum))
+
+
+def _become(letter: letters.Start | letters.ServeStore, files: tuple[int, ...]) -> None:
+    """The parts of a process's start that a fork does not do by itself."""
+    assert isinstance(letter, letters.Start)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (files[0], 1), (files[1], 2)):
+        os.dup2(source, target)
+    for file in (null, *files):
+        os.close(file)
+    os.environ.update(letter.env)  # noqa: TID251 - this is the worker's environment being made
+    linux.name_process(WORKER_NAME.format(letter.name))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # the global generator was seeded once, before the fork
+    stacks = letter.env.get("TASKD_STACK_FILE")
+    if stacks:
+        faulthandler.register(STACK_SIGNAL, open(stacks, "w"), all_threads=True)  # noqa: SIM115
+
+
+def _replace_by(chosen: Program) -> NoReturn:
+    argv = chosen.argv()
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        sys.stderr.write(f"cannot run {argv[0]}: {error.strerror}\n")
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def preload(modules: list[str]) -> letters.Ready:
+    done, failed = [], {}
+    for name in modules:
+        try:
+            importlib.import_module(name)
+            done.append(name)
+        except Exception as error:  # noqa: BLE001 - the modules are the user's, so is the error
+            failed[name] = f"{type(error).__name__}: {error}"
+    return letters.Ready(done, failed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--preload", default="")
+    parser.add_argument("--kind", required=True)
+    parser.add_argument("--spawn", action="store_true")
+    parser.add_argument("--run-dir", default="")
+    parser.add_argument("program", nargs="+")
+    told = parser.parse_args()
+    chosen = Program(told.kind, told.program[0], tuple(told.program[1:]))
+    linux.name_process("taskd:zygote")
+    # Until the imports are done nobody listens at the pipe; the kernel must watch the agent.
+    linux.die_with_parent()
+    linux.adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pipe = socket.socket(fileno=told.fd)
+    ready = preload([name for name in told.preload.split(",") if name])
+    gc.collect()
+    gc.freeze()
+    linux.die_with_parent(0)
+    try:
+        letters.write(pipe, ready)
+    except BrokenPipeError:
+        return
+    forked = Zygote(pipe, chosen, not told.spawn and told.kind != "exec", told.run_dir).serve()
+    if forked is not None:
+        program.run(forked)
