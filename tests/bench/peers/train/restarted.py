@@ -1,0 +1,58 @@
+"""The job as people write it for launchers that restart processes: it saves and loads its own checkpoint.
+
+Run by torchrun, by NVIDIA's ft_launcher, by dlrover-run, and by `taskd run` as the unmodified script.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.bench.peers.workload import (
+    STEPS,
+    StepWriter,
+    build_model,
+    build_optimizer,
+    loss,
+)
+
+SAVE_EVERY = 5
+CHECKPOINT = Path("checkpoint.pt")
+"""In the working directory, which is the trial's own folder."""
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    log = StepWriter()
+    model = build_model()
+    optimizer = build_optimizer(model)
+    first = 0
+    if CHECKPOINT.exists():
+        saved = torch.load(CHECKPOINT)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        first = saved["step"] + 1
+    ddp = DDP(model)
+    for step in range(first, STEPS):
+        optimizer.zero_grad()
+        loss(ddp, step, rank).backward()
+        optimizer.step()
+        log.done(rank, step)
+        if rank == 0 and step % SAVE_EVERY == 0:
+            save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
+
+
+def save(state: dict[str, object]) -> None:
+    """A rank that dies while it writes must not leave half a checkpoint under the name that is loaded."""
+    unfinished = CHECKPOINT.with_suffix(".tmp")
+    torch.save(state, unfinished)
+    os.replace(unfinished, CHECKPOINT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""One fault and one measure, the same for every contender.
+
+The ranks write a line for each finished step into a named pipe (workload.StepWriter). `survive` waits
+until all of them train, kills one with SIGKILL, and takes the time until every rank of a full world has
+finished one and the same step that began to finish after the kill. Times come from the ranks' own lines,
+so the driver's scheduling does not blur them.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from tests.bench.peers.workload import STEP_LOG, WORLD
+
+ROOT = Path(__file__).parents[3]
+VICTIM = 2
+WARM_STEPS = 15
+START_LIMIT_S = 90.0
+SURVIVE_LIMIT_S = 60.0
+TAIL_CHARS = 1500
+
+
+class TrialError(Exception):
+    """The contender did not get to where it had to be; the message has the end of its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One rank finished one step."""
+
+    at_ns: int
+    rank: int
+    step: int
+    pid: int
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    seconds: float
+    """From the kill to the first step that a full world finished after it."""
+    reduced_seconds: float | None
+    """From the kill to the first step that all survivors finished in a smaller world, if they did."""
+    steps_redone: int
+    """How many steps that were already finished everywhere had to be done again."""
+    kill_ns: int
+
+
+class Trial:
+    """A named pipe, the processes that were started with it, and the end of all of them."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="taskd-bench-")
+        self.folder = Path(self._folder.name)
+        self._pipe_path = self.folder / "steps"
+        os.mkfifo(self._pipe_path)
+        # Read and write: the pipe never reports its end while ranks come and go.
+        self._pipe = os.open(self._pipe_path, os.O_RDWR | os.O_NONBLOCK)
+        self._rest = b""
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self,
+        command: Sequence[str | Path],
+        env: Mapping[str, str] | None = None,
+        name: str = "job",
+        pass_fds: Sequence[int] = (),
+    ) -> subprocess.Popen[bytes]:
+        settings = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            STEP_LOG: str(self._pipe_path),
+            **(env or {}),
+        }
+        with (self.folder / f"{name}.log").open("ab") as output:
+            process = subprocess.Popen(
+                [str(word) for word in command],
+                env=settings,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+        self._started.append(process)
+        return process
+
+    def finished(self, limit_s: float) -> Iterator[Finished]:
+        """The ranks' lines as they come; ends the trial if they stop coming in time."""
+        deadline = time.monotonic() + limit_s
+        while (left := deadline - time.monotonic()) > 0:
+            if not select.select([self._pipe], [], [], left)[0]:
+                break
+            *lines, self._rest = (self._rest + os.read(self._pipe, 1 << 16)).split(b"\n")
+            for line in lines:
+                yield Finished(*map(int, line.split()))
+        raise TrialError(f"no full world within {limit_s:.0f} s; {self.tail()}")
+
+    def tail(self) -> str:
+        """The end of what the processes said: the reason that the table gives for a failure."""
+        said = "".join(path.read_text(errors="replace") for path in self.folder.glob("*.log"))
+        return said[-TAIL_CHARS:]
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Launchers put their workers into sessions of their own: find all by the pipe in their environment.
+        mark = f"{STEP_LOG}={self._pipe_path}".encode()
+        while strays := list(_carrying(mark)):
+            for pid in strays:
+                _kill(pid)
+            for process in self._started:
+                process.wait()
+        os.close(self._pipe)
+        self._folder.cleanup()
+
+
+def survive(trial: Trial, victim: int = VICTIM) -> Outcome:
+    """Waits until all ranks train, kills one, and measures. The contender has been started already."""
+    before = train_until_warm(trial)
+    kill_ns = time.monotonic_ns()
+    os.kill(before[victim].pid, signal.SIGKILL)
+    return watch(trial, kill_ns, before, victim)
+
+
+def train_until_warm(trial: Trial) -> dict[int, Finished]:
+    """The last line of each rank, once each has done some steps in a full world."""
+    last: dict[int, Finished] = {}
+    steps = dict.fromkeys(range(WORLD), 0)
+    for line in trial.finished(START_LIMIT_S):
+        if line.world == WORLD:
+            last[line.rank] = line
+            steps[line.rank] += 1
+        if min(steps.values()) >= WARM_STEPS:
+            break
+    return last
+
+
+def watch(trial: Trial, kill_ns: int, before: dict[int, Finished], victim: int) -> Outcome:
+    """What followed a fault: until one step is finished by a full world, without the killed process."""
+    killed = before[victim].pid
+    full: dict[int, dict[int, int]] = {}
+    reduced: dict[int, dict[int, int]] = {}
+    reduced_ns: int | None = None
+    for line in trial.finished(SURVIVE_LIMIT_S):
+        if line.at_ns <= kill_ns or line.pid == killed:
+            before[line.rank] = line
+            continue
+        done = (full if line.world == WORLD else reduced).setdefault(line.step, {})
+        done[line.rank] = line.at_ns
+        if line.world < WORLD and len(done) == WORLD - 1 and reduced_ns is None:
+            reduced_ns = max(done.values())
+        if line.world == WORLD and len(done) == WORLD:
+            break
+    everywhere = min(last.step for last in before.values())
+    return Outcome(
+        seconds=(max(done.values()) - kill_ns) / 1e9,
+        reduced_seconds=None if reduced_ns is None else (reduced_ns - kill_ns) / 1e9,
+        steps_redone=max(0, everywhere - line.step + 1),
+        kill_ns=kill_ns,
+    )
+
+
+def _carrying(mark: bytes) -> Iterator[int]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                yield int(folder.name)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it ended meanwhile, or is not ours
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,61 @@
+"""The training job that every contender runs: an MLP of about a million parameters on made-up data.
+
+Imported by the scripts in train/ from every peer's virtual environment, so it needs torch and nothing
+else. Its neighbour across the pipe is trial.StepLog, which reads what `StepWriter` writes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from torch import Tensor, nn
+
+WORLD = 4
+BATCH = 32
+FEATURES = 256
+CLASSES = 128
+STEPS = 1_000_000
+"""More than any trial lasts: the driver ends the job, never the script."""
+STEP_LOG = "BENCH_STEP_LOG"
+
+
+def build_model() -> nn.Module:
+    """The same weights in every process that calls it."""
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    return nn.Sequential(
+        nn.Linear(FEATURES, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 640),
+        nn.ReLU(),
+        nn.Linear(640, CLASSES),
+    )
+
+
+def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    """A function of step and rank alone, so that a replayed step sees what the first try saw."""
+    dice = torch.Generator().manual_seed(step * WORLD + rank)
+    inputs = torch.randn(BATCH, FEATURES, generator=dice)
+    return inputs, torch.randint(CLASSES, (BATCH,), generator=dice)
+
+
+def loss(model: nn.Module, step: int, rank: int) -> Tensor:
+    inputs, wanted = batch(step, rank)
+    return nn.functional.cross_entropy(model(inputs), wanted)
+
+
+class StepWriter:
+    """Tells the driver about each finished step: `<monotonic ns> <rank> <step> <pid> <world size>`."""
+
+    def __init__(self) -> None:
+        self._pipe = os.open(os.environ[STEP_LOG], os.O_WRONLY)
+
+    def done(self, rank: int, step: int, world: int = WORLD) -> None:
+        line = f"{time.monotonic_ns()} {rank} {step} {os.getpid()} {world}\n"
+        os.write(self._pipe, line.encode())  # shorter than PIPE_BUF: lines never mix
