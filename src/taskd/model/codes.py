@@ -41,6 +41,14 @@ class NetCode(_Told):
     NetErr = 6999, "The network failed in a way that no other code names."
 
 
+_NET_CODES = {int(code): code for code in NetCode}
+
+
+def net_code(number: int) -> NetCode:
+    """A number from the wire. One that nobody has defined is as good as NetErr."""
+    return _NET_CODES.get(number, NetCode.NetErr)
+
+
 class RecoverCode(_Told):
     """What clusterd answers, and what its clients report."""
 

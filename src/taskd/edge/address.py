@@ -1,0 +1,37 @@
+"""host:port as people write it: names, IPv4, IPv6 with or without brackets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from taskd.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+
+    @staticmethod
+    def parse(text: str) -> Address:
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise SettingsError([f"{text!r} is no address: expected host:port"])
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        if not host or any(letter.isspace() or letter in "/@[]" for letter in host):
+            raise SettingsError([f"{text!r} is no address: its host is no name and no IP"])
+        return Address(host, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

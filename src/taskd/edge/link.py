@@ -1,0 +1,88 @@
+"""Moves frames over one open stream, in both directions, until it breaks.
+
+The same code runs at both ends: `edge/uplink.py` opens the stream, `edge/downlinks.py` answers it.
+What a frame means is decided by `core/delivery.py` and `core/relay.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+import grpc
+
+from taskd.core.delivery import Session
+from taskd.core.routing import Hop
+from taskd.edge.clock import monotonic
+from taskd.edge.switch import Switch
+from taskd.wire._pb import link_pb2
+from taskd.wire.frames import frame_from_pb, frame_to_pb
+
+HELLO_TIMEOUT_S = 10.0
+CONFIRM_WITHIN_S = 0.02
+"""A confirmation waits so long for a frame that it can ride on."""
+
+
+EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
+"""What `read` returns at the end of a stream. The stubs forget it."""
+
+
+class Stream(Protocol):
+    """What grpc.aio offers on both sides of a bidirectional call."""
+
+    async def read(self) -> Any: ...
+
+    async def write(self, message: Any) -> None: ...
+
+
+async def carry(switch: Switch, hop: Hop, stream: Stream) -> str:
+    """Serve one connection. Returns why it ended; raises `grpc.RpcError` or `Confused`."""
+    relay = switch.relay
+    session = relay.session(hop)
+    await stream.write(frame_to_pb(session.open()))
+    async with asyncio.timeout(HELLO_TIMEOUT_S):
+        first = await stream.read()
+    if first is EOF:
+        return "the peer said no hello"
+    relay.greeted(hop, frame_from_pb(first))
+    wake = switch.wake_for(hop)
+    switch.settle()
+    wake.set()
+    reader = asyncio.create_task(_read(switch, hop, session, stream, wake))
+    writer = asyncio.create_task(_write(session, stream, wake))
+    try:
+        done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        reader.cancel()
+        writer.cancel()
+        await asyncio.gather(reader, writer, return_exceptions=True)
+        relay.broken(hop, monotonic())
+        switch.settle()
+
+
+async def _write(session: Session, stream: Stream, wake: asyncio.Event) -> str:
+    while True:
+        await wake.wait()
+        wake.clear()
+        while (frame := session.frame()) is not None:
+            await stream.write(frame_to_pb(frame))
+
+
+async def _read(
+    switch: Switch, hop: Hop, session: Session, stream: Stream, wake: asyncio.Event
+) -> str:
+    loop = asyncio.get_running_loop()
+    confirm: asyncio.TimerHandle | None = None
+    try:
+        while True:
+            read: link_pb2.Frame = await stream.read()
+            if read is EOF:
+                return "the peer ended the stream"
+            switch.relay.took(hop, frame_from_pb(read), monotonic())
+            switch.settle()
+            if session.owes_confirmation and (confirm is None or confirm.when() <= loop.time()):
+                confirm = loop.call_later(CONFIRM_WITHIN_S, wake.set)
+    finally:
+        if confirm is not None:
+            confirm.cancel()

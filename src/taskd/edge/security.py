@@ -1,0 +1,79 @@
+"""Who may speak: mutual TLS, and a token that binds a peer to its job and its place.
+
+A job has one secret. A peer shows a token derived from it for its own job, role and ranks, so
+that a token that leaks opens one place only. Used by the bus and by clusterd's server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from taskd.errors import SettingsError
+from taskd.model.ids import Position
+
+JOB_KEY, TOKEN_KEY = "taskd-job", "taskd-token"
+BADGE = "badge:"
+"""Marks a token that was derived already, by someone who keeps the secret to himself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tls:
+    """Files in PEM form. A server needs ca, server_key and server_crt; a client the other three."""
+
+    ca: str
+    server_key: str = ""
+    server_crt: str = ""
+    client_key: str = ""
+    client_crt: str = ""
+    server_name: str = ""
+    """The name to expect in the server's certificate, when it is not the one that is dialled."""
+
+
+def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Clients must show a certificate of the same authority."""
+    key, crt, ca = _read(
+        ("server_key", tls.server_key), ("server_crt", tls.server_crt), ("ca", tls.ca)
+    )
+    return grpc.ssl_server_credentials([(key, crt)], ca, require_client_auth=True)
+
+
+def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
+    key, crt, ca = _read(
+        ("client_key", tls.client_key), ("client_crt", tls.client_crt), ("ca", tls.ca)
+    )
+    return grpc.ssl_channel_credentials(ca, key, crt)
+
+
+def _read(*files: tuple[str, str]) -> list[bytes]:
+    problems, contents = [], []
+    for name, path in files:
+        try:
+            contents.append(Path(path).read_bytes())
+        except OSError as error:
+            problems.append(f"tls {name} {path!r} cannot be read: {error.strerror}")
+    if problems:
+        raise SettingsError(problems)
+    return contents
+
+
+def make_token(secret: str, job: str, position: Position) -> str:
+    """What a peer at this position shows. A `badge:` token is shown as it is."""
+    if secret.startswith(BADGE):
+        return secret.removeprefix(BADGE)
+    claim = [job, position.role, position.server_rank, position.process_rank]
+    text = "".join(f"{len(part)}:{part}" for part in claim)
+    return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def make_badge(secret: str, job: str, position: Position) -> str:
+    """A token to hand to the one process that is to take this position, instead of the secret."""
+    return BADGE + make_token(secret, job, position)
+
+
+def check_token(shown: str, secret: str, job: str, position: Position) -> bool:
+    return hmac.compare_digest(shown.encode(), make_token(secret, job, position).encode())

@@ -1,0 +1,56 @@
+"""One asyncio loop in one daemon thread, for processes that are not ours.
+
+A training script has its own main thread and perhaps its own loop; ours must not disturb either.
+A thread does not survive a fork, so a child must make a `LoopThread` of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from taskd.errors import Permanent
+
+T = TypeVar("T")
+
+STOP_TIMEOUT_S = 5.0
+
+
+class LoopThread:
+    def __init__(self, name: str = "taskd") -> None:
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._turn, name=name, daemon=True)
+        self._thread.start()
+
+    def _turn(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start the coroutine in the loop. From any thread of the process that made this one."""
+        if os.getpid() != self._pid or not self._thread.is_alive():
+            work.close()
+            forked = os.getpid() != self._pid
+            why = "it was made before a fork, in another process" if forked else "it was stopped"
+            raise Permanent(f"this loop is not running: {why}")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stop(self) -> None:
+        """End the loop and its thread. A second call, or one in a forked child, does nothing."""
+        if os.getpid() != self._pid or not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(STOP_TIMEOUT_S)

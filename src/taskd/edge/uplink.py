@@ -1,0 +1,178 @@
+"""The way up: join the server above, keep the stream, join again whenever it breaks.
+
+Joining is the same every time, so that a restarted server learns all it had known: Register,
+PathDiscovery for this place and everything below it, then the stream. Only then is `Joined` told.
+A server of Ascend's knows no `taskd.v1.Link`; `edge/foreign.py` serves it by the older methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import grpc
+
+from taskd.core.delivery import Confused
+from taskd.core.routing import Side
+from taskd.edge import foreign
+from taskd.edge.link import carry
+from taskd.edge.security import JOB_KEY, TOKEN_KEY, Tls, channel_credentials, make_token
+from taskd.edge.switch import Switch
+from taskd.model.codes import NetCode
+from taskd.model.ids import Position
+from taskd.wire._pb import link_pb2_grpc, tasknet_pb2, tasknet_pb2_grpc
+from taskd.wire.frames import position_to_pb
+
+log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 5.0
+MAX_MESSAGE = 8 << 20
+ANEW = ("taskd-paths", "all")
+"""Marks an announcement that replaces the ones before it. Ascend's servers do not look at it."""
+OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UplinkConfig:
+    target: str
+    me: Position
+    job: str = ""
+    token: str = ""
+    tls: Tls | None = None
+    first_backoff_s: float = 0.05
+    max_backoff_s: float = 1.0
+
+
+class NotAdmitted(Exception):
+    """The server has answered, but not with a yes."""
+
+
+class Uplink:
+    def __init__(self, switch: Switch, config: UplinkConfig, random: Random) -> None:
+        self._switch = switch
+        self._config = config
+        self._random = random
+        self._stub: tasknet_pb2_grpc.TaskNetStub | None = None
+        self._announcing = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self.trouble = "it has not been tried yet"
+        """Why the way up is closed at present, or was last."""
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._keep_joined())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        me, job, token = self._config.me, self._config.job, self._config.token
+        place = (
+            ("role", me.role),
+            ("serverrank", me.server_rank),
+            ("processrank", me.process_rank),
+        )
+        shown = ((TOKEN_KEY, make_token(token, job, me)),) if token else ()
+        return (*place, *(((JOB_KEY, job),) if job else ()), *shown)
+
+    async def announce(self, path: Sequence[Position]) -> None:
+        """Tell the server above of new positions below. If it is away, the next join tells it."""
+        async with self._announcing:
+            if self._stub is not None:
+                try:
+                    await self._discover(self._stub, path)
+                except (grpc.RpcError, NotAdmitted) as error:
+                    log.info("paths %s wait for the next join: %s", path, _why(error))
+
+    async def _keep_joined(self) -> None:
+        backoff_s = self._config.first_backoff_s
+        while True:
+            joined_before = self._switch.joins
+            try:
+                self.trouble = await self._join_once()
+            except (grpc.RpcError, NotAdmitted, Confused, TimeoutError) as error:
+                self.trouble = _why(error)
+            finally:
+                self._stub = None
+            if self._switch.joins > joined_before:
+                backoff_s = self._config.first_backoff_s
+            log.info("the way up to %s is closed: %s", self._config.target, self.trouble)
+            await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, self._config.max_backoff_s)
+
+    async def _join_once(self) -> str:
+        """Join and stay. Returns or raises once the way up has closed again."""
+        config = self._config
+        async with _channel(config) as channel:
+            stub = tasknet_pb2_grpc.TaskNetStub(channel)  # type: ignore[no-untyped-call]
+            ack = await stub.Register(
+                tasknet_pb2.RegisterReq(
+                    uuid=self._switch.new_uuid(), pos=position_to_pb(config.me)
+                ),
+                metadata=self._metadata,
+                timeout=CALL_TIMEOUT_S,
+            )
+            _expect_ok(ack, "Register")
+            async with self._announcing:
+                below = self._switch.relay.routes.below()
+                await self._discover(stub, (config.me, *below), ANEW)
+                self._stub = stub
+            link = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                return await carry(self._switch, Side.UP, link.Open(metadata=self._metadata))
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.UNIMPLEMENTED:
+                    raise
+            log.info("%s is a server of Ascend's", config.target)
+            return await foreign.join(self._switch, stub, self._metadata)
+
+    async def _discover(
+        self,
+        stub: tasknet_pb2_grpc.TaskNetStub,
+        path: Sequence[Position],
+        *marks: tuple[str, str],
+    ) -> None:
+        ack = await stub.PathDiscovery(
+            tasknet_pb2.PathDiscoveryReq(
+                uuid=self._switch.new_uuid(),
+                proxyPos=position_to_pb(self._config.me),
+                path=[position_to_pb(position) for position in path],
+            ),
+            metadata=(*self._metadata, *marks),
+            timeout=CALL_TIMEOUT_S,
+        )
+        _expect_ok(ack, "PathDiscovery")
+
+
+def _channel(config: UplinkConfig) -> grpc.aio.Channel:
+    if config.tls is None:
+        return grpc.aio.insecure_channel(config.target, options=OPTIONS)
+    options: tuple[tuple[str, str | int], ...] = OPTIONS
+    if config.tls.server_name:
+        options = (*options, ("grpc.ssl_target_name_override", config.tls.server_name))
+    return grpc.aio.secure_channel(config.target, channel_credentials(config.tls), options=options)
+
+
+def _expect_ok(ack: tasknet_pb2.Ack, call: str) -> None:
+    if ack.code != NetCode.OK:
+        raise NotAdmitted(f"{call} was answered with {ack.code}")
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__
