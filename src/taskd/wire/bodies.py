@@ -49,7 +49,7 @@ class NotABody(ValueError):
 def encode(body: m.Body) -> str:
     msg_type, code, message, extension = _envelope(body)
     return json.dumps(
-        {"msg_type": msg_type, "code": code, "message": message, "extension": extension}
+        {"msg_type": msg_type, "code": code, "message": message, "extension": dict(extension)}
     )
 
 
