@@ -1,0 +1,239 @@
+"""Processes of the bus die by SIGKILL and come back; the others stay and find them again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from taskd.edge.bus import Bus, Joined, Left, PeerJoined, PeerLeft, Sent
+from taskd.model.codes import NetCode
+from taskd.model.ids import EVERY_WORKER, Position, agent, manager, worker
+from taskd.model.messages import RestartsLeft, StartWorkers
+from tests.integration.bus_places import (
+    PATIENCE_S,
+    bodies_of,
+    next_of,
+    placed,
+    proxy,
+    until_change,
+    until_delivered,
+)
+
+
+class Place:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.port = 0
+
+    async def told(self, key: str) -> dict[str, Any]:
+        """Its next line that has this word."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                line = await self.process.stdout.readline()
+                assert line, "the process has ended"
+                words: dict[str, Any] = json.loads(line)
+                if key in words:
+                    return words
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+
+@asynccontextmanager
+async def process_at(me: Position, **settings: str) -> AsyncIterator[Place]:
+    told = {"me": f"{me.role}/{me.server_rank}/{me.process_rank}", **settings}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.chaos.bus_process",
+        json.dumps(told),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    place = Place(process)
+    try:
+        place.port = (await place.told("port"))["port"]
+        yield place
+    finally:
+        await place.kill()
+
+
+async def report(bus: Bus, number: int) -> Sent:
+    return await bus.send(manager(), RestartsLeft(number), timeout_s=1.0)
+
+
+def test_a_killed_manager_comes_back_and_knows_everybody() -> None:
+    async def scenario() -> None:
+        async with process_at(manager(), listen="127.0.0.1:0") as first:
+            address = f"127.0.0.1:{first.port}"
+            async with (
+                placed(proxy(0), None, upstream=address, serves=True) as prx,
+                placed(agent(0), prx) as agt,
+                placed(worker(0, 0), prx) as wrk,
+            ):
+                assert (await report(wrk, 1)).code == NetCode.OK
+                assert (await first.told("src"))["number"] == 1
+                await first.kill()
+                async with placed(manager(), None, listen=address) as second:
+                    await until_change(second, PeerJoined(proxy(0)))
+                    # Nobody below has joined again, and yet all of them are known.
+                    for leaf in (agt, wrk):
+                        sent = await second.send(leaf.me, StartWorkers(7))
+                        assert sent.code == NetCode.OK
+                        assert (await next_of(leaf)).body == StartWorkers(7)
+                    assert (await report(wrk, 2)).code == NetCode.OK
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_proxy_comes_back_and_its_children_with_it() -> None:
+    async def scenario() -> None:
+        async with placed(manager(), None, serves=True) as mgr:
+            up = f"127.0.0.1:{mgr.port}"
+            async with process_at(proxy(0), listen="127.0.0.1:0", upstream=up) as first:
+                down = f"127.0.0.1:{first.port}"
+                async with (
+                    placed(agent(0), None, upstream=down) as agt,
+                    placed(worker(0, 0), None, upstream=down) as wrk,
+                ):
+                    assert (await mgr.send(wrk.me, StartWorkers(1))).code == NetCode.OK
+                    watching = asyncio.create_task(until_change(mgr, PeerLeft(proxy(0))))
+                    await first.kill()
+                    await watching
+                    later = Position("Proxy", "0", "1700000001")
+                    async with process_at(later, listen=down, upstream=up):
+                        for leaf in (agt, wrk):
+                            await until_delivered(
+                                lambda leaf=leaf: mgr.send(  # type: ignore[misc]
+                                    leaf.me, StartWorkers(2), uuid=f"again-{leaf.me}", timeout_s=1.0
+                                )
+                            )
+                        assert await bodies_of([agt]) == [[StartWorkers(2)]]
+                        assert await bodies_of([wrk], 2) == [[StartWorkers(1), StartWorkers(2)]]
+                        assert (await until_delivered(lambda: report(wrk, 5))).source == manager()
+                        everyone = await mgr.send(EVERY_WORKER, StartWorkers(3))
+                        assert everyone.code == NetCode.OK
+                        assert await bodies_of([wrk]) == [[StartWorkers(3)]]
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_worker_is_missed_at_once_and_its_successor_gets_no_old_orders() -> None:
+    async def scenario() -> None:
+        async with (
+            placed(manager(), None, serves=True) as mgr,
+            placed(proxy(0), mgr, serves=True) as prx,
+        ):
+            up = f"127.0.0.1:{prx.port}"
+            async with process_at(worker(0, 3), upstream=up) as first:
+                while (await first.told("change"))["change"] != "Joined":
+                    pass
+                watching = asyncio.create_task(until_change(prx, PeerLeft(worker(0, 3))))
+                await first.kill()
+                await watching
+                gone = await mgr.send(worker(0, 3), StartWorkers(1))
+                assert (gone.code, gone.source) == (NetCode.NetStreamNotInited, prx.me)
+                lost = await mgr.send(worker(0, 3), StartWorkers(2), sync=False)
+                assert lost.code == NetCode.OK
+            async with placed(worker(0, 3), prx) as second:
+                assert (await mgr.send(worker(0, 3), StartWorkers(3))).code == NetCode.OK
+                assert await bodies_of([second]) == [[StartWorkers(3)]]
+
+    asyncio.run(scenario())
+
+
+def test_what_was_sent_while_the_connection_was_cut_arrives_in_order_and_once() -> None:
+    async def scenario() -> None:
+        async with (
+            placed(manager(), None, serves=True) as mgr,
+            Wire(mgr.port) as wire,
+            placed(agent(0), None, upstream=f"127.0.0.1:{wire.port}") as agt,
+        ):
+            for number in range(300):
+                sent = await agt.send(manager(), RestartsLeft(number), sync=False)
+                assert sent.code == NetCode.OK
+                await mgr.send(agent(0), StartWorkers(number), sync=False)
+                if number % 50 == 20:
+                    wire.cut()
+                await asyncio.sleep(0)
+            [up] = await bodies_of([mgr], 300)
+            [down] = await bodies_of([agt], 300)
+            assert up == [RestartsLeft(number) for number in range(300)]
+            assert down == [StartWorkers(number) for number in range(300)]
+            assert wire.cuts >= 1
+
+    asyncio.run(scenario())
+
+
+class Wire:
+    """A TCP relay in between, whose connections can be cut in the middle of anything."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._open: set[asyncio.StreamWriter] = set()
+        self.port = 0
+        self.cuts = 0
+
+    async def __aenter__(self) -> Wire:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        for writer in self._open:
+            writer.transport.abort()
+        self.cuts += bool(self._open)
+        self._open.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._open |= {writer, there[1]}
+        await asyncio.gather(_copy(reader, there[1]), _copy(there[0], writer))
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.transport.abort()
+
+
+def test_the_way_up_tells_when_it_breaks_and_when_it_is_back() -> None:
+    async def scenario() -> None:
+        async with (
+            placed(manager(), None, serves=True) as mgr,
+            Wire(mgr.port) as wire,
+            placed(agent(0), None, upstream=f"127.0.0.1:{wire.port}") as agt,
+        ):
+            changes = agt.changes()
+            seen = []
+            async with asyncio.timeout(PATIENCE_S):
+                async for change in changes:
+                    seen.append(type(change))
+                    if len(seen) == 1:
+                        wire.cut()
+                    if len(seen) == 3:
+                        break
+            assert seen == [Joined, Left, Joined]
+
+    asyncio.run(scenario())
