@@ -1,0 +1,162 @@
+"""The connection of a recover client: address, deadlines, token, encryption."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import grpc
+
+from taskd.config import environ, load
+from taskd.edge.certificate import common_name
+from taskd.edge.clock import wall
+
+log = logging.getLogger("taskd.recover")
+
+PORT = 8899
+LOOPBACK = "127.0.0.1"
+CERTIFICATE_LIMIT_BYTES = 1024 * 1024
+
+KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 3000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 1),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecoverClientSettings:
+    """Read from the environment with the prefix `TASKD_RECOVER`."""
+
+    rpc_timeout_s: float = 10.0
+    """How long clusterd may take to answer one call."""
+
+    retry_s: float = 5.0
+    """Pause before Init or Register is tried again."""
+
+    backoff_limit_s: float = 10.0
+    """The longest pause before a lost subscription is taken up again; it starts at 1 s."""
+
+    health_interval_s: float = 1.0
+    """Pause between two health checks."""
+
+    health_pause_s: float = 10.0
+    """How long the subscription has, after a failed health check, to come back by itself."""
+
+    silence_s: float = 30.0
+    """A subscription on which not even a keep-alive has come for so long is made anew."""
+
+    action_timeout_s: float = 60.0
+    """How long the engine may take to accept one order."""
+
+    engine_start_timeout_s: float = 600.0
+    """How long the engine may take until it has reached a training process."""
+
+    token: str = ""
+    """Shown to clusterd, if it wants one."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, float) and value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Encrypt, and trust the server that shows this certificate."""
+
+    certificate_path: str
+
+
+def settings() -> RecoverClientSettings:
+    return load(RecoverClientSettings, prefix="TASKD_RECOVER")
+
+
+def server_address(environment: Mapping[str, str] = environ) -> str:
+    """Where clusterd is, as `host:port`, from the documented variables."""
+    host = environment.get("MINDX_SERVER_IP", "")
+    if environment.get("LOCAL_PROXY_ENABLE") == "on":
+        host = LOOPBACK
+    if not host:
+        raise ValueError("MINDX_SERVER_IP is not set: clusterd's address is not known")
+    bare = host.removeprefix("[").removesuffix("]")
+    return f"[{bare}]:{PORT}" if ":" in bare else f"{bare}:{PORT}"
+
+
+def open_channel(
+    address: str, own: RecoverClientSettings, security: Security | None
+) -> grpc.Channel:
+    """Connects in the background. Raises ValueError if the certificate is not acceptable."""
+    if security is None:
+        channel = grpc.insecure_channel(address, options=KEEPALIVE)
+    else:
+        pem = _read(security.certificate_path)
+        try:
+            name = common_name(pem, wall())
+        except ValueError as error:
+            reason = f"the certificate {security.certificate_path} is refused: {error}"
+            raise ValueError(reason) from error
+        channel = grpc.secure_channel(
+            address,
+            grpc.ssl_channel_credentials(root_certificates=pem),
+            options=(*KEEPALIVE, ("grpc.ssl_target_name_override", name)),
+        )
+    return grpc.intercept_channel(channel, _Habits(own))
+
+
+def _read(path: str) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise ValueError(f"the certificate cannot be read: {error}") from error
+    with open(descriptor, "rb") as file:
+        there = os.fstat(descriptor)
+        if not stat.S_ISREG(there.st_mode) or not 0 < there.st_size <= CERTIFICATE_LIMIT_BYTES:
+            raise ValueError(f"the certificate {path} is empty, too large, or no file")
+        return file.read()
+
+
+class _Details(NamedTuple):
+    method: str
+    timeout: float | None
+    metadata: Any
+    credentials: Any
+    wait_for_ready: Any
+    compression: Any
+
+
+class _CallDetails(_Details, grpc.ClientCallDetails): ...
+
+
+class _Habits(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[type-arg]
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
+):
+    """Gives every call the deadline and the token that its caller did not mention."""
+
+    def __init__(self, own: RecoverClientSettings) -> None:
+        self._timeout_s = own.rpc_timeout_s
+        self._token = (("authorization", f"Bearer {own.token}"),) if own.token else ()
+
+    def intercept_unary_unary(
+        self, continuation: Callable[..., Any], details: Any, request: Any
+    ) -> Any:
+        timeout = details.timeout if details.timeout is not None else self._timeout_s
+        return continuation(self._with(details, timeout), request)
+
+    def intercept_unary_stream(
+        self, continuation: Callable[..., Any], details: Any, request: Any
+    ) -> Any:
+        # No deadline: a subscription lasts. The client ends one on which nothing comes.
+        return continuation(self._with(details, details.timeout), request)
+
+    def _with(self, details: Any, timeout: float | None) -> _CallDetails:
+        metadata = (*(details.metadata or ()), *self._token) or None
+        others = (details.credentials, details.wait_for_ready, details.compression)
+        return _CallDetails(details.method, timeout, metadata, *others)

@@ -1,0 +1,1 @@
+"""Documented import paths: what agents, manager and workers share."""

@@ -1,0 +1,1 @@
+"""Documented import paths: constants, reset files, the recover client."""

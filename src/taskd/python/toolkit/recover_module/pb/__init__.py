@@ -1,0 +1,1 @@
+"""Documented import path of the generated Recover code."""
