@@ -1,0 +1,80 @@
+"""The one door into trouble: a new incident number, a new uuid, everything known carried over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from taskd.core import recovery_signals as signals
+from taskd.core.recovery_config import ON, RecoveryConfig
+from taskd.core.recovery_job import Attempt, Job, Round, new_uuid
+from taskd.core.recovery_matter import Matter
+from taskd.core.recovery_rounds import open_round
+from taskd.core.recovery_states import PreExiting, Step
+from taskd.model.faults import Fault, merge
+from taskd.model.ids import Incident
+from taskd.model.recovery import Command, LabelPod, LabelPodGroup
+
+
+def new_incident(
+    job: Job, now: float, config: RecoveryConfig, because: str, before: Round | None = None
+) -> Matter:
+    """Fences off every answer to what was asked before."""
+    incident = Incident(job.incident + 1)
+    past = job.past if before is None else (*job.past, before.uuid)[-8:]
+    job = replace(job, incident=incident, past=past, answered=())
+    uuid = new_uuid(job, incident, 0, now)
+    origin = tuple((pod.node_rank, pod.uid) for pod in job.members)
+    return Matter(job, Round(uuid=uuid, began=now, origin=origin), now, config, because)
+
+
+def begin(
+    job: Job,
+    faults: Iterable[Fault],
+    now: float,
+    config: RecoveryConfig,
+    because: str,
+    *,
+    before: Round | None = None,
+    cut_short: Attempt | None = None,
+    commands: tuple[Command, ...] = (),
+    nic_failed: bool = False,
+    all_stand: bool = False,
+) -> Step:
+    """`before` is the round that these faults break into; what it knew is still true."""
+    matter = new_incident(job, now, config, because, before).doing(*commands)
+    faults = tuple(faults)
+    if before is not None:
+        history = before.history if cut_short is None else (*before.history, cut_short)
+        matter = matter.knowing(
+            faults=merge(before.faults, faults), origin=before.origin, history=history
+        )
+    else:
+        matter = matter.knowing(faults=merge((), faults))
+    matter = matter.knowing(nic_failed=nic_failed)
+    matter = _mark_pods(matter, faults)
+    if job.paused:
+        matter = matter.doing(LabelPodGroup(ON, "on"))
+    if before is None and not all_stand and _should_leave_first(matter):
+        order = signals.pre_exit(matter.job, matter.round)
+        deadline = now + config.pre_exit_timeout_s
+        return matter.to(PreExiting(matter.job, matter.round, order, deadline), order)
+    return open_round(matter)
+
+
+def _should_leave_first(matter: Matter) -> bool:
+    """Only the cluster has seen it: the processes there may hang, and notice nothing."""
+    faults = matter.round.faults
+    known_to_client = any(not fault.hardware or fault.kind.retryable for fault in faults)
+    return bool(faults) and matter.job.subscribed and not known_to_client
+
+
+def _mark_pods(matter: Matter, faults: tuple[Fault, ...]) -> Matter:
+    """So that the scheduler knows why these pods are in trouble."""
+    soft = [fault for fault in faults if not fault.hardware]
+    mark = "retry-fault" if all(fault.kind.retryable for fault in soft) else "software"
+    nodes = matter.job.nodes_of(fault.rank for fault in soft)
+    pods = [matter.job.pod_at(node) for node in nodes]
+    return matter.in_cluster(
+        *(LabelPod(pod.uid, "fault-type", mark) for pod in pods if pod is not None)
+    )

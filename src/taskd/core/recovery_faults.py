@@ -1,0 +1,221 @@
+"""Faults come in: which of them are news, and what the round that they begin breaks into.
+
+Reports are events: one that is news begins a round. What the cluster sees is a level: whatever is
+in its picture and has been handled by no round begins one, however often it was overlooked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from taskd.core.recovery_begin import begin
+from taskd.core.recovery_config import RecoveryConfig
+from taskd.core.recovery_hotswitch import abandon_switch, ailing_pod, begin_switch
+from taskd.core.recovery_job import Attempt, Job, Round
+from taskd.core.recovery_matter import Matter
+from taskd.core.recovery_operations import abandon_operation, tested
+from taskd.core.recovery_repair import strategy_of
+from taskd.core.recovery_rounds import faults_changed, open_round
+from taskd.core.recovery_states import (
+    AwaitingBackup,
+    AwaitingPause,
+    AwaitingPods,
+    AwaitingRemoval,
+    Converging,
+    Dumping,
+    Ended,
+    Exiting,
+    Growing,
+    HandedOver,
+    Idle,
+    Killing,
+    Migrating,
+    Negotiating,
+    Pausing,
+    PlatformChoosing,
+    PlatformConfirming,
+    PlatformRanking,
+    PreExiting,
+    Replacing,
+    Resuming,
+    Retrying,
+    Settling,
+    Shrinking,
+    State,
+    Step,
+    Stopping,
+    StressTesting,
+    SwitchingNic,
+)
+from taskd.model.faults import Fault, SeenFault, merge
+from taskd.model.strategies import Strategy
+
+Undecided = (
+    PreExiting
+    | PlatformChoosing
+    | Stopping
+    | Settling
+    | PlatformConfirming
+    | Negotiating
+    | AwaitingPods
+    | PlatformRanking
+    | Converging
+)
+"""In a round, and nothing has been ordered yet that a fault could break into."""
+Ordered = Retrying | Replacing | Shrinking | Growing | Dumping
+BeingRestarted = Exiting | HandedOver | Killing | Ended
+
+
+def faults_reported(
+    state: State, faults: tuple[Fault, ...], now: float, config: RecoveryConfig
+) -> Step:
+    faults = tuple(fault for fault in faults if state.job.has(fault.rank))
+    if not faults:
+        return Step(state, because="no rank of the job is named")
+    because = "; ".join(_tell(fault) for fault in faults)
+    match state:
+        case Exiting() | HandedOver() | Killing() | Ended():
+            return Step(state, because="the whole job is already being stopped")
+        case PreExiting() if _all_known(state, faults):
+            round_ = replace(state.round, faults=merge(state.round.faults, faults))
+            matter = Matter(state.job, round_, now, config, f"the job has noticed: {because}")
+            return open_round(matter)
+        case _ if isinstance(state, Undecided) and _all_known(state, faults):
+            return Step(_with_faults(state, faults), because="these faults are known")
+        case _:
+            return _break_in(state, faults, now, config, because)
+
+
+def faults_seen(state: State, now: float, config: RecoveryConfig) -> Step:
+    """`state.job.seen` is new: is there anything in it that nobody deals with?"""
+    if isinstance(state, BeingRestarted):
+        return Step(state, because="the whole job is already being stopped")
+    faults = unhandled(state)
+    because = "; ".join(f"the cluster sees {_tell(fault)}" for fault in faults)
+    match state:
+        case Idle() if state.again_at is not None and now < state.again_at:
+            return Step(state, because="is looked at again later")
+        case Idle():
+            return _at_rest(state, faults, now, config, because)
+        case Settling() if not _strangers(state, faults):
+            state = replace(state, round=_merged(state, faults))
+            return faults_changed(state, Matter(state.job, state.round, now, config))
+        case _ if isinstance(state, Undecided) and not _strangers(state, faults):
+            return Step(_with_faults(state, faults), because="nothing that is not known")
+        case _ if faults and _matters(state, faults):
+            return _break_in(state, faults, now, config, because)
+        case _:
+            return Step(state, because="nothing that is not being dealt with")
+
+
+def look_again(state: Idle, now: float, config: RecoveryConfig) -> Step:
+    """The time has come to see whether something is left."""
+    return faults_seen(replace(state, again_at=None), now, config)
+
+
+def unhandled(state: State) -> tuple[Fault, ...]:
+    job = state.job
+    expected = tested(state) if isinstance(state, StressTesting) else frozenset()
+    here = {pod.uid for pod in job.pods}
+    return merge(
+        (),
+        (
+            seen.as_fault()
+            for seen in job.seen
+            if not (seen.ignored or seen.sub_healthy)
+            and not job.is_handled(seen)
+            and not (seen.pod and here and seen.pod not in here)
+            and not (seen.of_stress_test and seen.rank in expected)
+        ),
+    )
+
+
+def _at_rest(
+    state: Idle, faults: tuple[Fault, ...], now: float, config: RecoveryConfig, because: str
+) -> Step:
+    if faults:
+        return _break_in(state, faults, now, config, because)
+    if pod := ailing_pod(state.job, now, config):
+        return begin_switch(state.job, pod, now, config)
+    ailing = tuple(seen.as_fault() for seen in state.job.seen if _calls_for_dump(state.job, seen))
+    if ailing:
+        because = "a device is ailing, and the job is to leave in good order"
+        return _break_in(state, ailing, now, config, because)
+    return Step(state, because="nothing to deal with")
+
+
+def _calls_for_dump(job: Job, seen: SeenFault) -> bool:
+    return (
+        seen.sub_healthy
+        and job.config.sub_health == "graceExit"
+        and job.config.strategies[0] is Strategy.DUMP
+        and not job.is_handled(seen)
+    )
+
+
+def _matters(state: State, faults: tuple[Fault, ...]) -> bool:
+    """In the middle of a repair, does this change what has to be done?"""
+    if _strangers(state, faults):
+        return True
+    match state:
+        case Retrying():
+            return any(not fault.kind.retryable for fault in faults)
+        case Replacing(strategy=Strategy.RECOVER_IN_PLACE):
+            leaving = state.round.leaving
+            doomed = state.job.nodes_of(fault.rank for fault in faults if not fault.in_place)
+            return bool(set(doomed) - leaving)
+        case _:
+            return False
+
+
+def _break_in(
+    state: State, faults: tuple[Fault, ...], now: float, config: RecoveryConfig, because: str
+) -> Step:
+    """Begin an incident, whatever goes on: take back what must be, carry over what is known."""
+    job, commands, before, cut_short = state.job, (), None, None
+    match state:
+        case Idle():
+            pass
+        case AwaitingBackup() | AwaitingPause() | AwaitingRemoval() | Migrating():
+            matter = abandon_switch(state, Matter(job, state.round, now, config)).retired()
+            job, commands = matter.job, matter.before
+        case Pausing() | SwitchingNic() | StressTesting() | Resuming():
+            matter = abandon_operation(state, Matter(job, state.round, now, config)).retired()
+            job, commands = matter.job, matter.before
+        case Retrying() | Replacing() | Shrinking() | Growing() | Dumping():
+            before = state.round
+            cut_short = Attempt(strategy_of(state), -1)
+        case _:
+            before = state.round
+    return begin(
+        job,
+        faults,
+        now,
+        config,
+        because,
+        before=before,
+        cut_short=cut_short,
+        commands=commands,
+    )
+
+
+def _with_faults(state: Undecided, faults: tuple[Fault, ...]) -> Undecided:
+    return replace(state, round=_merged(state, faults))
+
+
+def _merged(state: Undecided, faults: tuple[Fault, ...]) -> Round:
+    return replace(state.round, faults=merge(state.round.faults, faults))
+
+
+def _all_known(state: State, faults: tuple[Fault, ...]) -> bool:
+    return not _strangers(state, faults)
+
+
+def _strangers(state: State, faults: tuple[Fault, ...]) -> list[int]:
+    known = set() if isinstance(state, Idle | Ended) else set(state.round.ranks)
+    return [fault.rank for fault in faults if fault.rank not in known]
+
+
+def _tell(fault: Fault) -> str:
+    kind = {"0": "memory error", "1": "fault", "2": "network error"}[fault.kind]
+    return f"{kind} of rank {fault.rank}" + (f" ({fault.evidence})" if fault.evidence else "")

@@ -1,0 +1,180 @@
+"""A round, from the stop to the question what the job can do: stop, settle, confirm, announce.
+
+`recovery_faults` opens the round, `recovery_decision` takes the job's answer to the question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from taskd.core import recovery_platform as platform
+from taskd.core import recovery_signals as signals
+from taskd.core.recovery_descent import give_up, kill
+from taskd.core.recovery_job import Job, Round
+from taskd.core.recovery_matter import Matter
+from taskd.core.recovery_states import (
+    Dumping,
+    Negotiating,
+    PlatformChoosing,
+    PlatformConfirming,
+    Settling,
+    Step,
+    Stopping,
+)
+from taskd.model.faults import merge
+from taskd.model.ids import NodeRank
+from taskd.model.recovery import (
+    Reported,
+    ResetOperation,
+    StopCompleted,
+    Verdict,
+    WriteFaultJobInfo,
+    WriteResetConfig,
+)
+from taskd.model.strategies import Strategy
+
+
+def open_round(matter: Matter) -> Step:
+    """Stop at once; only a platform is asked first."""
+    if not matter.job.config.platform:
+        return stop(matter)
+    if word := platform.wanted(matter.job):
+        return stop(matter.knowing(platform=word))
+    matter = matter.since("the platform is to name a strategy")
+    deadline = matter.now + matter.config.platform_timeout_s
+    return matter.to(PlatformChoosing(matter.job, matter.round, deadline))
+
+
+def platform_changed(state: PlatformChoosing, matter: Matter) -> Step:
+    if word := platform.wanted(matter.job):
+        return stop(matter.since(f"the platform wants {word}").knowing(platform=word))
+    return matter.to(state)
+
+
+def stop(matter: Matter) -> Step:
+    """Tell every rank to stand still, or, where a dump is all that is wanted, to save and leave."""
+    if _dump_only(matter):
+        matter = matter.since("a dump is all that is wanted")
+        lost = signals.lost(matter.job, matter.round)
+        matter = matter.in_cluster(WriteResetConfig(ResetOperation.FAULT, lost))
+        order = signals.save_and_exit(matter.job, matter.round)
+        deadline = matter.now + matter.config.status_timeout_s
+        return matter.to(Dumping(matter.job, matter.round, order, deadline), order)
+    matter = matter.in_cluster(WriteResetConfig(ResetOperation.FLUSHING))
+    order = signals.stop_train(matter.job, matter.round)
+    deadline = matter.now + matter.config.stop_timeout_s
+    return matter.to(Stopping(matter.job, matter.round, order, deadline), order)
+
+
+def _dump_only(matter: Matter) -> bool:
+    if matter.round.history:
+        return False
+    strategies = matter.job.config.strategies
+    if matter.job.config.platform:
+        return matter.round.platform == "dump" and Strategy.DUMP in strategies
+    return strategies[0] is Strategy.DUMP
+
+
+def stop_completed(matter: Matter, event: StopCompleted) -> Step:
+    match event.code:
+        case Reported.OK:
+            return settle(matter.since("every rank stands still"))
+        case Reported.NOT_READY:
+            return kill(matter.since("the job has no running processes that could stop"))
+        case code:
+            return give_up(matter.since(f"the job could not stop its ranks ({code})"))
+
+
+def settle(matter: Matter) -> Step:
+    """Wait for the cluster only as far as these faults need it."""
+    if retryable(matter.job, matter.round):
+        return _confirm(matter.knowing(leaving=frozenset()))
+    matter = matter.knowing(leaving=_must_leave(matter.job, matter.round))
+    job, now, config = matter.job, matter.now, matter.config
+    not_before = now + config.flush_s if job.config.cluster else now
+    if job.config.super_pod:
+        not_before += config.release_s
+        pods = [job.pod_at(node) for node in job.nodes_of(matter.round.ranks)]
+        matter = matter.doing(WriteFaultJobInfo(tuple(pod.node for pod in pods if pod is not None)))
+    heal_by = now + config.heal_timeout_s if healing(job, matter.round) else now
+    if max(not_before, heal_by) <= now:
+        return _confirm(matter)
+    matter = matter.since("the cluster comes to rest")
+    return matter.to(Settling(job, matter.round, not_before, max(not_before, heal_by)))
+
+
+def faults_changed(state: Settling, matter: Matter) -> Step:
+    """What was to heal may have healed."""
+    if healing(state.job, state.round):
+        return matter.to(state)
+    if matter.now >= state.not_before:
+        return settled(matter)
+    return matter.since("nothing is left to heal").to(replace(state, deadline=state.not_before))
+
+
+def settled(matter: Matter) -> Step:
+    unhealed = healing(matter.job, matter.round)
+    reason = f"nodes {sorted(unhealed)} did not heal" if unhealed else "the cluster is at rest"
+    return _confirm(matter.since(reason).knowing(leaving=matter.round.leaving | unhealed))
+
+
+def retryable(job: Job, round_: Round) -> bool:
+    """Every fault passes by itself, all are of one kind, and nothing speaks against a retry."""
+    return (
+        Strategy.RETRY in job.config.strategies
+        and (not job.config.platform or round_.platform == "retry")
+        and all(fault.kind.retryable for fault in round_.faults)
+        and len({fault.kind for fault in round_.faults}) == 1
+        and not any(a.strategy is Strategy.RETRY and not a.interrupted for a in round_.history)
+    )
+
+
+def healing(job: Job, round_: Round) -> frozenset[NodeRank]:
+    """The nodes that stay only if their device fault passes, and on which it is still seen."""
+    seen = {fault.rank for fault in job.seen if not (fault.ignored or fault.sub_healthy)}
+    ranks = [fault.rank for fault in round_.faults if fault.hardware and fault.rank in seen]
+    return frozenset(job.nodes_of(ranks)) - round_.leaving
+
+
+def _must_leave(job: Job, round_: Round) -> frozenset[NodeRank]:
+    if Strategy.RECOVER_IN_PLACE not in job.config.strategies:
+        return frozenset(job.nodes_of(round_.ranks))
+    return frozenset(job.nodes_of(fault.rank for fault in round_.faults if not fault.in_place))
+
+
+def _confirm(matter: Matter) -> Step:
+    if not matter.job.config.platform:
+        return _announce(matter)
+    if platform.foreign_confirmation(matter.job):
+        held = matter.job.platform.confirm
+        return give_up(
+            matter.since(f"{platform.CONFIRM} still holds {held!r}"), Verdict.PLATFORM_FAULTS
+        )
+    question = platform.ask(matter.round.faults)
+    matter = matter.of_job(confirm=question.value).doing(question)
+    deadline = matter.now + matter.config.platform_timeout_s
+    return confirmed(PlatformConfirming(matter.job, matter.round, deadline), matter)
+
+
+def confirmed(state: PlatformConfirming, matter: Matter) -> Step:
+    """Go on once the platform has answered in full: a list of faults, and a strategy."""
+    job, word = matter.job, platform.wanted_finally(matter.job)
+    if job.platform.result is None or not word:
+        return matter.since("the platform is to confirm the faults").to(state)
+    told = platform.read_faults(f"{job.platform.confirm or ''},{job.platform.result}")
+    matter = matter.knowing(platform=word, faults=merge(matter.round.faults, told))
+    if not retryable(job, matter.round):
+        leaving = matter.round.leaving | _must_leave(job, matter.round)
+        matter = matter.knowing(leaving=leaving)
+    return _announce(matter.since(f"the platform has confirmed the faults and wants {word}"))
+
+
+def _announce(matter: Matter) -> Step:
+    again = retryable(matter.job, matter.round)
+    if not again:
+        in_place = Strategy.RECOVER_IN_PLACE in matter.job.config.strategies
+        lost = signals.lost(matter.job, matter.round)
+        matter = matter.in_cluster(WriteResetConfig(ResetOperation.FAULT, lost, in_place))
+    order = signals.global_fault(matter.job, matter.round, again)
+    deadline = matter.now + matter.config.strategy_timeout_s
+    return matter.to(Negotiating(matter.job, matter.round, order, deadline), order)
