@@ -54,6 +54,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+BURST = 64
+"""Sends without a wait after which other tasks get their turn."""
 SERVER_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
@@ -119,6 +121,7 @@ class Bus:
         )
         self._server: grpc.aio.Server | None = None
         self._uplink: Uplink | None = None
+        self._burst = 0
         self.port = 0
         """Where children reach this place, once started."""
 
@@ -186,7 +189,7 @@ class Bus:
         await server.start()
         self._server = server
 
-    async def join(self, timeout_s: float) -> bool:
+    async def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the way up is open. False when it is not in time; `trouble` says why."""
         if self._config.upstream is None or self.joined:
             return True
@@ -226,11 +229,26 @@ class Bus:
         )
         if not _fits_the_wire(parcel):
             return Sent(NetCode.ClientErr, self.me)
-        ticket, answered = self._switch.ticket()
-        self._switch.relay.send(parcel, ticket, monotonic())
-        self._switch.settle()
-        answer = await answered
-        return Sent(net_code(answer.code), answer.source)
+        deadline = monotonic() + timeout_s
+        while True:
+            ticket, answered = self._switch.ticket()
+            self._switch.relay.send(parcel, ticket, monotonic())
+            self._switch.settle()
+            at_once = answered.done()
+            answer = await answered
+            is_full = at_once and answer.code == NetCode.NetworkSendLost
+            # Somebody who sends faster than the link carries waits for it; a repeated broadcast is
+            # dropped by those who have it already.
+            if not is_full or not await self._switch.progress(deadline):
+                if at_once:
+                    await self._breathe()
+                return Sent(net_code(answer.code), answer.source)
+
+    async def _breathe(self) -> None:
+        """A loop that only sends must not keep its links from writing."""
+        self._burst += 1
+        if self._burst % BURST == 0:
+            await asyncio.sleep(0)
 
     async def receive(self) -> Received:
         """The next message for this place."""

@@ -123,6 +123,7 @@ class _Sender:
                 await self._transfer(lane.popleft())
                 self.backlog -= 1
                 self._drained.set()
+                self._switch.progressed()
         finally:
             del self._lanes[source]
 

@@ -81,6 +81,7 @@ async def _read(
                 return "the peer ended the stream"
             switch.relay.took(hop, frame_from_pb(read), monotonic())
             switch.settle()
+            switch.progressed()
             if session.owes_confirmation and (confirm is None or confirm.when() <= loop.time()):
                 confirm = loop.call_later(CONFIRM_WITHIN_S, wake.set)
     finally:

@@ -32,6 +32,7 @@ class Switch:
         self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._wakes: dict[Hop, asyncio.Event] = {}
         self._moved = asyncio.Event()
+        self._progressed = asyncio.Event()
         self._watchers: set[Watcher] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -91,6 +92,20 @@ class Switch:
         self._timer = None
         self.relay.tick(monotonic())
         self.settle()
+
+    def progressed(self) -> None:
+        """A link has moved on, so that its window may have room again."""
+        self._progressed.set()
+
+    async def progress(self, deadline: float) -> bool:
+        """Wait until a link has moved on. False when the deadline comes first."""
+        self._progressed.clear()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._progressed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def receive(self) -> Received:
         while not self.relay.inbox:
