@@ -176,6 +176,14 @@ class WorkerFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    """A snapshot that outlives its rank: in the node's shared memory, or kept by a buddy."""
+
+    shard: str
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
 class Parked:
     """The worker stands still between two steps and holds the state of `step`."""
 
@@ -187,6 +195,8 @@ class Parked:
     """False: the worker holds no state that could be given to others."""
     undo: bool = False
     """True: it can also go back to `step - 1` by itself."""
+    copies: tuple[Copy, ...] = ()
+    """What else it can give: snapshots of its own shard or of others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,104 @@
+"""The way back to training: repaired, resumed, restarted, dumped, or ended well.
+
+Called by `core/job.py` with what the ranks say; the plans are made in `core/job_strategies.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from taskd.core import job_stop as stopping
+from taskd.core import job_strategies as strategies
+from taskd.core.job_states import (
+    Deciding,
+    Dumping,
+    Ending,
+    JobConfig,
+    Repairing,
+    Resuming,
+    State,
+    Stopping,
+    Taken,
+    mark,
+    then,
+)
+from taskd.core.picture import Life
+from taskd.model.ids import Rank
+from taskd.model.job import ReportResult
+from taskd.model.messages import Committed, Dumped, Repaired, RepairFailed
+
+
+def repaired(state: State, told: Repaired | Committed, now: float, config: JobConfig) -> Taken:
+    job = replace(state.job, best=max(state.job.best, told.step))
+    done = frozenset({told.rank}) if isinstance(told, Committed) else frozenset[Rank]()
+    match state:
+        case Repairing():
+            uncommitted = state.uncommitted - done
+            unrepaired = state.unrepaired - {told.rank}
+            if unrepaired:
+                state = replace(state, job=job, unrepaired=unrepaired, uncommitted=uncommitted)
+                return Taken(state, because=f"{len(unrepaired)} ranks are not repaired yet")
+            state_s = told.state_s if isinstance(told, Repaired) else 0.0
+            job = mark(mark(mark(job, "forked", now), "groups", now - state_s), "state", now)
+            deadline = now + config.resume_timeout_s
+            resuming = Resuming(job, state.order, state.plan, uncommitted, deadline)
+            return _committed(resuming, now, config)
+        case Resuming():
+            uncommitted = state.uncommitted - done
+            return _committed(replace(state, job=job, uncommitted=uncommitted), now, config)
+        case _:
+            return Taken(replace(state, job=job))
+
+
+def _committed(state: Resuming, now: float, config: JobConfig) -> Taken:
+    if state.uncommitted:
+        return Taken(state, because=f"{len(state.uncommitted)} ranks have not stepped yet")
+    return strategies.recovered(mark(state.job, "step", now), state.order, now, config)
+
+
+def repair_failed(state: State, told: RepairFailed, now: float, config: JobConfig) -> Taken:
+    if not isinstance(state, Repairing | Resuming):
+        return Taken(state, because="nothing is being repaired now")
+    setback = f"rank {told.rank} could not be repaired: {told.because}"
+    waiting = Repairing(
+        state.job,
+        state.order,
+        state.plan,
+        frozenset({told.rank}) | (state.unrepaired if isinstance(state, Repairing) else set()),
+        state.uncommitted,
+        min(state.deadline, now + config.setback_s),
+        setback,
+    )
+    return Taken(waiting, because=setback)
+
+
+def dumped(state: State, told: Dumped, now: float, config: JobConfig) -> Taken:
+    if not isinstance(state, Dumping):
+        return Taken(state, because="nothing is being written now")
+    if told.because:
+        why = f"rank {told.rank} could not write: {told.because}"
+        return strategies.failed(state.job, state.order, why, now, config)
+    unwritten = state.unwritten - {told.rank}
+    if unwritten:
+        return Taken(replace(state, unwritten=unwritten), because=f"{len(unwritten)} still write")
+    because = f"step {told.step} is written"
+    report = ReportResult(state.job.uuid, 0, because, "dump")
+    if state.order.type == "saveAndExit":
+        return then(Taken(state, (report,)), strategies.end(state.job, 1, because, now, config))
+    return Taken(Deciding(state.job, now + config.decide_timeout_s), (report,), because)
+
+
+def ended(state: State, now: float, config: JobConfig) -> Taken:
+    """A rank has ended well. When the last one has, so has the job."""
+    if all(state.job.picture.ranks[rank].life is Life.DONE for rank in state.job.world):
+        if isinstance(state, Ending):
+            return Taken(state)
+        return strategies.end(state.job, 0, "every rank has ended well", now, config)
+    match state:
+        case Resuming():
+            left = state.uncommitted & state.job.running()
+            return _committed(replace(state, uncommitted=left), now, config)
+        case Stopping():
+            return stopping.stands(state, state.running & state.job.running(), now, config)
+        case _:
+            return Taken(state)

@@ -1,0 +1,85 @@
+"""Standing still: who has to park, who does, and what comes then.
+
+Used by `core/job.py` (what ranks say) and `core/job_signals.py` (what clusterd orders).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from taskd.core import job_strategies as strategies
+from taskd.core.job_states import (
+    Deciding,
+    Job,
+    JobConfig,
+    Paused,
+    State,
+    Stopping,
+    Taken,
+    mark,
+    opened,
+    then,
+    with_facts,
+)
+from taskd.model.ids import EVERY_WORKER, Incident, Rank
+from taskd.model.job import ReportStopped, ReportStrategies, Tell
+from taskd.model.messages import Park, Parked
+from taskd.model.recovery import Signal
+
+
+def stop(state: State, signal: Signal, incident: Incident, now: float, config: JobConfig) -> Taken:
+    job = opened(state.job, incident, signal.uuid, now)
+    running = job.running() - job.broken()
+    if not job.protected():
+        # Nothing in these ranks could answer; they are killed when the decision has come.
+        return stood(Stopping(job, frozenset(), signal, now), now, config)
+    ranks = ", ".join(str(fault.rank) for fault in job.known_faults()) or "none"
+    because = f"incident {incident}: failed ranks: {ranks}"
+    stopping = Stopping(job, running, signal, now + config.stop_timeout_s)
+    taken = Taken(stopping, (Tell(EVERY_WORKER, Park(incident, because)),), because)
+    return taken if running else then(taken, stood(stopping, now, config))
+
+
+def parked(state: State, told: Parked, now: float, config: JobConfig) -> Taken:
+    state = with_facts(state, parked={**state.job.parked, told.rank: told})
+    if not isinstance(state, Stopping):
+        return Taken(state, because="it stands, as was known")
+    return stands(state, state.running - {told.rank}, now, config)
+
+
+def stands(state: Stopping, running: frozenset[Rank], now: float, config: JobConfig) -> Taken:
+    state = replace(state, running=running)
+    if running:
+        return Taken(state, because=f"{len(running)} ranks still running")
+    return stood(state, now, config)
+
+
+def stood(state: Stopping, now: float, config: JobConfig) -> Taken:
+    """Everybody who can stands still: say so, or do what was asked for."""
+    job, order = mark(state.job, "stopped", now), state.order
+    told = ReportStopped(order.uuid, job.known_faults())
+    if order.type == "stopTrain" and "pause_train" in order.actions:
+        limit = order.timeout_s or config.pause_timeout_s
+        return Taken(Paused(job, now + limit), (told,), "every rank stands; training is paused")
+    job = _weigh_progress(job, now)
+    if order.type == "stopTrain":
+        return Taken(Deciding(job, now + config.decide_timeout_s), (told,), "every rank stands")
+    return proceed(job, order, now, config)
+
+
+def proceed(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    """Everybody stands, and clusterd asks or decides."""
+    exits = strategies.exits(job, order, config) if "fault_nodes_exit" in order.actions else ()
+    if order.type != "globalFault":
+        return then(Taken(Deciding(job, now), exits), strategies.carry_out(job, order, now, config))
+    possible = strategies.feasible(job, config)
+    told = ReportStrategies(order.uuid, job.known_faults(), possible)
+    state = Deciding(job, now + config.decide_timeout_s)
+    return Taken(state, (*exits, told), f"possible now: {', '.join(possible)}")
+
+
+def _weigh_progress(job: Job, now: float) -> Job:
+    best = max((told.step for told in job.parked.values()), default=job.best)
+    if best > job.best or now >= job.settled_at:
+        return replace(job, best=max(best, job.best), fruitless=0)
+    return replace(job, fruitless=job.fruitless + 1)

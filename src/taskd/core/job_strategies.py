@@ -1,0 +1,314 @@
+"""Carrying out what clusterd has decided: which strategies could work now, and what each does.
+
+Called by `core/job.py` once every rank that still can stands still. The plan of a repair is made
+by `core/repair.py` from what is true at that moment, not from what was true at the fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from taskd.core.job_states import (
+    Awaiting,
+    Deciding,
+    Dumping,
+    Ending,
+    Job,
+    JobConfig,
+    Repairing,
+    Restarting,
+    Taken,
+    Training,
+    closed,
+    mark,
+    then,
+)
+from taskd.core.picture import Life, started, starting
+from taskd.core.repair import Impossible, Plan, Seat, complete_step, plan, shrink
+from taskd.model.ids import EVERY_WORKER, Incarnation, NodeRank, Rank, Step, agent, worker
+from taskd.model.job import Command, ReportResult, Tell
+from taskd.model.messages import (
+    Dump,
+    EndJob,
+    ExitAgent,
+    Leave,
+    Member,
+    Repair,
+    ReplaceWorkers,
+    RestartAgent,
+    RestartJob,
+)
+from taskd.model.recovery import Signal
+
+IN_PLACE = "recover-in-place"
+ISOLATED, RETRY_FAILED, FAILED, DUMP_FAILED = 201, 405, 406, 407
+"""Codes of ReportRecoverStatus, see wire/codes.py."""
+
+
+def feasible(job: Job, config: JobConfig) -> tuple[str, ...]:
+    """The names that clusterd chooses from; `recover` stands for in place as well."""
+    offered = []
+    if not job.broken() and job.protected() and isinstance(plan(job.holders()), Plan):
+        offered.append("retry")
+    if any(_can_replace(job, config, in_place=where) for where in (True, False)):
+        offered.append("recover")
+    if job.protected() and isinstance(shrink(job.holders(), lost(job)), Plan):
+        offered.append("downgrade")
+    if _dump_step(job) is not None:
+        offered.append("dump")
+    return (*offered, "exit")
+
+
+def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    """The decision has come and everybody stands still."""
+    job = mark(job, "decided", now)
+    if job.story is not None:
+        chosen = IN_PLACE if order.extra == IN_PLACE else order.strategy
+        job = replace(job, story=replace(job.story, strategy=chosen))
+    match order.strategy:
+        case "retry" | "continue":
+            if job.broken():
+                return failed(job, order, f"ranks {listed(job.broken())} are gone", now, config)
+            return _repair(job, order, plan(job.holders()), now, config)
+        case "recover":
+            return _recover(job, order, now, config)
+        case "downgrade":
+            return _repair(job, order, shrink(job.holders(), lost(job)), now, config)
+        case "upgrade":
+            return _grow(job, order, now, config)
+        case "dump":
+            return _dump(job, order, now, config)
+        case "exit":
+            why = job.story.because if job.story and job.story.because else "clusterd decided so"
+            return end(job, 1, f"no strategy is left: {why}", now, config)
+        case other:
+            return failed(job, order, f"strategy {other!r} is unknown here", now, config)
+
+
+def failed(job: Job, order: Signal, because: str, now: float, config: JobConfig) -> Taken:
+    """The strategy did not work; clusterd falls back to the next."""
+    code = {"retry": RETRY_FAILED, "dump": DUMP_FAILED}.get(order.strategy, FAILED)
+    if job.story is not None:
+        job = replace(job, story=replace(job.story, because=because))
+    report = ReportResult(job.uuid, code, because, order.strategy)
+    return Taken(Deciding(job, now + config.decide_timeout_s), (report,), because)
+
+
+def recovered(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    because = f"incident {job.incident} is over: {len(job.world)} ranks train"
+    report = ReportResult(job.uuid, 0, because, order.strategy)
+    job = replace(closed(job, "recovered", because), faults={}, settled_at=now + config.settled_s)
+    return Taken(Training(job), (report,), because)
+
+
+def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -> Taken:
+    """Everybody goes home."""
+    job = closed(job, "ended" if exit_code else "finished", because)
+    staying = frozenset(node for node, view in job.picture.nodes.items() if view.present)
+    tells: tuple[Command, ...] = tuple(
+        Tell(
+            agent(node), EndJob(exit_code, because) if job.picture.nodes[node].ours else ExitAgent()
+        )
+        for node in sorted(staying)
+        # An Ascend agent ends by itself when its ranks have; this order would make it fail.
+        if job.picture.nodes[node].ours or exit_code
+    )
+    ending = Ending(job, exit_code, because, staying, now + config.end_timeout_s)
+    return Taken(ending, tells, because)
+
+
+def exits(job: Job, order: Signal, config: JobConfig) -> tuple[Command, ...]:
+    """Nodes leave when somebody will bring them back; otherwise their agents are still of use."""
+    if not (config.rescheduling or job.ascend):
+        return ()
+    return tuple(Tell(agent(node), ExitAgent()) for node in order.nodes)
+
+
+def repair_message(state: Repairing, config: JobConfig) -> Repair:
+    stores = (view for view in state.job.picture.nodes.values() if view.present and view.store)
+    store = min(stores, key=lambda view: view.node, default=None)
+    return Repair(
+        state.job.incident,
+        state.order.strategy,
+        state.plan.members,
+        state.plan.resume,
+        state.plan.sources,
+        store.store if store else "",
+        config.repair_timeout_s,
+    )
+
+
+# The strategies
+
+
+def _recover(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    in_place = order.extra == IN_PLACE
+    seats = _seats(job, lost(job), in_place=in_place)
+    if seats is None and in_place:
+        return failed(job, order, "the node of a lost rank is not there", now, config)
+    if seats is None:
+        deadline = now + config.node_timeout_s
+        return Taken(Awaiting(job, order, deadline), because="waiting for a node to come back")
+    made = plan(job.holders(), seats)
+    if job.protected() and isinstance(made, Plan):
+        return _repair(job, order, made, now, config)
+    return _restart(job, order, now, config)
+
+
+def _grow(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    views = job.picture.ranks
+    wanted = [
+        Seat(rank, view.node, view.incarnation, view.shard, view.replica)
+        for rank, view in sorted(views.items())
+        if rank not in job.world or rank in job.broken()
+    ]
+    seats = _seats(job, wanted, in_place=False)
+    if seats is None:
+        deadline = now + config.node_timeout_s
+        return Taken(Awaiting(job, order, deadline), because="waiting for a node to come back")
+    return _repair(job, order, plan(job.holders(), seats), now, config)
+
+
+def _repair(
+    job: Job, order: Signal, made: Plan | Impossible, now: float, config: JobConfig
+) -> Taken:
+    if isinstance(made, Impossible):
+        return failed(job, order, made.because, now, config)
+    isolated = tuple(sorted(job.world - {member.rank for member in made.members}))
+    job = replace(
+        job,
+        world=frozenset(member.rank for member in made.members),
+        picture=starting(job.picture, _places(made.replaced)),
+        faults={r: f for r, f in job.faults.items() if r not in isolated},
+    )
+    state = Repairing(job, order, made, job.world, job.world, now + config.repair_timeout_s)
+    # The processes first: starting them takes longer than anything else.
+    commands: list[Command] = [
+        Tell(agent(node), ReplaceWorkers(job.incident, members))
+        for node, members in _by_node(made.replaced).items()
+    ]
+    commands.append(Tell(EVERY_WORKER, repair_message(state, config)))
+    commands += (
+        Tell(worker(job.picture.ranks[rank].node, rank), Leave(job.incident, made.because))
+        for rank in made.leaving
+    )
+    if order.strategy == "downgrade":
+        commands.append(ReportResult(job.uuid, ISOLATED, made.because, order.strategy, isolated))
+    return Taken(state, tuple(commands), made.because)
+
+
+def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    if job.restarts_left < 1:
+        return failed(job, order, "the restart budget is used up", now, config)
+    everybody = job.picture.ranks
+    wanted = [
+        Seat(rank, view.node, view.incarnation)
+        for rank, view in sorted(everybody.items())
+        # A node that has never joined starts its ranks with this attempt when it does.
+        if view.life is not Life.ABSENT or job.picture.nodes[view.node].present
+    ]
+    seats = _seats(job, wanted, in_place=False)
+    if seats is None:
+        return failed(job, order, "a node is missing", now, config)
+    members = tuple(Member(seat.rank, seat.node, seat.incarnation) for seat in seats)
+    job = replace(
+        job,
+        world=frozenset(everybody),
+        attempt=job.attempt + 1,
+        restarts_left=job.restarts_left - 1,
+        picture=starting(job.picture, _places(members)),
+    )
+    nodes = job.picture.nodes
+    tells = tuple(
+        Tell(
+            agent(node),
+            RestartJob(job.incident, job.attempt, of_node)
+            if nodes[node].ours
+            else RestartAgent(job.restarts_left),
+        )
+        for node, of_node in _by_node(members).items()
+    )
+    # Ascend's agents say nothing when they have started their ranks.
+    unstarted = frozenset(member.rank for member in members if nodes[member.node].ours)
+    state = Restarting(job, order, unstarted, now + config.restart_timeout_s)
+    taken = Taken(state, tells, f"attempt {job.attempt}: all {len(members)} ranks start anew")
+    if unstarted:
+        return taken
+    job = replace(job, picture=started(job.picture, frozenset(_places(members))))
+    return then(taken, recovered(job, order, now, config))
+
+
+def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    step = _dump_step(job)
+    if step is None:
+        return failed(job, order, "no step exists completely", now, config)
+    writers = tuple(h for h in job.holders() if (h.shard, step) in h.offers())
+    members = tuple(Member(h.rank, h.node, h.incarnation) for h in writers)
+    told = Tell(EVERY_WORKER, Dump(job.incident, step, config.dump_dir, members))
+    unwritten = frozenset(member.rank for member in members)
+    state = Dumping(job, order, unwritten, now + config.dump_timeout_s)
+    return Taken(state, (told,), f"{len(members)} ranks write step {step}")
+
+
+# Who, and where
+
+
+def lost(job: Job) -> list[Seat]:
+    """The ranks that need a new process, as they last were."""
+    views = (job.picture.ranks[rank] for rank in sorted(job.broken()))
+    return [Seat(v.rank, v.node, v.incarnation, v.shard, v.replica) for v in views]
+
+
+def _seats(job: Job, wanted: Iterable[Seat], *, in_place: bool) -> list[Seat] | None:
+    """Give each its next life, on its own node or, when that is gone, on a spare one."""
+    wanted = list(wanted)
+    nodes = job.picture.nodes
+    taken = {job.picture.ranks[rank].node for rank in job.world} | {seat.node for seat in wanted}
+    spares = [n for n in sorted(nodes) if nodes[n].present and n not in taken and not in_place]
+    moved: dict[NodeRank, NodeRank] = {}
+    seats = []
+    for seat in wanted:
+        node = seat.node
+        if not nodes[node].present:
+            if node not in moved:
+                if not spares:
+                    return None
+                moved[node] = spares.pop(0)
+            node = moved[node]
+        seats.append(replace(seat, node=node, incarnation=Incarnation(seat.incarnation + 1)))
+    return seats
+
+
+def _can_replace(job: Job, config: JobConfig, *, in_place: bool) -> bool:
+    if job.fruitless >= config.fruitless_limit:
+        return False
+    gone = lost(job)
+    seats = _seats(job, gone, in_place=in_place)
+    if seats is None and (in_place or not config.rescheduling):
+        return False
+    if job.protected() and isinstance(plan(job.holders(), gone), Plan):
+        return True
+    return job.restarts_left > 0
+
+
+def _dump_step(job: Job) -> Step | None:
+    if not job.protected():
+        return None
+    shards = {job.picture.ranks[rank].shard for rank in job.world}
+    return complete_step(job.holders(), shards)
+
+
+def _places(members: Iterable[Member]) -> dict[Rank, tuple[NodeRank, Incarnation]]:
+    return {member.rank: (member.node, member.incarnation) for member in members}
+
+
+def _by_node(members: Iterable[Member]) -> dict[NodeRank, tuple[Member, ...]]:
+    grouped: dict[NodeRank, tuple[Member, ...]] = {}
+    for member in members:
+        grouped[member.node] = (*grouped.get(member.node, ()), member)
+    return grouped
+
+
+def listed(ranks: Iterable[Rank]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
