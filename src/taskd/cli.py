@@ -23,6 +23,14 @@ class Command:
 
 
 COMMANDS = {
+    "run": Command(
+        "taskd.agent.launch", "run a training script, as torchrun does, and keep it running"
+    ),
+    "clusterd": Command("taskd.clusterd.command", "the server that decides for all jobs"),
+    "status": Command("taskd.clusterd.inspect.status", "how a job is doing"),
+    "jobs": Command("taskd.clusterd.inspect.jobs", "all jobs of a server"),
+    "replay": Command("taskd.clusterd.inspect.replay", "every incident of a job, retold"),
+    "fault": Command("taskd.clusterd.inspect.fault", "report a fault by hand"),
     "doctor": Command("taskd.doctor", "what works on this machine, what will not, and why"),
 }
 

@@ -1,7 +1,7 @@
 """The memory of clusterd: what was decided for each job, on disk before it is acted upon.
 
-Two tables. `jobs` holds the newest record of every job, which is all that a restart needs;
-`entries` holds the history that `taskd replay` retells. Both change in one transaction, so a
+`jobs` holds the newest record of every job and `notes` what seldom changes: a restart needs no
+more. `entries` holds the history that `taskd replay` retells. All change in one transaction, so a
 record and the story of how it came about cannot disagree, and cutting old entries off is all the
 compaction there is.
 
@@ -34,6 +34,7 @@ CREATE = """
 CREATE TABLE jobs (
     job TEXT PRIMARY KEY, record TEXT NOT NULL, ended INTEGER NOT NULL, changed REAL NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE notes (name TEXT PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE entries (
     number INTEGER PRIMARY KEY, job TEXT NOT NULL, incident INTEGER NOT NULL, at REAL NOT NULL,
     event TEXT NOT NULL, before TEXT NOT NULL, after TEXT NOT NULL, because TEXT NOT NULL,
@@ -87,6 +88,8 @@ class Write:
     at: float
     entries: tuple[Entry, ...] = ()
     ended: bool = False
+    notes: tuple[tuple[str, str | None], ...] = ()
+    """What changes seldom and would be a burden in every record; None removes one."""
 
 
 T = TypeVar("T")
@@ -122,6 +125,16 @@ class Journal:
             return dict(rows.fetchall())
 
         return await self._ask(read)
+
+    async def notes(self) -> dict[str, str]:
+        def read(connection: sqlite3.Connection) -> dict[str, str]:
+            return dict(connection.execute("SELECT name, text FROM notes").fetchall())
+
+        return await self._ask(read)
+
+    async def note(self, name: str, text: str | None) -> None:
+        """Write one note by itself; None removes it."""
+        await self._ask(lambda connection: _note(connection, name, text))
 
     async def record(self, job: str) -> str | None:
         """The newest record of one job, also when it has ended."""
@@ -220,6 +233,8 @@ class Journal:
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [_row(entry) for entry in write.entries],
         )
+        for name, text in write.notes:
+            _note(connection, name, text)
         self._cut(write, connection)
 
     def _cut(self, write: Write, connection: sqlite3.Connection) -> None:
@@ -289,6 +304,13 @@ def _connect(path: Path | None) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _note(connection: sqlite3.Connection, name: str, text: str | None) -> None:
+    if text is None:
+        connection.execute("DELETE FROM notes WHERE name = ?", (name,))
+    else:
+        connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, text))
 
 
 def _row(entry: Entry) -> tuple[object, ...]:

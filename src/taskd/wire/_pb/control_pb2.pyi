@@ -14,14 +14,16 @@ class Answer(_message.Message):
     def __init__(self, code: _Optional[int] = ..., info: _Optional[str] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_rank", "name", "ranks")
+    __slots__ = ("node_rank", "name", "ranks", "uid")
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
     node_rank: int
     name: str
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, node_rank: _Optional[int] = ..., name: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+    uid: str
+    def __init__(self, node_rank: _Optional[int] = ..., name: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class JobDeclaration(_message.Message):
     __slots__ = ("job", "name", "namespace", "framework", "strategies", "nodes")

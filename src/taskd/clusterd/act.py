@@ -1,0 +1,133 @@
+"""Commands to the world: signals as the wire has them, writes as the cluster has them."""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+from taskd.clusterd.cluster import Cluster, ClusterRefused, Json, Key, Kind, key_of
+from taskd.clusterd.objects import (
+    FAULT_JOB_INFO,
+    JobFacts,
+    fault_job_info,
+    reset_data,
+    reset_key,
+)
+from taskd.model.ids import JobId
+from taskd.model.recovery import (
+    AnnotateNode,
+    AnnotatePod,
+    AnnotatePodGroup,
+    ClusterCommand,
+    LabelPod,
+    LabelPodGroup,
+    RemoveFaultJobInfo,
+    SendStressRanks,
+    SendSwitchRanks,
+    Signal,
+    WriteFaultJobInfo,
+    WriteResetConfig,
+)
+from taskd.wire._pb import recover_pb2 as pb
+
+SEQUENCE = "taskd/sequence"
+"""On reset-config: the last command that was carried out there, so that none is done twice."""
+
+
+def signal(job: JobId, told: Signal) -> pb.ProcessManageSignal:
+    return pb.ProcessManageSignal(
+        uuid=told.uuid,
+        jobId=job,
+        signalType=told.type,
+        actions=told.actions,
+        faultRanks=[pb.FaultRank(rankId=str(f.rank), faultType=f.kind.value) for f in told.faults],
+        changeStrategy=told.strategy,
+        timeout=told.timeout_s,
+        nodeRankIds=[str(node) for node in told.nodes],
+        extraParams=told.extra,
+        incident=told.incident,
+        sequence=told.sequence,
+    )
+
+
+def keep_alive(job: JobId, uuid: str, incident: int) -> pb.ProcessManageSignal:
+    return pb.ProcessManageSignal(uuid=uuid, jobId=job, signalType="keep-alive", incident=incident)
+
+
+def switch_ranks(job: JobId, told: SendSwitchRanks) -> pb.SwitchRankList:
+    ranks = [str(rank) for rank in told.ranks]
+    return pb.SwitchRankList(rankID=ranks, op=told.to_backup, jobId=job)
+
+
+def stress_ranks(job: JobId, told: SendStressRanks) -> pb.StressTestRankParams:
+    params = {str(rank): pb.StressOpList(ops=ops) for rank, ops in told.ops.items()}
+    return pb.StressTestRankParams(stressParam=params, jobId=job)
+
+
+async def in_cluster(
+    command: ClusterCommand, facts: JobFacts, cluster: Cluster, now: float
+) -> None:
+    """Carry out one write. Doing it again changes nothing. Raises ClusterUnreachable or Refused."""
+    match command:
+        case LabelPodGroup(key, value):
+            await cluster.patch(facts.pod_group, _labels({key: value}))
+        case AnnotatePodGroup(key, value):
+            await cluster.patch(facts.pod_group, _annotations({key: value}))
+        case LabelPod(uid, key, value):
+            await cluster.patch(_pod(facts, uid), _labels({key: value}))
+        case AnnotatePod(uid, key, value):
+            await cluster.patch(_pod(facts, uid), _annotations({key: value}))
+        case AnnotateNode(node, key, value):
+            await cluster.patch(Key(Kind.NODE, "", node), _annotations({key: value}))
+        case WriteResetConfig():
+            await _reset(command, facts, cluster, now)
+        case WriteFaultJobInfo(nodes):
+            pods = cluster.find(Kind.POD, facts.job)
+            await _info(cluster, facts.job, fault_job_info(facts, pods, nodes, int(now)))
+        case RemoveFaultJobInfo():
+            await _info(cluster, facts.job, None)
+        case _:
+            assert_never(command)
+
+
+def _labels(values: dict[str, str]) -> Json:
+    return {"metadata": {"labels": values}}
+
+
+def _annotations(values: dict[str, Any]) -> Json:
+    return {"metadata": {"annotations": values}}
+
+
+def _pod(facts: JobFacts, uid: str) -> Key:
+    name = facts.pod_names.get(uid)
+    if name is None:
+        raise ClusterRefused(f"the pod {uid} is gone")
+    return Key(Kind.POD, facts.namespace, name)
+
+
+async def _reset(command: WriteResetConfig, facts: JobFacts, cluster: Cluster, now: float) -> None:
+    key = reset_key(facts)
+    there = cluster.get(key)
+    if there is None:
+        raise ClusterRefused(f"{key} does not exist")
+    metadata = there.get("metadata", {})
+    if int((metadata.get("annotations") or {}).get(SEQUENCE, 0)) >= command.sequence:
+        return
+    try:
+        data = reset_data(
+            there.get("data") or {},
+            command.operation,
+            command.ranks,
+            command.restart_in_place,
+            int(now),
+        )
+    except ValueError as error:
+        raise ClusterRefused(f"{key}: {error}") from error
+    patch = _annotations({SEQUENCE: str(command.sequence)}) | {"data": data}
+    await cluster.patch(key_of(there), patch, metadata.get("resourceVersion"))
+
+
+async def _info(cluster: Cluster, job: JobId, text: str | None) -> None:
+    if cluster.get(FAULT_JOB_INFO) is not None:
+        await cluster.patch(FAULT_JOB_INFO, {"data": {job: text}})
+    elif text is not None:
+        await cluster.create(FAULT_JOB_INFO, {"apiVersion": "v1", "data": {job: text}})

@@ -1,0 +1,91 @@
+"""Who may call what: a job's token opens that job and no other, the operator's opens everything.
+
+A caller shows a token (`authorization: Bearer …`) or a client certificate whose common name is its
+scope. With neither tokens nor client certificates configured, everybody is the operator: that is
+the wire of Ascend's clients, and of a server that listens on the loopback only.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from taskd.edge.tokens import BEARER, HEADER, JOB, OPERATOR, job_scope, token_for
+from taskd.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    scope: str
+
+    @property
+    def operator(self) -> bool:
+        return self.scope == OPERATOR
+
+    def may(self, job: str) -> bool:
+        return self.operator or self.scope == job_scope(job)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """From a file with one `scope token` a line, or `secret …`, from which all tokens follow."""
+
+    given: Mapping[str, str]
+    """The scope of each token."""
+    secret: str = ""
+
+    @classmethod
+    def load(cls, path: Path) -> Tokens:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError as error:
+            raise SettingsError([f"the token file {path} cannot be read: {error}"]) from error
+        given, secret, problems = {}, "", []
+        for number, line in enumerate(lines, 1):
+            words = line.split("#")[0].split()
+            if len(words) == 2 and words[0] == "secret":
+                secret = words[1]
+            elif len(words) == 2 and (words[0] == OPERATOR or words[0].startswith(JOB)):
+                given[words[1]] = words[0]
+            elif words:
+                problems.append(
+                    f"{path}:{number}: write `operator TOKEN`, `job:ID TOKEN`, `secret S`"
+                )
+        if not given and not secret:
+            problems.append(f"{path}: it names no token")
+        if problems:
+            raise SettingsError(problems)
+        return cls(given, secret)
+
+    def scope_of(self, token: str) -> str | None:
+        for known, scope in self.given.items():
+            if hmac.compare_digest(known.encode(), token.encode()):
+                return scope
+        scope = token.rpartition(".")[0]
+        if not self.secret or not scope:
+            return None
+        right = token_for(self.secret, scope)
+        return scope if hmac.compare_digest(token.encode(), right.encode()) else None
+
+
+class Authority:
+    def __init__(self, tokens: Tokens | None = None, *, certificates: bool = False) -> None:
+        self._tokens, self._certificates = tokens, certificates
+
+    def caller(
+        self, sent: Mapping[str, str], certificate: Mapping[str, Sequence[bytes]]
+    ) -> Caller | None:
+        """None for a stranger. `certificate` is what gRPC tells about the peer's."""
+        if self._tokens is None and not self._certificates:
+            return Caller(OPERATOR)
+        if self._tokens is not None and sent.get(HEADER, "").startswith(BEARER):
+            scope = self._tokens.scope_of(sent[HEADER].removeprefix(BEARER))
+            return None if scope is None else Caller(scope)
+        if self._certificates:
+            for name in certificate.get("x509_common_name", ()):
+                scope = name.decode(errors="replace")
+                if scope == OPERATOR or scope.startswith(JOB):
+                    return Caller(scope)
+        return None

@@ -1,0 +1,115 @@
+"""How a job is written into the journal and read back.
+
+A record holds the machine's whole state, and the cluster writes that are ordered but not yet done:
+after a restart they are done again, which changes nothing where they had been done already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from typing import Any
+
+from taskd.core import recovery_job, recovery_states
+from taskd.core.recovery_states import NEW, State, Step
+from taskd.edge.journal import Entry, Write
+from taskd.model import faults, recovery, strategies
+from taskd.model.faults import Fault
+from taskd.model.ids import JobId
+from taskd.model.recovery import ClusterCommand, Command, Event, Pod
+from taskd.wire import tagged
+
+TYPES = tagged.types_of(faults, strategies, recovery, recovery_job, recovery_states)
+
+
+@dataclass(frozen=True, slots=True)
+class PastRound:
+    incident: int
+    began: float
+    took_s: float
+    strategy: str
+    outcome: str
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    state: State
+    undone: tuple[ClusterCommand, ...] = ()
+    """Ordered from the cluster, not yet known to be done; in the order of their sequence."""
+    rounds: tuple[PastRound, ...] = ()
+    """The last ones that came to an end, newest first."""
+
+
+TYPES |= {Record.__name__: Record, PastRound.__name__: PastRound}
+
+
+def first(job: JobId) -> Record:
+    return Record(replace(NEW, job=replace(NEW.job, id=job)))
+
+
+def write(job: JobId, before: Record, after: Record, event: Event, step: Step, at: float) -> Write:
+    """The pods of a large job are written when they change, not with every decision."""
+    pods = after.state.job.pods
+    ended = isinstance(event, recovery.JobDeleted)
+    notes: tuple[tuple[str, str | None], ...] = ()
+    if ended:
+        notes = ((_pods_note(job), None),)
+    elif pods != before.state.job.pods:
+        notes = ((_pods_note(job), tagged.write(pods)),)
+    slim = replace(after, state=_with_pods(after.state, ()))
+    return Write(job, tagged.write(slim), at, (entry(job, before, event, step, at),), ended, notes)
+
+
+def read(job: JobId, text: str, notes: Mapping[str, str]) -> Record:
+    """Raises Illegible when another version wrote what this one cannot read."""
+    record: Record = tagged.read(text, TYPES)
+    pods = notes.get(_pods_note(job))
+    if pods is None:
+        return record
+    return replace(record, state=_with_pods(record.state, tagged.read(pods, TYPES)))
+
+
+def entry(job: JobId, before: Record, event: Event, step: Step, at: float) -> Entry:
+    return Entry(
+        job=job,
+        incident=step.state.job.incident,
+        at=at,
+        event=told(event),
+        before=type(before.state).__name__,
+        after=type(step.state).__name__,
+        because=step.because,
+        commands=tuple(told(command) for command in step.commands),
+    )
+
+
+def told(value: Event | Command) -> str:
+    """One line for people: the name, and the fields that say something."""
+    return _told(value)
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
+    if is_dataclass(value) and not isinstance(value, type):
+        shown = []
+        for item in fields(value):
+            there = getattr(value, item.name)
+            if there not in ("", None, (), {}, frozenset()) and there != item.default:
+                shown.append(f"{item.name}={_told(there)}")
+        return f"{type(value).__name__}({', '.join(shown)})"
+    if isinstance(value, tuple | frozenset):
+        many = [_told(item) for item in value]
+        return f"[{', '.join(many[:8])}{f', … {len(many)} in all' if len(many) > 8 else ''}]"
+    if isinstance(value, Mapping):
+        return _told(tuple(f"{key}: {_told(item)}" for key, item in value.items()))
+    return str(value)
+
+
+def _pods_note(job: JobId) -> str:
+    return f"pods/{job}"
+
+
+def _with_pods(state: State, pods: tuple[Pod, ...]) -> State:
+    return replace(state, job=replace(state.job, pods=pods))

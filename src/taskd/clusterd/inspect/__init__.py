@@ -1,0 +1,1 @@
+"""What people see of clusterd: `taskd status`, `jobs`, `replay` and `fault`."""

@@ -1,0 +1,59 @@
+"""The connection of a command to its server: found, opened, and its errors told in our words."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from taskd.clusterd.locate import Place, find
+from taskd.edge.tokens import bearer
+from taskd.errors import PeerRefused, PeerUnreachable
+from taskd.wire._pb.control_pb2_grpc import ControlStub
+
+TIMEOUT_S = 10.0
+AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    place: Place
+    stub: Any
+
+    def call(self, method: str, request: Any) -> Any:
+        return getattr(self.stub, method)(
+            request, timeout=TIMEOUT_S, metadata=bearer(self.place.token)
+        )
+
+    def stream(self, method: str, request: Any) -> Iterator[Any]:
+        yield from getattr(self.stub, method)(request, metadata=bearer(self.place.token))
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--server", default="", help="host:port of clusterd")
+    parser.add_argument("--token", default="", help="or TASKD_CLUSTERD_TOKEN")
+    parser.add_argument("--ca", default="", help="the certificate that proves the server")
+
+
+@contextmanager
+def connection(arguments: argparse.Namespace, job: str = "") -> Iterator[Connection]:
+    place = find(job, arguments.server, arguments.token)
+    if arguments.ca:
+        credentials = grpc.ssl_channel_credentials(Path(arguments.ca).read_bytes())
+        channel = grpc.secure_channel(place.address, credentials)
+    else:
+        channel = grpc.insecure_channel(place.address)
+    try:
+        make: Any = ControlStub
+        yield Connection(place, make(channel))
+    except grpc.RpcError as error:
+        told: Any = error
+        kind = PeerUnreachable if told.code() in AWAY else PeerRefused
+        raise kind(f"clusterd at {place.address}: {told.details()}") from error
+    finally:
+        channel.close()

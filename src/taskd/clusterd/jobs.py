@@ -1,0 +1,304 @@
+"""All jobs of this server: which are known, which are served, and by whom.
+
+A job is known once Init has found it in the cluster, served once Register has given it an owner.
+Served jobs are in the journal, and have their owners again after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from secrets import token_hex
+
+from taskd.clusterd import book, declare, sense
+from taskd.clusterd.cluster import (
+    Changed,
+    Cluster,
+    ClusterRefused,
+    ClusterUnreachable,
+    Json,
+    Kind,
+    key_of,
+    owner_of,
+)
+from taskd.clusterd.declare import Declaration
+from taskd.clusterd.objects import JobFacts, facts_of
+from taskd.clusterd.owner import Answer, Owner, Tools
+from taskd.core.recovery_config import ON, RecoveryConfig
+from taskd.edge.clock import Clock
+from taskd.edge.journal import Journal, JournalFailed
+from taskd.model.codes import RecoverCode
+from taskd.model.ids import JobId
+from taskd.model.recovery import Event, FaultsSeen, JobDeleted, JobRegistered, Unsubscribed
+from taskd.model.strategies import Strategy
+from taskd.wire.tagged import Illegible
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobsConfig:
+    max_jobs: int = 10_000
+    """How many jobs are served at the same time."""
+    strategies: tuple[Strategy, ...] | None = None
+    """For jobs that nobody describes; None: they are not accepted."""
+    inbox: int = 64
+    """How many reports of one job may wait."""
+    signals: int = 64
+    """How many signals may wait for a slow listener."""
+
+
+class Jobs:
+    def __init__(
+        self,
+        journal: Journal,
+        cluster: Cluster,
+        clock: Clock,
+        config: JobsConfig,
+        recovery: RecoveryConfig,
+    ) -> None:
+        self._journal, self._cluster, self._config = journal, cluster, config
+        self._tools = Tools(
+            journal, cluster, self.facts, clock, recovery, config.inbox, config.signals
+        )
+        self.served: dict[JobId, Owner] = {}
+        self._known: set[JobId] = set()
+        self._declared: dict[JobId, Declaration] = {}
+        self._told: dict[JobId, tuple[Event, ...]] = {}
+        self._busy: dict[JobId, asyncio.Lock] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Take up every job where the journal left it."""
+        notes = await self._journal.notes()
+        for declaration in declare.from_notes(notes):
+            await self._make_known(declaration)
+        for name, text in (await self._journal.records()).items():
+            job = JobId(name)
+            try:
+                record = book.read(job, text, notes)
+            except Illegible as error:
+                log.error("job=%s cannot be taken up, it has to register anew: %s", job, error)
+                continue
+            self._known.add(job)
+            self._serve(job, record)
+            if record.state.job.subscribed:
+                self.served[job].tell(Unsubscribed())
+        self._watching = asyncio.create_task(self._watch(self._cluster.changes()))
+        for job in self.served:
+            self._tell_facts(job)
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for owner in list(self.served.values()):
+            await owner.close()
+
+    def get(self, job: str) -> Owner | None:
+        return self.served.get(JobId(job))
+
+    def is_served(self, job: str) -> bool:
+        return job in self.served
+
+    def facts(self, job: JobId) -> JobFacts | None:
+        """What the cluster says now; None when it knows no such job or says nothing legible."""
+        try:
+            return self._facts(job)
+        except ValueError as error:
+            log.warning("job=%s %s", job, error)
+            return None
+
+    def named(self, namespace: str, name: str) -> JobFacts | None:
+        """The job of this name, if the cluster knows one."""
+        for group in self._cluster.all(Kind.POD_GROUP):
+            uid, owner = owner_of(group)
+            if owner == name and key_of(group).namespace == namespace:
+                return self.facts(JobId(uid))
+        return None
+
+    # The life of a job
+
+    async def init(self, job: JobId) -> Answer:
+        if job in self._known:
+            return Answer.of(RecoverCode.OK)
+        if not job or len(job) > declare.MAX_NAME:
+            return Answer.of(RecoverCode.InvalidReqParam, "the job has no usable id")
+        try:
+            facts = self._facts(job)
+            if facts is None and self._config.strategies is not None:
+                if len(self._declared) >= self._config.max_jobs:
+                    return Answer.of(RecoverCode.OutOfMaxServeJobs)
+                await self._make_known(
+                    Declaration(job, ",".join(self._config.strategies), name=job)
+                )
+                facts = self._facts(job)
+        except ValueError as error:
+            return Answer.of(RecoverCode.InvalidReqParam, str(error))
+        if facts is None:
+            return Answer.of(
+                RecoverCode.OperatePodGroupError, "the cluster has no PodGroup for this job"
+            )
+        if not facts.enabled:
+            return Answer.of(RecoverCode.ProcessRecoverEnableOff)
+        self._known.add(job)
+        return Answer.of(RecoverCode.OK)
+
+    async def register(self, job: JobId) -> Answer:
+        async with self._alone(job):
+            if job in self.served:
+                return Answer.of(RecoverCode.OK, "register success")
+            if job not in self._known:
+                return Answer.of(RecoverCode.UnInit)
+            facts = self.facts(job)
+            if facts is None:
+                self._known.discard(job)
+                return Answer.of(RecoverCode.JobNotExist)
+            if len(self.served) >= self._config.max_jobs:
+                return Answer.of(RecoverCode.OutOfMaxServeJobs)
+            try:
+                await self._cluster.patch(facts.pod_group, {"metadata": {"labels": {ON: "on"}}})
+            except (ClusterRefused, ClusterUnreachable) as error:
+                return Answer.of(RecoverCode.OperatePodGroupError, str(error))
+            owner = self._serve(job, book.first(job))
+            answer = await owner.ask(JobRegistered(job, facts.config, token_hex(16), facts.name))
+            if answer.code != RecoverCode.OK:
+                del self.served[job]
+                await owner.close()
+                return answer
+            self._tell_facts(job)
+            return Answer.of(RecoverCode.OK, "register success")
+
+    async def declare(self, told: Declaration) -> Answer:
+        async with self._alone(told.job):
+            if told.job not in self._declared and len(self._declared) >= self._config.max_jobs:
+                return Answer.of(RecoverCode.OutOfMaxServeJobs)
+            if told.job not in self._declared and self._facts(told.job) is not None:
+                return Answer.of(
+                    RecoverCode.InvalidReqParam, "the cluster describes this job itself"
+                )
+            try:
+                await self._journal.note(*declare.to_note(told))
+                await self._make_known(told)
+            except JournalFailed as error:
+                return Answer.of(RecoverCode.ServerInnerError, str(error))
+            except (ClusterRefused, ClusterUnreachable) as error:
+                return Answer.of(RecoverCode.OperatePodGroupError, str(error))
+            owner, facts = self.served.get(told.job), self.facts(told.job)
+            if owner is not None and facts is not None:
+                if facts.config != owner.state.job.config:
+                    owner.tell(
+                        JobRegistered(told.job, facts.config, owner.state.job.seed, facts.name)
+                    )
+                self._tell_facts(told.job)
+            return Answer.of(RecoverCode.OK)
+
+    async def end(self, job: JobId, because: str) -> Answer:
+        """The job is over. Its history stays readable."""
+        async with self._alone(job):
+            owner = self.served.get(job)
+            if owner is not None:
+                answer = await owner.ask(JobDeleted())
+                if answer.code == RecoverCode.ServerInnerError:
+                    return answer
+                del self.served[job]
+                await owner.close()
+                log.info("job=%s is over: %s", job, because)
+            try:
+                await self._forget(job)
+            except JournalFailed as error:
+                return Answer.of(RecoverCode.ServerInnerError, str(error))
+            return Answer.of(RecoverCode.OK)
+
+    async def _forget(self, job: JobId) -> None:
+        self._known.discard(job)
+        self._told.pop(job, None)
+        declared = self._declared.pop(job, None)
+        if declared is not None:
+            await self._journal.note(declare.note_name(job), None)
+            for key, _ in declare.objects_of(declared):
+                await self._cluster.delete(key)
+
+    def _serve(self, job: JobId, record: book.Record) -> Owner:
+        owner = self.served[job] = Owner(job, record, self._tools)
+        return owner
+
+    async def _make_known(self, told: Declaration) -> None:
+        before = self._declared.get(told.job)
+        wanted = dict(declare.objects_of(told))
+        if before is not None:
+            for key, _ in declare.objects_of(before):
+                if key not in wanted:
+                    await self._cluster.delete(key)
+        self._declared[told.job] = told
+        for key, body in wanted.items():
+            if self._cluster.get(key) is None:
+                await self._cluster.create(key, body)
+            else:
+                await self._cluster.patch(key, body)
+
+    @asynccontextmanager
+    async def _alone(self, job: JobId) -> AsyncIterator[None]:
+        """One change to a job's life at a time; other jobs do not wait."""
+        lock = self._busy.setdefault(job, asyncio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._busy.pop(job, None)
+
+    # What the cluster says
+
+    def _facts(self, job: JobId) -> JobFacts | None:
+        groups = self._cluster.find(Kind.POD_GROUP, job)
+        return facts_of(groups[0], self._cluster.find(Kind.POD, job)) if groups else None
+
+    async def _watch(self, changes: AsyncIterator[Changed]) -> None:
+        async for change in changes:
+            for job in self._touched(change):
+                if change.key.kind is Kind.POD_GROUP and change.after is None:
+                    await self.end(job, "its PodGroup is gone")
+                else:
+                    self._tell_facts(job)
+
+    def _touched(self, change: Changed) -> set[JobId]:
+        if change.key.kind is Kind.CONFIG_MAP:
+            if not change.key.name.startswith(sense.DEVICE_REPORT):
+                return set()
+            node = change.key.name.removeprefix(sense.DEVICE_REPORT)
+            return {
+                job
+                for job, owner in self.served.items()
+                if any(pod.node == node for pod in owner.state.job.pods)
+            }
+        owners = {owner_of(body)[0] for body in (change.before, change.after) if body is not None}
+        return {JobId(owner) for owner in owners if owner in self.served}
+
+    def _tell_facts(self, job: JobId) -> None:
+        """Whole pictures, each told when it differs from the last."""
+        owner, facts = self.served.get(job), self.facts(job)
+        if owner is None or facts is None:
+            return
+        pictures: tuple[Event, ...] = ()
+        if facts.pods or facts.config.cluster:
+            pictures = (facts.pods_seen,)
+        if facts.config.cluster:
+            seen = FaultsSeen(sense.faults_seen(facts, self._device_reports(facts)))
+            pictures = (*pictures, facts.platform, seen)
+        before = self._told.get(job, ())
+        for picture in pictures:
+            if picture not in before:
+                owner.tell(picture)
+        self._told[job] = pictures
+
+    def _device_reports(self, facts: JobFacts) -> list[tuple[str, Json]]:
+        reports = []
+        for node in {pod.node for pod in facts.pods}:
+            body = self._cluster.get(sense.device_report(node))
+            if body is not None:
+                reports.append((node, body))
+        return reports

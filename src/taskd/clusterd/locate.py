@@ -1,0 +1,103 @@
+"""Where the clusterd of a running job is, for commands typed on the same machine.
+
+`taskd run` announces each job in a small file that only its user can read; `taskd status` and its
+like look there when neither --server nor TASKD_CLUSTERD says where to ask.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from taskd.config import environ
+from taskd.errors import SettingsError
+
+PORT = 8899
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    address: str
+    job: str = ""
+    token: str = ""
+    pid: int = 0
+    """Of the process that serves there; 0 when it is not known."""
+
+
+def directory() -> Path:
+    """Made if need be. Raises SettingsError if somebody else could have put files there."""
+    base = environ.get("XDG_RUNTIME_DIR", "")
+    path = Path(base) / "taskd" if base else Path(f"/tmp/taskd-{os.getuid()}")
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        there = path.lstat()
+    except OSError as error:
+        raise SettingsError([f"{path} cannot be used: {error}"]) from error
+    mine = there.st_uid == os.getuid() and not there.st_mode & 0o022
+    if not stat.S_ISDIR(there.st_mode) or not mine:
+        raise SettingsError([f"{path} is not a directory that only you can write"])
+    return path
+
+
+def announce(job: str, address: str, token: str = "") -> Path:
+    """Say where the job's clusterd is, for as long as this process lives."""
+    path = _file(job)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(asdict(Place(address, job, token, os.getpid())), file)
+    fresh.rename(path)
+    return path
+
+
+def withdraw(job: str) -> None:
+    _file(job).unlink(missing_ok=True)
+
+
+def announced() -> list[Place]:
+    """Those whose process still lives, newest first; what the dead left behind is removed."""
+    places = []
+    files = sorted(directory().glob("*.json"), key=lambda path: -path.stat().st_mtime_ns)
+    for path in files:
+        try:
+            place = Place(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            continue
+        if _lives(place.pid):
+            places.append(place)
+        else:
+            path.unlink(missing_ok=True)
+    return places
+
+
+def find(job: str = "", server: str = "", token: str = "") -> Place:
+    """Where to ask. Raises SettingsError with what could be done when nothing is found."""
+    address = server or environ.get("TASKD_CLUSTERD", "")
+    token = token or environ.get("TASKD_CLUSTERD_TOKEN", "")
+    if address:
+        return Place(address if ":" in address else f"{address}:{PORT}", job, token)
+    places = [place for place in announced() if job in ("", place.job)]
+    if not places:
+        what = f"job {job}" if job else "a job"
+        raise SettingsError(
+            [f"no server for {what} is known here: give --server, or set TASKD_CLUSTERD"]
+        )
+    return places[0]
+
+
+def _file(job: str) -> Path:
+    return directory() / f"{quote(job, safe='')}.json"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

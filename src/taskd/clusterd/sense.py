@@ -1,0 +1,183 @@
+"""Requests and cluster objects to events. What a peer may have left out or made up ends here.
+
+A rank that is no number is passed over and the rest of the report counts: one bad entry must not
+hide the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from taskd.clusterd.cluster import Json, Key, Kind
+from taskd.clusterd.objects import JobFacts
+from taskd.model.faults import Fault, FaultKind, SeenFault
+from taskd.model.ids import Rank
+from taskd.model.recovery import (
+    FaultsReported,
+    OperatorAskedNic,
+    OperatorAskedStress,
+    OpResult,
+    Pod,
+    StatusReported,
+    StopCompleted,
+    StrategiesReported,
+    StressResult,
+)
+from taskd.wire._pb import recover_pb2 as pb
+
+MAX_RANK = 10_000_000
+MAX_TEXT = 4_000
+KINDS = {kind.value: kind for kind in FaultKind}
+STRESS_OPS = {0, 1}
+DEVICE_REPORT = "mindx-dl-deviceinfo-"
+
+
+class Invalid(ValueError):
+    """The request cannot be meant; says what is wrong with it."""
+
+
+def rank_of(text: str) -> Rank | None:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 8 or int(text) >= MAX_RANK:
+        return None
+    return Rank(int(text))
+
+
+def ranks_of(texts: Iterable[str]) -> tuple[Rank, ...]:
+    found = {rank for rank in map(rank_of, texts) if rank is not None}
+    return tuple(sorted(found))
+
+
+def faults_of(listed: Iterable[pb.FaultRank], evidence: Sequence[str] = ()) -> tuple[Fault, ...]:
+    faults = []
+    for number, item in enumerate(listed):
+        rank = rank_of(item.rankId)
+        if rank is not None:
+            kind = KINDS.get(item.faultType, FaultKind.ORDINARY)
+            told = evidence[number][:MAX_TEXT] if number < len(evidence) else ""
+            faults.append(Fault(rank, kind, evidence=told))
+    return tuple(faults)
+
+
+def faults_reported(request: pb.ProcessFaultRequest) -> FaultsReported:
+    faults = faults_of(request.faultRanks, request.evidence)
+    if request.faultRanks and not faults:
+        raise Invalid("none of the ranks is a number")
+    return FaultsReported(faults)
+
+
+def stop_completed(request: pb.StopCompleteRequest) -> StopCompleted:
+    return StopCompleted(
+        code=request.status.code,
+        uuid=request.uuid,
+        info=request.status.info[:MAX_TEXT],
+        faults=faults_of(request.faultRanks),
+    )
+
+
+def strategies_reported(request: pb.RecoverStrategyRequest) -> StrategiesReported:
+    return StrategiesReported(
+        strategies=tuple(word.strip()[:64] for word in request.strategies[:64]),
+        uuid=request.uuid,
+        faults=faults_of(request.faultRanks),
+    )
+
+
+def status_reported(request: pb.RecoverStatusRequest) -> StatusReported:
+    return StatusReported(
+        code=request.status.code,
+        strategy=request.strategy,
+        isolate=ranks_of(request.isolateRankIds),
+        uuid=request.uuid,
+        info=request.status.info[:MAX_TEXT],
+    )
+
+
+def nic_asked(request: pb.SwitchNics, facts: JobFacts) -> OperatorAskedNic:
+    pods = {pod.node: pod for pod in facts.pods}
+    ranks, ops = [], []
+    for node, listed in sorted(request.nicOps.items()):
+        pod = pods.get(node)
+        if pod is None:
+            raise Invalid(f"the job has no pod on node {node!r}")
+        if not listed.dev or len(listed.dev) != len(listed.op):
+            raise Invalid(f"node {node!r}: {len(listed.dev)} devices, {len(listed.op)} directions")
+        for device, to_backup in zip(listed.dev, listed.op, strict=True):
+            ranks.append(_rank_on(pod, device))
+            ops.append(to_backup)
+    if not ranks:
+        raise Invalid("no device is named")
+    return OperatorAskedNic(tuple(ranks), tuple(ops))
+
+
+def _rank_on(pod: Pod, device: str) -> Rank:
+    for rank, there in zip(pod.ranks, pod.devices, strict=False):
+        if there == device:
+            return rank
+    raise Invalid(f"device {device!r} of node {pod.node!r} does not belong to the job")
+
+
+def stress_asked(request: pb.StressTestParam, facts: JobFacts) -> OperatorAskedStress:
+    pods = {pod.node: pod for pod in facts.pods}
+    if request.allNodesOps:
+        wanted = {node: list(request.allNodesOps) for node in pods}
+    else:
+        wanted = {node: list(listed.ops) for node, listed in request.stressParam.items()}
+    if not wanted:
+        raise Invalid("no node is named")
+    ops: dict[Rank, tuple[int, ...]] = {}
+    for node, listed in sorted(wanted.items()):
+        if node not in pods:
+            raise Invalid(f"the job has no pod on node {node!r}")
+        if not listed or len(set(listed)) != len(listed) or not STRESS_OPS.issuperset(listed):
+            raise Invalid(f"node {node!r}: operations are 0 and 1, each at most once, not {listed}")
+        ops |= {rank: tuple(listed) for rank in pods[node].ranks}
+    return OperatorAskedStress(ops)
+
+
+def stress_result(request: pb.StressTestResult) -> StressResult:
+    results = {}
+    for text, told in request.stressResult.items():
+        rank = rank_of(text)
+        if rank is not None:
+            results[rank] = {
+                op[:64]: OpResult(item.code, item.result[:MAX_TEXT])
+                for op, item in told.rankResult.items()
+            }
+    return StressResult(results)
+
+
+def device_report(node: str) -> Key:
+    return Key(Kind.CONFIG_MAP, "kube-system", f"{DEVICE_REPORT}{node}")
+
+
+def faults_seen(facts: JobFacts, device_maps: Iterable[tuple[str, Json]]) -> tuple[SeenFault, ...]:
+    """What the nodes' device reports say about the devices under the job's ranks."""
+    reports = {node: list(device_faults(body)) for node, body in device_maps}
+    seen = []
+    for pod in facts.pods:
+        for rank, device in zip(pod.ranks, pod.devices, strict=False):
+            for name, code, level in reports.get(pod.node, ()):
+                if name.rpartition("-")[2] == device:
+                    seen.append(SeenFault(rank, code, level, pod.uid))
+    return tuple(sorted(seen))
+
+
+def device_faults(body: Json) -> Iterable[tuple[str, str, str]]:
+    """(device name, code, level) from a `mindx-dl-deviceinfo-<node>` ConfigMap."""
+    try:
+        told = json.loads(body.get("data", {}).get("DeviceInfoCfg", "{}"))
+        lists = told.get("DeviceInfo", {}).get("DeviceList", {})
+        entries = [
+            entry
+            for key, text in lists.items()
+            if key.endswith("-Fault")
+            for entry in json.loads(text or "[]")
+        ]
+    except (AttributeError, TypeError, json.JSONDecodeError):
+        return
+    for entry in entries:
+        if isinstance(entry, dict):
+            level = entry.get("fault_level") or entry.get("large_model_fault_level") or ""
+            for code in str(entry.get("fault_code", "")).split(","):
+                yield str(entry.get("npu_name", "")), code.strip(), str(level)

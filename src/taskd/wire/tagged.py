@@ -1,0 +1,106 @@
+"""Our values <-> JSON that says of itself what it is: for the journal, which outlives the program.
+
+Every dataclass carries its name, so that a union needs no guessing; a field that a newer version
+added takes its default, one that it dropped is passed over. Names are looked up among the types
+that the caller trusts, never imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+IS, TUPLE, SET, MAP, ENUM = "~", "~tuple", "~set", "~map", "~enum"
+
+
+class Illegible(ValueError):
+    """What was written cannot be read by this version; says what is in the way."""
+
+
+def write(value: object) -> str:
+    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def read(text: str, types: Mapping[str, type]) -> Any:
+    try:
+        return _value(json.loads(text), types)
+    except json.JSONDecodeError as error:
+        raise Illegible(f"it is no JSON: {error}") from error
+
+
+def types_of(*modules: ModuleType) -> dict[str, type]:
+    """The dataclasses and enums that these modules define or import."""
+    found = {}
+    for module in modules:
+        for name, thing in vars(module).items():
+            if isinstance(thing, type) and (is_dataclass(thing) or issubclass(thing, Enum)):
+                found[name] = thing
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return {ENUM: [type(value).__name__, value.value]}
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
+        return {IS: kind.__name__} | {n: _plain(getattr(value, n)) for n in _names(kind)}
+    if isinstance(value, tuple | list):
+        return {TUPLE: [_plain(item) for item in value]}
+    if isinstance(value, frozenset | set):
+        return {SET: _sorted(value)}
+    if isinstance(value, Mapping):
+        return {MAP: [[_plain(key), _plain(item)] for key, item in value.items()]}
+    raise TypeError(f"{type(value).__name__} cannot be written down")
+
+
+def _sorted(items: Iterable[Any]) -> list[Any]:
+    return sorted((_plain(item) for item in items), key=repr)
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(kind))
+
+
+def _value(plain: Any, types: Mapping[str, type]) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    if IS in plain:
+        return _object(plain, types)
+    match plain:
+        case {"~tuple": list(items)}:
+            return tuple(_value(item, types) for item in items)
+        case {"~set": list(items)}:
+            return frozenset(_value(item, types) for item in items)
+        case {"~map": list(items)}:
+            return {_value(key, types): _value(item, types) for key, item in items}
+        case {"~enum": [str(name), value]}:
+            try:
+                return _type(name, types)(value)
+            except ValueError as error:
+                raise Illegible(str(error)) from error
+        case _:
+            raise Illegible(f"an object says nothing of what it is: {sorted(plain)}")
+
+
+def _object(plain: dict[str, Any], types: Mapping[str, type]) -> Any:
+    kind = _type(plain[IS], types)
+    known = set(_names(kind))
+    values = {name: _value(item, types) for name, item in plain.items() if name in known}
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise Illegible(f"{kind.__name__}: {error}") from error
+
+
+def _type(name: str, types: Mapping[str, type]) -> type:
+    if name not in types:
+        raise Illegible(f"nothing is known by the name {name}")
+    return types[name]
