@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +10,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from taskd.config import environ, load
+from taskd.edge import small_file
 from taskd.edge.certificate import common_name
 from taskd.edge.clock import wall
 
@@ -19,7 +18,6 @@ log = logging.getLogger("taskd.recover")
 
 PORT = 8899
 LOOPBACK = "127.0.0.1"
-CERTIFICATE_LIMIT_BYTES = 1024 * 1024
 
 KEEPALIVE = (
     ("grpc.keepalive_time_ms", 3000),
@@ -112,14 +110,12 @@ def open_channel(
 
 def _read(path: str) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        pem = small_file.read(path)
     except OSError as error:
         raise ValueError(f"the certificate cannot be read: {error}") from error
-    with open(descriptor, "rb") as file:
-        there = os.fstat(descriptor)
-        if not stat.S_ISREG(there.st_mode) or not 0 < there.st_size <= CERTIFICATE_LIMIT_BYTES:
-            raise ValueError(f"the certificate {path} is empty, too large, or no file")
-        return file.read()
+    if not pem:
+        raise ValueError(f"the certificate {path} is empty")
+    return pem
 
 
 class _Details(NamedTuple):

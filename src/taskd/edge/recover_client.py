@@ -172,10 +172,11 @@ class RecoverClient:
                     if self._join():
                         attempt = 1
                         self._listen()
-                except grpc.RpcError as error:
-                    log.warning("the subscription has ended: %s", _reason(error))
+                except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed.
+                    if not self._is_wanted_elsewhere():
+                        log.warning("the subscription has ended: %s", _reason(error))
                 self.register_event.clear()
-                if not self._is_over() and not self._flags.get_exit_flag():
+                if not self._is_wanted_elsewhere():
                     self._pause(min(self._settings.backoff_limit_s, attempt))
                     attempt += 1
         self.close()
@@ -183,9 +184,11 @@ class RecoverClient:
     def _listen(self) -> None:
         self._heard = monotonic()
         self._stream = self.grpc_stub.SubscribeProcessManageSignal(self.client_info)
+        if self._is_wanted_elsewhere():  # Since before there was a stream that could be ended.
+            self._end_stream()
         for signal in self._stream:
             self._heard = monotonic()
-            if self._flags.get_exit_flag() or self._is_over():
+            if self._is_wanted_elsewhere():
                 self._end_stream()
                 return
             self.take_signal(signal)
@@ -216,7 +219,7 @@ class RecoverClient:
         self.register_event.clear()
         if self.register_event.wait(self._settings.health_pause_s) or self._is_over():
             return
-        with suppress(grpc.RpcError):  # The next health check tells it again.
+        with suppress(grpc.RpcError, ValueError):  # The next health check tells it again.
             self._join()
 
     def take_signal(self, signal: pb.ProcessManageSignal) -> None:
@@ -279,7 +282,12 @@ class RecoverClient:
         done = threading.Event()
 
         def work() -> None:
-            order(*arguments)
+            try:
+                order(*arguments)
+            except (grpc.RpcError, ValueError) as error:
+                if not isinstance(error, grpc.RpcError) and not self._closed.is_set():
+                    raise
+                log.warning("%s: clusterd could not be told: %s", what, _reason(error))
             done.set()
 
         thread = threading.Thread(target=work, name=f"taskd-{what}", daemon=True)
@@ -343,6 +351,9 @@ class RecoverClient:
 
     def _is_over(self) -> bool:
         return self._closed.is_set() or self._flags.get_kill_flag()
+
+    def _is_wanted_elsewhere(self) -> bool:
+        return self._is_over() or self._flags.get_exit_flag()
 
     def _pause(self, seconds: float) -> bool:
         """Wait, unless we are closed: then True at once."""

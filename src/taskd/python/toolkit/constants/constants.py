@@ -1,6 +1,6 @@
 """Names and numbers of agents, reset files and the recover client that other programs know."""
 
-from taskd.edge import engine, recover_channel, recover_client
+from taskd.edge import engine, recover_channel, recover_client, small_file
 
 STOP_TRAIN_PAUSE = engine.PAUSE
 MINDX_START_CONTROLLER_RANK = engine.STARTED_BY_CLUSTER
@@ -13,7 +13,7 @@ SWITCH_NIC_MAX_TIMEOUT = recover_client.PAUSE_LIMIT_S
 RESET_CONFIG_PATH = "/user/restore/reset/config/reset.json"
 RESTART_TYPE_PATH = "/user/restore/reset/config/restartType"
 RANK_TABLE_VERSION_PATH = "/user/serverid/devindex/config/version"
-MAX_FILE_SIZE = 1024 * 1024
+MAX_FILE_SIZE = small_file.LIMIT_BYTES
 KEY_RANK_LIST = "RankList"
 KEY_RANK_ID = "RankId"
 KEY_STATUS = "Status"

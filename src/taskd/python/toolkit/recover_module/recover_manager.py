@@ -71,7 +71,9 @@ class DLRecoverManager(RecoverClient, RecoverManager):
     ) -> None:
         if getattr(self, "grpc_channel", None) is not None:
             self.close()
+        type(self).instance = None  # Nobody is to find one whose construction has failed.
         super().__init__(info, server_addr, security)
+        type(self).instance = self
 
     def take_signal(self, signal: pb.ProcessManageSignal) -> None:
         self.__signal_pipe_line(signal)
