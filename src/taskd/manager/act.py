@@ -1,0 +1,40 @@
+"""Commands to the world: messages on the bus, reports to clusterd."""
+
+from __future__ import annotations
+
+import logging
+
+from taskd.edge.bus import Bus
+from taskd.manager.clusterd import Clusterd
+from taskd.model.codes import NetCode
+from taskd.model.job import (
+    Command,
+    Finish,
+    ReportFaults,
+    ReportResult,
+    ReportStopped,
+    ReportStrategies,
+    Tell,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Act:
+    def __init__(self, bus: Bus, clusterd: Clusterd | None) -> None:
+        self._bus, self._clusterd = bus, clusterd
+
+    async def perform(self, command: Command) -> None:
+        match command:
+            case Tell(to, body):
+                # Not waited for: whoever is not linked says hello again, and is told again then.
+                sent = await self._bus.send(to, body, sync=False)
+                if sent.code != NetCode.OK:
+                    log.warning("%s for %s: %s", type(body).__name__, to, sent.code.sentence)
+            case ReportFaults() | ReportStopped() | ReportStrategies() | ReportResult():
+                if self._clusterd is None:
+                    log.error("there is no clusterd to tell: %s", command)
+                else:
+                    self._clusterd.report(command)
+            case Finish(exit_code, because):
+                log.info("the job has ended with %d: %s", exit_code, because)

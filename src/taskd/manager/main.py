@@ -1,0 +1,148 @@
+"""One job's manager: bus above all nodes, line to clusterd, the machine between them.
+
+`serve` blocks until the job has ended and returns its exit code; `python -m taskd.manager`, the
+launcher and `start_taskd_manager()` all call it. The manager keeps nothing on disk that it needs:
+killed at any moment, its next life learns what is true from agents, workers and clusterd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from contextlib import AsyncExitStack
+from typing import Any
+
+from taskd.core import job as machine
+from taskd.core.job_states import Ended, State
+from taskd.edge.bus import Bus, BusConfig
+from taskd.edge.clock import monotonic, next_before
+from taskd.manager import embedded, status
+from taskd.manager.act import Act
+from taskd.manager.clusterd import Clusterd
+from taskd.manager.sense import Sense
+from taskd.manager.settings import EMBEDDED, ManagerConfig
+from taskd.model.ids import manager
+from taskd.model.job import Ordered, Subscribed, Tick
+from taskd.model.recovery import Signal
+
+log = logging.getLogger(__name__)
+
+
+def serve(config: ManagerConfig) -> int:
+    """Raises SettingsError when it cannot listen; otherwise returns the job's exit code."""
+    return asyncio.run(run(config))
+
+
+async def run(config: ManagerConfig) -> int:
+    async with AsyncExitStack() as stack:
+        bus = Bus(
+            BusConfig(
+                me=manager(),
+                listen=config.listen,
+                job=config.job_id,
+                token=config.token,
+                tls=config.tls,
+            )
+        )
+        await bus.start()
+        stack.push_async_callback(bus.close)
+        address = config.clusterd
+        if address == EMBEDDED:
+            address = await stack.enter_async_context(embedded.clusterd(config))
+        clusterd = Clusterd(address, config) if address else None
+        if clusterd is not None:
+            stack.push_async_callback(clusterd.close)
+            clusterd.declaration = status.declaration(config)
+        status.write_ready(config, bus.port, address)
+        log.info("job %s: listening on port %d, clusterd %s", config.job_id, bus.port, address)
+        return await Manager(config, bus, clusterd).live()
+
+
+class Manager:
+    def __init__(self, config: ManagerConfig, bus: Bus, clusterd: Clusterd | None) -> None:
+        self._config, self._clusterd = config, clusterd
+        self._sense, self._act = Sense(bus, config), Act(bus, clusterd)
+        self.state: State = machine.begin(config.job, monotonic())
+        self.because = ""
+
+    async def live(self) -> int:
+        """Until the job has ended, or somebody ends us: the job goes on without a manager then."""
+        tasks = [asyncio.create_task(work) for work in self._work()]
+        driving = asyncio.create_task(self._drive())
+        asked = _asked_to_leave()
+        try:
+            await asyncio.wait({driving, asked, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+            if not driving.done():
+                log.info("asked to leave; the job goes on")
+                return 0
+            ended = driving.result()
+            await self._farewell(ended)
+            return ended.exit_code
+        finally:
+            for task in (*tasks, driving, asked):
+                task.cancel()
+            await asyncio.gather(*tasks, driving, asked, return_exceptions=True)
+
+    def _work(self) -> list[Any]:
+        work: list[Any] = [self._sense.hear(), self._sense.watch()]
+        if self._clusterd is not None:
+            inbox = self._sense.inbox
+
+            def take(told: Signal) -> None:
+                inbox.put_nowait(Ordered(told))
+
+            work += [
+                self._clusterd.listen(take, lambda: inbox.put_nowait(Subscribed())),
+                self._clusterd.deliver(),
+                status.publish(self._clusterd, self._config, self._picture),
+            ]
+        return work
+
+    def _picture(self) -> status.Seen:
+        return status.Seen(self.state, self.because, self._sense.progress)
+
+    async def _drive(self) -> Ended:
+        """The one loop: wait, decide, act, repeat."""
+        inbox = self._sense.inbox
+        while not isinstance(self.state, Ended):
+            event = await next_before(inbox, self.state.deadline, monotonic) or Tick()
+            before = self.state
+            taken = machine.step(before, event, monotonic(), self._config.job)
+            self.state = taken.state
+            if type(taken.state) is not type(before):
+                self.because = taken.because
+                log.info(
+                    "incident %d: %s -> %s: %s",
+                    taken.state.job.incident,
+                    type(before).__name__,
+                    type(taken.state).__name__,
+                    taken.because,
+                )
+            elif taken.because:
+                log.debug("%s: %s", type(before).__name__, taken.because)
+            for command in taken.commands:
+                await self._act.perform(command)
+            if taken.state.job.stories != before.job.stories:
+                status.write_summary(self._config, taken.state)
+        return self.state
+
+    async def _farewell(self, ended: Ended) -> None:
+        status.write_summary(self._config, ended)
+        if self._clusterd is not None:
+            await self._clusterd.end_job(ended.exit_code, ended.because)
+
+
+def _asked_to_leave() -> asyncio.Task[bool]:
+    """SIGTERM or SIGINT. Not to be had outside the main thread; there, nobody sends them to us."""
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(signum, asked.set)
+        except (ValueError, RuntimeError):
+            log.debug("not in the main thread: %s is not handled", signum.name)
+    return asyncio.create_task(asked.wait())

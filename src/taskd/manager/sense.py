@@ -1,0 +1,63 @@
+"""The world to events: what the bus brings, who is linked, which node stays away too long.
+
+Everything ends in one inbox, in the order in which it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from taskd.edge.bus import Bus, PeerJoined, PeerLeft
+from taskd.manager.settings import ManagerConfig
+from taskd.model.ids import NodeRank, Position, Role
+from taskd.model.job import Event, Heard, NodeLinked, NodeSilent, NodeUnlinked
+from taskd.model.messages import NodeBeat, Progress
+
+log = logging.getLogger(__name__)
+
+
+class Sense:
+    def __init__(self, bus: Bus, config: ManagerConfig) -> None:
+        self._bus, self._config = bus, config
+        self.inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self.progress: dict[int, Progress] = {}
+        """The newest of each rank. Not an event: nothing is decided by a single beat."""
+        self._absent: dict[NodeRank, asyncio.TimerHandle] = {}
+
+    async def hear(self) -> None:
+        while True:
+            received = await self._bus.receive()
+            if isinstance(received.body, NodeBeat):
+                self.progress.update({item.rank: item for item in received.body.progress})
+            else:
+                self.inbox.put_nowait(Heard(received.src, received.body))
+
+    async def watch(self) -> None:
+        async for change in self._bus.changes():
+            match change:
+                case PeerJoined(peer) if (node := _node(peer)) is not None:
+                    if timer := self._absent.pop(node, None):
+                        timer.cancel()
+                    self.inbox.put_nowait(NodeLinked(node))
+                case PeerLeft(peer) if (node := _node(peer)) is not None:
+                    self.inbox.put_nowait(NodeUnlinked(node))
+                    self._await_return(node)
+                case _:
+                    pass
+
+    def _await_return(self, node: NodeRank) -> None:
+        silence_s = self._config.node_silence_s
+        evidence = f"no link to node {node} for {silence_s:g} s"
+        loop = asyncio.get_running_loop()
+        if timer := self._absent.pop(node, None):
+            timer.cancel()
+        gone = NodeSilent(node, evidence)
+        self._absent[node] = loop.call_later(silence_s, self.inbox.put_nowait, gone)
+
+
+def _node(peer: Position) -> NodeRank | None:
+    """A node is linked by its proxy, or, where there is none, by its agent."""
+    if peer.role not in (Role.PROXY, Role.AGENT) or not peer.server_rank.isdecimal():
+        return None
+    return NodeRank(int(peer.server_rank))

@@ -1,0 +1,61 @@
+"""What the manager of one job needs to know when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from taskd.core.job_states import JobConfig
+from taskd.edge.security import Tls
+
+PORT = 9601
+CLUSTERD_PORT = 8899
+EMBEDDED = "embedded"
+"""In place of clusterd's address: run it in the manager's own process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ManagerConfig:
+    job_id: str
+    """The job's name, the same for all its processes."""
+
+    listen: str = f"127.0.0.1:{PORT}"
+    """host:port for the nodes' proxies; port 0 takes a free one."""
+
+    token: str = ""
+    """The job's secret. Empty: peers are not checked."""
+
+    tls: Tls | None = None
+    """Files for mutual TLS on the bus."""
+
+    clusterd: str = ""
+    """host:port of clusterd, or `embedded`. Empty: there is none, and faults end the job."""
+
+    clusterd_token: str = ""
+    """What clusterd asks of this job's manager."""
+
+    strategies: tuple[str, ...] = ()
+    """Declared to a clusterd that has no cluster to read them from. Empty: all of them."""
+
+    state_dir: Path | None = None
+    """Where an embedded clusterd keeps its journal, and where summary.json is written."""
+
+    ready_file: Path | None = None
+    """Written once the manager listens: its ports as JSON."""
+
+    plugin_dir: Path | None = None
+    """Python files with plugins."""
+
+    rpc_timeout_s: float = 5.0
+    """How long clusterd may take to answer one call."""
+
+    silence_s: float = 20.0
+    """Without even a keep-alive for this long, clusterd is called anew."""
+
+    node_silence_s: float = 3.0
+    """How long a node may be without a link before it counts as lost."""
+
+    publish_s: float = 1.0
+    """How often clusterd is told how the ranks are doing."""
+
+    job: JobConfig = field(default_factory=JobConfig)
