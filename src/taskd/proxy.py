@@ -40,17 +40,19 @@ class ProxyConfig:
     def of(given: Mapping[str, object], environ: Mapping[str, str]) -> ProxyConfig:
         """From the documented keys; each may be missing, and a port may be a number or text."""
 
+        def told(key: str) -> str:
+            value = given.get(key)
+            return "" if value is None else str(value)
+
         def address(host_key: str, port_key: str, usual: str, host: str | None = None) -> str:
             default = Address.parse(usual)
-            named = host or str(given.get(host_key) or default.host).strip("[]")
-            port = str(given.get(port_key) or default.port)
+            named = host or (told(host_key) or default.host).strip("[]")
+            port = told(port_key) or str(default.port)
             if not port.isascii() or not port.isdigit() or int(port) > 65535:
                 raise SettingsError([f"{port_key} must be a port, got {port!r}"])
             return str(Address.parse(str(Address(named, int(port)))))
 
-        rank = str(
-            given.get("ServerRank", "") or environ.get("RANK") or environ.get("MS_NODE_RANK") or "0"
-        )
+        rank = told("ServerRank") or environ.get("RANK") or environ.get("MS_NODE_RANK") or "0"
         if not rank.isascii() or not rank.isdigit():
             raise SettingsError([f"ServerRank must be a number, got {rank!r}"])
         local = environ.get("LOCAL_PROXY_ENABLE") == "on"

@@ -1,0 +1,54 @@
+"""`init_taskd_proxy` and `destroy_taskd_proxy`, on top of `taskd.proxy`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from taskd.config import environ
+from taskd.errors import TaskdError
+
+
+def init_taskd_proxy(config: Mapping[str, Any] | None = None) -> bool:
+    """Run this process's proxy, and wait, for ever if need be, until it has joined the manager.
+
+    Every key may be missing: ListenAddr, ListenPort, UpstreamAddr, UpstreamPort, ServerRank, and
+    for encryption enable_tls with tls_conf. A second call waits for the proxy that is there.
+    False: the settings are wrong, the port is taken (the log says it), or it was destroyed.
+    """
+    from taskd import proxy
+    from taskd.python.utils.log import run_log
+
+    try:
+        wanted = proxy.ProxyConfig.of(config or {}, environ)
+        return proxy.start(replace(wanted, **_security(config or {})))
+    except (AttributeError, TypeError, TaskdError) as error:
+        run_log.error("the proxy has not started: %s", error)
+        return False
+
+
+def destroy_taskd_proxy() -> bool:
+    """End the proxy, also one that is still joining. True as well if there is none."""
+    from taskd import proxy
+    from taskd.python.utils.log import run_log
+
+    try:
+        proxy.stop()
+    except (TaskdError, TimeoutError) as error:
+        run_log.error("the proxy has not ended: %s", error)
+        return False
+    return True
+
+
+def _security(config: Mapping[str, Any]) -> dict[str, Any]:
+    from taskd.edge.security import Tls
+
+    told: dict[str, Any] = {
+        "job": environ.get("TASKD_JOB_ID") or environ.get("MINDX_TASK_ID", ""),
+        "token": environ.get("TASKD_TOKEN", ""),
+    }
+    if config.get("enable_tls"):
+        files = config.get("tls_conf")
+        told["tls"] = Tls(**(files if isinstance(files, Mapping) else vars(files)))
+    return told
