@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taskd.core.recovery_job import Attempt
-from taskd.model.recovery import Reported
+from taskd.model.codes import RecoverCode
 from taskd.model.strategies import LADDER, Strategy
 
 
@@ -79,11 +79,11 @@ def _past(strategy: Strategy, question: Question) -> str:
 
 def _ruled_out(strategy: Strategy, code: int) -> bool:
     """A retry may say in which ways its state is beyond help."""
-    if code in (Reported.OK, Reported.RECOVERABLE):
+    if code in (RecoverCode.OK, RecoverCode.RecoverableRetryError):
         return False
     if strategy in (Strategy.RECOVER_IN_PLACE, Strategy.RECOVER):
         return True
-    return strategy is Strategy.DUMP and code == Reported.FAILED
+    return strategy is Strategy.DUMP and code == RecoverCode.ClientError
 
 
 def _unfit(strategy: Strategy, question: Question) -> str:

@@ -60,6 +60,7 @@ from taskd.core.recovery_states import (
     StressTesting,
     SwitchingNic,
 )
+from taskd.model.codes import RecoverCode
 from taskd.model.recovery import (
     ClusterWriteDone,
     ClusterWriteFailed,
@@ -88,7 +89,6 @@ from taskd.model.recovery import (
     Subscribed,
     Tick,
     Unsubscribed,
-    Verdict,
 )
 
 __all__ = ["NEW", "RecoveryConfig", "State", "Step", "step"]
@@ -129,7 +129,7 @@ def _take(state: State, event: Event, now: float, config: RecoveryConfig) -> Ste
             if isinstance(state, Idle):
                 return operations.ask(state, event, now, config)
             busy = f"the job is busy: {type(state).__name__}"
-            return Step(state, because=busy, answer=Verdict.OPERATION_RUNNING)
+            return Step(state, because=busy, answer=RecoverCode.OMIsRunning)
         case NicResult() | StressResult():
             return _operation_result(state, event, now, config)
         case _:
@@ -139,7 +139,7 @@ def _take(state: State, event: Event, now: float, config: RecoveryConfig) -> Ste
 def _report(state: State, report: Report, now: float, config: RecoveryConfig) -> Step:
     """A report that is waited for, as `refusal` has found."""
     if isinstance(state, Idle | Ended):
-        return Step(state, answer=Verdict.ORDER_MIX)
+        return Step(state, answer=RecoverCode.OrderMix)
     answered = (*state.job.answered, as_answered(report))[-8:]
     state = replace(state, job=replace(state.job, answered=answered))
     matter = Matter(state.job, state.round, now, config)
@@ -164,7 +164,7 @@ def _report(state: State, report: Report, now: float, config: RecoveryConfig) ->
         ):
             return repair.status_reported(state, matter, report)
         case _:
-            return Step(state, answer=Verdict.ORDER_MIX)
+            return Step(state, answer=RecoverCode.OrderMix)
 
 
 def _operation_result(
@@ -179,7 +179,7 @@ def _operation_result(
             return operations.stress_result(state, matter, event)
         case _:
             because = f"{type(state).__name__} does not wait for {type(event).__name__}"
-            return Step(state, because=because, answer=Verdict.ORDER_MIX)
+            return Step(state, because=because, answer=RecoverCode.OrderMix)
 
 
 def _expire(state: State, now: float, config: RecoveryConfig) -> Step:
@@ -194,10 +194,10 @@ def _expire(state: State, now: float, config: RecoveryConfig) -> Step:
             return rounds.open_round(matter.since("the broken processes had time to leave"))
         case PlatformChoosing():
             matter = matter.since("the platform has named no strategy in time")
-            return descent.give_up(matter, Verdict.PLATFORM_TIMEOUT)
+            return descent.give_up(matter, RecoverCode.WaitPlatStrategyTimeout)
         case PlatformConfirming():
             matter = matter.since("the platform has not confirmed the faults in time")
-            return descent.give_up(matter, Verdict.PLATFORM_FAULTS)
+            return descent.give_up(matter, RecoverCode.WriteConfirmFaultOrWaitPlatResultFault)
         case PlatformRanking():
             return decision.unranked(matter.since("the platform has written no rank table in time"))
         case Settling():
@@ -210,10 +210,10 @@ def _expire(state: State, now: float, config: RecoveryConfig) -> Step:
             return repair.replacing_expired(state, matter)
         case Exiting():
             matter = replace(matter.since("the scheduler takes over"), cause=state.cause)
-            return descent.hand_over(matter, None, ResetOperation.RESTART_ALL)
+            return descent.hand_over(matter, state.order, ResetOperation.RESTART_ALL)
         case HandedOver():
             matter = matter.since("the scheduler has not restarted the job in time")
-            return descent.kill(matter, Verdict.SCHEDULE_TIMEOUT)
+            return descent.kill(matter, RecoverCode.ScheduleTimeout)
         case Killing():
             return descent.killed(matter.since("the client has not come back to hear its end"))
         case AwaitingBackup() | AwaitingPause() | AwaitingRemoval() | Migrating():
@@ -229,7 +229,7 @@ def _expire(state: State, now: float, config: RecoveryConfig) -> Step:
         case _:
             name = type(state).__name__.lower()
             matter = matter.since(f"the job has not answered in time while {name}")
-            return descent.give_up(matter, Verdict.REPORT_TIMEOUT)
+            return descent.give_up(matter, RecoverCode.WaitReportTimeout)
 
 
 def _look_around(before: State, taken: Step, now: float) -> Step:

@@ -32,6 +32,7 @@ from taskd.core.recovery_states import (
     StressTesting,
     SwitchingNic,
 )
+from taskd.model.codes import RecoverCode
 from taskd.model.recovery import (
     ClusterWriteDone,
     ClusterWriteFailed,
@@ -49,7 +50,6 @@ from taskd.model.recovery import (
     Stream,
     Subscribed,
     Unsubscribed,
-    Verdict,
 )
 
 
@@ -70,7 +70,7 @@ def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig)
             return hotswitch.pods_changed(state, matter)
         case Exiting() if not decision.not_replaced(job, state.round):
             matter = replace(matter.since("the lost pods are replaced"), cause=state.cause)
-            return descent.hand_over(matter, None, ResetOperation.RESTART_ALL)
+            return descent.hand_over(matter, state.order, ResetOperation.RESTART_ALL)
         case HandedOver():
             return _watch_restart(state, matter)
         case _:
@@ -78,11 +78,12 @@ def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig)
 
 
 def _watch_restart(state: HandedOver, matter: Matter) -> Step:
-    """That it still runs proves nothing: it must have been seen to stop, or to be new."""
+    """That it still runs proves nothing. It was seen to stop, or it was told to exit and its lost
+    pods are new: then the agents of the other pods have started their processes anew."""
     phase = matter.job.phase
     state = replace(state, left_running=state.left_running or phase != "Running")
-    lost = matter.round.leaving
-    moved = bool(lost) and not decision.not_replaced(matter.job, matter.round)
+    replaced = not decision.not_replaced(matter.job, matter.round)
+    moved = bool(matter.round.leaving) and replaced and state.order is None
     if phase == "Running" and (state.left_running or moved):
         return descent.take_back(matter.since("the scheduler has restarted the job"))
     return matter.to(state)
@@ -103,7 +104,9 @@ def platform_seen(state: State, event: PlatformSeen, now: float, config: Recover
 
 def registration(state: State, event: JobRegistered | JobDeleted) -> Step:
     if isinstance(event, JobDeleted):
-        return Step(Ended(state.job, None, Verdict.OK), because="the cluster has deleted the job")
+        return Step(
+            Ended(state.job, None, RecoverCode.OK), because="the cluster has deleted the job"
+        )
     seed = state.job.seed or event.seed
     job = replace(state.job, id=event.job, name=event.name, config=event.config, seed=seed)
     if isinstance(state, HandedOver):
@@ -144,8 +147,10 @@ def delivery(
     if isinstance(event, SignalFailed):
         return Step(state, because="will be said again on the next subscription")
     match state:
-        case Ended(order=order) if order is not None and order.sequence == event.sequence:
-            return Step(replace(state, order=None), because="the job knows that it has ended")
+        case Ended() | Exiting() | HandedOver() if (
+            state.order is not None and state.order.sequence == event.sequence
+        ):
+            return Step(replace(state, order=None), because="the job knows that it is to exit")
         case Killing() if state.order.sequence == event.sequence:
             matter = Matter(state.job, state.round, now, config, "the job starts anew")
             return descent.killed(matter)
@@ -167,7 +172,7 @@ def written(
     match state:
         case HandedOver() if failed and label == "pause":
             matter = Matter(state.job, state.round, now, config, because)
-            return descent.kill(matter, Verdict.POD_GROUP)
+            return descent.kill(matter, RecoverCode.OperatePodGroupError)
         case Idle() if paused:
             again_at = now + config.again_after_s
             return Step(replace(state, again_at=min(again_at, state.deadline)), (), because)

@@ -21,9 +21,10 @@ from taskd.core.recovery_states import (
     Shrinking,
     Step,
 )
+from taskd.model.codes import RecoverCode
 from taskd.model.faults import FaultKind
 from taskd.model.ids import NodeRank
-from taskd.model.recovery import ResetOperation, Signal, Verdict, WriteResetConfig
+from taskd.model.recovery import ResetOperation, Signal, WriteResetConfig
 from taskd.model.strategies import Strategy
 
 
@@ -120,7 +121,7 @@ def ranked(state: PlatformRanking, matter: Matter) -> Step:
 def unranked(matter: Matter) -> Step:
     """Only what the platform wants now can still be done: a dump, or nothing."""
     matter = matter.knowing(platform=platform.wanted_finally(matter.job))
-    return try_next(matter, Strategy.RECOVER, Verdict.PLATFORM_TIMEOUT)
+    return try_next(matter, Strategy.RECOVER, RecoverCode.WaitPlatStrategyTimeout)
 
 
 def recover(matter: Matter, strategy: Strategy) -> Step:

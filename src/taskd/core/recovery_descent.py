@@ -11,13 +11,13 @@ from taskd.core import recovery_signals as signals
 from taskd.core.recovery_config import ON
 from taskd.core.recovery_matter import Matter
 from taskd.core.recovery_states import Ended, Exiting, HandedOver, Idle, Killing, Step
+from taskd.model.codes import RecoverCode
 from taskd.model.recovery import (
     AnnotatePodGroup,
     LabelPodGroup,
     RemoveFaultJobInfo,
     ResetOperation,
     Signal,
-    Verdict,
     WriteResetConfig,
 )
 
@@ -40,12 +40,12 @@ def exit_job(matter: Matter, order: Signal) -> Step:
         return matter.to(Ended(matter.retired().job, order, matter.cause), order)
     if matter.job.config.platform:
         # The platform watches the pods itself.
-        return hand_over(matter.doing(order), None, ResetOperation.RESTART_ALL)
+        return hand_over(matter, order, ResetOperation.RESTART_ALL)
     deadline = matter.now + matter.config.exit_timeout_s
     return matter.to(Exiting(matter.job, matter.round, order, matter.cause, deadline), order)
 
 
-def give_up(matter: Matter, cause: Verdict = Verdict.OK) -> Step:
+def give_up(matter: Matter, cause: RecoverCode = RecoverCode.OK) -> Step:
     """No answer, or no way: the scheduler restarts the job."""
     matter = replace(matter, cause=cause)
     order = signals.dump_exit(matter.job, matter.round)
@@ -55,6 +55,7 @@ def give_up(matter: Matter, cause: Verdict = Verdict.OK) -> Step:
 
 
 def hand_over(matter: Matter, order: Signal | None, reset: ResetOperation) -> Step:
+    """`order` tells the job to exit; None when it need not, or has heard it."""
     matter = matter.of_job(paused=True).doing(WriteResetConfig(reset), LabelPodGroup(ON, "pause"))
     left_running = matter.job.phase != "Running"
     deadline = matter.now + matter.config.running_timeout_s
@@ -68,7 +69,7 @@ def take_back(matter: Matter) -> Step:
     return matter.to(Idle(matter.job), LabelPodGroup(ON, "on"), RemoveFaultJobInfo())
 
 
-def kill(matter: Matter, cause: Verdict = Verdict.OK) -> Step:
+def kill(matter: Matter, cause: RecoverCode = RecoverCode.OK) -> Step:
     if not matter.job.config.cluster:
         return give_up(matter, cause)
     matter = replace(matter, cause=cause)

@@ -47,6 +47,7 @@ from taskd.core.recovery_states import (
     StressTesting,
     SwitchingNic,
 )
+from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, SeenFault, merge
 from taskd.model.strategies import Strategy
 
@@ -75,7 +76,9 @@ def faults_reported(
     because = "; ".join(_tell(fault) for fault in faults)
     match state:
         case Exiting() | HandedOver() | Killing() | Ended():
-            return Step(state, because="the whole job is already being stopped")
+            # Most likely the restart itself. If not, it is still true afterwards: say it again.
+            because = "the whole job is already being stopped"
+            return Step(state, because=because, answer=RecoverCode.ControllerEventCancel)
         case PreExiting() if _all_known(state, faults):
             round_ = replace(state.round, faults=merge(state.round.faults, faults))
             matter = Matter(state.job, round_, now, config, f"the job has noticed: {because}")

@@ -23,15 +23,14 @@ from taskd.core.recovery_states import (
     Migrating,
     Step,
 )
+from taskd.model.codes import RecoverCode
 from taskd.model.recovery import (
     AnnotatePod,
     LabelPod,
     Pod,
-    Reported,
     ResetOperation,
     StatusReported,
     StrategiesReported,
-    Verdict,
 )
 
 IN_FLOW = "inHotSwitchFlow"
@@ -102,7 +101,7 @@ def _migrate(matter: Matter, pod: Pod, backup: Pod) -> Step:
 
 
 def status_reported(state: Migrating, matter: Matter, event: StatusReported) -> Step:
-    if event.code != Reported.OK:
+    if event.code != RecoverCode.OK:
         return _stop_job(state, matter.since(f"the job could not move ({event.code})"))
     matter = matter.since(f"the job trains in {state.backup.name}").retired()
     return matter.to(Idle(matter.job), AnnotatePod(state.backup.uid, IN_FLOW, None))
@@ -117,10 +116,10 @@ def expired(state: HotSwitch, matter: Matter) -> Step:
             matter = matter.retired().of_job(hot_switch_not_before=again_at)
             return matter.to(Idle(matter.job, again_at))
         case AwaitingPause() | Migrating():
-            matter = replace(matter, cause=Verdict.REPORT_TIMEOUT)
+            matter = replace(matter, cause=RecoverCode.WaitReportTimeout)
             return _stop_job(state, matter.since("the job has not answered in time"))
         case AwaitingRemoval():
-            matter = replace(matter, cause=Verdict.SCHEDULE_TIMEOUT)
+            matter = replace(matter, cause=RecoverCode.ScheduleTimeout)
             return _stop_job(state, matter.since("the old pod has not gone in time"))
 
 

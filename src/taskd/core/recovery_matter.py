@@ -11,7 +11,8 @@ from typing import Any
 from taskd.core.recovery_config import RecoveryConfig
 from taskd.core.recovery_job import Job, Round, new_uuid
 from taskd.core.recovery_states import State, Step
-from taskd.model.recovery import Command, Verdict
+from taskd.model.codes import RecoverCode
+from taskd.model.recovery import Command
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Matter:
     config: RecoveryConfig
     because: str = ""
     before: tuple[Command, ...] = ()
-    cause: Verdict = Verdict.OK
+    cause: RecoverCode = RecoverCode.OK
     """What went wrong, where something did; late reports are answered with it."""
 
     def since(self, because: str) -> Matter:

@@ -25,6 +25,7 @@ from taskd.core.recovery_states import (
     SwitchingNic,
     Task,
 )
+from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import Rank
 from taskd.model.recovery import (
@@ -34,14 +35,12 @@ from taskd.model.recovery import (
     OperatorAskedNic,
     OperatorAskedStress,
     ReplyOperator,
-    Reported,
     ResetOperation,
     SendStressRanks,
     SendSwitchRanks,
     StatusReported,
     StopCompleted,
     StressResult,
-    Verdict,
     WriteResetConfig,
 )
 
@@ -53,7 +52,7 @@ def ask(
     state: Idle, event: OperatorAskedNic | OperatorAskedStress, now: float, config: RecoveryConfig
 ) -> Step:
     if problem := _problem(state.job, event):
-        return Step(state, because=problem, answer=Verdict.OPERATION_INVALID)
+        return Step(state, because=problem, answer=RecoverCode.OMParamInvalid)
     match event:
         case OperatorAskedNic(ranks, to_backup):
             task = Task(operation=Operation.NIC, ranks=ranks, to_backup=to_backup)
@@ -85,7 +84,7 @@ def _problem(job: Job, event: OperatorAskedNic | OperatorAskedStress) -> str:
 
 
 def paused(state: Pausing, matter: Matter, event: StopCompleted) -> Step:
-    if event.code != Reported.OK:
+    if event.code != RecoverCode.OK:
         return resume(matter, state.task, "om failed, pause train failed")
     matter = matter.since("every rank stands still")
     task, deadline = state.task, matter.now + matter.config.operation_timeout_s
@@ -99,7 +98,9 @@ def paused(state: Pausing, matter: Matter, event: StopCompleted) -> Step:
 
 
 def pause_expired(state: Pausing, matter: Matter) -> Step:
-    return resume(replace(matter, cause=Verdict.REPORT_TIMEOUT), state.task, "pause train timeout")
+    return resume(
+        replace(matter, cause=RecoverCode.WaitReportTimeout), state.task, "pause train timeout"
+    )
 
 
 def nic_result(state: SwitchingNic, matter: Matter, ok: bool) -> Step:
@@ -202,19 +203,19 @@ def resume(matter: Matter, task: Task, text: str) -> Step:
 
 
 def resumed(state: Resuming, matter: Matter, event: StatusReported) -> Step:
-    if event.code == Reported.OK:
+    if event.code == RecoverCode.OK:
         matter = matter.since("the job goes on")
         return matter.to(
             Idle(matter.retired().job), ReplyOperator(state.task.operation, state.text)
         )
-    return _not_resumed(state, matter, f"continue train failed ({event.code})", Verdict.OK)
+    return _not_resumed(state, matter, f"continue train failed ({event.code})", RecoverCode.OK)
 
 
 def resume_expired(state: Resuming, matter: Matter) -> Step:
-    return _not_resumed(state, matter, "continue train timeout", Verdict.REPORT_TIMEOUT)
+    return _not_resumed(state, matter, "continue train timeout", RecoverCode.WaitReportTimeout)
 
 
-def _not_resumed(state: Resuming, matter: Matter, what: str, cause: Verdict) -> Step:
+def _not_resumed(state: Resuming, matter: Matter, what: str, cause: RecoverCode) -> Step:
     text = f"{state.task.operation} failed, {what}"
     return kill(matter.since(text).doing(ReplyOperator(state.task.operation, text)), cause)
 

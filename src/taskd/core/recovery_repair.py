@@ -20,14 +20,13 @@ from taskd.core.recovery_states import (
     Shrunk,
     Step,
 )
+from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, merge
 from taskd.model.recovery import (
     AnnotatePodGroup,
-    Reported,
     ResetOperation,
     StatusReported,
     StrategiesReported,
-    Verdict,
     WriteResetConfig,
 )
 from taskd.model.strategies import UPGRADE, Strategy
@@ -63,13 +62,13 @@ def status_reported(state: Repairing, matter: Matter, event: StatusReported) -> 
     match state, event.code:
         case Dumping(), _:
             return _dumped(matter, event.code)
-        case Shrinking(), Reported.OK:
+        case Shrinking(), RecoverCode.OK:
             return _shrunk(matter)
-        case Shrinking(), Reported.ISOLATE:
+        case Shrinking(), RecoverCode.ExitIsolateRanks:
             return _isolate(matter, event)
-        case (Growing(), Reported.OK):
+        case (Growing(), RecoverCode.OK):
             return succeed(matter.since("the job has grown back"), "")
-        case _, Reported.OK:
+        case _, RecoverCode.OK:
             word = strategy_of(state).order
             return succeed(matter.since(f"{strategy_of(state)} worked"), f"{word}-success")
         case Retrying(), code:
@@ -85,7 +84,7 @@ def status_reported(state: Repairing, matter: Matter, event: StatusReported) -> 
 def _retry_failed(matter: Matter, code: int) -> Step:
     matter = matter.since(f"retry failed with {code}")
     matter = matter.in_cluster(AnnotatePodGroup(STATUS, "retry-failed"))
-    if code != Reported.RECOVERABLE:
+    if code != RecoverCode.RecoverableRetryError:
         lost = signals.lost(matter.job, matter.round)
         matter = matter.in_cluster(WriteResetConfig(ResetOperation.FAULT, lost))
         return try_next(matter, Strategy.RETRY, code)
@@ -95,7 +94,7 @@ def _retry_failed(matter: Matter, code: int) -> Step:
 
 
 def _dumped(matter: Matter, code: int) -> Step:
-    worked = code == Reported.OK
+    worked = code == RecoverCode.OK
     matter = matter.since("the job is saved" if worked else f"the job was not saved ({code})")
     matter = matter.in_cluster(
         AnnotatePodGroup(STATUS, "dump-success" if worked else "dump-failed")
@@ -154,4 +153,4 @@ def replacing_expired(state: Replacing, matter: Matter) -> Step:
         matter = matter.since("agents have had the time to read the reset config")
         return matter.to(replace(state, clear_at=None), WriteResetConfig(ResetOperation.CLEAR))
     matter = matter.since("the scheduler has not replaced the lost pods in time")
-    return try_next(matter, Strategy.RECOVER, Verdict.SCHEDULE_TIMEOUT)
+    return try_next(matter, Strategy.RECOVER, RecoverCode.ScheduleTimeout)

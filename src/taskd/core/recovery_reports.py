@@ -30,13 +30,12 @@ from taskd.core.recovery_states import (
     StressTesting,
     SwitchingNic,
 )
+from taskd.model.codes import RecoverCode
 from taskd.model.recovery import (
     Report,
-    Reported,
     StatusReported,
     StopCompleted,
     StrategiesReported,
-    Verdict,
 )
 from taskd.model.strategies import CONTINUE, MIGRATION, UPGRADE
 
@@ -48,17 +47,17 @@ def refusal(state: State, report: Report) -> Step | None:
         return Step(state, because="this report was taken before")
     current = "" if isinstance(state, Idle | Ended) else state.round.uuid
     if report.uuid and report.uuid in job.past:
-        return Step(state, because="its round is over", answer=Verdict.ROUND_ENDED)
+        return Step(state, because="its round is over", answer=RecoverCode.ControllerEventCancel)
     if report.uuid and report.uuid != current:
         because = f"no round has the uuid {report.uuid}"
-        return Step(state, because=because, answer=Verdict.ORDER_MIX)
+        return Step(state, because=because, answer=RecoverCode.OrderMix)
     if isinstance(state, Exiting | HandedOver | Killing | Ended):
-        answer = state.cause if state.cause is not Verdict.OK else Verdict.ORDER_MIX
+        answer = state.cause if state.cause is not RecoverCode.OK else RecoverCode.OrderMix
         return Step(state, because="the job is already being stopped", answer=answer)
     if not _awaited(state, report):
         name = type(state).__name__
         because = f"{name} does not wait for {_describe(report)}"
-        return Step(state, because=because, answer=Verdict.ORDER_MIX)
+        return Step(state, because=because, answer=RecoverCode.OrderMix)
     return None
 
 
@@ -81,7 +80,7 @@ def _awaited(state: State, report: Report) -> bool:
         case ((Negotiating() | AwaitingPause() | Shrunk()), StrategiesReported()):
             return True
         case ((SwitchingNic() | StressTesting()), StatusReported()):
-            return report.code != Reported.OK
+            return report.code != RecoverCode.OK
         case _, StatusReported(strategy=strategy):
             return strategy != "" and strategy == _ordered(state)
         case _:

@@ -21,13 +21,12 @@ from taskd.core.recovery_states import (
     Step,
     Stopping,
 )
+from taskd.model.codes import RecoverCode
 from taskd.model.faults import merge
 from taskd.model.ids import NodeRank
 from taskd.model.recovery import (
-    Reported,
     ResetOperation,
     StopCompleted,
-    Verdict,
     WriteFaultJobInfo,
     WriteResetConfig,
 )
@@ -77,9 +76,9 @@ def _dump_only(matter: Matter) -> bool:
 
 def stop_completed(matter: Matter, event: StopCompleted) -> Step:
     match event.code:
-        case Reported.OK:
+        case RecoverCode.OK:
             return settle(matter.since("every rank stands still"))
-        case Reported.NOT_READY:
+        case RecoverCode.ProcessNotReady:
             return kill(matter.since("the job has no running processes that could stop"))
         case code:
             return give_up(matter.since(f"the job could not stop its ranks ({code})"))
@@ -146,10 +145,8 @@ def _confirm(matter: Matter) -> Step:
     if not matter.job.config.platform:
         return _announce(matter)
     if platform.foreign_confirmation(matter.job):
-        held = matter.job.platform.confirm
-        return give_up(
-            matter.since(f"{platform.CONFIRM} still holds {held!r}"), Verdict.PLATFORM_FAULTS
-        )
+        matter = matter.since(f"{platform.CONFIRM} still holds {matter.job.platform.confirm!r}")
+        return give_up(matter, RecoverCode.WriteConfirmFaultOrWaitPlatResultFault)
     question = platform.ask(matter.round.faults)
     matter = matter.of_job(confirm=question.value).doing(question)
     deadline = matter.now + matter.config.platform_timeout_s

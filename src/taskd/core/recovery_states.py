@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from taskd.core.recovery_job import Job, Round
+from taskd.model.codes import RecoverCode
 from taskd.model.ids import Incident, JobId, Rank
-from taskd.model.recovery import Command, Operation, Pod, Signal, Verdict
+from taskd.model.recovery import Command, Operation, Pod, Signal
 from taskd.model.strategies import Strategy
 
 # At rest
@@ -46,7 +47,7 @@ class Ended:
 
     job: Job
     order: Signal | None
-    cause: Verdict
+    cause: RecoverCode
     deadline: float = inf
 
 
@@ -192,8 +193,9 @@ class Exiting:
 
     job: Job
     round: Round
-    order: Signal
-    cause: Verdict
+    order: Signal | None
+    """None once it is delivered."""
+    cause: RecoverCode
     deadline: float
 
 
@@ -204,7 +206,8 @@ class HandedOver:
     job: Job
     round: Round
     order: Signal | None
-    cause: Verdict
+    """To exit; None once it is delivered."""
+    cause: RecoverCode
     left_running: bool
     deadline: float
 
@@ -216,7 +219,7 @@ class Killing:
     job: Job
     round: Round
     order: Signal
-    cause: Verdict
+    cause: RecoverCode
     deadline: float
 
 
@@ -367,4 +370,4 @@ class Step:
     state: State
     commands: tuple[Command, ...] = ()
     because: str = ""
-    answer: Verdict = Verdict.OK
+    answer: RecoverCode = RecoverCode.OK

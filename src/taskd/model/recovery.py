@@ -9,40 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 
 from taskd.model.faults import Fault, FaultKind, SeenFault
 from taskd.model.ids import Incident, JobId, NodeRank, Rank
 from taskd.model.strategies import Strategy
-
-
-class Verdict(IntEnum):
-    """What a report is answered. The numbers are those of the wire (`wire/codes.RecoverCode`)."""
-
-    OK = 0
-    ORDER_MIX = 401
-    OPERATION_RUNNING = 411
-    OPERATION_INVALID = 413
-    CONFIG_MAP = 501
-    POD_GROUP = 502
-    SCHEDULE_TIMEOUT = 503
-    ROUND_ENDED = 506
-    REPORT_TIMEOUT = 507
-    PLATFORM_TIMEOUT = 508
-    PLATFORM_FAULTS = 509
-
-
-class Reported(IntEnum):
-    """The codes of a client's report that mean something to the machine."""
-
-    OK = 0
-    ISOLATE = 201
-    NOT_READY = 404
-    RECOVERABLE = 405
-    UNRECOVERABLE = 406
-    DUMP_FAILED = 407
-    FAILED = 499
-
 
 # What is known of a job
 
