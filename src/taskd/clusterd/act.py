@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, assert_never
 
-from taskd.clusterd.cluster import Cluster, ClusterRefused, Json, Key, Kind, key_of
+from taskd.clusterd.cluster import Cluster, ClusterRefused, Json, Key, Kind
 from taskd.clusterd.objects import (
     FAULT_JOB_INFO,
     JobFacts,
@@ -21,6 +21,7 @@ from taskd.model.recovery import (
     LabelPod,
     LabelPodGroup,
     RemoveFaultJobInfo,
+    ResetOperation,
     SendStressRanks,
     SendSwitchRanks,
     Signal,
@@ -104,13 +105,20 @@ def _pod(facts: JobFacts, uid: str) -> Key:
     return Key(Kind.POD, facts.namespace, name)
 
 
+async def clear_reset(facts: JobFacts, cluster: Cluster, now: float) -> None:
+    """Before a job is served: what an earlier life has left in its reset-config must not count."""
+    if cluster.get(reset_key(facts)) is not None:
+        await _reset(WriteResetConfig(ResetOperation.CLEAR), facts, cluster, now)
+
+
 async def _reset(command: WriteResetConfig, facts: JobFacts, cluster: Cluster, now: float) -> None:
     key = reset_key(facts)
     there = cluster.get(key)
     if there is None:
         raise ClusterRefused(f"{key} does not exist")
     metadata = there.get("metadata", {})
-    if int((metadata.get("annotations") or {}).get(SEQUENCE, 0)) >= command.sequence:
+    done = str((metadata.get("annotations") or {}).get(SEQUENCE, ""))
+    if command.sequence and done.isdecimal() and int(done) >= command.sequence:
         return
     try:
         data = reset_data(
@@ -123,7 +131,7 @@ async def _reset(command: WriteResetConfig, facts: JobFacts, cluster: Cluster, n
     except ValueError as error:
         raise ClusterRefused(f"{key}: {error}") from error
     patch = _annotations({SEQUENCE: str(command.sequence)}) | {"data": data}
-    await cluster.patch(key_of(there), patch, metadata.get("resourceVersion"))
+    await cluster.patch(key, patch, metadata.get("resourceVersion"))
 
 
 async def _info(cluster: Cluster, job: JobId, text: str | None) -> None:

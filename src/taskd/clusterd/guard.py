@@ -38,6 +38,8 @@ OFTEN = {"/Recover/HealthCheck", "/taskd.v1.Control/PublishProgress"}
 INNER = RecoverCode.ServerInnerError.sentence
 
 JOB_RATE, OFTEN_RATE, STRANGER_RATE = Rate(100, 400), Rate(20, 100), Rate(2_000, 6_000)
+BYTES_A_TOKEN = 4096
+"""A large request takes the place of many small ones."""
 KEYS = 20_000
 
 
@@ -110,19 +112,22 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]
         return guarded
 
     async def _admit(self, method: str, request: Any, context: Any) -> None:
-        refusal = self._refusal(method, job_of(request), context)
+        cost = 1.0 + request.ByteSize() / BYTES_A_TOKEN
+        refusal = self._refusal(method, job_of(request), cost, context)
         if refusal is not None:
             await context.abort(*refusal)
 
-    def _refusal(self, method: str, job: str, context: Any) -> tuple[grpc.StatusCode, str] | None:
+    def _refusal(
+        self, method: str, job: str, cost: float, context: Any
+    ) -> tuple[grpc.StatusCode, str] | None:
         sent = dict(context.invocation_metadata() or ())
         caller = self._authority.caller(sent, context.auth_context())
         allowed = caller is not None and (method in OPEN_METHODS or caller.may(job))
         # Only the job itself may use up its own share.
         if allowed and self._is_served(job):
-            within = (self._often if method in OFTEN else self._jobs).take(job)
+            within = (self._often if method in OFTEN else self._jobs).take(job, cost)
         else:
-            within = self._strangers.take(_host(context))
+            within = self._strangers.take(_host(context), cost)
         if not within:
             return grpc.StatusCode.RESOURCE_EXHAUSTED, RecoverCode.RateLimited.sentence
         if caller is None:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from secrets import token_hex
 
-from taskd.clusterd import book, declare, sense
+from taskd.clusterd import act, book, declare, sense
 from taskd.clusterd.cluster import (
     Changed,
     Cluster,
@@ -159,6 +159,10 @@ class Jobs:
                 return Answer.of(RecoverCode.JobNotExist)
             if len(self.served) >= self._config.max_jobs:
                 return Answer.of(RecoverCode.OutOfMaxServeJobs)
+            try:
+                await act.clear_reset(facts, self._cluster, self._tools.clock())
+            except (ClusterRefused, ClusterUnreachable) as error:
+                return Answer.of(RecoverCode.OperateConfigMapError, str(error))
             try:
                 await self._cluster.patch(facts.pod_group, {"metadata": {"labels": {ON: "on"}}})
             except (ClusterRefused, ClusterUnreachable) as error:

@@ -21,13 +21,13 @@ class Buckets:
         self._rate, self._keys, self._clock = rate, keys, clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, key: str) -> bool:
-        """Whether one more call is within the rate."""
+    def take(self, key: str, cost: float = 1.0) -> bool:
+        """Whether one more call is within the rate. A costly one may leave a debt."""
         now = self._clock()
         left, since = self._left.pop(key, (self._rate.burst, now))
         left = min(self._rate.burst, left + (now - since) * self._rate.a_second)
         allowed = left >= 1.0
-        self._left[key] = (left - allowed, now)
+        self._left[key] = (left - cost if allowed else left, now)
         if len(self._left) > self._keys:
             self._left.popitem(last=False)
         return allowed

@@ -7,7 +7,7 @@ hide the others.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 
 from taskd.clusterd.cluster import Json, Key, Kind
 from taskd.clusterd.objects import JobFacts
@@ -27,7 +27,11 @@ from taskd.model.recovery import (
 from taskd.wire._pb import recover_pb2 as pb
 
 MAX_RANK = 10_000_000
+MAX_LIST = 16_384
+"""More ranks in one report than any job has."""
 MAX_TEXT = 4_000
+SHORT_TEXT = 200
+"""What one of very many may say."""
 KINDS = {kind.value: kind for kind in FaultKind}
 STRESS_OPS = {0, 1}
 DEVICE_REPORT = "mindx-dl-deviceinfo-"
@@ -43,18 +47,26 @@ def rank_of(text: str) -> Rank | None:
     return Rank(int(text))
 
 
-def ranks_of(texts: Iterable[str]) -> tuple[Rank, ...]:
+def ranks_of(texts: Sequence[str]) -> tuple[Rank, ...]:
+    _check_length(texts)
     found = {rank for rank in map(rank_of, texts) if rank is not None}
     return tuple(sorted(found))
 
 
-def faults_of(listed: Iterable[pb.FaultRank], evidence: Sequence[str] = ()) -> tuple[Fault, ...]:
+def _check_length(listed: Sized) -> None:
+    if len(listed) > MAX_LIST:
+        raise Invalid(f"at most {MAX_LIST} ranks fit into one report, not {len(listed)}")
+
+
+def faults_of(listed: Sequence[pb.FaultRank], evidence: Sequence[str] = ()) -> tuple[Fault, ...]:
+    _check_length(listed)
     faults = []
+    limit = MAX_TEXT if len(listed) <= 64 else SHORT_TEXT
     for number, item in enumerate(listed):
         rank = rank_of(item.rankId)
         if rank is not None:
             kind = KINDS.get(item.faultType, FaultKind.ORDINARY)
-            told = evidence[number][:MAX_TEXT] if number < len(evidence) else ""
+            told = evidence[number][:limit] if number < len(evidence) else ""
             faults.append(Fault(rank, kind, evidence=told))
     return tuple(faults)
 
@@ -136,6 +148,7 @@ def stress_asked(request: pb.StressTestParam, facts: JobFacts) -> OperatorAskedS
 
 
 def stress_result(request: pb.StressTestResult) -> StressResult:
+    _check_length(request.stressResult)
     results = {}
     for text, told in request.stressResult.items():
         rank = rank_of(text)
