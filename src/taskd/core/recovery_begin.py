@@ -12,7 +12,7 @@ from taskd.core.recovery_matter import Matter
 from taskd.core.recovery_rounds import open_round
 from taskd.core.recovery_states import PreExiting, Step
 from taskd.model.faults import Fault, merge
-from taskd.model.ids import Incident
+from taskd.model.ids import Incident, NodeRank
 from taskd.model.recovery import Command, LabelPod, LabelPodGroup
 
 
@@ -47,7 +47,9 @@ def begin(
     if before is not None:
         history = before.history if cut_short is None else (*before.history, cut_short)
         matter = matter.knowing(
-            faults=merge(before.faults, faults), origin=before.origin, history=history
+            faults=merge(before.faults, faults),
+            origin=_origin(matter.job, before, faults),
+            history=history,
         )
     else:
         matter = matter.knowing(faults=merge((), faults))
@@ -60,6 +62,13 @@ def begin(
         deadline = now + config.pre_exit_timeout_s
         return matter.to(PreExiting(matter.job, matter.round, order, deadline), order)
     return open_round(matter)
+
+
+def _origin(job: Job, before: Round, news: tuple[Fault, ...]) -> tuple[tuple[NodeRank, str], ...]:
+    """A pod that has come during the trouble counts as new, unless the fault is in it."""
+    hit = set(job.nodes_of(fault.rank for fault in news))
+    here = {pod.node_rank: pod.uid for pod in job.members if pod.node_rank in hit}
+    return tuple(sorted({**dict(before.origin), **here}.items()))
 
 
 def _should_leave_first(matter: Matter) -> bool:

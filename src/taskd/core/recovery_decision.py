@@ -10,7 +10,7 @@ from taskd.core.choose import Question, choose
 from taskd.core.recovery_descent import exit_job
 from taskd.core.recovery_job import MASTER, Attempt, Job, Round
 from taskd.core.recovery_matter import Matter
-from taskd.core.recovery_rounds import retryable
+from taskd.core.recovery_rounds import retryable, with_pod_mates
 from taskd.core.recovery_states import (
     AwaitingPods,
     Converging,
@@ -80,6 +80,7 @@ def _order(matter: Matter, strategy: Strategy) -> tuple[Matter, Signal]:
         return matter, signals.change_strategy(matter.job, matter.round, strategy)
     before = matter.round.leaving
     matter = matter.knowing(leaving=before | frozenset(matter.job.nodes_of(matter.round.ranks)))
+    matter = with_pod_mates(matter)
     also = matter.round.leaving - before
     return matter, signals.change_strategy(matter.job, matter.round, strategy, also)
 

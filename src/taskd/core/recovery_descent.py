@@ -84,4 +84,4 @@ def killed(matter: Matter) -> Step:
     """What is left of the fault is looked at again only once the job had time to come back."""
     again_at = matter.now + matter.config.again_after_s
     closing = (WriteResetConfig(ResetOperation.CLEAR), RemoveFaultJobInfo())
-    return matter.to(Idle(matter.retired().job, again_at), *closing)
+    return matter.to(Idle(matter.retired().job, again_at, quiet=True), *closing)

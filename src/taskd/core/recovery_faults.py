@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from taskd.core.recovery_begin import begin
-from taskd.core.recovery_config import RecoveryConfig
+from taskd.core.recovery_config import ON, RecoveryConfig
 from taskd.core.recovery_hotswitch import abandon_switch, ailing_pod, begin_switch
 from taskd.core.recovery_job import Attempt, Job, Round
 from taskd.core.recovery_matter import Matter
@@ -49,6 +49,7 @@ from taskd.core.recovery_states import (
 )
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, SeenFault, merge
+from taskd.model.recovery import LabelPodGroup
 from taskd.model.strategies import Strategy
 
 Undecided = (
@@ -96,7 +97,7 @@ def faults_seen(state: State, now: float, config: RecoveryConfig) -> Step:
     faults = unhandled(state)
     because = "; ".join(f"the cluster sees {_tell(fault)}" for fault in faults)
     match state:
-        case Idle() if state.again_at is not None and now < state.again_at:
+        case Idle(quiet=True):
             return Step(state, because="is looked at again later")
         case Idle():
             return _at_rest(state, faults, now, config, because)
@@ -112,8 +113,14 @@ def faults_seen(state: State, now: float, config: RecoveryConfig) -> Step:
 
 
 def look_again(state: Idle, now: float, config: RecoveryConfig) -> Step:
-    """The time has come to see whether something is left."""
-    return faults_seen(replace(state, again_at=None), now, config)
+    """The time has come to see whether something is left, and to try again what has failed."""
+    taken = faults_seen(Idle(state.job), now, config)
+    if not isinstance(taken.state, Idle) or not state.job.paused:
+        return taken
+    waiting = replace(taken.state, again_at=now + config.again_after_s)
+    if state.job.labelling is not None:
+        return Step(waiting, because="the mark `pause` is being taken back")
+    return Step(waiting, (LabelPodGroup(ON, "on"),), "the mark `pause` is still to be taken back")
 
 
 def unhandled(state: State) -> tuple[Fault, ...]:

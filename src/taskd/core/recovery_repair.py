@@ -85,8 +85,8 @@ def _retry_failed(matter: Matter, code: int) -> Step:
     matter = matter.since(f"retry failed with {code}")
     matter = matter.in_cluster(AnnotatePodGroup(STATUS, "retry-failed"))
     if code != RecoverCode.RecoverableRetryError:
-        lost = signals.lost(matter.job, matter.round)
-        matter = matter.in_cluster(WriteResetConfig(ResetOperation.FAULT, lost))
+        listed = WriteResetConfig(ResetOperation.FAULT, matter.round.ranks)
+        matter = matter.in_cluster(listed)
         return try_next(matter, Strategy.RETRY, code)
     # The faults are ordinary ones from here on, and the job is asked anew.
     failed = Attempt(Strategy.RETRY, code)

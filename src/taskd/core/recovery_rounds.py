@@ -22,7 +22,7 @@ from taskd.core.recovery_states import (
     Stopping,
 )
 from taskd.model.codes import RecoverCode
-from taskd.model.faults import merge
+from taskd.model.faults import Fault, merge
 from taskd.model.ids import NodeRank
 from taskd.model.recovery import (
     ResetOperation,
@@ -54,8 +54,9 @@ def stop(matter: Matter) -> Step:
     """Tell every rank to stand still, or, where a dump is all that is wanted, to save and leave."""
     if _dump_only(matter):
         matter = matter.since("a dump is all that is wanted")
-        lost = signals.lost(matter.job, matter.round)
-        matter = matter.in_cluster(WriteResetConfig(ResetOperation.FAULT, lost))
+        leaving = frozenset(matter.job.nodes_of(matter.round.ranks))
+        matter = with_pod_mates(matter.knowing(leaving=leaving))
+        matter = matter.in_cluster(WriteResetConfig(ResetOperation.FAULT, matter.round.ranks))
         order = signals.save_and_exit(matter.job, matter.round)
         deadline = matter.now + matter.config.status_timeout_s
         return matter.to(Dumping(matter.job, matter.round, order, deadline), order)
@@ -166,12 +167,21 @@ def confirmed(state: PlatformConfirming, matter: Matter) -> Step:
     return _announce(matter.since(f"the platform has confirmed the faults and wants {word}"))
 
 
+def with_pod_mates(matter: Matter) -> Matter:
+    """Whoever shares a pod that must leave is lost with it."""
+    mates = matter.job.ranks_of(matter.round.leaving)
+    reason = "its pod must leave"
+    faults = (Fault(rank, in_place=False, evidence=reason) for rank in mates)
+    return matter.knowing(faults=merge(matter.round.faults, faults))
+
+
 def _announce(matter: Matter) -> Step:
     again = retryable(matter.job, matter.round)
     if not again:
+        matter = with_pod_mates(matter)
         in_place = Strategy.RECOVER_IN_PLACE in matter.job.config.strategies
-        lost = signals.lost(matter.job, matter.round)
-        matter = matter.in_cluster(WriteResetConfig(ResetOperation.FAULT, lost, in_place))
+        listed = WriteResetConfig(ResetOperation.FAULT, matter.round.ranks, in_place)
+        matter = matter.in_cluster(listed)
     order = signals.global_fault(matter.job, matter.round, again)
     deadline = matter.now + matter.config.strategy_timeout_s
     return matter.to(Negotiating(matter.job, matter.round, order, deadline), order)

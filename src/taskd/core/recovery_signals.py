@@ -59,7 +59,7 @@ def save_and_exit(job: Job, round_: Round) -> Signal:
 
 
 def global_fault(job: Job, round_: Round, retryable: bool) -> Signal:
-    """All ranks that are lost. Whoever shares a pod that must leave is lost with it."""
+    """All ranks that are lost, by now with those that share a pod that must leave."""
     if retryable:
         kinds = {fault.kind for fault in round_.faults}
         return Signal(
@@ -75,7 +75,7 @@ def global_fault(job: Job, round_: Round, retryable: bool) -> Signal:
         incident=job.incident,
         type="globalFault",
         actions=("on_global_rank", EXIT_NODES),
-        faults=as_ordinary(lost(job, round_)),
+        faults=as_ordinary(round_.ranks),
         nodes=standing(job, round_, round_.leaving),
     )
 
@@ -84,14 +84,13 @@ def change_strategy(
     job: Job, round_: Round, strategy: Strategy, also_leave: frozenset[NodeRank] = frozenset()
 ) -> Signal:
     """`also_leave`: nodes that the global fault had left out, in the hope to heal them in place."""
-    faults = as_ordinary(lost(job, round_))
-    nodes = job.nodes_of(fault.rank for fault in faults)
+    faults = as_ordinary(round_.ranks)
+    nodes = job.nodes_of(round_.ranks)
     actions: tuple[str, ...] = ("change_strategy",)
     extra = ""
     match strategy:
         case Strategy.RETRY:
             faults = as_they_are(round_.faults)
-            nodes = job.nodes_of(round_.ranks)
         case Strategy.RECOVER_IN_PLACE:
             actions += (RESTART_NODES,)
             nodes = tuple(node for node in nodes if node not in round_.leaving)
@@ -115,7 +114,7 @@ def upgrade(job: Job, round_: Round) -> Signal:
 
 
 def dump_exit(job: Job, round_: Round) -> Signal:
-    nodes = job.nodes_of(lost(job, round_))
+    nodes = job.nodes_of(round_.ranks)
     return _change(job, round_, Strategy.EXIT, ("change_strategy",), (), nodes, "dump_exit")
 
 
@@ -175,11 +174,6 @@ def as_they_are(faults: Iterable[Fault]) -> tuple[FaultRank, ...]:
 
 def as_ordinary(ranks: Iterable[Rank]) -> tuple[FaultRank, ...]:
     return tuple(FaultRank(rank, FaultKind.ORDINARY) for rank in ranks)
-
-
-def lost(job: Job, round_: Round) -> tuple[Rank, ...]:
-    """The ranks at fault and all that share a pod which must leave."""
-    return tuple(sorted({*round_.ranks, *job.ranks_of(round_.leaving)}))
 
 
 def standing(job: Job, round_: Round, nodes: Iterable[NodeRank]) -> tuple[NodeRank, ...]:

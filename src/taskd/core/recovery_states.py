@@ -26,6 +26,8 @@ class Idle:
     job: Job
     again_at: float | None = None
     """When to look again at what is still owed or unhandled."""
+    quiet: bool = False
+    """Until then, what the cluster sees is left alone: the job has just been ended."""
 
     @property
     def deadline(self) -> float:

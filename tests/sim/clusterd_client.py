@@ -1,0 +1,273 @@
+"""The job's side: a manager that follows signals, and may die, be late, fail or be cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from taskd.core.recovery import Step
+from taskd.model.faults import Fault, FaultKind
+from taskd.model.ids import Rank
+from taskd.model.recovery import (
+    Event,
+    FaultsReported,
+    Signal,
+    SignalDelivered,
+    StatusReported,
+    StopCompleted,
+    StrategiesReported,
+    Stream,
+    Subscribed,
+    Unsubscribed,
+)
+from tests.sim.clusterd_truth import AWAY, DEAD, ERRING, STANDING, TRAINING
+
+if TYPE_CHECKING:
+    from tests.sim.clusterd_world import World
+
+
+class Client:
+    def __init__(self, world: World, speaks_uuid: bool) -> None:
+        self.world = world
+        self.speaks_uuid = speaks_uuid
+        self.generation = 0
+        """Counts the lives of the manager: what an earlier one had under way is lost."""
+        self.task = 0
+        """Counts the orders: a newer one ends the work on an older one."""
+        self.subscribed = False
+        self.sequence = 0
+        self.answered: dict[int, Event] = {}
+        self.kinds: dict[Rank, FaultKind] = {}
+        """What each erring rank suffers from."""
+
+    # Its life
+
+    def start(self) -> None:
+        self.generation += 1
+        self.task += 1
+        self.subscribed = False
+        self.sequence = 0
+        self.answered.clear()
+        self._again(5.0, self._subscribe)
+        self._again(5.0, self.report_faults)
+
+    def die(self) -> None:
+        """A new one is started, which finds the ranks as they are."""
+        self.lose_stream()
+        self.start()
+
+    def lose_stream(self) -> None:
+        if self.subscribed:
+            self.subscribed = False
+            self.world.tell(Unsubscribed())
+            self._again(5.0, self._subscribe)
+
+    def _subscribe(self) -> None:
+        if self.subscribed:
+            return
+        if not self.world.up:
+            self._again(5.0, self._subscribe)
+            return
+        self.subscribed = True
+        self.world.tell(Subscribed())
+        self.world.tell(Subscribed(Stream.NIC))
+        self.world.tell(Subscribed(Stream.STRESS))
+
+    def _again(self, within_s: float, happen: Callable[[], None]) -> None:
+        generation = self.generation
+        self.world.later(within_s, lambda: happen() if self.generation == generation else None)
+
+    def report_faults(self) -> None:
+        """Everything that is wrong now; said until it is heard."""
+        truth = self.world.truth
+        faults = [Fault(rank) for rank in truth.all_of(DEAD)]
+        faults += [Fault(rank, self.kinds[rank]) for rank in truth.all_of(ERRING)]
+        if faults and not truth.ended:
+            self.world.report(FaultsReported(tuple(faults)), self._faults_heard)
+
+    def _faults_heard(self, taken: Step) -> None:
+        """Refused while the whole job is being restarted: is it still true afterwards?"""
+        if taken.answer:
+            self._again(60.0, self.report_faults)
+
+    # Signals
+
+    def hear(self, signal: Signal) -> None:
+        if not self.subscribed:
+            return
+        if self.world.chance(0.02):
+            self.lose_stream()
+            return
+        self.world.later(1.0, lambda: self.world.tell(SignalDelivered(signal.sequence)) and None)
+        if signal.sequence in self.answered:
+            self._report(self.answered[signal.sequence])
+        elif signal.sequence > self.sequence:
+            self._take(signal)
+
+    def _take(self, signal: Signal) -> None:
+        self.sequence = signal.sequence
+        match signal.type, signal.actions[:1]:
+            case "preExitProcess", _:
+                self._work(signal, 5.0, lambda: self._leave(signal))
+            case "stopTrain", _:
+                self._work(signal, 5.0, lambda: self._stand(signal))
+            case "globalFault", _:
+                self._work(signal, 5.0, lambda: self._negotiate(signal))
+            case "changeStrategy", _:
+                self._work(signal, self.world.pace(), lambda: self._follow(signal))
+            case "saveAndExit", _:
+                self._work(signal, 30.0, lambda: self._dump(signal))
+            case "faultNodesExit", _:
+                self._kill_nodes(signal)
+                self._work(signal, 20.0, lambda: self._shrink(signal, isolate=False))
+            case "killMaster", _:
+                self.world.cluster.restart_job()
+            case "hot-switch", ("new pod running",):
+                self._work(signal, 5.0, lambda: self._pause_to_move(signal))
+            case _:
+                pass
+
+    def _work(self, signal: Signal, within_s: float, happen: Callable[[], None]) -> None:
+        self.task += 1
+        task = self.task
+        self._again(within_s, lambda: happen() if self.task == task else None)
+
+    def _answer(self, signal: Signal, event: Event) -> None:
+        self.answered[signal.sequence] = event
+        self._report(event)
+
+    def _report(self, event: Event) -> None:
+        self.world.report(event, lambda _taken: None)
+
+    def _uuid(self, signal: Signal) -> str:
+        return signal.uuid if self.speaks_uuid else ""
+
+    # What the orders do to the ranks
+
+    def _leave(self, signal: Signal) -> None:
+        for node in signal.nodes:
+            for rank in self.world.truth.homes[node]:
+                self.world.truth.kill(rank)
+        if self.world.chance(0.7):
+            self.report_faults()
+
+    def _stand(self, signal: Signal) -> None:
+        code = 0
+        if self.world.chance(0.02):
+            code = self.world.random.choice([404, 499])
+        else:
+            self.world.truth.move(STANDING, TRAINING)
+        self._answer(signal, StopCompleted(code, self._uuid(signal)))
+
+    def _negotiate(self, signal: Signal) -> None:
+        if "fault_nodes_exit" in signal.actions:
+            self._kill_nodes(signal)
+        words = ["retry", "recover", "downgrade", "dump", "exit"]
+        offered = tuple(word for word in words if self.world.chance(0.85))
+        self._answer(signal, StrategiesReported(offered, self._uuid(signal)))
+
+    def _kill_nodes(self, signal: Signal) -> None:
+        for node in signal.nodes:
+            self.world.cluster.pod_fails(node)
+
+    def _follow(self, signal: Signal) -> None:
+        if signal.strategy in ("recover", "downgrade", "dump") and signal.nodes:
+            if "fault_nodes_exit" in signal.actions or (
+                signal.strategy == "recover" and signal.extra != "recover-in-place"
+            ):
+                self._kill_nodes(signal)
+        match signal.strategy:
+            case "retry":
+                self._retry(signal)
+            case "recover":
+                self._recover(signal)
+            case "downgrade":
+                self._shrink(signal, isolate=self.world.chance(0.5))
+            case "upgrade":
+                self._recover(signal)
+            case "dump":
+                self._dump(signal)
+            case "exit":
+                self.world.truth.ended = not self.world.job.cluster
+                self.world.truth.move(DEAD, TRAINING, STANDING, ERRING, AWAY)
+                self._kill_nodes(signal)
+                self._start_over(signal)
+            case "continue" | "migration":
+                if self.world.chance(0.1):
+                    self._status(signal, 499)
+                else:
+                    self.world.truth.move(TRAINING, STANDING)
+                    self._status(signal, 0)
+            case _:
+                raise AssertionError(f"an unknown order: {signal}")
+
+    def _start_over(self, signal: Signal) -> None:
+        """The agents of the pods that stay start their processes anew once all pods are there."""
+        truth = self.world.truth
+        if truth.ended:
+            return
+        if len(truth.pods) == len(truth.homes) and self.world.chance(0.5):
+            truth.move(TRAINING, DEAD)
+        else:
+            self._work(signal, 30.0, lambda: self._start_over(signal))
+
+    def _retry(self, signal: Signal) -> None:
+        truth = self.world.truth
+        if truth.all_of(DEAD) or self.world.chance(0.2):
+            self._status(signal, self.world.random.choice([405, 405, 406, 499]))
+            return
+        truth.move(TRAINING, STANDING, ERRING)
+        self._status(signal, 0)
+
+    def _recover(self, signal: Signal, among: tuple[str, ...] = (DEAD, ERRING, AWAY)) -> None:
+        """New processes for those that are lost, where there is a place for them."""
+        truth = self.world.truth
+        homeless = [rank for rank in truth.all_of(*among) if not self._can_run(rank)]
+        if homeless:
+            # Perhaps the scheduler is still at it.
+            if self.world.chance(0.1):
+                self._status(signal, 499)
+            else:
+                self._work(signal, 30.0, lambda: self._recover(signal, among))
+            return
+        if self.world.chance(0.15):
+            self._status(signal, self.world.random.choice([405, 406, 499]))
+            return
+        truth.move(TRAINING, *among, STANDING)
+        self._status(signal, 0)
+
+    def _can_run(self, rank: Rank) -> bool:
+        device = self.world.truth.device_of(rank)
+        node = self.world.truth.node_of(rank)
+        here = node in self.world.truth.pods or not self.world.job.cluster
+        return here and (device is None or device.level in ("RestartBusiness", "SubHealthFault"))
+
+    def _shrink(self, signal: Signal, isolate: bool) -> None:
+        truth = self.world.truth
+        if self.world.chance(0.15):
+            self._status(signal, 499, "downgrade")
+            return
+        if isolate:
+            node = truth.node_of(truth.all_of(DEAD, ERRING, STANDING)[-1])
+            isolated = truth.homes[node]
+            status = StatusReported(201, "downgrade", isolated, self._uuid(signal))
+            self._answer(signal, status)
+            return
+        truth.move(AWAY, DEAD, ERRING)
+        truth.move(TRAINING, STANDING)
+        self._status(signal, 0, "downgrade")
+
+    def _dump(self, signal: Signal) -> None:
+        self.world.truth.move(STANDING, TRAINING)
+        self._status(signal, 407 if self.world.chance(0.2) else 0, "dump")
+
+    def _status(self, signal: Signal, code: int, strategy: str = "") -> None:
+        if code and signal.strategy in ("retry", "recover", "upgrade", "migration"):
+            self.world.truth.move(STANDING, TRAINING)
+        word = strategy or signal.strategy
+        self._answer(signal, StatusReported(code, word, (), self._uuid(signal)))
+
+    def _pause_to_move(self, signal: Signal) -> None:
+        self.world.truth.move(STANDING, TRAINING)
+        offered = ("exit",) if self.world.chance(0.15) else ("migration", "exit")
+        self._answer(signal, StrategiesReported(offered, self._uuid(signal)))

@@ -1,0 +1,239 @@
+"""The cluster's side: scheduler, platform, operator and their slow, forgetful ways."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from taskd.model.faults import SeenFault
+from taskd.model.ids import NodeRank, Rank
+from taskd.model.recovery import (
+    AnnotatePod,
+    AnnotatePodGroup,
+    ClusterWriteDone,
+    ClusterWriteFailed,
+    Command,
+    FaultsSeen,
+    LabelPodGroup,
+    NicResult,
+    OperatorAskedNic,
+    OperatorAskedStress,
+    OpResult,
+    PlatformSeen,
+    PodsSeen,
+    ReplyOperator,
+    SendStressRanks,
+    SendSwitchRanks,
+    Signal,
+    StressResult,
+)
+
+if TYPE_CHECKING:
+    from tests.sim.clusterd_world import World
+
+LEVELS = ("RestartBusiness", "RestartBusiness", "SeparateNPU", "SubHealthFault")
+
+
+class Cluster:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.annotations = PlatformSeen()
+        self.paused = False
+        self.replies: list[str] = []
+        self.asked = 0
+
+    # What clusterd is shown, again and again
+
+    def show(self) -> None:
+        """The whole picture, again and again; a look that is lost is made up by the next."""
+        self.look()
+        self.world.later(120.0 if self.world.troubled else 2000.0, self.show)
+
+    def look(self) -> None:
+        truth = self.world.truth
+        if not self.world.job.cluster or truth.ended:
+            return
+        if self.world.chance(0.8):
+            pods = (*truth.pods.values(), *truth.backups.values())
+            self.world.tell(PodsSeen(pods, truth.phase))
+        if self.world.chance(0.8):
+            seen = [
+                replace(truth.devices[pod.uid], pod=pod.uid)
+                for pod in truth.pods.values()
+                if pod.uid in truth.devices
+            ]
+            self.world.tell(FaultsSeen(tuple(seen)))
+        if self.world.job.platform and self.world.chance(0.8):
+            self.world.tell(self.annotations)
+
+    def _soon(self) -> None:
+        self.world.later(5.0, self.look)
+
+    # Devices
+
+    def break_device(self, rank: Rank) -> None:
+        truth = self.world.truth
+        pod = truth.pods.get(truth.node_of(rank))
+        if pod is None or not self.world.job.cluster:
+            return
+        level = self.world.random.choice(LEVELS)
+        code = self.world.random.choice(["40F84E00", "40F84E00", "80E01801", "8C1F860B"])
+        if level == "SubHealthFault":
+            code = "40F84E00"
+        truth.devices[pod.uid] = SeenFault(rank, code, level, pod.uid)
+        if level == "RestartBusiness":
+            self.world.later(30.0, lambda: self._heal(pod.uid))
+        self._soon()
+
+    def _heal(self, uid: str) -> None:
+        self.world.truth.devices.pop(uid, None)
+        self._soon()
+
+    # Pods
+
+    def pod_fails(self, node: NodeRank) -> None:
+        truth = self.world.truth
+        truth.remove(node)
+        if not self.world.job.cluster:
+            truth.place(node)
+        elif self.world.chance(0.85):
+            self.world.later(100.0, lambda: self._replace(node))
+        self._soon()
+
+    def _replace(self, node: NodeRank) -> None:
+        if node not in self.world.truth.pods:
+            self.world.truth.place(node)
+            self._soon()
+
+    def restart_job(self) -> None:
+        """Everything anew: pods, processes, and the manager among them."""
+        if self.world.truth.ended:
+            return
+        truth = self.world.truth
+        truth.phase = "Pending"
+        for node in truth.homes:
+            truth.remove(node)
+        truth.backups.clear()
+        self.world.client.lose_stream()
+        self.world.client.generation += 1
+        self._soon()
+        self.world.later(60.0, self._job_runs)
+
+    def _job_runs(self) -> None:
+        if self.world.truth.phase == "Running":
+            return
+        self.world.truth.start()
+        self.world.client.start()
+        self._soon()
+
+    # Commands
+
+    def perform(self, command: Command) -> None:
+        match command:
+            case ReplyOperator():
+                self.asked -= 1
+                self.replies.append(command.text)
+                return
+            case SendSwitchRanks():
+                self.world.later(20.0, lambda: self.world.tell(NicResult(self.world.chance(0.8))))
+                return
+            case SendStressRanks(ops):
+                self._stress(tuple(ops))
+                return
+            case Signal():
+                raise AssertionError("signals go to the client")
+            case _:
+                failed = self.world.chance(0.03)
+                sequence = command.sequence
+                event = ClusterWriteFailed(sequence, "a conflict") if failed else None
+                told = event or ClusterWriteDone(sequence)
+                self.world.later(5.0, lambda: self.world.tell(told) and None)
+                if not failed:
+                    self._write(command)
+
+    def _write(self, command: Command) -> None:
+        match command:
+            case LabelPodGroup(value="pause"):
+                self.paused = True
+                if self.world.chance(0.9):
+                    self.world.later(60.0, self._restart_if_paused)
+            case LabelPodGroup(value="on"):
+                self.paused = False
+            case AnnotatePodGroup(key="ProcessConfirmFault", value=value):
+                self.annotations = replace(self.annotations, confirm=value)
+                self.world.later(self.world.pace(), self._platform_answers)
+            case AnnotatePod(pod=uid, key="needOperatorOpe", value="create"):
+                if self.world.chance(0.8):
+                    self.world.later(40.0, lambda: self._back_up(uid))
+            case AnnotatePod(pod=uid, key="needOperatorOpe", value="delete"):
+                backups = self.world.truth.backups
+                for node in [node for node, pod in backups.items() if pod.uid == uid]:
+                    del backups[node]
+            case AnnotatePod(pod=uid, key="needVolcanoOpe", value="delete"):
+                if self.world.chance(0.9):
+                    self.world.later(40.0, lambda: self._delete(uid))
+            case _:
+                pass
+
+    def _restart_if_paused(self) -> None:
+        if self.paused:
+            self.restart_job()
+
+    def _back_up(self, uid: str) -> None:
+        for node, pod in list(self.world.truth.pods.items()):
+            if pod.uid == uid:
+                self.world.truth.place(node, backup=True)
+                self._soon()
+
+    def _delete(self, uid: str) -> None:
+        truth = self.world.truth
+        for node, pod in list(truth.pods.items()):
+            if pod.uid != uid:
+                continue
+            if node == 0:
+                self.restart_job()
+            elif node in truth.backups:
+                truth.devices.pop(uid, None)
+                truth.pods[node] = truth.backups.pop(node)
+                self._soon()
+            else:
+                self.pod_fails(node)
+
+    # The platform
+
+    def platform_names(self, word: str) -> None:
+        self.annotations = PlatformSeen(strategy=word)
+        self._soon()
+
+    def _platform_answers(self) -> None:
+        table = self.world.random.choice(["true", "true", "false", None])
+        self.annotations = replace(self.annotations, result="", rank_table=table)
+        self._soon()
+        if self.world.chance(0.9):
+            self.world.later(400.0, self._platform_clears)
+
+    def _platform_clears(self) -> None:
+        word = self.world.random.choice(["retry", "recover", "recover", "dump", "exit"])
+        self.annotations = PlatformSeen(strategy=word)
+
+    # The operator
+
+    def ask_nic(self) -> None:
+        ranks = tuple(self.world.truth.ranks)[:2]
+        taken = self.world.tell(OperatorAskedNic(ranks, (True,) * len(ranks)))
+        self.asked += taken is not None and taken.answer == 0
+
+    def ask_stress(self) -> None:
+        ops = {rank: (0, 1) for rank in list(self.world.truth.ranks)[-2:]}
+        taken = self.world.tell(OperatorAskedStress(ops))
+        self.asked += taken is not None and taken.answer == 0
+
+    def _stress(self, ranks: tuple[Rank, ...]) -> None:
+        def done() -> None:
+            codes = ["0"] * 8 + ["1", "2", "3", "4"]
+            results = {
+                rank: {"aic": OpResult(self.world.random.choice(codes), "")} for rank in ranks
+            }
+            self.world.tell(StressResult(results))
+
+        self.world.later(self.world.pace() * 4, done)

@@ -1,0 +1,86 @@
+"""What is really true of a simulated job: its pods, its processes, its devices.
+
+Nobody in the simulation may look here but the truth's own actors (the client at the ranks that it
+runs, the scheduler at its pods) and the checks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from taskd.model.faults import SeenFault
+from taskd.model.ids import NodeRank, Rank
+from taskd.model.recovery import Pod
+
+TRAINING, STANDING, ERRING, DEAD, AWAY = "training", "standing", "erring", "dead", "away"
+"""AWAY: the job goes on without this rank."""
+
+
+@dataclass
+class Truth:
+    sizes: tuple[int, ...]
+    """How many ranks each node holds: nodes need not be alike."""
+    ranks: dict[Rank, str] = field(default_factory=dict)
+    pods: dict[NodeRank, Pod] = field(default_factory=dict)
+    backups: dict[NodeRank, Pod] = field(default_factory=dict)
+    devices: dict[str, SeenFault] = field(default_factory=dict)
+    """What is wrong with the devices under a pod, by its uid."""
+    phase: str = "Running"
+    ended: bool = False
+    generation: int = 0
+
+    def __post_init__(self) -> None:
+        self.homes: dict[NodeRank, tuple[Rank, ...]] = {}
+        first = 0
+        for node, size in enumerate(self.sizes):
+            self.homes[NodeRank(node)] = tuple(Rank(r) for r in range(first, first + size))
+            first += size
+        self.start()
+
+    def start(self) -> None:
+        """All pods and processes are new."""
+        self.ranks = {rank: TRAINING for ranks in self.homes.values() for rank in ranks}
+        self.backups.clear()
+        for node in self.homes:
+            self.place(node)
+        self.phase = "Running"
+
+    def place(self, node: NodeRank, backup: bool = False) -> Pod:
+        """A new pod, on other devices; what was wrong with the old ones is not its trouble."""
+        self.generation += 1
+        uid = f"pod-{node}-{self.generation}"
+        ranks = self.homes[node]
+        devices = tuple(str(i) for i in range(len(ranks)))
+        pod = Pod(node, uid, uid, f"host-{self.generation}", ranks, devices, True, backup)
+        if backup:
+            self.backups[node] = pod
+        else:
+            if old := self.pods.get(node):
+                self.devices.pop(old.uid, None)
+            self.pods[node] = pod
+        return pod
+
+    def remove(self, node: NodeRank) -> None:
+        pod = self.pods.pop(node, None)
+        if pod is not None:
+            self.devices.pop(pod.uid, None)
+        for rank in self.homes[node]:
+            self.kill(rank)
+
+    def kill(self, rank: Rank) -> None:
+        if self.ranks[rank] is not AWAY:
+            self.ranks[rank] = DEAD
+
+    def node_of(self, rank: Rank) -> NodeRank:
+        return next(node for node, ranks in self.homes.items() if rank in ranks)
+
+    def all_of(self, *statuses: str) -> list[Rank]:
+        return [rank for rank, status in self.ranks.items() if status in statuses]
+
+    def move(self, to: str, *statuses: str) -> None:
+        for rank in self.all_of(*statuses):
+            self.ranks[rank] = to
+
+    def device_of(self, rank: Rank) -> SeenFault | None:
+        pod = self.pods.get(self.node_of(rank))
+        return None if pod is None else self.devices.get(pod.uid)

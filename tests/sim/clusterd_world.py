@@ -1,0 +1,208 @@
+"""clusterd, a job's client, its ranks and a cluster in one thread: virtual time, a rude network.
+
+clusterd is the real machine behind a journal; it may be killed at any moment and must come back as
+it was. The world checks every order against the truth at the moment it is given.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from itertools import count
+
+from taskd.core.recovery import NEW, RecoveryConfig, State, Step, step
+from taskd.core.recovery_states import Idle
+from taskd.model.ids import JobId
+from taskd.model.recovery import (
+    Command,
+    Event,
+    JobConfig,
+    JobRegistered,
+    Signal,
+    Tick,
+    Unsubscribed,
+)
+from taskd.model.strategies import Strategy, parse_strategies
+from tests.sim.clusterd_client import Client
+from tests.sim.clusterd_cluster import Cluster
+from tests.sim.clusterd_truth import TRAINING, Truth
+
+MAX_STEPS = 20_000
+START = 1.0e6
+TROUBLE_S = 2_000.0
+REPAIRS = ("retry", "recover", "downgrade", "dump")
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = START
+        self.job = self._job_config()
+        self.config = self._recovery_config()
+        sizes = tuple(self.random.randint(1, 3) for _ in range(self.random.randint(2, 4)))
+        self.truth = Truth(sizes)
+        self.client = Client(self, speaks_uuid=self.random.random() < 0.8)
+        self.cluster = Cluster(self)
+        self.state: State = NEW
+        self.up = True
+        self.journal: list[tuple[float, Event]] = []
+        self.outbox: list[Command] = []
+        self.story: list[str] = []
+        self.edges: set[tuple[type[State], type[State]]] = set()
+        self.orders: dict[tuple[int, str, str], int] = {}
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._tiebreak = count()
+        self.tell(JobRegistered(JobId("job"), self.job, f"seed{seed}", "job"))
+        self.cluster.show()
+        self.client.start()
+
+    def _job_config(self) -> JobConfig:
+        words = [s for s in Strategy if self.random.random() < 0.6]
+        cluster = self.random.random() < 0.7
+        return JobConfig(
+            strategies=parse_strategies(",".join(words)),
+            cluster=cluster,
+            platform=cluster and self.random.random() < 0.25,
+            sub_health=self.random.choice(["ignore", "graceExit", "hotSwitch", "hotSwitch"]),
+            rescheduling=cluster and self.random.random() < 0.5,
+            super_pod=cluster and self.random.random() < 0.3,
+            framework=self.random.choice(["pytorch", "mindspore"]),
+        )
+
+    def _recovery_config(self) -> RecoveryConfig:
+        if self.random.random() < 0.5:
+            return RecoveryConfig()
+        return RecoveryConfig(flush_s=1.0, release_s=10.0, convergence_s=3.0, pickup_s=5.0)
+
+    # Time
+
+    def run(self, until: float) -> None:
+        end = self.now + until
+        for _ in range(MAX_STEPS):
+            deadline = self.state.deadline if self.up else float("inf")
+            if self._agenda and self._agenda[0][0] <= max(deadline, self.now):
+                at, _, happen = heapq.heappop(self._agenda)
+                if at > end:
+                    return
+                self.now = max(self.now, at)
+                happen()
+            elif deadline <= end:
+                self.now = max(self.now, deadline)
+                self.tell(Tick())
+            else:
+                return
+        raise AssertionError("\n".join(["no end", *self.story[-60:]]))
+
+    def later(self, within_s: float, happen: Callable[[], None]) -> None:
+        at = self.now + self.random.uniform(0, within_s)
+        heapq.heappush(self._agenda, (at, next(self._tiebreak), happen))
+
+    @property
+    def troubled(self) -> bool:
+        return self.now < START + 2 * TROUBLE_S
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def pace(self) -> float:
+        """Mostly quick; now and then so slow that a deadline passes."""
+        return 2500.0 if self.chance(0.01) else 5.0
+
+    # clusterd
+
+    def tell(self, event: Event) -> Step | None:
+        """Journal, then decide, then act. None: nobody was there to hear it."""
+        if not self.up:
+            return None
+        self.journal.append((self.now, event))
+        before = self.state
+        taken = step(before, event, self.now, self.config)
+        self.state = taken.state
+        self.story.append(
+            f"{self.now - START:9.2f} {event} -> {type(taken.state).__name__}: {taken.because}"
+            f" [{int(taken.answer)}]"
+        )
+        self._check_step(before, taken)
+        self.outbox.extend(taken.commands)
+        if self.chance(0.004):
+            self.crash()
+        else:
+            self._act()
+        return taken
+
+    def _act(self) -> None:
+        commands, self.outbox = self.outbox, []
+        for command in commands:
+            self.story.append(f"{'':14}{command}")
+            self.perform(command)
+
+    def perform(self, command: Command) -> None:
+        if isinstance(command, Signal):
+            self.client.hear(command)
+        else:
+            self.cluster.perform(command)
+
+    def crash(self) -> None:
+        """What was decided and not yet done is done after the restart, or a second time."""
+        self.story.append(f"{self.now - START:9.2f} clusterd is killed")
+        self.up = False
+        self.client.lose_stream()
+        self.later(20.0, self.restart)
+
+    def restart(self) -> None:
+        restored: State = NEW
+        for at, event in self.journal:
+            restored = step(restored, event, at, self.config).state
+        self.check(restored == self.state, "the journal tells another story")
+        self.up = True
+        self.story.append(f"{self.now - START:9.2f} clusterd is back")
+        self.tell(Unsubscribed())
+        self._act()
+
+    # The network: reports of the client
+
+    def report(self, event: Event, heard: Callable[[Step], None], tries: int = 40) -> None:
+        """Sent until it is answered: late, lost, and now and then twice."""
+        lost, echo = self.chance(0.1), self.client.speaks_uuid and self.chance(0.1)
+        generation = self.client.generation
+
+        def arrive() -> None:
+            taken = None if lost else self.tell(event)
+            if self.client.generation != generation:
+                return
+            if taken is not None:
+                heard(taken)
+            elif tries:
+                self.later(5.0, lambda: self.report(event, heard, tries - 1))
+
+        self.later(self.pace() if self.client.speaks_uuid else 5.0, arrive)
+        if echo:
+            self.later(self.pace(), lambda: self.tell(event) and None)
+
+    # The checks
+
+    def _check_step(self, before: State, taken: Step) -> None:
+        new_incident = taken.state.job.incident != before.job.incident
+        if type(before) is not type(taken.state) or new_incident:
+            self.edges.add((type(before), type(taken.state)))
+        self.check(taken.state.job.incident >= before.job.incident, "incidents only grow")
+        resting = isinstance(taken.state, Idle) or taken.state.deadline < float("inf")
+        names = ("Shrunk", "Ended")
+        self.check(resting or type(taken.state).__name__ in names, "a state without a deadline")
+        for command in taken.commands:
+            if isinstance(command, Signal) and command.sequence > before.job.sequence:
+                self._check_order(command)
+
+    def _check_order(self, signal: Signal) -> None:
+        if signal.type != "changeStrategy":
+            return
+        key = (signal.incident, signal.strategy, signal.extra)
+        given = self.orders.setdefault(key, signal.sequence)
+        self.check(given == signal.sequence, f"decided twice: {key}")
+        if signal.strategy in REPAIRS:
+            busy = self.truth.all_of(TRAINING)
+            self.check(not busy, f"{signal.strategy} while ranks {busy} train")
+
+    def check(self, holds: bool, what: str) -> None:
+        assert holds, "\n".join([what, *self.story[-80:]])

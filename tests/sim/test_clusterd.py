@@ -1,0 +1,82 @@
+"""Random faults, a rude network, any seed: replay one with `chaos(7)`."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskd.core.recovery_states import Ended, Idle, Shrunk, State
+from taskd.model.faults import FaultKind
+from tests.sim.clusterd_truth import AWAY, ERRING, TRAINING
+from tests.sim.clusterd_world import TROUBLE_S, World
+
+SEEDS = 2_000
+BATCH = 100
+PEACE_S = 30_000.0
+
+
+def chaos(seed: int) -> World:
+    world = World(seed)
+    for _ in range(world.random.randint(1, 5)):
+        world.later(TROUBLE_S, lambda: trouble(world))
+    world.run(until=TROUBLE_S + PEACE_S)
+    return world
+
+
+def trouble(world: World) -> None:
+    truth, random = world.truth, world.random
+    rank = random.choice(list(truth.ranks))
+    if truth.ended:
+        return
+    match random.choice(["death", "death", "error", "error", "device", "client", "clusterd", "om"]):
+        case "death":
+            truth.kill(rank)
+            world.client.report_faults()
+        case "error" if truth.ranks[rank] == TRAINING:
+            truth.ranks[rank] = ERRING
+            world.client.kinds[rank] = random.choice([FaultKind.MEMORY, FaultKind.NETWORK])
+            world.client.report_faults()
+        case "device":
+            world.cluster.break_device(rank)
+        case "client":
+            world.client.die()
+        case "clusterd" if world.up:
+            world.crash()
+        case "om":
+            random.choice([world.cluster.ask_nic, world.cluster.ask_stress])()
+        case _:
+            pass
+    if world.job.platform and world.chance(0.8):
+        world.cluster.platform_names(random.choice(["retry", "recover", "recover", "dump", " "]))
+
+
+def examine(world: World) -> None:
+    """The trouble is long over: is everything as it should be?"""
+    state, truth = world.state, world.truth
+    world.check(isinstance(state, Idle | Shrunk | Ended), f"the round never ended: {state}")
+    world.check(world.cluster.asked == 0, "an operator was never answered")
+    if isinstance(state, Idle):
+        idle = [rank for rank, status in truth.ranks.items() if status != TRAINING]
+        world.check(not idle, f"ranks {idle} are forgotten: {truth.ranks}")
+        world.check(not world.cluster.paused, "the mark `pause` was left behind")
+    if isinstance(state, Shrunk):
+        away = truth.all_of(AWAY)
+        world.check(set(away) <= set(state.round.ranks), f"{away} left, {state.round.ranks} known")
+        world.check(len(truth.all_of(AWAY, TRAINING)) == len(truth.ranks), f"{truth.ranks}")
+
+
+walked: set[tuple[type[State], type[State]]] = set()
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH), ids=lambda first: f"from{first}")
+def test_every_round_ends(first: int) -> None:
+    for seed in range(first, first + BATCH):
+        try:
+            world = chaos(seed)
+            examine(world)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from None
+        walked.update(world.edges)
+
+
+def test_a_seed_always_tells_the_same_story() -> None:
+    assert chaos(7).story == chaos(7).story
