@@ -14,13 +14,14 @@ from typing import Any, NoReturn
 import grpc
 
 from taskd.core.delivery import Confused, Queue
+from taskd.core.relay import NO_ATTEMPT, Attempt
 from taskd.core.routing import place
 from taskd.edge.clock import monotonic
 from taskd.edge.foreign import CODE_KEY
 from taskd.edge.gate import Gate
 from taskd.edge.link import EOF, carry
 from taskd.edge.switch import Switch
-from taskd.edge.uplink import ANEW
+from taskd.edge.uplink import ANEW, ATTEMPT_KEY
 from taskd.model.codes import NetCode, net_code
 from taskd.model.ids import Position
 from taskd.wire._pb import link_pb2_grpc, tasknet_pb2, tasknet_pb2_grpc
@@ -56,7 +57,7 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
         await self._gate.admit(context, child)
         if child is None:
             return self._ack(request.uuid, NetCode.NilPosition)
-        code = self._relay.register(child, monotonic())
+        code = self._relay.register(child, monotonic(), _attempt(context))
         if code == NetCode.OK:
             self._evict(place(child))
         else:
@@ -73,7 +74,7 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
             return self._ack(request.uuid, NetCode.NilPosition)
         path = [position_from_pb(pb) for pb in request.path]
         anew = ANEW in _metadata(context).items()
-        code = self._relay.announce(through, path, anew=anew)
+        code = self._relay.announce(through, path, anew=anew, attempt=_attempt(context))
         if code == NetCode.OK and self._announce_up is not None:
             # Before the answer: once a child may speak, it can be answered from above.
             await self._announce_up(path)
@@ -199,6 +200,11 @@ async def _write_messages(queue: Queue, context: Context, wake: asyncio.Event) -
 def _metadata(context: Context) -> dict[str, str]:
     pairs = context.invocation_metadata() or ()
     return {key: value for key, value in pairs if isinstance(value, str)}
+
+
+def _attempt(context: Context) -> Attempt:
+    life, _, number = _metadata(context).get(ATTEMPT_KEY, "").rpartition("/")
+    return (life, int(number)) if life and number.isdigit() and len(number) < 10 else NO_ATTEMPT
 
 
 def _position(

@@ -26,7 +26,7 @@ class Switch:
     def __init__(self, relay: Relay[Received], life: str) -> None:
         """`life` names this process, so that the names it gives are its own."""
         self.relay = relay
-        self._life = life
+        self.life = life
         self._names = count(1)
         self._tickets = count(1)
         self._asked: dict[int, asyncio.Future[Answer]] = {}
@@ -47,7 +47,7 @@ class Switch:
         return number, answer
 
     def new_uuid(self) -> str:
-        return f"{self._life}-{next(self._names)}"
+        return f"{self.life}-{next(self._names)}"
 
     def wake_for(self, hop: Hop) -> asyncio.Event:
         """The event that tells a link's writer of something to write. One writer a hop."""

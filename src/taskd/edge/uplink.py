@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
 MAX_MESSAGE = 8 << 20
+ATTEMPT_KEY = "taskd-attempt"
+"""Names the attempt to join that a call belongs to, so that a late call can be told from a new."""
 ANEW = ("taskd-paths", "all")
 """Marks an announcement that replaces the ones before it. Ascend's servers do not look at it."""
 OPTIONS = (
@@ -65,7 +67,10 @@ class Uplink:
         self._config = config
         self._random = random
         self._stub: tasknet_pb2_grpc.TaskNetStub | None = None
+        self._attempt = 0
         self._announcing = asyncio.Lock()
+        self._doubt: asyncio.Future[str]
+        """Set when the server may not know all paths although the stream is running."""
         self._task: asyncio.Task[None] | None = None
         self.trouble = "it has not been tried yet"
         """Why the way up is closed at present, or was last."""
@@ -85,6 +90,7 @@ class Uplink:
             ("role", me.role),
             ("serverrank", me.server_rank),
             ("processrank", me.process_rank),
+            (ATTEMPT_KEY, f"{self._switch.life}/{self._attempt}"),
         )
         shown = ((TOKEN_KEY, make_token(token, job, me)),) if token else ()
         return (*place, *(((JOB_KEY, job),) if job else ()), *shown)
@@ -92,11 +98,13 @@ class Uplink:
     async def announce(self, path: Sequence[Position]) -> None:
         """Tell the server above of new positions below. If it is away, the next join tells it."""
         async with self._announcing:
-            if self._stub is not None:
-                try:
-                    await self._discover(self._stub, path)
-                except (grpc.RpcError, NotAdmitted) as error:
-                    log.info("paths %s wait for the next join: %s", path, _why(error))
+            if self._stub is None or self._doubt.done():
+                return
+            try:
+                await self._discover(self._stub, path)
+            except (grpc.RpcError, NotAdmitted) as error:
+                # It may not know of them, and nothing else would tell it: join anew.
+                self._doubt.set_result(f"it could not be told of {len(path)} paths: {_why(error)}")
 
     async def _keep_joined(self) -> None:
         backoff_s = self._config.first_backoff_s
@@ -106,8 +114,6 @@ class Uplink:
                 self.trouble = await self._join_once()
             except (grpc.RpcError, NotAdmitted, Confused, TimeoutError) as error:
                 self.trouble = _why(error)
-            finally:
-                self._stub = None
             if self._switch.joins > joined_before:
                 backoff_s = self._config.first_backoff_s
             log.info("the way up to %s is closed: %s", self._config.target, self.trouble)
@@ -117,6 +123,7 @@ class Uplink:
     async def _join_once(self) -> str:
         """Join and stay. Returns or raises once the way up has closed again."""
         config = self._config
+        self._attempt += 1
         async with _channel(config) as channel:
             stub = tasknet_pb2_grpc.TaskNetStub(channel)  # type: ignore[no-untyped-call]
             ack = await stub.Register(
@@ -131,14 +138,25 @@ class Uplink:
                 below = self._switch.relay.routes.below()
                 await self._discover(stub, (config.me, *below), ANEW)
                 self._stub = stub
-            link = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]
+                self._doubt = asyncio.get_running_loop().create_future()
+            streaming = asyncio.create_task(self._stay(channel, stub))
             try:
-                return await carry(self._switch, Side.UP, link.Open(metadata=self._metadata))
-            except grpc.aio.AioRpcError as error:
-                if error.code() != grpc.StatusCode.UNIMPLEMENTED:
-                    raise
-            log.info("%s is a server of Ascend's", config.target)
-            return await foreign.join(self._switch, stub, self._metadata)
+                await asyncio.wait({streaming, self._doubt}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                streaming.cancel()
+                await asyncio.wait({streaming})
+                self._stub = None
+            return self._doubt.result() if streaming.cancelled() else streaming.result()
+
+    async def _stay(self, channel: grpc.aio.Channel, stub: tasknet_pb2_grpc.TaskNetStub) -> str:
+        link = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            return await carry(self._switch, Side.UP, link.Open(metadata=self._metadata))
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.UNIMPLEMENTED:
+                raise
+        log.info("%s is a server of Ascend's", self._config.target)
+        return await foreign.join(self._switch, stub, self._metadata)
 
     async def _discover(
         self,

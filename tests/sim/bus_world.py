@@ -1,0 +1,465 @@
+"""A whole bus in one thread: hundreds of relays, virtual time, a network that cuts and delays.
+
+The network keeps the promises of TCP and gRPC and no other: what is written to one connection
+arrives in order or not at all, calls and streams overtake each other, either end may learn late
+that a connection has broken, and a call may take effect long after its caller gave up.
+
+The truth (who sent what, who got it, who was told what) is kept here, apart from every relay.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+
+from taskd.core.delivery import Frame, Session
+from taskd.core.relay import Relay, RelayConfig
+from taskd.core.routing import Hop, Side, is_for_many, place
+from taskd.model.bus import Parcel
+from taskd.model.codes import NetCode
+from taskd.model.ids import ALL, Position, Role, agent, manager, worker
+
+MAX_STEPS = 2_000_000
+TIMEOUT_S = 3.0
+CONFIG = RelayConfig()
+
+
+@dataclass(eq=False)
+class Node:
+    """One place. It may die and live again; `life` counts."""
+
+    me: Position
+    parent: Node | None
+    relay: Relay[Parcel]
+    life: int = 0
+    alive: bool = True
+    attempt: int = 0
+    connection: Connection | None = None
+    streams: dict[Position, Connection] = field(default_factory=dict)
+    """The server's view: which connection each child's stream runs on."""
+    tick_at: float = inf
+
+
+@dataclass(eq=False)
+class Connection:
+    """A stream between a child and its parent. Each direction is first in, first out."""
+
+    child: Node
+    parent: Node
+    open: bool = True
+    arrival: dict[Node, float] = field(default_factory=dict)
+    greeted: set[Node] = field(default_factory=set)
+    told: set[Node] = field(default_factory=set)
+    """Who knows that it has broken."""
+
+
+@dataclass
+class Sending:
+    """The truth about one message."""
+
+    number: int
+    src: Node
+    src_life: int
+    dst: Position
+    sync: bool
+    at: float
+    results: list[tuple[int, float]] = field(default_factory=list)
+    delivered: list[tuple[Node, int]] = field(default_factory=list)
+
+
+class World:
+    def __init__(self, seed: int, *, racks: int = 4, nodes: int = 6, ranks: int = 8) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.story: list[str] = []
+        self.sendings: dict[str, Sending] = {}
+        self.last_seen: dict[tuple[Node, int, Node, int], int] = defaultdict(lambda: -1)
+        self.kills = 0
+        self.cuts = 0
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = count()
+        self._numbers = count()
+        self._lives = count(1)
+        self.nodes: list[Node] = []
+        self.calm = False
+        self._grow(racks, nodes, ranks)
+
+    # The tree
+
+    def _grow(self, racks: int, nodes: int, ranks: int) -> None:
+        top = self._add(manager(), None)
+        rank, server = 0, 0
+        for rack in range(racks):
+            # One rack has one level more than the others, so that paths differ in length.
+            above = self._add(Position(Role.PROXY, str(1000 + rack), "1"), top)
+            if rack == 0:
+                above = self._add(Position(Role.PROXY, "2000", "1"), above)
+            for _ in range(nodes):
+                prx = self._add(Position(Role.PROXY, str(server), "1"), above)
+                self._add(agent(server), prx)
+                for _ in range(ranks):
+                    self._add(worker(server, rank), prx)
+                    rank += 1
+                server += 1
+
+    def _add(self, me: Position, parent: Node | None) -> Node:
+        node = Node(me, parent, self._relay(me))
+        self.nodes.append(node)
+        if parent is not None:
+            self._later(0.5, lambda: self._join(node, node.life))
+        return node
+
+    def _relay(self, me: Position) -> Relay[Parcel]:
+        return Relay(
+            me,
+            me.role == Role.MANAGER,
+            lambda parcel: parcel,
+            lambda: f"l{next(self._lives)}",
+            CONFIG,
+        )
+
+    # What happens to the bus
+
+    def kill(self, node: Node, *, for_s: float) -> None:
+        """The process ends; every connection of it breaks; a new one starts in its place."""
+        if not node.alive:
+            return
+        self.kills += 1
+        self._tell(f"{node.me} dies")
+        node.alive = False
+        node.life += 1
+        for connection in [node.connection, *node.streams.values()]:
+            if connection is not None:
+                self._cut(connection)
+        node.streams = {}
+        node.connection = None
+        self._later(for_s, lambda: self._restart(node))
+
+    def _restart(self, node: Node) -> None:
+        if node.me.role == Role.PROXY:
+            node.me = Position(Role.PROXY, node.me.server_rank, str(1 + node.life))
+        node.relay = self._relay(node.me)
+        node.alive, node.attempt, node.tick_at = True, 0, inf
+        self._tell(f"{node.me} lives again")
+        if node.parent is not None:
+            self._join(node, node.life)
+
+    def cut(self, node: Node) -> None:
+        if node.connection is not None and node.connection.open:
+            self.cuts += 1
+            self._tell(f"{node.me} is cut off")
+            self._cut(node.connection)
+
+    def _cut(self, connection: Connection) -> None:
+        if not connection.open:
+            return
+        connection.open = False
+        for end in (connection.child, connection.parent):
+            self._later(self._slow(0.02, 1.0), lambda end=end: self._learn(connection, end))  # type: ignore[misc]
+
+    def _learn(self, connection: Connection, end: Node) -> None:
+        """One end notices that the connection is gone."""
+        if end in connection.told:
+            return
+        connection.told.add(end)
+        if end is connection.child:
+            if end.alive and end.connection is connection:
+                end.connection = None
+                end.relay.broken(Side.UP, self.now)
+                self._settle(end)
+                life = end.life
+                self._later(0.05, lambda: self._join(end, life))
+        elif end.alive and end.streams.get(place(connection.child.me)) is connection:
+            self._end_stream(end, connection)
+
+    def _evict(self, parent: Node, held: Connection) -> None:
+        """A newer stream of the same child takes the place of this one."""
+        self._cut(held)
+        held.told.add(parent)
+        self._end_stream(parent, held)
+
+    def _end_stream(self, parent: Node, connection: Connection) -> None:
+        hop = next(hop for hop, held in parent.streams.items() if held is connection)
+        del parent.streams[hop]
+        parent.relay.broken(hop, self.now)
+        self._settle(parent)
+
+    # Joining, as edge/uplink.py does it
+
+    def _join(self, node: Node, life: int) -> None:
+        if not node.alive or node.life != life or node.connection is not None:
+            return
+        node.attempt += 1
+        attempt = (f"{node.me}#{life}", node.attempt)
+        me, number = node.me, node.attempt
+
+        def again() -> None:
+            self._later(0.3, lambda: self._join(node, life))
+
+        def still() -> bool:
+            return node.alive and node.life == life and node.attempt == number
+
+        def register(parent: Node) -> NetCode:
+            code = parent.relay.register(me, self.now, attempt)
+            held = parent.streams.get(place(me))
+            if code == NetCode.OK and held is not None:
+                self._evict(parent, held)
+            return code
+
+        def registered() -> None:
+            if still():
+                path = (me, *node.relay.routes.below())
+
+                def announced() -> None:
+                    if still():
+                        self._open(node)
+                        newer = set(node.relay.routes.below()) - set(path)
+                        self._announce_up(node, tuple(sorted(newer)))
+
+                self._call(node, self._announcing(path, me, attempt, anew=True), announced, again)
+
+        self._call(node, register, registered, again)
+
+    def _announcing(
+        self, path: tuple[Position, ...], me: Position, attempt: tuple[str, int], *, anew: bool
+    ) -> Callable[[Node], NetCode]:
+        def announce(parent: Node) -> NetCode:
+            code = parent.relay.announce(me, path, anew=anew, attempt=attempt)
+            if code == NetCode.OK:
+                self._announce_up(parent, path)
+            return code
+
+        return announce
+
+    def _announce_up(self, node: Node, path: tuple[Position, ...]) -> None:
+        """A proxy tells the next one at once; while it is away, its next join will tell."""
+        if node.parent is not None and node.connection is not None and path:
+            attempt = (f"{node.me}#{node.life}", node.attempt)
+            announce = self._announcing(path, node.me, attempt, anew=False)
+            life = node.life
+
+            def doubt() -> None:
+                if node.alive and node.life == life:
+                    self.cut(node)
+
+            self._call(node, announce, lambda: None, doubt)
+
+    def _call(
+        self,
+        node: Node,
+        what: Callable[[Node], NetCode],
+        then: Callable[[], None],
+        otherwise: Callable[[], None],
+    ) -> None:
+        """A unary call: it may get lost, and it may take effect after the caller has given up."""
+        parent = node.parent
+        assert parent is not None
+
+        def arrive() -> None:
+            if not parent.alive:
+                self._later(0.01, otherwise)
+                return
+            code = what(parent)
+            self._settle(parent)
+            if self._lossy(0.03):
+                self._later(1.0, otherwise)
+            else:
+                self._later(0.01, then if code == NetCode.OK else otherwise)
+
+        def late() -> None:
+            if parent.alive:
+                what(parent)
+                self._settle(parent)
+
+        if self._lossy(0.03):
+            self._later(1.0, otherwise)
+        elif self._lossy(0.02):
+            self._later(1.0, otherwise)
+            self._later(3.0, late)
+        else:
+            self._later(0.01, arrive)
+
+    def _open(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        node.connection = Connection(node, parent)
+        if parent.alive:
+            self._write(node.connection, node, node.relay.session(Side.UP).open())
+        else:
+            self._cut(node.connection)
+
+    def _accept(self, connection: Connection) -> Hop | None:
+        """The parent's answer to a new stream."""
+        parent, child = connection.parent, connection.child
+        hop = place(child.me)
+        if parent.relay.routes.children.get(hop) != child.me:
+            self._cut(connection)
+            return None
+        held = parent.streams.get(hop)
+        if held is not None:
+            self._evict(parent, held)
+        parent.streams[hop] = connection
+        self._write(connection, parent, parent.relay.session(hop).open())
+        return hop
+
+    # Frames
+
+    def _write(self, connection: Connection, sender: Node, frame: Frame) -> None:
+        receiver = connection.parent if sender is connection.child else connection.child
+        at = max(connection.arrival.get(sender, 0.0), self.now + self._slow(0.005, 0.3))
+        connection.arrival[sender] = at
+        life = receiver.life
+        self._at(at, lambda: self._arrive(connection, receiver, life, frame))
+
+    def _arrive(self, connection: Connection, receiver: Node, life: int, frame: Frame) -> None:
+        if not connection.open or not receiver.alive or receiver.life != life:
+            return
+        hop = self._hop(connection, receiver)
+        if hop is None and receiver is connection.parent and frame.hello is not None:
+            hop = self._accept(connection)
+        if hop is None:
+            return
+        if receiver not in connection.greeted:
+            connection.greeted.add(receiver)
+            receiver.relay.greeted(hop, frame)
+        else:
+            receiver.relay.took(hop, frame, self.now)
+        self._settle(receiver)
+        session = receiver.relay.lanes[hop]
+        assert isinstance(session, Session)
+        if session.owes_confirmation:
+            self._later(0.02, lambda: self._flush(connection, receiver))
+
+    def _hop(self, connection: Connection, end: Node) -> Hop | None:
+        """How this end calls the other one, if the stream is (still) the one that counts."""
+        if end is connection.child:
+            return Side.UP if end.connection is connection else None
+        hop = place(connection.child.me)
+        return hop if end.streams.get(hop) is connection else None
+
+    def _flush(self, connection: Connection, sender: Node) -> None:
+        """The writer of one end wakes: everything queued becomes frames."""
+        hop = self._hop(connection, sender)
+        if hop is None or not sender.alive or sender not in connection.greeted:
+            return
+        session = sender.relay.lanes[hop]
+        assert isinstance(session, Session)
+        while (frame := session.frame()) is not None:
+            self._write(connection, sender, frame)
+
+    def _settle(self, node: Node) -> None:
+        """Fetch what a relay has left, as edge/switch.py does."""
+        relay = node.relay
+        while relay.inbox:
+            self._delivered(node, relay.inbox.popleft())
+        for answer in relay.answers:
+            self._result(node, answer.ticket, answer.code)
+        relay.answers.clear()
+        relay.changes.clear()
+        for hop in sorted(relay.ready, key=str):
+            connection = node.connection if hop is Side.UP else node.streams.get(hop)  # type: ignore[arg-type]
+            if connection is not None:
+                self._later(0.002, lambda c=connection: self._flush(c, node))  # type: ignore[misc]
+        relay.ready.clear()
+        if relay.deadline < node.tick_at:
+            self._arm(node)
+
+    def _arm(self, node: Node) -> None:
+        node.tick_at = node.relay.deadline
+        relay = node.relay
+
+        def tick() -> None:
+            if node.alive and node.relay is relay:
+                node.tick_at = inf
+                relay.tick(self.now)
+                self._settle(node)
+                if relay.deadline < node.tick_at:
+                    self._arm(node)
+
+        if node.tick_at != inf:
+            self._at(max(node.tick_at, self.now), tick)
+
+    # The truth
+
+    def send(self, src: Node, dst: Position, *, sync: bool) -> Sending | None:
+        if not src.alive:
+            return None
+        number = next(self._numbers)
+        uuid = f"m{number}"
+        sending = Sending(number, src, src.life, dst, sync, self.now)
+        self.sendings[uuid] = sending
+        parcel = Parcel(uuid, "sim", sync, src.me, dst, "", TIMEOUT_S)
+        src.relay.send(parcel, number, self.now)
+        self._settle(src)
+        return sending
+
+    def _result(self, node: Node, ticket: int, code: int) -> None:
+        sending = self.sendings[f"m{ticket}"]
+        sending.results.append((code, self.now))
+        self._check(len(sending.results) == 1, f"m{ticket} was answered twice: {sending.results}")
+        self._check(self.now <= sending.at + TIMEOUT_S + 1e-6, f"m{ticket} was answered late")
+        if code == NetCode.OK and sending.sync and not is_for_many(sending.dst):
+            self._check(bool(sending.delivered), f"m{ticket} to {sending.dst}: OK, not delivered")
+
+    def _delivered(self, node: Node, parcel: Parcel) -> None:
+        sending = self.sendings[parcel.uuid]
+        self._tell(f"{parcel.uuid} of {parcel.src} reaches {node.me}")
+        self._check(fits(sending.dst, node.me), f"{parcel.uuid} for {sending.dst} at {node.me}")
+        self._check(
+            (node, node.life) not in sending.delivered, f"{parcel.uuid} reached {node.me} twice"
+        )
+        sending.delivered.append((node, node.life))
+        pair = (sending.src, sending.src_life, node, node.life)
+        self._check(
+            self.last_seen[pair] < sending.number,
+            f"{parcel.uuid} of {parcel.src} came to {node.me} after m{self.last_seen[pair]}",
+        )
+        self.last_seen[pair] = sending.number
+
+    # Time
+
+    def run(self, until: float) -> None:
+        for _ in range(MAX_STEPS):
+            if not self._agenda or self._agenda[0][0] > until:
+                self.now = until
+                return
+            self.now, _, happen = heapq.heappop(self._agenda)
+            happen()
+        raise AssertionError(f"no end after {MAX_STEPS} steps")
+
+    def at(self, when: float, happen: Callable[[], None]) -> None:
+        self._at(when, happen)
+
+    def _at(self, when: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (when, next(self._serial), happen))
+
+    def _later(self, within_s: float, happen: Callable[[], None]) -> None:
+        self._at(self.now + self.random.uniform(0, within_s), happen)
+
+    def _slow(self, usual_s: float, now_and_then_s: float) -> float:
+        slow = not self.calm and self.random.random() < 0.02
+        return self.random.uniform(0, now_and_then_s if slow else usual_s)
+
+    def _lossy(self, chance: float) -> bool:
+        return not self.calm and self.random.random() < chance
+
+    def _tell(self, what: str) -> None:
+        self.story.append(f"{self.now:9.4f} {what}")
+
+    def _check(self, holds: bool, what: str) -> None:
+        assert holds, "\n".join([what, *self.story[-40:], f"{self.now:9.4f} {what}"])
+
+
+def fits(dst: Position, me: Position) -> bool:
+    """Said anew, not with the code under test."""
+
+    def one(ranks: str, mine: str) -> bool:
+        return ranks == ALL or mine in ranks.split(",")
+
+    same_process = me.role != Role.WORKER or one(dst.process_rank, me.process_rank)
+    return dst.role == me.role and one(dst.server_rank, me.server_rank) and same_process

@@ -1,0 +1,108 @@
+"""Hundreds of nodes, a rude network, any seed: replay one with `pytest -k seed3`."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskd.core.routing import is_for_many
+from taskd.model.codes import NetCode
+from taskd.model.ids import ALL, EVERY_AGENT, EVERY_WORKER, Position, Role
+from tests.sim.bus_world import World, fits
+
+SEEDS = range(6)
+START_S, CHAOS_S, CALM_S = 5.0, 30.0, 20.0
+
+
+def traffic(world: World, *, until: float, count: int) -> None:
+    """Everybody talks to everybody, now and then to many."""
+    start = world.now
+    for _ in range(count):
+
+        def speak() -> None:
+            src, dst = world.random.choice(world.nodes), world.random.choice(world.nodes).me
+            kind = world.random.random()
+            if kind < 0.02:
+                dst = world.random.choice([EVERY_WORKER, EVERY_AGENT])
+            elif kind < 0.06:
+                some = ",".join(str(world.random.randrange(24)) for _ in range(3))
+                dst = Position(Role.WORKER, some, ALL)
+            world.send(src, dst, sync=world.random.random() < 0.5)
+
+        world.at(world.random.uniform(start, until), speak)
+
+
+def storm(world: World, *, kills: int, cuts: int, until: float) -> None:
+    for _ in range(kills):
+        victim = world.random.choice(world.nodes)
+        away_s = world.random.choice([0.1, 1.0, 8.0])
+        world.at(
+            world.random.uniform(world.now, until),
+            lambda v=victim, s=away_s: world.kill(v, for_s=s),  # type: ignore[misc]
+        )
+    for _ in range(cuts):
+        victim = world.random.choice(world.nodes)
+        world.at(world.random.uniform(world.now, until), lambda v=victim: world.cut(v))  # type: ignore[misc]
+
+
+def lived_through(seed: int, *, kills: int, cuts: int) -> World:
+    world = World(seed)
+    world.run(START_S)
+    traffic(world, until=START_S + CHAOS_S, count=2500)
+    storm(world, kills=kills, cuts=cuts, until=START_S + CHAOS_S)
+    world.run(START_S + CHAOS_S)
+    world.calm = True
+    world.run(START_S + CHAOS_S + CALM_S)
+    return world
+
+
+def every_send_was_answered(world: World) -> None:
+    for number, sending in world.sendings.items():
+        if sending.src.alive and sending.src.life == sending.src_life:
+            assert sending.results, f"{number} to {sending.dst} was never answered"
+
+
+def everybody_is_reached(world: World) -> None:
+    top = world.nodes[0]
+    down = [world.send(top, node.me, sync=True) for node in world.nodes]
+    up = [world.send(node, top.me, sync=True) for node in world.nodes]
+    many = world.send(top, EVERY_WORKER, sync=False)
+    world.run(world.now + 5.0)
+    for sending in (*down, *up):
+        assert sending is not None
+        assert sending.results[0][0] == NetCode.OK, (sending, *world.story[-40:])
+    assert many is not None
+    workers = {node.me for node in world.nodes if node.me.role == Role.WORKER}
+    assert {node.me for node, _ in many.delivered} == workers
+    assert len(many.delivered) == len(workers)
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed{seed}")
+def test_deaths_and_cuts_break_no_promise_and_pass(seed: int) -> None:
+    world = lived_through(seed, kills=60, cuts=200)
+    every_send_was_answered(world)
+    everybody_is_reached(world)
+    assert world.kills > 10
+    assert world.cuts > 50
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed{seed}")
+def test_cuts_alone_lose_nothing(seed: int) -> None:
+    """Nobody dies and nobody is away for longer than the grace: all that was taken over arrives."""
+    world = lived_through(1000 + seed, kills=0, cuts=200)
+    every_send_was_answered(world)
+    for name, sending in world.sendings.items():
+        taken = sending.results[0][0] == NetCode.OK
+        if taken and not sending.sync and "," not in sending.dst.server_rank:
+            wanted = {
+                node.me
+                for node in world.nodes
+                if fits(sending.dst, node.me) and node is not sending.src
+            }
+            if not is_for_many(sending.dst):
+                wanted = {sending.dst}
+            assert {node.me for node, _ in sending.delivered} == wanted, f"{name} was lost"
+    everybody_is_reached(world)
+
+
+def test_a_seed_always_tells_the_same_story() -> None:
+    assert lived_through(7, kills=5, cuts=20).story == lived_through(7, kills=5, cuts=20).story
