@@ -149,7 +149,9 @@ class Nursery:
                 os.killpg(process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
-        """End the zygote and with it every descendant; returns when they are gone."""
+        """End the zygote and with it every descendant; returns when they are gone, unreported."""
+        for child in list(self._children.values()):
+            self._forget(child)
         if self._pipe is not None:
             asyncio.get_running_loop().remove_reader(self._pipe)
             self._pipe.close()
@@ -157,8 +159,6 @@ class Nursery:
         if self._popen is not None:
             await asyncio.to_thread(self._popen.wait)
             self._popen = None
-        for child in list(self._children.values()):
-            self._forget(child)
 
     def _new_id(self) -> int:
         self._next_id += 1

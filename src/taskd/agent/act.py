@@ -1,0 +1,131 @@
+"""The agent's hands: turns the commands of `core/workers` into processes, signals and messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+
+from taskd.agent.environment import Addresses, of_worker
+from taskd.agent.logs import Logs
+from taskd.agent.output import Output
+from taskd.agent.plan import Plan
+from taskd.agent.processes import Death, Nursery, Process, StartRefused, ZygoteLost
+from taskd.model import messages as m
+from taskd.model.ids import Incarnation, NodeRank, Rank
+from taskd.model.workers import (
+    AskToEnd,
+    Command,
+    Event,
+    KillWorker,
+    RenewStore,
+    SayHello,
+    Started,
+    StartFailed,
+    StartWorker,
+    Tell,
+)
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 0.5
+"""How long a death report waits for the last lines of the worker's output."""
+
+Life = tuple[Rank, Incarnation]
+
+
+class Hands:
+    def __init__(
+        self,
+        plan: Plan,
+        nursery: Nursery,
+        output: Output,
+        logs: Logs,
+        addresses: Addresses,
+        listener: socket.socket | None,
+        tell: Callable[[m.Body], Awaitable[None]],
+        happened: Callable[[Event], None],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._plan, self._nursery, self._output, self._logs = plan, nursery, output, logs
+        self._addresses, self._listener = addresses, listener
+        self._tell, self._happened = tell, happened
+        self._lives: dict[Life, Process] = {}
+        self._store: Process | None = None
+        self._tasks = tasks
+
+    async def perform(self, command: Command) -> None:
+        match command:
+            case StartWorker():
+                self._tasks.create_task(self._start(command))
+            case KillWorker(rank, incarnation):
+                if (process := self._lives.get((rank, incarnation))) is not None:
+                    self._nursery.kill(process)
+            case AskToEnd(rank, incarnation, signum):
+                if (process := self._lives.get((rank, incarnation))) is not None:
+                    # A stopped process cannot hear; it must be let go to be able to end.
+                    self._nursery.send_signal(process, signum)
+                    self._nursery.send_signal(process, signal.SIGCONT)
+            case RenewStore():
+                await self.serve_store()
+            case Tell(body):
+                await self._tell(body)
+            case SayHello(workers, attempt, remaining):
+                served = self._addresses.store if self._listener is not None else ""
+                node, host = NodeRank(self._plan.node), socket.gethostname()
+                await self._tell(m.AgentHello(node, host, workers, served, attempt, remaining))
+
+    async def serve_store(self) -> None:
+        """A store that knows nothing, on the port that everybody knows."""
+        if self._listener is None:
+            return
+        if self._store is not None:
+            self._nursery.kill(self._store)
+        host, _, port = self._addresses.store.rpartition(":")
+        self._store = await self._nursery.serve_store(
+            host, int(port), self._listener.fileno(), self._store_died
+        )
+
+    def _store_died(self, death: Death) -> None:
+        if self._store == death.process:
+            log.error("the store has died (signal %s); a new one takes its place", death.signal)
+            self._store = None
+            self._tasks.create_task(self.serve_store())
+
+    async def _start(self, start: StartWorker) -> None:
+        life = start.rank, start.incarnation
+        files = self._logs.files(start)
+        env = of_worker(self._plan, start, self._addresses)
+        env |= {
+            "TORCHELASTIC_ERROR_FILE": str(files.error),
+            "TASKD_STACK_FILE": str(files.stacks),
+        }
+        ends = self._logs.open(start, self._output)
+        try:
+            process = await self._nursery.start(
+                f"rank{start.rank}", env, ends[0], ends[1], lambda death: self._died(start, death)
+            )
+        except (StartRefused, ZygoteLost) as error:
+            self._output.close(life, 0)
+            self._happened(StartFailed(*life, str(error)))
+            return
+        finally:
+            for end in ends:
+                os.close(end)
+        self._lives[life] = process
+        self._happened(Started(*life, process.pid))
+
+    def _died(self, start: StartWorker, death: Death) -> None:
+        self._tasks.create_task(self._report(start, death))
+
+    async def _report(self, start: StartWorker, death: Death) -> None:
+        life = start.rank, start.incarnation
+        tail = await asyncio.to_thread(self._output.close, life, DRAIN_S)
+        self._lives.pop(life, None)
+        failed = death.exit_code != 0
+        evidence = self._logs.evidence(start, tail) if failed else ""
+        pid = death.process.pid
+        self._happened(m.WorkerExited(*life, pid, death.exit_code, death.signal, evidence))

@@ -1,0 +1,71 @@
+"""The environment of a worker: torchrun's variables, and ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taskd.agent.plan import Plan
+from taskd.config import environ
+from taskd.errors import SettingsError
+from taskd.model.workers import StartWorker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Addresses:
+    """What is known once everything listens; each as host:port."""
+
+    store: str
+    proxy: str
+
+
+def base(plan: Plan) -> dict[str, str]:
+    """What every process of the node inherits, and what libraries read when they are loaded."""
+    env = dict(environ)
+    if plan.local_size > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")
+    env["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(signum.name for signum in plan.signals)
+    return env
+
+
+def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str, str]:
+    local_rank = start.rank - plan.ranks.start
+    host, _, port = addresses.store.rpartition(":")
+    return {
+        "RANK": str(start.rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(plan.world_size),
+        "LOCAL_WORLD_SIZE": str(plan.local_size),
+        "GROUP_RANK": str(plan.node),
+        "GROUP_WORLD_SIZE": str(plan.nodes),
+        "ROLE_RANK": str(start.rank),
+        "ROLE_NAME": plan.role,
+        "ROLE_WORLD_SIZE": str(plan.world_size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RESTART_COUNT": str(start.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
+        "TORCHELASTIC_RUN_ID": plan.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "TASKD_JOB_ID": plan.job,
+        "TASKD_TOKEN": plan.token,
+        "TASKD_PROXY": addresses.proxy,
+        "TASKD_NODE_RANK": str(plan.node),
+        "TASKD_INCARNATION": str(start.incarnation),
+        "TASKD_INCIDENT": str(start.incident),
+        "TASKD_STORE": addresses.store,
+        **_device(plan, local_rank),
+    }
+
+
+def _device(plan: Plan, local_rank: int) -> dict[str, str]:
+    if not plan.virtual_local_rank:
+        return {}
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else None
+    if devices is not None and local_rank >= len(devices):
+        raise SettingsError(
+            [f"--virtual-local-rank: no device for local rank {local_rank} in {visible!r}"]
+        )
+    device = str(local_rank) if devices is None else devices[local_rank].strip()
+    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": device}

@@ -1,0 +1,108 @@
+"""`taskd run`: torchrun's command line, with a manager, a proxy and an agent behind it.
+
+The zygote is started before anything else is even imported, and the manager next, so that both
+warm up while this process gets ready. Proxy and agent live in this process. Whatever ends it,
+nothing stays behind: the zygote sees the end and takes the workers with it, the manager is tied
+to us by the kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+
+from taskd.agent import arguments, environment, plan
+from taskd.agent.plan import Plan
+from taskd.agent.processes import Nursery
+from taskd.agent.supervise import Supervisor
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_arguments(parser)
+
+
+def run(told: argparse.Namespace) -> int:
+    chosen = plan.read(told)
+    run_dir = tempfile.mkdtemp(prefix="taskd-")
+    try:
+        return _launch(chosen, run_dir)
+    finally:
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the launch stands on: known addresses, and processes that are warming up."""
+
+    run_dir: str
+    listener: socket.socket | None
+    """The store's, on the first node."""
+    store: str
+    manager: str
+    nursery: Nursery
+    supervisor: Supervisor | None
+    """Of the manager, on the first node."""
+
+
+def _launch(chosen: Plan, run_dir: str) -> int:
+    nursery = Nursery(
+        chosen.program,
+        preload=() if chosen.spawn else chosen.preload,
+        spawn=chosen.spawn,
+        run_dir=run_dir,
+        env=environment.base(chosen),
+    )
+    first = chosen.node == 0
+    here = LOOPBACK if chosen.nodes == 1 else "0.0.0.0"
+    listener = plan.listen(here, chosen.master_port) if first else None
+    nursery.open()
+    port = listener.getsockname()[1] if listener is not None else chosen.master_port
+    manager_port = chosen.manager_port or plan.free_port()
+    supervisor = None
+    if first:
+        supervisor = _manager(chosen, f"{here}:{manager_port}", run_dir)
+        supervisor.start()
+    ground = Ground(
+        run_dir,
+        listener,
+        f"{chosen.master_addr}:{port}",
+        f"{chosen.master_addr}:{manager_port}",
+        nursery,
+        supervisor,
+    )
+    # gRPC tells every closed connection on stderr, which here is the user's.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - read by gRPC at its import
+    from taskd.agent.launcher import launch  # what it needs is slow to import
+
+    return launch(chosen, ground)
+
+
+def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:
+    words = (
+        f"--job-id={chosen.job}",
+        f"--nodes={chosen.nodes}",
+        f"--procs-per-node={chosen.local_size}",
+        f"--max-restarts={chosen.max_restarts}",
+        f"--listen={listen}",
+        f"--clusterd={chosen.clusterd or 'embedded'}",
+        f"--strategies={','.join(chosen.strategies)}",
+        f"--state-dir={chosen.state_dir or run_dir}",
+    )
+    env = {**environment.base(chosen), "TASKD_TOKEN": chosen.token}
+    return Supervisor("manager", "taskd.manager", words, env)
+
+
+def say(text: str) -> None:
+    """To the person who started us."""
+    sys.stderr.write(f"taskd: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,141 @@
+"""The event loop of `taskd run`: joins proxy, agent, zygote and the manager's supervisor.
+
+`launch.py` has started what is slow; here it is put together, watched, and taken down again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from dataclasses import dataclass
+
+from taskd.agent.act import Hands
+from taskd.agent.environment import Addresses
+from taskd.agent.launch import LOOPBACK, Ground, say
+from taskd.agent.logs import Logs
+from taskd.agent.main import Agent
+from taskd.agent.output import Output
+from taskd.agent.plan import Plan
+from taskd.agent.summary import Summary
+from taskd.core.workers import Node, Over, Waiting, WorkersConfig
+from taskd.edge.bus import Bus, BusConfig
+from taskd.edge.clock import monotonic, wall
+from taskd.errors import TaskdError
+from taskd.model.ids import NodeRank, Rank, agent
+from taskd.model.workers import Interrupted
+from taskd.proxy import Proxy, ProxyConfig
+
+log = logging.getLogger(__name__)
+
+
+def launch(plan: Plan, ground: Ground) -> int:
+    output = Output()
+    try:
+        over = asyncio.run(_Launcher(plan, ground, output).run())
+    finally:
+        output.stop()
+    return over.exit_code
+
+
+@dataclass
+class _Launcher:
+    plan: Plan
+    ground: Ground
+    output: Output
+
+    async def run(self) -> Over:
+        summary = Summary(wall)
+        proxy, bus = await self._join()
+        config = WorkersConfig(
+            permission_timeout_s=self.plan.join_timeout_s, grace_s=self.plan.grace_s
+        )
+        agent_ = Agent(bus, proxy.bus, config, watch=summary.see)
+        self._obey_signals(agent_)
+        try:
+            over = await self._train(agent_, proxy)
+        finally:
+            await self.ground.nursery.close()
+            if self.ground.supervisor is not None:
+                await self.ground.supervisor.stop()
+            await bus.close()
+            await proxy.close()
+        if isinstance(over, Over):
+            trouble = proxy.bus.trouble or bus.trouble
+            for line in summary.lines(over, trouble):
+                say(line)
+        return over
+
+    async def _join(self) -> tuple[Proxy, Bus]:
+        plan = self.plan
+        proxy = Proxy(
+            ProxyConfig(
+                server_rank=plan.node,
+                listen=f"{LOOPBACK}:0",
+                upstream=self.ground.manager,
+                job=plan.job,
+                token=plan.token,
+            )
+        )
+        await proxy.start()
+        bus = Bus(
+            BusConfig(
+                me=agent(plan.node),
+                upstream=f"{LOOPBACK}:{proxy.port}",
+                job=plan.job,
+                token=plan.token,
+            )
+        )
+        await bus.start()
+        return proxy, bus
+
+    def _obey_signals(self, told: Agent) -> None:
+        loop = asyncio.get_running_loop()
+        for signum in self.plan.signals:
+            because = f"stopped by {signum.name}"
+            loop.add_signal_handler(signum, told.happened, Interrupted(because, signum))
+        if signal.SIGPIPE not in self.plan.signals:
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    async def _train(self, told: Agent, proxy: Proxy) -> Over:
+        plan, ground = self.plan, self.ground
+        node = Node(NodeRank(plan.node), tuple(map(Rank, plan.ranks)), plan.max_restarts)
+        addresses = Addresses(store=ground.store, proxy=f"{LOOPBACK}:{proxy.port}")
+        logs = Logs(plan, ground.run_dir)
+        ground.nursery.watch()
+
+        def hands(tasks: asyncio.TaskGroup) -> Hands:
+            made = Hands(
+                plan,
+                ground.nursery,
+                self.output,
+                logs,
+                addresses,
+                ground.listener,
+                told.tell,
+                told.happened,
+                tasks,
+            )
+            tasks.create_task(made.serve_store())
+            return made
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                kept = None
+                if ground.supervisor is not None:
+                    kept = tasks.create_task(ground.supervisor.keep())
+                waiting = Waiting(node, monotonic() + plan.join_timeout_s)
+                over = await told.run(waiting, hands)
+                if kept is not None:
+                    kept.cancel()
+        except* TaskdError as group:
+            raise _first(group) from None
+        return over
+
+
+def _first(group: BaseExceptionGroup[TaskdError]) -> TaskdError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, TaskdError)
+    return error

@@ -1,0 +1,78 @@
+"""One node's agent: its bus, its senses, its hands, and the loop that decides between them.
+
+`taskd run` (`launch.py`) and the torchrun seam (`torchrun.py`) both run this; they differ in the
+hands that they give it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from taskd.agent import sense
+from taskd.core.workers import Over, State, WorkersConfig, step
+from taskd.edge.bus import Bus
+from taskd.edge.clock import Clock, monotonic, next_before
+from taskd.model import messages as m
+from taskd.model.ids import manager
+from taskd.model.workers import Command, Event, Tick
+
+log = logging.getLogger(__name__)
+
+
+class Performs(Protocol):
+    async def perform(self, command: Command) -> None: ...
+
+
+class Agent:
+    def __init__(
+        self,
+        bus: Bus,
+        proxy: Bus,
+        config: WorkersConfig,
+        clock: Clock = monotonic,
+        watch: Callable[[Event, State, State], None] = lambda event, before, after: None,
+    ) -> None:
+        self._bus, self._config, self._clock = bus, config, clock
+        self._way = (bus, proxy)
+        self._watch = watch
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self.state: State | None = None
+
+    def happened(self, event: Event) -> None:
+        self._inbox.put_nowait(event)
+
+    async def tell(self, body: m.Body) -> None:
+        """To the manager, in order. Said again after the next hello if it does not arrive."""
+        await self._bus.send(manager(), body, sync=False)
+
+    async def run(self, state: State, make_hands: Callable[[asyncio.TaskGroup], Performs]) -> Over:
+        """Until the node's part of the job is over."""
+        async with asyncio.TaskGroup() as tasks:
+            hands = make_hands(tasks)
+            senses = [
+                tasks.create_task(sense.listen(self._bus, self.happened)),
+                *(
+                    tasks.create_task(sense.watch_link(bus, self._way, self.happened))
+                    for bus in self._way
+                ),
+            ]
+            over = await self._decide(state, hands.perform)
+            for task in senses:
+                task.cancel()
+        return over
+
+    async def _decide(self, state: State, perform: Callable[[Command], Awaitable[None]]) -> Over:
+        self.state = state
+        while not isinstance(state, Over):
+            event = await next_before(self._inbox, state.deadline, self._clock) or Tick()
+            taken = step(state, event, self._clock(), self._config)
+            if taken.because and taken.state != state:
+                log.info("%s: %s", type(taken.state).__name__, taken.because)
+            self._watch(event, state, taken.state)
+            self.state = state = taken.state
+            for command in taken.commands:
+                await perform(command)
+        return state

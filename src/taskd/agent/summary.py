@@ -1,0 +1,75 @@
+"""What a person is told at the end of `taskd run`: the faults, what was done, how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from taskd.core.workers import Over, State, Training, how, running
+from taskd.model import messages as m
+from taskd.model.workers import Event
+
+EVIDENCE_LINES = 12
+
+
+@dataclass
+class _Fault:
+    at_s: float
+    exited: m.WorkerExited
+    answer: str = "none"
+    until_s: float | None = None
+
+
+class Summary:
+    """Watches one node's machine, event by event."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._faults: list[_Fault] = []
+
+    def see(self, event: Event, before: State, state: State) -> None:
+        now = self._clock() - self._began
+        match event:
+            case m.WorkerExited() if event.exit_code != 0 and isinstance(before, Training):
+                if event.rank not in before.pending:
+                    self._faults.append(_Fault(now, event))
+            case m.ReplaceWorkers():
+                self._answer("recover-in-place")
+            case m.RestartJob() | m.RestartAgent():
+                self._answer("restart")
+            case _:
+                pass
+        if isinstance(state, Training) and len(running(state.workers)) == len(state.node.ranks):
+            for fault in self._faults:
+                fault.until_s = fault.until_s or now
+
+    def _answer(self, what: str) -> None:
+        for fault in self._faults:
+            if fault.until_s is None:
+                fault.answer = what
+
+    def lines(self, over: Over, trouble: str) -> list[str]:
+        """The whole story, the first line first."""
+        took = self._clock() - self._began
+        word = "done" if over.exit_code == 0 else "failed"
+        told = [f"{word} after {took:.1f} s, {len(self._faults)} faults: {over.because}"]
+        if trouble and over.exit_code:
+            told.append(trouble)
+        for fault in self._faults:
+            cured = "" if fault.until_s is None else f" -> {fault.answer}"
+            if fault.until_s is not None:
+                cured += f", processes back in {fault.until_s - fault.at_s:.2f} s"
+            rank, life = fault.exited.rank, fault.exited.incarnation
+            told.append(f"  {fault.at_s:7.1f} s  rank {rank}.{life} {how(fault.exited)}{cured}")
+        if over.exit_code and self._faults:
+            told += self._root_cause(self._faults[-1])
+        return told
+
+    def _root_cause(self, last: _Fault) -> list[str]:
+        first = next((f for f in self._faults if f.until_s is None), last)
+        lines = first.exited.evidence.strip().splitlines()[-EVIDENCE_LINES:]
+        head = (
+            f"first to fail: rank {first.exited.rank}, pid {first.exited.pid}, {how(first.exited)}"
+        )
+        return [head, *(f"  | {line}" for line in lines)]

@@ -1,0 +1,94 @@
+"""Keeps a helper process of the launcher alive: the manager, restarted whenever it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+
+from taskd.edge.clock import Clock, monotonic
+from taskd.errors import Permanent
+
+log = logging.getLogger(__name__)
+
+
+class CannotStart(Permanent):
+    """A process that we need ends as soon as it is started."""
+
+
+@dataclass
+class Supervisor:
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    env: dict[str, str]
+    brief_s: float = 2.0
+    """A life shorter than this counts as a failed start."""
+    most_failures: int = 5
+    clock: Clock = monotonic
+
+    restarts: int = 0
+    _popen: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Needs no event loop, so that it can come early. Must be called in the main thread."""
+        command = [sys.executable, "-m", "taskd.agent.leash", str(os.getpid()), self.module]
+        self._popen = subprocess.Popen(
+            [*command, *self.arguments],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._popen is None else self._popen.pid
+
+    async def keep(self) -> None:
+        """Restart it whenever it dies. Raises CannotStart when that does not help."""
+        failures = 0
+        while True:
+            assert self._popen is not None
+            born = self.clock()
+            code = await _exit_of(self._popen)
+            failures = failures + 1 if self.clock() - born < self.brief_s else 0
+            if failures >= self.most_failures:
+                raise CannotStart(
+                    f"the {self.name} has ended {failures} times at once, code {code}"
+                )
+            log.warning("the %s has ended (%s); starting it again", self.name, code)
+            self.restarts += 1
+            self.start()
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        if self._popen is None:
+            return
+        with suppress(ProcessLookupError):
+            self._popen.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                await _exit_of(self._popen)
+        except TimeoutError:
+            self._popen.kill()
+            await _exit_of(self._popen)
+        self._popen = None
+
+
+async def _exit_of(popen: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a process that we started, without a thread and without polling."""
+    if popen.poll() is None:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        pidfd = os.pidfd_open(popen.pid)
+        loop.add_reader(pidfd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+    return popen.wait()
