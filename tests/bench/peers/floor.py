@@ -1,4 +1,4 @@
-"""The yardstick: recovery without a restart in plain PyTorch, with a warm spare and a driver that knows all.
+"""The yardstick: recovery without a restart in plain PyTorch, with a warm spare.
 
 No detection protocol, no decision, no protection of the step: this process sees the death at once
 (pidfd), writes one line to each rank, and train/survivors.py does the rest. What it takes is what
@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from tests.bench.peers.trial import (
     ROOT,

@@ -1,7 +1,7 @@
 """torchrun with restarts: all processes start anew and read their checkpoint.
 
-Without TORCH_DISABLE_SHARE_RDZV_TCP_STORE the restarted ranks of torch 2.13 may read the dead attempt's
-gloo addresses from the agent's store and never meet; it is set in torchrun's favour.
+Without TORCH_DISABLE_SHARE_RDZV_TCP_STORE the restarted ranks of torch 2.13 may read the dead
+attempt's gloo addresses from the agent's store and never meet; it is set in torchrun's favour.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One fault and one measure, the same for every contender.
 
-The ranks write a line for each finished step into a named pipe (workload.StepWriter). `survive` waits
-until all of them train, kills one with SIGKILL, and takes the time until every rank of a full world has
-finished one and the same step that began to finish after the kill. Times come from the ranks' own lines,
-so the driver's scheduling does not blur them.
+The ranks write a line for each finished step into a named pipe (workload.StepWriter). `survive`
+waits until all of them train, kills one with SIGKILL, and takes the time until every rank of a full
+world has finished one and the same step after the kill. Times come from the ranks' own lines, so
+the driver's scheduling does not blur them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[3]
 VICTIM = 2
 WARM_STEPS = 15
 START_LIMIT_S = 90.0
-SURVIVE_LIMIT_S = 60.0
-TAIL_CHARS = 1500
+SURVIVE_LIMIT_S = 20.0
+TAIL_CHARS = 600
 
 
 class TrialError(Exception):
@@ -49,7 +49,7 @@ class Outcome:
     seconds: float
     """From the kill to the first step that a full world finished after it."""
     reduced_seconds: float | None
-    """From the kill to the first step that all survivors finished in a smaller world, if they did."""
+    """The same for the survivors alone, in a smaller world, if they trained in one."""
     steps_redone: int
     """How many steps that were already finished everywhere had to be done again."""
     kill_ns: int
@@ -109,9 +109,11 @@ class Trial:
         raise TrialError(f"no full world within {limit_s:.0f} s; {self.tail()}")
 
     def tail(self) -> str:
-        """The end of what the processes said: the reason that the table gives for a failure."""
-        said = "".join(path.read_text(errors="replace") for path in self.folder.glob("*.log"))
-        return said[-TAIL_CHARS:]
+        """The end of what each process said: the reason that the table gives for a failure."""
+        return "\n".join(
+            f"{log.stem}: {log.read_text(errors='replace').strip()[-TAIL_CHARS:]}"
+            for log in sorted(self.folder.glob("*.log"))
+        )
 
     def __enter__(self) -> Trial:
         return self
@@ -122,7 +124,7 @@ class Trial:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Launchers put their workers into sessions of their own: find all by the pipe in their environment.
+        # Launchers give their workers sessions of their own: the environment tells which are ours.
         mark = f"{STEP_LOG}={self._pipe_path}".encode()
         while strays := list(_carrying(mark)):
             for pid in strays:
@@ -133,29 +135,32 @@ class Trial:
         self._folder.cleanup()
 
 
-def survive(trial: Trial, victim: int = VICTIM) -> Outcome:
-    """Waits until all ranks train, kills one, and measures. The contender has been started already."""
-    before = train_until_warm(trial)
+def survive(trial: Trial, victim: int = VICTIM, spares: int = 0) -> Outcome:
+    """Waits until all ranks of a contender that was started train, kills one, and measures."""
+    before = train_until_warm(trial, spares)
     kill_ns = time.monotonic_ns()
     os.kill(before[victim].pid, signal.SIGKILL)
     return watch(trial, kill_ns, before, victim)
 
 
-def train_until_warm(trial: Trial) -> dict[int, Finished]:
-    """The last line of each rank, once each has done some steps in a full world."""
+def train_until_warm(trial: Trial, spares: int = 0) -> dict[int, Finished]:
+    """The last line of each rank, once each has done some steps in a full world.
+
+    A spare that computes along writes lines too, as a rank beyond the world.
+    """
     last: dict[int, Finished] = {}
-    steps = dict.fromkeys(range(WORLD), 0)
+    steps = dict.fromkeys(range(WORLD + spares), 0)
     for line in trial.finished(START_LIMIT_S):
         if line.world == WORLD:
             last[line.rank] = line
             steps[line.rank] += 1
         if min(steps.values()) >= WARM_STEPS:
             break
-    return last
+    return {rank: last[rank] for rank in range(WORLD)}
 
 
 def watch(trial: Trial, kill_ns: int, before: dict[int, Finished], victim: int) -> Outcome:
-    """What followed a fault: until one step is finished by a full world, without the killed process."""
+    """What followed the kill, until a full world without the killed process finished a step."""
     killed = before[victim].pid
     full: dict[int, dict[int, int]] = {}
     reduced: dict[int, dict[int, int]] = {}
@@ -163,6 +168,8 @@ def watch(trial: Trial, kill_ns: int, before: dict[int, Finished], victim: int) 
     for line in trial.finished(SURVIVE_LIMIT_S):
         if line.at_ns <= kill_ns or line.pid == killed:
             before[line.rank] = line
+            continue
+        if line.rank >= WORLD:
             continue
         done = (full if line.world == WORLD else reduced).setdefault(line.step, {})
         done[line.rank] = line.at_ns

@@ -1,7 +1,7 @@
 """The training job that every contender runs: an MLP of about a million parameters on made-up data.
 
-Imported by the scripts in train/ from every peer's virtual environment, so it needs torch and nothing
-else. Its neighbour across the pipe is trial.StepLog, which reads what `StepWriter` writes.
+Imported by the scripts in train/ from every peer's virtual environment, so it needs torch and
+nothing else. Its neighbour across the pipe is trial.Trial, which reads what `StepWriter` writes.
 """
 
 from __future__ import annotations
@@ -45,13 +45,27 @@ def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
     return inputs, torch.randint(CLASSES, (BATCH,), generator=dice)
 
 
-def loss(model: nn.Module, step: int, rank: int) -> Tensor:
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int) -> None:
     inputs, wanted = batch(step, rank)
-    return nn.functional.cross_entropy(model(inputs), wanted)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), wanted)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def warm(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """One step that changes nothing: optimizer state exists, and every lazy import has happened."""
+    for group in optimizer.param_groups:
+        group["lr"], rate = 0.0, group["lr"]
+        train_step(model, optimizer, 0, 0)
+        group["lr"] = rate
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.zero_()
 
 
 class StepWriter:
-    """Tells the driver about each finished step: `<monotonic ns> <rank> <step> <pid> <world size>`."""
+    """Tells the driver of a finished step: `<monotonic ns> <rank> <step> <pid> <world size>`."""
 
     def __init__(self) -> None:
         self._pipe = os.open(os.environ[STEP_LOG], os.O_WRONLY)

@@ -1,6 +1,7 @@
-"""The job as people write it for launchers that restart processes: it saves and loads its own checkpoint.
+"""The job as people write it for launchers that restart processes, with a checkpoint of its own.
 
-Run by torchrun, by NVIDIA's ft_launcher, by dlrover-run, and by `taskd run` as the unmodified script.
+Run by torchrun, by NVIDIA's ft_launcher, by dlrover-run, and by `taskd run` as the script that
+knows nothing of taskd.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.bench.peers.workload import (
     StepWriter,
     build_model,
     build_optimizer,
-    loss,
+    train_step,
 )
 
 SAVE_EVERY = 5
@@ -25,8 +26,8 @@ CHECKPOINT = Path("checkpoint.pt")
 """In the working directory, which is the trial's own folder."""
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def train() -> None:
+    """From the newest checkpoint on, in the process group that there is."""
     rank = dist.get_rank()
     log = StepWriter()
     model = build_model()
@@ -39,20 +40,19 @@ def main() -> None:
         first = saved["step"] + 1
     ddp = DDP(model)
     for step in range(first, STEPS):
-        optimizer.zero_grad()
-        loss(ddp, step, rank).backward()
-        optimizer.step()
+        train_step(ddp, optimizer, step, rank)
         log.done(rank, step)
         if rank == 0 and step % SAVE_EVERY == 0:
             save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
 
 
 def save(state: dict[str, object]) -> None:
-    """A rank that dies while it writes must not leave half a checkpoint under the name that is loaded."""
+    """A rank that dies while it writes must not leave half a checkpoint where others load it."""
     unfinished = CHECKPOINT.with_suffix(".tmp")
     torch.save(state, unfinished)
     os.replace(unfinished, CHECKPOINT)
 
 
 if __name__ == "__main__":
-    main()
+    dist.init_process_group("gloo")
+    train()

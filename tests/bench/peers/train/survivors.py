@@ -1,63 +1,56 @@
 """The floor, inside a rank: what plain PyTorch can do at best when no healthy process is restarted.
 
 Started by floor.py, four times as a rank and once as the spare. The driver writes one line to each
-process's order pipe: `<incident> <rank>`. A rank that is training then cuts the sockets of its group, so
-that its blocked collective fails at once; the spare has been waiting for that line with everything
-imported, built and warmed. All of them meet under a new prefix in the store, the rank that is furthest
-broadcasts its weights and optimizer state, and training goes on.
+process's order pipe: `<incident> <rank>`. A rank that is training then cuts the sockets of its
+group, so that its blocked collective fails at once; the spare has been waiting for that line with
+everything imported, built and warmed. All of them meet under a new prefix in the store, the rank
+that is furthest broadcasts its weights and optimizer state, and training goes on.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import stat
 import sys
 import threading
-from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from tests.bench.peers.links import connections, cut
 from tests.bench.peers.workload import (
     STEPS,
     WORLD,
     StepWriter,
     build_model,
     build_optimizer,
-    loss,
+    train_step,
+    warm,
 )
 
 LIMIT = timedelta(seconds=30)
 
 
 class Group:
-    """The gloo group of one incident, and the knife that ends it while a collective is blocked in it."""
+    """The gloo group of one incident, and the knife that ends it under a blocked collective."""
 
-    def __init__(self, store: dist.Store, incident: int, rank: int) -> None:
-        others = set(_connected())
+    def __init__(self, store: Store, incident: int, rank: int) -> None:
+        others = connections()
         dist.init_process_group(
             "gloo",
-            store=dist.PrefixStore(str(incident), store),
+            store=PrefixStore(str(incident), store),
             rank=rank,
             world_size=WORLD,
             timeout=LIMIT,
         )
-        self._sockets = [fd for fd in _connected() if fd not in others]
+        self._links = connections() - others
 
     def cut(self) -> None:
-        """From another thread. Connected sockets only: gloo dies of a broken listening socket.
-
-        Gloo closes the link to the dead rank by itself, hence the suppressed errors; nothing opens a new
-        descriptor in between, because the training thread waits for the order that follows the cut.
-        """
-        for fd in self._sockets:
-            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as link:
-                link.shutdown(socket.SHUT_RDWR)
+        cut(self._links)
 
 
 class Orders:
@@ -85,7 +78,10 @@ def main(store_port: int, orders: Orders) -> None:
     optimizer = build_optimizer(model)
     warm(model, optimizer)
     step = 0
-    store = dist.TCPStore("127.0.0.1", store_port, is_master=False, timeout=LIMIT)
+    # Kept for good: the last reference to a gloo group joins its threads while it holds the GIL,
+    # and one of them may want the GIL to drop an abandoned collective. Then nobody ever moves.
+    retired: list[DDP] = []
+    store = TCPStore("127.0.0.1", store_port, is_master=False, timeout=LIMIT)
     while True:
         incident, rank = orders.next()
         orders.group = Group(store, incident, rank)
@@ -93,28 +89,12 @@ def main(store_port: int, orders: Orders) -> None:
         ddp = DDP(model, init_sync=False)
         try:
             while step < STEPS:
-                optimizer.zero_grad()
-                loss(ddp, step, rank).backward()
-                optimizer.step()
+                train_step(ddp, optimizer, step, rank)
                 log.done(rank, step)
                 step += 1
-        except (
-            RuntimeError
-        ):  # the group was cut, or a peer's death was seen before the driver's line
-            del ddp
+        except RuntimeError:  # cut, or a peer's death was noticed before the driver's line came
+            retired.append(ddp)
             dist.destroy_process_group()
-
-
-def warm(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """One step that changes nothing: optimizer state exists, and every lazy import has happened."""
-    for group in optimizer.param_groups:
-        group["lr"], rate = 0.0, group["lr"]
-        loss(model, 0, 0).backward()
-        optimizer.step()
-        group["lr"] = rate
-    for state in optimizer.state.values():
-        for value in state.values():
-            value.zero_()
 
 
 def share(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> int:
@@ -128,26 +108,10 @@ def share(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> int:
     flat = torch.cat([each.reshape(-1) for each in tensors])
     dist.broadcast(flat, src=reached.index(newest))
     if step < newest:
-        parts = flat.split([each.numel() for each in tensors])
+        parts = torch.split(flat, [each.numel() for each in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
     return newest
-
-
-def _connected() -> list[int]:
-    """The descriptors of this process that are TCP connections."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            fd = int(name)
-            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(fd)) as link:
-                link.getpeername()
-            found.append(fd)
-        except OSError:
-            continue  # the listing's own descriptor, or a socket that only listens
-    return found
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+"""A virtual environment for each peer under .venvs/, made when it is first needed.
+
+All of them get the torch that the project itself is developed with (constraints.txt): the peers are
+compared on one torch, and no peer's requirements can pull another one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.bench.peers.trial import ROOT, TrialError
+
+SETUP_LIMIT_S = 600.0
+WANTED = {
+    "torchft": ("torchft-nightly==2026.10.26",),
+    "nvrx": ("nvidia-resiliency-ext==0.4.1",),
+    "dlrover": ("dlrover[torch]==0.6.1",),
+}
+
+
+def peer_bin(name: str) -> Path:
+    """The folder with the peer's python and commands; installs the peer if it is not there."""
+    home = ROOT / ".venvs" / f"peer-{name}"
+    ready = home / ".ready"
+    wanted = "\n".join(WANTED[name])
+    if not ready.exists() or ready.read_text() != wanted:
+        _run([sys.executable, "-m", "venv", str(home)])
+        constraints = ["--constraint", str(ROOT / "constraints.txt")]
+        pip = [str(home / "bin/pip"), "--disable-pip-version-check", "--quiet", "install"]
+        _run([*pip, *constraints, "torch", "numpy", *WANTED[name]])
+        ready.write_text(wanted)
+    return home / "bin"
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=SETUP_LIMIT_S, check=False
+    )
+    if done.returncode:
+        raise TrialError(f"{' '.join(command)} failed: {done.stderr[-1000:]}")
