@@ -154,7 +154,7 @@ def test_an_answer_that_never_comes_has_a_deadline(
 
 
 def test_the_token_is_shown(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TASKD_RECOVER_TOKEN", "sesame")
+    monkeypatch.setenv("TASKD_CLUSTERD_TOKEN", "sesame")
     DLRecoverManager(INFO, server.address).register(INFO)
     assert server.clusterd.metadata[0]["authorization"] == "Bearer sesame"
 

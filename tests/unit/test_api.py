@@ -118,6 +118,25 @@ def test_a_manager_without_settings_does_not_start() -> None:
     assert taskd.api.start_taskd_manager() is False
 
 
+def test_what_the_manager_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_PROXY_ENABLE", "MINDX_SERVER_IP", "POD_IP", "TASKD_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    config = {**GOOD, "taskd_enable": "on"}
+    told = taskd_manager_api._settings(config)
+    assert (told.job_id, told.listen, told.clusterd) == ("job-1", "127.0.0.1:9601", "embedded")
+    assert (told.job.nodes, told.job.ranks_per_node, told.job.rescheduling) == (2, 8, False)
+    assert told.plugin_dir == Path("/plugins")
+    monkeypatch.setenv("POD_IP", "fd00::1")
+    monkeypatch.setenv("MINDX_SERVER_IP", "clusterd.svc")
+    told = taskd_manager_api._settings(config)
+    assert (told.listen, told.clusterd) == ("[fd00::1]:9601", "clusterd.svc:8899")
+    assert told.job.rescheduling
+    monkeypatch.setenv("LOCAL_PROXY_ENABLE", "on")
+    told = taskd_manager_api._settings(config)
+    assert (told.listen, told.clusterd) == ("127.0.0.1:9601", "127.0.0.1:8899")
+    assert taskd_manager_api._settings({**config, "taskd_enable": "off"}).clusterd == ""
+
+
 # The worker
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskd.config import environ
 from taskd.errors import TaskdError
+
+if TYPE_CHECKING:
+    from taskd.manager.settings import ManagerConfig
 
 TEXTS = ("job_id", "plugin_dir", "fault_recover", "taskd_enable")
 COUNTS = ("node_nums", "proc_per_node")
@@ -34,18 +36,51 @@ def init_taskd_manager(config: dict[str, Any]) -> bool:
 
 
 def start_taskd_manager() -> bool:
-    """Serve the job: blocks while it does. False: not initialised, or it could not go on."""
+    """Serve the job: blocks until it has ended, and says whether it ended well. False at once:
+    not initialised, or it cannot listen."""
     from taskd.python.utils.log import run_log
 
     if _config is None:
         run_log.error("the manager is not initialised: call init_taskd_manager first")
         return False
+    from taskd.manager.main import serve
+
     try:
-        import_module("taskd.manager.main").serve(_config)
-    except TaskdError as error:
-        run_log.error("the manager has ended: %s", error)
+        return serve(_settings(_config)) == 0
+    except (TaskdError, ValueError) as error:
+        run_log.error("the manager has not started: %s", error)
         return False
-    return True
+
+
+def _settings(config: dict[str, Any]) -> ManagerConfig:
+    """The documented dict and variables, as the manager wants them."""
+    from pathlib import Path
+
+    from taskd.core.job_states import JobConfig
+    from taskd.edge.address import Address
+    from taskd.edge.recover_channel import LOOPBACK, server_address
+    from taskd.manager.settings import EMBEDDED, PORT, ManagerConfig
+
+    local = environ.get("LOCAL_PROXY_ENABLE") == "on"
+    host = LOOPBACK if local else environ.get("POD_IP") or LOOPBACK
+    has_cluster = local or bool(environ.get("MINDX_SERVER_IP"))
+    if config["taskd_enable"] == "off":
+        clusterd = ""
+    else:
+        clusterd = server_address() if has_cluster else EMBEDDED
+    return ManagerConfig(
+        job_id=config.get("job_id") or environ.get("MINDX_TASK_ID", "job"),
+        listen=str(Address(host.strip("[]"), PORT)),
+        token=environ.get("TASKD_TOKEN", ""),
+        clusterd=clusterd,
+        clusterd_token=environ.get("TASKD_CLUSTERD_TOKEN", ""),
+        plugin_dir=Path(config["plugin_dir"]) if config.get("plugin_dir") else None,
+        job=JobConfig(
+            nodes=config.get("node_nums", 1),
+            ranks_per_node=config.get("proc_per_node", 1),
+            rescheduling=has_cluster,
+        ),
+    )
 
 
 def _completed(config: Any) -> list[str]:

@@ -13,6 +13,7 @@ from taskd.config import environ, load
 from taskd.edge import small_file
 from taskd.edge.certificate import common_name
 from taskd.edge.clock import wall
+from taskd.edge.tokens import bearer
 
 log = logging.getLogger("taskd.recover")
 
@@ -54,9 +55,6 @@ class RecoverClientSettings:
 
     engine_start_timeout_s: float = 600.0
     """How long the engine may take until it has reached a training process."""
-
-    token: str = ""
-    """Shown to clusterd, if it wants one."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -138,7 +136,7 @@ class _Habits(
 
     def __init__(self, own: RecoverClientSettings) -> None:
         self._timeout_s = own.rpc_timeout_s
-        self._token = (("authorization", f"Bearer {own.token}"),) if own.token else ()
+        self._token = bearer(environ.get("TASKD_CLUSTERD_TOKEN", ""))
 
     def intercept_unary_unary(
         self, continuation: Callable[..., Any], details: Any, request: Any
