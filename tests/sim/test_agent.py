@@ -1,0 +1,33 @@
+"""A node's processes under any order of deaths and orders: replay one with `pytest -k seed7`."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskd.core.workers import LEGAL, Over
+from tests.sim.agent import World
+
+SEEDS = range(300)
+
+
+def play(seed: int) -> World:
+    world = World(seed)
+    world.run()
+    return world
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed{seed}")
+def test_every_node_ends_and_nothing_lives_on(seed: int) -> None:
+    world = play(seed)
+    assert isinstance(world.state, Over)
+    assert not world.living, "\n".join(world.story)
+
+
+def test_the_map_is_the_territory() -> None:
+    walked = set().union(*(play(seed).edges for seed in SEEDS))
+    drawn = {(source, target) for source, targets in LEGAL.items() for target in targets}
+    assert walked == drawn
+
+
+def test_a_seed_always_tells_the_same_story() -> None:
+    assert play(7).story == play(7).story
