@@ -18,7 +18,7 @@ from taskd.wire._pb.control_pb2_grpc import ControlStub
 from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceStub
 from taskd.wire._pb.recover_pb2_grpc import RecoverStub
 
-WAIT_S = 30.0
+WAIT_S = 20.0
 
 
 @dataclass

@@ -16,7 +16,7 @@ from taskd.core.recovery_states import NEW, State, Step
 from taskd.edge.journal import Entry, Write
 from taskd.model import faults, recovery, strategies
 from taskd.model.faults import Fault
-from taskd.model.ids import JobId
+from taskd.model.ids import JobId, NodeRank, Rank
 from taskd.model.recovery import ClusterCommand, Command, Event, Pod
 from taskd.wire import tagged
 
@@ -51,24 +51,23 @@ def first(job: JobId) -> Record:
 
 def write(job: JobId, before: Record, after: Record, event: Event, step: Step, at: float) -> Write:
     """The pods of a large job are written when they change, not with every decision."""
-    pods = after.state.job.pods
     ended = isinstance(event, recovery.JobDeleted)
     notes: tuple[tuple[str, str | None], ...] = ()
     if ended:
         notes = ((_pods_note(job), None),)
-    elif pods != before.state.job.pods:
-        notes = ((_pods_note(job), tagged.write(pods)),)
-    slim = replace(after, state=_with_pods(after.state, ()))
+    elif _layout(after.state) != _layout(before.state):
+        notes = ((_pods_note(job), tagged.write(_layout(after.state))),)
+    slim = replace(after, state=_with_layout(after.state, ((), {})))
     return Write(job, tagged.write(slim), at, (entry(job, before, event, step, at),), ended, notes)
 
 
 def read(job: JobId, text: str, notes: Mapping[str, str]) -> Record:
     """Raises Illegible when another version wrote what this one cannot read."""
     record: Record = tagged.read(text, TYPES)
-    pods = notes.get(_pods_note(job))
-    if pods is None:
+    layout = notes.get(_pods_note(job))
+    if layout is None:
         return record
-    return replace(record, state=_with_pods(record.state, tagged.read(pods, TYPES)))
+    return replace(record, state=_with_layout(record.state, tagged.read(layout, TYPES)))
 
 
 def entry(job: JobId, before: Record, event: Event, step: Step, at: float) -> Entry:
@@ -111,5 +110,12 @@ def _pods_note(job: JobId) -> str:
     return f"pods/{job}"
 
 
-def _with_pods(state: State, pods: tuple[Pod, ...]) -> State:
-    return replace(state, job=replace(state.job, pods=pods))
+Layout = tuple[tuple[Pod, ...], Mapping[NodeRank, tuple[Rank, ...]]]
+
+
+def _layout(state: State) -> Layout:
+    return state.job.pods, state.job.places
+
+
+def _with_layout(state: State, layout: Layout) -> State:
+    return replace(state, job=replace(state.job, pods=layout[0], places=layout[1]))

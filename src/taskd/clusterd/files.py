@@ -69,19 +69,27 @@ class FileCluster(Picture):
 
     async def patch(self, key: Key, patch: Mapping[str, Any], version: str | None = None) -> Json:
         async with self._writing:
-            self._read(self._path(key))
-            there = self.get(key)
-            if there is None:
-                raise ClusterRefused(f"{key} does not exist")
-            if version is not None and version_of(there) != version:
-                raise ClusterRefused(f"{key} has changed since it was read")
-            return await self._write(key, merged(there, patch), there)
+            path = self._path(key)
+            while True:
+                self._read(path)
+                there = self.get(key)
+                if there is None:
+                    raise ClusterRefused(f"{key} does not exist")
+                if version is not None and version_of(there) != version:
+                    raise ClusterRefused(f"{key} has changed since it was read")
+                body = merged(there, patch)
+                count_version(body, there)
+                if await self._write(key, path, body, there):
+                    return body
 
     async def create(self, key: Key, body: Json) -> Json:
         async with self._writing:
             if self.get(key) is not None:
                 raise ClusterRefused(f"{key} exists already")
-            return await self._write(key, named(key, body), None)
+            whole = named(key, body)
+            count_version(whole, None)
+            await self._write(key, self._path(key), whole, None)
+            return whole
 
     async def delete(self, key: Key) -> None:
         async with self._writing:
@@ -97,15 +105,15 @@ class FileCluster(Picture):
         usual = self._directory / FOLDERS[key.kind] / f"{name}{SUFFIX}"
         return self._paths.get(key, usual)
 
-    async def _write(self, key: Key, body: Json, before: Json | None) -> Json:
-        path = self._path(key)
-        count_version(body, before)
+    async def _write(self, key: Key, path: Path, body: Json, before: Json | None) -> bool:
+        """False when somebody else has written in the meantime."""
         try:
-            await asyncio.to_thread(_replace, path, body)
+            written = await asyncio.to_thread(_replace, path, body, before)
         except OSError as error:
             raise ClusterUnreachable(f"{key} cannot be written: {error}") from error
-        self._there(path, key, body)
-        return body
+        if written:
+            self._there(path, key, body)
+        return written
 
     # From the disk into the picture
 
@@ -156,11 +164,16 @@ def _yaml_in(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.suffix == SUFFIX and path.name[0] != "."]
 
 
-def _replace(path: Path, body: Json) -> None:
+def _replace(path: Path, body: Json, before: Json | None) -> bool:
     """Whole or not at all: readers see the old file until the new one is on the disk."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with fresh.open("wb") as file:
         file.write(yaml.dump(body, Dumper=DUMPER, sort_keys=False, encoding="utf-8"))
         file.flush()
         os.fsync(file.fileno())
+    # Others write without our lock: what they wrote during the fsync must not be undone.
+    if before is not None and yaml.load(path.read_bytes(), Loader=LOADER) != before:
+        fresh.unlink()
+        return False
     fresh.rename(path)
+    return True

@@ -149,14 +149,14 @@ class Jobs:
 
     async def register(self, job: JobId) -> Answer:
         async with self._alone(job):
-            if job in self.served:
-                return Answer.of(RecoverCode.OK, "register success")
             if job not in self._known:
                 return Answer.of(RecoverCode.UnInit)
             facts = self.facts(job)
             if facts is None:
                 self._known.discard(job)
                 return Answer.of(RecoverCode.JobNotExist)
+            if job in self.served:
+                return await self._registered(self.served[job], facts)
             if len(self.served) >= self._config.max_jobs:
                 return Answer.of(RecoverCode.OutOfMaxServeJobs)
             try:
@@ -168,13 +168,20 @@ class Jobs:
             except (ClusterRefused, ClusterUnreachable) as error:
                 return Answer.of(RecoverCode.OperatePodGroupError, str(error))
             owner = self._serve(job, book.first(job))
-            answer = await owner.ask(JobRegistered(job, facts.config, token_hex(16), facts.name))
+            answer = await self._registered(owner, facts)
             if answer.code != RecoverCode.OK:
                 del self.served[job]
                 await owner.close()
-                return answer
-            self._tell_facts(job)
-            return Answer.of(RecoverCode.OK, "register success")
+            return answer
+
+    async def _registered(self, owner: Owner, facts: JobFacts) -> Answer:
+        """Also for a job that is served already: it may have changed, or have been restarted."""
+        answer = await owner.ask(JobRegistered(owner.job, facts.config, token_hex(16), facts.name))
+        if answer.code != RecoverCode.OK:
+            return answer
+        self._told.pop(owner.job, None)
+        self._tell_facts(owner.job)
+        return Answer.of(RecoverCode.OK, "register success")
 
     async def declare(self, told: Declaration) -> Answer:
         async with self._alone(told.job):

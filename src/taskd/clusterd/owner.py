@@ -98,6 +98,7 @@ class Owner:
         self._not_before = -inf
         self._watchers: set[asyncio.Event] = set()
         self._writing: asyncio.Task[None] | None = None
+        self._written = 0
         self._task = asyncio.create_task(self._run(), name=f"owner of {job}")
         self._write_undone()
 
@@ -233,10 +234,9 @@ class Owner:
             self._writing = asyncio.create_task(self._write_all())
 
     async def _write_all(self) -> None:
-        written = -1
-        while todo := [c for c in self.record.undone if c.sequence > written]:
+        while todo := [c for c in self.record.undone if c.sequence > self._written]:
             event = await self._write(todo[0])
-            written = todo[0].sequence
+            self._written = event.sequence
             self.tell(event)
 
     async def _write(self, command: ClusterCommand) -> ClusterWriteDone | ClusterWriteFailed:

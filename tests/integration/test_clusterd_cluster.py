@@ -1,0 +1,488 @@
+"""clusterd with a cluster in a directory: what it reads there, what it writes, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from taskd.clusterd.cluster import Json
+from taskd.clusterd.inotify import Watch
+from taskd.clusterd.inspect import show
+from taskd.clusterd.main import Server, ServerConfig
+from taskd.core.recovery_config import RecoveryConfig
+from taskd.core.recovery_states import Killing
+from taskd.wire._pb import profiling_pb2
+from taskd.wire._pb import recover_pb2 as pb
+from tests.integration.clusterd_client import (
+    WAIT_S,
+    Client,
+    Signals,
+    eventually,
+    started,
+    switch,
+)
+
+JOB = "0f7b"
+EVERY = "retry, recover-in-place,recover ,elastic-training,dump"
+
+
+class Objects:
+    """The other side of the directory: the user, the scheduler and the platform."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write(self, kind: str, name: str, body: Json) -> None:
+        folder = {"PodGroup": "podgroups", "Pod": "pods", "ConfigMap": "configmaps"}.get(
+            kind, "nodes"
+        )
+        namespace = "kube-system" if name.startswith("mindx-dl-") else "team"
+        metadata: Json = {"name": name, **body.pop("metadata", {})}
+        if kind != "Node":
+            metadata["namespace"] = namespace
+        path = self.directory / folder / f"{namespace}.{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}.test")
+        fresh.write_text(yaml.safe_dump({"kind": kind, "metadata": metadata, **body}))
+        fresh.rename(path)
+
+    def read(self, folder: str, name: str) -> Json:
+        body: Json = yaml.safe_load((self.directory / folder / f"team.{name}.yaml").read_text())
+        return body
+
+    def group(self, strategies: str = EVERY, phase: str = "Running", **extra: Any) -> None:
+        labels = {"process-recover-enable": "on", "framework": "pytorch", **extra.get("labels", {})}
+        self.write(
+            "PodGroup",
+            "train",
+            {
+                "metadata": {
+                    "ownerReferences": [{"uid": JOB, "name": "train", "controller": True}],
+                    "labels": labels,
+                    "annotations": {"recover-strategy": strategies, **extra.get("annotations", {})},
+                },
+                "status": {"phase": phase},
+            },
+        )
+
+    def change_group(self, change: Callable[[Json], None]) -> None:
+        body = self.read("podgroups", "train")
+        change(body)
+        self.write("PodGroup", "train", {k: v for k, v in body.items() if k != "kind"})
+
+    def pod(self, node: int, uid: str = "", name: str = "", **annotations: str) -> None:
+        devices = [{"device_id": str(i), "rank_id": str(node * 2 + i)} for i in range(2)]
+        self.write(
+            "Pod",
+            name or f"train-{node}",
+            {
+                "metadata": {
+                    "uid": uid or f"pod-{node}",
+                    "ownerReferences": [{"uid": JOB, "name": "train", "controller": True}],
+                    "annotations": {
+                        "hccl/rankIndex": str(node),
+                        "ascend.kubectl.kubernetes.io/ascend-910-configuration": json.dumps(
+                            {"devices": devices}
+                        ),
+                        **annotations,
+                    },
+                },
+                "spec": {"nodeName": f"host{node}"},
+                "status": {"phase": "Running"},
+            },
+        )
+
+    def reset_config(self, **data: Any) -> None:
+        body = {"RankList": [], "RetryTime": 3, "UpdateTime": 0, **data}
+        self.write("ConfigMap", "reset-config-train", {"data": {"reset.json": json.dumps(body)}})
+
+    @property
+    def reset(self) -> Json:
+        data = self.read("configmaps", "reset-config-train")["data"]
+        assert hashlib.sha256(data["reset.json"].encode()).hexdigest() == data["checkCode"]
+        told: Json = json.loads(data["reset.json"])
+        return told
+
+    def sub_health(self, node: int, level: str = "SubHealthFault") -> None:
+        entry = {
+            "fault_type": "CardUnhealthy",
+            "npu_name": "Ascend910-1",
+            "fault_level": level,
+            "fault_code": "80E18005",
+        }
+        info = {"DeviceInfo": {"DeviceList": {"huawei.com/Ascend910-Fault": json.dumps([entry])}}}
+        self.write(
+            "ConfigMap",
+            f"mindx-dl-deviceinfo-host{node}",
+            {"data": {"DeviceInfoCfg": json.dumps(info)}},
+        )
+
+    async def until(self, folder: str, holds: Callable[[], bool]) -> None:
+        """Wait until something is true of the files, looking whenever one changes."""
+        news = asyncio.Event()
+        watch = Watch([self.directory / folder], lambda _: news.set())
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not holds():
+                    await news.wait()
+                    news.clear()
+        finally:
+            watch.close()
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Objects:
+    made = Objects(tmp_path / "cluster")
+    for node in range(2):
+        made.pod(node)
+    return made
+
+
+@asynccontextmanager
+async def cluster(objects: Objects, **recovery: float) -> AsyncIterator[tuple[Server, Client]]:
+    config = ServerConfig(
+        cluster_dir=objects.directory,
+        recovery=RecoveryConfig(**recovery),  # type: ignore[arg-type]
+    )
+    async with started(config, job=JOB) as pair:
+        try:
+            yield pair
+        except TimeoutError:
+            sys.stderr.write("\n".join(show.history(await pair[1].history())))
+            raise
+
+
+async def joined(server: Server, client: Client) -> Signals:
+    await client.join()
+    signals = client.subscribe()
+    owner = server.jobs.served[JOB]  # type: ignore[index]
+    await eventually(lambda: owner.state.job.subscribed and bool(owner.state.job.pods), server, JOB)
+    await quiet(server)
+    return signals
+
+
+async def quiet(server: Server) -> None:
+    """No write is under way that could meet one of ours."""
+    owner = server.jobs.served[JOB]  # type: ignore[index]
+    await eventually(lambda: not owner.record.undone, server, JOB)
+
+
+def test_502_403_409_402_and_501_before_a_job_is_served(objects: Objects) -> None:
+    async def main() -> None:
+        async with cluster(objects) as (_, client):
+            assert await client.code("Init") == 502
+            objects.group(labels={"process-recover-enable": "off"})
+            await _until(client, "Init", 403)
+            objects.group("retry, recovery")
+            await _until(client, "Init", 409)
+            answer = await client.call("Init")
+            assert "recovery" in answer.info
+            objects.group(labels={"process-recover-enable": "pause"})
+            await _until(client, "Init", 0)
+            (objects.directory / "podgroups" / "team.train.yaml").unlink()
+            await _until(client, "Register", 402)
+            assert await client.code("Register") == 408
+            objects.group()
+            await _until(client, "Init", 0)
+            objects.reset_config(RankList=[{"Policy": "reset"}])
+            await _until(client, "Register", 501)
+            objects.reset_config()
+            await _until(client, "Register", 0)
+
+    asyncio.run(main())
+
+
+async def _until(client: Client, method: str, code: int) -> None:
+    """The file was written before the call, but its news may come after it."""
+    async with asyncio.timeout(WAIT_S):
+        while await client.code(method) != code:
+            pass
+
+
+def test_register_takes_back_pause_and_502_when_it_cannot(objects: Objects) -> None:
+    objects.group(labels={"process-recover-enable": "pause"})
+
+    async def main() -> None:
+        async with cluster(objects) as (_, client):
+            assert await client.code("Init") == 0
+            path = objects.directory / "podgroups"
+            away = objects.directory / "away"
+            path.rename(away)
+            path.write_text("no directory")
+            assert (await client.code("Register")) in (402, 502)
+            path.unlink()
+            away.rename(path)
+            objects.group(labels={"process-recover-enable": "pause"})
+
+        async with cluster(objects) as (_, client):
+            await client.join()
+            labels = objects.read("podgroups", "train")["metadata"]["labels"]
+            assert labels["process-recover-enable"] == "on"
+
+    asyncio.run(main())
+
+
+def test_a_pod_is_replaced_and_the_old_files_tell_each_step(objects: Objects) -> None:
+    objects.group("recover,dump")
+    objects.reset_config()
+
+    async def main() -> None:
+        async with cluster(objects) as (server, client):
+            signals = await joined(server, client)
+            await client.fault(2)
+            stop = await signals.next("stopTrain")
+            await objects.until("configmaps", lambda: bool(objects.reset["FaultFlushing"]))
+            await client.stopped(stop.uuid)
+            announced = await signals.next("globalFault")
+            assert list(announced.actions) == ["on_global_rank", "fault_nodes_exit"]
+            assert list(announced.nodeRankIds) == ["1"]
+            assert [fault.rankId for fault in announced.faultRanks] == ["2", "3"]
+            await objects.until(
+                "configmaps",
+                lambda: [entry["RankId"] for entry in objects.reset["RankList"]] == [2, 3],
+            )
+            await client.offer("recover", "dump", "exit", uuid=stop.uuid)
+            assert (await signals.next("changeStrategy")).changeStrategy == "recover"
+            objects.pod(1, uid="pod-1b")
+            assert await client.result("recover", uuid=stop.uuid) == 0
+            await objects.until("configmaps", lambda: objects.reset["RankList"] == [])
+            assert objects.reset["RetryTime"] == 3
+            await objects.until(
+                "podgroups",
+                lambda: (
+                    objects.read("podgroups", "train")["metadata"]["annotations"].get(
+                        "ProcessRecoverStatus"
+                    )
+                    == "recover-success"
+                ),
+            )
+
+    asyncio.run(main())
+
+
+async def lost_for_good(client: Client, signals: Signals) -> None:
+    """A node is lost, and no pod comes in its place."""
+    await client.fault(2)
+    stop = await signals.next("stopTrain")
+    await client.stopped(stop.uuid)
+    await signals.next("globalFault")
+    await client.offer("recover", "exit", uuid=stop.uuid)
+    await signals.next("changeStrategy")
+    assert (await signals.next("changeStrategy")).changeStrategy == "exit"
+
+
+def mark(objects: Objects) -> str:
+    labels = objects.read("podgroups", "train")["metadata"]["labels"]
+    return str(labels["process-recover-enable"])
+
+
+def test_pause_is_a_lease_that_ends_when_the_scheduler_has_restarted_the_job(
+    objects: Objects,
+) -> None:
+    objects.group("recover")
+
+    async def main() -> None:
+        async with cluster(objects, reschedule_timeout_s=0.3, exit_timeout_s=0.3) as (
+            server,
+            client,
+        ):
+            await lost_for_good(client, await joined(server, client))
+            await objects.until("podgroups", lambda: mark(objects) == "pause")
+            await quiet(server)
+            objects.change_group(lambda body: body["status"].update(phase="Pending"))
+            owner = server.jobs.served[JOB]  # type: ignore[index]
+            await eventually(lambda: owner.state.job.phase == "Pending", server, JOB)
+            objects.change_group(lambda body: body["status"].update(phase="Running"))
+            await objects.until("podgroups", lambda: mark(objects) == "on")
+
+    asyncio.run(main())
+
+
+def test_503_when_the_scheduler_does_not_restart_the_job(objects: Objects) -> None:
+    objects.group("recover")
+
+    async def main() -> None:
+        async with cluster(
+            objects, reschedule_timeout_s=0.3, exit_timeout_s=0.3, running_timeout_s=0.3
+        ) as (server, client):
+            signals = await joined(server, client)
+            await lost_for_good(client, signals)
+            signals.cancel()
+            owner = server.jobs.served[JOB]  # type: ignore[index]
+            await eventually(lambda: isinstance(owner.state, Killing), server, JOB)
+            assert await client.result("recover") == 503
+            assert (await client.subscribe().next()).signalType == "killMaster"
+            await objects.until("podgroups", lambda: mark(objects) == "on")
+
+    asyncio.run(main())
+
+
+def annotation(objects: Objects, name: str) -> str | None:
+    notes = objects.read("podgroups", "train")["metadata"]["annotations"]
+    return notes.get(name)  # type: ignore[no-any-return]
+
+
+def test_platform_mode_asks_confirms_and_waits_for_the_rank_table(objects: Objects) -> None:
+    objects.group(annotations={"ProcessRecoverStrategy": ""})
+
+    async def main() -> None:
+        async with cluster(objects) as (server, client):
+            signals = await joined(server, client)
+            await client.fault(3)
+            await quiet(server)
+            objects.change_group(
+                lambda body: body["metadata"]["annotations"].update(
+                    ProcessRecoverStrategy="recover"
+                )
+            )
+            stop = await signals.next("stopTrain")
+            await client.stopped(stop.uuid)
+            await objects.until(
+                "podgroups", lambda: annotation(objects, "ProcessConfirmFault") == "3:1"
+            )
+            await quiet(server)
+            objects.change_group(
+                lambda body: body["metadata"]["annotations"].update(ProcessResultFault="2:1")
+            )
+            announced = await signals.next("globalFault")
+            assert {fault.rankId for fault in announced.faultRanks} == {"2", "3"}
+            await client.offer("recover", "exit", uuid=stop.uuid)
+            await quiet(server)
+            objects.change_group(
+                lambda body: body["metadata"]["annotations"].update(RankTableReady="true")
+            )
+            assert (await signals.next("changeStrategy")).changeStrategy == "recover"
+
+    asyncio.run(main())
+
+
+def test_508_and_509_when_the_platform_does_not_answer(objects: Objects) -> None:
+    async def main() -> None:
+        objects.group(annotations={"ProcessRecoverStrategy": ""})
+        async with cluster(objects, platform_timeout_s=0.3) as (server, client):
+            signals = await joined(server, client)
+            await client.fault(3)
+            await signals.next("changeStrategy")
+            assert await client.stopped() == 508
+        objects.group(annotations={"ProcessRecoverStrategy": "recover"})
+        async with cluster(objects, platform_timeout_s=0.3) as (server, client):
+            signals = await joined(server, client)
+            await client.fault(3)
+            stop = await signals.next("stopTrain")
+            await client.stopped(stop.uuid)
+            await signals.next("changeStrategy")
+            assert await client.offer("recover") == 509
+
+    asyncio.run(main())
+
+
+def test_a_hot_switch_moves_an_ailing_pod(objects: Objects) -> None:
+    objects.group(labels={"subHealthyStrategy": "hotSwitch"})
+
+    def pod_notes(name: str = "train-1") -> Json:
+        notes: Json = objects.read("pods", name)["metadata"]["annotations"]
+        return notes
+
+    async def main() -> None:
+        async with cluster(objects) as (server, client):
+            signals = await joined(server, client)
+            objects.sub_health(1)
+            told = await signals.next("hot-switch")
+            assert list(told.actions) == ["hot switch"]
+            assert [fault.rankId for fault in told.faultRanks] == ["2", "3"]
+            await objects.until("pods", lambda: pod_notes().get("needOperatorOpe") == "create")
+            assert pod_notes()["inHotSwitchFlow"] == "true"
+            objects.pod(1, "pod-1b", "train-1b", podType="backup", inHotSwitchFlow="true")
+            assert list((await signals.next("hot-switch")).actions) == ["new pod running"]
+            await client.offer("migration")
+            await objects.until("pods", lambda: pod_notes().get("needVolcanoOpe") == "delete")
+            (objects.directory / "pods" / "team.train-1.yaml").unlink()
+            assert (await signals.next("changeStrategy")).changeStrategy == "migration"
+            assert await client.result("migration") == 0
+            await objects.until("pods", lambda: "inHotSwitchFlow" not in pod_notes("train-1b"))
+
+    asyncio.run(main())
+
+
+def test_a_hardware_fault_in_the_cluster_starts_a_round_by_itself(objects: Objects) -> None:
+    objects.group("recover")
+
+    async def main() -> None:
+        async with cluster(objects, pre_exit_timeout_s=0.2) as (server, client):
+            signals = await joined(server, client)
+            objects.sub_health(1, level="SeparateNPU")
+            leave = await signals.next()
+            assert (leave.signalType, list(leave.actions)) == (
+                "preExitProcess",
+                ["pre exit process"],
+            )
+            assert list(leave.nodeRankIds) == ["1"]
+            stop = await signals.next("stopTrain")
+            assert [fault.rankId for fault in stop.faultRanks] == ["3"]
+
+    asyncio.run(main())
+
+
+def test_a_deleted_podgroup_ends_the_job(objects: Objects) -> None:
+    objects.group()
+
+    async def main() -> None:
+        async with cluster(objects) as (server, client):
+            await joined(server, client)
+            (objects.directory / "podgroups" / "team.train.yaml").unlink()
+            async with asyncio.timeout(WAIT_S):
+                while await client.fault(1) != 400:
+                    pass
+            assert not server.jobs.served
+            assert "deleted" in (await client.history())[-1].because
+
+    asyncio.run(main())
+
+
+def test_a_profiling_switch_reaches_subscriber_and_config_map(objects: Objects) -> None:
+    objects.group()
+    for node in range(2):
+        body = objects.read("pods", f"train-{node}")
+        mount = {"mountPath": "/user/cluster-info/datatrace-config"}
+        body["spec"]["containers"] = [{"volumeMounts": [mount]}]
+        objects.write("Pod", f"train-{node}", {k: v for k, v in body.items() if k != "kind"})
+
+    async def main() -> None:
+        async with cluster(objects) as (_, client):
+            request = profiling_pb2.DataTypeReq(
+                jobNsName="team/train", profilingSwitch=switch(Step="on")
+            )
+            assert await client.code("ModifyTrainingDataTraceSwitch", request) == 200
+            body = objects.read("configmaps", "data-trace-train")
+            assert json.loads(body["data"]["profilingSwitch"])["Step"] == "on"
+            assert body["metadata"]["labels"] == {"reset": "true"}
+            info = profiling_pb2.ProfilingClientInfo(jobId=JOB)
+            told = await client.trace.SubscribeDataTraceSwitch(info).read()
+            assert (told.code, told.profilingSwitch.Step) == (200, "on")
+
+    asyncio.run(main())
+
+
+def test_operations_are_checked_against_the_pods(objects: Objects) -> None:
+    objects.group()
+
+    async def main() -> None:
+        async with cluster(objects) as (server, client):
+            await joined(server, client)
+            devices = pb.DeviceList(dev=["9"], op=[True])
+            request = pb.SwitchNics(jobID=JOB, nicOps={"host1": devices})
+            assert await client.code("SwitchNicTrack", request) == 413
+            request.nicOps["host1"].dev[0] = "1"
+            assert await client.code("SwitchNicTrack", request) == 0
+            assert await client.code("SwitchNicTrack", request) == 411
+
+    asyncio.run(main())
