@@ -1,0 +1,283 @@
+"""`taskd doctor`: what works on this machine, what will not, why, and what to do about it.
+
+Each check looks at the real thing: it binds the port, forks, writes to shared memory. It imports
+no framework: their versions are read from what pip has installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes.util
+import json
+import os
+import platform
+import re
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from taskd.config import environ
+from taskd.edge import log
+from taskd.version import __version__
+
+TORCH_SEAM = ((2, 6), (2, 13))
+"""The versions of torch whose elastic agent and process groups we know."""
+
+MSPTI_PLACES = (
+    "/usr/local/Ascend/ascend-toolkit/latest/lib64/libmspti.so",
+    "/usr/local/Ascend/cann/lib64/libmspti.so",
+)
+SEAM_CHECK = "from taskd.torch import seam; seam.check()"
+SEAM_TIMEOUT_S = 120.0
+
+PORTS = {9601: "the manager", 9602: "a node's proxy", 8899: "clusterd"}
+SHARED_MEMORY_MIB = 64
+OPEN_FILES = 1024
+
+
+class Verdict(StrEnum):
+    FINE = "ok"
+    ABSENT = "absent"
+    """Not there, and not needed by everybody."""
+    LIMITED = "limited"
+    """There, but something will not work."""
+    BROKEN = "broken"
+    """Nothing works without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    subject: str
+    verdict: Verdict
+    value: str
+    because: str = ""
+    """What will not work."""
+    remedy: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit code 0 if the basics work, whatever else is limited."""
+    findings = list(examine())
+    works = all(finding.verdict is not Verdict.BROKEN for finding in findings)
+    if arguments.json:
+        told = {"version": __version__, "works": works, "findings": [asdict(f) for f in findings]}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    else:
+        sys.stdout.write(_table(findings, works))
+    return 0 if works else 1
+
+
+def examine() -> Iterator[Finding]:
+    yield from _basics()
+    yield from _frameworks()
+    for port, user in PORTS.items():
+        yield _port(port, user)
+    yield _tried("fork", _fork, "workers are started by spawn, which takes seconds", basic=False)
+    yield _tried("pidfd", _pidfd, "the death of a process is not seen at once: Linux 5.3 is needed")
+    yield _tried("shared memory", _shared_memory, "progress and snapshots cannot be shared")
+    yield _open_files()
+    yield _log_directory()
+    yield _library()
+
+
+def _basics() -> Iterator[Finding]:
+    yield Finding("python", Verdict.FINE, platform.python_version())
+    yield _package("grpcio", (1, 62, 2), "nothing can talk to anything", Verdict.BROKEN)
+    yield _package("protobuf", (4, 25), "nothing can talk to anything", Verdict.BROKEN)
+
+
+def _frameworks() -> Iterator[Finding]:
+    yield _torch()
+    yield _package("torch_npu", (), "no Ascend devices in torch", remedy=_pip("torch-npu"))
+    yield _package("mindspore", (), "no MindSpore jobs")
+    own = "a recover client without a manager can only let its job exit"
+    yield _package("mindio_ttp", (), own, remedy="install Ascend's MindIO, if you have such jobs")
+    yield _package("cryptography", (42,), "no certificate checks", remedy=_pip("taskd[secure]"))
+    server = _pip("taskd[server]")
+    yield _package("pyyaml", (6,), "no clusterd with a cluster in files", remedy=server)
+    yield _package("grpcio-health-checking", (1, 62, 2), "no clusterd here", remedy=server)
+    yield _mspti()
+
+
+def _package(
+    name: str,
+    least: tuple[int, ...],
+    because: str,
+    missing: Verdict = Verdict.ABSENT,
+    remedy: str = "",
+) -> Finding:
+    remedy = remedy or _pip(name)
+    found = _version(name)
+    if found is None:
+        return Finding(name, missing, "not installed", because, remedy)
+    if _numbers(found) < least:
+        worse = Verdict.LIMITED if missing is Verdict.ABSENT else missing
+        wanted = ".".join(map(str, least))
+        return Finding(name, worse, found, f"too old, {wanted} is needed: {because}", remedy)
+    return Finding(name, Verdict.FINE, found)
+
+
+def _pip(package: str) -> str:
+    return f"pip install --upgrade '{package}'"
+
+
+def _torch() -> Finding:
+    found = _version("torch")
+    if found is None:
+        return Finding(
+            "torch", Verdict.ABSENT, "not installed", "no PyTorch jobs", _pip("taskd[torch]")
+        )
+    remedy = "pip install 'torch==2.13.0'"
+    first, last = TORCH_SEAM
+    if not first <= _numbers(found)[:2] <= last:
+        known = f"{'.'.join(map(str, first))} to {'.'.join(map(str, last))}"
+        because = f"only {known} are known to us: others are refused"
+        return Finding("torch", Verdict.LIMITED, found, because, remedy)
+    trouble = _seam_trouble()
+    if trouble:
+        because = f"ranks are restarted, not repaired in place: {trouble}"
+        return Finding("torch", Verdict.LIMITED, found, because, remedy)
+    return Finding("torch", Verdict.FINE, f"{found}, and its inside is the one we know")
+
+
+def _seam_trouble() -> str:
+    """In a process of its own: torch takes seconds and hundreds of megabytes."""
+    command = [sys.executable, "-c", SEAM_CHECK]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SEAM_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"torch was not loaded within {SEAM_TIMEOUT_S:.0f} s"
+    if not done.returncode:
+        return ""
+    return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0]))
+
+
+def _mspti() -> Finding:
+    folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    places = [*(str(Path(folder) / "libmspti.so") for folder in folders if folder), *MSPTI_PLACES]
+    found = next((place for place in places if Path(place).exists()), None)
+    found = found or ctypes.util.find_library("mspti")
+    if found:
+        return Finding("libmspti", Verdict.FINE, found)
+    because = "profiles of Ascend devices hold no device times"
+    return Finding("libmspti", Verdict.ABSENT, "not found", because, "install Ascend's CANN")
+
+
+def _port(port: int, user: str) -> Finding:
+    try:
+        # Without SO_REUSEADDR it would fail for a minute after the last user has gone.
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+    except OSError as error:
+        because = f"{user} cannot listen there: {error.strerror}"
+        return Finding(
+            f"port {port}",
+            Verdict.LIMITED,
+            "taken",
+            because,
+            f"see who has it: ss -ltnp | grep {port}",
+        )
+    return Finding(f"port {port}", Verdict.FINE, f"free for {user}")
+
+
+def _tried(subject: str, attempt: Callable[[], str], because: str, basic: bool = True) -> Finding:
+    try:
+        return Finding(subject, Verdict.FINE, attempt())
+    except (OSError, AttributeError) as error:
+        verdict = Verdict.BROKEN if basic else Verdict.LIMITED
+        return Finding(subject, verdict, str(error), because, "use a newer kernel or runtime")
+
+
+def _fork() -> str:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise OSError(f"the child ended with {status}")
+    return "works"
+
+
+def _pidfd() -> str:
+    os.close(os.pidfd_open(os.getpid()))
+    return "works"
+
+
+def _shared_memory() -> str:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="taskd-doctor-") as file:
+        file.write(bytes(4096))
+        file.flush()
+        there = os.statvfs("/dev/shm")
+    free_mib = there.f_bavail * there.f_frsize // 2**20
+    if free_mib < SHARED_MEMORY_MIB:
+        raise OSError(f"only {free_mib} MiB are free (for a container: --shm-size)")
+    return f"works, {free_mib} MiB free"
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= OPEN_FILES:
+        return Finding("open files", Verdict.FINE, f"up to {soft}")
+    because = "a manager of a large job runs out of connections"
+    return Finding("open files", Verdict.LIMITED, f"up to {soft}", because, f"ulimit -n {hard}")
+
+
+def _log_directory() -> Finding:
+    chosen, problems = log.settings()
+    path = Path(chosen.log_path).absolute()
+    remedy = "set TASKD_LOG_PATH to a directory that can be written"
+    if problems:
+        because = "; ".join(problems)
+        return Finding("log directory", Verdict.LIMITED, str(path), because, "correct it")
+    nearest = next(place for place in (path, *path.parents) if place.exists())
+    if path.is_symlink() or not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        because = "the log goes to standard error"
+        return Finding("log directory", Verdict.LIMITED, str(path), because, remedy)
+    return Finding("log directory", Verdict.FINE, str(path))
+
+
+def _library() -> Finding:
+    path = Path(__file__).parent / "python" / "cython_api" / "libs" / "libtaskd.so"
+    if path.exists():
+        return Finding("libtaskd.so", Verdict.FINE, str(path))
+    because = "the documented LD_PRELOAD line makes every process print an error"
+    return Finding("libtaskd.so", Verdict.LIMITED, "missing", because, "pip install --force taskd")
+
+
+def _table(findings: list[Finding], works: bool) -> str:
+    width = max(len(finding.subject) for finding in findings)
+    lines = [f"taskd {__version__} on {platform.platform()}", ""]
+    for finding in findings:
+        lines.append(f"{finding.verdict:<8} {finding.subject:<{width}}  {finding.value}")
+        indent = " " * (8 + 1 + width + 2)
+        if finding.because:
+            lines.append(f"{indent}{finding.because}")
+        if finding.remedy:
+            lines.append(f"{indent}-> {finding.remedy}")
+    end = "The basics work." if works else "The basics do not work: see what is broken above."
+    return "\n".join([*lines, "", end]) + "\n"
