@@ -1,1 +1,20 @@
-"""In-process recovery for PyTorch: process group, step, state, repair."""
+"""In-process recovery for PyTorch: lose a rank, lose no step.
+
+import taskd.torch as taskd
+
+job = taskd.init()
+model = DDP(build_model())
+optimizer = torch.optim.AdamW(model.parameters())
+job.protect(model=model, optimizer=optimizer)
+
+for step in job.steps(10_000):
+    with step:
+        loss_fn(model(batch(step))).backward()
+        optimizer.step()
+"""
+
+from taskd.torch.job import Job, NotRepaired, init
+from taskd.torch.seam import UnknownTorch
+from taskd.torch.step import Step
+
+__all__ = ["Job", "NotRepaired", "Step", "UnknownTorch", "init"]

@@ -1,0 +1,35 @@
+"""Makes DDP's bucket layout the same in every life of every rank.
+
+DDP rearranges its buckets after its first iteration. A rank that joins later would still have the
+first layout; the sums would be cut, and rounded, differently. So one pass over zero gradients is
+run on every rank before training, while its groups are alone: DDP then settles at once, by the
+order of the parameters and nothing else, and never again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from taskd.torch.groups import Groups, Mode
+
+
+def settle(model: DistributedDataParallel, groups: Groups) -> None:
+    """Let DDP rearrange its buckets now, without talking to anybody."""
+    if model.find_unused_parameters:
+        return  # it keeps its first layout for life
+    before = groups.mode
+    groups.mode = Mode.ALONE
+    try:
+        model.reducer.prepare_for_backward([])
+        parameters = [p for p in model.module.parameters() if p.requires_grad]
+        # The engine runs the newest node first: gradients arrive from the last parameter on, as
+        # in most backward passes.
+        with torch.enable_grad():
+            roots = [p.view_as(p) for p in parameters]
+        torch.autograd.backward(roots, [torch.zeros_like(p) for p in parameters])
+        model.reducer._rebuild_buckets()
+    finally:
+        groups.mode = before
+    for parameter in parameters:
+        parameter.grad = None

@@ -1,0 +1,199 @@
+"""The process group that DDP, FSDP and user code see: torch's own, made resilient.
+
+It is a `torch.distributed.ProcessGroup` registered as the backend "taskd". Each operation goes to
+the transport of the current incident. Inside a protected step errors are absorbed; outside of it
+they are raised, as natively. `groups.py` holds the mode that all groups share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d as c10d
+
+from taskd.torch.alone import ALONE, Alone
+from taskd.torch.groups import Groups, Mode
+from taskd.torch.transport import Shape, Transport, alone
+from taskd.torch.works import Finished, Guarded
+
+BACKEND = "taskd"
+
+
+class ResilientGroup(dist.ProcessGroup):
+    """One group. What it is stays; what carries it is replaced at every incident."""
+
+    def __init__(self, groups: Groups, shape: Shape) -> None:
+        super().__init__(shape.rank, shape.size)  # type: ignore[call-arg]
+        self.shape = shape
+        self._groups = groups
+        self._transport: Transport | None = None
+        self._alone: dist.ProcessGroup | None = None
+        self._name, self._desc = shape.name, "undefined"
+
+    def form(self, store: Store) -> None:
+        self._transport = Transport(self.shape, store)
+        self._transport.form()
+
+    def drop(self) -> None:
+        """Let go of the transport of the last incident."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport.bury()
+            self._transport = None
+
+    @property
+    def inner(self) -> dist.ProcessGroup:
+        """The group underneath; one of our own while there are no peers."""
+        if self._transport is not None:
+            return self._transport.inner
+        if self._alone is None:
+            self._alone = alone(list(self.shape.backends))
+        return self._alone
+
+    def _run(self, name: str, effect: Alone, args: tuple[Any, ...], kwargs: Any) -> dist.Work:
+        groups = self._groups
+        if groups.mode is Mode.LIVE:
+            groups.begun += 1
+            operation: Callable[..., dist.Work] = getattr(self.inner, name)
+            if not groups.absorbing:
+                groups.done += 1
+                return operation(*args, **kwargs)
+            spoilt = partial(effect, self.shape.rank, args)
+            try:
+                return Guarded(groups, operation(*args, **kwargs), spoilt)
+            except RuntimeError as error:
+                groups.absorb(error)
+        elif groups.mode is Mode.BROKEN and not groups.absorbing:
+            raise dist.DistBackendError(f"the process group was aborted: {groups.why}")
+        return Finished(effect(self.shape.rank, args))
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        self._run("barrier", ALONE["barrier"], (), {}).wait()
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> dist.ProcessGroup | None:
+        """A child of some of our ranks. Formed at the meeting like any other group."""
+        if self.shape.rank not in ranks:
+            return None
+        backends = self.shape.backends
+        if device_types is not None:
+            backends = {one.type: backends[one.type] for one in device_types}
+        child = ResilientGroup(
+            self._groups,
+            Shape(
+                name=group_name or f"{self._name}:split:{'-'.join(map(str, ranks))}",
+                ranks=tuple(self.shape.ranks[rank] for rank in ranks),
+                rank=list(ranks).index(self.shape.rank),
+                timeout=timeout or self.shape.timeout,
+                backends=backends,
+            ),
+        )
+        child._set_group_desc(group_desc or "undefined")
+        self._groups.add(child)
+        return child
+
+    # What torch asks of a group besides communication. The C++ base answers from its registered
+    # backends and we register none, so that a rebuilt one is never mixed up with the old.
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    def getRank(self) -> int:
+        return self.shape.rank
+
+    def getSize(self) -> int:
+        return self.shape.size
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    def name(self) -> str:
+        return BACKEND
+
+    def rank(self) -> int:
+        return self.shape.rank
+
+    def size(self) -> int:
+        return self.shape.size
+
+    @property
+    def group_name(self) -> c10d.GroupName:
+        return c10d.GroupName(self._name)
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(device) for device in self.shape.backends]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self.inner._get_backend(device)
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._groups.begun
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.inner.set_timeout(timeout)
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def shutdown(self) -> None:
+        self._groups.discard(self)
+        self.drop()
+
+
+def _operation(name: str, effect: Alone) -> Callable[..., dist.Work]:
+    def operation(self: ResilientGroup, *args: Any, **kwargs: Any) -> dist.Work:
+        return self._run(name, effect, args, kwargs)
+
+    operation.__name__ = name
+    return operation
+
+
+for _name, _effect in ALONE.items():
+    setattr(ResilientGroup, _name, _operation(_name, _effect))
+
+
+def register(groups: Groups, backends: dict[str, str]) -> None:
+    """Make "taskd" a backend of torch.distributed that creates resilient groups."""
+
+    def create(told: Any, options: Any) -> ResilientGroup:
+        ranks = tuple(told.global_ranks_in_group) or tuple(range(told.group_size))
+        shape = Shape(told.group_id, ranks, told.group_rank, told.timeout, backends)
+        group = ResilientGroup(groups, shape)
+        groups.add(group)
+        return group
+
+    if BACKEND.upper() in c10d.Backend._plugins:
+        plugin = c10d.Backend._plugins[BACKEND.upper()]
+        c10d.Backend._plugins[BACKEND.upper()] = plugin._replace(creator_fn=create)
+        return
+    c10d.Backend.register_backend(BACKEND, create, extended_api=True, devices=list(backends))

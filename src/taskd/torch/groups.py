@@ -1,0 +1,147 @@
+"""All process groups of this process as one: alive, alone, or broken together.
+
+A step that lost one collective is lost as a whole, so there is one mode for all groups. `group.py`
+asks it on every call, the gates (`step.py`) before every update; `repair.py` and the worker's
+thread change it.
+
+    alone --meet--> mending --open--> live --absorb, abort--> broken --meet--> mending …
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from taskd.errors import Transient
+from taskd.torch.meeting import Meeting, SharedStore
+
+if TYPE_CHECKING:
+    from taskd.torch.group import ResilientGroup
+
+
+class Mode(Enum):
+    ALONE = "alone"
+    """Not met yet: collectives see ourselves only."""
+    MENDING = "mending"
+    """Met again, but not yet of one state: collectives are the repair's own."""
+    LIVE = "live"
+    BROKEN = "broken"
+
+
+class GroupsAborted(Transient):
+    """Forming the groups was cut short: there is a newer incident."""
+
+
+class Groups:
+    """The registry that every resilient group of this process belongs to."""
+
+    def __init__(self, world: int, on_fault: Callable[[str], None]) -> None:
+        self.mode = Mode.ALONE
+        self.absorbing = False
+        """Inside a protected step: errors are remembered, not raised."""
+        self.begun = 0
+        """Collectives entered, and `done` those that ended: what the beacon shows."""
+        self.done = 0
+        self.store = SharedStore(world)
+        self.why = ""
+        self._on_fault = on_fault
+        self._all: list[ResilientGroup] = []
+        self._meeting: Meeting | None = None
+        self._pending = ""
+        """Why the groups are to be aborted once the next step begins."""
+        self._told = 0
+        """The newest incident that we were told of."""
+        self._lock = threading.Lock()
+
+    def add(self, group: ResilientGroup) -> None:
+        self._all.append(group)
+        if self.mode is not Mode.ALONE and self._meeting is not None:
+            group.form(self._meeting.store)
+
+    def discard(self, group: ResilientGroup) -> None:
+        self._all = [other for other in self._all if other is not group]
+
+    @property
+    def world(self) -> ResilientGroup:
+        """The default group: torch creates it first."""
+        return self._all[0]
+
+    def meet(self, incident: int, address: str, place: str, timeout: timedelta) -> None:
+        """Form all groups anew at this store, in the order in which the script made them."""
+        with self._lock:
+            if self._told > incident:
+                raise GroupsAborted(f"incident {self._told} has come before {incident} was met")
+            self.mode, self.why, self._pending = Mode.MENDING, "", ""
+            self._meeting = None
+        for group in self._all:
+            group.drop()
+        meeting = Meeting(address, place, timeout)
+        with self._lock:
+            if self.why:
+                raise GroupsAborted(self.why)
+            self._meeting = meeting
+        self.store.point_at(meeting.store)
+        try:
+            for group in self._all:
+                group.form(meeting.store)
+        except RuntimeError as error:
+            raise GroupsAborted(self.why or str(error)) from error
+
+    def open(self) -> None:
+        """Everything is of one state again: the groups belong to the training."""
+        with self._lock:
+            if self.why:
+                raise GroupsAborted(self.why)
+            self.mode = Mode.LIVE
+
+    def absorb(self, error: RuntimeError) -> None:
+        """A collective has failed inside a step. The first failure is told; the peers notice."""
+        if self._break(f"{type(error).__name__}: {error}"):
+            self._on_fault(self.why)
+
+    def abort(self, incident: int, why: str) -> None:
+        """Free the training thread from whatever collective it waits in. From any thread.
+
+        Between steps the user's own collectives run, whose errors would be raised: there the
+        groups are left alone until the next step begins.
+        """
+        with self._lock:
+            if incident < self._told:
+                return
+            self._told = incident
+            if self.mode is Mode.LIVE and not self.absorbing:
+                self._pending = why
+                return
+        self._break(why)
+
+    def enter(self) -> None:
+        """A protected step begins."""
+        with self._lock:
+            self.absorbing, pending = True, self._pending
+        if pending:
+            self._break(pending)
+
+    def leave(self) -> None:
+        """It has ended, well or not."""
+        self.absorbing = False
+        self.done = self.begun
+
+    def trouble(self) -> bool:
+        return self.mode is Mode.BROKEN or bool(self._pending)
+
+    def count_done(self) -> None:
+        self.done += 1
+
+    def _break(self, why: str) -> bool:
+        with self._lock:
+            first = not self.why
+            self.mode, self.why = Mode.BROKEN, self.why or why
+            meeting = self._meeting
+        if meeting is not None:
+            meeting.cut()
+        for group in self._all:
+            group.abort()
+        return first

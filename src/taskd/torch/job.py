@@ -1,0 +1,254 @@
+"""A training job as the script sees it: join, protect, step.
+
+`init` decides how much there is to join: a job of ours (resilient groups and a line to the
+manager), some other launcher's (plain groups), or nothing at all. The steps are the same in all
+three, so a script needs no second version.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+from torch.optim import Optimizer
+
+from taskd import config
+from taskd.edge.beacon import Beacon
+from taskd.errors import Permanent, SettingsError, Transient
+from taskd.model.ids import Incarnation, NodeRank, Rank
+from taskd.model.ids import Step as Committed
+from taskd.model.messages import Dump, Leave, Repair
+from taskd.model.rank import GiveUp, Me, Stood
+from taskd.torch import buckets, group, random, repair, seam, transport
+from taskd.torch.groups import Groups, Mode
+from taskd.torch.protected import Protected, Stateful
+from taskd.torch.step import Abandon, Gates, Step
+from taskd.torch.undo import Undo
+from taskd.worker.link import Link
+from taskd.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = timedelta(minutes=30)
+
+
+class NotRepaired(Permanent):
+    """A fault could not be repaired from inside: the process ends as it would have without us."""
+
+
+class Job:
+    """One for the life of the process; `taskd.torch.init` makes it."""
+
+    def __init__(self, settings: WorkerSettings, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.step = 0
+        """Steps committed."""
+        self._settings = settings
+        self._groups = Groups(world_size, self._on_fault)
+        self._gates = Gates(self)
+        self._kept: Protected | None = None
+        self._undo: Undo | None = None
+        self._roots = random.roots()
+        self._link: Link | None = None
+        self._beacon = Beacon(settings.beacon)
+        self._holds: int | None = 0
+        """The step whose state we hold; None: none, as in a replacement before it is given one."""
+        self._gradients_carry = False
+        self._retry_on: tuple[type[Exception], ...] = ()
+
+    # For the script
+
+    def protect(
+        self,
+        *,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: Optimizer | Sequence[Optimizer],
+        scaler: Any = None,
+        retry_on: tuple[type[Exception], ...] = (),
+        **parts: Stateful | None,
+    ) -> None:
+        """Say what belongs to the training state.
+
+        `parts` are all other things with `state_dict` and `load_state_dict`: the scheduler, the
+        data's position, objects of your own. `retry_on` lists exceptions after which the step is
+        to be tried again instead of ending the process.
+        """
+        present = {name: part for name, part in parts.items() if part is not None}
+        self._kept = Protected(model, optimizer, scaler, present)
+        self._undo = Undo(self._kept)
+        self._retry_on = retry_on
+        self._roots = random.roots()
+        for one in self._kept.optimizers:
+            self._gates.hook(one)
+        if self._link is None:
+            return
+        for wrapped in self._kept.reducers():
+            buckets.settle(wrapped, self._groups)
+        for one_model in self._kept.models:
+            self._gates.watch(one_model)
+        self._link.describe("", -1)
+
+    def steps(self, total: int) -> Iterator[Step]:
+        """The steps that are still to do, also in a process that joins in the middle."""
+        if self._link is not None and self._kept is None:
+            raise SettingsError(["steps() needs protect() first: what is it that steps?"])
+        if self._groups.mode is Mode.ALONE and self._link is not None:
+            self._mend()
+        while self.step < total or not self._all_arrived():
+            if self._groups.trouble():
+                self._mend()
+            else:
+                random.begin(self._roots, self.step)
+                yield Step(self.step, self)
+        random.begin(self._roots, self.step)
+
+    def _all_arrived(self) -> bool:
+        """Nobody leaves before all have committed the last step: a late loss needs a source."""
+        if self._link is None:
+            return True
+        self._groups.enter()
+        self._groups.world.barrier().wait()
+        self._groups.leave()
+        if self._groups.trouble():
+            return False
+        if self._link.awaited:
+            self._link.committed(Committed(self.step))
+        return True
+
+    # For the step
+
+    def _begin(self) -> None:
+        self._gates.updated = 0
+        if self._link is None:
+            return
+        assert self._undo is not None
+        self._undo.remember(self._gradients_carry)
+        self._groups.enter()
+
+    def _end(self, error: BaseException | None) -> bool:
+        trouble = self._link is not None and self._groups.trouble()
+        self._groups.leave()
+        if error is None and (self._gates.updated or not trouble):
+            self._commit()
+        elif isinstance(error, Abandon) or (trouble and isinstance(error, Exception | None)):
+            self._abandon()
+        elif self._link is not None and isinstance(error, self._retry_on):
+            self._abandon()
+            self._link.failed("exception", f"{type(error).__name__}: {error}")
+            trouble = True
+        else:
+            return False
+        if trouble or self._groups.trouble():
+            self._mend()
+        return True
+
+    def _commit(self) -> None:
+        self.step += 1
+        self._holds = self.step
+        self._gradients_carry = not self._gates.updated
+        self._beacon.stepped(self.step)
+        if self._link is not None:
+            self._link.step = Committed(self.step)
+            if self._link.awaited:
+                self._link.committed(Committed(self.step))
+
+    def _abandon(self) -> None:
+        if self._gates.updated:
+            # Some optimizers have updated and others have not: nobody can use this.
+            self._holds = None
+        if self._undo is not None:
+            self._undo.restore()
+
+    # Mending
+
+    def _on_fault(self, why: str) -> None:
+        if self._link is not None:
+            self._link.failed("communication", why)
+
+    def _mend(self) -> None:
+        """Stand still until the job is whole again. Returns at the step where it goes on."""
+        assert self._link is not None
+        while True:
+            held = self._holds
+            order = self._link.stand(Stood(Committed(held or 0), whole=held is not None))
+            match order:
+                case Repair() if self._repaired(order):
+                    return
+                case Repair():
+                    continue
+                case Leave(because=because):
+                    log.info("leaving: %s", because)
+                    raise SystemExit(0)
+                case Dump():
+                    raise NotRepaired("no checkpoint can be written yet")
+                case GiveUp(because=because):
+                    raise NotRepaired(f"{because}; before that: {self._groups.why}")
+
+    def _repaired(self, plan: Repair) -> bool:
+        assert self._link is not None
+        assert self._kept is not None
+        takes = self.rank in plan.sources
+        held = self._holds
+        try:
+            mended = repair.carry_out(
+                plan, self.rank, held, self._groups, self._kept, self._settings.store
+            )
+        except Transient as error:
+            if takes and held is None:
+                self._holds = None
+            self._link.broke(plan.incident, str(error))
+            return False
+        self.step = self._holds = plan.resume
+        self._link.step = Committed(self.step)
+        self._beacon.stepped(self.step)
+        self._link.mended(mended)
+        return True
+
+
+def init(backend: str | None = None, timeout: timedelta = TIMEOUT) -> Job:
+    """Join the job. Without one, or without any launcher, training is simply not protected."""
+    settings = config.load(WorkerSettings)
+    rank = int(config.environ.get("RANK", "0"))
+    world_size = int(config.environ.get("WORLD_SIZE", "1"))
+    job = Job(settings, rank, world_size)
+    if settings.proxy:
+        _join(job, settings, backend, timeout)
+    elif world_size > 1:
+        dist.init_process_group(backend, timeout=timeout)
+    return job
+
+
+def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: timedelta) -> None:
+    seam.check()
+    address = settings.store or "{MASTER_ADDR}:{MASTER_PORT}".format_map(dict(config.environ))
+    attempt = config.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    begun = f"attempt/{attempt}/begun"
+    host, _, port = address.rpartition(":")
+    store = TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False)
+    joining = store.check([begun])
+    me = Me(
+        Rank(job.rank), NodeRank(settings.node_rank), Incarnation(settings.incarnation), os.getpid()
+    )
+    groups = job._groups
+    job._link = Link(settings, me, joining, groups.abort)
+    group.register(groups, transport.choose(backend))
+    if joining:
+        job._holds = None
+    else:
+        groups.meet(settings.incident, address, f"start/{attempt}/", timeout)
+        groups.open()
+    dist.init_process_group(
+        group.BACKEND,
+        store=groups.store,
+        rank=job.rank,
+        world_size=job.world_size,
+        timeout=timeout,
+    )
+    if not joining:
+        store.set(begun, "1")

@@ -1,0 +1,66 @@
+"""One training step as a context: it commits, or it never was.
+
+The gates: the optimizer's pre-hook leaves the step when its groups have lost a collective or the
+job was told to stop, so that garbage never reaches the weights; the post-hook marks the update.
+`job.py` owns the steps and mends what broke between them.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taskd.torch.job import Job
+
+
+class Abandon(BaseException):
+    """Leaves a step from within. The step takes it back; user code never sees it."""
+
+
+class Step(int):
+    """The number of the step, and the context in which it is done."""
+
+    _job: Job
+
+    def __new__(cls, number: int, job: Job) -> Step:
+        self = super().__new__(cls, number)
+        self._job = job
+        return self
+
+    def __enter__(self) -> Step:
+        self._job._begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        return self._job._end(error)
+
+
+class Gates:
+    """The hooks in the optimizers and models of one job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.updated = 0
+        """How many optimizers have finished in the current step."""
+
+    def hook(self, optimizer: Any) -> None:
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def watch(self, model: Any) -> None:
+        """Not even begin a pass whose result nobody can use."""
+        model.register_forward_pre_hook(self._before)
+
+    def _before(self, *_: Any) -> None:
+        groups = self._job._groups
+        if groups.absorbing and groups.trouble():
+            raise Abandon
+
+    def _after(self, *_: Any) -> None:
+        self.updated += 1

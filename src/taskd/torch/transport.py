@@ -1,0 +1,152 @@
+"""The real group under a resilient one: gloo, NCCL or a plugin's, for the length of one incident.
+
+`group.py` owns one at a time. It is formed at a meeting, aborted from another thread within
+milliseconds, and then thrown away; it is never repaired.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, _DistributedBackendOptions
+from torch.distributed import distributed_c10d as c10d
+
+from taskd.torch import sockets
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Who meets, under which name, over what."""
+
+    name: str
+    ranks: tuple[int, ...]
+    rank: int
+    timeout: timedelta
+    backends: Mapping[str, str]
+    """Device type to backend: {"cpu": "gloo", "cuda": "nccl"}."""
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+class Transport:
+    """One inner process group, from its forming to its end."""
+
+    def __init__(self, shape: Shape, store: Store) -> None:
+        self._shape = shape
+        self._store = PrefixStore(f"{shape.name}/", store)
+        self._known = sockets.inodes()
+        self._peers: frozenset[int] = frozenset()
+        self._backends: dict[str, Any] = {}
+        self.inner = dist.ProcessGroup(self._store, shape.rank, shape.size)
+
+    def form(self) -> None:
+        """Meet the others. Blocks until all are there, the timeout, or `abort`."""
+        shape = self._shape
+        for kind in dict.fromkeys(shape.backends.values()):
+            self._backends[kind] = _create(kind, shape, self._store)
+        for device, kind in shape.backends.items():
+            self.inner._register_backend(torch.device(device), _type(kind), self._backends[kind])
+        self.inner._set_default_backend(_type(next(iter(shape.backends.values()))))
+        self.inner._set_group_name(c10d.GroupName(shape.name))
+        self.inner._set_group_desc("taskd")
+        if "gloo" in self._backends and shape.size > 1:
+            self._peers = self._exchange_ports()
+
+    def abort(self) -> None:
+        """Free whoever waits in this group. Safe from any thread, at any time, and twice."""
+        found = sockets.scan(self._known)
+        own = {one.port for one in found if one.listening}
+        for one in found:
+            if not one.listening and (one.port in own or one.peer_port in self._peers):
+                sockets.cut(one)
+        for kind, backend in self._backends.items():
+            if kind != "gloo" and hasattr(backend, "abort"):
+                backend.abort()
+
+    def bury(self) -> None:
+        """Let go of it aside: gloo's end takes about 10 ms, in which a new group can be formed."""
+        remains = [self.inner, *self._backends.values()]
+        del self.inner
+        self._backends = {}
+        threading.Thread(target=remains.clear, name="taskd-bury").start()
+
+    def _exchange_ports(self) -> frozenset[int]:
+        """Tell the peers where we listen, so that each knows which sockets are the group's."""
+        ports = [one.port for one in sockets.scan(self._known) if one.listening]
+        mine = ",".join(map(str, ports))
+        self._store.set(f"ports/{self._shape.rank}", mine)
+        keys = [f"ports/{rank}" for rank in range(self._shape.size)]
+        told = b",".join(self._store.multi_get(keys)).decode()
+        return frozenset(int(port) for port in told.split(",") if port)
+
+
+def choose(backend: str | None) -> dict[str, str]:
+    """Which backend serves which device: what the user said, or what the machine has."""
+    if backend is None:
+        backend = "cpu:gloo,cuda:nccl" if _has_nccl() else "gloo"
+    if ":" in backend:
+        pairs = (part.split(":", 1) for part in backend.split(","))
+        return {device.strip(): kind.strip().lower() for device, kind in pairs}
+    kind = backend.lower()
+    if kind == "gloo":
+        return {"cpu": "gloo", "cuda": "gloo"} if torch.cuda.is_available() else {"cpu": "gloo"}
+    return {device: kind for device in c10d.Backend.backend_capability.get(kind, ["cuda"])}
+
+
+def _has_nccl() -> bool:
+    return torch.cuda.is_available() and dist.is_nccl_available()
+
+
+def _type(kind: str) -> Any:
+    return c10d.Backend.backend_type_map.get(kind, dist.ProcessGroup.BackendType.CUSTOM)
+
+
+def _create(kind: str, shape: Shape, store: Store) -> Any:
+    store = PrefixStore(f"{kind}/", store)
+    if kind == "gloo":
+        gloo = dist.ProcessGroupGloo(store, shape.rank, shape.size, timeout=shape.timeout)
+        gloo.options.global_ranks_in_group = list(shape.ranks)
+        gloo.options.group_name = c10d.GroupName(shape.name)
+        gloo._set_sequence_number_for_group()
+        return gloo
+    if kind == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = shape.timeout
+        options.global_ranks_in_group = list(shape.ranks)
+        options.group_name = c10d.GroupName(shape.name)
+        nccl = dist.ProcessGroupNCCL(store, shape.rank, shape.size, options)
+        nccl._set_sequence_number_for_group()
+        return nccl
+    return _plugin(kind, shape, store)
+
+
+def _plugin(kind: str, shape: Shape, store: Store) -> Any:
+    """A backend that another package has registered, such as HCCL of torch_npu."""
+    plugin = c10d.Backend._plugins[kind.upper()]
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, shape.rank, shape.size, shape.timeout)
+    told = _DistributedBackendOptions()
+    told.store = store
+    told.group_rank, told.group_size = shape.rank, shape.size
+    told.timeout, told.group_id = shape.timeout, shape.name
+    told.global_ranks_in_group = list(shape.ranks)
+    return plugin.creator_fn(told, None)
+
+
+def alone(backends: Sequence[str]) -> dist.ProcessGroup:
+    """An inner group of one, for questions about capabilities before the peers are met."""
+    store = HashStore()
+    inner = dist.ProcessGroup(store, 0, 1)
+    gloo = dist.ProcessGroupGloo(store, 0, 1, timeout=timedelta(minutes=1))
+    for device in backends:
+        inner._register_backend(torch.device(device), _type("gloo"), gloo)
+    inner._set_default_backend(_type("gloo"))
+    return inner

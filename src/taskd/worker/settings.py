@@ -1,0 +1,38 @@
+"""What the agent tells a training process through its environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from taskd.core.rank import RankConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSettings:
+    """Read from `TASKD_*`; torch's own RANK and WORLD_SIZE come from torchrun's variables."""
+
+    proxy: str = ""
+    """host:port of the node's proxy. Empty: there is no job to join."""
+
+    job_id: str = ""
+    """The job's name."""
+
+    token: str = ""
+    """The job's secret, shown to the proxy."""
+
+    node_rank: int = 0
+    """The node that this process runs on."""
+
+    incarnation: int = 0
+    """Which life of its rank this process is."""
+
+    incident: int = 0
+    """The incident that it was started for; 0 at the job's first start."""
+
+    store: str = ""
+    """host:port of the store where the groups meet. Empty: MASTER_ADDR and MASTER_PORT."""
+
+    beacon: str = ""
+    """The file in shared memory where progress is shown. Empty: nowhere."""
+
+    rank: RankConfig = field(default_factory=RankConfig)

@@ -1,0 +1,265 @@
+"""A small real job for tests: rank processes, a store, a bus, and a test that plays the manager.
+
+The ranks are forked from a server that has torch imported already. The plan of every repair is made
+by the real `core/repair`; only the orders are given by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+
+from taskd.core.repair import Holder, Plan, Seat, plan
+from taskd.edge.bus import Bus, BusConfig
+from taskd.model import messages as m
+from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, manager, worker
+
+PATIENCE_S = 30.0
+NODE = NodeRank(0)
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["torch", "torch._dynamo", "taskd.torch", __name__])
+
+Script = Callable[[dict[str, Any]], None]
+
+
+def _rank_main(script: Script, env: dict[str, str], told: dict[str, Any]) -> None:
+    os.environ.update(env)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    import torch
+
+    torch.set_num_threads(1)
+    script(told)
+
+
+@dataclass
+class World:
+    """Start it, let things happen, wait for the end."""
+
+    script: Script
+    folder: Path
+    size: int = 4
+    told: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.incident = Incident(0)
+        self.lives: dict[int, int] = dict.fromkeys(range(self.size), 0)
+        self.processes: dict[int, ForkServerProcess] = {}
+        self.hellos: dict[int, m.WorkerHello] = {}
+        self.parked: dict[int, m.Parked] = {}
+        self.failed: dict[int, m.WorkerFailed] = {}
+        self.repaired: dict[int, m.Repaired] = {}
+        self.committed: dict[int, m.Committed] = {}
+        self.broken: list[m.RepairFailed] = []
+        self.dead: set[int] = set()
+        self.done: set[int] = set()
+        self.changed = asyncio.Event()
+        self.story: list[str] = []
+
+    async def start(self) -> None:
+        self.store = TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+        )
+        self.bus = Bus(BusConfig(me=manager(), listen="127.0.0.1:0", job="test"))
+        await self.bus.start()
+        self._hearing = asyncio.create_task(self._hear())
+        for rank in range(self.size):
+            self.spawn(rank)
+
+    def spawn(self, rank: int) -> None:
+        env = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.size),
+            "TASKD_PROXY": f"127.0.0.1:{self.bus.port}",
+            "TASKD_JOB_ID": "test",
+            "TASKD_NODE_RANK": "0",
+            "TASKD_INCARNATION": str(self.lives[rank]),
+            "TASKD_INCIDENT": str(self.incident),
+            "TASKD_STORE": f"127.0.0.1:{self.store.port}",
+            "TASKD_BEACON": str(self.folder / f"beacon-{rank}"),
+        }
+        told = {**self.told, "rank": rank, "life": self.lives[rank], "folder": str(self.folder)}
+        told["ports"] = (self.bus.port, self.store.port)
+        process = context.Process(target=_rank_main, args=(self.script, env, told))
+        process.start()
+        self.dead.discard(rank)
+        self.processes[rank] = process
+        life = self.lives[rank]
+        asyncio.get_running_loop().add_reader(process.sentinel, self._ended, rank, life, process)
+
+    def _ended(self, rank: int, life: int, process: ForkServerProcess) -> None:
+        asyncio.get_running_loop().remove_reader(process.sentinel)
+        process.join()
+        self._note(f"rank {rank} life {life} ended with {process.exitcode}")
+        (self.done if process.exitcode == 0 else self.dead).add(rank)
+        self.changed.set()
+
+    async def _hear(self) -> None:
+        while True:
+            body = (await self.bus.receive()).body
+            self._note(str(body))
+            match body:
+                case m.WorkerHello():
+                    self.hellos[body.rank] = body
+                case m.WorkerFailed() if body.incident == self.incident:
+                    self.failed[body.rank] = body
+                case m.Parked():
+                    self.parked[body.rank] = body
+                case m.Repaired():
+                    self.repaired[body.rank] = body
+                case m.Committed():
+                    self.committed[body.rank] = body
+                case m.RepairFailed() if body.incident == self.incident:
+                    self.broken.append(body)
+                case _:
+                    pass
+            self.changed.set()
+
+    def _note(self, what: str) -> None:
+        self.story.append(f"{asyncio.get_running_loop().time():.4f} {what}")
+
+    async def until(self, what: Callable[[], bool], why: str) -> None:
+        """Wait until it holds, or fail with all that has happened."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not what():
+                    self.changed.clear()
+                    await self.changed.wait()
+        except TimeoutError:
+            for process in self.processes.values():
+                if process.is_alive() and process.pid is not None:
+                    os.kill(process.pid, signal.SIGUSR1)  # it says where it stands
+            raise AssertionError("\n".join([f"waited for: {why}", *self.story])) from None
+
+    # What the manager does
+
+    async def tell(self, rank: int, body: m.Body) -> None:
+        self._note(f"-> {rank}: {body}")
+        await self.bus.send(worker(0, rank), body)
+
+    async def park(self, because: str = "a test") -> dict[int, m.Parked]:
+        """A new incident; returns where everybody who is alive stands."""
+        self.incident = Incident(self.incident + 1)
+        self.parked.clear()
+        self.failed.clear()
+        self.repaired.clear()
+        self.committed.clear()
+        alive = self.alive()
+        await asyncio.gather(*(self.tell(r, m.Park(self.incident, because)) for r in alive))
+        await self.until(
+            lambda: all(
+                r in self.dead or (self.parked.get(r) and self.parked[r].incident == self.incident)
+                for r in alive
+            ),
+            f"everybody parks for incident {self.incident}",
+        )
+        return dict(self.parked)
+
+    def alive(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank not in self.dead | self.done]
+
+    async def mend(self, because: str = "a test") -> None:
+        """Park, plan, replace the dead, repair; again until one more step is committed by all."""
+        while True:
+            stand = await self.park(because)
+            if await self._repair(stand):
+                return
+
+    async def _repair(self, stand: dict[int, m.Parked]) -> bool:
+        lost = sorted(self.dead)
+        for rank in lost:
+            self.lives[rank] += 1
+            self.spawn(rank)
+        holders = [
+            Holder(
+                Rank(rank),
+                NODE,
+                Incarnation(self.lives[rank]),
+                told.step,
+                told.whole,
+                told.undo,
+                self.hellos[rank].shard,
+                self.hellos[rank].replica,
+                told.copies,
+            )
+            for rank, told in stand.items()
+            if rank not in lost
+        ]
+        seats = [
+            Seat(
+                Rank(rank),
+                NODE,
+                Incarnation(self.lives[rank]),
+                self.hellos[rank].shard,
+                self.hellos[rank].replica,
+            )
+            for rank in lost
+        ]
+        made = plan(holders, seats)
+        assert isinstance(made, Plan), f"{made}\n" + "\n".join(self.story)
+        self._note(str(made))
+        await self.until(
+            lambda: all(
+                r in self.dead or self.hellos[r].incarnation == self.lives[r] for r in lost
+            ),
+            "the replacements say hello",
+        )
+        order = m.Repair(
+            self.incident,
+            "recover",
+            made.members,
+            made.resume,
+            made.sources,
+            f"127.0.0.1:{self.store.port}",
+            PATIENCE_S,
+        )
+        incident = self.incident
+        await asyncio.gather(*(self.tell(one.rank, order) for one in made.members))
+        await self.until(
+            lambda: (
+                bool(self.dead or self.broken or self.failed)
+                or all(self.has_resumed(r, incident) for r in range(self.size))
+            ),
+            "everybody commits a step",
+        )
+        again = bool(self.dead or self.broken or self.failed)
+        self.broken.clear()
+        return not again
+
+    def has_resumed(self, rank: int, incident: int) -> bool:
+        if rank in self.done:
+            return True
+        told = self.committed.get(rank)
+        return told is not None and told.incident == incident
+
+    async def run(self) -> None:
+        """Start, mend whatever happens, and return when every rank has ended well."""
+        await self.start()
+        while True:
+            await self.until(
+                lambda: len(self.done) == self.size or bool(self.dead or self.failed),
+                "the end, or a fault",
+            )
+            if len(self.done) == self.size:
+                return
+            await self.mend()
+
+    async def stop(self) -> None:
+        for process in self.processes.values():
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        self._hearing.cancel()
+        await self.bus.close()
