@@ -51,10 +51,16 @@ class Client:
         self._again(5.0, self._subscribe)
         self._again(5.0, self.report_faults)
 
-    def die(self) -> None:
-        """A new one is started, which finds the ranks as they are."""
+    def stop(self) -> None:
+        """The pod that it lives in has gone."""
         self.lose_stream()
-        self.start()
+        self.generation += 1
+
+    def die(self) -> None:
+        """A new one is started in the same pod, and finds the ranks as they are."""
+        if 0 in self.world.truth.pods:
+            self.stop()
+            self.start()
 
     def lose_stream(self) -> None:
         if self.subscribed:
@@ -98,7 +104,7 @@ class Client:
         if self.world.chance(0.02):
             self.lose_stream()
             return
-        self.world.later(1.0, lambda: self.world.tell(SignalDelivered(signal.sequence)) and None)
+        self.world.tell_later(1.0, SignalDelivered(signal.sequence))
         if signal.sequence in self.answered:
             self._report(self.answered[signal.sequence])
         elif signal.sequence > self.sequence:
@@ -114,7 +120,8 @@ class Client:
             case "globalFault", _:
                 self._work(signal, 5.0, lambda: self._negotiate(signal))
             case "changeStrategy", _:
-                self._work(signal, self.world.pace(), lambda: self._follow(signal))
+                within_s = 5.0 if signal.strategy == "exit" else self.world.pace()
+                self._work(signal, within_s, lambda: self._follow(signal))
             case "saveAndExit", _:
                 self._work(signal, 30.0, lambda: self._dump(signal))
             case "faultNodesExit", _:
@@ -171,11 +178,9 @@ class Client:
             self.world.cluster.pod_fails(node)
 
     def _follow(self, signal: Signal) -> None:
-        if signal.strategy in ("recover", "downgrade", "dump") and signal.nodes:
-            if "fault_nodes_exit" in signal.actions or (
-                signal.strategy == "recover" and signal.extra != "recover-in-place"
-            ):
-                self._kill_nodes(signal)
+        leave = signal.strategy == "recover" and signal.extra != "recover-in-place"
+        if leave or "fault_nodes_exit" in signal.actions:
+            self._kill_nodes(signal)
         match signal.strategy:
             case "retry":
                 self._retry(signal)

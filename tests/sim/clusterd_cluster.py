@@ -93,16 +93,23 @@ class Cluster:
 
     def pod_fails(self, node: NodeRank) -> None:
         truth = self.world.truth
+        if node not in truth.pods:
+            return
         truth.remove(node)
         if not self.world.job.cluster:
             truth.place(node)
-        elif self.world.chance(0.85):
-            self.world.later(100.0, lambda: self._replace(node))
+            return
+        if node == 0:
+            self.world.client.stop()
+        within_s = 100.0 if self.world.chance(0.85) else 3000.0
+        self.world.later(within_s, lambda: self._replace(node))
         self._soon()
 
     def _replace(self, node: NodeRank) -> None:
         if node not in self.world.truth.pods:
             self.world.truth.place(node)
+            if node == 0:
+                self.world.client.start()
             self._soon()
 
     def restart_job(self) -> None:
@@ -114,8 +121,7 @@ class Cluster:
         for node in truth.homes:
             truth.remove(node)
         truth.backups.clear()
-        self.world.client.lose_stream()
-        self.world.client.generation += 1
+        self.world.client.stop()
         self._soon()
         self.world.later(60.0, self._job_runs)
 
@@ -135,7 +141,7 @@ class Cluster:
                 self.replies.append(command.text)
                 return
             case SendSwitchRanks():
-                self.world.later(20.0, lambda: self.world.tell(NicResult(self.world.chance(0.8))))
+                self.world.tell_later(20.0, NicResult(self.world.chance(0.8)))
                 return
             case SendStressRanks(ops):
                 self._stress(tuple(ops))
@@ -147,7 +153,7 @@ class Cluster:
                 sequence = command.sequence
                 event = ClusterWriteFailed(sequence, "a conflict") if failed else None
                 told = event or ClusterWriteDone(sequence)
-                self.world.later(5.0, lambda: self.world.tell(told) and None)
+                self.world.tell_later(5.0, told)
                 if not failed:
                     self._write(command)
 
@@ -155,8 +161,8 @@ class Cluster:
         match command:
             case LabelPodGroup(value="pause"):
                 self.paused = True
-                if self.world.chance(0.9):
-                    self.world.later(60.0, self._restart_if_paused)
+                within_s = 60.0 if self.world.chance(0.9) else 3000.0
+                self.world.later(within_s, self._restart_if_paused)
             case LabelPodGroup(value="on"):
                 self.paused = False
             case AnnotatePodGroup(key="ProcessConfirmFault", value=value):

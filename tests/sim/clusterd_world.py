@@ -131,6 +131,12 @@ class World:
             self._act()
         return taken
 
+    def tell_later(self, within_s: float, event: Event) -> None:
+        def happen() -> None:
+            self.tell(event)
+
+        self.later(within_s, happen)
+
     def _act(self) -> None:
         commands, self.outbox = self.outbox, []
         for command in commands:
@@ -178,7 +184,7 @@ class World:
 
         self.later(self.pace() if self.client.speaks_uuid else 5.0, arrive)
         if echo:
-            self.later(self.pace(), lambda: self.tell(event) and None)
+            self.tell_later(self.pace(), event)
 
     # The checks
 

@@ -16,10 +16,17 @@ PEACE_S = 30_000.0
 
 def chaos(seed: int) -> World:
     world = World(seed)
-    for _ in range(world.random.randint(1, 5)):
-        world.later(TROUBLE_S, lambda: trouble(world))
+    for _ in range(world.random.randint(1, 4)):
+        world.later(TROUBLE_S, lambda: cascade(world))
     world.run(until=TROUBLE_S + PEACE_S)
     return world
+
+
+def cascade(world: World) -> None:
+    """One thing after another, at the pace of a round."""
+    trouble(world)
+    if world.chance(0.6):
+        world.later(world.random.choice([10.0, 60.0]), lambda: cascade(world))
 
 
 def trouble(world: World) -> None:

@@ -24,6 +24,7 @@ from taskd.core import recovery_operations as operations
 from taskd.core import recovery_repair as repair
 from taskd.core import recovery_rounds as rounds
 from taskd.core.recovery_config import ON, RecoveryConfig
+from taskd.core.recovery_job import Labelling
 from taskd.core.recovery_matter import Matter
 from taskd.core.recovery_reports import as_answered, refusal
 from taskd.core.recovery_states import (
@@ -96,7 +97,7 @@ __all__ = ["NEW", "RecoveryConfig", "State", "Step", "step"]
 
 def step(state: State, event: Event, now: float, config: RecoveryConfig) -> Step:
     """Decide. Same state, same event, same time: same answer."""
-    return _number(_look_around(state, _take(state, event, now, config), now))
+    return _number(_look_around(state, _take(state, event, now, config), now), now)
 
 
 def _take(state: State, event: Event, now: float, config: RecoveryConfig) -> Step:
@@ -240,7 +241,7 @@ def _look_around(before: State, taken: Step, now: float) -> Step:
     return taken
 
 
-def _number(taken: Step) -> Step:
+def _number(taken: Step, now: float) -> Step:
     """Give each command its place in the job's sequence; one said again keeps its own."""
     sequence = taken.state.job.sequence
     labelling = taken.state.job.labelling
@@ -254,7 +255,7 @@ def _number(taken: Step) -> Step:
         numbered = replace(command, sequence=sequence)
         commands.append(numbered)
         if isinstance(numbered, LabelPodGroup) and numbered.key == ON:
-            labelling = (sequence, numbered.value)
+            labelling = Labelling(sequence, numbered.value, now)
         if isinstance(state, Asking) and isinstance(numbered, Signal) and state.order == command:
             state = replace(state, order=numbered)
     job = replace(state.job, sequence=sequence, labelling=labelling)

@@ -36,7 +36,7 @@ def begin(
     because: str,
     *,
     before: Round | None = None,
-    cut_short: Attempt | None = None,
+    history: tuple[Attempt, ...] = (),
     commands: tuple[Command, ...] = (),
     nic_failed: bool = False,
     all_stand: bool = False,
@@ -45,15 +45,10 @@ def begin(
     matter = new_incident(job, now, config, because, before).doing(*commands)
     faults = tuple(faults)
     if before is not None:
-        history = before.history if cut_short is None else (*before.history, cut_short)
-        matter = matter.knowing(
-            faults=merge(before.faults, faults),
-            origin=_origin(matter.job, before, faults),
-            history=history,
-        )
-    else:
-        matter = matter.knowing(faults=merge((), faults))
-    matter = matter.knowing(nic_failed=nic_failed)
+        origin = _origin(matter.job, before, faults)
+        matter = matter.knowing(faults=before.faults, origin=origin)
+    known = matter.round.faults
+    matter = matter.knowing(faults=merge(known, faults), history=history, nic_failed=nic_failed)
     matter = _mark_pods(matter, faults)
     if job.paused:
         matter = matter.doing(LabelPodGroup(ON, "on"))

@@ -9,9 +9,11 @@ from taskd.core import recovery_descent as descent
 from taskd.core import recovery_hotswitch as hotswitch
 from taskd.core import recovery_repair as repair
 from taskd.core import recovery_rounds as rounds
+from taskd.core.recovery_begin import begin
 from taskd.core.recovery_config import ON, RecoveryConfig
 from taskd.core.recovery_faults import faults_seen
 from taskd.core.recovery_matter import Matter
+from taskd.core.recovery_operations import resume, stress_over
 from taskd.core.recovery_states import (
     Asking,
     AwaitingBackup,
@@ -22,17 +24,21 @@ from taskd.core.recovery_states import (
     HandedOver,
     Idle,
     Killing,
+    Pausing,
     PlatformChoosing,
     PlatformConfirming,
     PlatformRanking,
+    Repairing,
     Replacing,
     Shrunk,
     State,
     Step,
     StressTesting,
     SwitchingNic,
+    Undecided,
 )
 from taskd.model.codes import RecoverCode
+from taskd.model.faults import Fault
 from taskd.model.recovery import (
     ClusterWriteDone,
     ClusterWriteFailed,
@@ -54,13 +60,19 @@ from taskd.model.recovery import (
 
 
 def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig) -> Step:
-    held = {pod.node_rank: pod.ranks for pod in event.pods if pod.ranks and not pod.backup}
+    promoted = state.job.promoted & {pod.uid for pod in event.pods}
+    pods = tuple(replace(pod, backup=False) if pod.uid in promoted else pod for pod in event.pods)
+    held = {pod.node_rank: pod.ranks for pod in pods if pod.ranks and not pod.backup}
     places = {**state.job.places, **held}
-    job = replace(state.job, pods=event.pods, phase=event.phase, places=places)
+    job = replace(state.job, pods=pods, promoted=promoted, phase=event.phase, places=places)
     state = replace(state, job=job)
     if isinstance(state, Idle | Ended):
         return Step(state)
     matter = Matter(job, state.round, now, config)
+    if isinstance(state, Undecided | Repairing | Pausing | SwitchingNic | StressTesting) and (
+        _all_new(state)
+    ):
+        return _restarted(state, matter)
     match state:
         case Replacing() | Shrunk():
             return repair.pods_changed(state, matter)
@@ -75,6 +87,39 @@ def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig)
             return _watch_restart(state, matter)
         case _:
             return Step(state)
+
+
+def _all_new(state: Undecided | Repairing | Pausing | SwitchingNic | StressTesting) -> bool:
+    """Nobody is left of those that the round has spoken to, though not all were to leave."""
+    origin, job = dict(state.round.origin), state.job
+    here = {pod.node_rank: pod.uid for pod in job.members if pod.running and pod.ranks}
+    new = {node for node, uid in origin.items() if here.get(node, uid) != uid}
+    staying = set(origin) - state.round.leaving
+    return bool(staying) and len(new) == len(origin)
+
+
+def _restarted(
+    state: Undecided | Repairing | Pausing | SwitchingNic | StressTesting, matter: Matter
+) -> Step:
+    """The scheduler has restarted the job without being asked: whom we told to stop is gone."""
+    matter = matter.since("every pod of the job is new")
+    match state:
+        case Pausing() | SwitchingNic() | StressTesting():
+            text = f"{state.task.operation} failed, the job was restarted"
+            return resume(stress_over(state, matter), state.task, text)
+        case _:
+            # What was wrong with the old pods is not wrong with the new ones.
+            known = [Fault(fault.rank, fault.kind) for fault in matter.round.faults]
+            again = matter.retired()
+            return begin(
+                again.job,
+                known,
+                matter.now,
+                matter.config,
+                matter.because,
+                history=matter.round.history,
+                all_stand=True,
+            )
 
 
 def _watch_restart(state: HandedOver, matter: Matter) -> Step:
@@ -164,9 +209,9 @@ def written(
     """Only the label that pauses the job decides anything; what else fails is said and let be."""
     failed = isinstance(event, ClusterWriteFailed)
     because = f"a cluster write failed: {event.because}" if failed else ""
-    if state.job.labelling is None or state.job.labelling[0] != event.sequence:
+    if state.job.labelling is None or state.job.labelling.sequence != event.sequence:
         return Step(state, because=because)
-    label = state.job.labelling[1]
+    label = state.job.labelling.value
     paused = state.job.paused if failed else label == "pause"
     state = replace(state, job=replace(state.job, labelling=None, paused=paused))
     match state:

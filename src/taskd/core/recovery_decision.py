@@ -10,7 +10,7 @@ from taskd.core.choose import Question, choose
 from taskd.core.recovery_descent import exit_job
 from taskd.core.recovery_job import MASTER, Attempt, Job, Round
 from taskd.core.recovery_matter import Matter
-from taskd.core.recovery_rounds import retryable, with_pod_mates
+from taskd.core.recovery_rounds import as_lost, retryable
 from taskd.core.recovery_states import (
     AwaitingPods,
     Converging,
@@ -76,11 +76,14 @@ def _all_in_place(round_: Round) -> bool:
 
 def _order(matter: Matter, strategy: Strategy) -> tuple[Matter, Signal]:
     """Beyond a retry and a repair in place, every pod at fault has to leave."""
-    if strategy in (Strategy.RETRY, Strategy.RECOVER_IN_PLACE):
+    if strategy is Strategy.RETRY:
+        return matter, signals.change_strategy(matter.job, matter.round, strategy)
+    if strategy is Strategy.RECOVER_IN_PLACE:
+        matter = as_lost(matter)
         return matter, signals.change_strategy(matter.job, matter.round, strategy)
     before = matter.round.leaving
     matter = matter.knowing(leaving=before | frozenset(matter.job.nodes_of(matter.round.ranks)))
-    matter = with_pod_mates(matter)
+    matter = as_lost(matter)
     also = matter.round.leaving - before
     return matter, signals.change_strategy(matter.job, matter.round, strategy, also)
 

@@ -19,22 +19,17 @@ from taskd.core.recovery_rounds import faults_changed, open_round
 from taskd.core.recovery_states import (
     AwaitingBackup,
     AwaitingPause,
-    AwaitingPods,
     AwaitingRemoval,
-    Converging,
     Dumping,
     Ended,
     Exiting,
+    GivingUp,
     Growing,
     HandedOver,
     Idle,
     Killing,
     Migrating,
-    Negotiating,
     Pausing,
-    PlatformChoosing,
-    PlatformConfirming,
-    PlatformRanking,
     PreExiting,
     Replacing,
     Resuming,
@@ -43,29 +38,14 @@ from taskd.core.recovery_states import (
     Shrinking,
     State,
     Step,
-    Stopping,
     StressTesting,
     SwitchingNic,
+    Undecided,
 )
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, SeenFault, merge
-from taskd.model.recovery import LabelPodGroup
+from taskd.model.recovery import Command, LabelPodGroup
 from taskd.model.strategies import Strategy
-
-Undecided = (
-    PreExiting
-    | PlatformChoosing
-    | Stopping
-    | Settling
-    | PlatformConfirming
-    | Negotiating
-    | AwaitingPods
-    | PlatformRanking
-    | Converging
-)
-"""In a round, and nothing has been ordered yet that a fault could break into."""
-Ordered = Retrying | Replacing | Shrinking | Growing | Dumping
-BeingRestarted = Exiting | HandedOver | Killing | Ended
 
 
 def faults_reported(
@@ -92,7 +72,7 @@ def faults_reported(
 
 def faults_seen(state: State, now: float, config: RecoveryConfig) -> Step:
     """`state.job.seen` is new: is there anything in it that nobody deals with?"""
-    if isinstance(state, BeingRestarted):
+    if isinstance(state, GivingUp):
         return Step(state, because="the whole job is already being stopped")
     faults = unhandled(state)
     because = "; ".join(f"the cluster sees {_tell(fault)}" for fault in faults)
@@ -118,7 +98,8 @@ def look_again(state: Idle, now: float, config: RecoveryConfig) -> Step:
     if not isinstance(taken.state, Idle) or not state.job.paused:
         return taken
     waiting = replace(taken.state, again_at=now + config.again_after_s)
-    if state.job.labelling is not None:
+    under_way = state.job.labelling
+    if under_way is not None and now < under_way.since + config.again_after_s:
         return Step(waiting, because="the mark `pause` is being taken back")
     return Step(waiting, (LabelPodGroup(ON, "on"),), "the mark `pause` is still to be taken back")
 
@@ -182,7 +163,9 @@ def _break_in(
     state: State, faults: tuple[Fault, ...], now: float, config: RecoveryConfig, because: str
 ) -> Step:
     """Begin an incident, whatever goes on: take back what must be, carry over what is known."""
-    job, commands, before, cut_short = state.job, (), None, None
+    job, before = state.job, None
+    commands: tuple[Command, ...] = ()
+    history: tuple[Attempt, ...] = ()
     match state:
         case Idle():
             pass
@@ -194,9 +177,10 @@ def _break_in(
             job, commands = matter.job, matter.before
         case Retrying() | Replacing() | Shrinking() | Growing() | Dumping():
             before = state.round
-            cut_short = Attempt(strategy_of(state), -1)
+            history = (*before.history, Attempt(strategy_of(state), -1))
         case _:
             before = state.round
+            history = before.history
     return begin(
         job,
         faults,
@@ -204,7 +188,7 @@ def _break_in(
         config,
         because,
         before=before,
-        cut_short=cut_short,
+        history=history,
         commands=commands,
     )
 

@@ -103,7 +103,9 @@ def _migrate(matter: Matter, pod: Pod, backup: Pod) -> Step:
 def status_reported(state: Migrating, matter: Matter, event: StatusReported) -> Step:
     if event.code != RecoverCode.OK:
         return _stop_job(state, matter.since(f"the job could not move ({event.code})"))
+    promoted = matter.job.promoted | {state.backup.uid}
     matter = matter.since(f"the job trains in {state.backup.name}").retired()
+    matter = matter.of_job(promoted=promoted)
     return matter.to(Idle(matter.job), AnnotatePod(state.backup.uid, IN_FLOW, None))
 
 

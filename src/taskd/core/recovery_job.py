@@ -24,6 +24,15 @@ class Answered:
     strategy: str
 
 
+@dataclass(frozen=True, slots=True)
+class Labelling:
+    """The last write of that mark which is under way, as far as is known."""
+
+    sequence: int
+    value: str
+    since: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     id: JobId
@@ -51,9 +60,10 @@ class Job:
     """The last uuids that have gone out of use."""
     paused: bool = False
     """The PodGroup may still carry our mark `pause`; `on` is owed."""
-    labelling: tuple[int, str] | None = None
-    """The last write of that label which is under way: its sequence and value."""
+    labelling: Labelling | None = None
     hot_switch_not_before: float = 0.0
+    promoted: frozenset[str] = frozenset()
+    """The pods (uid) that were backups, and have taken the place of theirs."""
 
     @property
     def members(self) -> tuple[Pod, ...]:

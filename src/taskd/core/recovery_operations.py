@@ -132,7 +132,7 @@ def fault_reported(
 
 
 def stress_result(state: StressTesting, matter: Matter, event: StressResult) -> Step:
-    matter = _stress_over(matter)
+    matter = stress_over(state, matter)
     table = _table(matter.job, event)
     codes = {
         rank: {result.code for result in results.values()}
@@ -159,7 +159,7 @@ def stress_result(state: StressTesting, matter: Matter, event: StressResult) -> 
 
 def stress_expired(state: StressTesting, matter: Matter) -> Step:
     text = "stress test failed, report stress test timeout"
-    return _stress_failed(state, _stress_over(matter), (), text)
+    return _stress_failed(state, stress_over(state, matter), (), text)
 
 
 def _stress_failed(
@@ -170,7 +170,10 @@ def _stress_failed(
     return _to_round(matter, faults, text.partition(",result:")[0], reply)
 
 
-def _stress_over(matter: Matter) -> Matter:
+def stress_over(state: Operating, matter: Matter) -> Matter:
+    """Agents may start processes again, if they were held."""
+    if not isinstance(state, StressTesting):
+        return matter
     matter = matter.in_cluster(WriteResetConfig(ResetOperation.CLEAR))
     return matter.doing(signals.release_agents(matter.job, matter.round))
 
@@ -227,8 +230,7 @@ def abandon_operation(state: Operating, matter: Matter) -> Matter:
         Operation.STRESS: "recv fault, when stressing test",
     }
     operation = state.task.operation
-    if isinstance(state, StressTesting):
-        matter = _stress_over(matter)
+    matter = stress_over(state, matter)
     if isinstance(state, StressTesting) and state.hit:
         return matter
     return matter.doing(ReplyOperator(operation, texts[operation]))

@@ -14,6 +14,7 @@ from taskd.core.recovery_states import (
     Dumping,
     Growing,
     Negotiating,
+    Repairing,
     Replacing,
     Retrying,
     Shrinking,
@@ -30,8 +31,6 @@ from taskd.model.recovery import (
     WriteResetConfig,
 )
 from taskd.model.strategies import UPGRADE, Strategy
-
-Repairing = Retrying | Replacing | Shrinking | Growing | Dumping
 
 
 def strategy_of(state: Repairing) -> Strategy:

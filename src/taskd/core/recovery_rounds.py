@@ -22,7 +22,7 @@ from taskd.core.recovery_states import (
     Stopping,
 )
 from taskd.model.codes import RecoverCode
-from taskd.model.faults import Fault, merge
+from taskd.model.faults import Fault, FaultKind, merge
 from taskd.model.ids import NodeRank
 from taskd.model.recovery import (
     ResetOperation,
@@ -55,7 +55,7 @@ def stop(matter: Matter) -> Step:
     if _dump_only(matter):
         matter = matter.since("a dump is all that is wanted")
         leaving = frozenset(matter.job.nodes_of(matter.round.ranks))
-        matter = with_pod_mates(matter.knowing(leaving=leaving))
+        matter = as_lost(matter.knowing(leaving=leaving))
         matter = matter.in_cluster(WriteResetConfig(ResetOperation.FAULT, matter.round.ranks))
         order = signals.save_and_exit(matter.job, matter.round)
         deadline = matter.now + matter.config.status_timeout_s
@@ -167,18 +167,18 @@ def confirmed(state: PlatformConfirming, matter: Matter) -> Step:
     return _announce(matter.since(f"the platform has confirmed the faults and wants {word}"))
 
 
-def with_pod_mates(matter: Matter) -> Matter:
-    """Whoever shares a pod that must leave is lost with it."""
+def as_lost(matter: Matter) -> Matter:
+    """Nothing passes by itself any more, and who shares a pod that must leave is lost with it."""
     mates = matter.job.ranks_of(matter.round.leaving)
-    reason = "its pod must leave"
-    faults = (Fault(rank, in_place=False, evidence=reason) for rank in mates)
-    return matter.knowing(faults=merge(matter.round.faults, faults))
+    leavers = (Fault(rank, in_place=False, evidence="its pod must leave") for rank in mates)
+    faults = [replace(fault, kind=FaultKind.ORDINARY) for fault in matter.round.faults]
+    return matter.knowing(faults=merge(faults, leavers))
 
 
 def _announce(matter: Matter) -> Step:
     again = retryable(matter.job, matter.round)
     if not again:
-        matter = with_pod_mates(matter)
+        matter = as_lost(matter)
         in_place = Strategy.RECOVER_IN_PLACE in matter.job.config.strategies
         listed = WriteResetConfig(ResetOperation.FAULT, matter.round.ranks, in_place)
         matter = matter.in_cluster(listed)

@@ -322,9 +322,8 @@ class Resuming:
 HotSwitch = AwaitingBackup | AwaitingPause | AwaitingRemoval | Migrating
 Operating = Pausing | SwitchingNic | StressTesting | Resuming
 GivingUp = Exiting | HandedOver | Killing | Ended
-State = (
-    Idle
-    | PreExiting
+Undecided = (
+    PreExiting
     | PlatformChoosing
     | Stopping
     | Settling
@@ -333,16 +332,11 @@ State = (
     | AwaitingPods
     | PlatformRanking
     | Converging
-    | Retrying
-    | Replacing
-    | Shrinking
-    | Shrunk
-    | Growing
-    | Dumping
-    | GivingUp
-    | HotSwitch
-    | Operating
 )
+"""In a round, and nothing has been ordered yet that a fault could break into."""
+Repairing = Retrying | Replacing | Shrinking | Growing | Dumping
+InTrouble = Undecided | Repairing | Shrunk | HotSwitch | Operating
+State = Idle | InTrouble | GivingUp
 Asking = (
     PreExiting
     | Stopping
