@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: setup demo check test bench proto clean
+.PHONY: setup demo check test bench proto settings clean
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml constraints.txt setup.py tools/stub_library.py
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	touch $@
@@ -29,6 +29,9 @@ test: setup  ## all tests
 
 proto: .venvs/proto/.ready  ## generated code from src/taskd/wire/*.proto
 	tools/proto.sh $(CURDIR)/.venvs/proto/bin/python
+
+settings: setup  ## docs/settings.md from the settings classes
+	$(BIN)/python tools/settings.py
 
 clean:
 	rm -rf $(VENV) .venvs build

@@ -1,0 +1,250 @@
+"""Writes docs/settings.md from the settings classes of the source.
+
+    python tools/settings.py            write the file
+    python tools/settings.py --check    say whether it is up to date
+
+A settings class is a keyword-only dataclass called …Settings or …Config; the sentence under a field
+is its description. Nothing is imported: the source is read as text, so that this runs without
+torch, and without an installed TaskD.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+PAGE = ROOT / "docs" / "settings.md"
+
+HEAD = """# Settings
+
+Generated from the source by `make settings`: change the sentence under the field, not this page.
+
+- [Environment variables that have a class](#environment-variables-that-have-a-class): names,
+  types, defaults.
+- [Other environment variables](#other-environment-variables): those that MindCluster, torchrun
+  and MindSpore document, and single ones of ours.
+- [Set by the program](#set-by-the-program): what commands and the API fill in.
+"""
+
+VARIABLES = {
+    "CUDA_VISIBLE_DEVICES": "The devices of the node; a worker is shown its own.",
+    "ELASTIC_GRPC_SECURE_CERTIFICATES_PATH": "The certificate that clusterd must show to "
+    "`mindx_elastic`.",
+    "ELASTIC_GRPC_SECURE_CONNECT": "`on`: `mindx_elastic` encrypts its connection to clusterd.",
+    "GROUP_BASE_DIR": "Where `parallel_group.json` is written, if that directory exists.",
+    "HCCL_ASYNC_ERROR_HANDLING": "`1` or unset: HCCL may end a process by itself; a warning.",
+    "HCCL_CONNECT_TIMEOUT": "Seconds; a pause for a link switch may last 2.5 times as long, at "
+    "most 7200, 600 if unset.",
+    "LD_LIBRARY_PATH": "Where libmspti is looked for.",
+    "LOCAL_PROXY_ENABLE": "`on`: manager, proxy and clients connect to 127.0.0.1, where a sidecar "
+    "encrypts.",
+    "LOCAL_WORLD_SIZE": "Ranks of the node (torchrun).",
+    "MASTER_ADDR": "Where the ranks, and the node's proxy, find node 0.",
+    "MASTER_PORT": "The port of the ranks' store.",
+    "MINDX_SERVER_IP": "The host of clusterd; its port is 8899.",
+    "MINDX_TASK_ID": "The job's name.",
+    "MS_LOCAL_WORKER": "Ranks of the node (MindSpore).",
+    "MS_NODE_RANK": "The node's rank (MindSpore).",
+    "MS_SCHED_HOST": "Where MindSpore's scheduler, and the manager, is.",
+    "MS_WORKER_NUM": "Ranks of the job (MindSpore).",
+    "POD_IP": "The address that the manager listens on; 127.0.0.1 if unset.",
+    "PROCESS_RECOVER": "`on`: recovery by process is wanted.",
+    "RANK": "The rank of a worker (torchrun), or of a node (its agent and proxy).",
+    "RANK_TABLE_FILE": "Empty: there is no rank table to wait for.",
+    "TASKD_CLUSTERD": "host:port of clusterd for `taskd status` and its like.",
+    "TASKD_CLUSTERD_TOKEN": "What clusterd asks of its clients.",
+    "TASKD_JOB_ID": "The job's name; MINDX_TASK_ID if unset.",
+    "TASKD_LOG_LEVEL": "The least level that `python -m taskd.manager` prints.",
+    "TASKD_PROCESS_ENABLE": "`off`: the manager does not take part in recovery.",
+    "TASKD_REPORT_FAULT_TIMEOUT": "Seconds, 300 to 600, that an agent waits for orders after it "
+    "has reported a fault; otherwise for ever.",
+    "TASKD_TOKEN": "The job's secret.",
+    "TORCHELASTIC_ERROR_FILE": "Where a worker leaves its traceback (torchrun).",
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "How lines of workers begin (torchrun).",
+    "TORCHELASTIC_RESTART_COUNT": "How often the ranks have been started anew (torchrun).",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "Seconds that workers have to end after SIGTERM (torchrun).",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "Passed on to workers; `1` if unset (torchrun).",
+    "TTP_PORT": "The port of mindio_ttp's controller.",
+    "WORLD_SIZE": "Ranks of the job (torchrun).",
+    "XDG_RUNTIME_DIR": "Where running jobs of this user are found.",
+}
+"""Sentences for the variables that the source reads by name."""
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    kind: str
+    default: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    module: str
+    sentence: str
+    fields: tuple[Field, ...]
+
+
+def main() -> int:
+    page = render()
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(page)
+        return 0
+    if PAGE.exists() and PAGE.read_text() == page:
+        return 0
+    print("docs/settings.md is out of date: run `make settings`", file=sys.stderr)
+    return 1
+
+
+def render() -> str:
+    trees = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
+    groups = [group for path, tree in trees.items() for group in _groups(path, tree)]
+    by_name = {group.name: group for group in groups}
+    prefixes = {name: prefix for tree in trees.values() for name, prefix in _loads(tree)}
+    inner: set[str] = set()
+    parts = [HEAD, "## Environment variables that have a class\n"]
+    for group in groups:
+        if group.name in prefixes:
+            parts.append(
+                _section(group, list(_variables(group, prefixes[group.name], by_name, inner)))
+            )
+    parts += ["## Other environment variables\n", _others(trees)]
+    parts.append("## Set by the program\n")
+    parts += [
+        _section(group, [(field.name, field) for field in group.fields])
+        for group in groups
+        if group.name not in {*prefixes, *inner}
+    ]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def _groups(path: Path, tree: ast.Module) -> Iterator[Group]:
+    if "_pb" in path.parts or path.is_relative_to(SOURCE / "taskd" / "python"):
+        return
+    module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and re.search("(Settings|Config)$", node.name):
+            if not any("kw_only=True" in ast.unparse(mark) for mark in node.decorator_list):
+                continue
+            sentence = " ".join((ast.get_docstring(node) or "").split())
+            known = dict(_constants({path: tree}))
+            yield Group(node.name, module, sentence, tuple(_fields(node, known)))
+
+
+def _fields(node: ast.ClassDef, known: dict[str, str]) -> Iterator[Field]:
+    for item, after in zip(node.body, [*node.body[1:], None], strict=True):
+        if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name):
+            continue
+        sentence = ""
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            sentence = " ".join(str(after.value.value).split())
+        default = _default(item.value, known)
+        yield Field(item.target.id, ast.unparse(item.annotation), default, sentence)
+
+
+def _default(value: ast.expr | None, known: dict[str, str]) -> str:
+    if value is None:
+        return "must be set"
+    text = ast.unparse(value)
+    if text in known:
+        text = repr(known[text])
+    if text.startswith("field("):
+        return "its own"
+    return f"`{text}`"
+
+
+def _loads(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The classes that `load` reads, with their prefixes."""
+    for node in ast.walk(tree):
+        if (
+            not isinstance(node, ast.Call)
+            or not node.args
+            or not isinstance(node.args[0], ast.Name)
+        ):
+            continue
+        if ast.unparse(node.func) not in ("load", "config.load"):
+            continue
+        named = {word.arg: word.value for word in node.keywords}
+        prefix = named.get("prefix")
+        yield node.args[0].id, str(prefix.value) if isinstance(prefix, ast.Constant) else "TASKD"
+
+
+def _variables(
+    group: Group, prefix: str, known: dict[str, Group], inner: set[str]
+) -> Iterator[tuple[str, Field]]:
+    for field in group.fields:
+        name = f"{prefix}_{field.name}".upper()
+        if field.kind in known:
+            inner.add(field.kind)
+            yield from _variables(known[field.kind], name, known, inner)
+        else:
+            yield name, field
+
+
+def _section(group: Group, rows: list[tuple[str, Field]]) -> str:
+    lines = [f"### {group.name}\n", f"`{group.module}`. {group.sentence}".rstrip(". ") + ".\n"]
+    lines += ["| name | type | default | |", "|---|---|---|---|"]
+    for name, field in rows:
+        cells = (f"`{name}`", f"`{field.kind}`", field.default, field.sentence)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _others(trees: dict[Path, ast.Module]) -> str:
+    constants = dict(_constants(trees))
+    readers: dict[str, set[str]] = {}
+    for path, tree in trees.items():
+        module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        for name in _read_by_name(tree, constants):
+            readers.setdefault(name, set()).add(module)
+    lines = ["| name | | read in |", "|---|---|---|"]
+    for name, modules in sorted(readers.items()):
+        places = ", ".join(f"`{module}`" for module in sorted(modules))
+        lines.append(f"| `{name}` | {VARIABLES.get(name, '')} | {places} |")
+    return "\n".join([*lines, ""])
+
+
+def _constants(trees: dict[Path, ast.Module]) -> Iterator[tuple[str, str]]:
+    for tree in trees.values():
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                for target in node.targets:
+                    if isinstance(target, ast.Name) and isinstance(node.value.value, str):
+                        yield target.id, node.value.value
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+                names = [name for target in node.targets for name in getattr(target, "elts", [])]
+                for name, value in zip(names, node.value.elts, strict=False):
+                    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                        yield ast.unparse(name), value.value
+
+
+def _read_by_name(tree: ast.Module, constants: dict[str, str]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[key, *_]):
+                pass
+            case ast.Subscript(value=owner, slice=key, ctx=ast.Load()):
+                pass
+            case ast.Call(func=ast.Name(id=name), args=[key]) if "environment" in name:
+                owner = ast.Name(id="environ")
+            case _:
+                continue
+        if not re.search(r"(^|\.)environ(ment)?$", ast.unparse(owner)):
+            continue
+        match key:
+            case ast.Constant(value=str(name)):
+                yield name
+            case ast.Attribute(attr=name) | ast.Name(id=name) if name in constants:
+                yield constants[name]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
