@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import grpc
@@ -20,7 +20,7 @@ from taskd.edge.address import Address
 from taskd.edge.clock import monotonic
 from taskd.edge.downlinks import Downlinks
 from taskd.edge.gate import MAX_CALLS_PER_S, Gate
-from taskd.edge.security import Tls, server_credentials
+from taskd.edge.security import BADGE, Tls, server_credentials
 from taskd.edge.switch import Switch, Watcher
 from taskd.edge.uplink import MAX_MESSAGE, Uplink, UplinkConfig
 from taskd.errors import SettingsError
@@ -99,6 +99,8 @@ class BusConfig:
                 Address.parse(address)
             except SettingsError as error:
                 problems += error.problems
+        if self.listen is not None and self.token.startswith(BADGE):
+            problems.append("a place that serves children needs the job's secret, not a badge")
         if problems:
             raise SettingsError(problems)
 
@@ -115,7 +117,11 @@ class Bus:
                 config.upstream is None,
                 _read,
                 new_life=lambda: secrets.token_hex(8),
-                config=config.relay,
+                config=replace(
+                    config.relay,
+                    # Whoever had to prove his place must also speak for it alone.
+                    check_sources=config.relay.check_sources or bool(config.token or config.tls),
+                ),
             ),
             life,
         )
@@ -170,7 +176,12 @@ class Bus:
     async def _serve(self, address: Address) -> None:
         config = self._config
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        gate = Gate(job=config.job, secret=config.token, max_calls_per_s=config.max_calls_per_s)
+        gate = Gate(
+            job=config.job,
+            secret=config.token,
+            tls=config.tls is not None,
+            max_calls_per_s=config.max_calls_per_s,
+        )
         announce_up = self._uplink.announce if self._uplink is not None else None
         Downlinks(self._switch, gate, announce_up).serve_on(server)
         try:

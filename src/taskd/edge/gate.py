@@ -8,13 +8,14 @@ from typing import Any
 import grpc
 
 from taskd.edge.clock import Clock, monotonic
-from taskd.edge.security import JOB_KEY, TOKEN_KEY, check_token
+from taskd.edge.security import JOB_KEY, TOKEN_KEY, check_token, is_certified
 from taskd.model.ids import Position
 
 log = logging.getLogger(__name__)
 
 MAX_CALLS_PER_S = 10_000
 Context = grpc.aio.ServicerContext[Any, Any]
+Problem = tuple[grpc.StatusCode, str] | None
 
 
 class Gate:
@@ -23,11 +24,13 @@ class Gate:
         *,
         job: str = "",
         secret: str = "",
+        tls: bool = False,
         max_calls_per_s: int = MAX_CALLS_PER_S,
         clock: Clock = monotonic,
     ) -> None:
         self._job = job
         self._secret = secret
+        self._tls = tls
         self._rate = max_calls_per_s
         self._clock = clock
         self._tokens = float(max_calls_per_s)
@@ -39,18 +42,25 @@ class Gate:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {self._rate} calls a second"
             )
-        if not self._secret:
+        if not self._secret and not self._tls:
             return
         shown = {key: str(value) for key, value in context.invocation_metadata() or ()}
-        problem = self._problem(shown, claimed)
+        problem = self._token_problem(shown, claimed) if self._secret else None
+        if problem is None and self._tls:
+            problem = self._certificate_problem(context, claimed)
         if problem is not None:
             status, text = problem
             log.warning("refused %s, who claims to be %s: %s", context.peer(), claimed, text)
             await context.abort(status, text)
 
-    def _problem(
-        self, shown: dict[str, str], claimed: Position | None
-    ) -> tuple[grpc.StatusCode, str] | None:
+    def _certificate_problem(self, context: Context, claimed: Position | None) -> Problem:
+        shown = context.auth_context().get("peer_uri", ())
+        names = [name.decode(errors="replace") for name in shown]
+        if claimed is not None and is_certified(names, self._job, claimed):
+            return None
+        return grpc.StatusCode.PERMISSION_DENIED, f"the certificate is not one for {claimed}"
+
+    def _token_problem(self, shown: dict[str, str], claimed: Position | None) -> Problem:
         token, job = shown.get(TOKEN_KEY), shown.get(JOB_KEY, "")
         if not token:
             return grpc.StatusCode.UNAUTHENTICATED, "a token of the job is required"

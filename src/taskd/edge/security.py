@@ -1,13 +1,16 @@
 """Who may speak: mutual TLS, and a token that binds a peer to its job and its place.
 
 A job has one secret. A peer shows a token derived from it for its own job, role and ranks, so
-that a token that leaks opens one place only. Used by the bus and by clusterd's server.
+that a token that leaks opens one place only. A certificate can bind its holder in the same way, by
+a name `taskd://job/role/server rank/process rank` in it, where `*` stands for any.
+Used by the bus (`edge/gate.py`) and by clusterd's server.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from taskd.errors import SettingsError
 from taskd.model.ids import Position
 
 JOB_KEY, TOKEN_KEY = "taskd-job", "taskd-token"
+SCHEME = "taskd://"
 BADGE = "badge:"
 """Marks a token that was derived already, by someone who keeps the secret to himself."""
 
@@ -73,6 +77,17 @@ def make_token(secret: str, job: str, position: Position) -> str:
 def make_badge(secret: str, job: str, position: Position) -> str:
     """A token to hand to the one process that is to take this position, instead of the secret."""
     return BADGE + make_token(secret, job, position)
+
+
+def is_certified(names: Iterable[str], job: str, position: Position) -> bool:
+    """Whether a certificate allows this place. One that names no place at all allows every."""
+    places = [name.removeprefix(SCHEME).split("/") for name in names if name.startswith(SCHEME)]
+    wanted = (job, position.role, position.server_rank, position.process_rank)
+    return not places or any(
+        len(parts) == len(wanted)
+        and all(part in ("*", want) for part, want in zip(parts, wanted, strict=True))
+        for parts in places
+    )
 
 
 def check_token(shown: str, secret: str, job: str, position: Position) -> bool:

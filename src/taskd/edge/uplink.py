@@ -108,6 +108,7 @@ class Uplink:
 
     async def _keep_joined(self) -> None:
         backoff_s = self._config.first_backoff_s
+        told = ""
         while True:
             joined_before = self._switch.joins
             try:
@@ -115,8 +116,11 @@ class Uplink:
             except (grpc.RpcError, NotAdmitted, Confused, TimeoutError) as error:
                 self.trouble = _why(error)
             if self._switch.joins > joined_before:
+                told = ""
                 backoff_s = self._config.first_backoff_s
-            log.info("the way up to %s is closed: %s", self._config.target, self.trouble)
+            if self.trouble != told:
+                log.warning("the way up to %s is closed: %s", self._config.target, self.trouble)
+            told = self.trouble
             await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, self._config.max_backoff_s)
 
