@@ -26,6 +26,8 @@ KEEPALIVE = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 1),
 )
+OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
+"""A channel that is made anew dials at once; a shared connection would sit out its backoff."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +92,7 @@ def open_channel(
 ) -> grpc.Channel:
     """Connects in the background. Raises ValueError if the certificate is not acceptable."""
     if security is None:
-        channel = grpc.insecure_channel(address, options=KEEPALIVE)
+        channel = grpc.insecure_channel(address, options=(*KEEPALIVE, OWN_CONNECTION))
     else:
         pem = _read(security.certificate_path)
         try:
@@ -101,7 +103,7 @@ def open_channel(
         channel = grpc.secure_channel(
             address,
             grpc.ssl_channel_credentials(root_certificates=pem),
-            options=(*KEEPALIVE, ("grpc.ssl_target_name_override", name)),
+            options=(*KEEPALIVE, OWN_CONNECTION, ("grpc.ssl_target_name_override", name)),
         )
     return grpc.intercept_channel(channel, _Habits(own))
 
