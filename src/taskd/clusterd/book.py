@@ -7,7 +7,7 @@ after a restart they are done again, which changes nothing where they had been d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -42,7 +42,17 @@ class Record:
     """The last ones that came to an end, newest first."""
 
 
-TYPES |= {Record.__name__: Record, PastRound.__name__: PastRound}
+@dataclass(frozen=True, slots=True)
+class Seldom:
+    """What is large and changes seldom: written when it does, not with every decision."""
+
+    pods: tuple[Pod, ...] = ()
+    places: Mapping[NodeRank, tuple[Rank, ...]] = field(default_factory=dict)
+    rounds: tuple[PastRound, ...] = ()
+
+
+NOTHING = Seldom()
+TYPES |= {kind.__name__: kind for kind in (Record, PastRound, Seldom)}
 
 
 def first(job: JobId) -> Record:
@@ -50,24 +60,21 @@ def first(job: JobId) -> Record:
 
 
 def write(job: JobId, before: Record, after: Record, event: Event, step: Step, at: float) -> Write:
-    """The pods of a large job are written when they change, not with every decision."""
     ended = isinstance(event, recovery.JobDeleted)
     notes: tuple[tuple[str, str | None], ...] = ()
     if ended:
-        notes = ((_pods_note(job), None),)
-    elif _layout(after.state) != _layout(before.state):
-        notes = ((_pods_note(job), tagged.write(_layout(after.state))),)
-    slim = replace(after, state=_with_layout(after.state, ((), {})))
+        notes = ((_note(job), None),)
+    elif (seldom := _seldom(after)) != _seldom(before):
+        notes = ((_note(job), tagged.write(seldom)),)
+    slim = _with_seldom(after, NOTHING)
     return Write(job, tagged.write(slim), at, (entry(job, before, event, step, at),), ended, notes)
 
 
 def read(job: JobId, text: str, notes: Mapping[str, str]) -> Record:
     """Raises Illegible when another version wrote what this one cannot read."""
     record: Record = tagged.read(text, TYPES)
-    layout = notes.get(_pods_note(job))
-    if layout is None:
-        return record
-    return replace(record, state=_with_layout(record.state, tagged.read(layout, TYPES)))
+    seldom = notes.get(_note(job))
+    return record if seldom is None else _with_seldom(record, tagged.read(seldom, TYPES))
 
 
 def entry(job: JobId, before: Record, event: Event, step: Step, at: float) -> Entry:
@@ -106,16 +113,15 @@ def _told(value: Any) -> str:
     return str(value)
 
 
-def _pods_note(job: JobId) -> str:
-    return f"pods/{job}"
+def _note(job: JobId) -> str:
+    return f"seldom/{job}"
 
 
-Layout = tuple[tuple[Pod, ...], Mapping[NodeRank, tuple[Rank, ...]]]
+def _seldom(record: Record) -> Seldom:
+    job = record.state.job
+    return Seldom(job.pods, job.places, record.rounds)
 
 
-def _layout(state: State) -> Layout:
-    return state.job.pods, state.job.places
-
-
-def _with_layout(state: State, layout: Layout) -> State:
-    return replace(state, job=replace(state.job, pods=layout[0], places=layout[1]))
+def _with_seldom(record: Record, seldom: Seldom) -> Record:
+    job = replace(record.state.job, pods=seldom.pods, places=seldom.places)
+    return replace(record, state=replace(record.state, job=job), rounds=seldom.rounds)

@@ -16,14 +16,13 @@ import json
 import logging
 import sqlite3
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from taskd.errors import Permanent, Transient
 
@@ -42,8 +41,10 @@ CREATE TABLE entries (
 );
 CREATE INDEX entries_of_job ON entries (job, number);
 """
-WAL_PAGES = 1000
-"""Copied into the database between two transactions once the log has grown to this size."""
+FOLD_BYTES = 4 * 1024 * 1024
+"""The log is copied into the database, between two transactions, once it has about this size."""
+TRANSACTION_BYTES = 16 * 1024
+"""What one transaction adds to the log besides long records: a page in each of four trees."""
 
 
 class JournalFailed(Transient):
@@ -93,7 +94,13 @@ class Write:
 
 
 T = TypeVar("T")
-_Task = Callable[[sqlite3.Connection], object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    task: Callable[[sqlite3.Connection], object]
+    answer: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
 
 
 class Journal:
@@ -102,12 +109,12 @@ class Journal:
     def __init__(self, path: Path | None, config: JournalConfig | None = None) -> None:
         """Without a path the journal lives in memory and ends with the process."""
         self._path, self._config = path, config or JournalConfig()
-        self._waiting: deque[tuple[_Task, Future[object]]] = deque()
-        self._wake = threading.Condition()
+        self._inbox: SimpleQueue[_Asked | None] = SimpleQueue()
         self._closing = False
         self._connection: sqlite3.Connection | None = _connect(path)
         self._kept: dict[str, int] = {}
         self.last_error: str | None = None
+        self._unfolded = 0
         self.transactions = 0
         """Since the start. Fewer than writes: jobs share them."""
         self._thread = threading.Thread(target=self._work, name="taskd-journal", daemon=True)
@@ -154,65 +161,64 @@ class Journal:
 
     def close(self) -> None:
         """Write what has been handed in, then let go of the file."""
-        with self._wake:
+        if not self._closing:
             self._closing = True
-            self._wake.notify()
+            self._inbox.put(None)
         self._thread.join()
 
     async def _ask(self, task: Callable[[sqlite3.Connection], T]) -> T:
-        answer: Future[T] = Future()
-        with self._wake:
-            if self._closing:
-                raise JournalFailed("the journal is closed")
-            self._waiting.append((task, answer))  # type: ignore[arg-type]
-            self._wake.notify()
-        return await asyncio.wrap_future(answer)
+        if self._closing:
+            raise JournalFailed("the journal is closed")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        self._inbox.put(_Asked(task, answer, loop))
+        return await answer
 
     # In the journal's own thread
 
     def _work(self) -> None:
-        for batch in self._batches():
+        while batch := self._batch():
             try:
-                results = self._transact([task for task, _ in batch])
+                results = self._transact([asked.task for asked in batch])
             except (sqlite3.Error, JournalUnusable) as error:
                 self._fail(batch, error)
                 continue
             self.last_error = None
-            for (_, answer), result in zip(batch, results, strict=True):
-                if answer.set_running_or_notify_cancel():
-                    answer.set_result(result)
+            _tell(list(zip(batch, results, strict=True)))
             self._tidy()
         self._let_go()
 
-    def _batches(self) -> Iterator[list[tuple[_Task, Future[object]]]]:
-        while True:
-            with self._wake:
-                while not self._waiting and not self._closing:
-                    self._wake.wait()
-                if not self._waiting:
-                    return
-                batch = list(self._waiting)
-                self._waiting.clear()
-            yield batch
+    def _batch(self) -> list[_Asked]:
+        """All that has been handed in by now, at least one; none at all at the end."""
+        asked = self._inbox.get()
+        batch = []
+        while asked is not None:
+            batch.append(asked)
+            try:
+                asked = self._inbox.get_nowait()
+            except Empty:
+                return batch
+        if batch:
+            self._inbox.put(None)
+        return batch
 
-    def _transact(self, tasks: list[_Task]) -> list[object]:
+    def _transact(self, tasks: list[Callable[[sqlite3.Connection], object]]) -> list[object]:
         if self._connection is None:
             self._connection = _connect(self._path)
         self._connection.execute("BEGIN")
         results = [task(self._connection) for task in tasks]
         self._connection.execute("COMMIT")
         self.transactions += 1
+        self._unfolded += TRANSACTION_BYTES
         return results
 
-    def _fail(self, batch: list[tuple[_Task, Future[object]]], error: Exception) -> None:
+    def _fail(self, batch: list[_Asked], error: Exception) -> None:
         """Give up the transaction; a fresh connection tries again with the next one."""
         self._let_go()
         self._kept.clear()
         self.last_error = f"the journal {self._path or 'in memory'} cannot be written: {error}"
         log.error("%s; the last good state stays in force", self.last_error)
-        for _, answer in batch:
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(JournalFailed(self.last_error))
+        _tell([(asked, JournalFailed(self.last_error)) for asked in batch])
 
     def _let_go(self) -> None:
         if self._connection is not None and (self._path is not None or self._closing):
@@ -235,6 +241,8 @@ class Journal:
         )
         for name, text in write.notes:
             _note(connection, name, text)
+            self._unfolded += len(text or "")
+        self._unfolded += len(write.record)
         self._cut(write, connection)
 
     def _cut(self, write: Write, connection: sqlite3.Connection) -> None:
@@ -266,12 +274,33 @@ class Journal:
 
     def _tidy(self) -> None:
         """Off everybody's path: the callers of this batch have their answers already."""
-        if self._path is None or self._connection is None:
+        if self._path is None or self._connection is None or self._unfolded < FOLD_BYTES:
             return
-        log_file = Path(f"{self._path}-wal")
-        with suppress(OSError, sqlite3.Error):
-            if log_file.stat().st_size > WAL_PAGES * 4096:
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._unfolded = 0
+        # The log's file keeps its size and is written anew from its start: that makes for a
+        # cheaper fsync than a file that grows.
+        with suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)")
+
+
+def _tell(results: list[tuple[_Asked, object]]) -> None:
+    """One wake-up for each loop that waits, however many of its tasks do."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Asked, object]]] = {}
+    for asked, result in results:
+        by_loop.setdefault(asked.loop, []).append((asked, result))
+    for loop, told in by_loop.items():
+        with suppress(RuntimeError):  # the loop has ended, and with it those who asked
+            loop.call_soon_threadsafe(_answer, told)
+
+
+def _answer(results: list[tuple[_Asked, object]]) -> None:
+    for asked, result in results:
+        if asked.answer.done():
+            continue
+        if isinstance(result, JournalFailed):
+            asked.answer.set_exception(result)
+        else:
+            asked.answer.set_result(result)
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:

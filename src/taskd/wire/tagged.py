@@ -44,20 +44,24 @@ def types_of(*modules: ModuleType) -> dict[str, type]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return {ENUM: [type(value).__name__, value.value]}
-    if value is None or isinstance(value, str | int | float | bool):
+    kind = type(value)
+    if value is None or kind in (str, int, float, bool):
         return value
-    if is_dataclass(value) and not isinstance(value, type):
-        kind = type(value)
-        return {IS: kind.__name__} | {n: _plain(getattr(value, n)) for n in _names(kind)}
+    names = _names(kind)  # type: ignore[arg-type]
+    if names is not None:
+        plain = {IS: kind.__name__}
+        for name in names:
+            plain[name] = _plain(getattr(value, name))
+        return plain
+    if isinstance(value, Enum):
+        return {ENUM: [kind.__name__, value.value]}
     if isinstance(value, tuple | list):
         return {TUPLE: [_plain(item) for item in value]}
     if isinstance(value, frozenset | set):
         return {SET: _sorted(value)}
     if isinstance(value, Mapping):
         return {MAP: [[_plain(key), _plain(item)] for key, item in value.items()]}
-    raise TypeError(f"{type(value).__name__} cannot be written down")
+    raise TypeError(f"{kind.__name__} cannot be written down")
 
 
 def _sorted(items: Iterable[Any]) -> list[Any]:
@@ -65,8 +69,9 @@ def _sorted(items: Iterable[Any]) -> list[Any]:
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(kind))
+def _names(kind: type) -> tuple[str, ...] | None:
+    """The fields of a dataclass; None for anything else."""
+    return tuple(item.name for item in fields(kind)) if is_dataclass(kind) else None
 
 
 def _value(plain: Any, types: Mapping[str, type]) -> Any:
@@ -92,7 +97,7 @@ def _value(plain: Any, types: Mapping[str, type]) -> Any:
 
 def _object(plain: dict[str, Any], types: Mapping[str, type]) -> Any:
     kind = _type(plain[IS], types)
-    known = set(_names(kind))
+    known = set(_names(kind) or ())
     values = {name: _value(item, types) for name, item in plain.items() if name in known}
     try:
         return kind(**values)
