@@ -361,7 +361,7 @@ def test_a_failed_collective_waits_for_the_death_that_explains_it() -> None:
     assert not play.last.commands
 
     [report] = play.dies(3).asked(ReportFaults)
-    assert {f.rank: f.type for f in report.faults} == {0: "2", 3: "1"}
+    assert {f.rank: f.type for f in report.faults} == {3: "1"}
 
 
 def test_a_failed_collective_with_no_death_is_a_link_fault_and_can_be_retried() -> None:
@@ -498,8 +498,10 @@ def test_the_job_grows_back_when_the_node_returns() -> None:
     play.orders(change("downgrade")).says(m.Committed, 0, 1, step=8)
     play.agent_joins(1)
     assert not play.asked(m.StartWorkers)
+    assert [offer.strategies for offer in play.asked(ReportStrategies)] == [("upgrade",)]
 
-    play.orders(change("upgrade", incident=2, uuid="u2"))
+    play.orders(change("upgrade", uuid="u2"))
+    assert play.asked(m.Park) == [m.Park(Incident(2), "incident 2: failed ranks: none")]
     assert isinstance(play.state, Stopping)
     play.parks(0, 1, step=9)
 
@@ -681,6 +683,23 @@ def test_a_restarted_manager_decides_nothing_before_it_knows_all() -> None:
     assert isinstance(play.state, Stopping)
     play.parks(0, 1, 2)
     assert isinstance(play.state, Repairing)
+
+
+def test_a_replacement_on_its_way_is_not_asked_twice_to_stand() -> None:
+    play = rebuilt()
+    play.lives[3] = 1
+    play.agent_joins(0, running=True).agent_joins(1, running=True)
+    play.state = replace(play.state, job=replace(play.state.job, incident=Incident(1)))
+    play.orders(IN_PLACE)
+    for rank in range(3):
+        play.hello(rank, "parked")
+    play.hello(3, "joining")
+    assert isinstance(play.state, Stopping)
+    assert play.state.running == {0, 1, 2}
+    play.parks(0, 1, 2)
+    assert isinstance(play.state, Repairing)
+    assert play.state.plan.replaced == ()
+    assert play.state.plan.sources == {3: 2}
 
 
 def test_a_restarted_manager_takes_up_the_repair_that_was_finished_without_it() -> None:

@@ -69,7 +69,8 @@ def permit(state: State, node: NodeRank) -> Taken:
     ours = job.picture.nodes.get(node, NodeView(node)).ours
     views = job.picture.on(node)
     if ours and (not views or any(view.life is not Life.ABSENT for view in views)):
-        return Taken(state, because=f"the ranks of node {node} start with the next plan")
+        offer = strategies.offer_to_grow(job) if isinstance(state, Training) else ()
+        return Taken(state, offer, f"the ranks of node {node} start with the next plan")
     state = with_facts(state, permitted=job.permitted | {node})
     if not ours:
         # They do not say when their ranks run, so the permission has to count for it.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from taskd.core import job_faults as faults
 from taskd.core import job_stop as stopping
 from taskd.core import job_strategies as strategies
 from taskd.core.job_states import (
@@ -19,12 +20,13 @@ from taskd.core.job_states import (
     State,
     Stopping,
     Taken,
+    Training,
     mark,
     then,
 )
 from taskd.core.picture import Life
 from taskd.model.ids import Rank
-from taskd.model.job import ReportResult
+from taskd.model.job import RankFault, ReportResult
 from taskd.model.messages import Committed, Dumped, Repaired, RepairFailed
 
 
@@ -57,6 +59,10 @@ def _committed(state: Resuming, now: float, config: JobConfig) -> Taken:
 
 
 def repair_failed(state: State, told: RepairFailed, now: float, config: JobConfig) -> Taken:
+    if isinstance(state, Training):
+        # We were restarted, and took it for repaired.
+        found = RankFault(told.rank, "communication", told.because, now)
+        return faults.fault(state, (found,), now, config)
     if not isinstance(state, Repairing | Resuming):
         return Taken(state, because="nothing is being repaired now")
     setback = f"rank {told.rank} could not be repaired: {told.because}"

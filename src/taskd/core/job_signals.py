@@ -27,6 +27,7 @@ from taskd.core.job_states import (
     State,
     Stopping,
     Taken,
+    Training,
     seen,
     with_facts,
 )
@@ -34,6 +35,7 @@ from taskd.model.ids import Incident, Rank, agent
 from taskd.model.job import NO_INCIDENT, RankFault, ReportFaults, Tell
 from taskd.model.messages import StartWorkers, StopWorkers
 from taskd.model.recovery import Signal
+from taskd.model.strategies import UPGRADE
 
 Busy = Repairing | Resuming | Restarting | Dumping
 
@@ -80,6 +82,13 @@ def _in_incident(state: State, signal: Signal, now: float, config: JobConfig) ->
     if numbered is None:
         return Taken(state, because=f"{signal.type} belongs to an older incident")
     incident, offset = numbered
+    if (
+        signal.strategy == UPGRADE
+        and isinstance(state, Training)
+        and incident <= state.job.incident
+    ):
+        # The job trains, so everybody has to be stopped anew, under a number they do not know yet.
+        incident, offset = Incident(state.job.incident + 1), offset + 1
     state = with_facts(state, offset=offset)
     if signal.type == "stopTrain":
         return stopping.stop(state, signal, incident, now, config)
@@ -99,6 +108,9 @@ def _number(job: Job, signal: Signal) -> tuple[Incident, int] | None:
         return incident, job.offset
     if incident == job.incident and (not begins or signal.uuid == job.uuid):
         return incident, job.offset
+    if not begins and not job.uuid:
+        # It stands where our former life has brought it; the ranks have counted on since.
+        return job.incident, job.incident - signal.incident
     # A new round of a clusterd that has lost count: we count on.
     return (Incident(job.incident + 1), job.incident + 1 - signal.incident) if begins else None
 

@@ -24,6 +24,8 @@ from taskd.model.recovery import Signal
 
 ENDLESS = 32767
 """The restart budget that stands for none or 0, as Ascend counts."""
+ECHO = "communication"
+"""The kind of fault that a rank suffers when another one fails."""
 STORIES_KEPT = 100
 SIGNALS_KEPT = 64
 
@@ -367,6 +369,12 @@ def seen(job: Job, faults: tuple[RankFault, ...], now: float) -> Job:
     """New faults: they belong to the incident that is open, until clusterd opens the next."""
     known = {**job.faults, **{fault.rank: fault for fault in faults}}
     story = job.story
+    if any(fault.kind not in RETRYABLE for fault in known.values()):
+        # Somebody has failed for good: the collectives that others lost to it are no faults.
+        known = {r: fault for r, fault in known.items() if fault.kind != ECHO}
+        faults = tuple(fault for fault in faults if fault.kind != ECHO)
+        if story is not None:
+            story = replace(story, faults=tuple(f for f in story.faults if f.kind != ECHO))
     if story is None:
         story = Story(NO_INCIDENT, faults, (("seen", min(fault.seen_at for fault in faults)),))
     else:

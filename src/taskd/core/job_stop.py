@@ -21,6 +21,7 @@ from taskd.core.job_states import (
     then,
     with_facts,
 )
+from taskd.core.picture import NO_STEP, Life
 from taskd.model.ids import EVERY_WORKER, Incident, Rank
 from taskd.model.job import ReportStopped, ReportStrategies, Tell
 from taskd.model.messages import Park, Parked
@@ -28,8 +29,9 @@ from taskd.model.recovery import Signal
 
 
 def stop(state: State, signal: Signal, incident: Incident, now: float, config: JobConfig) -> Taken:
-    job = opened(state.job, incident, signal.uuid, now)
-    running = job.running() - job.broken()
+    again = _standing(state.job) if incident == state.job.incident else {}
+    job = replace(opened(state.job, incident, signal.uuid, now), parked=again)
+    running = job.running() - job.broken() - frozenset(again)
     if not job.protected():
         # Nothing in these ranks could answer; they are killed when the decision has come.
         return stood(Stopping(job, frozenset(), signal, now), now, config)
@@ -38,6 +40,16 @@ def stop(state: State, signal: Signal, incident: Incident, now: float, config: J
     stopping = Stopping(job, running, signal, now + config.stop_timeout_s)
     taken = Taken(stopping, (Tell(EVERY_WORKER, Park(incident, because)),), because)
     return taken if running else then(taken, stood(stopping, now, config))
+
+
+def _standing(job: Job) -> dict[Rank, Parked]:
+    """Who is known to stand in this very incident. A rank that joins has nothing to put down."""
+    joining = {
+        rank: Parked(rank, view.incarnation, job.incident, NO_STEP, whole=False)
+        for rank, view in job.picture.ranks.items()
+        if view.life is Life.ALIVE and view.phase == "joining" and view.incident == job.incident
+    }
+    return {**joining, **job.parked}
 
 
 def parked(state: State, told: Parked, now: float, config: JobConfig) -> Taken:

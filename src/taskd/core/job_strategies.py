@@ -27,7 +27,7 @@ from taskd.core.job_states import (
 from taskd.core.picture import Life, started, starting
 from taskd.core.repair import Impossible, Plan, Seat, complete_step, plan, shrink
 from taskd.model.ids import EVERY_WORKER, Incarnation, NodeRank, Rank, Step, agent, worker
-from taskd.model.job import Command, ReportResult, Tell
+from taskd.model.job import Command, ReportResult, ReportStrategies, Tell
 from taskd.model.messages import (
     Dump,
     EndJob,
@@ -40,6 +40,7 @@ from taskd.model.messages import (
     RestartJob,
 )
 from taskd.model.recovery import Signal
+from taskd.model.strategies import UPGRADE
 
 IN_PLACE = "recover-in-place"
 ISOLATED, RETRY_FAILED, FAILED, DUMP_FAILED = 201, 405, 406, 407
@@ -99,7 +100,22 @@ def recovered(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     because = f"incident {job.incident} is over: {len(job.world)} ranks train"
     report = ReportResult(job.uuid, 0, because, order.strategy)
     job = replace(closed(job, "recovered", because), faults={}, settled_at=now + config.settled_s)
-    return Taken(Training(job), (report,), because)
+    return Taken(Training(job), (report, *offer_to_grow(job)), because)
+
+
+def offer_to_grow(job: Job) -> tuple[Command, ...]:
+    """A job that has shrunk says so when every rank could have a place again."""
+    if job.ascend or _seats(job, _missing(job), in_place=False) is None:
+        return ()
+    return (ReportStrategies(job.uuid, (), (UPGRADE,)),) if _missing(job) else ()
+
+
+def _missing(job: Job) -> list[Seat]:
+    return [
+        Seat(rank, view.node, view.incarnation, view.shard, view.replica)
+        for rank, view in sorted(job.picture.ranks.items())
+        if rank not in job.world or rank in job.broken()
+    ]
 
 
 def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -> Taken:
@@ -157,13 +173,7 @@ def _recover(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
 
 
 def _grow(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
-    views = job.picture.ranks
-    wanted = [
-        Seat(rank, view.node, view.incarnation, view.shard, view.replica)
-        for rank, view in sorted(views.items())
-        if rank not in job.world or rank in job.broken()
-    ]
-    seats = _seats(job, wanted, in_place=False)
+    seats = _seats(job, _missing(job), in_place=False)
     if seats is None:
         deadline = now + config.node_timeout_s
         return Taken(Awaiting(job, order, deadline), because="waiting for a node to come back")

@@ -61,7 +61,8 @@ def _question(matter: Matter, pods_back: bool) -> Question:
         offered=round_.offered,
         retryable=retryable(job, round_),
         in_place=bool(set(nodes) - round_.leaving) if nodes else _all_in_place(round_),
-        master_lost=MASTER in nodes,
+        # Without a cluster, the manager does not stand or fall with node 0's pod.
+        master_lost=job.config.cluster and MASTER in nodes,
         pods_back=pods_back,
         platform=round_.platform if job.config.platform else None,
         history=round_.history,
