@@ -1,8 +1,8 @@
 """clusterd in the manager's own process, for jobs that have no cluster.
 
 It is the same server behind the same wire, on a loopback port, with its journal in the state
-directory; so a manager that is restarted finds every decision again. Its package is a
-neighbour, not a part of the manager, and is loaded by name only when it is wanted.
+directory; so a manager that is restarted finds every decision again, and `taskd status` finds it
+by the job's name. Loaded only when it is wanted.
 """
 
 from __future__ import annotations
@@ -10,46 +10,61 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from importlib import import_module
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from taskd.clusterd import locate
+from taskd.clusterd.main import Server, ServerConfig, serve
 from taskd.errors import SettingsError
 from taskd.manager.settings import ManagerConfig
 
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-PORT_FILE = "clusterd.json"
+JOURNAL, PORT_FILE = "clusterd.journal", "clusterd.json"
 
 
 @asynccontextmanager
 async def clusterd(config: ManagerConfig) -> AsyncIterator[str]:
     """Yields its address: the one of its former life if that is free."""
-    package: Any = import_module("taskd.clusterd.main")
     state = config.state_dir
-    journal = None
+    wanted = ServerConfig(listen=f"{LOOPBACK}:{_former_port(state)}")
     if state is not None:
         state.mkdir(parents=True, exist_ok=True)
-        journal = state / "clusterd.journal"
-    before = _former_port(state)
+        wanted = replace(wanted, journal=state / JOURNAL)
+    async with AsyncExitStack() as stack:
+        server = await _served(stack, wanted)
+        _remember(state, server.port)
+        _announce(config.job_id, server.address)
+        try:
+            yield server.address
+        finally:
+            with suppress(OSError, SettingsError):
+                locate.withdraw(config.job_id)
+
+
+async def _served(stack: AsyncExitStack, wanted: ServerConfig) -> Server:
     try:
-        serving = package.serve(
-            package.ServerConfig(listen=f"{LOOPBACK}:{before}", journal=journal)
-        )
-        server = await serving.__aenter__()
+        return await stack.enter_async_context(serve(wanted))
     except SettingsError:
-        if not before:
+        if wanted.listen.endswith(":0"):
             raise
-        serving = package.serve(package.ServerConfig(listen=f"{LOOPBACK}:0", journal=journal))
-        server = await serving.__aenter__()
+        anywhere = replace(wanted, listen=f"{LOOPBACK}:0")
+        return await stack.enter_async_context(serve(anywhere))
+
+
+def _announce(job: str, address: str) -> None:
+    """For `taskd status` and its like, typed on this machine. The job can do without."""
     try:
-        if state is not None:
-            (state / PORT_FILE).write_text(json.dumps({"port": server.port}))
-        yield server.address
-    finally:
-        await serving.__aexit__(None, None, None)
+        locate.announce(job, address)
+    except (OSError, SettingsError) as error:
+        log.warning("`taskd status` will not find the job by itself: %s", error)
+
+
+def _remember(state: Path | None, port: int) -> None:
+    if state is not None:
+        (state / PORT_FILE).write_text(json.dumps({"port": port}))
 
 
 def _former_port(state: Path | None) -> int:

@@ -17,7 +17,7 @@ from taskd.core import job as machine
 from taskd.core.job_states import Ended, State
 from taskd.edge.bus import Bus, BusConfig
 from taskd.edge.clock import monotonic, next_before
-from taskd.manager import embedded, status
+from taskd.manager import status
 from taskd.manager.act import Act
 from taskd.manager.clusterd import Clusterd
 from taskd.manager.sense import Sense
@@ -49,7 +49,9 @@ async def run(config: ManagerConfig) -> int:
         stack.push_async_callback(bus.close)
         address = config.clusterd
         if address == EMBEDDED:
-            address = await stack.enter_async_context(embedded.clusterd(config))
+            from taskd.manager.embedded import clusterd as embedded  # weighs more than the manager
+
+            address = await stack.enter_async_context(embedded(config))
         clusterd = Clusterd(address, config) if address else None
         if clusterd is not None:
             stack.push_async_callback(clusterd.close)
