@@ -21,6 +21,7 @@ from taskd.agent import arguments, environment, plan
 from taskd.agent.plan import Plan
 from taskd.agent.processes import Nursery
 from taskd.agent.supervise import Supervisor
+from taskd.config import environ
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(told: argparse.Namespace) -> int:
     chosen = plan.read(told)
+    _log()
     run_dir = tempfile.mkdtemp(prefix="taskd-")
     try:
         return _launch(chosen, run_dir)
@@ -70,6 +72,8 @@ def _launch(chosen: Plan, run_dir: str) -> int:
     manager_port = chosen.manager_port or plan.free_port()
     supervisor = None
     if first:
+        ranks = f"{chosen.world_size} ranks on {chosen.nodes} nodes"
+        say(f"job {chosen.job}, {ranks}; look with `taskd status {chosen.job}`")
         supervisor = _manager(chosen, f"{here}:{manager_port}", run_dir)
         supervisor.start()
     ground = Ground(
@@ -97,9 +101,19 @@ def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:
         f"--clusterd={chosen.clusterd or 'embedded'}",
         f"--strategies={','.join(chosen.strategies)}",
         f"--state-dir={chosen.state_dir or run_dir}",
+        f"--join-timeout={chosen.join_timeout_s}",
     )
     env = {**environment.base(chosen), "TASKD_TOKEN": chosen.token}
     return Supervisor("manager", "taskd.manager", words, env)
+
+
+def _log() -> None:
+    """On stderr, and little: what a person must know is said by `say`."""
+    level = environ.get("TASKD_LOG_LEVEL", "").upper()
+    logging.basicConfig(level=level or "WARNING", format="taskd: %(message)s")
+    if not level:
+        # Links come and go while everything starts; only the end of it all would be news.
+        logging.getLogger("taskd.edge").setLevel(logging.ERROR)
 
 
 def say(text: str) -> None:

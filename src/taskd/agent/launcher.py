@@ -16,12 +16,12 @@ from taskd.agent.launch import LOOPBACK, Ground, say
 from taskd.agent.logs import Logs
 from taskd.agent.main import Agent
 from taskd.agent.output import Output
-from taskd.agent.plan import Plan
+from taskd.agent.plan import PRELOAD, Plan
 from taskd.agent.summary import Summary
 from taskd.core.workers import Node, Over, Waiting, WorkersConfig
 from taskd.edge.bus import Bus, BusConfig
 from taskd.edge.clock import monotonic, wall
-from taskd.errors import TaskdError
+from taskd.errors import SettingsError, TaskdError
 from taskd.model.ids import NodeRank, Rank, agent
 from taskd.model.workers import Interrupted
 from taskd.proxy import Proxy, ProxyConfig
@@ -54,16 +54,15 @@ class _Launcher:
         self._obey_signals(agent_)
         try:
             over = await self._train(agent_, proxy)
+            trouble = proxy.bus.trouble or bus.trouble
         finally:
             await self.ground.nursery.close()
             if self.ground.supervisor is not None:
                 await self.ground.supervisor.stop()
             await bus.close()
             await proxy.close()
-        if isinstance(over, Over):
-            trouble = proxy.bus.trouble or bus.trouble
-            for line in summary.lines(over, trouble):
-                say(line)
+        for line in summary.lines(over, trouble):
+            say(line)
         return over
 
     async def _join(self) -> tuple[Proxy, Bus]:
@@ -97,6 +96,14 @@ class _Launcher:
         if signal.SIGPIPE not in self.plan.signals:
             signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
+    async def _warm(self, hands: Hands) -> None:
+        """Once the zygote has imported everything, the store can be served from it."""
+        ready = await self.ground.nursery.ready()
+        wanted = [name for name in self.plan.preload if name not in PRELOAD]
+        if problems := [f"--preload {n}: {ready.failed[n]}" for n in wanted if n in ready.failed]:
+            raise SettingsError(problems)
+        await hands.serve_store()
+
     async def _train(self, told: Agent, proxy: Proxy) -> Over:
         plan, ground = self.plan, self.ground
         node = Node(NodeRank(plan.node), tuple(map(Rank, plan.ranks)), plan.max_restarts)
@@ -116,7 +123,7 @@ class _Launcher:
                 told.happened,
                 tasks,
             )
-            tasks.create_task(made.serve_store())
+            tasks.create_task(self._warm(made))
             return made
 
         try:

@@ -97,10 +97,12 @@ class Logs:
     def evidence(self, start: StartWorker, tail: str) -> str:
         """The last traceback if the worker has left one, and its last lines."""
         files = self.files(start)
-        parts = [_traceback(files.error), tail]
         if not tail:
-            parts += [_end_of(files.log(name)) for _, _, name in reversed(_STREAMS)]
-        return "\n".join(part for part in parts if part)[-EVIDENCE_CHARS:]
+            tail = "".join(_end_of(files.log(name)) for _, _, name in _STREAMS)
+        trace = _traceback(files.error)
+        if trace and trace.rstrip().rpartition("\n")[2] in tail:
+            trace = ""  # it has been printed, and is there already
+        return f"{tail}\n{trace}".strip()[-EVIDENCE_CHARS:]
 
 
 def _traceback(path: Path) -> str:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from taskd.agent import letters, linux, program
+from taskd.agent import attempts, letters, linux, program
 from taskd.agent.program import Program
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
@@ -199,6 +199,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe = socket.socket(fileno=told.fd)
     ready = preload([name for name in told.preload.split(",") if name])
+    attempts.keep_apart()
     gc.collect()
     gc.freeze()
     linux.die_with_parent(0)

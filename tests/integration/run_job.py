@@ -1,0 +1,121 @@
+"""Runs `taskd run` and looks at what it does and leaves: shared by the tests of the launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+DEADLINE_S = 90.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+class Job:
+    """One running `taskd run`, with its output in pipes."""
+
+    def __init__(self, folder: Path, *words: str, **env: str) -> None:
+        self.folder = folder
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "taskd", "run", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(self.temporary), **env},
+        )
+        self.process = psutil.Process(self.popen.pid)
+
+    def wait_for(self, text: str) -> list[str]:
+        """Read the workers' output up to a line with this text."""
+        assert self.popen.stdout is not None
+        seen = []
+        for line in self.popen.stdout:
+            seen.append(line)
+            if text in line:
+                return seen
+        assert self.popen.stderr is not None
+        raise AssertionError(f"no {text!r} in {seen}; {self.popen.stderr.read()}")
+
+    def signal(self, signum: int = signal.SIGTERM) -> None:
+        self.popen.send_signal(signum)
+
+    def family(self) -> list[psutil.Process]:
+        """Everybody who descends from the launcher now."""
+        return self.process.children(recursive=True)
+
+    def worker(self, rank: int) -> psutil.Process:
+        return next(p for p in self.family() if _thread_name(p.pid) == f"taskd:rank{rank}")
+
+    def manager(self) -> psutil.Process:
+        return next(p for p in self.process.children() if "taskd.manager" in p.cmdline())
+
+    def left(self) -> list[Path]:
+        """Our own temporary files. Torch's compiler leaves a directory, with torchrun too."""
+        return list(self.temporary.glob("taskd*"))
+
+    def end(self) -> Ended:
+        """Wait for its end; fails when anything is left behind."""
+        family = self.family() if self.popen.poll() is None else []
+        try:
+            out, err = self.popen.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            raise
+        _, alive = psutil.wait_procs(family, timeout=DEADLINE_S)
+        assert not alive, f"left behind: {alive}"
+        assert not self.left(), "files are left behind"
+        return Ended(self.popen.returncode, out, err)
+
+
+def _thread_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def run(folder: Path, *words: str, **env: str) -> Ended:
+    return Job(folder, *words, **env).end()
+
+
+def script(folder: Path, text: str, name: str = "train.py") -> str:
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+TRAIN = """
+    import os, sys
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if os.environ.get("DIE") == f"{rank}.{attempt}.{step}":
+            os.kill(os.getpid(), 9)
+    if rank == 0:
+        print("weights", sum(p.sum().item() for p in model.parameters()), "attempt", attempt)
+    dist.destroy_process_group()
+"""
+"""A small unmodified job. DIE=rank.attempt.step makes it lose a rank."""
