@@ -5,6 +5,7 @@ sed -i '/import os/i import mindx_elastic.api' .../torch/distributed/run.py
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 
 
@@ -14,9 +15,7 @@ def patch_torch_methods() -> None:
         raise ImportError(
             "mindx_elastic.api changes how torch starts its workers, and torch is not installed"
         )
-    from taskd.python.adaptor.patch.torch_patch import patch_torch_method
-
-    patch_torch_method()
+    import_module("taskd.python.adaptor.patch.torch_patch").patch_torch_method()
 
 
 patch_torch_methods()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import taskd.api
-from taskd.api import taskd_manager_api, taskd_worker_api
+from taskd.api import taskd_agent_api, taskd_manager_api, taskd_worker_api
 
 DOCUMENTED = {
     "init_taskd_manager": "taskd_manager_api",
@@ -185,3 +185,15 @@ def test_the_node_of_a_worker(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert taskd_worker_api._node_rank(framework) == node
+
+
+def test_what_is_not_installed_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taskd_worker_api, "WORKER", "taskd.worker.absent")
+    monkeypatch.setattr(taskd_agent_api, "AGENT", "taskd.agent.absent")
+    monkeypatch.setenv("MS_NODE_RANK", "0")
+    assert taskd.api.init_taskd_worker(0, 5000, "ms") is False
+    assert taskd.api.start_taskd_worker() is False
+    assert taskd.api.destroy_taskd_worker() is False
+    assert taskd.api.init_taskd_agent({"Framework": "MindSpore"}) is False
+    assert taskd.api.start_taskd_agent() is None
+    assert taskd.api.register_func("MONITOR", print) is False

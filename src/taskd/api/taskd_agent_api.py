@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
+
+from taskd.api.behind import behind
+
+AGENT = "taskd.agent.api"
 
 
 def init_taskd_agent(config: Mapping[str, Any] | None = None, cls: Any = None) -> bool:
@@ -12,18 +15,17 @@ def init_taskd_agent(config: Mapping[str, Any] | None = None, cls: Any = None) -
 
     Every key may be missing but Framework: UpstreamAddr, UpstreamPort, ServerRank.
     """
-    return bool(_agent().init(dict(config or {}), cls))
+    agent = behind(AGENT)
+    return agent is not None and bool(agent.init(dict(config or {}), cls))
 
 
 def start_taskd_agent() -> Any:
     """Run the agent. What it returns is up to the framework; None if it was not initialised."""
-    return _agent().start()
+    agent = behind(AGENT)
+    return None if agent is None else agent.start()
 
 
 def register_func(operator: str, func: Callable[..., Any]) -> bool:
     """Let the agent call this for KILL_WORKER, START_ALL_WORKER, MONITOR and so on."""
-    return bool(_agent().register(operator, func))
-
-
-def _agent() -> Any:
-    return import_module("taskd.agent.api")
+    agent = behind(AGENT)
+    return agent is not None and bool(agent.register(operator, func))

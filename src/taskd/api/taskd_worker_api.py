@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
+from taskd.api.behind import behind
 from taskd.config import environ
+
+WORKER = "taskd.worker.api"
 
 
 def init_taskd_worker(
@@ -25,21 +25,20 @@ def init_taskd_worker(
     except ValueError as error:
         run_log.error("the worker is not initialised: %s", error)
         return False
-    return bool(_worker().init(rank, node, limit_mb, framework))
+    worker = behind(WORKER)
+    return worker is not None and bool(worker.init(rank, node, limit_mb, framework))
 
 
 def start_taskd_worker() -> bool:
     """Begin, in the background. False: not initialised."""
-    return bool(_worker().start())
+    worker = behind(WORKER)
+    return worker is not None and bool(worker.start())
 
 
 def destroy_taskd_worker() -> bool:
     """Leave the bus. False: not initialised."""
-    return bool(_worker().destroy())
-
-
-def _worker() -> Any:
-    return import_module("taskd.worker.api")
+    worker = behind(WORKER)
+    return worker is not None and bool(worker.destroy())
 
 
 def _natural(name: str, value: object) -> int:
