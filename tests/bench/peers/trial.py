@@ -24,7 +24,7 @@ from tests.bench.peers.workload import STEP_LOG, WORLD
 ROOT = Path(__file__).parents[3]
 VICTIM = 2
 WARM_STEPS = 15
-START_LIMIT_S = 90.0
+START_LIMIT_S = 40.0
 SURVIVE_LIMIT_S = 20.0
 TAIL_CHARS = 600
 

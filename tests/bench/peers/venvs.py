@@ -16,7 +16,7 @@ SETUP_LIMIT_S = 600.0
 WANTED = {
     "torchft": ("torchft-nightly==2026.10.26",),
     "nvrx": ("nvidia-resiliency-ext==0.4.1",),
-    "dlrover": ("dlrover[torch]==0.6.1",),
+    "dlrover": ("dlrover[torch,k8s]==0.6.1", "protobuf"),
 }
 
 

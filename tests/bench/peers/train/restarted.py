@@ -26,8 +26,12 @@ CHECKPOINT = Path("checkpoint.pt")
 """In the working directory, which is the trial's own folder."""
 
 
-def train() -> None:
-    """From the newest checkpoint on, in the process group that there is."""
+def train(keep: list[DDP]) -> None:
+    """From the newest checkpoint on, in the process group that there is.
+
+    `keep` holds what must not be destroyed when this ends: see survivors.py for the deadlock in
+    gloo's destructor, which only those that call it again in one process can meet.
+    """
     rank = dist.get_rank()
     log = StepWriter()
     model = build_model()
@@ -39,6 +43,7 @@ def train() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["step"] + 1
     ddp = DDP(model)
+    keep.append(ddp)
     for step in range(first, STEPS):
         train_step(ddp, optimizer, step, rank)
         log.done(rank, step)
@@ -55,4 +60,4 @@ def save(state: dict[str, object]) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    train()
+    train([])

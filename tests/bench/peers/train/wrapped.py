@@ -2,8 +2,8 @@
 
 Five processes are started (nvrx.py); four are active, one waits in reserve and becomes active when
 another is lost. All in favour of the extension: intervals far below their defaults, every lazy
-import done before the start, and an abort that frees ranks from gloo, which its own does for NCCL
-only.
+import done before the start, an abort that frees ranks from gloo (its own does so for NCCL only),
+and old groups kept, so that gloo's destructor cannot block the process.
 """
 
 # No postponed annotations here: the wrapper looks for its own class in the annotation below.
@@ -14,15 +14,21 @@ from datetime import timedelta
 import torch.distributed as dist
 from nvidia_resiliency_ext import inprocess
 from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.bench.peers.links import connections, cut
 from tests.bench.peers.train.restarted import train
 from tests.bench.peers.workload import WORLD, build_model, build_optimizer, warm
 
 SOON = timedelta(milliseconds=100)
+SELDOM = timedelta(seconds=5)
+"""For a wait that an event ends anyway: each time that it runs out, torch's store may stall."""
 GROUP_LIMIT = timedelta(seconds=5)
 links: set[int] = set()
 """The connections of the group that the current attempt trains in."""
+
+
+retired: list[DDP] = []
 
 
 class CutLinks(inprocess.abort.Abort):  # type: ignore[misc]
@@ -37,7 +43,7 @@ class CutLinks(inprocess.abort.Abort):  # type: ignore[misc]
         inprocess.rank_assignment.ShiftRanks(),
     ),
     abort=inprocess.Compose(inprocess.abort.AbortTorchDistributed(), CutLinks()),
-    monitor_thread_interval=SOON,
+    monitor_thread_interval=SELDOM,
     monitor_process_interval=SOON,
     heartbeat_interval=SOON,
     progress_watchdog_interval=SOON,
@@ -55,7 +61,7 @@ def attempt(call: inprocess.CallWrapper = None) -> None:
     )
     links.clear()
     links.update(connections() - others)
-    train()
+    train(retired)
 
 
 if __name__ == "__main__":
