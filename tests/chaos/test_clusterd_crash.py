@@ -1,0 +1,266 @@
+"""clusterd dies at any point, or its disk does: nothing is forgotten, nothing is decided twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from grpc import aio
+
+from taskd.clusterd.main import ServerConfig
+from taskd.wire._pb import recover_pb2 as pb
+from tests.integration.clusterd_client import Client, connected, started
+
+ROOT = Path(__file__).parents[2]
+KILLS = 8
+
+
+@dataclass
+class Job:
+    """A job that does as it is told, over one server's life and the next."""
+
+    address: str
+    name: str = "job"
+    said: dict[int, pb.ProcessManageSignal] = field(default_factory=dict)
+    finished: list[int] = field(default_factory=list)
+    """The incidents that ended well."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def live(self) -> None:
+        """Join, listen and answer; again after every loss, as the documented clients do."""
+        while True:
+            try:
+                async with connected(self.address, job=self.name) as client:
+                    await self._listen(client)
+            except (aio.AioRpcError, AssertionError):
+                await asyncio.sleep(0.01)
+
+    async def _listen(self, client: Client) -> None:
+        await client.join()
+        call = client.subscribe().call
+        while isinstance(told := await call.read(), pb.ProcessManageSignal):
+            if told.signalType != "keep-alive":
+                self._check(told)
+                await self._answer(client, told)
+
+    def _check(self, told: pb.ProcessManageSignal) -> None:
+        known = self.said.setdefault(told.sequence, told)
+        assert known == told, "one decision, told in two ways"
+        assert told.sequence >= max(self.said, default=0) - 1
+
+    async def _answer(self, client: Client, told: pb.ProcessManageSignal) -> None:
+        match told.signalType:
+            case "stopTrain":
+                await client.stopped(told.uuid)
+            case "globalFault":
+                await client.offer("recover", "retry", "dump", "exit", uuid=told.uuid)
+            case "changeStrategy":
+                code = await self._say("result", told.changeStrategy, uuid=told.uuid)
+                if code == 0 and told.incident not in self.finished:
+                    self.finished.append(told.incident)
+                    self.news.set()
+            case other:
+                raise AssertionError(f"not expected here: {other}")
+
+    async def fault(self, rank: int) -> int:
+        return await self._say("fault", rank)
+
+    async def _say(self, method: str, *arguments: object, **options: object) -> int:
+        """Until it is answered: a report whose answer was lost may or may not have been taken."""
+        while True:
+            try:
+                async with connected(self.address, job=self.name) as client:
+                    code: int = await getattr(client, method)(*arguments, **options)
+                if code not in (400, 599):
+                    return code
+            except aio.AioRpcError:
+                pass
+            await asyncio.sleep(0.01)
+
+    async def until_finished(self, count: int) -> None:
+        async with asyncio.timeout(60):
+            while len(self.finished) < count:
+                await self.news.wait()
+                self.news.clear()
+
+
+@contextmanager
+def process(journal: Path, listen: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "taskd", "clusterd", "--listen", listen, "--journal", str(journal)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": "src"},
+    )
+    try:
+        assert running.stdout is not None
+        line = running.stdout.readline()
+        assert line, running.stderr and running.stderr.read()
+        yield running, int(line.split()[-1])
+    finally:
+        running.kill()
+        running.communicate()
+
+
+@asynccontextmanager
+async def living(job: Job) -> AsyncIterator[Job]:
+    task = asyncio.ensure_future(job.live())
+    try:
+        yield job
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_again_and_again_every_round_still_ends(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    journal = tmp_path / "journal"
+    with process(journal, "127.0.0.1:0") as (_, port):
+        address = f"127.0.0.1:{port}"
+
+    async def main() -> None:
+        async with living(Job(address)) as job:
+            faults = asyncio.ensure_future(_faults(job))
+            for _ in range(KILLS):
+                with process(journal, address) as (running, _):
+                    await asyncio.wait([faults], timeout=chance.uniform(0.0, 0.4))
+                    running.send_signal(signal.SIGKILL)
+                    running.wait()
+            with process(journal, address):
+                await job.until_finished(len(job.finished) + 2)
+            faults.cancel()
+            incidents = [told.incident for _, told in sorted(job.said.items())]
+            assert incidents == sorted(incidents), "an older incident came back"
+
+    asyncio.run(main())
+
+
+async def _faults(job: Job) -> None:
+    number = 0
+    while True:
+        assert await job.fault(number % 4) == 0
+        number += 1
+        await job.until_finished(number)
+
+
+def test_taken_up_at_every_single_point_of_a_round(tmp_path: Path) -> None:
+    """The files as they are after each decision are what a kill right there would leave."""
+    points: list[tuple[str, Path, int]] = []
+
+    async def first() -> None:
+        async with started(ServerConfig(journal=tmp_path / "journal")) as (server, client):
+
+            def remember(what: str) -> None:
+                copy = tmp_path / f"copy{len(points)}"
+                copy.mkdir()
+                for name in ("journal", "journal-wal"):
+                    shutil.copy(tmp_path / name, copy / name)
+                owner = server.jobs.served[job_id]
+                points.append((what, copy / "journal", owner.state.job.sequence))
+
+            await client.declare("retry", "recover-in-place", "dump", nodes=2, per_node=2)
+            await client.join()
+            job_id = next(iter(server.jobs.served))
+            remember("registered")
+            signals = client.subscribe()
+            assert await client.fault(3, kind="2") == 0
+            remember("fault reported")
+            stop = await signals.next()
+            remember("stop sent")
+            await client.stopped(stop.uuid)
+            remember("stopped")
+            await signals.next()
+            await client.offer("retry", "recover", uuid=stop.uuid)
+            remember("retry ordered")
+            order = await signals.next()
+            await client.result("retry", 405, uuid=order.uuid)
+            remember("retry failed")
+            await client.fault(1)
+            remember("second fault")
+
+    async def again(what: str, journal: Path, sequence: int) -> None:
+        async with started(ServerConfig(journal=journal)) as (server, _):
+            owner = next(iter(server.jobs.served.values()))
+            assert owner.state.job.sequence == sequence, what
+            async with living(Job(server.address)) as job:
+                if what == "registered":
+                    await job.fault(2)
+                await job.until_finished(1)
+                assert max(job.said) >= sequence, what
+            async with connected(server.address) as client:
+                numbers = [line.number for line in await client.history()]
+                assert len(set(numbers)) == len(numbers)
+
+    asyncio.run(first())
+    assert len(points) == 7
+    for point in points:
+        asyncio.run(again(*point))
+
+
+def test_a_full_disk_is_said_and_survived(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+
+    async def main(running: subprocess.Popen[str], address: str) -> None:
+        async with connected(address) as client:
+            await client.declare("recover-in-place")
+            await client.join()
+            signals = client.subscribe()
+            soft, hard = resource.prlimit(running.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (1, hard))
+            refused = await client.call(
+                "ReportProcessFault",
+                pb.ProcessFaultRequest(jobId="job", faultRanks=[pb.FaultRank(rankId="1")]),
+            )
+            assert refused.code == 599
+            assert "cannot be written" in refused.info
+            status = await client.status()
+            assert (status.line.state, status.line.incident) == ("Idle", 0)
+            assert await client.code("HealthCheck") == 0
+            async with connected(address, job="other") as other:
+                assert await other.code("Init") == 0
+                assert await other.code("Register") == 599
+            resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (soft, hard))
+            assert await client.fault(1) == 0
+            assert (await signals.next()).incident == 1
+
+    with process(journal, "127.0.0.1:0") as (running, port):
+        asyncio.run(main(running, f"127.0.0.1:{port}"))
+
+
+def test_a_journal_that_cannot_be_used_is_said_before_anything_is_served(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="cannot be"):
+        process(tmp_path / "nowhere" / "journal", "127.0.0.1:0").__enter__()
+
+
+def test_clients_of_a_restarted_server_need_no_new_declaration(tmp_path: Path) -> None:
+    config = ServerConfig(journal=tmp_path / "journal")
+
+    async def main() -> None:
+        async with started(config) as (_, client):
+            await client.declare("recover-in-place", nodes=3, per_node=2)
+            await client.join()
+        async with started(config) as (server, client):
+            assert await client.fault(5) == 0
+            stop = await client.subscribe().next()
+            assert [fault.rankId for fault in stop.faultRanks] == ["5"]
+            owner = next(iter(server.jobs.served.values()))
+            assert len(owner.state.job.pods) == 3
+            facts = server.jobs.facts(owner.job)
+            assert facts is not None
+            assert [s.value for s in facts.config.strategies] == ["recover-in-place", "exit"]
+
+    asyncio.run(main())
