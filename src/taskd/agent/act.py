@@ -70,7 +70,10 @@ class Hands:
                     self._nursery.send_signal(process, signum)
                     self._nursery.send_signal(process, signal.SIGCONT)
             case RenewStore():
-                await self.serve_store()
+                # Forked workers put the attempt into their keys (`attempts.py`), and those of
+                # another node may be using the store by now. Spawned ones cannot be taught that.
+                if self._plan.spawn:
+                    await self.serve_store()
             case Tell(body):
                 await self._tell(body)
             case SayHello(workers, attempt, remaining):

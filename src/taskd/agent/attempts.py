@@ -1,9 +1,9 @@
 """Keeps the keys of one attempt of a job apart from those of another.
 
 torch 2.13 lets restarted workers meet under the very keys that the dead ones left in the agent's
-store, and they then wait for addresses that nobody answers at any more. The agent puts a new
-store in the place of the old one; this prefix also holds where a worker of another node has not
-yet heard of the restart.
+store, and they then wait for addresses that nobody answers at any more. Here every attempt has
+a prefix of its own. (A new store in the place of the old one would do on one node only: on
+several, a worker that restarts first would meet the store that is about to go.)
 """
 
 from __future__ import annotations

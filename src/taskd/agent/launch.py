@@ -72,8 +72,6 @@ def _launch(chosen: Plan, run_dir: str) -> int:
     manager_port = chosen.manager_port or plan.free_port()
     supervisor = None
     if first:
-        ranks = f"{chosen.world_size} ranks on {chosen.nodes} nodes"
-        say(f"job {chosen.job}, {ranks}; look with `taskd status {chosen.job}`")
         supervisor = _manager(chosen, f"{here}:{manager_port}", run_dir)
         supervisor.start()
     ground = Ground(

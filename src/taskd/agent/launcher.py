@@ -88,6 +88,12 @@ class _Launcher:
         await bus.start()
         return proxy, bus
 
+    async def _say_where(self, proxy: Proxy) -> None:
+        """Once there is something to see: the manager has announced where before it answers."""
+        if await proxy.bus.join(self.plan.join_timeout_s):
+            ranks = f"{self.plan.world_size} ranks on {self.plan.nodes} nodes"
+            say(f"job {self.plan.job}, {ranks}; look with `taskd status {self.plan.job}`")
+
     def _obey_signals(self, told: Agent) -> None:
         loop = asyncio.get_running_loop()
         for signum in self.plan.signals:
@@ -128,13 +134,14 @@ class _Launcher:
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                kept = None
+                beside = []
                 if ground.supervisor is not None:
-                    kept = tasks.create_task(ground.supervisor.keep())
+                    beside = [ground.supervisor.keep(), self._say_where(proxy)]
+                helping = [tasks.create_task(work) for work in beside]
                 waiting = Waiting(node, monotonic() + plan.join_timeout_s)
                 over = await told.run(waiting, hands)
-                if kept is not None:
-                    kept.cancel()
+                for task in helping:
+                    task.cancel()
         except* TaskdError as group:
             raise _first(group) from None
         return over

@@ -1,8 +1,7 @@
 """The process that serves torch's TCPStore for the job: nothing but the store lives in it.
 
 It is forked from the zygote on the first node. The listening socket is the launcher's, so the port
-is known before torch is imported, and a new store can take the old one's place on the same port:
-each attempt of a job meets in a store that has never seen the keys of another attempt.
+is known before torch is imported, and a new store can take the old one's place on the same port.
 """
 
 from __future__ import annotations

@@ -153,9 +153,11 @@ def _become(letter: letters.Start | letters.ServeStore, files: tuple[int, ...]) 
         os.close(file)
     os.environ.update(letter.env)  # noqa: TID251 - this is the worker's environment being made
     linux.name_process(WORKER_NAME.format(letter.name))
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()  # the global generator was seeded once, before the fork
+    # The global generators were seeded once, before the fork.
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.random.default_generator.seed()
     stacks = letter.env.get("TASKD_STACK_FILE")
     if stacks:
         faulthandler.register(STACK_SIGNAL, open(stacks, "w"), all_threads=True)  # noqa: SIM115

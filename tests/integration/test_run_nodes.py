@@ -1,0 +1,64 @@
+"""`taskd run` on two nodes: the same command on each, here on one machine."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+from taskd.agent.plan import free_port
+from tests.integration.run_job import TRAIN, Job, script
+
+
+def nodes(folder: Path, *words: str, **env: str) -> list[Job]:
+    ports = [f"--master-port={free_port()}", f"--manager-port={free_port()}"]
+    jobs = []
+    for node in range(2):
+        place = folder / f"node{node}"
+        place.mkdir()
+        jobs.append(
+            Job(place, "--nnodes=2", f"--node-rank={node}", *ports, "--rdzv-id=two", *words, **env)
+        )
+    return jobs
+
+
+def test_two_nodes_train_together(tmp_path: Path) -> None:
+    jobs = nodes(tmp_path, "--nproc-per-node=2", script(tmp_path, TRAIN))
+    ended = [job.end() for job in jobs]
+    assert [each.code for each in ended] == [0, 0], ended
+    assert "[rank 0]: weights" in ended[0].out
+
+
+def test_a_rank_lost_on_one_node_restarts_both(tmp_path: Path) -> None:
+    jobs = nodes(tmp_path, "--nproc-per-node=1", script(tmp_path, TRAIN), DIE="1.0.1")
+    ended = [job.end() for job in jobs]
+    assert [each.code for each in ended] == [0, 0], ended
+    assert "attempt 1" in ended[0].out
+    assert "rank 1.0 killed by signal 9 -> restart" in ended[1].err
+
+
+def test_stopping_one_node_ends_the_job_on_both(tmp_path: Path) -> None:
+    path = script(tmp_path, "import signal; print('up', flush=True); signal.pause()")
+    jobs = nodes(tmp_path, "--nproc-per-node=1", "--shutdown-timeout=5", path)
+    for job in jobs:
+        job.wait_for("up")
+    jobs[0].signal(signal.SIGTERM)
+    ended = [job.end() for job in jobs]
+    assert [each.code for each in ended] == [1, 1], ended
+
+
+def test_a_node_that_never_joins_is_named(tmp_path: Path) -> None:
+    ports = [f"--master-port={free_port()}", f"--manager-port={free_port()}"]
+    words = ["--nnodes=2", "--node-rank=0", *ports, "--join-timeout=3"]
+    ended = Job(tmp_path, *words, script(tmp_path, "")).end()
+    assert ended.code == 1
+    assert re.search(r"nodes?\b.*\b1 did not", ended.err), ended.err
+
+
+def test_a_manager_that_is_not_there_is_named(tmp_path: Path) -> None:
+    manager = free_port()
+    ports = [f"--master-port={free_port()}", f"--manager-port={manager}"]
+    words = ["--nnodes=2", "--node-rank=1", *ports, "--join-timeout=3"]
+    ended = Job(tmp_path, *words, script(tmp_path, "")).end()
+    assert ended.code == 1
+    assert f"127.0.0.1:{manager}" in ended.err
