@@ -19,7 +19,14 @@ from taskd.errors import SettingsError
 
 UNLIMITED_RESTARTS = 32767
 MANAGER_PORT = 9601
-PRELOAD = ("torch", "torch.distributed", "torch.optim", "torch._dynamo", "torch.nn.parallel")
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch.optim",
+    "torch._dynamo",
+    "torch.nn.parallel",
+    "taskd.torch",
+)
 STRATEGIES = ("retry", "recover-in-place", "recover", "elastic-training", "dump", "exit")
 
 OUT, ERR = 1, 2
