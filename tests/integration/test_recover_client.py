@@ -138,6 +138,8 @@ def test_recovery_that_is_off_is_final(client: DLRecoverManager, server: Running
     server.clusterd.answers["Init"] = [403]
     client.start_subscribe()  # Returns, instead of going on for ever.
     assert not client.register_event.is_set()
+    assert client.report_process_fault({1: 1}) == 0  # Single calls still work,
+    assert client.init_clusterd() is True  # and so does the next attempt.
 
 
 def test_an_answer_that_never_comes_has_a_deadline(
@@ -282,13 +284,28 @@ def test_a_failed_health_check_registers_again(
     server.clusterd.next_call("Register")
 
 
-def test_a_server_without_health_checks_is_not_asked_again(
-    client: DLRecoverManager, server: Running
+def test_a_server_without_health_checks_is_asked_once_and_still_watched(
+    server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.clusterd.answers["HealthCheck"] = [
-        lambda context: context.abort(grpc.StatusCode.UNIMPLEMENTED, "what?")
-    ]
-    client._connection_check()  # Returns.
+    monkeypatch.setenv("TASKD_RECOVER_SILENCE_S", "0.5")
+    refuse = lambda context: context.abort(grpc.StatusCode.UNIMPLEMENTED, "what?")  # noqa: E731
+    server.clusterd.answers["HealthCheck"] = [refuse] * 100
+    client = DLRecoverManager(INFO, server.address)
+    thread = in_thread(client.start_subscribe)
+    server.clusterd.next_call("HealthCheck")
+    server.clusterd.next_call("Subscribe")  # Nothing was sent for too long.
+    client.close()
+    thread.join(WAIT_S)
+    assert len(server.clusterd.answers["HealthCheck"]) == 99
+
+
+def test_constructing_it_again_ends_the_former_subscription(
+    client: DLRecoverManager, server: Running, subscribed: threading.Thread
+) -> None:
+    again = DLRecoverManager(INFO, server.address)
+    subscribed.join(WAIT_S)
+    assert not subscribed.is_alive()
+    assert again.init_clusterd()
 
 
 def test_kill_master_ends_it(
