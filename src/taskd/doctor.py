@@ -106,7 +106,9 @@ def _frameworks() -> Iterator[Finding]:
     yield _package("cryptography", (42,), "no certificate checks", remedy=_pip("taskd[secure]"))
     server = _pip("taskd[server]")
     yield _package("pyyaml", (6,), "no clusterd with a cluster in files", remedy=server)
-    yield _package("grpcio-health-checking", (1, 62, 2), "no clusterd here", remedy=server)
+    yield _package(
+        "grpcio-health-checking", (1, 62, 2), "clusterd runs with --no-health only", remedy=server
+    )
     yield _mspti()
 
 

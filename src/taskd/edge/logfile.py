@@ -20,8 +20,6 @@ from datetime import UTC, datetime, timedelta
 from io import TextIOWrapper
 from pathlib import Path
 
-from taskd.edge.clock import wall
-
 DIRECTORY_MODE, FILE_MODE, BACKUP_MODE = 0o750, 0o640, 0o440
 
 _STAMP = "%Y-%m-%dT%H-%M-%S.%f"
@@ -53,7 +51,7 @@ class RotatingHandler(logging.FileHandler):
             self.handleError(record)
             return
         try:
-            stream = self._ready(len(line))
+            stream = self._ready(len(line), record.created)
             stream.write(line)
             stream.flush()
         except OSError as error:
@@ -61,13 +59,13 @@ class RotatingHandler(logging.FileHandler):
         else:
             self._warned = False
 
-    def _ready(self, more: int) -> TextIOWrapper:
+    def _ready(self, more: int, now: float) -> TextIOWrapper:
         """The open file, with room for so many characters more."""
         if self.stream is not None and self._was_replaced(self.stream):
             self.close_file()
         if self.stream is None:
             self.stream = self._open()
-        if self._is_full(self.stream, more) and self._rotated(self.stream):
+        if self._is_full(self.stream, more) and self._rotated(self.stream, now):
             self.close_file()
             self.stream = self._open()
         return self.stream
@@ -110,19 +108,19 @@ class RotatingHandler(logging.FileHandler):
             return False
         return held.st_size > 0 and held.st_size + more > self.max_bytes
 
-    def _rotated(self, stream: TextIOWrapper) -> bool:
+    def _rotated(self, stream: TextIOWrapper, now: float) -> bool:
         """Whether there is a new file to be opened now."""
         path = Path(self.baseFilename)
         with _locked(path.parent) as mine:
             if not mine:
                 return False  # Another process is at it: one line more may go to the old file.
             if not self._was_replaced(stream):
-                self._back_up(path)
+                self._back_up(path, now)
         return True
 
-    def _back_up(self, path: Path) -> None:
+    def _back_up(self, path: Path, now: float) -> None:
         before = _backups(path)
-        moment = datetime.fromtimestamp(wall(), UTC)
+        moment = datetime.fromtimestamp(now, UTC)
         if before and before[-1][0] < moment + timedelta(minutes=1):
             # Names stay in order even within one millisecond.
             moment = max(moment, before[-1][0] + timedelta(milliseconds=1))
