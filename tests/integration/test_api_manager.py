@@ -35,7 +35,13 @@ def start(place: Path, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", MANAGER],
         cwd=place,
-        env={**base, "POD_IP": LOOPBACK, "TASKD_PROCESS_ENABLE": "off", **environment},
+        env={
+            **base,
+            "POD_IP": LOOPBACK,
+            "TASKD_PROCESS_ENABLE": "off",
+            "TASKD_LOG_PATH": "log",
+            **environment,
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -58,6 +64,7 @@ def test_it_serves_while_it_blocks(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, errors
+        assert "listening on port 9601" in (tmp_path / "log" / "manager.log").read_text()
     finally:
         process.kill()
         process.communicate()

@@ -43,8 +43,10 @@ def start_taskd_manager() -> bool:
     if _config is None:
         run_log.error("the manager is not initialised: call init_taskd_manager first")
         return False
+    from taskd.edge.log import also_to
     from taskd.manager.main import serve
 
+    also_to("manager.log", backups=10)
     try:
         return serve(_settings(_config)) == 0
     except (TaskdError, ValueError) as error:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import TextIO
 
@@ -104,13 +105,12 @@ class StdoutHandler(logging.StreamHandler[TextIO]):
         return sys.stdout
 
 
-def attach(filename: str = "taskd.log") -> logging.Logger:
+@cache
+def attach() -> logging.Logger:
     """Send all `taskd.*` lines to the documented places. More calls change nothing."""
-    if any(isinstance(handler, RotatingHandler) for handler in ROOT.handlers):
-        return ROOT
     chosen, problems = settings()
     ROOT.setLevel(logging.DEBUG)
-    also_to(filename, chosen)
+    also_to("taskd.log", chosen)
     if chosen.log_stdout:
         console = StdoutHandler()
         console.setLevel(chosen.std_log_level)
