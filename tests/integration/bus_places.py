@@ -12,7 +12,7 @@ from taskd.model.codes import NetCode
 from taskd.model.ids import Position, Role, agent, manager, worker
 from taskd.model.messages import Body
 
-PATIENCE_S = 30.0
+PATIENCE_S = 20.0
 
 
 def proxy(node: int) -> Position:

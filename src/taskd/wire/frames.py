@@ -86,7 +86,7 @@ def frame_to_pb(frame: Frame) -> link_pb2.Frame:
 def frame_from_pb(pb: link_pb2.Frame) -> Frame:
     """Raises `Confused`: our own kind never sends half a message."""
     hello = Hello(pb.hello.life, pb.hello.peer_life) if pb.HasField("hello") else None
-    parcels = _parcels(pb.messages, pb.patience_ms) if pb.messages else ()
+    parcels = _parcels(pb.messages, pb.patience_ms) if pb.messages else []
     return Frame(pb.first, parcels, [receipt_from_pb(ack) for ack in pb.acks], pb.received, hello)
 
 
