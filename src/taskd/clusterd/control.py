@@ -11,6 +11,7 @@ from taskd.clusterd.auth import Authority
 from taskd.clusterd.jobs import Jobs
 from taskd.clusterd.owner import Answer, Owner
 from taskd.clusterd.sense import KINDS, MAX_RANK, MAX_TEXT
+from taskd.clusterd.streams import SUBSCRIBED
 from taskd.edge.journal import Entry, Journal
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, FaultKind
@@ -85,6 +86,7 @@ class Control(ControlServicer):
         owner = await self._owner(request.job, context)
         news = owner.changes()
         try:
+            await context.send_initial_metadata(SUBSCRIBED)
             while True:
                 news.clear()
                 await context.write(self._status(owner))

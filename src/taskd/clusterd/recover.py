@@ -15,7 +15,7 @@ from taskd.clusterd import act, sense
 from taskd.clusterd.jobs import Jobs
 from taskd.clusterd.objects import JobFacts
 from taskd.clusterd.owner import Answer, Owner
-from taskd.clusterd.streams import End, Line
+from taskd.clusterd.streams import SUBSCRIBED, End, Line
 from taskd.core.recovery_states import Pausing, Resuming, StressTesting, SwitchingNic
 from taskd.model.codes import RecoverCode
 from taskd.model.ids import JobId
@@ -205,6 +205,7 @@ async def _serve(
     owner.tell(Subscribed(stream))
     under_way: T | None = None
     try:
+        await context.send_initial_metadata(SUBSCRIBED)
         while True:
             told = await listener.next(KEEP_ALIVE_S)
             if isinstance(told, End):

@@ -13,6 +13,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+SUBSCRIBED = (("taskd-subscribed", "1"),)
+"""Sent ahead of everything else: from here on, the subscriber misses nothing."""
+
 
 class End(Enum):
     TAKEN_OVER = auto()

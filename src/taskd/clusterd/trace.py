@@ -14,7 +14,7 @@ import grpc
 from taskd.clusterd.cluster import Cluster, ClusterRefused, ClusterUnreachable
 from taskd.clusterd.jobs import Jobs
 from taskd.clusterd.objects import JobFacts, trace_key
-from taskd.clusterd.streams import End, Line
+from taskd.clusterd.streams import SUBSCRIBED, End, Line
 from taskd.edge.journal import Journal, JournalFailed
 from taskd.model.codes import TraceCode
 from taskd.model.ids import JobId
@@ -90,6 +90,7 @@ class Trace(TrainingDataTraceServicer):
         if job in self._switches:
             listener.put(self._switches[job])
         try:
+            await context.send_initial_metadata(SUBSCRIBED)
             while True:
                 told = await listener.next(QUIET_S)
                 if isinstance(told, End):
