@@ -70,7 +70,8 @@ def test_a_killed_rank_restarts_the_job_and_the_result_is_the_same(tmp_path: Pat
     assert disturbed.out.count("weights") == 1
     (line,) = [line for line in disturbed.out.splitlines() if "weights" in line]
     assert line == undisturbed.out.replace("attempt 0", "attempt 1").strip()
-    assert "rank 1.0 killed by signal 9 -> restart" in disturbed.err
+    assert "1 fault: " in disturbed.err
+    assert "incident 1: rank 1 (exited) -> " in disturbed.err
 
 
 def test_a_job_that_is_never_well_ends_with_its_reason(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ class Ground:
     """What the launch stands on: known addresses, and processes that are warming up."""
 
     run_dir: str
+    state_dir: str
     listener: socket.socket | None
     """The store's, on the first node."""
     store: str
@@ -76,6 +77,7 @@ def _launch(chosen: Plan, run_dir: str) -> int:
         supervisor.start()
     ground = Ground(
         run_dir,
+        chosen.state_dir or run_dir,
         listener,
         f"{chosen.master_addr}:{port}",
         f"{chosen.master_addr}:{manager_port}",
@@ -101,7 +103,7 @@ def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:
         f"--state-dir={chosen.state_dir or run_dir}",
         f"--join-timeout={chosen.join_timeout_s}",
     )
-    env = {**environment.base(chosen), "TASKD_TOKEN": chosen.token}
+    env = {"TASKD_LOG_LEVEL": "ERROR", **environment.base(chosen), "TASKD_TOKEN": chosen.token}
     return Supervisor("manager", "taskd.manager", words, env)
 
 

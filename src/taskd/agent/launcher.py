@@ -17,7 +17,7 @@ from taskd.agent.logs import Logs
 from taskd.agent.main import Agent
 from taskd.agent.output import Output
 from taskd.agent.plan import PRELOAD, Plan
-from taskd.agent.summary import Summary
+from taskd.agent.summary import Summary, read_incidents
 from taskd.core.workers import Node, Over, Waiting, WorkersConfig
 from taskd.edge.bus import Bus, BusConfig
 from taskd.edge.clock import monotonic, wall
@@ -57,13 +57,18 @@ class _Launcher:
             trouble = proxy.bus.trouble or bus.trouble
         finally:
             await self.ground.nursery.close()
-            if self.ground.supervisor is not None:
-                await self.ground.supervisor.stop()
             await bus.close()
             await proxy.close()
-        for line in summary.lines(over, trouble):
+            if self.ground.supervisor is not None:
+                # The manager ends once every node has left; ours just has.
+                await self.ground.supervisor.stop(self._farewell_s)
+        for line in summary.lines(over, trouble, read_incidents(self.ground.state_dir)):
             say(line)
         return over
+
+    @property
+    def _farewell_s(self) -> float:
+        return 5.0 if self.plan.nodes == 1 else 5.0 + self.plan.grace_s
 
     async def _join(self) -> tuple[Proxy, Bus]:
         plan = self.plan

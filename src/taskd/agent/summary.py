@@ -1,9 +1,16 @@
-"""What a person is told at the end of `taskd run`: the faults, what was done, how long it took."""
+"""What a person is told at the end of `taskd run`: the faults, what was done, how long it took.
+
+The manager's own account (`summary.json`) is best; on other nodes, or without it, what this node
+has seen itself must do.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from taskd.core.workers import Over, State, Training, how, running
 from taskd.model import messages as m
@@ -49,19 +56,16 @@ class Summary:
             if fault.until_s is None:
                 fault.answer = what
 
-    def lines(self, over: Over, trouble: str) -> list[str]:
+    def lines(self, over: Over, trouble: str, incidents: list[str]) -> list[str]:
         """The whole story, the first line first."""
         took = self._clock() - self._began
         word = "done" if over.exit_code == 0 else "failed"
-        told = [f"{word} after {took:.1f} s, {len(self._faults)} faults: {over.because}"]
+        count = len(incidents or self._faults)
+        faults = f"{count} fault{'s' * (count != 1)}"
+        told = [f"{word} after {took:.1f} s, {faults}: {over.because}"]
         if trouble and over.exit_code:
             told.append(trouble)
-        for fault in self._faults:
-            cured = "" if fault.until_s is None else f" -> {fault.answer}"
-            if fault.until_s is not None:
-                cured += f", processes back in {fault.until_s - fault.at_s:.2f} s"
-            rank, life = fault.exited.rank, fault.exited.incarnation
-            told.append(f"  {fault.at_s:7.1f} s  rank {rank}.{life} {how(fault.exited)}{cured}")
+        told += incidents or [_line(fault) for fault in self._faults]
         if over.exit_code and self._faults:
             told += self._root_cause(self._faults[-1])
         return told
@@ -73,3 +77,29 @@ class Summary:
             f"first to fail: rank {first.exited.rank}, pid {first.exited.pid}, {how(first.exited)}"
         )
         return [head, *(f"  | {line}" for line in lines)]
+
+
+def _line(fault: _Fault) -> str:
+    cured = ""
+    if fault.until_s is not None:
+        cured = f" -> {fault.answer}, processes back in {fault.until_s - fault.at_s:.2f} s"
+    rank, life = fault.exited.rank, fault.exited.incarnation
+    return f"  {fault.at_s:7.1f} s  rank {rank}.{life} {how(fault.exited)}{cured}"
+
+
+def read_incidents(state_dir: str) -> list[str]:
+    """The manager's account, one line an incident; empty when there is none."""
+    try:
+        told = json.loads((Path(state_dir) / "summary.json").read_text())
+        return [_incident(item) for item in told["incidents"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _incident(told: dict[str, Any]) -> str:
+    faults = ", ".join(f"rank {fault['rank']} ({fault['kind']})" for fault in told["faults"])
+    parts = told["parts_ms"]
+    total = sum(parts.values())
+    spent = ", ".join(f"{name} {ms:.0f}" for name, ms in parts.items())
+    answer = f"{told['strategy'] or 'no strategy'}: {told['outcome'] or 'open'}"
+    return f"  incident {told['incident']}: {faults} -> {answer} in {total:.0f} ms ({spent})"

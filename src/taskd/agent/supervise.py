@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 
 from taskd.edge.clock import Clock, monotonic
@@ -65,17 +64,18 @@ class Supervisor:
             self.restarts += 1
             self.start()
 
-    async def stop(self, grace_s: float = 5.0) -> None:
+    async def stop(self, leave_s: float, grace_s: float = 5.0) -> None:
+        """Let it end by itself, then ask it to, then kill it."""
         if self._popen is None:
             return
-        with suppress(ProcessLookupError):
-            self._popen.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(grace_s):
-                await _exit_of(self._popen)
-        except TimeoutError:
-            self._popen.kill()
-            await _exit_of(self._popen)
+        for patience_s, signum in ((leave_s, signal.SIGTERM), (grace_s, signal.SIGKILL)):
+            try:
+                async with asyncio.timeout(patience_s):
+                    await _exit_of(self._popen)
+                break
+            except TimeoutError:
+                self._popen.send_signal(signum)
+        await _exit_of(self._popen)
         self._popen = None
 
 
