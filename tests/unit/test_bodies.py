@@ -126,6 +126,7 @@ OURS: list[m.Ours] = [
     m.Repair(Incident(1), "retry", (MEMBER,), Step(7), {Rank(1): Rank(0)}, "127.0.0.1:1", 5.0),
     m.Dump(Incident(1), Step(7), "/ckpt", (MEMBER,)),
     m.Leave(Incident(1), "the node is replaced"),
+    m.WhoIsThere(),
     m.AgentHello(NodeRank(0), "h", (m.LocalWorker(Rank(1), Incarnation(0), 7),), "127.0.0.1:2"),
     m.WorkersStarted(NodeRank(0), (m.LocalWorker(Rank(1), Incarnation(0), 7),)),
     m.WorkerExited(Rank(1), Incarnation(0), 7, None, 9, "killed"),

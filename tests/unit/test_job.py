@@ -685,6 +685,21 @@ def test_a_restarted_manager_decides_nothing_before_it_knows_all() -> None:
     assert isinstance(play.state, Repairing)
 
 
+def test_what_was_said_to_the_former_manager_comes_first_and_is_not_acted_upon_yet() -> None:
+    play = rebuilt()
+    failed = m.WorkerFailed(Rank(0), Incarnation(0), Incident(0), "communication", "peer reset")
+    play.hear(worker(0, 0), failed).dies(3)
+    assert isinstance(play.state, Gathering)
+    play.agent_joins(0, running=True).agent_joins(1, running=True)
+    for rank in range(3):
+        play.hello(rank)
+    [report] = play.asked(ReportFaults)
+    assert [fault.rank for fault in report.faults] == [3]
+    play.orders(STOP).parks(0, 1, 2).orders(ASK)
+    assert play.asked(ReportStrategies)[0].strategies[0] == "recover"
+    assert "dump" in play.asked(ReportStrategies)[0].strategies
+
+
 def test_a_replacement_on_its_way_is_not_asked_twice_to_stand() -> None:
     play = rebuilt()
     play.lives[3] = 1

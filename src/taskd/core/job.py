@@ -51,7 +51,7 @@ from taskd.core.picture import (
     learn,
     node_lost,
 )
-from taskd.model.ids import NodeRank, Position, worker
+from taskd.model.ids import ALL, NodeRank, Position, Role, worker
 from taskd.model.job import (
     Event,
     Finish,
@@ -79,6 +79,7 @@ from taskd.model.messages import (
     Repaired,
     RepairFailed,
     RestartsLeft,
+    WhoIsThere,
     WorkerFailed,
     WorkerHello,
 )
@@ -113,8 +114,10 @@ def step(state: State, event: Event, now: float, config: JobConfig) -> Taken:
     match event:
         case Heard(src, body):
             return _hear(state, src, body, now, config)
-        case NodeLinked():
-            return Taken(state, because="the node will say what is true of it")
+        case NodeLinked(node):
+            # Its agent says by itself what is true; its workers do not see that we are new.
+            ask = Tell(Position(Role.WORKER, str(node), ALL), WhoIsThere())
+            return Taken(state, (ask,), f"node {node} is linked")
         case NodeUnlinked(node):
             return _unlinked(state, node)
         case NodeSilent(node, evidence):
@@ -144,10 +147,12 @@ def step(state: State, event: Event, now: float, config: JobConfig) -> Taken:
 def _hear(state: State, src: Position, body: Body, now: float, config: JobConfig) -> Taken:
     if isinstance(state, Ending) and not isinstance(body, WorkerHello | AgentHello):
         return _leave_notice(state, src, body)
+    if isinstance(state, Gathering):
+        state = joining.recognise(state, src, body, now, config)
     learned = learn(state.job.picture, src, body)
     taken = _told(_news(state, learned, now, config), learned, src, body, now, config)
     if isinstance(taken.state, Gathering):
-        return then(taken, joining.gather(taken.state, src, body, now, config))
+        return then(taken, joining.gather(taken.state, now, config))
     return taken
 
 

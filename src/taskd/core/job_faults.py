@@ -73,6 +73,8 @@ def _short(evidence: str) -> str:
 def worker_failed(state: State, told: WorkerFailed, now: float, config: JobConfig) -> Taken:
     failure = RankFault(told.rank, told.kind, told.evidence, now)
     match state:
+        case Gathering(rebuilding=True):
+            return Taken(replace(state, job=seen(state.job, (failure,), now)))
         case Gathering() | Training() if told.kind == "communication":
             job = seen(state.job, (failure,), now)
             why = f"rank {told.rank} lost a collective: {_short(told.evidence)}"

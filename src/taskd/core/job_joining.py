@@ -34,14 +34,18 @@ from taskd.model.ids import NodeRank, Position, Rank, Role, agent, worker
 from taskd.model.job import Command, RankFault, ReportFaults, Tell
 from taskd.model.messages import (
     AgentHello,
+    AgentRegistered,
     Body,
+    KeptAlive,
     Member,
     Park,
     ReplaceWorkers,
     RestartJob,
+    RestartsLeft,
     StartWorkers,
-    WorkerExited,
+    Unknown,
     WorkerHello,
+    WorkerRegistered,
 )
 
 # The first start
@@ -164,11 +168,18 @@ def came_up(state: State, rank: Rank, now: float, config: JobConfig) -> Taken:
 # The picture
 
 
-def gather(state: Gathering, src: Position, body: Body, now: float, config: JobConfig) -> Taken:
+def recognise(
+    state: Gathering, src: Position, body: Body, now: float, config: JobConfig
+) -> Gathering:
+    """Before each word is taken in: does it show that we are not the first?"""
+    if state.rebuilding or not _ran_before(state.job, src, body):
+        return state
+    deadline = min(state.deadline, now + config.rebuild_timeout_s)
+    return replace(state, deadline=deadline, rebuilding=True)
+
+
+def gather(state: Gathering, now: float, config: JobConfig) -> Taken:
     """After each word that is heard: is the picture complete?"""
-    if not state.rebuilding and _ran_before(state.job, src, body):
-        deadline = min(state.deadline, now + config.rebuild_timeout_s)
-        state = replace(state, deadline=deadline, rebuilding=True)
     views = [state.job.picture.ranks[rank] for rank in state.job.world]
     known = all(view.life is not Life.ABSENT for view in views)
     told = all(view.phase for view in views if view.life is Life.ALIVE)
@@ -181,8 +192,13 @@ def _ran_before(job: Job, src: Position, body: Body) -> bool:
     """It speaks of ranks that this life of the manager never permitted to start."""
     if src.role not in (Role.AGENT, Role.WORKER) or node_of(src) in job.permitted:
         return False
-    running = isinstance(body, AgentHello) and (body.workers or body.attempt)
-    return bool(running) or isinstance(body, WorkerHello | WorkerExited)
+    match body:
+        case AgentHello(workers=workers, attempt=attempt):
+            return bool(workers or attempt)
+        case AgentRegistered() | WorkerRegistered() | RestartsLeft() | KeptAlive() | Unknown():
+            return False
+        case _:
+            return True
 
 
 def gathered(state: Gathering, now: float, config: JobConfig) -> Taken:

@@ -244,6 +244,12 @@ class Dumped:
 
 
 @dataclass(frozen=True, slots=True)
+class WhoIsThere:
+    """Say hello again. A manager that has just started asks: the worker's own link to the proxy
+    has not been broken, so the worker would not know."""
+
+
+@dataclass(frozen=True, slots=True)
 class Park:
     """Abort the groups, abandon the step in flight, stand still and say where."""
 
@@ -409,6 +415,7 @@ Ours = (
     | RepairFailed
     | Committed
     | Dumped
+    | WhoIsThere
     | Park
     | Repair
     | Dump

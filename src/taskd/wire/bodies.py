@@ -29,6 +29,7 @@ OUR_CODES: dict[int, type[m.Ours]] = {
     1012: m.Repair,
     1013: m.Dump,
     1014: m.Leave,
+    1015: m.WhoIsThere,
     1021: m.AgentHello,
     1022: m.WorkersStarted,
     1023: m.WorkerExited,

@@ -154,6 +154,8 @@ class Link:
             received = await bus.receive()
             if isinstance(received.body, m.Park | m.Repair | m.Dump | m.Leave):
                 self._inbox.put_nowait(received.body)
+            elif isinstance(received.body, m.WhoIsThere):
+                self._inbox.put_nowait(Linked(self.step))
 
     async def _watch(self, bus: Bus) -> None:
         async for change in bus.changes():

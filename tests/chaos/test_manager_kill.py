@@ -1,0 +1,116 @@
+"""The manager is killed with -9: training goes on, and its next life can still mend the job."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+
+from tests.integration.run_job import Ended, Job, script
+
+TRAIN = """
+    import hashlib, os, sys
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    import taskd.torch as taskd
+
+    torch.set_num_threads(1)
+    rank, life = int(os.environ["RANK"]), os.environ["TASKD_INCARNATION"]
+    torch.manual_seed(7 + rank)
+    job = taskd.init()
+    net = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.1), nn.Linear(32, 4))
+    model = DDP(net)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    job.protect(model=model, optimizer=optimizer)
+    gates = {int(at): os.path.join(os.environ["GATES"], at) for at in os.environ["AT"].split(",")}
+    for step in job.steps(40):
+        if rank == 0 and int(step) in gates and life == "0":
+            print("at", int(step), flush=True)
+            with open(gates.pop(int(step))) as gate:  # a pipe: wait until the test has done its worst
+                gate.read()
+        with step:
+            optimizer.zero_grad()
+            data = torch.Generator().manual_seed(int(step) * 100 + rank)
+            model(torch.randn(8, 16, generator=data)).square().mean().backward()
+            optimizer.step()
+    weights = b"".join(p.detach().numpy().tobytes() for p in net.parameters())
+    print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
+"""
+
+
+class Stage:
+    """A job that stops at chosen steps until it is told to go on."""
+
+    def __init__(self, folder: Path, *at: int) -> None:
+        self.gates = folder / "gates"
+        self.gates.mkdir(parents=True)
+        for step in at:
+            os.mkfifo(self.gates / str(step))
+        words = ("--nproc-per-node", "3", script(folder, TRAIN))
+        steps = ",".join(map(str, at)) or "-1"
+        self.job = Job(folder, *words, GATES=str(self.gates), AT=steps)
+
+    def reach(self, step: int) -> None:
+        self.job.wait_for(f"at {step}")
+
+    def go_on(self, step: int) -> None:
+        (self.gates / str(step)).write_text("")
+
+    def end(self) -> tuple[Ended, set[str]]:
+        ended = self.job.end()
+        weights = {line.split()[-1] for line in ended.out.splitlines() if "weights" in line}
+        return ended, weights
+
+
+def kill(process: psutil.Process) -> None:
+    process.send_signal(signal.SIGKILL)
+    psutil.wait_procs([process], timeout=30)
+
+
+def test_training_goes_on_while_the_manager_is_away(tmp_path: Path) -> None:
+    _, undisturbed = Stage(tmp_path / "plain").end()
+    stage = Stage(tmp_path / "killed", 5)
+    stage.reach(5)
+    ranks = [stage.job.worker(rank).pid for rank in range(3)]
+
+    kill(stage.job.manager())
+    stage.go_on(5)
+    ended, weights = stage.end()
+
+    assert ended.code == 0, ended.err
+    assert weights == undisturbed
+    assert len(ranks) == 3
+    assert "0 faults" in ended.err
+
+
+def test_the_next_life_of_the_manager_mends_the_job(tmp_path: Path) -> None:
+    _, undisturbed = Stage(tmp_path / "plain").end()
+    stage = Stage(tmp_path / "killed", 5, 15)
+    stage.reach(5)
+    kill(stage.job.manager())
+    stage.go_on(5)
+    stage.reach(15)
+    kill(stage.job.worker(2))
+    stage.go_on(15)
+    ended, weights = stage.end()
+
+    assert ended.code == 0, ended.err
+    assert weights == undisturbed
+    assert "recover-in-place" in ended.err
+
+
+def test_the_manager_and_a_rank_die_together(tmp_path: Path) -> None:
+    _, undisturbed = Stage(tmp_path / "plain").end()
+    stage = Stage(tmp_path / "killed", 5)
+    stage.reach(5)
+    manager, rank = stage.job.manager(), stage.job.worker(1)
+    manager.send_signal(signal.SIGKILL)
+    kill(rank)
+    stage.go_on(5)
+    ended, weights = stage.end()
+
+    assert ended.code == 0, ended.err
+    assert weights == undisturbed
