@@ -47,6 +47,7 @@ async def refused(client: Client, method: str, request: Any) -> grpc.StatusCode 
             if await confirmed:
                 call.cancel()
             await asyncio.gather(first, return_exceptions=True)
+            call.cancel()
             code = await call.code()
             return code if code in (DENIED, UNKNOWN) else None
         await call
