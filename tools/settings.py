@@ -200,15 +200,9 @@ def _section(group: Group, rows: list[tuple[str, Field]]) -> str:
 
 def _others(trees: dict[Path, ast.Module]) -> str:
     constants = dict(_constants(trees))
-    readers: dict[str, set[str]] = {}
-    for path, tree in trees.items():
-        module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        for name in _read_by_name(tree, constants):
-            readers.setdefault(name, set()).add(module)
-    lines = ["| name | | read in |", "|---|---|---|"]
-    for name, modules in sorted(readers.items()):
-        places = ", ".join(f"`{module}`" for module in sorted(modules))
-        lines.append(f"| `{name}` | {VARIABLES.get(name, '')} | {places} |")
+    names = {name for tree in trees.values() for name in _read_by_name(tree, constants)}
+    lines = ["| name | |", "|---|---|"]
+    lines += [f"| `{name}` | {VARIABLES.get(name, '')} |" for name in sorted(names)]
     return "\n".join([*lines, ""])
 
 
