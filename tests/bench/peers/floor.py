@@ -47,7 +47,7 @@ def trial() -> Outcome:
         orders[VICTIM] = spare
         for rank, pipe in enumerate(orders):
             os.write(pipe, f"1 {rank}\n".encode())
-        return watch(job, kill_ns, before, VICTIM)
+        return watch(job, kill_ns, before)
 
 
 def _start(job: Trial, store_port: int, name: str) -> int:

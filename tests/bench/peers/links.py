@@ -1,8 +1,8 @@
 """The TCP connections of this process: how a rank that is blocked in gloo gets free.
 
 gloo has no call that ends a collective which waits for a healthy but failed peer; its sockets can
-be shut down instead. Used by the floor, and offered to NVIDIA's wrapper, which would wait for
-gloo's timeout without it.
+be shut down instead. Used by the floor, offered to NVIDIA's wrapper, which would wait for gloo's
+timeout without it, and used as the communication fault that taskd has to get over.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 
 
-def connections() -> set[int]:
-    """The descriptors that are connected TCP sockets, without those that only listen."""
-    return {int(name) for name in os.listdir("/proc/self/fd") if _connected(int(name))}
+def connections(except_to: Container[int] = ()) -> set[int]:
+    """The descriptors that are connected TCP sockets, but for those to the given peers' ports."""
+    peers = {fd: _peer_port(fd) for fd in map(int, os.listdir("/proc/self/fd"))}
+    return {fd for fd, port in peers.items() if port is not None and port not in except_to}
 
 
 def cut(links: Iterable[int]) -> None:
@@ -30,9 +31,10 @@ def cut(links: Iterable[int]) -> None:
             link.shutdown(socket.SHUT_RDWR)
 
 
-def _connected(fd: int) -> bool:
-    with suppress(OSError):  # the listing's own descriptor is closed by now
+def _peer_port(fd: int) -> int | None:
+    with suppress(OSError):  # not connected, or the listing's own descriptor, closed by now
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
             with socket.socket(fileno=os.dup(fd)) as link:
-                return link.family in (socket.AF_INET, socket.AF_INET6) and bool(link.getpeername())
-    return False
+                if link.family in (socket.AF_INET, socket.AF_INET6):
+                    return int(link.getpeername()[1])
+    return None

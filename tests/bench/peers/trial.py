@@ -47,12 +47,11 @@ class Finished:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     seconds: float
-    """From the kill to the first step that a full world finished after it."""
+    """From the fault to the first step that a full world finished after it."""
     reduced_seconds: float | None
     """The same for the survivors alone, in a smaller world, if they trained in one."""
     steps_redone: int
     """How many steps that were already finished everywhere had to be done again."""
-    kill_ns: int
 
 
 class Trial:
@@ -135,12 +134,12 @@ class Trial:
         self._folder.cleanup()
 
 
-def survive(trial: Trial, victim: int = VICTIM, spares: int = 0) -> Outcome:
-    """Waits until all ranks of a contender that was started train, kills one, and measures."""
+def survive(trial: Trial, fault: signal.Signals = signal.SIGKILL, spares: int = 0) -> Outcome:
+    """Waits until all ranks of a contender that was started train, hits one, and measures."""
     before = train_until_warm(trial, spares)
-    kill_ns = time.monotonic_ns()
-    os.kill(before[victim].pid, signal.SIGKILL)
-    return watch(trial, kill_ns, before, victim)
+    hit_ns = time.monotonic_ns()
+    os.kill(before[VICTIM].pid, fault)
+    return watch(trial, hit_ns, before)
 
 
 def train_until_warm(trial: Trial, spares: int = 0) -> dict[int, Finished]:
@@ -159,14 +158,14 @@ def train_until_warm(trial: Trial, spares: int = 0) -> dict[int, Finished]:
     return {rank: last[rank] for rank in range(WORLD)}
 
 
-def watch(trial: Trial, kill_ns: int, before: dict[int, Finished], victim: int) -> Outcome:
-    """What followed the kill, until a full world without the killed process finished a step."""
-    killed = before[victim].pid
+def watch(trial: Trial, hit_ns: int, before: dict[int, Finished]) -> Outcome:
+    """What followed the loss, until a full world without the lost process finished a step."""
+    lost = before[VICTIM].pid
     full: dict[int, dict[int, int]] = {}
     reduced: dict[int, dict[int, int]] = {}
     reduced_ns: int | None = None
     for line in trial.finished(SURVIVE_LIMIT_S):
-        if line.at_ns <= kill_ns or line.pid == killed:
+        if line.at_ns <= hit_ns or line.pid == lost:
             before[line.rank] = line
             continue
         if line.rank >= WORLD:
@@ -179,10 +178,9 @@ def watch(trial: Trial, kill_ns: int, before: dict[int, Finished], victim: int) 
             break
     everywhere = min(last.step for last in before.values())
     return Outcome(
-        seconds=(max(done.values()) - kill_ns) / 1e9,
-        reduced_seconds=None if reduced_ns is None else (reduced_ns - kill_ns) / 1e9,
+        seconds=(max(done.values()) - hit_ns) / 1e9,
+        reduced_seconds=None if reduced_ns is None else (reduced_ns - hit_ns) / 1e9,
         steps_redone=max(0, everywhere - line.step + 1),
-        kill_ns=kill_ns,
     )
 
 

@@ -1,0 +1,125 @@
+"""taskd: the protected script under three faults, and the script that knows nothing of taskd.
+
+The job's own account of an incident (summary.json in its state folder) gives the parts that the
+time from fault to step is made of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tests.bench.peers.torchrun import SCRIPT
+from tests.bench.peers.trial import (
+    ROOT,
+    SURVIVE_LIMIT_S,
+    VICTIM,
+    Outcome,
+    Trial,
+    TrialError,
+    survive,
+    train_until_warm,
+    watch,
+)
+from tests.bench.peers.workload import WORLD
+
+PROTECTED = ROOT / "tests/bench/peers/train/protected.py"
+STATE = "state"
+STEPS_AROUND = 6
+"""How many steps tell the usual step time, or contain the pause that a fault has caused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    seconds: float
+    """From the fault to the first step of the full world."""
+    parts: dict[str, float]
+    """The job's own account, in seconds: stopped, decided, forked, groups, state, step."""
+
+    @property
+    def seen(self) -> float:
+        """From the fault to the moment at which the job knew it: what its own account lacks."""
+        return max(0.0, self.seconds - sum(self.parts.values()))
+
+
+def killed() -> Incident:
+    with Trial() as job:
+        _start(job, PROTECTED)
+        outcome = survive(job)
+        return Incident(outcome.seconds, _parts(job))
+
+
+def hung() -> tuple[Incident, float]:
+    """A rank is stopped: nobody dies, the others wait for it. With the usual time of a step."""
+    with Trial() as job:
+        _start(job, PROTECTED)
+        before = train_until_warm(job)
+        ends = _full_steps(job, time.monotonic_ns(), STEPS_AROUND)
+        hit_ns = time.monotonic_ns()
+        os.kill(before[VICTIM].pid, signal.SIGSTOP)
+        outcome = watch(job, hit_ns, before)
+        usual_s = (ends[-1] - ends[0]) / (len(ends) - 1) / 1e9
+        return Incident(outcome.seconds, _parts(job)), usual_s
+
+
+def cut() -> Incident:
+    """One rank's links to the others break, and no process is lost.
+
+    The step in flight may still end well everywhere, so the first full step proves nothing: the
+    repair lies in the longest pause, and the step that ends it is the one that counts.
+    """
+    with Trial() as job:
+        _start(job, PROTECTED)
+        last = train_until_warm(job)
+        cut_ns = time.monotonic_ns()
+        os.kill(last[VICTIM].pid, signal.SIGUSR2)
+        ends = [cut_ns, *_full_steps(job, cut_ns, STEPS_AROUND)]
+        _, back_ns = max(pairwise(ends), key=lambda pause: pause[1] - pause[0])
+        return Incident((back_ns - cut_ns) / 1e9, _parts(job))
+
+
+def unmodified() -> Outcome:
+    with Trial() as job:
+        _start(job, SCRIPT)
+        return survive(job)
+
+
+def _start(job: Trial, script: Path) -> None:
+    job.start(
+        [
+            *(sys.executable, "-m", "taskd", "run"),
+            *("--nproc-per-node", str(WORLD), "--state-dir", job.folder / STATE),
+            script,
+        ]
+    )
+
+
+def _full_steps(job: Trial, since_ns: int, count: int) -> list[int]:
+    """When the first steps after that moment were finished by all ranks."""
+    done: dict[int, dict[int, int]] = {}
+    ends: list[int] = []
+    for line in job.finished(SURVIVE_LIMIT_S):
+        if line.at_ns > since_ns:
+            ranks = done.setdefault(line.step, {})
+            ranks[line.rank] = line.at_ns
+            if len(ranks) == WORLD:
+                ends.append(max(ranks.values()))
+        if len(ends) == count:
+            break
+    return ends
+
+
+def _parts(job: Trial) -> dict[str, float]:
+    """Looks after each further step, until the account of the first incident is there."""
+    summary = job.folder / STATE / "summary.json"
+    for _ in job.finished(SURVIVE_LIMIT_S):
+        incidents = json.loads(summary.read_text())["incidents"] if summary.exists() else []
+        if incidents and incidents[0]["outcome"] == "recovered":
+            return {name: ms / 1000 for name, ms in incidents[0]["parts_ms"].items()}
+    raise TrialError("the job gave no account of its incident")
