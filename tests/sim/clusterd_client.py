@@ -25,6 +25,8 @@ from tests.sim.clusterd_truth import AWAY, DEAD, ERRING, STANDING, TRAINING
 if TYPE_CHECKING:
     from tests.sim.clusterd_world import World
 
+REPAIRS = ("retry", "recover", "downgrade", "dump")
+
 
 class Client:
     def __init__(self, world: World, speaks_uuid: bool) -> None:
@@ -36,6 +38,8 @@ class Client:
         """Counts the orders: a newer one ends the work on an older one."""
         self.subscribed = False
         self.sequence = 0
+        self.incident = 0
+        """The incident that the ranks stand still for."""
         self.answered: dict[int, Event] = {}
         self.kinds: dict[Rank, FaultKind] = {}
         """What each erring rank suffers from."""
@@ -46,7 +50,7 @@ class Client:
         self.generation += 1
         self.task += 1
         self.subscribed = False
-        self.sequence = 0
+        self.sequence = self.incident = 0
         self.answered.clear()
         self._again(5.0, self._subscribe)
         self._again(5.0, self.report_faults)
@@ -112,6 +116,11 @@ class Client:
 
     def _take(self, signal: Signal) -> None:
         self.sequence = signal.sequence
+        repair = signal.type == "globalFault" or signal.strategy in REPAIRS
+        if repair and signal.incident != self.incident:
+            # This manager was not there when the others were told to stop.
+            self.world.truth.move(STANDING, TRAINING)
+        self.incident = signal.incident
         match signal.type, signal.actions[:1]:
             case "preExitProcess", _:
                 self._work(signal, 5.0, lambda: self._leave(signal))
@@ -198,7 +207,7 @@ class Client:
                 self._kill_nodes(signal)
                 self._start_over(signal)
             case "continue" | "migration":
-                if self.world.chance(0.1):
+                if self.world.chance(0.1) or self.world.truth.all_of(DEAD):
                     self._status(signal, 499)
                 else:
                     self.world.truth.move(TRAINING, STANDING)
@@ -210,6 +219,8 @@ class Client:
         """The agents of the pods that stay start their processes anew once all pods are there."""
         truth = self.world.truth
         if truth.ended:
+            if self.world.chance(0.5):
+                self.world.later(500.0, self.world.run_again)
             return
         if len(truth.pods) == len(truth.homes) and self.world.chance(0.5):
             truth.move(TRAINING, DEAD)
@@ -261,18 +272,26 @@ class Client:
         truth.move(AWAY, DEAD, ERRING)
         truth.move(TRAINING, STANDING)
         self._status(signal, 0, "downgrade")
+        if not self.world.job.cluster:
+            self._again(600.0, self._offer_to_grow)
+
+    def _offer_to_grow(self) -> None:
+        """With no cluster, only the job itself can know that its ranks have a place again."""
+        if self.world.truth.all_of(AWAY):
+            self._report(StrategiesReported(("upgrade",)))
 
     def _dump(self, signal: Signal) -> None:
         self.world.truth.move(STANDING, TRAINING)
         self._status(signal, 407 if self.world.chance(0.2) else 0, "dump")
 
     def _status(self, signal: Signal, code: int, strategy: str = "") -> None:
-        if code and signal.strategy in ("retry", "recover", "upgrade", "migration"):
-            self.world.truth.move(STANDING, TRAINING)
         word = strategy or signal.strategy
+        if code and word != "continue":
+            self.world.truth.move(STANDING, TRAINING)
         self._answer(signal, StatusReported(code, word, (), self._uuid(signal)))
 
     def _pause_to_move(self, signal: Signal) -> None:
         self.world.truth.move(STANDING, TRAINING)
-        offered = ("exit",) if self.world.chance(0.15) else ("migration", "exit")
+        broken = self.world.truth.all_of(DEAD)
+        offered = ("exit",) if broken or self.world.chance(0.15) else ("migration", "exit")
         self._answer(signal, StrategiesReported(offered, self._uuid(signal)))

@@ -77,6 +77,8 @@ class Cluster:
         if pod is None or not self.world.job.cluster:
             return
         level = self.world.random.choice(LEVELS)
+        if self.world.theme == "hot switch" and self.world.chance(0.7):
+            level = "SubHealthFault"
         code = self.world.random.choice(["40F84E00", "40F84E00", "80E01801", "8C1F860B"])
         if level == "SubHealthFault":
             code = "40F84E00"
@@ -208,15 +210,21 @@ class Cluster:
     # The platform
 
     def platform_names(self, word: str) -> None:
-        self.annotations = PlatformSeen(strategy=word)
+        strange = "99:1" if self.world.chance(0.05) else None
+        self.annotations = PlatformSeen(strategy=word, confirm=strange)
         self._soon()
 
     def _platform_answers(self) -> None:
-        table = self.world.random.choice(["true", "true", "false", None])
-        self.annotations = replace(self.annotations, result="", rank_table=table)
+        self.annotations = replace(self.annotations, result="")
         self._soon()
+        self.world.later(60.0, self._platform_ranks)
         if self.world.chance(0.9):
-            self.world.later(400.0, self._platform_clears)
+            self.world.later(100.0, self._platform_clears)
+
+    def _platform_ranks(self) -> None:
+        table = self.world.random.choice(["true", "true", "true", "false", None])
+        self.annotations = replace(self.annotations, rank_table=table)
+        self._soon()
 
     def _platform_clears(self) -> None:
         word = self.world.random.choice(["retry", "recover", "recover", "dump", "exit"])

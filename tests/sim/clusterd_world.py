@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import count
 
 from taskd.core.recovery import NEW, RecoveryConfig, State, Step, step
-from taskd.core.recovery_states import Idle
+from taskd.core.recovery_states import Ended, Idle
 from taskd.model.ids import JobId
 from taskd.model.recovery import (
     Command,
@@ -24,19 +24,22 @@ from taskd.model.recovery import (
     Unsubscribed,
 )
 from taskd.model.strategies import Strategy, parse_strategies
-from tests.sim.clusterd_client import Client
+from tests.sim.clusterd_client import REPAIRS, Client
 from tests.sim.clusterd_cluster import Cluster
 from tests.sim.clusterd_truth import TRAINING, Truth
 
 MAX_STEPS = 20_000
 START = 1.0e6
 TROUBLE_S = 2_000.0
-REPAIRS = ("retry", "recover", "downgrade", "dump")
+THEMES = ("anything", "platform", "hot switch", "operations", "elastic", "anything")
+"""What a seed meets more often than others do."""
+PLATFORM = {"platform": 0.9, "hot switch": 0.5}
 
 
 class World:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.theme = THEMES[seed % len(THEMES)]
         self.now = START
         self.job = self._job_config()
         self.config = self._recovery_config()
@@ -53,20 +56,35 @@ class World:
         self.orders: dict[tuple[int, str, str], int] = {}
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._tiebreak = count()
-        self.tell(JobRegistered(JobId("job"), self.job, f"seed{seed}", "job"))
+        self.register()
         self.cluster.show()
         self.client.start()
 
+    def register(self) -> None:
+        self.tell(JobRegistered(JobId("job"), self.job, "a seed", "job"))
+
+    def run_again(self) -> None:
+        """The user starts the job a second time."""
+        if isinstance(self.state, Ended) and self.state.order is None and self.up:
+            self.truth.ended = False
+            self.truth.start()
+            self.client.start()
+            self.register()
+
     def _job_config(self) -> JobConfig:
-        words = [s for s in Strategy if self.random.random() < 0.6]
-        cluster = self.random.random() < 0.7
+        words = {s.value for s in Strategy if self.chance(0.6)}
+        if self.theme == "elastic":
+            words = words - {Strategy.RECOVER_IN_PLACE} | {Strategy.ELASTIC}
+        if self.theme == "platform":
+            words |= {Strategy.RETRY, Strategy.RECOVER_IN_PLACE}
+        cluster = self.theme in ("platform", "hot switch") or self.chance(0.6)
         return JobConfig(
-            strategies=parse_strategies(",".join(words)),
+            strategies=parse_strategies(",".join(sorted(words))),
             cluster=cluster,
-            platform=cluster and self.random.random() < 0.25,
-            sub_health=self.random.choice(["ignore", "graceExit", "hotSwitch", "hotSwitch"]),
-            rescheduling=cluster and self.random.random() < 0.5,
-            super_pod=cluster and self.random.random() < 0.3,
+            platform=cluster and self.chance(PLATFORM.get(self.theme, 0.2)),
+            sub_health="hotSwitch" if self.theme == "hot switch" else "graceExit",
+            rescheduling=cluster and self.chance(0.5),
+            super_pod=cluster and self.chance(0.3),
             framework=self.random.choice(["pytorch", "mindspore"]),
         )
 
@@ -169,22 +187,28 @@ class World:
     # The network: reports of the client
 
     def report(self, event: Event, heard: Callable[[Step], None], tries: int = 40) -> None:
-        """Sent until it is answered: late, lost, and now and then twice."""
-        lost, echo = self.chance(0.1), self.client.speaks_uuid and self.chance(0.1)
-        generation = self.client.generation
+        """Sent until it is answered: late, lost, and now and then twice.
+
+        With its sender a report dies, too: the connection is gone.
+        """
+        life = self.client.generation
 
         def arrive() -> None:
-            taken = None if lost else self.tell(event)
-            if self.client.generation != generation:
+            if self.client.generation != life:
                 return
+            taken = None if self.chance(0.1) else self.tell(event)
             if taken is not None:
                 heard(taken)
             elif tries:
                 self.later(5.0, lambda: self.report(event, heard, tries - 1))
 
+        def echo() -> None:
+            if self.client.generation == life:
+                self.tell(event)
+
         self.later(self.pace() if self.client.speaks_uuid else 5.0, arrive)
-        if echo:
-            self.tell_later(self.pace(), event)
+        if self.client.speaks_uuid and self.chance(0.1):
+            self.later(self.pace(), echo)
 
     # The checks
 

@@ -16,7 +16,7 @@ PEACE_S = 30_000.0
 
 def chaos(seed: int) -> World:
     world = World(seed)
-    for _ in range(world.random.randint(1, 4)):
+    for _ in range(world.random.randint(1, 5)):
         world.later(TROUBLE_S, lambda: cascade(world))
     world.run(until=TROUBLE_S + PEACE_S)
     return world
@@ -25,7 +25,7 @@ def chaos(seed: int) -> World:
 def cascade(world: World) -> None:
     """One thing after another, at the pace of a round."""
     trouble(world)
-    if world.chance(0.6):
+    if world.chance(0.65):
         world.later(world.random.choice([10.0, 60.0]), lambda: cascade(world))
 
 
@@ -34,7 +34,9 @@ def trouble(world: World) -> None:
     rank = random.choice(list(truth.ranks))
     if truth.ended:
         return
-    match random.choice(["death", "death", "error", "error", "device", "client", "clusterd", "om"]):
+    happens = ["death", "death", "error", "error", "device", "client", "clusterd", "operator"]
+    happens += {"hot switch": ["device"] * 8, "operations": ["operator"] * 6}.get(world.theme, [])
+    match random.choice(happens):
         case "death":
             truth.kill(rank)
             world.client.report_faults()
@@ -48,12 +50,14 @@ def trouble(world: World) -> None:
             world.client.die()
         case "clusterd" if world.up:
             world.crash()
-        case "om":
+        case "operator":
             random.choice([world.cluster.ask_nic, world.cluster.ask_stress])()
         case _:
             pass
-    if world.job.platform and world.chance(0.8):
-        world.cluster.platform_names(random.choice(["retry", "recover", "recover", "dump", " "]))
+    if world.job.platform and world.chance(0.2 if world.theme == "hot switch" else 0.8):
+        errs = bool(truth.all_of(ERRING))
+        words = ["retry"] * 6 * errs + ["recover", "recover", "dump", "exit", " ", ""]
+        world.cluster.platform_names(random.choice(words))
 
 
 def examine(world: World) -> None:

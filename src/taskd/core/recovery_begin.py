@@ -24,8 +24,7 @@ def new_incident(
     past = job.past if before is None else (*job.past, before.uuid)[-8:]
     job = replace(job, incident=incident, past=past, answered=())
     uuid = new_uuid(job, incident, 0, now)
-    origin = tuple((pod.node_rank, pod.uid) for pod in job.members)
-    return Matter(job, Round(uuid=uuid, began=now, origin=origin), now, config, because)
+    return Matter(job, Round(uuid=uuid, began=now, origin=job.origin), now, config, because)
 
 
 def begin(
@@ -38,21 +37,28 @@ def begin(
     before: Round | None = None,
     history: tuple[Attempt, ...] = (),
     commands: tuple[Command, ...] = (),
+    told: bool = False,
     nic_failed: bool = False,
-    all_stand: bool = False,
 ) -> Step:
-    """`before` is the round that these faults break into; what it knew is still true."""
+    """`before` is the round that these faults break into; what it knew is still true.
+
+    `told`: the ranks have been told to pause, if not to stop.
+    """
     matter = new_incident(job, now, config, because, before).doing(*commands)
     faults = tuple(faults)
     if before is not None:
         origin = _origin(matter.job, before, faults)
-        matter = matter.knowing(faults=before.faults, origin=origin)
+        matter = matter.knowing(
+            faults=before.faults, origin=origin, platform=before.platform, stopped=before.stopped
+        )
+    if told:
+        matter = matter.knowing(stopped=True)
     known = matter.round.faults
     matter = matter.knowing(faults=merge(known, faults), history=history, nic_failed=nic_failed)
     matter = _mark_pods(matter, faults)
     if job.paused:
         matter = matter.doing(LabelPodGroup(ON, "on"))
-    if before is None and not all_stand and _should_leave_first(matter):
+    if before is None and not told and _should_leave_first(matter):
         order = signals.pre_exit(matter.job, matter.round)
         deadline = now + config.pre_exit_timeout_s
         return matter.to(PreExiting(matter.job, matter.round, order, deadline), order)

@@ -110,15 +110,11 @@ def _restarted(
         case _:
             # What was wrong with the old pods is not wrong with the new ones.
             known = [Fault(fault.rank, fault.kind) for fault in matter.round.faults]
-            again = matter.retired()
+            before = replace(matter.round, faults=(), origin=matter.job.origin)
+            now, config = matter.now, matter.config
+            history = before.history
             return begin(
-                again.job,
-                known,
-                matter.now,
-                matter.config,
-                matter.because,
-                history=matter.round.history,
-                all_stand=True,
+                matter.job, known, now, config, matter.because, before=before, history=history
             )
 
 

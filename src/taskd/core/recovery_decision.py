@@ -106,7 +106,8 @@ def retry(matter: Matter) -> Step:
 
 
 def _recover_when_ranked(matter: Matter, strategy: Strategy) -> Step:
-    if not matter.job.config.platform:
+    ranked_before = any(a.strategy is Strategy.RECOVER_IN_PLACE for a in matter.round.history)
+    if ranked_before or not matter.job.config.platform:
         return recover(matter, strategy)
     deadline = matter.now + matter.config.platform_timeout_s
     return ranked(PlatformRanking(matter.job, matter.round, strategy, deadline), matter)

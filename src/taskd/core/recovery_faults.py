@@ -166,17 +166,19 @@ def _break_in(
     job, before = state.job, None
     commands: tuple[Command, ...] = ()
     history: tuple[Attempt, ...] = ()
+    told = False
     match state:
         case Idle():
             pass
         case AwaitingBackup() | AwaitingPause() | AwaitingRemoval() | Migrating():
             matter = abandon_switch(state, Matter(job, state.round, now, config)).retired()
             job, commands = matter.job, matter.before
+            told = not isinstance(state, AwaitingBackup)
         case Pausing() | SwitchingNic() | StressTesting() | Resuming():
             matter = abandon_operation(state, Matter(job, state.round, now, config)).retired()
-            job, commands = matter.job, matter.before
+            job, commands, told = matter.job, matter.before, True
         case Retrying() | Replacing() | Shrinking() | Growing() | Dumping():
-            before = state.round
+            before = replace(state.round, stopped=True)
             history = (*before.history, Attempt(strategy_of(state), -1))
         case _:
             before = state.round
@@ -189,6 +191,7 @@ def _break_in(
         because,
         before=before,
         history=history,
+        told=told,
         commands=commands,
     )
 

@@ -71,6 +71,10 @@ class Job:
         taken = {pod.node_rank for pod in self.pods if not pod.backup}
         return tuple(pod for pod in self.pods if not pod.backup or pod.node_rank not in taken)
 
+    @property
+    def origin(self) -> tuple[tuple[NodeRank, str], ...]:
+        return tuple(sorted((pod.node_rank, pod.uid) for pod in self.members))
+
     def has(self, rank: Rank) -> bool:
         """With no pods known, every rank that can be is taken for the job's."""
         return rank >= 0 and (not self.places or any(rank in r for r in self.places.values()))
@@ -122,6 +126,8 @@ class Round:
     """The strategy that the platform has named."""
     history: tuple[Attempt, ...] = ()
     """What has been tried since the job last trained, in this incident and those before it."""
+    stopped: bool = False
+    """The ranks have been told to stand still since the job last trained."""
     nic_failed: bool = False
 
     @property

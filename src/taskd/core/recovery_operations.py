@@ -192,8 +192,8 @@ def _to_round(
         matter.config,
         because,
         commands=(*matter.before, *commands),
+        told=True,
         nic_failed=nic_failed,
-        all_stand=True,
     )
 
 

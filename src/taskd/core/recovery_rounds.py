@@ -34,11 +34,11 @@ from taskd.model.strategies import Strategy
 
 
 def open_round(matter: Matter) -> Step:
-    """Stop at once; only a platform is asked first."""
-    if not matter.job.config.platform:
+    """Stop at once. Only while the job still trains, a platform is asked first whether to."""
+    word = platform.wanted(matter.job) or matter.round.platform
+    matter = matter.knowing(platform=word)
+    if word or matter.round.stopped or not matter.job.config.platform:
         return stop(matter)
-    if word := platform.wanted(matter.job):
-        return stop(matter.knowing(platform=word))
     matter = matter.since("the platform is to name a strategy")
     deadline = matter.now + matter.config.platform_timeout_s
     return matter.to(PlatformChoosing(matter.job, matter.round, deadline))
@@ -60,6 +60,7 @@ def stop(matter: Matter) -> Step:
         order = signals.save_and_exit(matter.job, matter.round)
         deadline = matter.now + matter.config.status_timeout_s
         return matter.to(Dumping(matter.job, matter.round, order, deadline), order)
+    matter = matter.knowing(stopped=True)
     matter = matter.in_cluster(WriteResetConfig(ResetOperation.FLUSHING))
     order = signals.stop_train(matter.job, matter.round)
     deadline = matter.now + matter.config.stop_timeout_s
@@ -67,7 +68,7 @@ def stop(matter: Matter) -> Step:
 
 
 def _dump_only(matter: Matter) -> bool:
-    if matter.round.history:
+    if matter.round.stopped:
         return False
     strategies = matter.job.config.strategies
     if matter.job.config.platform:
@@ -124,9 +125,13 @@ def retryable(job: Job, round_: Round) -> bool:
         Strategy.RETRY in job.config.strategies
         and (not job.config.platform or round_.platform == "retry")
         and all(fault.kind.retryable for fault in round_.faults)
-        and len({fault.kind for fault in round_.faults}) == 1
-        and not any(a.strategy is Strategy.RETRY and not a.interrupted for a in round_.history)
+        and len({fault.kind for fault in round_.faults}) <= 1
+        and not _retry_has_failed(round_)
     )
+
+
+def _retry_has_failed(round_: Round) -> bool:
+    return any(a.strategy is Strategy.RETRY and not a.interrupted for a in round_.history)
 
 
 def healing(job: Job, round_: Round) -> frozenset[NodeRank]:
@@ -157,13 +162,14 @@ def _confirm(matter: Matter) -> Step:
 def confirmed(state: PlatformConfirming, matter: Matter) -> Step:
     """Go on once the platform has answered in full: a list of faults, and a strategy."""
     job, word = matter.job, platform.wanted_finally(matter.job)
-    if job.platform.result is None or not word:
+    stale = word == Strategy.RETRY and _retry_has_failed(matter.round)
+    if job.platform.result is None or not word or stale:
         return matter.since("the platform is to confirm the faults").to(state)
     told = platform.read_faults(f"{job.platform.confirm or ''},{job.platform.result}")
     matter = matter.knowing(platform=word, faults=merge(matter.round.faults, told))
-    if not retryable(job, matter.round):
-        leaving = matter.round.leaving | _must_leave(job, matter.round)
-        matter = matter.knowing(leaving=leaving)
+    leaving = matter.round.leaving | _must_leave(job, matter.round)
+    passing = retryable(job, matter.round)
+    matter = matter.knowing(leaving=frozenset() if passing else leaving)
     return _announce(matter.since(f"the platform has confirmed the faults and wants {word}"))
 
 
