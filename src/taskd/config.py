@@ -18,6 +18,15 @@ T = TypeVar("T", bound="DataclassInstance")
 environ: Mapping[str, str] = os.environ
 """For the documented variables of other projects (RANK, MASTER_ADDR, POD_IP, …)."""
 
+
+def quieten_grpc() -> None:
+    """gRPC tells of every closed connection on stderr, which belongs to the user's script.
+
+    It reads this once, when its first channel or server is made. What the user has set, stays.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 _TRUE, _FALSE = {"1", "on", "true", "yes"}, {"0", "off", "false", "no"}
 
 

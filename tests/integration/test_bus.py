@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from taskd.edge.bus import Bus, BusConfig
-from taskd.errors import SettingsError
+from taskd.edge.bus import Bus, BusConfig, PeerJoined
+from taskd.errors import Permanent, SettingsError
 from taskd.model.codes import NetCode
 from taskd.model.ids import (
     ALL,
@@ -21,7 +21,15 @@ from taskd.model.ids import (
     worker,
 )
 from taskd.model.messages import ExitAgent, RestartsLeft, SetProfiling, StartWorkers, Unknown
-from tests.integration.bus_places import bodies_of, next_of, placed, proxy, whole_job
+from tests.integration.ascend import ascend_client
+from tests.integration.bus_places import (
+    bodies_of,
+    next_of,
+    placed,
+    proxy,
+    until_change,
+    whole_job,
+)
 
 
 def test_a_message_goes_down_through_a_proxy_and_its_answer_comes_back_up() -> None:
@@ -212,3 +220,45 @@ def test_all_mistakes_in_the_settings_are_told_at_once() -> None:
     with pytest.raises(SettingsError) as told:
         BusConfig(me=Position("Boss", "0"), listen="nowhere", upstream="here:99999")
     assert len(told.value.problems) == 3
+
+
+def test_what_was_sent_before_the_end_still_arrives() -> None:
+    async def scenario() -> None:
+        async with placed(manager(), None, serves=True) as mgr:
+            for number in range(20):
+                async with placed(agent(0), mgr) as agt:
+                    await agt.send(manager(), RestartsLeft(number), sync=False)
+                assert (await next_of(mgr)).body == RestartsLeft(number)
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_bus_says_so() -> None:
+    async def scenario() -> None:
+        async with placed(manager(), None, serves=True) as mgr:
+            receiving = asyncio.create_task(mgr.receive())
+            watching = mgr.changes()
+            await mgr.close()
+            await mgr.close()
+            with pytest.raises(Permanent, match="closed"):
+                await receiving
+            assert [change async for change in watching] == []
+            assert (await mgr.send(agent(0), ExitAgent())).code == NetCode.ServerErr
+
+    asyncio.run(scenario())
+
+
+def test_a_send_that_waits_while_its_bus_is_closed_gets_a_result() -> None:
+    async def scenario() -> None:
+        async with (
+            placed(manager(), None, serves=True) as mgr,
+            ascend_client(agent(3), mgr.port) as silent,
+        ):
+            await silent.join()
+            await until_change(mgr, PeerJoined(agent(3)))
+            sending = asyncio.create_task(mgr.send(agent(3), StartWorkers(1), timeout_s=100.0))
+            await silent.receive()
+            await mgr.close()
+            assert (await sending).code == NetCode.ServerErr
+
+    asyncio.run(scenario())

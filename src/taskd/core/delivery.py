@@ -179,6 +179,11 @@ class Session:
         self.confirmed = self.received
         return Frame(first, parcels, receipts, self.received)
 
+    @property
+    def is_idle(self) -> bool:
+        """Everything was written and taken over."""
+        return not self._window and self._receipts_written == len(self._receipts)
+
     # Inwards
 
     def take(self, frame: Frame) -> Sequence[Parcel]:
@@ -245,6 +250,10 @@ class Queue:
     @property
     def has_output(self) -> bool:
         return self.connected and bool(self._parcels or self._receipts)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._parcels and not self._receipts
 
     def next_parcel(self) -> Parcel | None:
         if not self._parcels:

@@ -14,6 +14,7 @@ from random import Random
 
 import grpc
 
+from taskd.config import quieten_grpc
 from taskd.core.relay import Relay, RelayConfig
 from taskd.core.routing import Side, as_destination, as_member
 from taskd.edge.address import Address
@@ -128,6 +129,7 @@ class Bus:
         self._server: grpc.aio.Server | None = None
         self._uplink: Uplink | None = None
         self._burst = 0
+        self._closed = False
         self.port = 0
         """Where children reach this place, once started."""
 
@@ -154,6 +156,7 @@ class Bus:
     async def start(self) -> None:
         """Bind the port, or raise; then join the server above, in the background."""
         config = self._config
+        quieten_grpc()
         if config.upstream is not None:
             self._uplink = Uplink(
                 self._switch,
@@ -226,6 +229,8 @@ class Bus:
         timeout_s: float = 3.0,
     ) -> Sent:
         """Send, and with `sync` wait until the destination has it. A failure is a result."""
+        if self._closed:
+            return Sent(NetCode.ServerErr, self.me)
         dst_or_code = as_destination(dst)
         if isinstance(dst_or_code, NetCode):
             return Sent(dst_or_code, self.me)
@@ -269,7 +274,12 @@ class Bus:
         """What joins and leaves, beginning with what has joined already."""
         return self._switch.watch()
 
-    async def close(self) -> None:
+    async def close(self, flush_s: float = 0.5) -> None:
+        """Deliver what is on its way as far as that takes no longer than this, then end."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._switch.flush(monotonic() + flush_s)
         if self._uplink is not None:
             await self._uplink.close()
         if self._server is not None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import grpc
 
 from taskd.core.delivery import Session
-from taskd.core.routing import Hop
+from taskd.core.routing import Hop, Side
 from taskd.edge.clock import monotonic
 from taskd.edge.switch import Switch
 from taskd.wire._pb import link_pb2
@@ -39,7 +39,9 @@ async def carry(switch: Switch, hop: Hop, stream: Stream) -> str:
     """Serve one connection. Returns why it ended; raises `grpc.RpcError` or `Confused`."""
     relay = switch.relay
     session = relay.session(hop)
-    await stream.write(frame_to_pb(session.open()))
+    mine = frame_to_pb(session.open())
+    if hop is Side.UP:
+        await stream.write(mine)
     async with asyncio.timeout(HELLO_TIMEOUT_S):
         first = await stream.read()
     if first is EOF:
@@ -47,16 +49,20 @@ async def carry(switch: Switch, hop: Hop, stream: Stream) -> str:
     relay.greeted(hop, frame_from_pb(first))
     wake = switch.wake_for(hop)
     switch.settle()
-    wake.set()
-    reader = asyncio.create_task(_read(switch, hop, session, stream, wake))
-    writer = asyncio.create_task(_write(session, stream, wake))
+    tasks: list[asyncio.Task[str]] = []
     try:
-        done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+        if hop is not Side.UP:
+            # The server answers last: a child that knows it has joined can be reached at once.
+            await stream.write(mine)
+        wake.set()
+        tasks.append(asyncio.create_task(_read(switch, hop, session, stream, wake)))
+        tasks.append(asyncio.create_task(_write(session, stream, wake)))
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return done.pop().result()
     finally:
-        reader.cancel()
-        writer.cancel()
-        await asyncio.gather(reader, writer, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         relay.broken(hop, monotonic())
         switch.settle()
 

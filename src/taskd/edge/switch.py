@@ -15,7 +15,9 @@ from math import inf
 from taskd.core.relay import Answer, Relay
 from taskd.core.routing import Hop
 from taskd.edge.clock import monotonic
+from taskd.errors import Permanent
 from taskd.model.bus import Change, Joined, PeerJoined, Received
+from taskd.model.codes import NetCode
 from taskd.model.ids import Position
 
 MAX_CHANGES = 65_536
@@ -59,8 +61,8 @@ class Switch:
         """Hand out what the last call has left in the relay."""
         relay = self.relay
         for answer in relay.answers:
-            asked = self._asked.pop(answer.ticket)
-            if not asked.done():
+            asked = self._asked.pop(answer.ticket, None)
+            if asked is not None and not asked.done():
                 asked.set_result(answer)
         relay.answers.clear()
         for change in relay.changes:
@@ -109,6 +111,8 @@ class Switch:
 
     async def receive(self) -> Received:
         while not self.relay.inbox:
+            if self._closed:
+                raise Permanent(f"the bus of {self.relay.me} is closed")
             self._moved.clear()
             await self._moved.wait()
         return self.relay.inbox.popleft()
@@ -123,14 +127,23 @@ class Switch:
                 watcher.tell(Joined())
         return watcher
 
+    async def flush(self, deadline: float) -> None:
+        """Wait until every open link has delivered what it holds."""
+        while any(lane.connected and not lane.is_idle for lane in self.relay.lanes.values()):
+            if not await self.progress(deadline):
+                return
+
     def close(self) -> None:
+        """Whoever still waits for a result or a message is told that there will be none."""
         self._closed = True
+        self._moved.set()
         if self._timer is not None:
             self._timer.cancel()
         for watcher in list(self._watchers):
             watcher.end()
-        for asked in self._asked.values():
-            asked.cancel()
+        for ticket, asked in self._asked.items():
+            if not asked.done():
+                asked.set_result(Answer(ticket, NetCode.ServerErr, self.relay.me))
         self._asked.clear()
 
 
