@@ -113,7 +113,7 @@ def test_spawn_and_fork_say_the_same(tmp_path: Path) -> None:
         folder = tmp_path / str(spawn)
         folder.mkdir()
         it = trial(folder, program, story, spawn=spawn)
-        texts.append((it.out.read_text(), it.err.read_text()))
+        texts.append((sorted(it.out.read_text().splitlines()), it.err.read_text()))
     assert texts[0] == texts[1]
     assert "ValueError: bad" in texts[0][1]
 
@@ -258,7 +258,7 @@ _LAUNCHER = """
     read, write = os.pipe()
 
     async def main():
-        nursery = Nursery(Program("script", script), run_dir=str(folder / "run"))
+        nursery = Nursery(Program("script", script), remove=(str(folder / "run"),))
         nursery.open()
         nursery.watch()
         await nursery.start("rank0", {}, write, 2, print)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -10,10 +11,12 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from taskd.agent.environment import Addresses, of_worker
+from taskd.agent.letters import STACK_SIGNAL
 from taskd.agent.logs import Logs
 from taskd.agent.output import Output
 from taskd.agent.plan import Plan
 from taskd.agent.processes import Death, Nursery, Process, StartRefused, ZygoteLost
+from taskd.agent.watch import Watch
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, NodeRank, Rank
 from taskd.model.workers import (
@@ -37,6 +40,10 @@ DRAIN_S = 0.5
 Life = tuple[Rank, Incarnation]
 
 
+def _no_stacks() -> None:
+    """A spawned program has not been taught to write them."""
+
+
 class Hands:
     def __init__(
         self,
@@ -49,13 +56,14 @@ class Hands:
         tell: Callable[[m.Body], Awaitable[None]],
         happened: Callable[[Event], None],
         tasks: asyncio.TaskGroup,
+        watch: Watch,
     ) -> None:
         self._plan, self._nursery, self._output, self._logs = plan, nursery, output, logs
         self._addresses, self._listener = addresses, listener
         self._tell, self._happened = tell, happened
         self._lives: dict[Life, Process] = {}
         self._store: Process | None = None
-        self._tasks = tasks
+        self._tasks, self._watch = tasks, watch
 
     async def perform(self, command: Command) -> None:
         match command:
@@ -105,6 +113,7 @@ class Hands:
         env |= {
             "TORCHELASTIC_ERROR_FILE": str(files.error),
             "TASKD_STACK_FILE": str(files.stacks),
+            "TASKD_BEACON": self._watch.beacon(life),
         }
         ends = self._logs.open(start, self._output)
         try:
@@ -119,6 +128,10 @@ class Hands:
             for end in ends:
                 os.close(end)
         self._lives[life] = process
+        ask = functools.partial(self._nursery.send_signal, process, STACK_SIGNAL)
+        self._watch.add(
+            life, process.pid, files.stacks, ask if not self._plan.spawn else _no_stacks
+        )
         self._happened(Started(*life, process.pid))
 
     def _died(self, start: StartWorker, death: Death) -> None:
@@ -128,6 +141,7 @@ class Hands:
         life = start.rank, start.incarnation
         tail = await asyncio.to_thread(self._output.close, life, DRAIN_S)
         self._lives.pop(life, None)
+        self._watch.remove(life)
         failed = death.exit_code != 0
         evidence = self._logs.evidence(start, tail) if failed else ""
         pid = death.process.pid

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-from taskd.agent import arguments, environment, plan
+from taskd.agent import arguments, environment, plan, watch
 from taskd.agent.plan import Plan
 from taskd.agent.processes import Nursery
 from taskd.agent.supervise import Supervisor
@@ -35,11 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(told: argparse.Namespace) -> int:
     chosen = plan.read(told)
     _log()
-    run_dir = tempfile.mkdtemp(prefix="taskd-")
+    folders = tempfile.mkdtemp(prefix="taskd-"), watch.make_folder()
     try:
-        return _launch(chosen, run_dir)
+        return _launch(chosen, *folders)
     finally:
-        shutil.rmtree(run_dir, ignore_errors=True)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Ground:
     """What the launch stands on: known addresses, and processes that are warming up."""
 
     run_dir: str
+    beacons: str
     state_dir: str
     listener: socket.socket | None
     """The store's, on the first node."""
@@ -57,12 +59,12 @@ class Ground:
     """Of the manager, on the first node."""
 
 
-def _launch(chosen: Plan, run_dir: str) -> int:
+def _launch(chosen: Plan, run_dir: str, beacons: str) -> int:
     nursery = Nursery(
         chosen.program,
         preload=() if chosen.spawn else chosen.preload,
         spawn=chosen.spawn,
-        run_dir=run_dir,
+        remove=(run_dir, beacons),
         env=environment.base(chosen),
     )
     first = chosen.node == 0
@@ -77,6 +79,7 @@ def _launch(chosen: Plan, run_dir: str) -> int:
         supervisor.start()
     ground = Ground(
         run_dir,
+        beacons,
         chosen.state_dir or run_dir,
         listener,
         f"{chosen.master_addr}:{port}",

@@ -18,15 +18,20 @@ from taskd.agent.main import Agent
 from taskd.agent.output import Output
 from taskd.agent.plan import PRELOAD, Plan
 from taskd.agent.summary import Summary, read_incidents
+from taskd.agent.watch import Watch
 from taskd.core.workers import Node, Over, Waiting, WorkersConfig
 from taskd.edge.bus import Bus, BusConfig
 from taskd.edge.clock import monotonic, wall
 from taskd.errors import SettingsError, TaskdError
+from taskd.model import messages as m
 from taskd.model.ids import NodeRank, Rank, agent
 from taskd.model.workers import Interrupted
 from taskd.proxy import Proxy, ProxyConfig
 
 log = logging.getLogger(__name__)
+
+BEAT_S = 0.25
+MOST_BEATS_PER_S = 250
 
 
 def launch(plan: Plan, ground: Ground) -> int:
@@ -119,7 +124,7 @@ class _Launcher:
         plan, ground = self.plan, self.ground
         node = Node(NodeRank(plan.node), tuple(map(Rank, plan.ranks)), plan.max_restarts)
         addresses = Addresses(store=ground.store, proxy=f"{LOOPBACK}:{proxy.port}")
-        logs = Logs(plan, ground.run_dir)
+        logs, watch = Logs(plan, ground.run_dir), Watch(ground.beacons)
         ground.nursery.watch()
 
         def hands(tasks: asyncio.TaskGroup) -> Hands:
@@ -133,9 +138,13 @@ class _Launcher:
                 told.tell,
                 told.happened,
                 tasks,
+                watch,
             )
             tasks.create_task(self._warm(made))
             return made
+
+        def progress() -> m.NodeBeat:
+            return m.NodeBeat(node.node, watch.look())
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -144,12 +153,17 @@ class _Launcher:
                     beside = [ground.supervisor.keep(), self._say_where(proxy)]
                 helping = [tasks.create_task(work) for work in beside]
                 waiting = Waiting(node, monotonic() + plan.join_timeout_s)
-                over = await told.run(waiting, hands)
+                over = await told.run(waiting, hands, progress, _beat_s(plan.nodes))
                 for task in helping:
                     task.cancel()
         except* TaskdError as group:
             raise _first(group) from None
         return over
+
+
+def _beat_s(nodes: int) -> float:
+    """The more nodes, the rarer the beats: the manager hears some hundreds a second at most."""
+    return max(BEAT_S, nodes / MOST_BEATS_PER_S)
 
 
 def _first(group: BaseExceptionGroup[TaskdError]) -> TaskdError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from dataclasses import asdict, dataclass, field
 
@@ -16,6 +17,9 @@ MAX_BYTES = 128 * 1024
 """Larger environments than this do not fit into one packet of a default kernel."""
 
 MAX_FILES = 4
+
+STACK_SIGNAL = signal.SIGRTMIN + 7
+"""Makes a forked worker write the stacks of all its threads to its stack file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,12 +48,19 @@ class Agent:
         """To the manager, in order. Said again after the next hello if it does not arrive."""
         await self._bus.send(manager(), body, sync=False)
 
-    async def run(self, state: State, make_hands: Callable[[asyncio.TaskGroup], Performs]) -> Over:
+    async def run(
+        self,
+        state: State,
+        make_hands: Callable[[asyncio.TaskGroup], Performs],
+        look: Callable[[], m.NodeBeat],
+        beat_s: float,
+    ) -> Over:
         """Until the node's part of the job is over."""
         async with asyncio.TaskGroup() as tasks:
             hands = make_hands(tasks)
             senses = [
                 tasks.create_task(sense.listen(self._bus, self.happened)),
+                tasks.create_task(self._beat(look, beat_s)),
                 *(
                     tasks.create_task(sense.watch_link(bus, self._way, self.happened))
                     for bus in self._way
@@ -63,6 +70,13 @@ class Agent:
             for task in senses:
                 task.cancel()
         return over
+
+    async def _beat(self, look: Callable[[], m.NodeBeat], beat_s: float) -> None:
+        """A heart beats in time; there is no event to wait for."""
+        while True:
+            await asyncio.sleep(beat_s)
+            if all(bus.joined for bus in self._way):
+                await self.tell(look())
 
     async def _decide(self, state: State, perform: Callable[[Command], Awaitable[None]]) -> Over:
         self.state = state

@@ -70,7 +70,8 @@ class Nursery:
     program: Program
     preload: tuple[str, ...] = ()
     spawn: bool = False
-    run_dir: str = ""
+    remove: tuple[str, ...] = ()
+    """Folders that the zygote removes when the agent and all workers are gone."""
     env: dict[str, str] | None = None
     """The environment that the zygote, and so every worker, starts with."""
     on_lost: Callable[[], None] = lambda: None
@@ -92,7 +93,7 @@ class Nursery:
             command = [sys.executable, "-u", "-c", _BOOT, f"--fd={theirs.fileno()}"]
             command += [f"--kind={self.program.kind}", f"--preload={','.join(self.preload)}"]
             command += ["--spawn"] if self.spawn else []
-            command += [f"--run-dir={self.run_dir}"]
+            command += [f"--remove={folder}" for folder in self.remove]
             command += ["--", self.program.target, *self.program.arguments]
             self._popen = subprocess.Popen(
                 command,

@@ -25,9 +25,6 @@ from typing import NoReturn
 from taskd.agent import attempts, letters, linux, program
 from taskd.agent.program import Program
 
-STACK_SIGNAL = signal.SIGRTMIN + 7
-"""Makes a worker write the stacks of all its threads to its stack file."""
-
 WORKER_NAME = "taskd:{}"
 
 
@@ -37,7 +34,8 @@ class Zygote:
     program: Program
     forked: bool
     """False: workers are new processes (`--start-method spawn`, or no Python at all)."""
-    run_dir: str
+    folders: tuple[str, ...]
+    """To be removed when everybody is gone."""
     ids: dict[int, int] = field(default_factory=dict)
     """The pid of each child that the agent knows, and the id it gave it."""
 
@@ -77,8 +75,8 @@ class Zygote:
                         kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(-1, 0)
-        if self.run_dir:
-            shutil.rmtree(self.run_dir, ignore_errors=True)
+        for folder in self.folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _handle(self, letter: letters.Letter, files: tuple[int, ...]) -> bool:
         """True in a child that must now become the worker."""
@@ -160,7 +158,7 @@ def _become(letter: letters.Start | letters.ServeStore, files: tuple[int, ...]) 
         torch.random.default_generator.seed()
     stacks = letter.env.get("TASKD_STACK_FILE")
     if stacks:
-        faulthandler.register(STACK_SIGNAL, open(stacks, "w"), all_threads=True)  # noqa: SIM115
+        faulthandler.register(letters.STACK_SIGNAL, open(stacks, "w"), all_threads=True)  # noqa: SIM115
 
 
 def _replace_by(chosen: Program) -> NoReturn:
@@ -189,7 +187,7 @@ def main() -> None:
     parser.add_argument("--preload", default="")
     parser.add_argument("--kind", required=True)
     parser.add_argument("--spawn", action="store_true")
-    parser.add_argument("--run-dir", default="")
+    parser.add_argument("--remove", action="append", default=[])
     parser.add_argument("program", nargs="+")
     told = parser.parse_args()
     chosen = Program(told.kind, told.program[0], tuple(told.program[1:]))
@@ -209,6 +207,7 @@ def main() -> None:
         letters.write(pipe, ready)
     except BrokenPipeError:
         return
-    forked = Zygote(pipe, chosen, not told.spawn and told.kind != "exec", told.run_dir).serve()
+    forks = not told.spawn and told.kind != "exec"
+    forked = Zygote(pipe, chosen, forks, tuple(told.remove)).serve()
     if forked is not None:
         program.run(forked)

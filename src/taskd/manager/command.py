@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from taskd.config import environ
+from taskd.config import environ, load
 from taskd.core.job_states import JobConfig
+from taskd.core.liveness import LivenessConfig
 from taskd.errors import SettingsError, TaskdError
 from taskd.manager.main import serve
 from taskd.manager.settings import PORT, ManagerConfig
@@ -54,6 +55,7 @@ def config_of(told: argparse.Namespace) -> ManagerConfig:
         state_dir=told.state_dir,
         plugin_dir=told.plugin_dir,
         ready_file=told.ready_file,
+        liveness=load(LivenessConfig),
         job=job,
     )
 

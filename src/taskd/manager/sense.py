@@ -9,6 +9,7 @@ import asyncio
 import logging
 
 from taskd.edge.bus import Bus, PeerJoined, PeerLeft
+from taskd.manager.pulse import Pulse
 from taskd.manager.settings import ManagerConfig
 from taskd.model.ids import NodeRank, Position, Role
 from taskd.model.job import Event, Heard, NodeLinked, NodeSilent, NodeUnlinked
@@ -22,14 +23,16 @@ class Sense:
         self._bus, self._config = bus, config
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
         self.progress: dict[int, Progress] = {}
-        """The newest of each rank. Not an event: nothing is decided by a single beat."""
+        """The newest of each rank. `pulse` makes events of what they mean together."""
         self._absent: dict[NodeRank, asyncio.TimerHandle] = {}
+        self._pulse = Pulse(bus, self.inbox.put_nowait, config.liveness)
 
     async def hear(self) -> None:
         while True:
             received = await self._bus.receive()
             if isinstance(received.body, NodeBeat):
                 self.progress.update({item.rank: item for item in received.body.progress})
+                self._pulse.heard(received.body)
             else:
                 self.inbox.put_nowait(Heard(received.src, received.body))
 
@@ -41,6 +44,7 @@ class Sense:
                         timer.cancel()
                     self.inbox.put_nowait(NodeLinked(node))
                 case PeerLeft(peer) if (node := _node(peer)) is not None:
+                    self._pulse.gone(node)
                     self.inbox.put_nowait(NodeUnlinked(node))
                     self._await_return(node)
                 case _:

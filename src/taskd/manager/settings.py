@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from taskd.core.job_states import JobConfig
+from taskd.core.liveness import LivenessConfig
 from taskd.edge.security import Tls
 
 PORT = 9601
@@ -57,5 +58,7 @@ class ManagerConfig:
 
     publish_s: float = 1.0
     """How often clusterd is told how the ranks are doing."""
+
+    liveness: LivenessConfig = field(default_factory=LivenessConfig)
 
     job: JobConfig = field(default_factory=JobConfig)

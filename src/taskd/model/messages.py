@@ -350,6 +350,14 @@ class Progress:
     """Inside a collective, that is, waiting for others."""
     collective: int
     """How many collectives this rank has entered."""
+    judged: bool = True
+    """False: it stands still for a good reason (starting, parked, repairing, leaving)."""
+    busy: bool = False
+    """While nothing moved it has used a processor or a disk: slow perhaps, but at work."""
+    stopped: bool = False
+    """Stopped by a signal or a debugger."""
+    stack: str = ""
+    """Where its threads stand, told once each time it seems stuck."""
 
 
 @dataclass(frozen=True, slots=True)

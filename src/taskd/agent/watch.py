@@ -1,0 +1,150 @@
+"""How the node's ranks are getting on, read from their beacons and from the kernel.
+
+A rank shows its progress in a page of shared memory (`edge/beacon.py`), so looking costs neither
+side a message. Only for one that stands still the kernel is asked what its process is doing, and
+the process itself where its threads are.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from taskd.edge import beacon
+from taskd.edge.clock import Clock, monotonic
+from taskd.model.ids import Incarnation, Rank, Step
+from taskd.model.messages import Progress
+
+SHARED_MEMORY = "/dev/shm"
+JUDGED = ("training", "between steps")
+STILL_S = 0.5
+"""From here on the kernel is asked."""
+STUCK_S = 1.0
+"""From here on a rank that never stood so long is asked for its stacks."""
+AT_WORK = 0.1
+"""The part of a processor that counts as being at work."""
+STACK_CHARS = 4000
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_STOPPED, _IN_KERNEL = ("T", "t"), "D"
+
+Life = tuple[Rank, Incarnation]
+
+
+def make_folder() -> str:
+    """Where the beacons are; the caller removes it. In memory if the machine has that."""
+    where = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+    return tempfile.mkdtemp(prefix="taskd-", dir=where)
+
+
+@dataclass
+class _Watched:
+    pid: int
+    page: int
+    stacks: Path
+    ask_stacks: Callable[[], None]
+    moved_at: float = 0.0
+    longest_s: float = 0.0
+    cpu_s: float | None = None
+    since: float = 0.0
+    asked: bool = False
+    told: bool = False
+
+
+class Watch:
+    def __init__(self, folder: str, clock: Clock = monotonic) -> None:
+        self._folder, self._clock = Path(folder), clock
+        self._watched: dict[Life, _Watched] = {}
+
+    def beacon(self, life: Life) -> str:
+        """The path for a new life's beacon."""
+        return str(self._folder / f"rank{life[0]}.{life[1]}")
+
+    def add(self, life: Life, pid: int, stacks: Path, ask_stacks: Callable[[], None]) -> None:
+        page = os.open(self.beacon(life), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._watched[life] = _Watched(pid, page, stacks, ask_stacks)
+
+    def remove(self, life: Life) -> None:
+        watched = self._watched.pop(life, None)
+        if watched is not None:
+            os.close(watched.page)
+            with suppress(FileNotFoundError):
+                os.unlink(self.beacon(life))
+
+    def close(self) -> None:
+        for life in list(self._watched):
+            self.remove(life)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def look(self) -> tuple[Progress, ...]:
+        """Of every rank that has put up its beacon."""
+        now = self._clock()
+        seen = (self._look_at(life, watched, now) for life, watched in self._watched.items())
+        return tuple(progress for progress in seen if progress is not None)
+
+    def _look_at(self, life: Life, watched: _Watched, now: float) -> Progress | None:
+        sight = beacon.read(os.pread(watched.page, beacon.SIZE, 0))
+        if sight is None:
+            return None
+        idle_s = max(0.0, now - sight.moved_at)
+        if sight.moved_at != watched.moved_at:
+            gap_s = sight.moved_at - watched.moved_at if watched.moved_at else 0.0
+            watched.longest_s = max(watched.longest_s, gap_s)
+            watched.moved_at = sight.moved_at
+            watched.cpu_s, watched.asked, watched.told = None, False, False
+        judged = sight.phase in JUDGED
+        busy = stopped = False
+        if judged and idle_s > STILL_S:
+            busy, stopped = self._ask_kernel(watched, now)
+        return Progress(
+            *life,
+            Step(sight.step),
+            idle_s,
+            sight.waiting,
+            sight.entered,
+            judged=judged,
+            busy=busy,
+            stopped=stopped,
+            stack=self._stack(watched, idle_s) if judged and not stopped else "",
+        )
+
+    def _ask_kernel(self, watched: _Watched, now: float) -> tuple[bool, bool]:
+        """Whether it is at work, and whether it is stopped."""
+        try:
+            state, cpu_s = _process(watched.pid)
+        except (OSError, ValueError, IndexError):
+            return False, False
+        if watched.cpu_s is None:
+            watched.cpu_s, watched.since = cpu_s, now
+            return (
+                True,
+                state in _STOPPED,
+            )  # until it has been seen twice, nothing is held against it
+        used = (cpu_s - watched.cpu_s) / max(now - watched.since, 1e-3)
+        return used > AT_WORK or state == _IN_KERNEL, state in _STOPPED
+
+    def _stack(self, watched: _Watched, idle_s: float) -> str:
+        if idle_s < max(STUCK_S, 3 * watched.longest_s) or watched.told:
+            return ""
+        if not watched.asked:
+            watched.asked = True
+            watched.ask_stacks()
+            return ""
+        try:
+            text = watched.stacks.read_text(errors="replace")
+        except OSError:
+            return ""
+        watched.told = bool(text)
+        return text[-STACK_CHARS:]
+
+
+def _process(pid: int) -> tuple[str, float]:
+    """The state letter of a process, and the processor time that it has used."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    fields = text.rpartition(")")[2].split()
+    return fields[0], (int(fields[11]) + int(fields[12])) / _TICKS

@@ -1,0 +1,306 @@
+"""Who is hung and which node is silent, from heartbeats alone.
+
+A rank is hung when nothing of it moves for longer than the job's own pace explains, while others
+wait for it. The pace is learnt: the limit grows with the usual step. Of ranks that all stand
+still the culprit is named, not its victims:
+
+    1. a process that is stopped;
+    2. one that is in no collective while others wait in one;
+    3. one that has entered fewer collectives than the others.
+
+Ranks that all wait in the same collective name nobody. A rank that is at work, however slow, has a
+far longer limit. A rank that was named before has twice the limit the next time, so that a job
+with real pauses is disturbed a few times at most.
+
+A node is silent when its beats stay away for much longer than they ever did lately. The caller
+decides what that means; the next beat takes it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from statistics import median
+from typing import assert_never
+
+from taskd.model.ids import Incarnation, NodeRank, Rank
+from taskd.model.messages import NodeBeat, Progress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LivenessConfig:
+    hang_steps: float = 3.0
+    """A rank may stand still for this many usual steps …"""
+
+    hang_floor_s: float = 1.0
+    """… and this long besides."""
+
+    busy_steps: float = 10.0
+    """The same for a rank that is at work."""
+
+    busy_floor_s: float = 60.0
+    """The same for a rank that is at work."""
+
+    known_steps: int = 5
+    """Nobody is judged before this many steps have shown the job's pace."""
+
+    silent_beats: float = 4.0
+    """A node may be silent for this many times its longest recent pause …"""
+
+    silent_floor_s: float = 0.9
+    """… but at least this long."""
+
+    known_beats: int = 8
+    """A node is not judged before this many beats."""
+
+
+WINDOW = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The newest beat of one rank, and when it came."""
+
+    progress: Progress
+    at: float
+    moved_at: float
+    """When its step last changed, by our clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The beats of one node."""
+
+    last: float
+    pauses: tuple[float, ...] = ()
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    ranks: Mapping[Rank, Seen] = field(default_factory=dict)
+    nodes: Mapping[NodeRank, Pulse] = field(default_factory=dict)
+    paces: tuple[float, ...] = ()
+    """Recent durations of one step."""
+    steps: int = 0
+    """How many steps these come from, up to the number that is enough."""
+    named: Mapping[Rank, int] = field(default_factory=dict)
+    """How often a rank has been named."""
+    accused: frozenset[tuple[Rank, Incarnation]] = frozenset()
+    """Lives that have been named already: once is enough."""
+    deadline: float = inf
+
+    @property
+    def usual_s(self) -> float:
+        return median(self.paces) if self.paces else inf
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    beat: NodeBeat
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The node has left, or its link is broken: its silence is no news."""
+
+    node: NodeRank
+
+
+@dataclass(frozen=True, slots=True)
+class Tick: ...
+
+
+Event = Beat | Gone | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    rank: Rank
+    incarnation: Incarnation
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    node: NodeRank
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    node: NodeRank
+
+
+Verdict = Hung | Silent | Back
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    state: State
+    verdicts: tuple[Verdict, ...] = ()
+
+
+def step(state: State, event: Event, now: float, config: LivenessConfig) -> Found:
+    match event:
+        case Beat(beat):
+            heard = _hear(state, beat, now, config)
+            judged = _judge(heard.state, now, config)
+            return Found(judged.state, heard.verdicts + judged.verdicts)
+        case Gone(node):
+            nodes = {n: pulse for n, pulse in state.nodes.items() if n != node}
+            return Found(_due(replace(state, nodes=nodes), config))
+        case Tick():
+            return _listen(state, now, config)
+        case _:
+            assert_never(event)
+
+
+# Beats
+
+
+def _hear(state: State, beat: NodeBeat, now: float, config: LivenessConfig) -> Found:
+    pulse = state.nodes.get(beat.node)
+    verdicts: tuple[Verdict, ...] = ()
+    if pulse is None:
+        pulse = Pulse(now)
+    else:
+        verdicts = (Back(beat.node),) if pulse.silent else ()
+        # A pause that was taken for silence was none: learn from it.
+        pulse = Pulse(now, (*pulse.pauses, now - pulse.last)[-WINDOW:])
+    after = replace(state, nodes={**state.nodes, beat.node: pulse})
+    for progress in beat.progress:
+        after = _note(after, progress, now, config)
+    return Found(_due(after, config), verdicts)
+
+
+def _note(state: State, progress: Progress, now: float, config: LivenessConfig) -> State:
+    before = state.ranks.get(progress.rank)
+    if before is not None and progress.incarnation < before.progress.incarnation:
+        return state
+    moved_at = now - progress.idle_s
+    same = before is not None and progress.incarnation == before.progress.incarnation
+    if before is None or not same:
+        seen = Seen(progress, now, moved_at)
+    elif progress.step > before.progress.step:
+        seen = Seen(progress, now, moved_at)
+        state = _learn(state, before, seen, config)
+    else:
+        seen = replace(before, progress=progress, at=now)
+    return replace(state, ranks={**state.ranks, progress.rank: seen})
+
+
+def _learn(state: State, before: Seen, seen: Seen, config: LivenessConfig) -> State:
+    count = seen.progress.step - before.progress.step
+    pace = max(0.0, seen.moved_at - before.moved_at) / count
+    if before.progress.step == 0 or not before.progress.judged:
+        return state  # the first step contains the start, one after a repair the repair
+    return replace(
+        state,
+        paces=(*state.paces, pace)[-WINDOW:],
+        steps=min(config.known_steps, state.steps + count),
+    )
+
+
+# Hung ranks
+
+
+def _judge(state: State, now: float, config: LivenessConfig) -> Found:
+    if state.steps < config.known_steps:
+        return Found(state)
+    here = {rank: seen for rank, seen in state.ranks.items() if seen.progress.judged}
+    stuck = {
+        rank: seen for rank, seen in here.items() if _idle(seen, now) > _limit(state, seen, config)
+    }
+    culprits, why = _culprits(here, stuck)
+    verdicts = []
+    named, accused = dict(state.named), set(state.accused)
+    for rank in culprits:
+        progress = here[rank].progress
+        life = rank, progress.incarnation
+        if life in accused:
+            continue
+        accused.add(life)
+        named[rank] = named.get(rank, 0) + 1
+        evidence = _evidence(state, here[rank], now, why)
+        verdicts.append(Hung(rank, progress.incarnation, evidence))
+    return Found(replace(state, named=named, accused=frozenset(accused)), tuple(verdicts))
+
+
+def _idle(seen: Seen, now: float) -> float:
+    return seen.progress.idle_s + (now - seen.at)
+
+
+def _limit(state: State, seen: Seen, config: LivenessConfig) -> float:
+    busy = seen.progress.busy and not seen.progress.stopped
+    steps, floor_s = (
+        (config.busy_steps, config.busy_floor_s)
+        if busy
+        else (config.hang_steps, config.hang_floor_s)
+    )
+    return float((floor_s + steps * state.usual_s) * 2 ** state.named.get(seen.progress.rank, 0))
+
+
+def _culprits(here: Mapping[Rank, Seen], stuck: Mapping[Rank, Seen]) -> tuple[list[Rank], str]:
+    if not stuck:
+        return [], ""
+    stopped = [rank for rank, seen in stuck.items() if seen.progress.stopped]
+    if stopped:
+        return sorted(stopped), "it is stopped"
+    waiting = [rank for rank, seen in here.items() if seen.progress.waiting]
+    absent = [rank for rank, seen in stuck.items() if not seen.progress.waiting]
+    if absent and (waiting or len(here) == 1):
+        return sorted(absent), f"{len(waiting)} ranks wait for it"
+    if len(stuck) == len(here) and len(waiting) == len(here):
+        furthest = max(seen.progress.collective for seen in here.values())
+        behind = [rank for rank in here if here[rank].progress.collective < furthest]
+        return sorted(behind), f"others have gone on to collective {furthest}"
+    return [], ""
+
+
+def _evidence(state: State, seen: Seen, now: float, why: str) -> str:
+    progress = seen.progress
+    where = f"in collective {progress.collective}" if progress.waiting else "in no collective"
+    told = (
+        f"rank {progress.rank} has not moved for {_idle(seen, now):.2f} s at step {progress.step}, "
+        f"{where}, where a step usually takes {state.usual_s:.3f} s: {why}"
+    )
+    return f"{told}\n{progress.stack}" if progress.stack else told
+
+
+# Silent nodes
+
+
+def _due(state: State, config: LivenessConfig) -> State:
+    """When the next node will have been silent for too long."""
+    due = (
+        pulse.last + _patience(pulse, config)
+        for pulse in state.nodes.values()
+        if not pulse.silent and len(pulse.pauses) >= config.known_beats
+    )
+    return replace(state, deadline=min(due, default=inf))
+
+
+def _patience(pulse: Pulse, config: LivenessConfig) -> float:
+    return max(config.silent_floor_s, config.silent_beats * max(pulse.pauses))
+
+
+def _listen(state: State, now: float, config: LivenessConfig) -> Found:
+    verdicts = []
+    nodes = dict(state.nodes)
+    for node, pulse in state.nodes.items():
+        known = len(pulse.pauses) >= config.known_beats
+        if pulse.silent or not known or now < pulse.last + _patience(pulse, config):
+            continue
+        nodes[node] = replace(pulse, silent=True)
+        told = f"no beat of node {node} for {now - pulse.last:.2f} s"
+        usual = median(pulse.pauses)
+        verdicts.append(Silent(node, f"{told}, where one comes every {usual:.2f} s"))
+    return Found(_due(replace(state, nodes=nodes), config), tuple(verdicts))
+
+
+def forget(state: State, ranks: frozenset[Rank]) -> State:
+    """These ranks are being replaced or restarted; what was seen of them says nothing now."""
+    kept = {rank: seen for rank, seen in state.ranks.items() if rank not in ranks}
+    return replace(state, ranks=kept)

@@ -1,0 +1,207 @@
+"""Who is named as hung, who is not, and when a node is silent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from taskd.core.liveness import (
+    Back,
+    Beat,
+    Gone,
+    Hung,
+    LivenessConfig,
+    Silent,
+    State,
+    Tick,
+    Verdict,
+    forget,
+    step,
+)
+from taskd.model.ids import Incarnation, NodeRank, Rank, Step
+from taskd.model.messages import NodeBeat, Progress
+
+CONFIG = LivenessConfig()
+STEP_S, BEAT_S = 0.1, 0.25
+
+
+def progress(rank: int, at_step: int, idle_s: float = 0.0, **more: bool | int | str) -> Progress:
+    told = {"waiting": False, "collective": 2 * at_step, **more}
+    return Progress(Rank(rank), Incarnation(0), Step(at_step), idle_s, **told)  # type: ignore[arg-type]
+
+
+class Watch:
+    """A job of four ranks on one node that steps every 0.1 s."""
+
+    def __init__(self, size: int = 4) -> None:
+        self.state, self.now, self.size = State(), 100.0, size
+        self.at_step = 0
+        for _ in range(12):
+            self.go_on()
+
+    def beat(self, *told: Progress, node: int = 0) -> tuple[Verdict, ...]:
+        found = step(self.state, Beat(NodeBeat(NodeRank(node), told)), self.now, CONFIG)
+        self.state = found.state
+        return found.verdicts
+
+    def go_on(self) -> None:
+        self.now += BEAT_S
+        self.at_step += round(BEAT_S / STEP_S)
+        told = [progress(rank, self.at_step) for rank in range(self.size)]
+        assert self.beat(*told) == ()
+
+    def stand(self, seconds: float, *told: Progress) -> list[Verdict]:
+        """Beats with growing idleness, until the seconds are over or somebody is named."""
+        found: list[Verdict] = []
+        until = self.now + seconds
+        idle = 0.0
+        while self.now < until and not found:
+            self.now += BEAT_S
+            idle += BEAT_S
+            found += self.beat(*(replace(each, idle_s=idle) for each in told))
+        self.idle = idle
+        return found
+
+
+def test_the_one_that_others_wait_for_is_named_in_time() -> None:
+    watch = Watch()
+    still = watch.at_step
+    told = [progress(rank, still, waiting=True) for rank in (0, 1, 3)]
+    (hung,) = watch.stand(10.0, *told, progress(2, still, stack="in read()"))
+    assert isinstance(hung, Hung)
+    assert hung.rank == 2
+    assert "3 ranks wait for it" in hung.evidence
+    assert hung.evidence.endswith("in read()")
+    assert watch.idle <= 1.0 + 3 * STEP_S + 2 * BEAT_S
+
+
+def test_a_life_is_named_once() -> None:
+    watch = Watch()
+    told = [progress(0, watch.at_step, waiting=True), progress(1, watch.at_step)]
+    assert watch.stand(10.0, *told)
+    assert not watch.stand(10.0, *told)
+
+
+def test_a_stopped_process_is_named_even_inside_a_collective() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    (hung,) = watch.stand(10.0, *told, progress(3, watch.at_step, waiting=True, stopped=True))
+    assert isinstance(hung, Hung)
+    assert (hung.rank, "it is stopped" in hung.evidence) == (3, True)
+
+
+def test_the_one_in_an_older_collective_is_named() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True, collective=90) for rank in (0, 1, 2)]
+    (hung,) = watch.stand(10.0, *told, progress(3, watch.at_step, waiting=True, collective=89))
+    assert isinstance(hung, Hung)
+    assert hung.rank == 3
+
+
+def test_when_all_wait_in_one_collective_nobody_is_named() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True, collective=90) for rank in range(4)]
+    assert not watch.stand(30.0, *told)
+
+
+def test_nobody_is_named_while_nobody_waits() -> None:
+    watch = Watch()
+    assert not watch.stand(30.0, *(progress(rank, watch.at_step) for rank in range(4)))
+
+
+def test_a_rank_at_work_has_time() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    assert not watch.stand(50.0, *told, progress(3, watch.at_step, busy=True))
+    assert watch.stand(50.0, *told, progress(3, watch.at_step, busy=True)) == []
+
+
+def test_a_loop_without_end_is_named_in_the_end() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    found = watch.stand(100.0, *told, progress(3, watch.at_step, busy=True))
+    assert [type(each) for each in found] == [Hung]
+
+
+@pytest.mark.parametrize("pace", [2, 10])
+def test_slow_but_moving_is_never_named(pace: int) -> None:
+    watch = Watch()
+    for _ in range(40):
+        watch.at_step += 1
+        for beat in range(pace):
+            watch.now += BEAT_S
+            idle = beat * BEAT_S
+            told = [progress(rank, watch.at_step, idle, waiting=True) for rank in (0, 1, 2)]
+            # It enters a collective every second beat: it moves.
+            slow = progress(3, watch.at_step, min(idle, BEAT_S))
+            assert watch.beat(*told, slow) == ()
+
+
+def test_the_limit_follows_the_usual_step() -> None:
+    watch = Watch()
+    for _ in range(40):
+        watch.now += 2.0
+        watch.at_step += 1
+        assert watch.beat(*(progress(rank, watch.at_step) for rank in range(4))) == ()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    assert not watch.stand(6.5, *told, progress(3, watch.at_step))
+    assert watch.stand(3.0, *told, progress(3, watch.at_step)) == []
+
+
+def test_nobody_is_judged_before_the_pace_is_known() -> None:
+    watch = Watch.__new__(Watch)
+    watch.state, watch.now, watch.size, watch.at_step = State(), 0.0, 2, 1
+    told = [progress(0, 1, waiting=True), progress(1, 1)]
+    assert not watch.stand(100.0, *told)
+
+
+def test_who_stands_still_by_order_is_not_judged() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    assert not watch.stand(30.0, *told, progress(3, watch.at_step, judged=False))
+
+
+def test_a_rank_named_before_gets_twice_the_time() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    watch.stand(10.0, *told, progress(3, watch.at_step))
+    first = watch.idle
+    watch.state = forget(watch.state, frozenset({Rank(3)}))
+    again = replace(progress(3, watch.at_step), incarnation=Incarnation(1))
+    assert watch.stand(30.0, *told, again)
+    assert watch.idle > 1.8 * first
+
+
+def test_a_dead_lifes_beat_is_not_believed() -> None:
+    watch = Watch()
+    new = replace(progress(3, watch.at_step), incarnation=Incarnation(1))
+    watch.beat(new)
+    watch.beat(progress(3, watch.at_step + 5, 99.0))
+    assert watch.state.ranks[Rank(3)].progress == new
+
+
+def test_a_silent_node_is_noticed_in_less_than_a_second_and_taken_back() -> None:
+    watch = Watch()
+    assert watch.state.deadline == watch.now + max(0.9, 4 * BEAT_S)
+    watch.now = watch.state.deadline
+    found = step(watch.state, Tick(), watch.now, CONFIG)
+    (silent,) = found.verdicts
+    assert isinstance(silent, Silent)
+    assert "every 0.25 s" in silent.evidence
+    watch.state = found.state
+    assert step(watch.state, Tick(), watch.now + 9.0, CONFIG).verdicts == ()
+    assert watch.beat() == (Back(NodeRank(0)),)
+
+
+def test_a_loaded_machine_earns_patience() -> None:
+    watch = Watch()
+    watch.now += 0.8
+    watch.beat()
+    assert watch.state.deadline == pytest.approx(watch.now + 3.2)
+
+
+def test_a_node_that_left_is_not_silent() -> None:
+    watch = Watch()
+    found = step(watch.state, Gone(NodeRank(0)), watch.now, CONFIG)
+    assert step(found.state, Tick(), watch.now + 99.0, CONFIG).verdicts == ()
