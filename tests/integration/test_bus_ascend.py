@@ -196,3 +196,30 @@ def test_a_second_registration_ends_the_stream_of_the_first() -> None:
             await second.receive()
 
     asyncio.run(scenario())
+
+
+def test_many_streams_of_one_child_at_once_leave_one() -> None:
+    async def scenario() -> None:
+        async with (
+            placed(manager(), None, serves=True) as mgr,
+            ascend_client(agent(3), mgr.port) as agt,
+        ):
+            await agt.join()
+            streams = [agt.stream]
+            for _ in range(20):
+                agt.open()
+                streams.append(agt.stream)
+            ended = [asyncio.create_task(stream.read()) for stream in streams]
+            done, left = await asyncio.wait(
+                ended, timeout=PATIENCE_S, return_when="FIRST_EXCEPTION"
+            )
+            while len(left) > 1:
+                more, left = await asyncio.wait(left, return_when="FIRST_COMPLETED")
+                done |= more
+            assert {task.exception().code() for task in done} == {grpc.StatusCode.ABORTED}  # type: ignore[union-attr]
+            assert (await mgr.send(agent(3), StartWorkers(1), sync=False)).code == NetCode.OK
+            [last] = left
+            async with asyncio.timeout(PATIENCE_S):
+                assert isinstance(await last, pb.Message)
+
+    asyncio.run(scenario())

@@ -59,7 +59,9 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
             return self._ack(request.uuid, NetCode.NilPosition)
         code = self._relay.register(child, monotonic(), _attempt(context))
         if code == NetCode.OK:
-            self._evict(place(child))
+            # Whoever held this place before has to give way.
+            if (stream := self._streams.get(place(child))) is not None:
+                stream.cancel()
         else:
             log.warning("%s was not registered: %s", child, code.sentence)
         self._switch.settle()
@@ -84,11 +86,11 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
 
     async def Open(self, request_iterator: object, context: Context) -> None:
         hop = await self._child(context)
-        await self._hold(hop, carry(self._switch, hop, context), context)
+        await self._hold(hop, lambda: carry(self._switch, hop, context), context)
 
     async def InitServerDownStream(self, request_iterator: object, context: Context) -> None:
         hop = await self._child(context)
-        await self._hold(hop, self._stream_down(hop, context), context)
+        await self._hold(hop, lambda: self._stream_down(hop, context), context)
 
     async def _child(self, context: Context) -> Position:
         """Who opens this stream: its metadata must name a registered position exactly."""
@@ -105,13 +107,13 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
         return hop
 
     async def _hold(
-        self, hop: Position, streaming: Coroutine[Any, Any, str], context: Context
+        self, hop: Position, streaming: Callable[[], Coroutine[Any, Any, str]], context: Context
     ) -> None:
         """Run the stream until it ends, or until a newer one of the same child takes its place."""
-        before = self._evict(hop)
-        if before is not None:
+        while (before := self._streams.get(hop)) is not None and not before.done():
+            before.cancel()
             await asyncio.wait({before})
-        stream = self._streams[hop] = asyncio.create_task(streaming)
+        stream = self._streams[hop] = asyncio.create_task(streaming())
         try:
             await asyncio.wait({stream})
         finally:
@@ -127,12 +129,6 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error) or "no hello in time")
         if error is not None and not isinstance(error, grpc.RpcError):
             raise error
-
-    def _evict(self, hop: Position) -> asyncio.Task[str] | None:
-        stream = self._streams.pop(hop, None)
-        if stream is not None:
-            stream.cancel()
-        return stream
 
     # Peers of Ascend's
 
