@@ -1,18 +1,21 @@
 """A virtual environment for each peer under .venvs/, made when it is first needed.
 
 All of them get the torch that the project itself is developed with (constraints.txt): the peers are
-compared on one torch, and no peer's requirements can pull another one.
+compared on one torch, and no peer's requirements can pull another one. The bench makes them before
+it measures; `python -m tests.bench.peers.venvs` does nothing else.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from tests.bench.peers.trial import ROOT, TrialError
 
 SETUP_LIMIT_S = 600.0
+SAID_CHARS = 1000
 WANTED = {
     "torchft": ("torchft-nightly==2026.10.26",),
     "nvrx": ("nvidia-resiliency-ext==0.4.1",),
@@ -34,9 +37,22 @@ def peer_bin(name: str) -> Path:
     return home / "bin"
 
 
+def prepare() -> None:
+    """All of them, as far as they can be installed here. Who cannot says so in its trial."""
+    for name in WANTED:
+        with suppress(TrialError):
+            peer_bin(name)
+
+
 def _run(command: list[str]) -> None:
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=SETUP_LIMIT_S, check=False
-    )
-    if done.returncode:
-        raise TrialError(f"{' '.join(command)} failed: {done.stderr[-1000:]}")
+    try:
+        subprocess.run(command, capture_output=True, text=True, timeout=SETUP_LIMIT_S, check=True)
+    except subprocess.CalledProcessError as error:
+        raise TrialError(f"cannot be installed here; {error.stderr[-SAID_CHARS:]}") from error
+    except subprocess.TimeoutExpired as error:
+        raise TrialError(f"not installed within {SETUP_LIMIT_S:.0f} s") from error
+
+
+if __name__ == "__main__":
+    for each in WANTED:
+        print(peer_bin(each))
