@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from taskd.edge.bus import Bus, BusConfig, PeerJoined
+from taskd.edge.uplink import NOT_TRIED
 from taskd.errors import Permanent, SettingsError
 from taskd.model.codes import NetCode
 from taskd.model.ids import (
@@ -23,6 +24,7 @@ from taskd.model.ids import (
 from taskd.model.messages import ExitAgent, RestartsLeft, SetProfiling, StartWorkers, Unknown
 from tests.integration.ascend import ascend_client
 from tests.integration.bus_places import (
+    PATIENCE_S,
     bodies_of,
     next_of,
     placed,
@@ -209,7 +211,9 @@ def test_before_the_way_up_is_open_a_send_says_so() -> None:
         await lonely.start()
         sent = await lonely.send(manager(), RestartsLeft(1))
         assert (sent.code, sent.source) == (NetCode.ServerErr, agent(0))
-        assert not await lonely.join(0.2)
+        async with asyncio.timeout(PATIENCE_S):
+            while lonely.trouble == NOT_TRIED:
+                assert not await lonely.join(0.05)
         assert "UNAVAILABLE" in lonely.trouble
         await lonely.close()
 

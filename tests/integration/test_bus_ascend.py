@@ -132,7 +132,7 @@ def test_an_agent_of_ascends_below_our_manager(through_proxy: bool) -> None:
             sent = await sending
             assert (sent.code, sent.source) == (NetCode.RecvBufBusy, agent(3))
 
-            silent = await mgr.send(agent(3), StartWorkers(5), timeout_s=0.5)
+            silent = await mgr.send(agent(3), StartWorkers(5), timeout_s=3.0)
             assert (silent.code, silent.source) == (NetCode.NetworkAckLost, above.me)
 
     asyncio.run(scenario())

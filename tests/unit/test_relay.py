@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from taskd.core.delivery import Frame, Session
 from taskd.core.relay import Answer, Relay, RelayConfig
@@ -247,3 +250,64 @@ def test_who_joins_is_told() -> None:
     relay = relay_at(manager())
     with_child(relay, PROXY)
     assert relay.changes == [PeerJoined(PROXY)]
+
+
+def test_what_nobody_asks_about_is_counted_with_its_reason() -> None:
+    relay = relay_at(manager())
+    relay.arrived(HOP, parcel(agent(9), sync=False), None, 0.0)
+    assert relay.lost == 1
+    assert relay.because == "Agent:9: Mgr:0 knows no path to it"
+
+
+# Anything at all
+
+anyone = st.sampled_from(
+    [manager(), PROXY, agent(0), worker(0, 0), worker(1, 8), EVERY_WORKER, Position("?", "x")]
+)
+hops = st.sampled_from([Side.UP, HOP, agent(0), worker(0, 0)])
+uuids = st.sampled_from(["a", "b", "c", ""])
+happenings = st.one_of(
+    st.tuples(st.just("send"), anyone, uuids, st.booleans()),
+    st.tuples(st.just("arrived"), hops, anyone, anyone, uuids, st.booleans()),
+    st.tuples(st.just("acked"), hops, uuids, st.integers(0, 7000)),
+    st.tuples(st.just("register"), anyone),
+    st.tuples(st.just("announce"), anyone, st.lists(anyone, max_size=3), st.booleans()),
+    st.tuples(st.just("open"), hops, st.sampled_from(["one life", "another"])),
+    st.tuples(st.just("broken"), hops),
+    st.tuples(st.just("wait"), st.floats(0, 10)),
+)
+
+
+@given(st.lists(happenings, max_size=40), st.booleans())
+def test_no_story_upsets_a_relay(story: list[Any], top: bool) -> None:
+    """Whatever comes in whatever order: it never raises, and no question is answered twice."""
+    relay = relay_at(manager() if top else PROXY, max_pending=3, max_window=4, max_inbox=2)
+    now, tickets = 0.0, 0
+    for kind, *what in story:
+        if kind == "send":
+            tickets += 1
+            dst, uuid, sync = what
+            relay.send(parcel(dst, uuid, src=relay.me, sync=sync), tickets, now)
+        elif kind == "arrived":
+            hop, src, dst, uuid, sync = what
+            relay.arrived(hop, parcel(dst, uuid, src=src, sync=sync), hop if sync else None, now)
+        elif kind == "acked":
+            relay.acked(what[0], Receipt(what[1], what[2], None))
+        elif kind == "register":
+            relay.register(what[0], now)
+        elif kind == "announce":
+            relay.announce(what[0], what[1], anew=what[2])
+        elif kind == "open":
+            if what[0] is Side.UP or what[0] in relay.routes.children:
+                opened(relay, *what)
+        elif kind == "broken":
+            relay.broken(what[0], now)
+        else:
+            now += what[0]
+            relay.tick(now)
+            assert relay.deadline > now
+        assert len(relay._open) <= 3
+        assert len(relay.inbox) <= 2
+    relay.tick(inf)
+    answered = [answer.ticket for answer in relay.answers]
+    assert sorted(answered) == list(range(1, tickets + 1))

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 from taskd.core.delivery import Frame, Lane, Queue, Seen, Session
 from taskd.core.routing import Hop, Routes, Side, as_destination, as_member, is_for_many, place
 from taskd.model.bus import Change, Joined, Left, Parcel, PeerJoined, PeerLeft, Receipt
-from taskd.model.codes import NetCode
+from taskd.model.codes import NetCode, net_code
 from taskd.model.ids import Position, Role
 
 T = TypeVar("T")
@@ -87,6 +87,8 @@ class Relay(Generic[T]):
     lanes: dict[Hop, Lane] = field(default_factory=dict)
     lost: int = 0
     """Messages without an asker that could not be delivered."""
+    because: str = ""
+    """Why the last of them was lost."""
     routes: Routes = field(init=False)
     _seen: Seen = field(default_factory=Seen)
     _open: dict[tuple[Hop, str], _Open] = field(default_factory=dict)
@@ -140,7 +142,7 @@ class Relay(Generic[T]):
         if many or dst != parcel.dst:
             parcel = replace(parcel, dst=dst, sync=parcel.sync and not many)
         if decision.code:
-            return self._answer(asker, parcel.uuid, decision.code, self.me)
+            return self._answer(asker, parcel.uuid, decision.code, self.me, decision.because)
         if not parcel.sync:
             codes = [self._hand(parcel, hop) for hop in decision.hops]
             code = next(filter(None, codes), NetCode.OK)
@@ -195,14 +197,21 @@ class Relay(Generic[T]):
         waiting = self._open.get(item[2])
         return waiting is not None and waiting.deadline == item[0]
 
-    def _answer(self, asker: Asker, uuid: str, code: int, source: Position | None) -> None:
+    def _answer(
+        self, asker: Asker, uuid: str, code: int, source: Position | None, because: str = ""
+    ) -> None:
         if isinstance(asker, int):
             self.answers.append(Answer(asker, code, source))
-        elif asker is None:
-            self.lost += bool(code)
-        elif asker in self.lanes:
+        elif asker is None and code:
+            self.lose(because or net_code(code).sentence)
+        elif asker is not None and asker in self.lanes:
             self.lanes[asker].push_receipt(Receipt(uuid, code, source))
             self.ready.add(asker)
+
+    def lose(self, because: str) -> None:
+        """A message that nobody asks about is gone."""
+        self.lost += 1
+        self.because = because
 
     def _comes_from(self, hop: Hop, src: Position) -> bool:
         if hop is Side.UP:
@@ -327,7 +336,7 @@ class Relay(Generic[T]):
             if parcel.sync:
                 self.acked(hop, Receipt(parcel.uuid, NetCode.NetworkSendLost, self.me))
             else:
-                self.lost += 1
+                self.lose(f"{parcel.dst} is reached through {hop}, which has gone")
 
     # Time
 

@@ -138,8 +138,8 @@ class _Sender:
             receipt = Receipt(parcel.uuid, code_of(error), None)
         if parcel.sync:
             self._switch.relay.acked(Side.UP, Receipt(parcel.uuid, receipt.code, receipt.src))
-        else:
-            self._switch.relay.lost += bool(receipt.code)
+        elif receipt.code:
+            self._switch.relay.lose(f"the server above answered with {receipt.code}")
         self._switch.settle()
 
     async def close(self) -> None:

@@ -7,10 +7,12 @@ no await in between, so the relay is never seen half changed.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from itertools import count
 from math import inf
+from weakref import WeakSet
 
 from taskd.core.relay import Answer, Relay
 from taskd.core.routing import Hop
@@ -20,6 +22,10 @@ from taskd.model.bus import Change, Joined, PeerJoined, Received
 from taskd.model.codes import NetCode
 from taskd.model.ids import Position
 
+log = logging.getLogger(__name__)
+
+TELL_LOST_EVERY_S = 10.0
+"""Messages that nobody waits for are lost quietly; the log counts them this often."""
 MAX_CHANGES = 65_536
 """Changes that a slow watcher has not fetched. The oldest are dropped."""
 
@@ -35,7 +41,9 @@ class Switch:
         self._wakes: dict[Hop, asyncio.Event] = {}
         self._moved = asyncio.Event()
         self._progressed = asyncio.Event()
-        self._watchers: set[Watcher] = set()
+        self._watchers: WeakSet[Watcher] = WeakSet()
+        self._told_lost = 0
+        self._tell_lost_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.joins = 0
@@ -77,7 +85,16 @@ class Switch:
         relay.ready.clear()
         if relay.inbox:
             self._moved.set()
+        if relay.lost > self._told_lost:
+            self._tell_lost()
         self._arm()
+
+    def _tell_lost(self) -> None:
+        now = monotonic()
+        if now >= self._tell_lost_at:
+            self._tell_lost_at = now + TELL_LOST_EVERY_S
+            count, self._told_lost = self.relay.lost - self._told_lost, self.relay.lost
+            log.warning("%s lost %d messages: %s", self.relay.me, count, self.relay.because)
 
     def _arm(self) -> None:
         deadline = self.relay.deadline
@@ -150,7 +167,7 @@ class Switch:
 class Watcher(AsyncIterator[Change]):
     """What has changed, in its order, for one reader. It ends when the bus closes."""
 
-    def __init__(self, among: set[Watcher]) -> None:
+    def __init__(self, among: WeakSet[Watcher]) -> None:
         self._changes: deque[Change] = deque(maxlen=MAX_CHANGES)
         self._moved = asyncio.Event()
         self._ended = False

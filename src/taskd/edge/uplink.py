@@ -28,6 +28,7 @@ from taskd.wire.frames import position_to_pb
 
 log = logging.getLogger(__name__)
 
+NOT_TRIED = "it has not been tried yet"
 CALL_TIMEOUT_S = 5.0
 MAX_MESSAGE = 8 << 20
 ATTEMPT_KEY = "taskd-attempt"
@@ -72,7 +73,7 @@ class Uplink:
         self._doubt: asyncio.Future[str]
         """Set when the server may not know all paths although the stream is running."""
         self._task: asyncio.Task[None] | None = None
-        self.trouble = "it has not been tried yet"
+        self.trouble = NOT_TRIED
         """Why the way up is closed at present, or was last."""
 
     def start(self) -> None:
