@@ -52,6 +52,7 @@ class World:
         self.journal: list[tuple[float, Event]] = []
         self.outbox: list[Command] = []
         self.story: list[str] = []
+        self.states: list[State] = []
         self.edges: set[tuple[type[State], type[State]]] = set()
         self.orders: dict[tuple[int, str, str], int] = {}
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -137,6 +138,7 @@ class World:
         before = self.state
         taken = step(before, event, self.now, self.config)
         self.state = taken.state
+        self.states.append(taken.state)
         self.story.append(
             f"{self.now - START:9.2f} {event} -> {type(taken.state).__name__}: {taken.because}"
             f" [{int(taken.answer)}]"

@@ -67,7 +67,9 @@ def _past(strategy: Strategy, question: Question) -> str:
     """What was tried before speaks against it."""
     for attempt in question.history:
         if not attempt.interrupted:
-            if LADDER.index(strategy) <= LADDER.index(attempt.strategy):
+            if strategy is attempt.strategy:
+                return "it has failed"
+            if LADDER.index(strategy) < LADDER.index(attempt.strategy):
                 return f"{attempt.strategy} has failed already"
             if attempt.strategy is Strategy.RETRY and _ruled_out(strategy, attempt.code):
                 return f"the retry failed with {attempt.code}"
@@ -105,5 +107,5 @@ def _unfit(strategy: Strategy, question: Question) -> str:
 
 def _sentence(strategy: Strategy, passed: list[str]) -> str:
     if not passed:
-        return f"{strategy} is the first that is configured"
+        return f"{strategy} is the first choice"
     return f"{strategy}, as {'; '.join(passed)}"

@@ -192,7 +192,8 @@ def _expire(state: State, now: float, config: RecoveryConfig) -> Step:
     matter = Matter(state.job, state.round, now, config)
     match state:
         case PreExiting():
-            return rounds.open_round(matter.since("the broken processes had time to leave"))
+            matter = matter.since("the broken processes had time to leave").next_turn()
+            return rounds.open_round(matter)
         case PlatformChoosing():
             matter = matter.since("the platform has named no strategy in time")
             return descent.give_up(matter, RecoverCode.WaitPlatStrategyTimeout)

@@ -60,10 +60,11 @@ def faults_reported(
             # Most likely the restart itself. If not, it is still true afterwards: say it again.
             because = "the whole job is already being stopped"
             return Step(state, because=because, answer=RecoverCode.ControllerEventCancel)
-        case PreExiting() if _all_known(state, faults):
-            round_ = replace(state.round, faults=merge(state.round.faults, faults))
+        case PreExiting():
+            # Also of its neighbours, which we told to leave. The stop gets a uuid of its own.
+            round_ = _merged(state, faults)
             matter = Matter(state.job, round_, now, config, f"the job has noticed: {because}")
-            return open_round(matter)
+            return open_round(matter.next_turn())
         case _ if isinstance(state, Undecided) and _all_known(state, faults):
             return Step(_with_faults(state, faults), because="these faults are known")
         case _:

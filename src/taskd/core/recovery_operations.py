@@ -167,7 +167,7 @@ def _stress_failed(
 ) -> Step:
     faults = [Fault(rank, hardware=True, in_place=False, evidence="stress test") for rank in ranks]
     reply = ReplyOperator(state.task.operation, text)
-    return _to_round(matter, faults, text.partition(",result:")[0], reply)
+    return _to_round(matter, faults, _short(text), reply)
 
 
 def stress_over(state: Operating, matter: Matter) -> Matter:
@@ -201,7 +201,7 @@ def resume(matter: Matter, task: Task, text: str) -> Step:
     """Also after a failed pause: the ranks that did stop must go on."""
     order = signals.go_on(matter.job, matter.round)
     deadline = matter.now + matter.config.status_timeout_s
-    matter = matter.since(text.partition(",result:")[0])
+    matter = matter.since(_short(text))
     return matter.to(Resuming(matter.job, matter.round, task, text, order, deadline), order)
 
 
@@ -239,6 +239,10 @@ def abandon_operation(state: Operating, matter: Matter) -> Matter:
 def tested(state: Operating) -> frozenset[Rank]:
     """The ranks whose devices are expected to complain at present."""
     return frozenset(state.task.ops) if isinstance(state, StressTesting) else frozenset()
+
+
+def _short(text: str) -> str:
+    return text.partition("result:")[0].rstrip(" ,")
 
 
 def _table(job: Job, event: StressResult) -> str:
