@@ -31,6 +31,7 @@ from tests.bench.peers.workload import WORLD
 
 PROTECTED = ROOT / "tests/bench/peers/train/protected.py"
 STATE = "state"
+HANG_LIMIT_S = 15.0
 STEPS_AROUND = 6
 """How many steps tell the usual step time, or contain the pause that a fault has caused."""
 
@@ -63,7 +64,7 @@ def hung() -> tuple[Incident, float]:
         ends = _full_steps(job, time.monotonic_ns(), STEPS_AROUND)
         hit_ns = time.monotonic_ns()
         os.kill(before[VICTIM].pid, signal.SIGSTOP)
-        outcome = watch(job, hit_ns, before)
+        outcome = watch(job, hit_ns, before, HANG_LIMIT_S)
         usual_s = (ends[-1] - ends[0]) / (len(ends) - 1) / 1e9
         return Incident(outcome.seconds, _parts(job)), usual_s
 

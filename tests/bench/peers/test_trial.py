@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.peers import trial as bench
 from tests.bench.peers.trial import VICTIM, Finished, Trial, TrialError, watch
 from tests.bench.peers.workload import WORLD
 
@@ -84,11 +83,10 @@ def test_a_spare_is_not_one_of_the_ranks(trial: Trial) -> None:
     assert watch(trial, HIT_NS, all_at(7)).seconds == pytest.approx(0.3)
 
 
-def test_who_does_not_recover_is_quoted(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "SURVIVE_LIMIT_S", 0.1)
+def test_who_does_not_recover_is_quoted(trial: Trial) -> None:
     trial.start([sys.executable, "-c", "print('out of luck')"]).wait()
     with pytest.raises(TrialError, match="out of luck"):
-        watch(trial, HIT_NS, all_at(7))
+        watch(trial, HIT_NS, all_at(7), limit_s=0.1)
 
 
 CHILD = """

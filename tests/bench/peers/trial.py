@@ -24,8 +24,8 @@ from tests.bench.peers.workload import STEP_LOG, WORLD
 ROOT = Path(__file__).parents[3]
 VICTIM = 2
 WARM_STEPS = 15
-START_LIMIT_S = 40.0
-SURVIVE_LIMIT_S = 20.0
+START_LIMIT_S = 60.0
+SURVIVE_LIMIT_S = 45.0
 TAIL_CHARS = 600
 
 
@@ -158,13 +158,15 @@ def train_until_warm(trial: Trial, spares: int = 0) -> dict[int, Finished]:
     return {rank: last[rank] for rank in range(WORLD)}
 
 
-def watch(trial: Trial, hit_ns: int, before: dict[int, Finished]) -> Outcome:
+def watch(
+    trial: Trial, hit_ns: int, before: dict[int, Finished], limit_s: float = SURVIVE_LIMIT_S
+) -> Outcome:
     """What followed the loss, until a full world without the lost process finished a step."""
     lost = before[VICTIM].pid
     full: dict[int, dict[int, int]] = {}
     reduced: dict[int, dict[int, int]] = {}
     reduced_ns: int | None = None
-    for line in trial.finished(SURVIVE_LIMIT_S):
+    for line in trial.finished(limit_s):
         if line.at_ns <= hit_ns or line.pid == lost:
             before[line.rank] = line
             continue
