@@ -22,7 +22,7 @@ environ: Mapping[str, str] = os.environ
 def quieten_grpc() -> None:
     """gRPC tells of every closed connection on stderr, which belongs to the user's script.
 
-    It reads this once, when its first channel or server is made. What the user has set, stays.
+    It reads this once, when it is imported. What the user has set, stays.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 

@@ -14,7 +14,6 @@ from random import Random
 
 import grpc
 
-from taskd.config import quieten_grpc
 from taskd.core.relay import Relay, RelayConfig
 from taskd.core.routing import Side, as_destination, as_member
 from taskd.edge.address import Address
@@ -156,7 +155,6 @@ class Bus:
     async def start(self) -> None:
         """Bind the port, or raise; then join the server above, in the background."""
         config = self._config
-        quieten_grpc()
         if config.upstream is not None:
             self._uplink = Uplink(
                 self._switch,
