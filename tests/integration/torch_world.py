@@ -36,7 +36,8 @@ Script = Callable[[dict[str, Any]], None]
 
 def _rank_main(script: Script, env: dict[str, str], told: dict[str, Any]) -> None:
     os.environ.update(env)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    stacks = open(Path(told["folder"]) / f"stacks-{told['rank']}", "w")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     import torch
 
     torch.set_num_threads(1)
@@ -147,7 +148,8 @@ class World:
 
     async def tell(self, rank: int, body: m.Body) -> None:
         self._note(f"-> {rank}: {body}")
-        await self.bus.send(worker(0, rank), body)
+        sent = await self.bus.send(worker(0, rank), body)
+        self._note(f"-> {rank}: {type(body).__name__} {sent}")
 
     async def park(self, because: str = "a test") -> dict[int, m.Parked]:
         """A new incident; returns where everybody who is alive stands."""

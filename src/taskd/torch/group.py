@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 from taskd.torch.alone import ALONE, Alone
 from taskd.torch.groups import Groups, Mode
 from taskd.torch.transport import Shape, Transport, alone
-from taskd.torch.works import Finished, Guarded
+from taskd.torch.works import Finished, Guarded, Streamed
 
 BACKEND = "taskd"
 
@@ -35,16 +35,17 @@ class ResilientGroup(dist.ProcessGroup):
         self._transport: Transport | None = None
         self._alone: dist.ProcessGroup | None = None
         self._name, self._desc = shape.name, "undefined"
+        only_gloo = set(shape.backends.values()) == {"gloo"}
+        self._handle: type[Guarded | Streamed] = Guarded if only_gloo else Streamed
 
     def form(self, store: Store) -> None:
         self._transport = Transport(self.shape, store)
         self._transport.form()
 
-    def drop(self) -> None:
+    def drop(self, at_rest: bool) -> None:
         """Let go of the transport of the last incident."""
         if self._transport is not None:
-            self._transport.abort()
-            self._transport.bury()
+            self._transport.bury(at_rest)
             self._transport = None
 
     @property
@@ -66,7 +67,7 @@ class ResilientGroup(dist.ProcessGroup):
                 return operation(*args, **kwargs)
             spoilt = partial(effect, self.shape.rank, args)
             try:
-                return Guarded(groups, operation(*args, **kwargs), spoilt)
+                return self._handle(groups, operation(*args, **kwargs), spoilt)
             except RuntimeError as error:
                 groups.absorb(error)
         elif groups.mode is Mode.BROKEN and not groups.absorbing:
@@ -167,7 +168,8 @@ class ResilientGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         self._groups.discard(self)
-        self.drop()
+        self.abort()
+        self.drop(self._groups.settle())
 
 
 def _operation(name: str, effect: Alone) -> Callable[..., dist.Work]:

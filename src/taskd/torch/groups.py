@@ -16,10 +16,16 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from taskd.errors import Transient
+from taskd.torch import threads
 from taskd.torch.meeting import Meeting, SharedStore
 
 if TYPE_CHECKING:
     from taskd.torch.group import ResilientGroup
+    from taskd.torch.works import Guarded
+
+
+GLANCE_S = 0.005
+"""How often gloo's threads are looked at while they do not report their end."""
 
 
 class Mode(Enum):
@@ -45,6 +51,8 @@ class Groups:
         self.begun = 0
         """Collectives entered, and `done` those that ended: what the beacon shows."""
         self.done = 0
+        self._flying: set[Guarded] = set()
+        self._landed = threading.Condition()
         self.store = SharedStore(world)
         self.why = ""
         self._on_fault = on_fault
@@ -69,6 +77,12 @@ class Groups:
         """The default group: torch creates it first."""
         return self._all[0]
 
+    @property
+    def meeting(self) -> Meeting:
+        """Where the current groups met."""
+        assert self._meeting is not None
+        return self._meeting
+
     def meet(self, incident: int, address: str, place: str, timeout: timedelta) -> None:
         """Form all groups anew at this store, in the order in which the script made them."""
         with self._lock:
@@ -77,7 +91,10 @@ class Groups:
             self.mode, self.why, self._pending = Mode.MENDING, "", ""
             self._meeting = None
         for group in self._all:
-            group.drop()
+            group.abort()
+        at_rest = self.settle()
+        for group in self._all:
+            group.drop(at_rest)
         meeting = Meeting(address, place, timeout)
         with self._lock:
             if self.why:
@@ -132,8 +149,31 @@ class Groups:
     def trouble(self) -> bool:
         return self.mode is Mode.BROKEN or bool(self._pending)
 
-    def count_done(self) -> None:
+    def begin(self, work: Guarded) -> None:
+        """gloo has this collective now, and its memory."""
+        with self._landed:
+            self._flying.add(work)
+
+    def end(self, work: Guarded) -> None:
+        """gloo is done with it."""
         self.done += 1
+        with self._landed:
+            self._flying.discard(work)
+            if not self._flying:
+                self._landed.notify_all()
+
+    def settle(self) -> bool:
+        """After an abort: wait until gloo touches no memory any more. False: some never end."""
+        before: dict[int, str] = {}
+        with self._landed:
+            while self._flying:
+                if not self._landed.wait(GLANCE_S):
+                    now = threads.at_work()
+                    if threads.asleep(before, now):
+                        self._flying.clear()
+                        return False
+                    before = now
+        return True
 
     def _break(self, why: str) -> bool:
         with self._lock:
@@ -144,4 +184,8 @@ class Groups:
             meeting.cut()
         for group in self._all:
             group.abort()
+        with self._landed:
+            flying = list(self._flying)
+        for work in flying:
+            work.give_up()
         return first

@@ -25,7 +25,7 @@ from taskd.model.ids import Incarnation, NodeRank, Rank
 from taskd.model.ids import Step as Committed
 from taskd.model.messages import Dump, Leave, Repair
 from taskd.model.rank import GiveUp, Me, Stood
-from taskd.torch import buckets, group, random, repair, seam, transport
+from taskd.torch import buckets, buffers, group, random, repair, seam, transport
 from taskd.torch.groups import Groups, Mode
 from taskd.torch.protected import Protected, Stateful
 from taskd.torch.step import Abandon, Gates, Step
@@ -90,6 +90,7 @@ class Job:
             return
         for wrapped in self._kept.reducers():
             buckets.settle(wrapped, self._groups)
+            buffers.share(wrapped)
         for one_model in self._kept.models:
             self._gates.watch(one_model)
         self._link.describe("", -1)

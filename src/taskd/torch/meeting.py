@@ -7,6 +7,8 @@ ever read again, and cutting the connection frees whoever waits at it. `groups.p
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -24,14 +26,37 @@ class Meeting:
         store = TCPStore(
             host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=timeout
         )
-        self._links = [one for one in sockets.scan(before) if one.peer_port == int(port)]
+        links = [one for one in sockets.scan(before) if one.peer_port == int(port)]
+        self._links, self._more = links, list[socket.socket]()
+        self._is_cut = False
         self.store = PrefixStore(place, store)
         self.timeout = timeout
 
     def cut(self) -> None:
         """Free whoever waits at the store. It answers nobody afterwards."""
+        self._is_cut = True
         for link in self._links:
             sockets.cut(link)
+        for more in self._more:
+            _shut(more)
+
+    def guard(self, more: socket.socket) -> socket.socket:
+        """Another socket of this incident, to be cut with the rest."""
+        self._more.append(more)
+        if self._is_cut:
+            _shut(more)
+        return more
+
+    def my_host(self) -> str:
+        """The address under which this process reaches the store, and peers reach it."""
+        for link in self._links:
+            return sockets.host(link)
+        return "127.0.0.1"
+
+
+def _shut(one: socket.socket) -> None:
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
 
 
 class SharedStore(Store):

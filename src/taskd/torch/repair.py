@@ -10,10 +10,10 @@ from datetime import timedelta
 
 from taskd.edge.clock import monotonic
 from taskd.errors import Transient
-from taskd.model.ids import Step
+from taskd.model.ids import Rank, Step
 from taskd.model.messages import Repair
 from taskd.model.rank import Mended
-from taskd.torch import state
+from taskd.torch import courier, state
 from taskd.torch.groups import Groups
 from taskd.torch.protected import Protected
 
@@ -39,15 +39,19 @@ def carry_out(
 
 
 def _exchange(plan: Repair, rank: int, held: int | None, groups: Groups, kept: Protected) -> None:
-    world = groups.world
-    place = {member.rank: at for at, member in enumerate(plan.members)}
-    source = plan.sources.get(rank)  # type: ignore[call-overload]
-    if source is None and held != plan.resume:
-        raise CannotRepair(f"this rank holds step {held}, the plan resumes at {plan.resume}")
+    meeting = groups.meeting
+    source = plan.sources.get(Rank(rank))
     if source is not None:
-        state.take(
-            kept, plan.resume, plan.incident, world.inner, place[source], aside=held is not None
-        )
+        aside = held is not None
+
+        def read(receive: courier.Receive) -> None:
+            state.take(kept, plan.resume, plan.incident, receive, aside)
+
+        courier.take(meeting, source, read)
         return
-    for taker in sorted(one for one, giver in plan.sources.items() if giver == rank):
-        state.give(kept, plan.resume, plan.incident, world.inner, place[taker])
+    if held != plan.resume:
+        raise CannotRepair(f"this rank holds step {held}, the plan resumes at {plan.resume}")
+    takers = [taker for taker, giver in plan.sources.items() if giver == rank]
+    if takers:
+        parcel = state.Parcel(kept, plan.resume, plan.incident)
+        courier.give(meeting, rank, takers, parcel.give)

@@ -64,6 +64,13 @@ def cut(one: Found) -> bool:
         os.close(mine)
 
 
+def host(one: Found) -> str:
+    """Our own address at this socket."""
+    with socket.socket(fileno=os.dup(one.fd)) as handle:
+        address = str(handle.getsockname()[0])
+    return address.removeprefix("::ffff:")
+
+
 def _descriptors() -> Iterator[int]:
     for name in os.listdir(FOLDER):
         yield int(name)

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from taskd.errors import Transient
 from taskd.torch.protected import Protected
-
-SMALL = 1 << 18
-"""Tensors below this many bytes travel packed together."""
 
 
 class BadState(Transient):
@@ -59,43 +55,44 @@ class Manifest:
 # Giving
 
 
-def give(kept: Protected, step: int, incident: int, group: dist.ProcessGroup, to: int) -> None:
-    """Send the state of `step` to a rank of this group."""
-    found = list(_tensors(kept))
-    tensors = [_plain(tensor) for _, tensor in found]
-    manifest = Manifest(
-        step,
-        incident,
-        tuple(
-            Piece(key, tuple(own.shape), own.dtype, is_sharded(tensor))
-            for (key, tensor), own in zip(found, tensors, strict=True)
-        ),
-        tuple(map(checksum, tensors)),
-        _plain_state(kept),
-    )
-    letter = pickle.dumps((manifest, manifest.seal()))
-    head = torch.tensor([len(letter)], dtype=torch.int64)
-    body = torch.frombuffer(bytearray(letter), dtype=torch.uint8)
-    small = _pack([one for one in tensors if _is_small(one)])
-    large = [one.contiguous().cpu() for one in tensors if not _is_small(one)]
-    sent = [head, body, *([small] if small.numel() else []), *large]
-    works = [group.send([one], to, tag) for tag, one in enumerate(sent)]
-    for work in works:
-        work.wait()
+class Parcel:
+    """The state of one step, ready to be given to any number of takers."""
+
+    def __init__(self, kept: Protected, step: int, incident: int) -> None:
+        found = list(_tensors(kept))
+        self._tensors = [_raw(_plain(tensor)).cpu() for _, tensor in found]
+        pieces = tuple(
+            Piece(key, tuple(tensor.shape), tensor.dtype, is_sharded(whole))
+            for (key, whole), tensor in ((one, _plain(one[1])) for one in found)
+        )
+        sums = tuple(map(checksum, self._tensors))
+        manifest = Manifest(step, incident, pieces, sums, _plain_state(kept))
+        self._letter = pickle.dumps((manifest, manifest.seal()))
+
+    def give(self, send: Callable[[memoryview], None]) -> None:
+        send(memoryview(len(self._letter).to_bytes(8, "little")))
+        send(memoryview(self._letter))
+        for tensor in self._tensors:
+            if tensor.numel():
+                send(tensor.numpy().data)
 
 
 # Taking
 
 
 def take(
-    kept: Protected, step: int, incident: int, group: dist.ProcessGroup, source: int, aside: bool
+    kept: Protected,
+    step: int,
+    incident: int,
+    receive: Callable[[memoryview], None],
+    aside: bool,
 ) -> None:
     """Receive that state, or raise and, if `aside`, be none the worse for it."""
-    head = torch.zeros(1, dtype=torch.int64)
-    group.recv([head], source, 0).wait()
-    body = torch.empty(int(head), dtype=torch.uint8)
-    group.recv([body], source, 1).wait()
-    manifest, seal = pickle.loads(body.numpy().tobytes())
+    head = bytearray(8)
+    receive(memoryview(head))
+    letter = bytearray(int.from_bytes(head, "little"))
+    receive(memoryview(letter))
+    manifest, seal = pickle.loads(letter)
     if manifest.seal() != seal:
         raise BadState("the manifest is damaged")
     if (manifest.step, manifest.incident) != (step, incident):
@@ -104,34 +101,23 @@ def take(
             f"got step {manifest.step} of incident {manifest.incident}"
         )
     places = _places(kept, manifest, aside)
-    _receive(group, source, manifest, places)
     for piece, place, told in zip(manifest.pieces, places, manifest.sums, strict=True):
-        if checksum(place) != told:
+        _fetch(place, receive)
+        if checksum(_raw(place)) != told:
             raise BadState(f"the checksum of {piece.key} does not match")
     _adopt(kept, manifest, places)
 
 
-def _receive(
-    group: dist.ProcessGroup, source: int, manifest: Manifest, places: list[torch.Tensor]
-) -> None:
-    small = [place for place in places if _is_small(place)]
-    packed = torch.empty(sum(map(_bytes, small)), dtype=torch.uint8)
-    landing: list[tuple[torch.Tensor, torch.Tensor]] = []
-    works = [group.recv([packed], source, 2)] if packed.numel() else []
-    tag = 2 + len(works)
-    for place in places:
-        if not _is_small(place):
-            direct = place.is_contiguous() and place.device.type == "cpu"
-            at = place if direct else torch.empty(place.shape, dtype=place.dtype)
-            works.append(group.recv([at], source, tag))
-            landing.append((place, at))
-            tag += 1
-    for work in works:
-        work.wait()
-    _unpack(packed, small)
-    for place, at in landing:
-        if place is not at:
-            place.copy_(at)
+@torch.no_grad()
+def _fetch(place: torch.Tensor, receive: Callable[[memoryview], None]) -> None:
+    if not place.numel():
+        return
+    if place.is_contiguous() and place.device.type == "cpu":
+        receive(_raw(place).numpy().data)
+        return
+    landing = torch.empty(place.shape, dtype=place.dtype)
+    receive(_raw(landing).numpy().data)
+    place.copy_(landing)
 
 
 def _places(kept: Protected, manifest: Manifest, aside: bool) -> list[torch.Tensor]:
@@ -267,37 +253,12 @@ def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _is_small(tensor: torch.Tensor) -> bool:
-    return _bytes(tensor) < SMALL
-
-
-def _pack(tensors: list[torch.Tensor]) -> torch.Tensor:
-    if not tensors:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.cat([_raw(tensor.cpu()) for tensor in tensors])
-
-
-def _unpack(packed: torch.Tensor, places: list[torch.Tensor]) -> None:
-    at = 0
-    for place in places:
-        size = _bytes(place)
-        if size:
-            piece = packed[at : at + size].clone().view(place.dtype).view(place.shape)
-            place.copy_(piece)
-        at += size
-
-
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def checksum(tensor: torch.Tensor) -> int:
+def checksum(raw: torch.Tensor) -> int:
     """The sum of its 64-bit words: as fast as memory, and no zero or stale payload passes."""
-    raw = _raw(tensor)
     whole = raw.numel() // 8 * 8
     if raw.data_ptr() % 8:
         raw = raw.clone()

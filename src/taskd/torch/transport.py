@@ -6,6 +6,7 @@ milliseconds, and then thrown away; it is never repaired.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,11 +72,18 @@ class Transport:
             if kind != "gloo" and hasattr(backend, "abort"):
                 backend.abort()
 
-    def bury(self) -> None:
-        """Let go of it aside: gloo's end takes about 10 ms, in which a new group can be formed."""
+    def bury(self, at_rest: bool) -> None:
+        """Let go of it aside: gloo's end takes about 10 ms, in which a new group can be formed.
+
+        When a thread of gloo's sleeps for good, its group must never end: it would wait for it.
+        """
         remains = [self.inner, *self._backends.values()]
         del self.inner
         self._backends = {}
+        if not at_rest:
+            for one in remains:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+            return
         threading.Thread(target=remains.clear, name="taskd-bury").start()
 
     def _exchange_ports(self) -> frozenset[int]:
