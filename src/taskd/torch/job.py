@@ -60,6 +60,8 @@ class Job:
         self._holds: int | None = 0
         """The step whose state we hold; None: none, as in a replacement before it is given one."""
         self._gradients_carry = False
+        self._buffered: list[Any] = []
+        """Models whose buffers we send round in each step."""
         self._retry_on: tuple[type[Exception], ...] = ()
 
     # For the script
@@ -90,7 +92,8 @@ class Job:
             return
         for wrapped in self._kept.reducers():
             buckets.settle(wrapped, self._groups)
-            buffers.share(wrapped)
+            if buffers.take_over(wrapped):
+                self._buffered.append(wrapped)
         for one_model in self._kept.models:
             self._gates.watch(one_model)
         self._link.describe("", -1)
@@ -125,14 +128,20 @@ class Job:
     # For the step
 
     def _begin(self) -> None:
-        self._gates.updated = 0
+        self._gates.begin()
         if self._link is None:
             return
         assert self._undo is not None
         self._undo.remember(self._gradients_carry)
         self._groups.enter()
 
+    def _share_buffers(self) -> None:
+        for model in self._buffered:
+            buffers.share(model)
+
     def _end(self, error: BaseException | None) -> bool:
+        if error is None:
+            self._gates.end()
         trouble = self._link is not None and self._groups.trouble()
         self._groups.leave()
         if error is None and (self._gates.updated or not trouble):

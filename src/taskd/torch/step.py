@@ -48,14 +48,31 @@ class Gates:
         self._job = job
         self.updated = 0
         """How many optimizers have finished in the current step."""
+        self._shared = False
+
+    def begin(self) -> None:
+        self.updated, self._shared = 0, False
+
+    def end(self) -> None:
+        """The step was left well; also one whose optimizer a grad scaler has skipped."""
+        self._share()
 
     def hook(self, optimizer: Any) -> None:
-        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_pre_hook(self._before_update)
         optimizer.register_step_post_hook(self._after)
 
     def watch(self, model: Any) -> None:
         """Not even begin a pass whose result nobody can use."""
         model.register_forward_pre_hook(self._before)
+
+    def _share(self) -> None:
+        if self._job._groups.absorbing and not self._shared:
+            self._shared = True
+            self._job._share_buffers()
+
+    def _before_update(self, *_: Any) -> None:
+        self._share()
+        self._before()
 
     def _before(self, *_: Any) -> None:
         groups = self._job._groups
