@@ -132,6 +132,11 @@ class _Threaded:
         await proxy.start()
         return proxy
 
+    @property
+    def is_ours(self) -> bool:
+        """False in a process that was forked from the one that runs it."""
+        return self._thread.is_ours
+
     def join(self, timeout_s: float | None) -> bool:
         return self._thread.run(self._joined(timeout_s)).result()
 
@@ -165,7 +170,7 @@ def start(config: ProxyConfig, *, timeout_s: float | None = None) -> bool:
     """
     global _running
     with _lock:
-        if _running is None:
+        if _running is None or not _running.is_ours:
             _running = _Threaded(config)
         running = _running
     return running.join(timeout_s)
@@ -176,5 +181,5 @@ def stop() -> None:
     global _running
     with _lock:
         running, _running = _running, None
-    if running is not None:
+    if running is not None and running.is_ours:
         running.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -235,5 +236,27 @@ def test_the_way_up_tells_when_it_breaks_and_when_it_is_back() -> None:
                     if len(seen) == 3:
                         break
             assert seen == [Joined, Left, Joined]
+
+    asyncio.run(scenario())
+
+
+def test_a_manager_that_stands_still_is_waited_for() -> None:
+    async def scenario() -> None:
+        async with process_at(manager(), listen="127.0.0.1:0") as boss:
+            up = f"127.0.0.1:{boss.port}"
+            async with (
+                placed(proxy(0), None, upstream=up, serves=True) as prx,
+                placed(agent(0), prx) as agt,
+            ):
+                boss.process.send_signal(signal.SIGSTOP)
+                silent = await agt.send(manager(), RestartsLeft(1), timeout_s=1.0)
+                assert silent.code == NetCode.NetworkAckLost
+                async with placed(worker(0, 0), None, upstream=f"127.0.0.1:{prx.port}") as wrk:
+                    # The node goes on by itself while nobody above answers.
+                    assert (await agt.send(worker(0, 0), RestartsLeft(2))).code == NetCode.OK
+                    boss.process.send_signal(signal.SIGCONT)
+                    assert (await boss.told("number"))["number"] == 1
+                    await until_delivered(lambda: report(wrk, 3))
+                    assert (await boss.told("number"))["number"] == 3
 
     asyncio.run(scenario())

@@ -203,11 +203,17 @@ def test_an_ack_for_nothing_changes_nothing() -> None:
     asyncio.run(scenario())
 
 
-def test_a_client_that_stops_reading_loses_its_messages_and_nobody_elses() -> None:
+@pytest.mark.parametrize("speaks_link", [False, True])
+def test_a_client_that_stops_reading_loses_its_messages_and_nobody_elses(
+    speaks_link: bool,
+) -> None:
     async def scenario() -> None:
         limits = RelayConfig(max_window=200, max_window_bytes=4 << 20)
-        async with under_attack(relay=limits) as (mgr, stranger):
-            await stranger.join()
+        async with under_attack(relay=limits) as (mgr, stranger), bare_channel(mgr.port) as channel:
+            await stranger.join(opens=not speaks_link)
+            if speaks_link:
+                call = LinkStub(channel).Open(metadata=AGENT_1)  # type: ignore[no-untyped-call]
+                await call.write(link_pb2.Frame(hello=link_pb2.Hello(life="a")))
             await until_change(mgr, PeerJoined(agent(1)))
             codes: set[NetCode] = set()
             body = Unknown("ACTION", 9, "x" * 100_000)

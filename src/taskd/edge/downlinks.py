@@ -21,7 +21,7 @@ from taskd.edge.foreign import CODE_KEY
 from taskd.edge.gate import Gate
 from taskd.edge.link import EOF, carry
 from taskd.edge.switch import Switch
-from taskd.edge.uplink import ANEW, ATTEMPT_KEY
+from taskd.edge.uplink import ANEW, ATTEMPT_KEY, CALL_TIMEOUT_S
 from taskd.model.codes import NetCode, net_code
 from taskd.model.ids import Position
 from taskd.wire._pb import link_pb2_grpc, tasknet_pb2, tasknet_pb2_grpc
@@ -35,7 +35,7 @@ from taskd.wire.frames import (
 
 log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
-Announce = Callable[[Sequence[Position]], Awaitable[None]]
+Announce = Callable[[Sequence[Position], float], Awaitable[None]]
 
 
 class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
@@ -78,8 +78,10 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
         anew = ANEW in _metadata(context).items()
         code = self._relay.announce(through, path, anew=anew, attempt=_attempt(context))
         if code == NetCode.OK and self._announce_up is not None:
-            # Before the answer: once a child may speak, it can be answered from above.
-            await self._announce_up(path)
+            # Before the answer: once a child may speak, it can be answered from above. But a server
+            # above that stands still must not keep the node from working by itself.
+            left_s = context.time_remaining() or CALL_TIMEOUT_S
+            await self._announce_up(path, min(left_s, CALL_TIMEOUT_S) / 2)
         return self._ack(request.uuid, code)
 
     # Streams

@@ -38,18 +38,22 @@ class LoopThread:
             self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self._loop.close()
 
+    @property
+    def is_ours(self) -> bool:
+        """False in a process that was forked from the one that made it."""
+        return os.getpid() == self._pid
+
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start the coroutine in the loop. From any thread of the process that made this one."""
-        if os.getpid() != self._pid or not self._thread.is_alive():
+        if not self.is_ours or not self._thread.is_alive():
             work.close()
-            forked = os.getpid() != self._pid
-            why = "it was made before a fork, in another process" if forked else "it was stopped"
+            why = "it was stopped" if self.is_ours else "it was made before a fork, elsewhere"
             raise Permanent(f"this loop is not running: {why}")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:
         """End the loop and its thread. A second call, or one in a forked child, does nothing."""
-        if os.getpid() != self._pid or not self._thread.is_alive():
+        if not self.is_ours or not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
         if threading.current_thread() is not self._thread:

@@ -29,6 +29,8 @@ from taskd.wire.frames import position_to_pb
 log = logging.getLogger(__name__)
 
 NOT_TRIED = "it has not been tried yet"
+REGISTER_TIMEOUT_S = 2.0
+"""Also the wait for a host that does not answer at all."""
 CALL_TIMEOUT_S = 5.0
 MAX_MESSAGE = 8 << 20
 ATTEMPT_KEY = "taskd-attempt"
@@ -96,13 +98,13 @@ class Uplink:
         shown = ((TOKEN_KEY, make_token(token, job, me)),) if token else ()
         return (*place, *(((JOB_KEY, job),) if job else ()), *shown)
 
-    async def announce(self, path: Sequence[Position]) -> None:
+    async def announce(self, path: Sequence[Position], timeout_s: float) -> None:
         """Tell the server above of new positions below. If it is away, the next join tells it."""
         async with self._announcing:
             if self._stub is None or self._doubt.done():
                 return
             try:
-                await self._discover(self._stub, path)
+                await self._discover(self._stub, path, timeout_s)
             except (grpc.RpcError, NotAdmitted) as error:
                 # It may not know of them, and nothing else would tell it: join anew.
                 self._doubt.set_result(f"it could not be told of {len(path)} paths: {_why(error)}")
@@ -136,12 +138,12 @@ class Uplink:
                     uuid=self._switch.new_uuid(), pos=position_to_pb(config.me)
                 ),
                 metadata=self._metadata,
-                timeout=CALL_TIMEOUT_S,
+                timeout=REGISTER_TIMEOUT_S,
             )
             _expect_ok(ack, "Register")
             async with self._announcing:
                 below = self._switch.relay.routes.below()
-                await self._discover(stub, (config.me, *below), ANEW)
+                await self._discover(stub, (config.me, *below), CALL_TIMEOUT_S, ANEW)
                 self._stub = stub
                 self._doubt = asyncio.get_running_loop().create_future()
             streaming = asyncio.create_task(self._stay(channel, stub))
@@ -167,6 +169,7 @@ class Uplink:
         self,
         stub: tasknet_pb2_grpc.TaskNetStub,
         path: Sequence[Position],
+        timeout_s: float,
         *marks: tuple[str, str],
     ) -> None:
         ack = await stub.PathDiscovery(
@@ -176,7 +179,7 @@ class Uplink:
                 path=[position_to_pb(position) for position in path],
             ),
             metadata=(*self._metadata, *marks),
-            timeout=CALL_TIMEOUT_S,
+            timeout=timeout_s,
         )
         _expect_ok(ack, "PathDiscovery")
 
