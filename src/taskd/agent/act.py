@@ -8,21 +8,21 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from taskd.agent.environment import Addresses, of_worker
+from taskd.agent.ground import Ground
 from taskd.agent.letters import STACK_SIGNAL
 from taskd.agent.logs import Logs
 from taskd.agent.output import Output
 from taskd.agent.plan import Plan
-from taskd.agent.processes import Death, Nursery, Process, StartRefused, ZygoteLost
+from taskd.agent.processes import Death, Process, StartRefused, ZygoteLost
 from taskd.agent.watch import Watch
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, NodeRank, Rank
 from taskd.model.workers import (
     AskToEnd,
     Command,
-    Event,
     KillWorker,
     RenewStore,
     SayHello,
@@ -31,6 +31,9 @@ from taskd.model.workers import (
     StartWorker,
     Tell,
 )
+
+if TYPE_CHECKING:
+    from taskd.agent.main import Agent
 
 log = logging.getLogger(__name__)
 
@@ -48,22 +51,19 @@ class Hands:
     def __init__(
         self,
         plan: Plan,
-        nursery: Nursery,
+        ground: Ground,
         output: Output,
         logs: Logs,
         addresses: Addresses,
-        listener: socket.socket | None,
-        tell: Callable[[m.Body], Awaitable[None]],
-        happened: Callable[[Event], None],
+        agent: Agent,
         tasks: asyncio.TaskGroup,
         watch: Watch,
     ) -> None:
-        self._plan, self._nursery, self._output, self._logs = plan, nursery, output, logs
-        self._addresses, self._listener = addresses, listener
-        self._tell, self._happened = tell, happened
+        self._plan, self._ground, self._output, self._logs = plan, ground, output, logs
+        self._nursery, self._addresses, self._watch = ground.nursery, addresses, watch
+        self._tell, self._happened, self._tasks = agent.tell, agent.happened, tasks
         self._lives: dict[Life, Process] = {}
         self._store: Process | None = None
-        self._tasks, self._watch = tasks, watch
 
     async def perform(self, command: Command) -> None:
         match command:
@@ -85,19 +85,20 @@ class Hands:
             case Tell(body):
                 await self._tell(body)
             case SayHello(workers, attempt, remaining):
-                served = self._addresses.store if self._listener is not None else ""
+                served = self._addresses.store if self._ground.serves else ""
                 node, host = NodeRank(self._plan.node), socket.gethostname()
                 await self._tell(m.AgentHello(node, host, workers, served, attempt, remaining))
 
     async def serve_store(self) -> None:
         """A store that knows nothing, on the port that everybody knows."""
-        if self._listener is None:
+        listener = self._ground.listener
+        if listener is None:
             return
         if self._store is not None:
             self._nursery.kill(self._store)
         host, _, port = self._addresses.store.rpartition(":")
         self._store = await self._nursery.serve_store(
-            host, int(port), self._listener.fileno(), self._store_died
+            host, int(port), listener.fileno(), self._store_died
         )
 
     def _store_died(self, death: Death) -> None:
@@ -108,7 +109,7 @@ class Hands:
 
     async def _start(self, start: StartWorker) -> None:
         life = start.rank, start.incarnation
-        files = self._logs.files(start)
+        files = self._logs.files(*life)
         env = of_worker(self._plan, start, self._addresses)
         env |= {
             "TORCHELASTIC_ERROR_FILE": str(files.error),

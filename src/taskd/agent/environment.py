@@ -30,6 +30,7 @@ def base(plan: Plan) -> dict[str, str]:
 def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str, str]:
     local_rank = start.rank - plan.ranks.start
     host, _, port = addresses.store.rpartition(":")
+    whole = start.incarnation == start.attempt
     return {
         "RANK": str(start.rank),
         "LOCAL_RANK": str(local_rank),
@@ -45,7 +46,7 @@ def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str,
         "TORCHELASTIC_RESTART_COUNT": str(start.attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
         "TORCHELASTIC_RUN_ID": plan.run_id,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_USE_AGENT_STORE": str(plan.agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "TASKD_JOB_ID": plan.job,
         "TASKD_TOKEN": plan.token,
@@ -54,6 +55,8 @@ def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str,
         "TASKD_INCARNATION": str(start.incarnation),
         "TASKD_INCIDENT": str(start.incident),
         "TASKD_STORE": addresses.store,
+        # Ascend's in-process recovery reads it: was the whole pod started, or this worker alone?
+        "RESTART_FAULT_PROCESS_TYPE": "worker" if start.incident and not whole else "pod",
         **_device(plan, local_rank),
     }
 

@@ -12,12 +12,12 @@ import argparse
 import logging
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from dataclasses import dataclass
 
 from taskd.agent import arguments, environment, plan, watch
+from taskd.agent.ground import Ground
 from taskd.agent.plan import Plan
 from taskd.agent.processes import Nursery
 from taskd.agent.supervise import Supervisor
@@ -44,17 +44,12 @@ def run(told: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What the launch stands on: known addresses, and processes that are warming up."""
+class Started:
+    """What is on its way when the event loop begins."""
 
-    run_dir: str
-    beacons: str
-    state_dir: str
-    listener: socket.socket | None
-    """The store's, on the first node."""
-    store: str
+    ground: Ground
     manager: str
-    nursery: Nursery
+    state_dir: str
     supervisor: Supervisor | None
     """Of the manager, on the first node."""
 
@@ -78,20 +73,20 @@ def _launch(chosen: Plan, run_dir: str, beacons: str) -> int:
         supervisor = _manager(chosen, f"{here}:{manager_port}", run_dir)
         supervisor.start()
     ground = Ground(
-        run_dir,
-        beacons,
-        chosen.state_dir or run_dir,
-        listener,
-        f"{chosen.master_addr}:{port}",
-        f"{chosen.master_addr}:{manager_port}",
-        nursery,
-        supervisor,
+        nursery=nursery,
+        run_dir=run_dir,
+        beacons=beacons,
+        store=f"{chosen.master_addr}:{port}",
+        listener=listener,
+        serves=first,
     )
+    manager = f"{chosen.master_addr}:{manager_port}"
+    started = Started(ground, manager, chosen.state_dir or run_dir, supervisor)
     # gRPC tells every closed connection on stderr, which here is the user's.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - read by gRPC at its import
     from taskd.agent.launcher import launch  # what it needs is slow to import
 
-    return launch(chosen, ground)
+    return launch(chosen, started)
 
 
 def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:

@@ -17,6 +17,7 @@ from string import Template
 from taskd.agent.output import Output, Sink
 from taskd.agent.plan import ERR, OUT, Plan
 from taskd.config import environ
+from taskd.model.ids import Incarnation, Rank
 from taskd.model.workers import StartWorker
 
 EVIDENCE_CHARS = 4000
@@ -51,15 +52,18 @@ class Logs:
         self._root = Path(tempfile.mkdtemp(prefix=prefix, dir=root)) if root else Path(run_dir)
         self._template = environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
 
-    def files(self, start: StartWorker) -> Files:
-        local_rank = start.rank - self._plan.ranks.start
-        folder = self._root / f"attempt_{start.incarnation}" / str(local_rank)
+    def files(self, rank: Rank, incarnation: Incarnation) -> Files:
+        local_rank = rank - self._plan.ranks.start
+        folder = self._root / f"attempt_{incarnation}" / str(local_rank)
         folder.mkdir(parents=True, exist_ok=True)
         return Files(folder)
 
     def open(self, start: StartWorker, output: Output) -> list[int]:
         """The descriptors of the worker's stdout and stderr; close them once it has them."""
-        files, local_rank = self.files(start), start.rank - self._plan.ranks.start
+        files, local_rank = (
+            self.files(start.rank, start.incarnation),
+            start.rank - self._plan.ranks.start,
+        )
         logs = self._plan.logs
         redirects, tee = logs.redirects.get(local_rank, 0), logs.tee.get(local_rank, 0)
         shown = logs.shown is None or local_rank in logs.shown
@@ -91,12 +95,12 @@ class Logs:
         elif teed:
             text = f"[{self._plan.role}{local_rank}]:"
         else:
-            text = f"[rank {start.rank}]: "
+            text = self._plan.prefix.format(rank=start.rank)
         return text.encode()
 
     def evidence(self, start: StartWorker, tail: str) -> str:
         """The last traceback if the worker has left one, and its last lines."""
-        files = self.files(start)
+        files = self.files(start.rank, start.incarnation)
         if not tail:
             tail = "".join(_end_of(files.log(name)) for _, _, name in _STREAMS)
         trace = _traceback(files.error)

@@ -22,6 +22,14 @@ from taskd.model.workers import Command, Event, Tick
 log = logging.getLogger(__name__)
 
 
+Seer = Callable[[Event, State, State], None]
+"""Is shown every event, with the states before and after it."""
+
+
+def unseen(event: Event, before: State, after: State) -> None:
+    """Nobody looks."""
+
+
 class Performs(Protocol):
     async def perform(self, command: Command) -> None: ...
 
@@ -33,7 +41,7 @@ class Agent:
         proxy: Bus,
         config: WorkersConfig,
         clock: Clock = monotonic,
-        watch: Callable[[Event, State, State], None] = lambda event, before, after: None,
+        watch: Seer = unseen,
     ) -> None:
         self._bus, self._config, self._clock = bus, config, clock
         self._way = (bus, proxy)

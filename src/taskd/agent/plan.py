@@ -56,6 +56,9 @@ class Plan:
     nodes: int
     node: int
     local_size: int
+    world_size: int
+    first_rank: int
+    """The global rank of this node's first worker."""
     max_restarts: int
     master_addr: str
     master_port: int | None
@@ -71,15 +74,14 @@ class Plan:
     join_timeout_s: float
     virtual_local_rank: bool
     state_dir: str
-
-    @property
-    def world_size(self) -> int:
-        return self.nodes * self.local_size
+    prefix: str = "[rank {rank}]: "
+    """What stands before a line of a worker on the console."""
+    agent_store: bool = True
+    """Whether MASTER_ADDR and MASTER_PORT name a store that is served by an agent."""
 
     @property
     def ranks(self) -> range:
-        first = self.node * self.local_size
-        return range(first, first + self.local_size)
+        return range(self.first_rank, self.first_rank + self.local_size)
 
 
 def read(told: argparse.Namespace) -> Plan:
@@ -111,6 +113,8 @@ def read(told: argparse.Namespace) -> Plan:
         nodes=nodes,
         node=told.node_rank,
         local_size=local_size,
+        world_size=nodes * local_size,
+        first_rank=told.node_rank * local_size,
         max_restarts=int(told.max_restarts) or UNLIMITED_RESTARTS,
         master_addr=address if nodes > 1 else "127.0.0.1",
         master_port=port,

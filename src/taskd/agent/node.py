@@ -1,0 +1,109 @@
+"""One node's part of a job, put together: bus, zygote, output, beacons, and the agent over them.
+
+`taskd run` (`launcher.py`) and the torchrun seam (`torchrun.py`) both run this; they differ in
+where store and manager are, and in what they do before and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass, field
+
+from taskd.agent.act import Hands
+from taskd.agent.environment import Addresses
+from taskd.agent.ground import Ground
+from taskd.agent.logs import Logs
+from taskd.agent.main import Agent, Seer, unseen
+from taskd.agent.output import Output
+from taskd.agent.plan import PRELOAD, Plan
+from taskd.agent.watch import Watch
+from taskd.core.workers import Node, Over, Waiting, WorkersConfig
+from taskd.edge.bus import Bus, BusConfig
+from taskd.edge.clock import monotonic
+from taskd.errors import SettingsError
+from taskd.model import messages as m
+from taskd.model.ids import NodeRank, Rank, agent
+from taskd.model.workers import Interrupted
+from taskd.proxy import Proxy
+
+BEAT_S = 0.25
+MOST_BEATS_PER_S = 250
+
+
+@dataclass
+class NodeRun:
+    plan: Plan
+    ground: Ground
+    output: Output
+    proxy: Proxy
+    seer: Seer = unseen
+    logs: Logs = field(init=False)
+    bus: Bus = field(init=False)
+    agent: Agent = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.logs = Logs(self.plan, self.ground.run_dir)
+
+    async def run(self) -> Over:
+        """Until the node's part of the job is over; then nothing of it is left."""
+        plan, address = self.plan, f"127.0.0.1:{self.proxy.port}"
+        self.bus = Bus(
+            BusConfig(me=agent(plan.node), upstream=address, job=plan.job, token=plan.token)
+        )
+        await self.bus.start()
+        config = WorkersConfig(permission_timeout_s=plan.join_timeout_s, grace_s=plan.grace_s)
+        self.agent = Agent(self.bus, self.proxy.bus, config, watch=self.seer)
+        self._obey_signals()
+        self.ground.nursery.watch()
+        try:
+            return await self._train()
+        finally:
+            await self.ground.nursery.close()
+            await self.bus.close()
+
+    def _obey_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for signum in self.plan.signals:
+            because = f"stopped by {signum.name}"
+            loop.add_signal_handler(signum, self.agent.happened, Interrupted(because, signum))
+        if signal.SIGPIPE not in self.plan.signals:
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    async def _train(self) -> Over:
+        plan, ground = self.plan, self.ground
+        node = Node(NodeRank(plan.node), tuple(map(Rank, plan.ranks)), plan.max_restarts)
+        watch = Watch(ground.beacons)
+
+        def hands(tasks: asyncio.TaskGroup) -> Hands:
+            made = Hands(
+                plan,
+                ground,
+                self.output,
+                self.logs,
+                Addresses(store=ground.store, proxy=f"127.0.0.1:{self.proxy.port}"),
+                self.agent,
+                tasks,
+                watch,
+            )
+            tasks.create_task(self._warm(made))
+            return made
+
+        def look() -> m.NodeBeat:
+            return m.NodeBeat(node.node, watch.look())
+
+        waiting = Waiting(node, monotonic() + plan.join_timeout_s)
+        return await self.agent.run(waiting, hands, look, _beat_s(plan.nodes))
+
+    async def _warm(self, hands: Hands) -> None:
+        """Once the zygote has imported everything, the store can be served from it."""
+        ready = await self.ground.nursery.ready()
+        wanted = [name for name in self.plan.preload if name not in PRELOAD]
+        if problems := [f"--preload {n}: {ready.failed[n]}" for n in wanted if n in ready.failed]:
+            raise SettingsError(problems)
+        await hands.serve_store()
+
+
+def _beat_s(nodes: int) -> float:
+    """The more nodes, the rarer the beats: the manager hears some hundreds a second at most."""
+    return max(BEAT_S, nodes / MOST_BEATS_PER_S)
