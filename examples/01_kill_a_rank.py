@@ -1,0 +1,25 @@
+"""Four ranks train; one is killed with -9, in the middle of a step. Nothing is lost.
+
+python examples/01_kill_a_rank.py
+"""
+
+import signal
+
+from watched import compare, training
+
+STEPS = 120
+PACE_S = 0.02
+
+print("four ranks, undisturbed")
+with training("train_ddp.py", STEPS, PACE_S) as job:
+    undisturbed = job.end()
+
+print("four ranks, rank 2 is killed, and later rank 0")
+with training("train_ddp.py", STEPS, PACE_S) as job:
+    job.hurt(2, signal.SIGKILL, job.at_step(20))
+    job.recovered(1)
+    job.hurt(0, signal.SIGKILL, job.at_step(70))
+    job.recovered(2)
+    disturbed = job.end()
+
+compare(disturbed, undisturbed)

@@ -1,0 +1,119 @@
+"""What the numbered examples share: a job under `taskd run` that can be watched and hurt."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+HERE = Path(__file__).parent
+TASKD = str(Path(sys.executable).with_name("taskd"))
+PATIENCE_S = 120.0
+
+
+class Job:
+    """A running `taskd run`, its output, and the view that `taskd status --watch` gives of it."""
+
+    def __init__(self, process: subprocess.Popen[str], job_id: str) -> None:
+        self.process, self.id = process, job_id
+        self.output: list[str] = []
+
+    def views(self) -> Iterator[dict[str, Any]]:
+        """One view of the job after every change, until it ends."""
+        command = [TASKD, "status", self.id, "--watch", "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            try:
+                for line in watching.stdout:
+                    yield json.loads(line)
+            finally:
+                watching.kill()
+
+    def until(self, happened: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        for view in self.views():
+            if happened(view):
+                return view
+        raise SystemExit(f"the job ended before {what}")
+
+    def at_step(self, step: int) -> dict[str, Any]:
+        return self.until(
+            lambda view: (
+                int(view["line"].get("step", 0)) >= step and view["line"]["state"] == "Idle"
+            ),
+            f"step {step}",
+        )
+
+    def hurt(self, rank: int, how: signal.Signals, view: dict[str, Any]) -> None:
+        (pid,) = (known["pid"] for known in view["ranks"] if known.get("rank", 0) == rank)
+        say(f"{how.name} to rank {rank} (pid {pid}) at step {view['line']['step']}")
+        os.kill(pid, how)
+
+    def recovered(self, incident: int) -> dict[str, Any]:
+        """Wait for the end of the incident and show its parts."""
+        view = self.until(
+            lambda view: (
+                int(view["line"].get("incident", 0)) >= incident
+                and view["line"]["state"] == "Idle"
+                and f"incident {incident}," in view.get("manager", "")
+            ),
+            f"incident {incident} was over",
+        )
+        say(view["manager"].split("| last: ")[-1])
+        return view
+
+    def end(self) -> str:
+        """Wait for the end; the digest of the weights that the script has printed."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output.append(line)
+            say(line.rstrip())
+        if self.process.wait(PATIENCE_S) != 0:
+            raise SystemExit(f"the job ended with {self.process.returncode}")
+        found = re.search(r"weights (\w+)", "".join(self.output))
+        return found.group(1) if found else ""
+
+
+@contextmanager
+def training(script: str, *arguments: object, options: tuple[str, ...] = ()) -> Iterator[Job]:
+    """Four ranks of the script under `taskd run`; whatever happens, they end with this block."""
+    job_id = f"example-{os.getpid()}-{os.urandom(2).hex()}"
+    command = [TASKD, "run", "--nproc-per-node", "4", "--job-id", job_id, *options]
+    command += [str(HERE / script), *map(str, arguments)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+    )
+    deadline = Timer(PATIENCE_S, process.kill)
+    deadline.start()
+    try:
+        assert process.stdout is not None
+        job = Job(process, job_id)
+        for line in process.stdout:
+            say(line.rstrip())
+            if "taskd status" in line:
+                break
+        yield job
+    finally:
+        deadline.cancel()
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def say(text: str) -> None:
+    print(f"  {text}", flush=True)
+
+
+def compare(disturbed: str, undisturbed: str) -> None:
+    same = disturbed == undisturbed != ""
+    print(f"weights identical to the undisturbed run: {'yes' if same else 'NO'}", flush=True)
+    if not same:
+        raise SystemExit(1)
