@@ -226,6 +226,10 @@ def test_a_declaration_is_checked_and_may_change() -> None:
             assert (await client.status()).strategies == ["dump", "exit"]
             assert await client.declare("dump", nodes=1, per_node=2) == 0
             await eventually(lambda: len(owner.state.job.pods) == 1, server)
+            moved = control_pb2.JobDeclaration(job="job", namespace="elsewhere")
+            assert await client.code("DeclareJob", moved) == 0
+            assert await client.fault(1) == 0
+            assert (await client.status()).line.namespace == "elsewhere"
 
     asyncio.run(main())
 

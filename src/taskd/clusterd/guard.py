@@ -103,6 +103,9 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]
             await self._admit(method, request, context)
             try:
                 await serve(request, context)
+            except aio.InternalError:
+                # The client went away while it was written to. There is nobody left to tell.
+                log.debug("%s: the client has gone", method)
             except aio.BaseError:
                 raise
             except Exception:

@@ -240,16 +240,16 @@ class Jobs:
     async def _make_known(self, told: Declaration) -> None:
         before = self._declared.get(told.job)
         wanted = dict(declare.objects_of(told))
-        if before is not None:
-            for key, _ in declare.objects_of(before):
-                if key not in wanted:
-                    await self._cluster.delete(key)
         self._declared[told.job] = told
         for key, body in wanted.items():
             if self._cluster.get(key) is None:
                 await self._cluster.create(key, body)
             else:
                 await self._cluster.patch(key, body)
+        if before is not None:
+            for key, _ in declare.objects_of(before):
+                if key not in wanted:
+                    await self._cluster.delete(key)
 
     @asynccontextmanager
     async def _alone(self, job: JobId) -> AsyncIterator[None]:
@@ -271,7 +271,7 @@ class Jobs:
     async def _watch(self, changes: AsyncIterator[Changed]) -> None:
         async for change in changes:
             for job in self._touched(change):
-                if change.key.kind is Kind.POD_GROUP and change.after is None:
+                if not self._cluster.find(Kind.POD_GROUP, job):
                     await self.end(job, "its PodGroup is gone")
                 else:
                     self._tell_facts(job)
