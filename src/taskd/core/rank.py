@@ -78,6 +78,8 @@ class Joining:
 class Training:
     me: Me
     incident: Incident
+    proof: m.Committed | None = None
+    """The step that ended the last incident: the manager may not have heard of it."""
     deadline: float = inf
 
 
@@ -184,6 +186,8 @@ def step(state: State, event: Event, now: float, config: RankConfig) -> Taken:
             return _repair(state, event, now, config)
         case m.Dump():
             return _dump(state, event, now, config)
+        case m.Leave(life=life) if life not in (-1, state.me.incarnation):
+            return Taken(state, because=f"life {life} of this rank is meant")
         case m.Leave(incident=incident, because=because):
             commands = (Abort(incident, because), CarryOut(event))
             return Taken(Leaving(state.me, incident), commands, because)
@@ -327,9 +331,9 @@ def _stepped(state: State, stepped: Stepped) -> Taken:
     if not isinstance(state, Resumed):
         return Taken(state, because="steps are counted by the beacon")
     me = state.me
-    said = Say(m.Committed(me.rank, me.incarnation, state.incident, stepped.step))
+    proof = m.Committed(me.rank, me.incarnation, state.incident, stepped.step)
     because = f"step {stepped.step} is committed: incident {state.incident} is over"
-    return Taken(Training(me, state.incident), (said,), because)
+    return Taken(Training(me, state.incident, proof), (Say(proof),), because)
 
 
 def _wrote(state: State, wrote: Wrote) -> Taken:
@@ -386,6 +390,8 @@ def _hello(state: State, at: Step) -> tuple[Command, ...]:
             phase, more = "parked" if stood.whole else "joining", (_where(state),)
         case Resumed():
             more = (_said_repaired(state),)
+        case Training(proof=m.Committed() as proof):
+            more = (Say(proof),)
         case Training() | Parking() | Repairing() | Dumping() | Leaving():
             pass
         case _:

@@ -44,7 +44,9 @@ class GroupsAborted(Transient):
 class Groups:
     """The registry that every resilient group of this process belongs to."""
 
-    def __init__(self, world: int, on_fault: Callable[[str], None]) -> None:
+    def __init__(
+        self, world: int, on_fault: Callable[[str], None], on_collective: Callable[[int, int], None]
+    ) -> None:
         self.mode = Mode.ALONE
         self.absorbing = False
         """Inside a protected step: errors are remembered, not raised."""
@@ -55,7 +57,7 @@ class Groups:
         self._landed = threading.Condition()
         self.store = SharedStore(world)
         self.why = ""
-        self._on_fault = on_fault
+        self._on_fault, self._on_collective = on_fault, on_collective
         self._all: list[ResilientGroup] = []
         self._meeting: Meeting | None = None
         self._pending = ""
@@ -151,12 +153,14 @@ class Groups:
 
     def begin(self, work: Guarded) -> None:
         """gloo has this collective now, and its memory."""
+        self._on_collective(self.begun, self.done)
         with self._landed:
             self._flying.add(work)
 
     def end(self, work: Guarded) -> None:
         """gloo is done with it."""
         self.done += 1
+        self._on_collective(self.begun, self.done)
         with self._landed:
             self._flying.discard(work)
             if not self._flying:

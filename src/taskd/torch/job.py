@@ -50,13 +50,14 @@ class Job:
         self.step = 0
         """Steps committed."""
         self._settings = settings
-        self._groups = Groups(world_size, self._on_fault)
+        self._beacon = Beacon(settings.beacon)
+        self._groups = Groups(world_size, self._on_fault, self._beacon.collectives)
         self._gates = Gates(self)
         self._kept: Protected | None = None
         self._undo: Undo | None = None
         self._roots = random.roots()
         self._link: Link | None = None
-        self._beacon = Beacon(settings.beacon)
+        self._incident = settings.incident
         self._holds: int | None = 0
         """The step whose state we hold; None: none, as in a replacement before it is given one."""
         self._gradients_carry = False
@@ -133,6 +134,7 @@ class Job:
             return
         assert self._undo is not None
         self._undo.remember(self._gradients_carry)
+        self._beacon.phase("training", self._incident)
         self._groups.enter()
 
     def _share_buffers(self) -> None:
@@ -163,6 +165,7 @@ class Job:
         self._holds = self.step
         self._gradients_carry = not self._gates.updated
         self._beacon.stepped(self.step)
+        self._beacon.phase("between steps", self._incident)
         if self._link is not None:
             self._link.step = Committed(self.step)
             if self._link.awaited:
@@ -186,6 +189,7 @@ class Job:
         assert self._link is not None
         while True:
             held = self._holds
+            self._beacon.phase("parked", self._incident)
             order = self._link.stand(Stood(Committed(held or 0), whole=held is not None))
             match order:
                 case Repair() if self._repaired(order):
@@ -203,20 +207,20 @@ class Job:
     def _repaired(self, plan: Repair) -> bool:
         assert self._link is not None
         assert self._kept is not None
-        takes = self.rank in plan.sources
         held = self._holds
+        self._incident = plan.incident
+        self._beacon.phase("repairing", plan.incident)
         try:
             mended = repair.carry_out(
                 plan, self.rank, held, self._groups, self._kept, self._settings.store
             )
         except Transient as error:
-            if takes and held is None:
-                self._holds = None
             self._link.broke(plan.incident, str(error))
             return False
         self.step = self._holds = plan.resume
         self._link.step = Committed(self.step)
         self._beacon.stepped(self.step)
+        self._beacon.phase("between steps", plan.incident)
         self._link.mended(mended)
         return True
 

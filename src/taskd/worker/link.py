@@ -163,12 +163,15 @@ class Link:
                 self._inbox.put_nowait(Linked(self.step))
 
     async def _speak(self, bus: Bus) -> None:
-        """In order, and never in the way of what is heard."""
+        """In order, and never in the way of what is heard.
+
+        What cannot be delivered is dropped: when the link is there again, all that is still true
+        is said anew.
+        """
         while True:
             body = await self._outbox.get()
-            sent = await bus.send(manager(), body)
-            if sent.code != 0:
-                log.warning("%s was not delivered: %s", type(body).__name__, sent.code)
+            if bus.joined and not await bus.send(manager(), body):
+                log.warning("%s was not delivered: %s", type(body).__name__, bus.trouble)
             self._outbox.task_done()
 
     async def _drive(self) -> None:
