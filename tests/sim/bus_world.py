@@ -356,7 +356,7 @@ class World:
         """Fetch what a relay has left, as edge/switch.py does."""
         relay = node.relay
         while relay.inbox:
-            self._delivered(node, relay.inbox.popleft())
+            self._delivered(node, relay.fetch())
         for answer in relay.answers:
             self._result(node, answer.ticket, answer.code)
         relay.answers.clear()

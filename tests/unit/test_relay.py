@@ -84,13 +84,31 @@ def test_each_hop_waits_less_than_the_one_before_and_tells() -> None:
     with_child(relay, worker(0, 0))
     relay.arrived(Side.UP, parcel(worker(0, 0)), Side.UP, 10.0)
     assert relay.deadline == pytest.approx(12.5)
+    down = relay.session(worker(0, 0)).frame()
+    assert down is not None
+    assert down.parcels[0].patience_s == pytest.approx(2.5)
     relay.tick(12.6)
     frame = relay.session(Side.UP).frame()
     assert frame is not None
     assert list(frame.receipts) == [Receipt("u", NetCode.NetworkAckLost, PROXY)]
-    down = relay.session(worker(0, 0)).frame()
-    assert down is not None
-    assert down.parcels[0].patience_s == pytest.approx(2.5)
+
+
+def test_what_was_never_written_is_taken_back_when_its_time_is_over() -> None:
+    relay = relay_at(manager())
+    session = with_child(relay, PROXY, agent(0))
+    relay.send(parcel(agent(0), "written"), 1, 0.0)
+    session.frame()
+    relay.broken(HOP, 0.0)
+    relay.send(parcel(agent(0), "queued"), 2, 0.0)
+    relay.tick(3.0)
+    assert {answer.ticket: answer.code for answer in relay.answers} == {
+        1: NetCode.NetworkAckLost,
+        2: NetCode.NetworkSendLost,
+    }
+    opened(relay, HOP, "child")
+    frame = session.frame()
+    assert frame is not None
+    assert [item.uuid for item in frame.parcels] == ["written"]
 
 
 def test_the_same_question_twice_gets_two_answers() -> None:
@@ -147,7 +165,7 @@ def test_the_way_up_says_when_it_is_open() -> None:
     assert relay.changes == [Joined(), Left("cut")]
     relay.send(parcel(manager(), "v", src=agent(0)), 2, 11.0)
     relay.tick(40.0)
-    assert relay.answers[1:] == [Answer(2, NetCode.NetworkAckLost, agent(0))]
+    assert relay.answers[1:] == [Answer(2, NetCode.NetworkSendLost, agent(0))]
     relay.send(parcel(manager(), "w", src=agent(0)), 3, 41.0)
     assert relay.answers[-1] == Answer(3, NetCode.ServerErr, agent(0))
 
@@ -200,7 +218,7 @@ def test_a_source_that_is_not_where_it_came_from_is_refused() -> None:
 
 
 def test_every_queue_has_its_bound_and_its_code() -> None:
-    relay = relay_at(manager(), max_inbox=1, max_pending=2, max_window=3, max_parcel_bytes=1000)
+    relay = relay_at(manager(), max_inbox=1, max_pending=2, max_window=3, max_parcel_bytes=4000)
     with_child(relay, PROXY, agent(0))
     for ticket in range(2):
         relay.send(parcel(manager(), f"inbox{ticket}"), ticket, 0.0)
@@ -217,6 +235,38 @@ def test_every_queue_has_its_bound_and_its_code() -> None:
         6: NetCode.NetworkSendLost,
         7: NetCode.ClientErr,
     }
+
+
+def test_bytes_are_bounded_in_the_inbox_and_on_the_way() -> None:
+    relay = relay_at(manager(), max_inbox_bytes=20_000, max_queued_bytes=20_000)
+    with_child(relay, PROXY, agent(0))
+    large = "x" * 10_000
+    for dst in (manager(), agent(0)):
+        for ticket in range(2):
+            relay.send(parcel(dst, f"{dst}{ticket}", body=large, sync=False), ticket, 0.0)
+    codes = [answer.code for answer in relay.answers]
+    assert codes == [NetCode.OK, NetCode.RecvBufBusy, NetCode.OK, NetCode.NetworkSendLost]
+    relay.fetch()
+    relay.broken(HOP, 0.0)
+    relay.tick(100.0)
+    relay.send(parcel(manager(), body=large), 9, 0.0)
+    assert relay.answers[-1].code == NetCode.OK
+    assert relay._budget.used == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Parcel("u" * 300, "t", True, agent(0), manager(), "x", 3.0),
+        Parcel("u", "t" * 300, True, agent(0), manager(), "x", 3.0),
+        Parcel("u", "t", True, Position("Agent", "0" * 300), manager(), "x", 3.0),
+        Parcel("u", "t", True, agent(0), manager(), "ü" * (5 << 20), 3.0),
+    ],
+)
+def test_long_texts_hide_nowhere(bad: Parcel) -> None:
+    relay = relay_at(manager())
+    relay.arrived(HOP, bad, 1, 0.0)
+    assert relay.answers == [Answer(1, NetCode.ClientErr, manager())]
 
 
 def test_100_000_registrations_fill_the_table_and_no_more() -> None:

@@ -33,6 +33,10 @@ MAX_WINDOW_BYTES = 32 << 20
 MAX_FRAME = 512
 """Parcels in one frame."""
 MAX_FRAME_BYTES = 1 << 20
+FRAME_RECEIPTS = 512
+"""Receipts in one frame."""
+MAX_LIFE = 64
+"""Characters in the name of a life."""
 MAX_RECEIPTS = 8192
 """Receipts that wait to be written. The oldest gives way: its asker gives up by itself."""
 KEPT_RECEIPTS = 256
@@ -41,6 +45,14 @@ so they need no numbers."""
 MAX_SEEN = 10_000
 CONFIRM_EVERY = 256
 """So many parcels are taken before a confirmation is due at once."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What all lanes of one node may hold together, in bytes."""
+
+    limit: int = 1 << 30
+    used: int = 0
 
 
 class Confused(Exception):
@@ -78,12 +90,15 @@ class Session:
     """The last number of the peer's that was taken over."""
     confirmed: int = 0
     """The last `received` that the peer was told."""
+    budget: Budget = field(default_factory=Budget)
     bytes: int = 0
     _window: deque[Parcel] = field(default_factory=deque)
     _base: int = 1
     """The number of the first parcel in the window."""
     _written: int = 0
     """How many of the window have been written to the present connection."""
+    _touched: int = 0
+    """How many have been written to any: they may have arrived somewhere."""
     _receipts: deque[Receipt] = field(default_factory=deque)
     _receipts_written: int = 0
 
@@ -101,14 +116,12 @@ class Session:
         hello = frame.hello
         if hello is None:
             raise Confused("the first frame has no hello")
-        if not hello.life:
+        if not 0 < len(hello.life) <= MAX_LIFE:
             raise Confused("the hello names no life")
         lost: list[Parcel] = []
         if hello.life != self.peer_life:
             if self.peer_life and not self.repeat_to_new_life:
-                lost = list(self._window)
-                self._window.clear()
-                self.bytes = 0
+                lost = self._empty()
             self.peer_life = hello.life
             self.received = 0
             self._receipts.clear()
@@ -126,17 +139,40 @@ class Session:
     # Outwards
 
     def has_room(self, size: int) -> bool:
-        return not self._window or (
-            len(self._window) < self.max_window and self.bytes + size <= self.max_bytes
+        return self.budget.used + size <= self.budget.limit and (
+            not self._window
+            or (len(self._window) < self.max_window and self.bytes + size <= self.max_bytes)
         )
 
     def push(self, parcel: Parcel) -> bool:
         """Queue it. False when the window is full."""
-        if not self.has_room(parcel.size):
+        size = parcel.size
+        if not self.has_room(size):
             return False
         self._window.append(parcel)
-        self.bytes += parcel.size
+        self.bytes += size
+        self.budget.used += size
         return True
+
+    def withdraw(self, uuid: str) -> bool:
+        """Take it back. False when it has been written already, and may have arrived."""
+        for index in range(self._touched, len(self._window)):
+            if self._window[index].uuid == uuid:
+                self._free(self._window[index].size)
+                del self._window[index]
+                return True
+        return False
+
+    def _free(self, size: int) -> None:
+        self.bytes -= size
+        self.budget.used -= size
+
+    def _empty(self) -> list[Parcel]:
+        parcels = list(self._window)
+        self._window.clear()
+        self._written = self._touched = 0
+        self._free(self.bytes)
+        return parcels
 
     def push_receipt(self, receipt: Receipt) -> None:
         self._receipts.append(receipt)
@@ -168,14 +204,17 @@ class Session:
             if parcels and size > MAX_FRAME_BYTES:
                 break
             parcels.append(parcel)
-        receipts = list(islice(self._receipts, self._receipts_written, None))
+        until = self._receipts_written + (FRAME_RECEIPTS if size <= MAX_FRAME_BYTES else 0)
+        receipts = list(islice(self._receipts, self._receipts_written, until))
         if not parcels and not receipts and not self.owes_confirmation:
             return None
         first = self._base + self._written if parcels else 0
         self._written += len(parcels)
-        while len(self._receipts) > KEPT_RECEIPTS:
+        self._touched = max(self._touched, self._written)
+        self._receipts_written += len(receipts)
+        while self._receipts_written > KEPT_RECEIPTS:
             self._receipts.popleft()
-        self._receipts_written = len(self._receipts)
+            self._receipts_written -= 1
         self.confirmed = self.received
         return Frame(first, parcels, receipts, self.received)
 
@@ -202,17 +241,15 @@ class Session:
         if count > len(self._window):
             raise Confused(f"parcel {received} was confirmed but never sent")
         for _ in range(count):
-            self.bytes -= self._window.popleft().size
+            self._free(self._window.popleft().size)
         self._base += count
         self._written = max(0, self._written - count)
+        self._touched = max(0, self._touched - count)
 
     def abandon(self) -> list[Parcel]:
         """Give up on the peer: what was never confirmed."""
         self.connected = False
-        lost = list(self._window)
-        self._window.clear()
-        self.bytes = 0
-        return lost
+        return self._empty()
 
 
 @dataclass(slots=True)
@@ -221,6 +258,7 @@ class Queue:
 
     max_window: int = MAX_WINDOW
     max_bytes: int = MAX_WINDOW_BYTES
+    budget: Budget = field(default_factory=Budget)
     connected: bool = False
     bytes: int = 0
     _parcels: deque[Parcel] = field(default_factory=deque)
@@ -232,16 +270,31 @@ class Queue:
         self._receipts.clear()
 
     def has_room(self, size: int) -> bool:
-        return not self._parcels or (
-            len(self._parcels) < self.max_window and self.bytes + size <= self.max_bytes
+        return self.budget.used + size <= self.budget.limit and (
+            not self._parcels
+            or (len(self._parcels) < self.max_window and self.bytes + size <= self.max_bytes)
         )
 
     def push(self, parcel: Parcel) -> bool:
-        if not self.has_room(parcel.size):
+        size = parcel.size
+        if not self.has_room(size):
             return False
         self._parcels.append(parcel)
-        self.bytes += parcel.size
+        self.bytes += size
+        self.budget.used += size
         return True
+
+    def withdraw(self, uuid: str) -> bool:
+        for index, parcel in enumerate(self._parcels):
+            if parcel.uuid == uuid:
+                self._free(parcel.size)
+                del self._parcels[index]
+                return True
+        return False
+
+    def _free(self, size: int) -> None:
+        self.bytes -= size
+        self.budget.used -= size
 
     def push_receipt(self, receipt: Receipt) -> None:
         if self.connected and len(self._receipts) < MAX_RECEIPTS:
@@ -259,7 +312,7 @@ class Queue:
         if not self._parcels:
             return None
         parcel = self._parcels.popleft()
-        self.bytes -= parcel.size
+        self._free(parcel.size)
         return parcel
 
     def next_receipt(self) -> Receipt | None:
@@ -270,7 +323,7 @@ class Queue:
         lost = list(self._parcels)
         self._parcels.clear()
         self._receipts.clear()
-        self.bytes = 0
+        self._free(self.bytes)
         return lost
 
 

@@ -18,7 +18,7 @@ from itertools import count
 from math import inf
 from typing import Generic, TypeVar
 
-from taskd.core.delivery import Frame, Lane, Queue, Seen, Session
+from taskd.core.delivery import Budget, Frame, Lane, Queue, Seen, Session
 from taskd.core.routing import Hop, Routes, Side, as_destination, as_member, is_for_many, place
 from taskd.model.bus import Change, Joined, Left, Parcel, PeerJoined, PeerLeft, Receipt
 from taskd.model.codes import NetCode, net_code
@@ -28,6 +28,8 @@ T = TypeVar("T")
 Ticket = int
 Asker = Ticket | Hop | None
 """Who waits for the result: a caller of this process, a neighbour, or nobody."""
+MAX_TEXT = 256
+"""Characters in a uuid or a message type."""
 Attempt = tuple[str, int]
 """One attempt of a child to join: the name of its process, and a number that grows in it."""
 NO_ATTEMPT: Attempt = ("", 0)
@@ -37,11 +39,14 @@ NO_ATTEMPT: Attempt = ("", 0)
 class RelayConfig:
     max_inbox: int = 16_384
     """Delivered messages that nobody has fetched yet. More are refused with 5001."""
+    max_inbox_bytes: int = 64 << 20
     max_pending: int = 65_536
     """Messages whose receipt is awaited. More are refused with 6000."""
     max_window: int = 8192
     """Messages on their way to one neighbour. More are refused with 6000."""
     max_window_bytes: int = 32 << 20
+    max_queued_bytes: int = 1 << 30
+    """On their way to all neighbours together, where one message to many counts for each."""
     max_parcel_bytes: int = (8 << 20) - (16 << 10)
     """The largest message, with its header; a little below what gRPC is set to carry."""
     max_children: int = 5000
@@ -90,7 +95,10 @@ class Relay(Generic[T]):
     because: str = ""
     """Why the last of them was lost."""
     routes: Routes = field(init=False)
+    _budget: Budget = field(default_factory=Budget)
     _seen: Seen = field(default_factory=Seen)
+    _inbox_sizes: deque[int] = field(default_factory=deque)
+    _inbox_bytes: int = 0
     _open: dict[tuple[Hop, str], _Open] = field(default_factory=dict)
     _agenda: list[tuple[float, int, tuple[Hop, str]]] = field(default_factory=list)
     _attempts: dict[Position, Attempt] = field(default_factory=dict)
@@ -100,6 +108,7 @@ class Relay(Generic[T]):
 
     def __post_init__(self) -> None:
         self.routes = Routes(self.me, self.top, self.config.max_children, self.config.max_routes)
+        self._budget.limit = self.config.max_queued_bytes
 
     # Messages
 
@@ -128,14 +137,17 @@ class Relay(Generic[T]):
     def acked(self, hop: Hop, receipt: Receipt) -> None:
         """A receipt from a neighbour. One that nobody waits for is dropped."""
         waiting = self._open.pop((hop, receipt.uuid), None)
-        for asker in waiting.askers if waiting else ():
-            self._answer(asker, receipt.uuid, receipt.code, receipt.src)
+        if waiting is None:
+            return
+        source = None if isinstance(as_member(receipt.src), NetCode) else receipt.src
+        for asker in waiting.askers:
+            self._answer(asker, receipt.uuid, receipt.code, source)
 
     def _accept(self, parcel: Parcel, came_from: Hop, asker: Asker, now: float) -> None:
         dst = as_destination(parcel.dst)
         if isinstance(dst, NetCode):
             return self._answer(asker, parcel.uuid, dst, self.me)
-        if parcel.size > self.config.max_parcel_bytes:
+        if parcel.size > self.config.max_parcel_bytes or not _is_sane(parcel):
             return self._answer(asker, parcel.uuid, NetCode.ClientErr, self.me)
         decision = self.routes.decide(dst, came_from)
         many = is_for_many(dst)
@@ -173,14 +185,23 @@ class Relay(Generic[T]):
     def _deliver(self, parcel: Parcel) -> NetCode:
         if parcel in self._seen:
             return NetCode.OK
-        if len(self.inbox) >= self.config.max_inbox:
+        size = parcel.size
+        full = self.inbox and self._inbox_bytes + size > self.config.max_inbox_bytes
+        if full or len(self.inbox) >= self.config.max_inbox:
             return NetCode.RecvBufBusy
         message = self.read(parcel)
         if message is None:
             return NetCode.ClientErr
         self._seen.add(parcel)
         self.inbox.append(message)
+        self._inbox_sizes.append(size)
+        self._inbox_bytes += size
         return NetCode.OK
+
+    def fetch(self) -> T:
+        """The next message out of the inbox."""
+        self._inbox_bytes -= self._inbox_sizes.popleft()
+        return self.inbox.popleft()
 
     def _await_receipt(self, key: tuple[Hop, str], asker: Asker, deadline: float) -> None:
         waiting = self._open.get(key)
@@ -274,6 +295,7 @@ class Relay(Generic[T]):
             repeat_to_new_life=hop is Side.UP,
             max_window=self.config.max_window,
             max_bytes=self.config.max_window_bytes,
+            budget=self._budget,
         )
         self.lanes[hop] = session
         return session
@@ -284,7 +306,7 @@ class Relay(Generic[T]):
         if isinstance(lane, Queue):
             return lane
         self._give_up(hop)
-        queue = Queue(self.config.max_window, self.config.max_window_bytes)
+        queue = Queue(self.config.max_window, self.config.max_window_bytes, self._budget)
         self.lanes[hop] = queue
         return queue
 
@@ -350,7 +372,10 @@ class Relay(Generic[T]):
             item = heapq.heappop(self._agenda)
             if self._is_due(item):
                 hop, uuid = item[2]
-                self.acked(hop, Receipt(uuid, NetCode.NetworkAckLost, self.me))
+                # What was never written is taken back: it must not arrive after it has failed.
+                unsent = hop in self.lanes and self.lanes[hop].withdraw(uuid)
+                code = NetCode.NetworkSendLost if unsent else NetCode.NetworkAckLost
+                self.acked(hop, Receipt(uuid, code, self.me))
         if self._next_absence > now:
             return
         for hop in [hop for hop, until in self._absent.items() if until <= now]:
@@ -360,6 +385,12 @@ class Relay(Generic[T]):
                 self.routes.withdraw(hop)
                 self._attempts.pop(hop, None)
         self._next_absence = min(self._absent.values(), default=inf)
+
+
+def _is_sane(parcel: Parcel) -> bool:
+    """No field but the body and the destination may be long, and the source is a place."""
+    short = len(parcel.uuid) <= MAX_TEXT and len(parcel.mtype) <= MAX_TEXT
+    return short and not isinstance(as_member(parcel.src), NetCode)
 
 
 def _is_leaf(hop: Hop) -> bool:

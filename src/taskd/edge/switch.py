@@ -132,7 +132,7 @@ class Switch:
                 raise Permanent(f"the bus of {self.relay.me} is closed")
             self._moved.clear()
             await self._moved.wait()
-        return self.relay.inbox.popleft()
+        return self.relay.fetch()
 
     def watch(self) -> Watcher:
         """From now on; it begins with what is true now."""

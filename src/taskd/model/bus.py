@@ -11,6 +11,9 @@ from taskd.model.codes import NetCode
 from taskd.model.ids import Position
 from taskd.model.messages import Body
 
+OVERHEAD = 3072
+"""The most that the other fields of a parcel take, once their lengths have been checked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
@@ -27,8 +30,10 @@ class Parcel:
 
     @property
     def size(self) -> int:
-        """A little more than it takes on the wire, if its text is plain ASCII."""
-        return len(self.body) + len(self.uuid) + 200
+        """At least what it takes on the wire, in bytes."""
+        body = self.body
+        text = len(body) if body.isascii() else len(body.encode(errors="replace"))
+        return text + len(self.dst.server_rank) + len(self.dst.process_rank) + OVERHEAD
 
 
 @dataclass(frozen=True, slots=True)
