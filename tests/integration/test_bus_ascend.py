@@ -161,6 +161,27 @@ def test_ascends_proxy_registers_without_announcing_itself_and_relays_for_its_ch
     asyncio.run(scenario())
 
 
+def test_children_of_ascends_proxy_are_found_again_by_what_they_say() -> None:
+    """It announces them once in their life, so a restarted manager has to learn where they are."""
+
+    async def scenario() -> None:
+        me = Position(Role.PROXY, "2", "1735689600")
+        async with (
+            placed(manager(), None, serves=True) as mgr,
+            ascend_client(me, mgr.port) as prx,
+        ):
+            await prx.stub.Register(pb.RegisterReq(uuid="r", pos=position_to_pb(me)))
+            prx.open()
+            await until_change(mgr, PeerJoined(me))
+            assert (await mgr.send(agent(2), StartWorkers(5))).code == NetCode.NoRoute
+            await prx.send(message(agent(2), manager(), envelope("KEEP_ALIVE", 0)))
+            sending = asyncio.create_task(mgr.send(agent(2), StartWorkers(5)))
+            await prx.acknowledge(await prx.receive())
+            assert (await sending).code == NetCode.OK
+
+    asyncio.run(scenario())
+
+
 def test_a_failed_delivery_is_an_error_to_ascends_client_who_looks_at_nothing_else() -> None:
     async def scenario() -> None:
         async with (

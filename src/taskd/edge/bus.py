@@ -20,7 +20,7 @@ from taskd.edge.address import Address
 from taskd.edge.clock import monotonic
 from taskd.edge.downlinks import Downlinks
 from taskd.edge.gate import MAX_CALLS_PER_S, Gate
-from taskd.edge.security import BADGE, Tls, server_credentials
+from taskd.edge.security import BADGE, Tls, channel_credentials, server_credentials
 from taskd.edge.switch import Switch, Watcher
 from taskd.edge.uplink import MAX_MESSAGE, Uplink, UplinkConfig
 from taskd.errors import SettingsError
@@ -169,6 +169,8 @@ class Bus:
                 ),
                 Random(),
             )
+        if config.tls is not None and config.upstream is not None:
+            channel_credentials(config.tls)  # Files that cannot be read are told now.
         if config.listen is not None:
             await self._serve(Address.parse(config.listen))
         if self._uplink is not None:

@@ -45,6 +45,8 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
         self._gate = gate
         self._announce_up = announce_up
         self._streams: dict[Position, asyncio.Task[str]] = {}
+        self._peers: dict[str, Position] = {}
+        """Whose stream runs on which connection."""
 
     def serve_on(self, server: grpc.aio.Server) -> None:
         tasknet_pb2_grpc.add_TaskNetServicer_to_server(self, server)  # type: ignore[no-untyped-call]
@@ -116,11 +118,13 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
             before.cancel()
             await asyncio.wait({before})
         stream = self._streams[hop] = asyncio.create_task(streaming())
+        self._peers[context.peer()] = hop
         try:
             await asyncio.wait({stream})
         finally:
             stream.cancel()
             await asyncio.wait({stream})
+            self._peers.pop(context.peer(), None)
             if self._streams.get(hop) is stream:
                 del self._streams[hop]
         if stream.cancelled():
@@ -141,7 +145,7 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
         if isinstance(parcel, NetCode):
             await self._gate.admit(context, None)
             return self._ack(request.header.uuid, parcel)
-        hop = self._relay.routes.hop_to(parcel.src) or place(parcel.src)
+        hop = self._hop_of(parcel.src, context)
         await self._gate.admit(context, self._relay.routes.children.get(hop, parcel.src))
         ticket, answered = self._switch.ticket()
         self._relay.arrived(hop, parcel, ticket, monotonic())
@@ -151,6 +155,20 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
             # Its caller looks at the status alone, and takes any Ack for a success.
             await self._fail(context, answer.code)
         return self._ack(parcel.uuid, answer.code, answer.source)
+
+    def _hop_of(self, source: Position, context: Context) -> Position:
+        """The child that this call comes from. It does not say so itself."""
+        routes = self._relay.routes
+        known = routes.hop_to(source)
+        if known is not None or place(source) in routes.children:
+            return known or place(source)
+        # A proxy of Ascend's does not announce its children again after a break. But their
+        # messages come by the connection that its stream runs on, and so tell where they are.
+        relaying = self._peers.get(context.peer())
+        if relaying is None:
+            return place(source)
+        self._relay.announce(routes.children[relaying], [source])
+        return relaying
 
     async def _fail(self, context: Context, code: int) -> NoReturn:
         text = net_code(code).sentence

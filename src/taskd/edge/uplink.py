@@ -18,9 +18,11 @@ import grpc
 from taskd.core.delivery import Confused
 from taskd.core.routing import Side
 from taskd.edge import foreign
+from taskd.edge.clock import monotonic
 from taskd.edge.link import carry
 from taskd.edge.security import JOB_KEY, TOKEN_KEY, Tls, channel_credentials, make_token
 from taskd.edge.switch import Switch
+from taskd.errors import SettingsError
 from taskd.model.codes import NetCode
 from taskd.model.ids import Position
 from taskd.wire._pb import link_pb2_grpc, tasknet_pb2, tasknet_pb2_grpc
@@ -29,6 +31,8 @@ from taskd.wire.frames import position_to_pb
 log = logging.getLogger(__name__)
 
 NOT_TRIED = "it has not been tried yet"
+STABLE_S = 1.0
+"""A join that lasted for so long was a good one: the next backoff starts small again."""
 REGISTER_TIMEOUT_S = 2.0
 """Also the wait for a host that does not answer at all."""
 CALL_TIMEOUT_S = 5.0
@@ -80,6 +84,7 @@ class Uplink:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._keep_joined())
+        self._task.add_done_callback(_tell_how_it_ended)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -113,14 +118,16 @@ class Uplink:
         backoff_s = self._config.first_backoff_s
         told = ""
         while True:
-            joined_before = self._switch.joins
+            joined_before, began = self._switch.joins, monotonic()
             try:
                 self.trouble = await self._join_once()
-            except (grpc.RpcError, NotAdmitted, Confused, TimeoutError) as error:
+            except (grpc.RpcError, NotAdmitted, Confused, SettingsError, TimeoutError) as error:
                 self.trouble = _why(error)
             if self._switch.joins > joined_before:
                 told = ""
-                backoff_s = self._config.first_backoff_s
+                # Two processes at one place would otherwise push each other out without a pause.
+                if monotonic() - began > STABLE_S:
+                    backoff_s = self._config.first_backoff_s
             if self.trouble != told:
                 log.warning("the way up to %s is closed: %s", self._config.target, self.trouble)
             told = self.trouble
@@ -191,6 +198,11 @@ def _channel(config: UplinkConfig) -> grpc.aio.Channel:
     if config.tls.server_name:
         options = (*options, ("grpc.ssl_target_name_override", config.tls.server_name))
     return grpc.aio.secure_channel(config.target, channel_credentials(config.tls), options=options)
+
+
+def _tell_how_it_ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        log.critical("the way up is given up", exc_info=task.exception())
 
 
 def _expect_ok(ack: tasknet_pb2.Ack, call: str) -> None:
