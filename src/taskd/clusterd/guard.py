@@ -128,7 +128,7 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]
         allowed = caller is not None and (method in OPEN_METHODS or caller.may(job))
         # Only the job itself may use up its own share.
         if allowed and self._is_served(job):
-            within = (self._often if method in OFTEN else self._jobs).take(job, cost)
+            within = self._often.take(job) if method in OFTEN else self._jobs.take(job, cost)
         else:
             within = self._strangers.take(_host(context), cost)
         if not within:
