@@ -44,13 +44,16 @@ ANEW = ("taskd-paths", "all")
 OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.keepalive_time_ms", 5000),
-    ("grpc.keepalive_timeout_ms", 5000),
-    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
 )
+KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+"""For servers of our own. Ascend's end a connection that is pinged more often than every 5 min."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +71,10 @@ class NotAdmitted(Exception):
     """The server has answered, but not with a yes."""
 
 
+class _IsForeign(Exception):
+    """The server is one of Ascend's: join it again, in its own way."""
+
+
 class Uplink:
     def __init__(self, switch: Switch, config: UplinkConfig, random: Random) -> None:
         self._switch = switch
@@ -75,6 +82,7 @@ class Uplink:
         self._random = random
         self._stub: tasknet_pb2_grpc.TaskNetStub | None = None
         self._attempt = 0
+        self._is_foreign = False
         self._announcing = asyncio.Lock()
         self._doubt: asyncio.Future[str]
         """Set when the server may not know all paths although the stream is running."""
@@ -121,6 +129,9 @@ class Uplink:
             joined_before, began = self._switch.joins, monotonic()
             try:
                 self.trouble = await self._join_once()
+            except _IsForeign:
+                log.info("%s is a server of Ascend's", self._config.target)
+                continue
             except (grpc.RpcError, NotAdmitted, Confused, SettingsError, TimeoutError) as error:
                 self.trouble = _why(error)
             if self._switch.joins > joined_before:
@@ -138,7 +149,7 @@ class Uplink:
         """Join and stay. Returns or raises once the way up has closed again."""
         config = self._config
         self._attempt += 1
-        async with _channel(config) as channel:
+        async with _channel(config, keepalive=not self._is_foreign) as channel:
             stub = tasknet_pb2_grpc.TaskNetStub(channel)  # type: ignore[no-untyped-call]
             ack = await stub.Register(
                 tasknet_pb2.RegisterReq(
@@ -164,12 +175,15 @@ class Uplink:
 
     async def _stay(self, channel: grpc.aio.Channel, stub: tasknet_pb2_grpc.TaskNetStub) -> str:
         link = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]
+        was_foreign, self._is_foreign = self._is_foreign, False
         try:
             return await carry(self._switch, Side.UP, link.Open(metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
             if error.code() != grpc.StatusCode.UNIMPLEMENTED:
                 raise
-        log.info("%s is a server of Ascend's", self._config.target)
+        self._is_foreign = True
+        if not was_foreign:
+            raise _IsForeign
         return await foreign.join(self._switch, stub, self._metadata)
 
     async def _discover(
@@ -191,10 +205,10 @@ class Uplink:
         _expect_ok(ack, "PathDiscovery")
 
 
-def _channel(config: UplinkConfig) -> grpc.aio.Channel:
+def _channel(config: UplinkConfig, *, keepalive: bool) -> grpc.aio.Channel:
+    options: tuple[tuple[str, str | int], ...] = OPTIONS + (KEEPALIVE if keepalive else ())
     if config.tls is None:
-        return grpc.aio.insecure_channel(config.target, options=OPTIONS)
-    options: tuple[tuple[str, str | int], ...] = OPTIONS
+        return grpc.aio.insecure_channel(config.target, options=options)
     if config.tls.server_name:
         options = (*options, ("grpc.ssl_target_name_override", config.tls.server_name))
     return grpc.aio.secure_channel(config.target, channel_credentials(config.tls), options=options)
