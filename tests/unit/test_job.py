@@ -638,6 +638,8 @@ def test_the_next_strategy_comes_under_a_new_uuid() -> None:
     play = Play().deciding().orders(IN_PLACE)
     play.late()
     play.orders(change("dump", uuid="u1b"))
+    assert isinstance(play.state, Stopping), "the ranks have moved since they stood"
+    play.parks(0, 1, 2)
     assert isinstance(play.state, Dumping)
     assert play.state.job.uuid == "u1b"
 

@@ -85,19 +85,24 @@ from taskd.model.messages import (
 )
 from taskd.model.recovery import Signal
 
+BY_ORDER: set[type[State]] = {
+    *(Stopping, Deciding, Paused, Awaiting, Repairing, Restarting, Dumping, Ending)
+}
+"""Where an order of clusterd can lead from anywhere: when nobody is left to be stopped, or a
+restarted manager is told where it was, states are passed through in one step."""
 LEGAL: dict[type[State], set[type[State]]] = {
-    Gathering: {Training, Suspecting, Reported, Stopping, Deciding, Ending},
-    Training: {Suspecting, Reported, Stopping, Deciding, Ending},
-    Suspecting: {Reported, Stopping, Deciding, Ending},
-    Reported: {Stopping, Deciding, Ending},
-    Stopping: {Deciding, Paused, Repairing, Ending},
-    Deciding: {Stopping, Reported, Awaiting, Repairing, Restarting, Dumping, Ending},
-    Paused: {Stopping, Reported, Repairing, Ending},
-    Awaiting: {Stopping, Reported, Deciding, Repairing, Restarting, Ending},
-    Repairing: {Resuming, Training, Reported, Stopping, Deciding, Ending},
-    Resuming: {Training, Reported, Stopping, Deciding, Ending},
-    Restarting: {Training, Reported, Stopping, Deciding, Ending},
-    Dumping: {Deciding, Reported, Stopping, Ending},
+    Gathering: {Training, Suspecting, Reported} | BY_ORDER,
+    Training: {Suspecting, Reported} | BY_ORDER,
+    Suspecting: {Reported} | BY_ORDER,
+    Reported: {Training} | BY_ORDER,
+    Stopping: BY_ORDER - {Stopping},
+    Deciding: {Training, Reported} | BY_ORDER - {Deciding},
+    Paused: {Reported} | BY_ORDER - {Paused},
+    Awaiting: BY_ORDER - {Awaiting},
+    Repairing: {Resuming, Training, Reported} | BY_ORDER - {Repairing},
+    Resuming: {Training, Reported} | BY_ORDER,
+    Restarting: {Training, Reported} | BY_ORDER - {Restarting},
+    Dumping: {Reported} | BY_ORDER - {Dumping},
     Ending: {Ended},
     Ended: set(),
 }
@@ -199,8 +204,9 @@ def _news(state: State, learned: Learned, now: float, config: JobConfig) -> Take
     died = [item for item in learned.news if isinstance(item, RankDied)]
     for item in learned.news:
         match item:
-            case Ghost(rank, node):
-                away = Leave(state.job.incident, "a later life of this rank has been started")
+            case Ghost(rank, node, life):
+                because = "a later life of this rank has been started"
+                away = Leave(state.job.incident, because, life)
                 taken = then(taken, Taken(taken.state, (Tell(worker(node, rank), away),)))
             case RankCameUp(rank):
                 taken = then(taken, joining.came_up(taken.state, rank, now, config))

@@ -96,11 +96,12 @@ def dumped(state: State, told: Dumped, now: float, config: JobConfig) -> Taken:
 
 def ended(state: State, now: float, config: JobConfig) -> Taken:
     """A rank has ended well. When the last one has, so has the job."""
-    if all(state.job.picture.ranks[rank].life is Life.DONE for rank in state.job.world):
-        if isinstance(state, Ending):
-            return Taken(state)
+    done = all(state.job.picture.ranks[rank].life is Life.DONE for rank in state.job.world)
+    if done and not isinstance(state, Ending | Dumping):
         return strategies.end(state.job, 0, "every rank has ended well", now, config)
     match state:
+        case Dumping():
+            return _left_while_writing(state, now, config)
         case Resuming():
             left = state.uncommitted & state.job.running()
             return _committed(replace(state, uncommitted=left), now, config)
@@ -108,3 +109,10 @@ def ended(state: State, now: float, config: JobConfig) -> Taken:
             return stopping.stands(state, state.running & state.job.running(), now, config)
         case _:
             return Taken(state)
+
+
+def _left_while_writing(state: Dumping, now: float, config: JobConfig) -> Taken:
+    """Its word that it has written may still be under way; but nobody is left to wait for long."""
+    if state.unwritten & state.job.running():
+        return Taken(state)
+    return Taken(replace(state, deadline=min(state.deadline, now + config.setback_s)))

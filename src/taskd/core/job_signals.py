@@ -68,7 +68,8 @@ def carry_on(state: State, signal: Signal, now: float, config: JobConfig) -> Tak
         case "preExitProcess":
             return _stop_before_exit(state, signal)
         case "faultNodesExit":
-            return Taken(state, strategies.exits(state.job, signal, config), "these nodes leave")
+            job, tells = strategies.send_away(state.job, signal, config)
+            return Taken(replace(state, job=job), tells, "these nodes leave")
         case "killMaster":
             return strategies.end(state.job, 1, "clusterd has given the job up", now, config)
         case "stopTrain" | "globalFault" | "changeStrategy" | "saveAndExit":
@@ -125,6 +126,11 @@ def _continue(
         state = with_facts(state, uuid=order.uuid)
     if order.strategy == "exit":
         return strategies.carry_out(state.job, order, now, config)
+    if isinstance(state, Deciding) and same and job.stirred:
+        # The strategy before this one has failed half-way: everybody is stopped anew, under a
+        # number they do not know yet.
+        state = with_facts(state, offset=job.offset + 1)
+        return stopping.stop(state, order, Incident(incident + 1), now, config)
     if isinstance(state, Deciding | Paused) and same:
         return stopping.proceed(state.job, order, now, config)
     if isinstance(state, Awaiting | Busy | Stopping) and same:

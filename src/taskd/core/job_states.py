@@ -122,6 +122,8 @@ class Job:
     """clusterd is Ascend's: it numbers no incidents and knows none of our strategies' names."""
     faults: Mapping[Rank, RankFault] = field(default_factory=dict)
     parked: Mapping[Rank, Parked] = field(default_factory=dict)
+    stirred: bool = False
+    """The ranks have been given a plan since they stood still: where they are now is not known."""
     restarts_left: int = ENDLESS
     attempt: int = 0
     start_withheld: bool = False
@@ -367,6 +369,11 @@ def with_facts(state: State, **facts: object) -> State:
 
 def seen(job: Job, faults: tuple[RankFault, ...], now: float) -> Job:
     """New faults: they belong to the incident that is open, until clusterd opens the next."""
+    if any(fault.kind == ECHO for fault in job.faults.values()):
+        # A link has two ends, and a broken collective many: one of them stands for all.
+        faults = tuple(fault for fault in faults if fault.kind != ECHO)
+        if not faults:
+            return job
     known = {**job.faults, **{fault.rank: fault for fault in faults}}
     story = job.story
     if any(fault.kind not in RETRYABLE for fault in known.values()):
@@ -399,7 +406,7 @@ def opened(job: Job, incident: Incident, uuid: str, now: float) -> Job:
         began = max((fault.seen_at for fault in faults), default=now)
         story = Story(incident, faults, (("seen", began),))
     story = replace(story, incident=incident)
-    return replace(job, incident=incident, uuid=uuid, parked={}, story=story)
+    return replace(job, incident=incident, uuid=uuid, parked={}, stirred=False, story=story)
 
 
 def closed(job: Job, outcome: str, because: str) -> Job:

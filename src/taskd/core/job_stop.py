@@ -23,12 +23,18 @@ from taskd.core.job_states import (
 )
 from taskd.core.picture import NO_STEP, Life
 from taskd.model.ids import EVERY_WORKER, Incident, Rank
-from taskd.model.job import ReportStopped, ReportStrategies, Tell
+from taskd.model.job import Command, ReportStopped, ReportStrategies, Tell
 from taskd.model.messages import Park, Parked
 from taskd.model.recovery import Signal
 
+CANNOT = 499
+"""The code of a report that nothing more can be done, see model/codes.py."""
+
 
 def stop(state: State, signal: Signal, incident: Incident, now: float, config: JobConfig) -> Taken:
+    if "pause_train" in signal.actions and not state.job.protected():
+        told = ReportStopped(signal.uuid, (), CANNOT, "these ranks cannot be paused")
+        return Taken(state, (told,), "these ranks know nothing of us, so they cannot be paused")
     again = _standing(state.job) if incident == state.job.incident else {}
     job = replace(opened(state.job, incident, signal.uuid, now), parked=again)
     running = job.running() - job.broken() - frozenset(again)
@@ -81,7 +87,9 @@ def stood(state: Stopping, now: float, config: JobConfig) -> Taken:
 
 def proceed(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     """Everybody stands, and clusterd asks or decides."""
-    exits = strategies.exits(job, order, config) if "fault_nodes_exit" in order.actions else ()
+    exits: tuple[Command, ...] = ()
+    if "fault_nodes_exit" in order.actions:
+        job, exits = strategies.send_away(job, order, config)
     if order.type != "globalFault":
         return then(Taken(Deciding(job, now), exits), strategies.carry_out(job, order, now, config))
     possible = strategies.feasible(job, config)

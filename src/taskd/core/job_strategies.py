@@ -24,7 +24,7 @@ from taskd.core.job_states import (
     mark,
     then,
 )
-from taskd.core.picture import Life, started, starting
+from taskd.core.picture import Life, node_lost, started, starting
 from taskd.core.repair import Impossible, Plan, Seat, complete_step, plan, shrink
 from taskd.model.ids import EVERY_WORKER, Incarnation, NodeRank, Rank, Step, agent, worker
 from taskd.model.job import Command, ReportResult, ReportStrategies, Tell
@@ -134,11 +134,16 @@ def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -
     return Taken(ending, tells, because)
 
 
-def exits(job: Job, order: Signal, config: JobConfig) -> tuple[Command, ...]:
+def send_away(job: Job, order: Signal, config: JobConfig) -> tuple[Job, tuple[Command, ...]]:
     """Nodes leave when somebody will bring them back; otherwise their agents are still of use."""
     if not (config.rescheduling or job.ascend):
-        return ()
-    return tuple(Tell(agent(node), ExitAgent()) for node in order.nodes)
+        return job, ()
+    leaving = [node for node in order.nodes if node in job.picture.nodes]
+    picture = job.picture
+    for node in leaving:
+        picture = node_lost(picture, node, "lost", "its node leaves").picture
+    tells = tuple(Tell(agent(node), ExitAgent()) for node in leaving)
+    return replace(job, picture=picture), tells
 
 
 def repair_message(state: Repairing, config: JobConfig) -> Repair:
@@ -191,6 +196,7 @@ def _repair(
         world=frozenset(member.rank for member in made.members),
         picture=starting(job.picture, _places(made.replaced)),
         faults={r: f for r, f in job.faults.items() if r not in isolated},
+        stirred=True,
     )
     state = Repairing(job, order, made, job.world, job.world, now + config.repair_timeout_s)
     # The processes first: starting them takes longer than anything else.
@@ -199,13 +205,15 @@ def _repair(
         for node, members in _by_node(made.replaced).items()
     ]
     commands.append(Tell(EVERY_WORKER, repair_message(state, config)))
-    commands += (
-        Tell(worker(job.picture.ranks[rank].node, rank), Leave(job.incident, made.because))
-        for rank in made.leaving
-    )
+    commands += (_leave(job, rank, made.because) for rank in made.leaving)
     if order.strategy == "downgrade":
         commands.append(ReportResult(job.uuid, ISOLATED, made.because, order.strategy, isolated))
     return Taken(state, tuple(commands), made.because)
+
+
+def _leave(job: Job, rank: Rank, because: str) -> Tell:
+    view = job.picture.ranks[rank]
+    return Tell(worker(view.node, rank), Leave(job.incident, because, view.incarnation))
 
 
 def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
@@ -227,6 +235,7 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
         world=frozenset(everybody),
         attempt=job.attempt + 1,
         restarts_left=job.restarts_left - 1,
+        stirred=True,
         picture=starting(job.picture, _places(members)),
     )
     nodes = job.picture.nodes

@@ -15,7 +15,6 @@ from taskd.model.ids import Incarnation, Incident, NodeRank, Position, Rank, Rol
 from taskd.model.job import NO_INCIDENT
 from taskd.model.messages import (
     AgentHello,
-    AgentRegistered,
     Body,
     Committed,
     LocalWorker,
@@ -108,6 +107,7 @@ class Ghost:
 
     rank: Rank
     node: NodeRank
+    incarnation: Incarnation
 
 
 News = RankDied | RankCameUp | RankEnded | Ghost
@@ -138,8 +138,6 @@ def learn(picture: Picture, src: Position, body: Body) -> Learned:
             return _local(_with_node(picture, seen), node, workers)
         case WorkersStarted(node=node, workers=workers):
             return _local(picture, node, workers)
-        case AgentRegistered():
-            return Learned(_joined(picture, src))
         case WorkerHello():
             return _hello(picture, body)
         case WorkerExited():
@@ -228,7 +226,7 @@ def _hello(picture: Picture, hello: WorkerHello) -> Learned:
     known = picture.ranks.get(hello.rank, RankView(hello.rank, hello.node))
     over = known.life in (Life.DEAD, Life.DONE) and hello.incarnation == known.incarnation
     if hello.incarnation < known.incarnation or over:
-        return Learned(picture, (Ghost(hello.rank, hello.node),))
+        return Learned(picture, (Ghost(hello.rank, hello.node, hello.incarnation),))
     came_up = known.life is not Life.ALIVE or hello.incarnation > known.incarnation
     view = replace(
         known,

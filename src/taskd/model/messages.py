@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
+from taskd.model.profiling import Pace
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -120,6 +121,8 @@ class StressTested:
 class SetProfiling:
     default_domain: bool
     communication: bool
+    parts: tuple[str, ...] = ()
+    """Exactly what is wanted, by Ascend's names. None named: the whole domains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +298,8 @@ class Leave:
 
     incident: Incident
     because: str
+    life: int = -1
+    """The incarnation that is meant: an address names a rank, not a life. -1: whoever hears it."""
 
 
 # Ours, agent to manager
@@ -366,6 +371,8 @@ class NodeBeat:
 
     node: NodeRank
     progress: tuple[Progress, ...]
+    paces: tuple[Pace, ...] = ()
+    """Of those ranks that are recorded."""
 
 
 # Ours, manager to agent

@@ -1,0 +1,386 @@
+"""Every way in which a small job can go: `core/rank` and `core/repair`, all interleavings.
+
+A model of the training threads around the real machines. Each rank computes, enters the step's
+collective, leaves it with the result (or not), passes the gate, updates, commits. Ranks die at any
+of these points; orders arrive at any of these points. The walk visits every state that can be
+reached and asks in each of them: is all the state that is held what an undisturbed job would
+hold, does everybody go on from the same step, and from the highest that was still there?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from taskd.core import rank as machine
+from taskd.core.rank import RankConfig
+from taskd.core.repair import Holder, Impossible, Seat, plan
+from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
+from taskd.model.messages import Park, Parked, Repair, Repaired
+from taskd.model.rank import (
+    Abort,
+    Broke,
+    CarryOut,
+    Event,
+    Failed,
+    Me,
+    Mended,
+    Say,
+    Stepped,
+    Stood,
+)
+
+CONFIG = RankConfig()
+NODE = NodeRank(0)
+
+COMPUTING, ENTERED, REDUCED, UPDATING = "computing", "entered", "reduced", "updating"
+STANDING, MEETING, MET, DONE = "standing", "meeting", "met", "done"
+
+
+@dataclass(frozen=True)
+class Proc:
+    """One life of one rank: its machine, and where its training thread is."""
+
+    rank: int
+    life: int
+    machine: machine.State
+    thread: str
+    held: int | None
+    """The step whose state it holds; None: none, or a half-updated one."""
+    group: int
+    """The incident under which its group was formed."""
+    aborted: bool = False
+    inbox: tuple[Park | Repair, ...] = ()
+    plan: Repair | None = None
+
+    def key(self) -> tuple[object, ...]:
+        told = tuple((type(order).__name__, order.incident) for order in self.inbox)
+        state = (type(self.machine).__name__, self.machine.incident)
+        carried = self.plan.incident if self.plan else None
+        stood = getattr(self.machine, "stood", None)
+        known = getattr(self.machine, "plan", None) is not None
+        return (
+            self.rank,
+            self.life,
+            state,
+            stood,
+            known,
+            self.thread,
+            self.held,
+            self.group,
+            self.aborted,
+            told,
+            carried,
+        )
+
+
+@dataclass(frozen=True)
+class World:
+    procs: tuple[Proc, ...]
+    """The living ones."""
+    lives: tuple[int, ...]
+    faults_left: int
+    entered: frozenset[tuple[int, int, int]] = frozenset()
+    """Who has ever entered which collective: (group, step, rank)."""
+    taken: frozenset[tuple[int, int]] = frozenset()
+    """Who has been given its state: (incident, rank)."""
+    incident: int = 0
+    parked: tuple[Parked, ...] = ()
+    plans: tuple[Repair, ...] = ()
+
+    def key(self) -> tuple[object, ...]:
+        procs = tuple(proc.key() for proc in self.procs)
+        parked = tuple(sorted((told.rank, told.step, told.whole) for told in self.parked))
+        plans = tuple((one.incident, one.resume) for one in self.plans)
+        return (
+            procs,
+            self.lives,
+            self.faults_left,
+            self.entered,
+            self.taken,
+            self.incident,
+            parked,
+            plans,
+        )
+
+
+@dataclass
+class Explorer:
+    ranks: int
+    faults: int
+    steps: int
+    visited: set[tuple[object, ...]] = field(default_factory=set)
+    endings: set[str] = field(default_factory=set)
+
+    def run(self) -> int:
+        """How many states there are. Raises in the first that is wrong."""
+        procs = tuple(self._first(rank) for rank in range(self.ranks))
+        start = World(procs, (0,) * self.ranks, self.faults)
+        stack: list[tuple[World, tuple[str, ...]]] = [(start, ())]
+        self.visited = {start.key()}
+        while stack:
+            world, story = stack.pop()
+            moved = False
+            for what, after in self._moves(world, story):
+                moved = True
+                key = after.key()
+                if key not in self.visited:
+                    self.visited.add(key)
+                    stack.append((after, (*story, what)))
+            if not moved:
+                self._ended(world, story)
+        return len(self.visited)
+
+    def _first(self, rank: int) -> Proc:
+        me = Me(Rank(rank), NODE, Incarnation(0), 0)
+        return Proc(rank, 0, machine.Training(me, Incident(0)), COMPUTING, 0, 0)
+
+    # What can happen next
+
+    def _moves(self, world: World, story: tuple[str, ...]) -> Iterator[tuple[str, World]]:
+        for proc in world.procs:
+            if proc.inbox:
+                order, rest = proc.inbox[0], proc.inbox[1:]
+                heard = _tell(replace(proc, inbox=rest), order)
+                yield f"{proc.rank} hears {type(order).__name__}", _put(world, proc, *heard)
+            for what, event_proc, said in self._thread(world, proc, story):
+                yield f"{proc.rank} {what}", _put(world, proc, event_proc, said, what)
+            if world.faults_left and proc.thread != DONE:
+                yield f"{proc.rank} dies", _die(world, proc)
+        if self._someone_is_missing(world):
+            yield "the manager stops all", self._stop(world)
+        planned = self._planned(world, story)
+        if planned is not None:
+            yield "the manager plans", planned
+
+    def _thread(
+        self, world: World, proc: Proc, story: tuple[str, ...]
+    ) -> Iterator[tuple[str, Proc, tuple[object, ...]]]:
+        members = self._members(world, proc.group)
+        match proc.thread:
+            case "computing" if proc.aborted:
+                yield self._stand(proc)
+            case "computing":
+                yield "enters", replace(proc, thread=ENTERED), ()
+            case "entered":
+                here = {r for g, s, r in world.entered if (g, s) == (proc.group, proc.held)}
+                if here >= members:
+                    self._check_collective(world, proc, members, story)
+                    last = proc.held == self.steps
+                    yield "has reduced", replace(proc, thread=DONE if last else REDUCED), ()
+                if proc.aborted:
+                    yield self._stand(proc)
+                elif self._is_broken(world, proc.group):
+                    failed, said = _tell(proc, Failed("communication", "a peer is gone"))
+                    what, stood, more = self._stand(failed)
+                    yield f"fails and {what}", stood, said + more
+            case "reduced" if proc.aborted:
+                yield self._stand(proc)
+            case "reduced":
+                yield "passes the gate", replace(proc, thread=UPDATING), ()
+            case "updating":
+                assert proc.held is not None
+                stepped = replace(proc, thread=COMPUTING, held=proc.held + 1)
+                if isinstance(proc.machine, machine.Resumed):
+                    yield "commits", *_tell(stepped, Stepped(Step(proc.held + 1)))
+                else:
+                    yield "commits", stepped, ()
+            case "meeting" | "met":
+                yield from self._meeting(world, proc, story)
+            case _:
+                return
+
+    def _stand(self, proc: Proc) -> tuple[str, Proc, tuple[object, ...]]:
+        held = proc.held
+        stood = Stood(Step(held or 0), whole=held is not None)
+        standing = replace(proc, thread=STANDING, aborted=False)
+        return ("stands", *_tell(standing, stood))
+
+    def _meeting(
+        self, world: World, proc: Proc, story: tuple[str, ...]
+    ) -> Iterator[tuple[str, Proc, tuple[object, ...]]]:
+        plan_ = proc.plan
+        assert plan_ is not None
+        there = {
+            one.rank: one
+            for one in world.procs
+            if one.plan is not None
+            and one.plan.incident == plan_.incident
+            and one.thread in (MEETING, MET)
+        }
+        members = {int(member.rank) for member in plan_.members}
+        gone = members - {one.rank for one in world.procs}
+        if proc.aborted or gone:
+            broken = replace(proc, plan=None, aborted=False)
+            told, said = _tell(broken, Broke(plan_.incident, "a peer is gone"))
+            what, stood, more = self._stand(told)
+            yield f"gives the plan up and {what}", stood, said + more
+            return
+        if proc.thread == MEETING and (members <= set(there) or self._all_met(world, plan_)):
+            source = plan_.sources.get(Rank(proc.rank))
+            held = proc.held
+            if source is not None:
+                giver = there.get(int(source))
+                if giver is None:
+                    return
+                assert giver.held == plan_.resume, _tale("the source holds another step", story)
+                held = giver.held
+            assert held == plan_.resume, _tale(f"rank {proc.rank} resumes wrongly", story)
+            yield "has its state", replace(proc, thread=MET, held=held), ()
+        takers = {int(taker) for taker, giver in plan_.sources.items() if giver == proc.rank}
+        given = all((plan_.incident, taker) in world.taken for taker in takers)
+        if proc.thread == MET and given:
+            mended = replace(proc, thread=COMPUTING, group=plan_.incident, plan=None)
+            done = Mended(plan_.incident, Step(plan_.resume))
+            yield "is mended", *_tell(mended, done)
+
+    def _all_met(self, world: World, plan_: Repair) -> bool:
+        """The group is formed once everybody has come; some may have gone on since."""
+        return any(one.group == plan_.incident for one in world.procs) or any(
+            one.thread == MET and one.plan is not None and one.plan.incident == plan_.incident
+            for one in world.procs
+        )
+
+    def _is_broken(self, world: World, group: int) -> bool:
+        """A member has died, or has left this group for another incident."""
+        lives = {(one.rank, one.life): one for one in world.procs}
+        for member in self._lives(world, group):
+            there = lives.get(member)
+            if there is None or there.machine.incident > group:
+                return True
+            if there.group == group and there.thread == STANDING:
+                return True
+        return False
+
+    def _lives(self, world: World, group: int) -> set[tuple[int, int]]:
+        for plan_ in world.plans:
+            if plan_.incident == group:
+                return {(int(one.rank), int(one.incarnation)) for one in plan_.members}
+        return {(rank, 0) for rank in range(self.ranks)}
+
+    def _members(self, world: World, group: int) -> set[int]:
+        return {rank for rank, _ in self._lives(world, group)}
+
+    # The manager, as simply as can be
+
+    def _someone_is_missing(self, world: World) -> bool:
+        living = {proc.rank for proc in world.procs}
+        faulted = [p for p in world.procs if isinstance(p.machine, machine.Faulted)]
+        stopped = world.incident > len(world.plans)
+        return not stopped and (len(living) < self.ranks or bool(faulted))
+
+    def _stop(self, world: World) -> World:
+        incident = world.incident + 1
+        order = Park(Incident(incident), "a rank is missing")
+        procs = tuple(
+            proc if proc.thread == DONE else replace(proc, inbox=(*proc.inbox, order))
+            for proc in world.procs
+        )
+        return replace(world, incident=incident, parked=(), procs=procs)
+
+    def _planned(self, world: World, story: tuple[str, ...]) -> World | None:
+        if world.incident == len(world.plans):
+            return None
+        told = {int(parked.rank): parked for parked in world.parked}
+        living = {proc.rank: proc for proc in world.procs if proc.thread != DONE}
+        if not set(living) <= set(told):
+            return None
+        holders = [
+            Holder(Rank(r), NODE, Incarnation(p.life), told[r].step, whole=told[r].whole)
+            for r, p in living.items()
+        ]
+        missing = [r for r in range(self.ranks) if r not in living]
+        seats = [Seat(Rank(r), NODE, Incarnation(world.lives[r] + 1)) for r in missing]
+        made = plan(holders, seats)
+        if isinstance(made, Impossible):
+            assert all(not holder.whole for holder in holders), _tale("a holder is left", story)
+            left = any(proc.thread == DONE for proc in world.procs)
+            assert left or world.faults_left == 0, _tale("state is lost without need", story)
+            self.endings.add("lost at the end" if left else "no survivor holds any state")
+            return None
+        best = max(proc.held for proc in living.values() if proc.held is not None)
+        assert made.resume == best, _tale(f"step {best} is lost, {made.resume} is not", story)
+        repair = Repair(
+            Incident(world.incident), "recover", made.members, made.resume, made.sources, "", 60.0
+        )
+        lives = list(world.lives)
+        procs = [replace(proc, inbox=(*proc.inbox, repair)) for proc in living.values()]
+        for seat in seats:
+            lives[seat.rank] += 1
+            me = Me(seat.rank, NODE, seat.incarnation, 0)
+            fresh = machine.Joining(me, Incident(world.incident))
+            procs.append(
+                Proc(seat.rank, seat.incarnation, fresh, COMPUTING, None, -1, True, (repair,))
+            )
+        procs.sort(key=lambda proc: proc.rank)
+        plans = (*world.plans, repair)
+        return replace(world, procs=tuple(procs), lives=tuple(lives), plans=plans, parked=())
+
+    # What must hold
+
+    def _check_collective(
+        self, world: World, proc: Proc, members: set[int], story: tuple[str, ...]
+    ) -> None:
+        """Whoever took part and lives still holds this step, or the next one."""
+        for other in world.procs:
+            if other.rank in members and other.group == proc.group and other.held is not None:
+                assert proc.held is not None
+                assert abs(other.held - proc.held) <= 1, _tale("two steps apart", story)
+
+    def _ended(self, world: World, story: tuple[str, ...]) -> None:
+        if not world.procs:
+            self.endings.add("nobody is left")
+            return
+        if all(proc.thread == DONE for proc in world.procs):
+            assert {proc.held for proc in world.procs} == {self.steps}, _tale("not all", story)
+            self.endings.add("trained")
+            return
+        holders = [proc for proc in world.procs if proc.held is not None]
+        assert not holders, _tale(f"stuck: {[p.key() for p in world.procs]}", story)
+
+
+def _tell(proc: Proc, event: Event) -> tuple[Proc, tuple[object, ...]]:
+    """Run the real machine; its commands change the thread, its words go to the manager."""
+    taken = machine.step(proc.machine, event, 0.0, CONFIG)
+    proc, said = replace(proc, machine=taken.state), []
+    for command in taken.commands:
+        match command:
+            case Abort():
+                if proc.thread != STANDING:
+                    proc = replace(proc, aborted=True)
+            case CarryOut(order) if isinstance(order, Repair):
+                proc = replace(proc, plan=order, thread=MEETING)
+            case Say(body):
+                said.append(body)
+            case _:
+                raise AssertionError(f"{command} has no place in this model")
+    return proc, tuple(said)
+
+
+def _put(
+    world: World, before: Proc, after: Proc, said: tuple[object, ...], what: str = ""
+) -> World:
+    procs = tuple(after if proc is before else proc for proc in world.procs)
+    world = replace(world, procs=procs)
+    if what == "enters":
+        assert after.held is not None
+        world = replace(world, entered=world.entered | {(after.group, after.held, after.rank)})
+    if what == "has its state" and after.plan is not None:
+        world = replace(world, taken=world.taken | {(int(after.plan.incident), after.rank)})
+    for body in said:
+        if isinstance(body, Parked) and body.incident == world.incident:
+            rest = tuple(told for told in world.parked if told.rank != body.rank)
+            world = replace(world, parked=(*rest, body))
+        elif isinstance(body, Repaired):
+            pass
+    return world
+
+
+def _die(world: World, victim: Proc) -> World:
+    procs = tuple(proc for proc in world.procs if proc is not victim)
+    parked = tuple(told for told in world.parked if told.rank != victim.rank)
+    return replace(world, procs=procs, parked=parked, faults_left=world.faults_left - 1)
+
+
+def _tale(what: str, story: tuple[str, ...]) -> str:
+    return "\n  ".join([what, *story])

@@ -1,0 +1,557 @@
+"""A whole job in one thread: clusterd, manager, agents and ranks, all real machines, virtual time.
+
+Ranks, agents, the manager and links die and hang at random; messages are late, and keep only the
+order of their source. The world keeps the truth (which processes live, what they hold, who stands
+in which group) apart from what any machine believes, and stops the test when they contradict.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from math import inf
+
+from taskd.core import job as manager
+from taskd.core import recovery as clusterd
+from taskd.core import workers as agents
+from taskd.core.job_states import Ended, Ending, JobConfig
+from taskd.core.job_states import State as ManagerState
+from taskd.core.recovery_config import RecoveryConfig
+from taskd.model import messages as m
+from taskd.model import recovery as told
+from taskd.model import workers as local
+from taskd.model.faults import Fault, FaultKind
+from taskd.model.ids import (
+    ALL,
+    Incarnation,
+    Incident,
+    JobId,
+    NodeRank,
+    Position,
+    Rank,
+    Role,
+    agent,
+    worker,
+)
+from taskd.model.job import (
+    Command,
+    Event,
+    Finish,
+    Heard,
+    NodeLinked,
+    NodeSilent,
+    NodeUnlinked,
+    Ordered,
+    RankHung,
+    ReportFaults,
+    ReportResult,
+    ReportStopped,
+    ReportStrategies,
+    StopAsked,
+    Subscribed,
+    Tell,
+    Tick,
+)
+from taskd.model.rank import Me
+from taskd.model.strategies import Strategy, parse_strategies
+from tests.sim.job_ranks import Process
+
+MAX_EVENTS = 200_000
+SILENCE_S = 3.0
+HANG_SEEN_S = 5.0
+OUTAGE_S = 400.0
+TROUBLE = (
+    *("kill", "kill", "kill", "kill", "hang", "hang", "cut", "cut", "node", "node"),
+    *("manager", "manager", "stream", "outage", "relink", "operation", "fault", "end"),
+)
+
+
+@dataclass
+class Group:
+    """Ranks that met: their collectives complete when all of them have entered."""
+
+    members: tuple[Process, ...]
+    incident: Incident
+    here: dict[int, list[Process]] = field(default_factory=dict)
+
+    def broken(self) -> bool:
+        return any(not one.alive or one.machine.incident > self.incident for one in self.members)
+
+
+class World:
+    def __init__(self, seed: int, *, friendly: bool = False) -> None:
+        """`friendly`: every strategy is wanted, and the script is protected."""
+        self.random = random.Random(seed)
+        self.nodes, self.per_node = self.random.choice([(1, 3), (2, 2), (3, 1)])
+        self.steps = self.random.randint(5, 30)
+        self.protected = friendly or self.random.random() < 0.8
+        """False: a script that does not use us. Its ranks say nothing."""
+        self.size = self.nodes * self.per_node
+        words = {s.value for s in Strategy if friendly or self.random.random() < 0.7}
+        strategies = parse_strategies(",".join(sorted(words)))
+        self.config = JobConfig(
+            nodes=self.nodes,
+            ranks_per_node=self.per_node,
+            max_restarts=self.random.choice([0, 1, 3]),
+            rescheduling=self.random.random() < 0.5,
+            fruitless_limit=self.random.choice([3, 8]),
+        )
+        self.now = 0.0
+        self.story: list[str] = []
+        self.edges: set[tuple[type[ManagerState], type[ManagerState]]] = set()
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._tiebreak = count()
+        self._line_free: dict[object, float] = {}
+        self._pids = count(1000)
+        # clusterd
+        self.clusterd: clusterd.State = clusterd.NEW
+        job = told.JobConfig(strategies=strategies)
+        self._decide(told.JobRegistered(JobId("job"), job, "a seed"))
+        self._decide(told.Subscribed(told.Stream.NIC))
+        pods = tuple(
+            told.Pod(NodeRank(n), f"pod{n}", ranks=tuple(map(Rank, self._ranks_of(n))))
+            for n in range(self.nodes)
+        )
+        self._decide(told.PodsSeen(pods))
+        # manager
+        self.manager: ManagerState | None = None
+        self.manager_life = 0
+        self.exit_code: int | None = None
+        self._held: list[Heard] = []
+        # agents and ranks
+        self.agents: dict[int, agents.State | None] = dict.fromkeys(range(self.nodes))
+        self.procs: dict[tuple[int, int], Process] = {}
+        self.begun: set[int] = set()
+        self.finished: set[int] = set()
+        self.committed_by: dict[int, int] = {}
+        self.meetings: dict[Incident, dict[Process, m.Repair]] = {}
+        self.start_manager()
+        for node in range(self.nodes):
+            self.start_agent(node)
+
+    def _ranks_of(self, node: int) -> range:
+        return range(node * self.per_node, (node + 1) * self.per_node)
+
+    # Time
+
+    def run(self, until: float) -> None:
+        for _ in range(MAX_EVENTS):
+            if self.exit_code is not None or not self._agenda:
+                return
+            at, _, happen = heapq.heappop(self._agenda)
+            if at > until:
+                return
+            self.now = max(self.now, at)
+            happen()
+        raise AssertionError(self._tale("no end"))
+
+    def later(self, within_s: float, happen: Callable[[], None]) -> None:
+        self.at(self.now + self.random.uniform(0.0, within_s), happen)
+
+    def at(self, when: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (when, next(self._tiebreak), happen))
+
+    def in_order(self, line: object, happen: Callable[[], None]) -> None:
+        """Late by some time, but never before what the same source sent earlier."""
+        slow = 2.0 if self.random.random() < 0.02 else 0.02
+        when = max(self.now + self.random.uniform(0, slow), self._line_free.get(line, 0.0))
+        self._line_free[line] = when
+        self.at(when, happen)
+
+    def note(self, line: str) -> None:
+        self.story.append(f"{self.now:9.3f} {line}")
+
+    def check(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise AssertionError(self._tale(what))
+
+    def _tale(self, what: str) -> str:
+        return "\n".join([what, *self.story[-400:]])
+
+    # clusterd
+
+    def _decide(self, event: told.Event) -> None:
+        taken = clusterd.step(self.clusterd, event, self.now, RecoveryConfig())
+        self.clusterd = taken.state
+        self.note(f"clusterd {_name(event)} -> {_name(taken.state)}: {taken.because}")
+        for command in taken.commands:
+            if isinstance(command, told.SendSwitchRanks):
+                self.later(5.0, partial(self._decide, told.NicResult(self.random.random() < 0.8)))
+            if isinstance(command, told.Signal) and self.clusterd.job.subscribed:
+                life = self.manager_life
+                self.in_order(("signals", life), partial(self._signal, life, command))
+        deadline = self.clusterd.deadline
+        if deadline < inf:
+            self.at(deadline, partial(self._clusterd_tick, deadline))
+
+    def _clusterd_tick(self, deadline: float) -> None:
+        if self.clusterd.deadline == deadline:
+            self._decide(told.Tick())
+
+    def _signal(self, life: int, signal: told.Signal) -> None:
+        if life != self.manager_life or self.manager is None:
+            self._decide(told.SignalFailed(signal.sequence))
+            return
+        self._decide(told.SignalDelivered(signal.sequence))
+        self.tell_manager(Ordered(signal))
+
+    def break_stream(self, within_s: float) -> None:
+        """The manager's line to clusterd breaks, and is made anew."""
+        self._decide(told.Unsubscribed())
+        life = self.manager_life
+        self.later(within_s, lambda: self._subscribe(life))
+
+    def _subscribe(self, life: int) -> None:
+        if life == self.manager_life and self.manager is not None:
+            self._decide(told.Subscribed())
+            self.tell_manager(Subscribed())
+
+    # The manager
+
+    def start_manager(self) -> None:
+        if self.exit_code is not None:
+            return
+        self.manager = manager.begin(self.config, self.now)
+        self.manager_life += 1
+        self._manager_deadline()
+        held, self._held = self._held, []
+        for heard in held:
+            if self.random.random() < 0.9:
+                self.tell_manager(heard)
+        for node in range(self.nodes):
+            if self.agents[node] is not None:
+                self.later(1.0, partial(self._link, node, self.manager_life))
+        self.later(1.0, partial(self._subscribe, self.manager_life))
+
+    def kill_manager(self) -> None:
+        if self.manager is None or isinstance(self.manager, Ending | Ended):
+            return
+        self.note("the manager is killed")
+        self.manager = None
+        self._decide(told.Unsubscribed())
+        self.later(5.0, self.start_manager)
+
+    def _link(self, node: int, life: int) -> None:
+        if life == self.manager_life and self.agents[node] is not None:
+            self.tell_manager(NodeLinked(NodeRank(node)))
+            self.tell_agent(node, local.LinkUp())
+
+    def tell_manager(self, event: Event) -> None:
+        if self.manager is None:
+            if isinstance(event, Heard):
+                self._held.append(event)
+            return
+        before = self.manager
+        taken = manager.step(before, event, self.now, self.config)
+        what = _name(event.body) if isinstance(event, Heard) else _name(event)
+        self.note(f"manager {what} -> {_name(taken.state)}: {taken.because}")
+        if type(taken.state) is not type(before):
+            self.edges.add((type(before), type(taken.state)))
+        self.manager = taken.state
+        for command in taken.commands:
+            self._perform(command)
+        self._manager_deadline()
+
+    def _manager_deadline(self) -> None:
+        assert self.manager is not None
+        deadline, life = self.manager.deadline, self.manager_life
+        if deadline < inf:
+            self.at(deadline, partial(self._manager_tick, deadline, life))
+
+    def _manager_tick(self, deadline: float, life: int) -> None:
+        state = self.manager
+        if state is not None and life == self.manager_life and state.deadline == deadline:
+            self.tell_manager(Tick())
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Tell(to, body):
+                self._send_down(to, body)
+            case ReportFaults(faults):
+                listed = tuple(Fault(f.rank, FaultKind(f.type), evidence=f.kind) for f in faults)
+                self._report(told.FaultsReported(listed))
+            case ReportStopped(uuid, _, code, info):
+                self._report(told.StopCompleted(code, uuid, info))
+            case ReportStrategies(uuid, _, strategies):
+                self._report(told.StrategiesReported(strategies, uuid))
+            case ReportResult(uuid, code, info, strategy, isolated):
+                self._report(told.StatusReported(code, strategy, isolated, uuid, info))
+            case Finish(exit_code, _):
+                assert isinstance(self.manager, Ended)
+                self.exit_code = exit_code
+
+    def _report(self, event: told.Event) -> None:
+        self.in_order(("reports", self.manager_life), partial(self._decide, event))
+
+    def _send_down(self, to: Position, body: m.Body) -> None:
+        life = self.manager_life
+        if to.role == Role.AGENT:
+            node = int(to.server_rank)
+            self.in_order(("to agent", node, life), partial(self.tell_agent, node, body))
+            return
+        for proc in list(self.procs.values()):
+            if to.server_rank in (ALL, str(proc.node)) and to.process_rank in (ALL, str(proc.rank)):
+                self.in_order(("to rank", proc, life), partial(self._tell_rank, proc, body))
+
+    def _tell_rank(self, proc: Process, body: m.Body) -> None:
+        """Whoever lives there now hears it: an address names a rank, not a life."""
+        now = next(
+            (p for p in self.procs.values() if (p.node, p.rank) == (proc.node, proc.rank)), None
+        )
+        if now is not None:
+            now.heard(body)
+
+    def to_manager(self, node: int, source: str, body: m.Body) -> None:
+        src = agent(node) if source.startswith("agent") else worker(node, _rank_in(source))
+        self.in_order(("up", source), partial(self.tell_manager, Heard(src, body)))
+
+    # Agents
+
+    def start_agent(self, node: int) -> None:
+        if self.agents[node] is not None or self.exit_code is not None:
+            return
+        ranks = tuple(map(Rank, self._ranks_of(node)))
+        budget = self.config.max_restarts or 32767
+        self.agents[node] = agents.Waiting(
+            agents.Node(NodeRank(node), ranks, budget), self.now + 900.0
+        )
+        self.note(f"agent {node} starts")
+        self.later(1.0, partial(self._link, node, self.manager_life))
+
+    def kill_agent(self, node: int) -> None:
+        """The node is gone, with everything on it; it may come back."""
+        if self.agents[node] is None:
+            return
+        self.note(f"node {node} is lost")
+        if node == 0:
+            self.begun.clear()  # the store was there
+        self.agents[node] = None
+        for proc in list(self.procs.values()):
+            if proc.node == node:
+                self._bury(proc)
+        self._unlink(node)
+        if self.random.random() < 0.7:
+            self.later(20.0, partial(self.start_agent, node))
+
+    def _unlink(self, node: int) -> None:
+        self.tell_manager(NodeUnlinked(NodeRank(node)))
+        life = self.manager_life
+        self.at(self.now + SILENCE_S, partial(self._silent, node, life))
+
+    def _silent(self, node: int, life: int) -> None:
+        if self.agents[node] is None and life == self.manager_life:
+            self.tell_manager(NodeSilent(NodeRank(node), "no link for 3 s"))
+
+    def tell_agent(self, node: int, event: object) -> None:
+        state = self.agents[node]
+        known = local.Started | local.StartFailed | local.LinkUp | local.Tick | m.WorkerExited
+        if state is None or not isinstance(event, known | local.Order):
+            return
+        taken = agents.step(state, event, self.now, agents.WorkersConfig())
+        self.note(f"agent {node} {_name(event)} -> {_name(taken.state)}: {taken.because}")
+        self.agents[node] = taken.state
+        for command in taken.commands:
+            self._agent_does(node, command)
+        if isinstance(taken.state, agents.Over):
+            self._agent_leaves(node)
+        elif taken.state.deadline < inf:
+            self.at(taken.state.deadline, partial(self._agent_tick, node, taken.state))
+
+    def _agent_tick(self, node: int, state: agents.State) -> None:
+        if self.agents[node] is state:
+            self.tell_agent(node, local.Tick())
+
+    def _agent_leaves(self, node: int) -> None:
+        self.agents[node] = None
+        alive = [proc for proc in self.procs.values() if proc.node == node]
+        self.check(not alive, f"agent {node} left its ranks behind")
+        self._unlink(node)
+        if self.config.rescheduling:
+            self.later(20.0, partial(self.start_agent, node))
+
+    def _agent_does(self, node: int, command: local.Command) -> None:
+        match command:
+            case local.StartWorker(rank, incarnation, attempt, incident):
+                born = partial(self._born, node, rank, incarnation, attempt, incident)
+                self.later(0.1, born)
+            case local.KillWorker(rank, incarnation) | local.AskToEnd(rank, incarnation):
+                proc = self.procs.get((rank, incarnation))
+                if proc is not None:
+                    self.later(0.01, partial(self.exits, proc, None, "killed"))
+            case local.Tell(body):
+                self.to_manager(node, f"agent {node}", body)
+            case local.SayHello(workers, attempt, remaining):
+                hello = m.AgentHello(
+                    NodeRank(node), f"host{node}", workers, f"host{node}:1", attempt, remaining
+                )
+                self.to_manager(node, f"agent {node}", hello)
+            case local.RenewStore():
+                pass
+
+    def _born(
+        self, node: int, rank: Rank, incarnation: Incarnation, attempt: int, incident: Incident
+    ) -> None:
+        if self.agents[node] is None:
+            return
+        same = [proc for proc in self.procs.values() if proc.rank == rank and proc.node == node]
+        self.check(not same, f"rank {rank} lives twice on node {node}")
+        pid = next(self._pids)
+        me = Me(rank, NodeRank(node), incarnation, pid)
+        self.procs[rank, incarnation] = Process(self, me, attempt, incident)
+        self.tell_agent(node, local.Started(rank, incarnation, pid))
+
+    # Ranks: what is true
+
+    def exits(self, proc: Process, code: int | None, because: str) -> None:
+        if not proc.alive:
+            return
+        self.note(f"{proc} ends with {code}: {because}")
+        if code == 0 and proc.held == self.steps:
+            self.finished.add(proc.rank)
+        # What a rank that has finished has sent arrives before its end does.
+        self._bury(proc, is_missed=proc.held != self.steps)
+        me = proc.me
+        gone = m.WorkerExited(
+            me.rank, me.incarnation, me.pid, code, 9 if code is None else None, because
+        )
+        self.later(0.05, lambda: self.tell_agent(proc.node, gone))
+
+    def _bury(self, proc: Process, is_missed: bool = True) -> None:
+        proc.alive = False
+        self.procs.pop((proc.rank, proc.me.incarnation), None)
+        if not is_missed:
+            return
+        for other in list(self.procs.values()):
+            group, plan = other.group, other.plan
+            if isinstance(group, Group) and proc in group.members and self.random.random() < 0.7:
+                self.later(0.3, partial(other.fail, group, f"{proc} is gone"))
+            if plan is not None and any(member.rank == proc.rank for member in plan.members):
+                self.later(0.3, partial(other.cannot_meet, plan))
+
+    def form_start(self, attempt: int) -> None:
+        """The first groups of an attempt form when all its ranks have come."""
+        waiting = [
+            proc
+            for proc in self.procs.values()
+            if proc.attempt == attempt and proc.thread == "starting" and not proc.hung
+        ]
+        if len({proc.rank for proc in waiting}) == self.size:
+            self.begun.add(attempt)
+            group = Group(tuple(waiting), max(proc.machine.incident for proc in waiting))
+            for proc in waiting:
+                proc.start(group)
+
+    def entered(self, proc: Process) -> None:
+        group = proc.group
+        assert isinstance(group, Group)
+        assert proc.held is not None
+        here = group.here.setdefault(proc.held, [])
+        here.append(proc)
+        if set(group.members) <= set(here):
+            self.check(len({one.rank for one in here}) == len(here), "two lives in one world")
+            for one in here:
+                self.later(0.1, partial(one.reduced, group, proc.held))
+        elif group.broken() and self.random.random() < 0.7:
+            self.later(0.3, partial(proc.fail, group, "a peer was gone before"))
+
+    def committed(self, proc: Process) -> None:
+        assert proc.held is not None
+        top = max(self.committed_by.values(), default=0)
+        self.committed_by[proc.rank] = max(self.committed_by.get(proc.rank, 0), proc.held)
+        self.check(proc.held <= top + 1, f"{proc} has skipped a step: {proc.held} after {top}")
+
+    def meets(self, proc: Process) -> None:
+        """A plan is carried out once all its members have come."""
+        plan = proc.plan
+        assert plan is not None
+        come = self.meetings.setdefault(plan.incident, {})
+        come[proc] = plan
+        here = [
+            one for one in come if one.alive and one.thread == "meeting" and one.plan is not None
+        ]
+        lives = {(one.rank, int(one.me.incarnation)) for one in here}
+        wanted = {(int(member.rank), int(member.incarnation)) for member in plan.members}
+        if lives != wanted:
+            return
+        by_rank = {one.rank: one for one in here}
+        for one in here:
+            self.check(one.plan is not None and one.plan.resume == plan.resume, "two plans met")
+            source = by_rank[plan.sources.get(Rank(one.rank), Rank(one.rank))]
+            self.check(
+                source.held == plan.resume,
+                f"{one} would resume at {plan.resume} from {source}, which holds {source.held}",
+            )
+        best = max(one.held for one in here if one.held is not None)
+        self.check(plan.resume == best, f"step {best} is thrown away: {plan.resume}")
+        group = Group(tuple(here), plan.incident)
+        for one in here:
+            self.later(0.2, partial(one.mended, plan, group))
+
+    # Trouble
+
+    def _living(self) -> list[Process]:
+        return sorted(self.procs.values(), key=lambda proc: (proc.rank, proc.me.incarnation))
+
+    def kill_someone(self) -> None:
+        if living := self._living():
+            self.exits(self.random.choice(living), None, "killed by chance")
+
+    def disturb(self) -> None:
+        if self.exit_code is not None:
+            return
+        procs = self._living()
+        match self.random.choice(TROUBLE):
+            case "kill":
+                self.kill_someone()
+            case "hang" if procs:
+                proc = self.random.choice(procs)
+                proc.hung = True
+                self.note(f"{proc} hangs")
+                seen_s = HANG_SEEN_S if self.random.random() < 0.9 else 3 * OUTAGE_S
+                self.at(self.now + seen_s, partial(self._hang_seen, proc))
+            case "cut" if procs:
+                proc = self.random.choice(procs)
+                group = proc.group
+                if isinstance(group, Group):
+                    self.note(f"a link of {proc} is cut")
+                    for one in group.members:
+                        if self.random.random() < 0.5:
+                            self.later(0.1, partial(one.fail, group, "a link was cut"))
+                    self.later(0.1, partial(proc.fail, group, "a link was cut"))
+            case "node" if self.random.random() < 0.4:
+                self.kill_agent(self.random.randrange(self.nodes))
+            case "manager":
+                self.kill_manager()
+            case "stream":
+                self.break_stream(1.0)
+            case "outage":
+                self.break_stream(OUTAGE_S)
+            case "end" if self.random.random() < 0.2:
+                self.tell_manager(StopAsked(1, "the operator wants it so"))
+            case "operation":
+                self._decide(told.OperatorAskedNic((Rank(0),), (True,)))
+            case "fault":
+                by_hand = Fault(Rank(self.random.randrange(self.size)), evidence="by hand")
+                self._decide(told.FaultsReported((by_hand,)))
+            case "relink":
+                node = self.random.randrange(self.nodes)
+                self._link(node, self.manager_life)
+            case _:
+                pass
+
+    def _hang_seen(self, proc: Process) -> None:
+        if proc.alive and self.exit_code is None:
+            self.tell_manager(RankHung(Rank(proc.rank), f"{proc} has not moved for 5 s"))
+            self.at(self.now + HANG_SEEN_S, partial(self._hang_seen, proc))
+
+
+def _name(value: object) -> str:
+    return type(value).__name__
+
+
+def _rank_in(source: str) -> int:
+    return int(source.removeprefix("rank ").split(".")[0])

@@ -1,0 +1,49 @@
+"""All interleavings of small jobs, walked to the end; and proof that the walk would notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from taskd.core.repair import Holder, Impossible, Plan, Seat, plan
+from tests.sim import explore_repair
+from tests.sim.explore_repair import Explorer
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("ranks", "faults", "steps"),
+    [(2, 1, 2), (2, 2, 1), (2, 2, 2), (3, 1, 1), (3, 1, 2), (3, 2, 1)],
+    ids=lambda n: str(n),
+)
+def test_no_interleaving_loses_a_step_or_resumes_wrongly(
+    ranks: int, faults: int, steps: int
+) -> None:
+    explorer = Explorer(ranks, faults, steps)
+    assert explorer.run() > 1000
+    assert "trained" in explorer.endings
+
+
+def test_a_plan_that_throws_a_step_away_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timid(holders: Iterable[Holder], seats: Iterable[Seat] = ()) -> Plan | Impossible:
+        low = min(holder.step for holder in holders)
+        return plan([holder for holder in holders if holder.step == low], seats)
+
+    monkeypatch.setattr(explore_repair, "plan", timid)
+    with pytest.raises(AssertionError, match="is lost"):
+        Explorer(3, 1, 2).run()
+
+
+def test_a_plan_that_leaves_a_rank_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(holders: Iterable[Holder], seats: Iterable[Seat] = ()) -> Plan | Impossible:
+        made = plan(holders, seats)
+        if isinstance(made, Impossible):
+            return made
+        arriving = {member.rank for member in made.replaced}
+        sources = {taker: giver for taker, giver in made.sources.items() if taker in arriving}
+        return Plan(made.members, made.resume, sources, made.replaced, (), made.because)
+
+    monkeypatch.setattr(explore_repair, "plan", careless)
+    with pytest.raises(AssertionError, match="resumes wrongly"):
+        Explorer(3, 1, 2).run()

@@ -1,0 +1,75 @@
+"""A job with crashes of each of its processes, any seed: replay one with `pytest -k seed7`."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskd.core.job import BY_ORDER, LEGAL
+from taskd.core.job_states import Deciding, Gathering, Repairing, Reported, Suspecting, Training
+from tests.sim.job_world import World
+
+BATCH, BATCHES = 25, 8
+END_S = 20_000.0
+
+
+def chaos(seed: int) -> World:
+    world = World(seed)
+    within_s = world.random.choice([5.0, 15.0, 60.0])
+    for _ in range(world.random.choice([0, 1, 2, 4, 8, 16])):
+        world.later(within_s, world.disturb)
+    world.run(until=END_S)
+    return world
+
+
+@pytest.mark.parametrize("first", range(0, BATCH * BATCHES, BATCH), ids=lambda n: f"from{n}")
+def test_every_job_ends_and_nothing_contradicts_the_truth(first: int) -> None:
+    for seed in range(first, first + BATCH):
+        try:
+            world = chaos(seed)
+            world.check(world.exit_code is not None, "the job has not ended")
+            assert world.manager is not None
+            last = world.manager.job.world
+            done = last <= world.finished
+            world.check(world.exit_code != 0 or done, "ended well, but not done")
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from None
+
+
+def test_one_killed_rank_never_costs_a_step_or_a_restart() -> None:
+    for seed in range(200):
+        world = World(seed, friendly=True)
+        world.steps = 40
+        world.at(world.random.uniform(2.0, 4.0), world.kill_someone)
+        world.run(until=END_S)
+        assert world.exit_code == 0, "\n".join(world.story)
+        assert world.manager is not None
+        assert world.manager.job.attempt == 0, "\n".join(world.story)
+        assert len(world.finished) == world.size
+
+
+def test_without_trouble_every_job_ends_well() -> None:
+    for seed in range(20):
+        world = World(seed)
+        world.run(until=END_S)
+        assert world.exit_code == 0, "\n".join(world.story)
+
+
+def test_a_seed_always_tells_the_same_story() -> None:
+    assert chaos(7).story == chaos(7).story
+
+
+RARE = {
+    (Gathering, Suspecting),
+    (Reported, Training),
+    (Deciding, Training),
+    (Repairing, Training),
+}
+"""Legal, tested by tests/unit/test_job.py, and seldom met by chance."""
+
+
+def test_the_map_is_the_territory() -> None:
+    walked = set().union(*(chaos(seed).edges for seed in range(1000)))
+    drawn = {(source, target) for source, targets in LEGAL.items() for target in targets}
+    by_order = {(source, target) for source in LEGAL for target in BY_ORDER}
+    assert walked <= drawn, walked - drawn
+    assert drawn - walked <= RARE | by_order, drawn - walked - by_order
