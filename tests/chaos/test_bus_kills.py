@@ -151,25 +151,34 @@ def test_a_killed_worker_is_missed_at_once_and_its_successor_gets_no_old_orders(
     asyncio.run(scenario())
 
 
-def test_what_was_sent_while_the_connection_was_cut_arrives_in_order_and_once() -> None:
+def test_what_is_sent_while_connections_are_cut_arrives_in_order_and_once() -> None:
+    """Both links on the way are cut again and again, in the middle of whatever they carry."""
+
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True) as mgr,
-            Wire(mgr.port) as wire,
-            placed(agent(0), None, upstream=f"127.0.0.1:{wire.port}") as agt,
+            Wire(mgr.port) as above,
+            placed(proxy(0), None, upstream=f"127.0.0.1:{above.port}", serves=True) as prx,
+            Wire(prx.port) as below,
+            placed(worker(0, 0), None, upstream=f"127.0.0.1:{below.port}") as wrk,
         ):
-            for number in range(300):
-                sent = await agt.send(manager(), RestartsLeft(number), sync=False)
-                assert sent.code == NetCode.OK
-                await mgr.send(agent(0), StartWorkers(number), sync=False)
-                if number % 50 == 20:
-                    wire.cut()
-                await asyncio.sleep(0)
-            [up] = await bodies_of([mgr], 300)
-            [down] = await bodies_of([agt], 300)
-            assert up == [RestartsLeft(number) for number in range(300)]
-            assert down == [StartWorkers(number) for number in range(300)]
-            assert wire.cuts >= 1
+            total = 0
+            for turn in range(12):
+                for _ in range(100):
+                    assert (await wrk.send(manager(), RestartsLeft(total), sync=False)).code == 0
+                    assert (await mgr.send(wrk.me, StartWorkers(total), sync=False)).code == 0
+                    total += 1
+                    if total % 30 == 0:
+                        await asyncio.sleep(0)
+                (above, below)[turn % 2].cut()
+                assert await prx.join(PATIENCE_S)
+                assert await wrk.join(PATIENCE_S)
+            [up] = await bodies_of([mgr], total)
+            [down] = await bodies_of([wrk], total)
+            assert up == [RestartsLeft(number) for number in range(total)]
+            assert down == [StartWorkers(number) for number in range(total)]
+            assert above.cuts >= 3
+            assert below.cuts >= 3
 
     asyncio.run(scenario())
 
