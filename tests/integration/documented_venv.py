@@ -27,19 +27,23 @@ def make(folder: Path) -> Path:
     site = home / "lib" / version / "site-packages"
     for source in (SITE / "torch", *SITE.glob("torch-*.dist-info")):
         shutil.copytree(source, site / source.name, copy_function=os.link, symlinks=True)
+    for old in ("setuptools", "pkg_resources", "_distutils_hack", "distutils-precedence.pth"):
+        found = site / old  # what comes with the environment is too old to build us
+        shutil.rmtree(found) if found.is_dir() else found.unlink(missing_ok=True)
     # The rest is used from where it is; editable installations there are not seen from here.
     (site / "others.pth").write_text(f"{SITE}\n")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for extra in ("setup.py", "MANIFEST.in"):
-        if (ROOT / extra).exists():
-            shutil.copy(ROOT / extra, source)
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    shutil.copytree(ROOT / "src", source / "src", ignore=ignored)
-    pip = [home / "bin/pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-    subprocess.run([*pip, "--no-index", "--no-build-isolation", source], check=True)
+    for name in ("src", "tools"):
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    pip = [str(home / "bin/pip"), "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--no-index", "--no-build-isolation", str(source)], check=True)
+    torchrun = home / "bin/torchrun"
+    torchrun.write_text(f"#!{home}/bin/python\nfrom torch.distributed.run import main\nmain()\n")
+    torchrun.chmod(0o755)
     return home / "bin"
 
 

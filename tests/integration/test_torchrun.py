@@ -1,8 +1,9 @@
-"""The documented way in: the `sed` line, `manager.py` and the lines of `train_start.sh`, verbatim."""
+"""The documented way in: the `sed` line, `manager.py` and lines of `train_start.sh`, verbatim."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import textwrap
 from pathlib import Path
@@ -70,15 +71,22 @@ def _env(binaries: Path, **more: str) -> dict[str, str]:
 
 
 def _start(place: Path, command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        documented_venv.alone(command),
+    command = documented_venv.alone(command)
+    job = subprocess.Popen(
+        command,
         cwd=place,
         env=_env(place / "venv/bin", TASKD_LOG_PATH=str(place / "log"), **env),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=DEADLINE_S,
-        check=False,
+        start_new_session=True,
     )
+    try:
+        out, err = job.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        out, err = job.communicate()
+    return subprocess.CompletedProcess(command, job.returncode, out, err)
 
 
 def test_torch_is_edited_here_and_not_where_it_came_from(place: Path) -> None:
