@@ -234,8 +234,11 @@ def test_a_full_disk_is_said_and_survived(tmp_path: Path) -> None:
                 assert await other.code("Init") == 0
                 assert await other.code("Register") == 599
             resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (soft, hard))
-            assert await client.fault(1) == 0
-            assert (await signals.next()).incident == 1
+            assert await client.fault(2) == 0
+            first = await signals.next()
+            # Nothing was said of the fault that could not be remembered.
+            assert [fault.rankId for fault in first.faultRanks] == ["2"]
+            assert first.incident == 1
 
     with process(journal, "127.0.0.1:0") as (running, port):
         asyncio.run(main(running, f"127.0.0.1:{port}"))

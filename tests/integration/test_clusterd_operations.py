@@ -273,6 +273,8 @@ def test_an_ended_job_makes_room_and_can_still_be_retold() -> None:
             assert over.value.code() is grpc.StatusCode.UNAVAILABLE
             assert await client.fault(1) == 400
             assert await client.code("EndJob", end) == 0
+            assert await server.journal.notes() == {}
+            assert await server.journal.records() == {}
             with pytest.raises(aio.AioRpcError) as unknown:
                 await client.status()
             assert unknown.value.code() is grpc.StatusCode.NOT_FOUND

@@ -63,7 +63,8 @@ def write(job: JobId, before: Record, after: Record, event: Event, step: Step, a
     ended = isinstance(event, recovery.JobDeleted)
     notes: tuple[tuple[str, str | None], ...] = ()
     if ended:
-        notes = ((_note(job), None),)
+        # With the job goes whatever is noted of it, in the same transaction.
+        notes = tuple((f"{kind}/{job}", None) for kind in ("seldom", "declared", "trace"))
     elif (seldom := _seldom(after)) != _seldom(before):
         notes = ((_note(job), tagged.write(seldom)),)
     slim = _with_seldom(after, NOTHING)

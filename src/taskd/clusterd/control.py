@@ -24,7 +24,6 @@ from taskd.wire._pb.control_pb2_grpc import ControlServicer
 class Control(ControlServicer):
     def __init__(self, jobs: Jobs, journal: Journal, authority: Authority) -> None:
         self._jobs, self._journal, self._authority = jobs, journal, authority
-        self._progress: dict[JobId, pb.JobProgress] = {}
 
     async def DeclareJob(self, request: pb.JobDeclaration, context: Any) -> pb.Answer:
         try:
@@ -36,15 +35,13 @@ class Control(ControlServicer):
     async def EndJob(self, request: pb.JobEnd, context: Any) -> pb.Answer:
         job = JobId(request.job)
         because = request.because[:MAX_TEXT] or f"it ended with {request.exit_code}"
-        answer = await self._jobs.end(job, because)
-        self._progress.pop(job, None)
-        return _answer(answer)
+        return _answer(await self._jobs.end(job, because))
 
     async def PublishProgress(self, request: pb.JobProgress, context: Any) -> pb.Answer:
         owner = self._jobs.get(request.job)
         if owner is None:
             return _answer(Answer.of(RecoverCode.UnRegistry))
-        self._progress[owner.job] = request
+        owner.progress = request
         owner.touch()
         return _answer(Answer.of(RecoverCode.OK))
 
@@ -111,7 +108,7 @@ class Control(ControlServicer):
         return owner
 
     def _line(self, owner: Owner) -> pb.JobLine:
-        state, told = owner.state, self._progress.get(owner.job)
+        state, told = owner.state, owner.progress
         facts = self._jobs.facts(owner.job)
         line = pb.JobLine(
             job=owner.job,
@@ -130,7 +127,7 @@ class Control(ControlServicer):
         return line
 
     def _status(self, owner: Owner) -> pb.JobStatus:
-        state, told = owner.state, self._progress.get(owner.job)
+        state, told = owner.state, owner.progress
         round_ = getattr(state, "round", None)
         status = pb.JobStatus(
             line=self._line(owner),

@@ -17,6 +17,7 @@ from taskd.wire._pb import control_pb2 as pb
 from taskd.wire.tagged import read, write
 
 MAX_NAME = 253
+MAX_NODES, MAX_RANKS = 16_384, 131_072
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ def declaration_of(request: pb.JobDeclaration) -> Declaration:
         for node in request.nodes
     ]
     ranks = [rank for node in nodes for rank in node.ranks]
+    if len(nodes) > MAX_NODES or len(ranks) > MAX_RANKS:
+        raise ValueError(f"at most {MAX_NODES} nodes and {MAX_RANKS} ranks make a job")
     if len({node.node_rank for node in nodes}) != len(nodes) or len(set(ranks)) != len(ranks):
         raise ValueError("a node rank or a rank is named twice")
     if any(rank < 0 for rank in ranks) or any(node.node_rank < 0 for node in nodes):

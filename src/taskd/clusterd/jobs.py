@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from operator import is_not
 from secrets import token_hex
 
 from taskd.clusterd import act, book, declare, sense
@@ -28,6 +29,7 @@ from taskd.clusterd.declare import Declaration
 from taskd.clusterd.objects import JobFacts, facts_of
 from taskd.clusterd.owner import Answer, Owner, Tools
 from taskd.core.recovery_config import ON, RecoveryConfig
+from taskd.core.recovery_states import Ended, Idle
 from taskd.edge.clock import Clock
 from taskd.edge.journal import Journal, JournalFailed
 from taskd.model.codes import RecoverCode
@@ -37,6 +39,8 @@ from taskd.model.strategies import Strategy
 from taskd.wire.tagged import Illegible
 
 log = logging.getLogger(__name__)
+
+ABANDONED_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +73,8 @@ class Jobs:
         self._declared: dict[JobId, Declaration] = {}
         self._told: dict[JobId, tuple[Event, ...]] = {}
         self._busy: dict[JobId, asyncio.Lock] = {}
+        self._read: dict[JobId, tuple[list[Json], JobFacts]] = {}
+        self.on_forgotten: list[Callable[[JobId], None]] = []
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -157,7 +163,7 @@ class Jobs:
                 return Answer.of(RecoverCode.JobNotExist)
             if job in self.served:
                 return await self._registered(self.served[job], facts)
-            if len(self.served) >= self._config.max_jobs:
+            if len(self.served) >= self._config.max_jobs and not await self._make_room():
                 return Answer.of(RecoverCode.OutOfMaxServeJobs)
             try:
                 await act.clear_reset(facts, self._cluster, self._tools.clock())
@@ -227,11 +233,31 @@ class Jobs:
     async def _forget(self, job: JobId) -> None:
         self._known.discard(job)
         self._told.pop(job, None)
+        for tell in self.on_forgotten:
+            tell(job)
         declared = self._declared.pop(job, None)
         if declared is not None:
             await self._journal.note(declare.note_name(job), None)
             for key, _ in declare.objects_of(declared):
                 await self._cluster.delete(key)
+        self._read.pop(job, None)
+
+    async def _make_room(self) -> bool:
+        """A declared job that nobody has listened for in a long time has ended without a word."""
+        now = self._tools.clock()
+        abandoned = [
+            owner
+            for owner in self.served.values()
+            if owner.job in self._declared
+            and isinstance(owner.state, Idle | Ended)
+            and not owner.signals.heard
+            and now - owner.heard_at > ABANDONED_S
+        ]
+        if not abandoned:
+            return False
+        oldest = min(abandoned, key=lambda owner: owner.heard_at)
+        answer = await self.end(oldest.job, "nobody has listened for it in a long time")
+        return answer.code == RecoverCode.OK
 
     def _serve(self, job: JobId, record: book.Record) -> Owner:
         owner = self.served[job] = Owner(job, record, self._tools)
@@ -265,8 +291,15 @@ class Jobs:
     # What the cluster says
 
     def _facts(self, job: JobId) -> JobFacts | None:
+        """Read anew when one of the objects is another than last time."""
         groups = self._cluster.find(Kind.POD_GROUP, job)
-        return facts_of(groups[0], self._cluster.find(Kind.POD, job)) if groups else None
+        if not groups:
+            return None
+        objects = [groups[0], *self._cluster.find(Kind.POD, job)]
+        read = self._read.get(job)
+        if read is None or len(read[0]) != len(objects) or any(map(is_not, read[0], objects)):
+            read = self._read[job] = (objects, facts_of(objects[0], objects[1:]))
+        return read[1]
 
     async def _watch(self, changes: AsyncIterator[Changed]) -> None:
         async for change in changes:

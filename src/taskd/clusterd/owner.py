@@ -41,6 +41,7 @@ from taskd.model.recovery import (
     Signal,
     Tick,
 )
+from taskd.wire._pb import control_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +86,10 @@ class Owner:
     def __init__(self, job: JobId, record: Record, tools: Tools) -> None:
         self.job, self.record, self._tools = job, record, tools
         self.because = ""
-        self.changed_at = tools.clock()
-        self.signals: Line[Signal] = Line(tools.signals)
+        self.changed_at = self.heard_at = tools.clock()
+        self.progress: pb.JobProgress | None = None
+        """What the job's manager last told, for people."""
+        self.signals: Line[Signal] = Line(tools.signals, self._listeners_changed)
         self.nic: Line[SendSwitchRanks] = Line(tools.signals)
         self.stress: Line[SendStressRanks] = Line(tools.signals)
         self.replies: dict[Operation, Line[ReplyOperator]] = {
@@ -123,6 +126,9 @@ class Owner:
     def tell(self, event: Event) -> None:
         """For what nobody waits for: it is decided in its turn, and tried again if need be."""
         self._inbox.put_nowait(Asked(event))
+
+    def _listeners_changed(self) -> None:
+        self.heard_at = self._tools.clock()
 
     def changes(self) -> asyncio.Event:
         """Set whenever there is something new to show; unwatch when done."""

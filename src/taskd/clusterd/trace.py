@@ -23,6 +23,7 @@ from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceServicer
 
 FIELDS = ("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader")
 VALUES = ("on", "off", "")
+NOTES = "trace/"
 UPDATED = "update profiling switch"
 MAX_SUBSCRIBERS = 10_000
 WAITING = 64
@@ -40,12 +41,18 @@ class Trace(TrainingDataTraceServicer):
         self._jobs, self._cluster, self._journal = jobs, cluster, journal
         self._switches: dict[JobId, pb.ProfilingSwitch] = {}
         self._lines: dict[JobId, Line[pb.ProfilingSwitch]] = {}
+        jobs.on_forgotten.append(self._forget)
 
     async def start(self) -> None:
         for name, text in (await self._journal.notes()).items():
-            if name.startswith("trace/"):
-                job = JobId(name.removeprefix("trace/"))
+            if name.startswith(NOTES):
+                job = JobId(name.removeprefix(NOTES))
                 self._switches[job] = pb.ProfilingSwitch(**json.loads(text))
+
+    def _forget(self, job: JobId) -> None:
+        self._switches.pop(job, None)
+        if job in self._lines:
+            self._lines.pop(job).end(End.OVER)
 
     def close(self) -> None:
         for line in self._lines.values():
@@ -117,7 +124,7 @@ class Trace(TrainingDataTraceServicer):
     async def _store(self, facts: JobFacts, switch: pb.ProfilingSwitch) -> None:
         text = json.dumps({name: getattr(switch, name) for name in FIELDS})
         try:
-            await self._journal.note(f"trace/{facts.job}", text)
+            await self._journal.note(note_name(facts.job), text)
             if facts.trace_mounted:
                 await self._write_map(facts, text)
         except (JournalFailed, ClusterRefused, ClusterUnreachable) as error:
@@ -137,6 +144,10 @@ class Trace(TrainingDataTraceServicer):
             await self._cluster.create(key, body)
         else:
             await self._cluster.patch(key, body)
+
+
+def note_name(job: JobId) -> str:
+    return f"{NOTES}{job}"
 
 
 def _checked(switch: pb.ProfilingSwitch) -> pb.ProfilingSwitch:
