@@ -70,7 +70,7 @@ class Client:
         if self.subscribed:
             self.subscribed = False
             self.world.tell(Unsubscribed())
-            self._again(5.0, self._subscribe)
+            self._again(self.world.random.choice([5.0, 5.0, 120.0]), self._subscribe)
 
     def _subscribe(self) -> None:
         if self.subscribed:
@@ -105,7 +105,7 @@ class Client:
     def hear(self, signal: Signal) -> None:
         if not self.subscribed:
             return
-        if self.world.chance(0.02):
+        if self.world.chance(0.04):
             self.lose_stream()
             return
         self.world.tell_later(1.0, SignalDelivered(signal.sequence))
@@ -184,6 +184,7 @@ class Client:
 
     def _kill_nodes(self, signal: Signal) -> None:
         for node in signal.nodes:
+            self.world.truth.told |= set(self.world.truth.homes[node])
             self.world.cluster.pod_fails(node)
 
     def _follow(self, signal: Signal) -> None:

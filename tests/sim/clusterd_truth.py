@@ -25,6 +25,8 @@ class Truth:
     backups: dict[NodeRank, Pod] = field(default_factory=dict)
     devices: dict[str, SeenFault] = field(default_factory=dict)
     """What is wrong with the devices under a pod, by its uid."""
+    told: set[Rank] = field(default_factory=set)
+    """The ranks that clusterd has been told of, and must remember until they train again."""
     phase: str = "Running"
     ended: bool = False
     generation: int = 0
@@ -40,6 +42,7 @@ class Truth:
     def start(self) -> None:
         """All pods and processes are new."""
         self.ranks = {rank: TRAINING for ranks in self.homes.values() for rank in ranks}
+        self.told.clear()
         self.backups.clear()
         for node in self.homes:
             self.place(node)
@@ -80,6 +83,8 @@ class Truth:
     def move(self, to: str, *statuses: str) -> None:
         for rank in self.all_of(*statuses):
             self.ranks[rank] = to
+            if to == TRAINING:
+                self.told.discard(rank)
 
     def device_of(self, rank: Rank) -> SeenFault | None:
         pod = self.pods.get(self.node_of(rank))

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from itertools import count
 
 from taskd.core.recovery import NEW, RecoveryConfig, State, Step, step
-from taskd.core.recovery_states import Ended, Idle
+from taskd.core.recovery_states import Ended, HandedOver, Idle, Killing
 from taskd.model.ids import JobId
 from taskd.model.recovery import (
     Command,
     Event,
+    FaultsReported,
     JobConfig,
     JobRegistered,
     Signal,
@@ -26,7 +27,7 @@ from taskd.model.recovery import (
 from taskd.model.strategies import Strategy, parse_strategies
 from tests.sim.clusterd_client import REPAIRS, Client
 from tests.sim.clusterd_cluster import Cluster
-from tests.sim.clusterd_truth import TRAINING, Truth
+from tests.sim.clusterd_truth import AWAY, DEAD, ERRING, TRAINING, Truth
 
 MAX_STEPS = 20_000
 START = 1.0e6
@@ -125,8 +126,8 @@ class World:
         return self.random.random() < probability
 
     def pace(self) -> float:
-        """Mostly quick; now and then so slow that a deadline passes."""
-        return 2500.0 if self.chance(0.01) else 5.0
+        """Mostly quick; now and then late, or so late that a deadline passes."""
+        return self.random.choices([5.0, 200.0, 2500.0], [90, 9, 1])[0]
 
     # clusterd
 
@@ -143,6 +144,11 @@ class World:
             f"{self.now - START:9.2f} {event} -> {type(taken.state).__name__}: {taken.because}"
             f" [{int(taken.answer)}]"
         )
+        if isinstance(event, FaultsReported) and taken.answer == 0:
+            self.truth.told |= {fault.rank for fault in event.faults}
+        if isinstance(before, HandedOver | Killing) and isinstance(taken.state, Idle):
+            # Everything is new, as far as anybody can know: what is not is told again.
+            self.truth.told.clear()
         self._check_step(before, taken)
         self.outbox.extend(taken.commands)
         if self.chance(0.004):
@@ -235,6 +241,9 @@ class World:
         if signal.strategy in REPAIRS:
             busy = self.truth.all_of(TRAINING)
             self.check(not busy, f"{signal.strategy} while ranks {busy} train")
+            broken = self.truth.told & set(self.truth.all_of(DEAD, ERRING, AWAY))
+            forgotten = broken - {fault.rank for fault in signal.faults}
+            self.check(not forgotten, f"{signal.strategy} forgets ranks {forgotten}")
 
     def check(self, holds: bool, what: str) -> None:
         assert holds, "\n".join([what, *self.story[-80:]])

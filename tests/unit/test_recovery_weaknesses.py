@@ -128,7 +128,9 @@ class TestStreamsOutliveRounds:
         machine.wait(10)
         machine.wait(900)
         machine.wait(135)
-        machine.wait(60)
+        machine.tell(SignalDelivered(machine.order.sequence))
+        at(machine, Idle)
+        machine.tell(seen(3))
         at(machine, Idle)
         machine.wait(30)
         at(machine, PreExiting)
@@ -211,9 +213,14 @@ def test_7_no_signal_is_waited_for_for_ever() -> None:
     machine.tell(Unsubscribed())
     machine.fault(3)
     machine.wait(900)
-    machine.wait(135)
-    machine.wait(60)
-    at(machine, Idle)
+    at(machine, HandedOver)
+    for _ in range(3):
+        machine.wait(135)
+        at(machine, Killing)
+        machine.wait(60)
+        at(machine, HandedOver)
+    machine.tell(Subscribed())
+    assert machine.order.type == "killMaster"
 
 
 def test_12_results_nobody_asked_for_are_refused() -> None:

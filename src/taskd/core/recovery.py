@@ -217,7 +217,9 @@ def _expire(state: State, now: float, config: RecoveryConfig) -> Step:
             matter = matter.since("the scheduler has not restarted the job in time")
             return descent.kill(matter, RecoverCode.ScheduleTimeout)
         case Killing():
-            return descent.killed(matter.since("the client has not come back to hear its end"))
+            # Nobody was there to hear it, and the ranks may stand still for ever: once more.
+            matter = replace(matter.since("the client has not heard its end"), cause=state.cause)
+            return descent.hand_over(matter, state.order, ResetOperation.CLEAR)
         case AwaitingBackup() | AwaitingPause() | AwaitingRemoval() | Migrating():
             return hotswitch.expired(state, matter)
         case Pausing():

@@ -37,7 +37,7 @@ class RecoveryConfig:
     running_timeout_s: float = 135.0
     """How long the scheduler may take to restart the whole job."""
     kill_timeout_s: float = 60.0
-    """How long the order to end the job by its first pod is kept for a client that is away."""
+    """How long to wait for a client to hear that its job ends, before the scheduler is asked."""
     backup_timeout_s: float = 60.0
     """How long the backup pod of a hot switch may take to run."""
     removal_timeout_s: float = 300.0

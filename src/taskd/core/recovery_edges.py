@@ -83,7 +83,7 @@ LEGAL: dict[type[State], set[type[State]]] = {
     Dumping: {Ended, Stopping, Exiting, HandedOver},
     Exiting: {HandedOver},
     HandedOver: {Idle, Killing},
-    Killing: {Idle},
+    Killing: {Idle, HandedOver},
     AwaitingBackup: {Idle, PreExiting, PlatformChoosing, Stopping, Dumping, AwaitingPause},
     AwaitingPause: {Stopping, HandedOver, AwaitingRemoval},
     AwaitingRemoval: {Stopping, HandedOver, Migrating},

@@ -208,7 +208,7 @@ class HandedOver:
     job: Job
     round: Round
     order: Signal | None
-    """To exit; None once it is delivered."""
+    """To exit, or to end the first pod; None once it is delivered."""
     cause: RecoverCode
     left_running: bool
     deadline: float
