@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from taskd.agent.plan import Plan
 from taskd.config import environ
+from taskd.edge.security import make_badge
 from taskd.errors import SettingsError
+from taskd.model.ids import worker
 from taskd.model.workers import StartWorker
 
 
@@ -49,7 +51,7 @@ def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str,
         "TORCHELASTIC_USE_AGENT_STORE": str(plan.agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "TASKD_JOB_ID": plan.job,
-        "TASKD_TOKEN": plan.token,
+        "TASKD_TOKEN": _badge(plan, start),
         "TASKD_PROXY": addresses.proxy,
         "TASKD_NODE_RANK": str(plan.node),
         "TASKD_INCARNATION": str(start.incarnation),
@@ -59,6 +61,12 @@ def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str,
         "RESTART_FAULT_PROCESS_TYPE": "worker" if start.incident and not whole else "pod",
         **_device(plan, local_rank),
     }
+
+
+def _badge(plan: Plan, start: StartWorker) -> str:
+    """The secret stays with the agent: a script gets what opens its own place and no other."""
+    me = worker(plan.node, start.rank)
+    return make_badge(plan.token, plan.job, me) if plan.token else ""
 
 
 def _device(plan: Plan, local_rank: int) -> dict[str, str]:
