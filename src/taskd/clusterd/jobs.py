@@ -136,7 +136,7 @@ class Jobs:
         try:
             facts = self._facts(job)
             if facts is None and self._config.strategies is not None:
-                if len(self._declared) >= self._config.max_jobs:
+                if len(self._declared) >= self._config.max_jobs and not await self._make_room():
                     return Answer.of(RecoverCode.OutOfMaxServeJobs)
                 await self._make_known(
                     Declaration(job, ",".join(self._config.strategies), name=job)
@@ -191,12 +191,13 @@ class Jobs:
 
     async def declare(self, told: Declaration) -> Answer:
         async with self._alone(told.job):
-            if told.job not in self._declared and len(self._declared) >= self._config.max_jobs:
-                return Answer.of(RecoverCode.OutOfMaxServeJobs)
-            if told.job not in self._declared and self._facts(told.job) is not None:
-                return Answer.of(
-                    RecoverCode.InvalidReqParam, "the cluster describes this job itself"
-                )
+            if told.job not in self._declared:
+                if len(self._declared) >= self._config.max_jobs and not await self._make_room():
+                    return Answer.of(RecoverCode.OutOfMaxServeJobs)
+                if self._cluster.find(Kind.POD_GROUP, told.job):
+                    return Answer.of(
+                        RecoverCode.InvalidReqParam, "the cluster describes this job itself"
+                    )
             try:
                 await self._journal.note(*declare.to_note(told))
                 await self._make_known(told)

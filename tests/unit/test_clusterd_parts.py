@@ -1,0 +1,236 @@
+"""The small parts of clusterd: lines, buckets, jobs at their limit, what objects say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from taskd.clusterd.bare import BareCluster
+from taskd.clusterd.cluster import Key, Kind
+from taskd.clusterd.jobs import ABANDONED_S, Jobs, JobsConfig
+from taskd.clusterd.limits import Buckets, Rate
+from taskd.clusterd.main import steady_wall
+from taskd.clusterd.objects import facts_of, fault_job_info, reset_data
+from taskd.clusterd.owner import Owner
+from taskd.clusterd.sense import device_faults, rank_of
+from taskd.clusterd.streams import End, Line
+from taskd.core.recovery_config import RecoveryConfig
+from taskd.edge.journal import Journal
+from taskd.model.ids import JobId
+from taskd.model.recovery import LabelPodGroup, ResetOperation
+from taskd.model.strategies import LADDER
+
+
+def test_the_newest_listener_hears_and_the_older_is_told_why_not() -> None:
+    async def main() -> None:
+        line: Line[int] = Line(2)
+        line.put(0)
+        first = line.open()
+        line.put(1)
+        second = line.open()
+        line.put(2)
+        assert await first.next(1.0) is End.TAKEN_OVER
+        assert await second.next(1.0) == 2
+        assert await second.next(0.0) is None
+        assert not line.close(first)
+        assert line.close(second)
+        assert not line.heard
+
+    asyncio.run(main())
+
+
+def test_a_listener_that_is_too_slow_hears_what_was_said_before_it_is_dropped() -> None:
+    async def main() -> None:
+        line: Line[int] = Line(2)
+        slow = line.open()
+        line.put(1)
+        line.put(2)
+        assert line.full
+        line.put(3)
+        assert [await slow.next(1.0) for _ in range(3)] == [1, 2, End.TOO_SLOW]
+        assert not line.heard
+
+    asyncio.run(main())
+
+
+def test_a_bucket_fills_with_time_and_a_costly_call_leaves_a_debt() -> None:
+    now = [0.0]
+    buckets = Buckets(Rate(a_second=2, burst=4), keys=2, clock=lambda: now[0])
+    assert [buckets.take("a") for _ in range(5)] == [True] * 4 + [False]
+    now[0] = 1.0
+    assert [buckets.take("a") for _ in range(3)] == [True, True, False]
+    assert buckets.take("b", cost=10)
+    now[0] = 2.0
+    assert not buckets.take("b")
+    now[0] = 5.0
+    assert buckets.take("b")
+
+
+def test_only_so_many_keys_are_kept() -> None:
+    buckets = Buckets(Rate(1, 1), keys=100, clock=lambda: 0.0)
+    for number in range(10_000):
+        assert buckets.take(str(number))
+    assert not buckets.take("9999")
+    assert buckets.take("0")
+
+
+def test_the_clock_of_the_journal_does_not_jump_with_the_wall_clock() -> None:
+    wall, ticking = [1000.0], [5.0]
+    clock = steady_wall(lambda: wall[0], lambda: ticking[0])
+    wall[0], ticking[0] = 9.0, 8.0
+    assert clock() == 1003.0
+
+
+# Jobs
+
+
+def make_jobs(now: list[float], journal: Journal, cluster: BareCluster, **config: Any) -> Jobs:
+    limits = JobsConfig(strategies=LADDER, **config)
+    return Jobs(journal, cluster, lambda: now[0], limits, RecoveryConfig())
+
+
+async def joined(jobs: Jobs, name: str) -> int:
+    assert (await jobs.init(JobId(name))).code == 0
+    return (await jobs.register(JobId(name))).code
+
+
+def test_a_job_that_nobody_listens_for_makes_room_after_a_long_time() -> None:
+    async def main() -> None:
+        now = [0.0]
+        journal = Journal(None)
+        jobs = make_jobs(now, journal, BareCluster(), max_jobs=2)
+        await jobs.start()
+        assert await joined(jobs, "a") == 0
+        assert await joined(jobs, "b") == 0
+        jobs.served[JobId("a")].signals.open()
+        assert (await jobs.init(JobId("c"))).code == 500
+        now[0] = ABANDONED_S + 1
+        assert await joined(jobs, "c") == 0
+        assert jobs.served.keys() == {"a", "c"}
+        assert (await jobs.init(JobId("d"))).code == 500
+        await jobs.close()
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+def test_writes_that_were_ordered_are_done_after_a_restart() -> None:
+    """What was decided before the crash but not done by then is done by the next life, once."""
+
+    async def main() -> None:
+        now = [0.0]
+        journal, cluster = Journal(None), BareCluster()
+        jobs = make_jobs(now, journal, cluster)
+        await jobs.start()
+        await joined(jobs, "a")
+        owner = jobs.served[JobId("a")]
+        key = Key(Kind.POD_GROUP, "default", "a")
+        command = LabelPodGroup("process-recover-enable", "pause", sequence=7)
+        record = type(owner.record)(owner.state, (command,))
+        await jobs.close()
+        again = Owner(JobId("a"), record, jobs._tools)
+        news = again.changes()
+        while again.record.undone:
+            await news.wait()
+            news.clear()
+        body = cluster.get(key)
+        assert body is not None
+        assert body["metadata"]["labels"]["process-recover-enable"] == "pause"
+        await again.close()
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+# Objects
+
+
+def pod(**changes: Any) -> dict[str, Any]:
+    devices = {
+        "super_pod_id": "4",
+        "devices": [{"device_id": "0", "rank_id": "2", "super_device_id": "77"}],
+    }
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": "p",
+            "uid": "u",
+            "annotations": {
+                "hccl/rankIndex": "0",
+                "ascend.kubectl.kubernetes.io/ascend-910-configuration": json.dumps(devices),
+            },
+        },
+        "spec": {
+            "nodeName": "n",
+            "containers": [{"env": [{"name": "MINDIO_WAIT_MINDX_TIME", "value": "40"}]}],
+        },
+        **changes,
+    }
+
+
+GROUP = {
+    "kind": "PodGroup",
+    "metadata": {"name": "g", "annotations": {"recover-strategy": " dump"}},
+}
+
+
+def test_facts_of_a_job_with_strange_objects() -> None:
+    strange = [
+        pod(),
+        pod(metadata={"name": "q", "annotations": None}),
+        pod(metadata={"name": "r", "annotations": {"hccl/rankIndex": "x"}}),
+        pod(spec={}, status={"phase": "Pending"}),
+    ]
+    facts = facts_of(GROUP, strange)
+    assert facts.config.super_pod
+    assert facts.config.resources_timeout_s == 30.0
+    assert [p.ranks for p in facts.pods] == [(2,), (2,)]
+    assert not facts.enabled
+
+
+def test_the_reset_map_counts_retries_and_keeps_out_of_a_hot_reset() -> None:
+    before = {"reset.json": json.dumps({"RetryTime": 4, "RankList": None})}
+    again = reset_data(before, ResetOperation.RESTART_ALL, (), again=False, now=9)
+    assert json.loads(again["reset.json"])["RetryTime"] == 5
+    fault = reset_data(before, ResetOperation.FAULT, (3,), again=True, now=9)
+    told = json.loads(fault["reset.json"])
+    assert (told["RankList"][0]["RankId"], told["RestartFaultProcess"]) == (3, True)
+    assert list(told) == [
+        *("RankList", "UpdateTime", "RetryTime", "FaultFlushing", "GracefulExit"),
+        "RestartFaultProcess",
+    ]
+    busy = {"reset.json": json.dumps({"RankList": [{"Policy": "restart"}]})}
+    with pytest.raises(ValueError, match="hot reset"):
+        reset_data(busy, ResetOperation.CLEAR, (), again=False, now=9)
+    with pytest.raises(ValueError, match="not readable"):
+        reset_data({}, ResetOperation.CLEAR, (), again=False, now=9)
+
+
+def test_who_must_release_what_in_a_super_pod() -> None:
+    other = pod(spec={"nodeName": "m"})
+    told = json.loads(fault_job_info(facts_of(GROUP, [pod()]), [pod(), other], ["n"], 5))
+    assert told["4"]["SdIds"] == ["77"]
+    assert told["4"]["FaultNodes"] == {"n": {}}
+    assert told["4"]["NodeNames"] == ["m"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"DeviceInfoCfg": "{"},
+        {"DeviceInfoCfg": "[]"},
+        {"DeviceInfoCfg": json.dumps({"DeviceInfo": {"DeviceList": {"a-Fault": "x"}}})},
+        {"DeviceInfoCfg": json.dumps({"DeviceInfo": {"DeviceList": {"a-Fault": "[1]"}}})},
+    ],
+)
+def test_a_device_report_that_makes_no_sense_reports_nothing(data: dict[str, str]) -> None:
+    assert list(device_faults({"data": data})) == []
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.0", "x", "10000000", "9" * 40, "\u0663"])
+def test_what_is_no_rank(text: str) -> None:
+    assert rank_of(text) is None
