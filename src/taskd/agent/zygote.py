@@ -156,6 +156,8 @@ def _become(letter: letters.Start | letters.ServeStore, files: tuple[int, ...]) 
         numpy.random.seed()
     if (torch := sys.modules.get("torch")) is not None:
         torch.random.default_generator.seed()
+    # Asked for its stacks while it ends, when faulthandler has gone already, it must not die of it.
+    signal.signal(letters.STACK_SIGNAL, signal.SIG_IGN)
     stacks = letter.env.get("TASKD_STACK_FILE")
     if stacks:
         faulthandler.register(letters.STACK_SIGNAL, open(stacks, "w"), all_threads=True)  # noqa: SIM115

@@ -111,6 +111,8 @@ class Job:
             else:
                 random.begin(self._roots, self.step)
                 yield Step(self.step, self)
+        # What the script does from here on has no pace that anybody could judge it by.
+        self._beacon.phase("leaving", self._incident)
         random.begin(self._roots, self.step)
 
     def _all_arrived(self) -> bool:
@@ -173,7 +175,7 @@ class Job:
 
     def _abandon(self) -> None:
         if self._gates.updated:
-            # Some optimizers have updated and others have not: nobody can use this.
+            # The update is done, or half done, and what had to follow it is not: no use to anybody.
             self._holds = None
         if self._undo is not None:
             self._undo.restore()
