@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from taskd.edge.bus import Bus
 from taskd.manager.clusterd import Clusterd
 from taskd.model.codes import NetCode
+from taskd.model.ids import Position
 from taskd.model.job import (
     Command,
     Finish,
@@ -16,6 +18,7 @@ from taskd.model.job import (
     ReportStrategies,
     Tell,
 )
+from taskd.model.messages import Body
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +26,13 @@ log = logging.getLogger(__name__)
 class Act:
     def __init__(self, bus: Bus, clusterd: Clusterd | None) -> None:
         self._bus, self._clusterd = bus, clusterd
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def tell(self, to: Position, body: Body) -> None:
+        """For those who cannot wait."""
+        task = asyncio.ensure_future(self.perform(Tell(to, body)))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
 
     async def perform(self, command: Command) -> None:
         match command:

@@ -20,9 +20,10 @@ from taskd.edge.clock import monotonic, next_before
 from taskd.manager import status
 from taskd.manager.act import Act
 from taskd.manager.clusterd import Clusterd
+from taskd.manager.plugins import Plugins, snapshot_of
 from taskd.manager.sense import Sense
 from taskd.manager.settings import EMBEDDED, ManagerConfig
-from taskd.model.ids import manager
+from taskd.model.ids import Rank, manager
 from taskd.model.job import Ordered, Subscribed, Tick
 from taskd.model.recovery import Signal
 
@@ -65,6 +66,7 @@ class Manager:
     def __init__(self, config: ManagerConfig, bus: Bus, clusterd: Clusterd | None) -> None:
         self._config, self._clusterd = config, clusterd
         self._sense, self._act = Sense(bus, config), Act(bus, clusterd)
+        self._plugins = self._find_plugins()
         self.state: State = machine.begin(config.job, monotonic())
         self.because = ""
 
@@ -88,9 +90,13 @@ class Manager:
             for task in (*tasks, driving, asked):
                 task.cancel()
             await asyncio.gather(*tasks, driving, asked, return_exceptions=True)
+            if self._plugins is not None:
+                await self._plugins.close()
 
     def _work(self) -> list[Any]:
         work: list[Any] = [self._sense.hear(), self._sense.watch()]
+        if self._plugins is not None:
+            work.append(self._run_plugins(self._plugins))
         if self._clusterd is not None:
             inbox = self._sense.inbox
 
@@ -103,6 +109,24 @@ class Manager:
                 status.publish(self._clusterd, self._config, self._picture),
             ]
         return work
+
+    async def _run_plugins(self, plugins: Plugins) -> None:
+        await plugins.run()
+        await asyncio.Event().wait()  # when all are disabled, that is no reason to end
+
+    def _find_plugins(self) -> Plugins | None:
+        directory = self._config.plugin_dir
+        if directory is None:
+            return None
+        if not directory.is_dir():
+            log.warning("plugin_dir %s is no directory", directory)
+            return None
+
+        def node_of(rank: int) -> int | None:
+            view = self.state.job.picture.ranks.get(Rank(rank))
+            return None if view is None else view.node
+
+        return Plugins(directory, self._act.tell, node_of)
 
     def _picture(self) -> status.Seen:
         return status.Seen(self.state, self.because, self._sense.progress)
@@ -128,6 +152,8 @@ class Manager:
                 log.debug("%s: %s", type(before).__name__, taken.because)
             for command in taken.commands:
                 await self._act.perform(command)
+            if self._plugins is not None and taken.state is not before:
+                self._plugins.show(snapshot_of(self._config.job_id, taken.state, self.because))
             if taken.state.job.stories != before.job.stories:
                 status.write_summary(self._config, taken.state)
         return self.state

@@ -1,0 +1,221 @@
+"""Plugins of the user's: Python files in `plugin_dir` that look at the job and send messages.
+
+A file offers `plugin`, an object with
+
+    name                    for the log
+    predicate(snapshot)     True: it wants to act on what it sees
+    handle()                act; return FINAL when done, PROCESS to be called again next time
+    pull_messages()         what to send: pairs of a receiver and a message
+    release()               the manager ends, or the plugin is done with
+
+A receiver is `Agent3`, `Worker7` or a `Position`; a message is a value of `taskd.model.messages`.
+Plugins decide nothing about recovery, which is clusterd's; they add to it.
+
+They run in a thread of their own, one after another, on the newest snapshot only. One that raises,
+or takes too long, is disabled with a line in the log, and harms nothing: what it raises ends in
+the future of its call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast, get_args
+
+from taskd.core.job_states import State
+from taskd.edge.thread import LoopThread
+from taskd.errors import SettingsError
+from taskd.model.ids import Position, Role
+from taskd.model.messages import Body
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+THREAD = "taskd-plugins"
+PROCESS, FINAL = "process", "final"
+BODIES = get_args(Body)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeen:
+    rank: int
+    node: int
+    phase: str
+    step: int
+    fault: str
+    """Empty when nothing is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a plugin is shown. A value: nothing it does to it changes the job."""
+
+    job_id: str
+    state: str
+    because: str
+    incident: int
+    ranks: tuple[RankSeen, ...]
+
+
+class Plugin(Protocol):
+    @property
+    def name(self) -> str: ...
+    def predicate(self, snapshot: Snapshot) -> bool: ...
+    def handle(self) -> str: ...
+    def pull_messages(self) -> Iterable[tuple[str | Position, Body]]: ...
+    def release(self) -> None: ...
+
+
+class Broken(SettingsError):
+    """A plugin does not do what the contract says."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__([problem])
+
+
+def snapshot_of(job_id: str, state: State, because: str) -> Snapshot:
+    job = state.job
+    return Snapshot(
+        job_id,
+        type(state).__name__,
+        because,
+        job.incident,
+        tuple(
+            RankSeen(
+                rank,
+                view.node,
+                view.phase or view.life.value,
+                view.step,
+                job.faults[rank].kind if rank in job.faults else "",
+            )
+            for rank, view in sorted(job.picture.ranks.items())
+        ),
+    )
+
+
+class Plugins:
+    def __init__(
+        self,
+        directory: Path,
+        send: Callable[[Position, Body], None],
+        node_of: Callable[[int], int | None],
+        limit_s: float = 5.0,
+    ) -> None:
+        self._directory, self._send, self._node_of = directory, send, node_of
+        self._limit_s = limit_s
+        self._thread = LoopThread(THREAD)
+        self._plugins: dict[str, Plugin] = {}
+        self._acting: set[str] = set()
+        self._newest: Snapshot | None = None
+        self._news = asyncio.Event()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """The newest replaces what has not been looked at yet."""
+        self._newest = snapshot
+        self._news.set()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._plugins)
+
+    async def run(self) -> None:
+        await self._load()
+        while self._plugins:
+            await self._news.wait()
+            self._news.clear()
+            assert self._newest is not None
+            for name in tuple(self._plugins):
+                await self._look(name, self._newest)
+
+    async def close(self) -> None:
+        for name in tuple(self._plugins):
+            await self._call(name, self._plugins[name].release)
+        self._thread.stop()
+
+    async def _load(self) -> None:
+        for path in sorted(self._directory.glob("*.py")):
+            plugin = await self._call(path.name, lambda path=path: _load(path))  # type: ignore[misc]
+            if plugin is not None:
+                log.info("plugin %s of %s", plugin.name, path.name)
+                self._plugins[plugin.name] = plugin
+
+    async def _look(self, name: str, snapshot: Snapshot) -> None:
+        messages = await self._call(name, lambda: self._turn(name, snapshot))
+        for receiver, body in messages or ():
+            self._send(receiver, body)
+
+    def _turn(self, name: str, snapshot: Snapshot) -> list[tuple[Position, Body]]:
+        """In the plugins' thread."""
+        plugin = self._plugins[name]
+        if name not in self._acting and not plugin.predicate(snapshot):
+            return []
+        self._acting.add(name)
+        if (stage := plugin.handle()) not in (PROCESS, FINAL):
+            raise Broken(f"handle() returned {stage!r}, neither {PROCESS!r} nor {FINAL!r}")
+        if stage == FINAL:
+            self._acting.discard(name)
+        return [(self._place(receiver), _body(body)) for receiver, body in plugin.pull_messages()]
+
+    def _place(self, receiver: str | Position) -> Position:
+        if isinstance(receiver, Position):
+            return receiver
+        for role in (Role.AGENT, Role.WORKER):
+            number = str(receiver).removeprefix(role)
+            if str(receiver).startswith(role) and number.isdecimal():
+                if role is Role.AGENT:
+                    return Position(role, number)
+                if (node := self._node_of(int(number))) is not None:
+                    return Position(role, str(node), number)
+        raise Broken(f"{receiver!r} is no receiver: write Agent<node>, Worker<rank> or a Position")
+
+    async def _call(self, name: str, work: Callable[[], T]) -> T | None:
+        """None: it raised or took too long, and is disabled."""
+        future = asyncio.wrap_future(self._thread.run(_as_task(work)))
+        await asyncio.wait((future,), timeout=self._limit_s)
+        if future.done() and (error := future.exception()) is None:
+            return future.result()
+        if not future.done():
+            # Its thread is lost; the others go on in a new one.
+            self._thread = LoopThread(THREAD)
+            future.add_done_callback(lambda late: late.cancelled() or late.exception())
+            self._disable(name, f"it has not returned in {self._limit_s:g} s")
+        else:
+            self._disable(name, f"{type(error).__name__}: {error}")
+        return None
+
+    def _disable(self, name: str, why: str) -> None:
+        log.error("plugin %s is disabled: %s", name, why)
+        self._plugins.pop(name, None)
+        self._acting.discard(name)
+
+
+async def _as_task(work: Callable[[], T]) -> T:
+    """What it raises ends in the task. SystemExit would end the thread as well."""
+    try:
+        return work()
+    except SystemExit as ended:
+        raise Broken(f"it called exit({ended.code})") from None
+
+
+def _load(path: Path) -> Plugin:
+    spec = importlib.util.spec_from_file_location(f"taskd_plugin_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise Broken(f"{path} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    plugin: Any = getattr(module, "plugin", None)
+    wanted = ("name", "predicate", "handle", "pull_messages", "release")
+    missing = [name for name in wanted if not hasattr(plugin, name)]
+    if missing:
+        raise Broken(f"its `plugin` lacks {', '.join(missing)}")
+    return plugin  # type: ignore[no-any-return]
+
+
+def _body(body: object) -> Body:
+    if not isinstance(body, BODIES):
+        raise Broken(f"{type(body).__name__} is no message of taskd.model.messages")
+    return cast(Body, body)

@@ -1,0 +1,175 @@
+"""The documented `plugin_dir` is real, and a bad plugin harms nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from taskd.manager.plugins import Plugins, RankSeen, Snapshot
+from taskd.model.ids import Position, agent, worker
+from taskd.model.messages import Body, KeptAlive
+
+GOOD = """
+    from taskd.model.messages import KeptAlive
+
+    class Greeter:
+        name = "greeter"
+        def __init__(self):
+            self.turns, self.log = 0, open("{log}", "a")
+        def predicate(self, snapshot):
+            return snapshot.state == "Training"
+        def handle(self):
+            self.turns += 1
+            return "final" if self.turns % 2 == 0 else "process"
+        def pull_messages(self):
+            return [("Agent0", KeptAlive()), ("Worker3", KeptAlive())]
+        def release(self):
+            self.log.write("released")
+            self.log.close()
+
+    plugin = Greeter()
+"""
+BAD = """
+    class Bad:
+        name = "bad"
+        def predicate(self, snapshot):
+            {predicate}
+        def handle(self):
+            {handle}
+        def pull_messages(self):
+            {pull}
+        def release(self):
+            pass
+
+    plugin = Bad()
+"""
+
+
+def snapshot(state: str = "Training") -> Snapshot:
+    return Snapshot("job", state, "", 0, (RankSeen(3, 1, "training", 7, ""),))
+
+
+class Stage:
+    def __init__(self, folder: Path, limit_s: float = 10.0) -> None:
+        self.sent: list[tuple[Position, Body]] = []
+        self.arrived = asyncio.Event()
+        self.plugins = Plugins(folder, self._send, {3: 1}.get, limit_s)
+
+    def _send(self, to: Position, body: Body) -> None:
+        self.sent.append((to, body))
+        self.arrived.set()
+
+    async def until_sent(self) -> None:
+        async with asyncio.timeout(30):
+            await self.arrived.wait()
+        self.arrived.clear()
+
+
+def write(folder: Path, name: str, text: str, **words: object) -> None:
+    (folder / name).write_text(textwrap.dedent(text).format(**words))
+
+
+def bad(
+    predicate: str = "return True",
+    handle: str = "return 'final'",
+    pull: str = "return []",
+) -> dict[str, str]:
+    return {"predicate": predicate, "handle": handle, "pull": pull}
+
+
+def test_a_plugin_sees_acts_speaks_and_is_released(tmp_path: Path) -> None:
+    async def play() -> None:
+        write(tmp_path, "greet.py", GOOD, log=tmp_path / "log")
+        stage = Stage(tmp_path)
+        running = asyncio.create_task(stage.plugins.run())
+        stage.plugins.show(snapshot())
+        await stage.until_sent()
+        assert stage.sent == [(agent(0), KeptAlive()), (worker(1, 3), KeptAlive())]
+        # It is not done, so it is called again, whatever it sees.
+        stage.plugins.show(snapshot("Stopping"))
+        await stage.until_sent()
+        assert len(stage.sent) == 4
+        running.cancel()
+        await stage.plugins.close()
+        assert (tmp_path / "log").read_text() == "released"
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("def (:", "SyntaxError"),
+        ("import a_module_that_is_not_there", "ModuleNotFoundError"),
+        ("raise SystemExit(3)", "it called exit(3)"),
+        ("plugin = object()", "lacks name, predicate"),
+    ],
+)
+def test_a_file_that_offers_no_plugin_is_passed_over(
+    tmp_path: Path, text: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play() -> None:
+        (tmp_path / "a.py").write_text(text)
+        write(tmp_path, "b.py", GOOD, log=tmp_path / "log")
+        stage = Stage(tmp_path)
+        running = asyncio.create_task(stage.plugins.run())
+        stage.plugins.show(snapshot())
+        await stage.until_sent()
+        assert stage.plugins.names == ("greeter",)
+        running.cancel()
+        await stage.plugins.close()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(play())
+    assert why in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (bad(predicate="1 / 0"), "ZeroDivisionError"),
+        (bad(handle="raise RuntimeError('no')"), "RuntimeError: no"),
+        (bad(handle="return 'maybe'"), "neither 'process' nor 'final'"),
+        (bad(pull="return [('Agent0', 'hello')]"), "str is no message"),
+        (bad(pull="return [('Nobody', None)]"), "is no receiver"),
+        (bad(pull="return [('Worker99', None)]"), "is no receiver"),
+        (bad(pull="return 5"), "TypeError"),
+    ],
+)
+def test_a_plugin_that_misbehaves_is_disabled_and_the_others_go_on(
+    tmp_path: Path, words: dict[str, str], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play() -> None:
+        write(tmp_path, "a.py", BAD, **words)
+        write(tmp_path, "b.py", GOOD, log=tmp_path / "log")
+        stage = Stage(tmp_path)
+        running = asyncio.create_task(stage.plugins.run())
+        stage.plugins.show(snapshot())
+        await stage.until_sent()
+        assert stage.plugins.names == ("greeter",)
+        running.cancel()
+        await stage.plugins.close()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(play())
+    assert why in caplog.text
+
+
+def test_a_plugin_that_never_returns_is_left_behind(tmp_path: Path) -> None:
+    async def play() -> None:
+        hang = "import threading; threading.Event().wait(60)"
+        write(tmp_path, "a.py", BAD, **bad(handle=hang))
+        write(tmp_path, "b.py", GOOD, log=tmp_path / "log")
+        stage = Stage(tmp_path, limit_s=1.0)
+        running = asyncio.create_task(stage.plugins.run())
+        stage.plugins.show(snapshot())
+        await stage.until_sent()
+        assert stage.plugins.names == ("greeter",)
+        running.cancel()
+        await stage.plugins.close()
+
+    asyncio.run(play())
