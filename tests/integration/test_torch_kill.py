@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.integration import torch_scripts as scripts
-from tests.integration.torch_world import World
-
-
-def run(folder: Path, script: Any, **told: Any) -> World:
-    folder.mkdir()
-    world = World(script, folder, told=told)
-
-    async def live() -> None:
-        try:
-            await world.run()
-        finally:
-            await world.stop()
-
-    asyncio.run(live())
-    return world
-
-
-def ends(world: World) -> list[Any]:
-    return [torch.load(world.folder / f"end-{rank}.pt") for rank in range(world.size)]
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return bool(one == other)
+from tests.integration.torch_runs import assert_same, ends, run
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +24,6 @@ MOMENTS = [
     "in the optimizer",
     "after the optimizer",
 ]
-
-
-def assert_same(calm: list[Any], world: World) -> None:
-    for rank, (undisturbed, disturbed) in enumerate(zip(calm, ends(world), strict=True)):
-        for part in undisturbed:
-            assert same(undisturbed[part], disturbed[part]), f"{part} of rank {rank}"
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -74,3 +77,74 @@ def ddp(told: dict[str, Any]) -> None:
             with log.open("a") as file:
                 file.write(f"{job.step}\n")
     torch.save(digest(net, optimizer), Path(told["folder"]) / f"end-{told['rank']}.pt")
+
+
+class Position:
+    """Where a data loader would be: changed by reading, restored with the rest."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def next(self, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.at += 1
+        return batch(rank, self.at)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def everything(told: dict[str, Any]) -> None:
+    """BatchNorm, dropout, accumulation, autocast, grad scaler, scheduler, and a data position."""
+    seed = 99 + told["rank"]
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    job = taskd.init()
+    net = nn.Sequential(
+        nn.Linear(WIDTH, 64),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(64, CLASSES),
+    )
+    model = DDP(net, bucket_cap_mb=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=told["steps"])
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+    data = Position()
+    job.protect(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, data=data)
+    optimizer.register_step_pre_hook(lambda *_: strike(told, job.step, "in the optimizer"))
+    optimizer.register_step_post_hook(lambda *_: strike(told, job.step, "after the optimizer"))
+    for step in job.steps(told["steps"]):
+        strike(told, step, "between steps")
+        with step:
+            for part in range(3):
+                inputs, target = data.next(told["rank"])
+                inputs = inputs + random.random() * 0.1 + float(np.random.rand()) * 0.1
+                synced = contextlib.nullcontext() if part == 2 else model.no_sync()
+                with synced, torch.autocast("cpu", dtype=torch.bfloat16):
+                    strike(told, step, "in forward")
+                    output = model(inputs)
+                    loss = nn.functional.cross_entropy(output.float(), target) / 3
+                if part == 2:
+                    output.register_hook(lambda g, s=step: strike(told, s, "in backward"))
+                with contextlib.nullcontext() if part == 2 else model.no_sync():
+                    torch.autograd.backward(scaler.scale(loss))
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            strike(told, step, "after backward")
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+            optimizer.zero_grad()
+    end = digest(net, optimizer)
+    end["small"] = [
+        scheduler.last_epoch,
+        scaler.get_scale(),
+        data.at,
+        optimizer.param_groups[0]["lr"],
+    ]
+    torch.save(end, Path(told["folder"]) / f"end-{told['rank']}.pt")

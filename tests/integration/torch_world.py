@@ -89,6 +89,8 @@ class World:
             "TASKD_INCARNATION": str(self.lives[rank]),
             "TASKD_INCIDENT": str(self.incident),
             "TASKD_STORE": f"127.0.0.1:{self.store.port}",
+            # The matrix extensions are advertised but not usable on some virtual machines.
+            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
             "TASKD_BEACON": str(self.folder / f"beacon-{rank}"),
         }
         told = {**self.told, "rank": rank, "life": self.lives[rank], "folder": str(self.folder)}
@@ -186,35 +188,24 @@ class World:
             self.spawn(rank)
         holders = [
             Holder(
-                Rank(rank),
-                NODE,
-                Incarnation(self.lives[rank]),
+                *self._place(rank),
                 told.step,
                 told.whole,
                 told.undo,
-                self.hellos[rank].shard,
-                self.hellos[rank].replica,
+                *self._part(rank),
                 told.copies,
             )
             for rank, told in stand.items()
             if rank not in lost
         ]
-        seats = [
-            Seat(
-                Rank(rank),
-                NODE,
-                Incarnation(self.lives[rank]),
-                self.hellos[rank].shard,
-                self.hellos[rank].replica,
-            )
-            for rank in lost
-        ]
+        seats = [Seat(*self._place(rank), *self._part(rank)) for rank in lost]
         made = plan(holders, seats)
         assert isinstance(made, Plan), f"{made}\n" + "\n".join(self.story)
         self._note(str(made))
         await self.until(
             lambda: all(
-                r in self.dead or self.hellos[r].incarnation == self.lives[r] for r in lost
+                r in self.dead or (r in self.hellos and self.hellos[r].incarnation == self.lives[r])
+                for r in lost
             ),
             "the replacements say hello",
         )
@@ -239,6 +230,14 @@ class World:
         again = bool(self.dead or self.broken or self.failed)
         self.broken.clear()
         return not again
+
+    def _place(self, rank: int) -> tuple[Rank, NodeRank, Incarnation]:
+        return Rank(rank), NODE, Incarnation(self.lives[rank])
+
+    def _part(self, rank: int) -> tuple[str, int]:
+        """Its shard and replica. One that died before its first word was like any other."""
+        hello = self.hellos.get(rank)
+        return (hello.shard, hello.replica) if hello else ("", -1)
 
     def has_resumed(self, rank: int, incident: int) -> bool:
         if rank in self.done:
