@@ -253,13 +253,18 @@ def test_clients_of_a_restarted_server_need_no_new_declaration(tmp_path: Path) -
     config = ServerConfig(journal=tmp_path / "journal")
 
     async def main() -> None:
-        async with started(config) as (_, client):
+        async with started(config) as (server, client):
             await client.declare("recover-in-place", nodes=3, per_node=2)
-            await client.join()
+            async with living(Job(server.address)) as job:
+                await job.fault(2)
+                await job.until_finished(1)
         async with started(config) as (server, client):
             assert await client.fault(5) == 0
             stop = await client.subscribe().next()
             assert [fault.rankId for fault in stop.faultRanks] == ["5"]
+            assert stop.incident == 2
+            past = (await client.status()).rounds
+            assert [(r.incident, r.strategy) for r in past] == [(1, "recover-in-place")]
             owner = next(iter(server.jobs.served.values()))
             assert len(owner.state.job.pods) == 3
             facts = server.jobs.facts(owner.job)
