@@ -31,6 +31,7 @@ COMMANDS = {
     "jobs": Command("taskd.clusterd.inspect.jobs", "all jobs of a server"),
     "replay": Command("taskd.clusterd.inspect.replay", "every incident of a job, retold"),
     "fault": Command("taskd.clusterd.inspect.fault", "report a fault by hand"),
+    "profile": Command("taskd.clusterd.inspect.profile", "record a running job, or stop that"),
     "doctor": Command("taskd.doctor", "what works on this machine, what will not, and why"),
 }
 

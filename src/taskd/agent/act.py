@@ -115,6 +115,7 @@ class Hands:
             "TORCHELASTIC_ERROR_FILE": str(files.error),
             "TASKD_STACK_FILE": str(files.stacks),
             "TASKD_BEACON": self._watch.beacon(life),
+            "TASKD_PROFILING_PROBE": self._watch.probes.prepare(life),
         }
         ends = self._logs.open(start, self._output)
         try:

@@ -30,6 +30,10 @@ def unseen(event: Event, before: State, after: State) -> None:
     """Nobody looks."""
 
 
+def _unrecorded(order: m.SetProfiling) -> None:
+    """Nobody records here."""
+
+
 class Performs(Protocol):
     async def perform(self, command: Command) -> None: ...
 
@@ -48,6 +52,8 @@ class Agent:
         self._watch = watch
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self.state: State | None = None
+        self.profiling: Callable[[m.SetProfiling], None] = _unrecorded
+        """Who is told what is to be recorded."""
 
     def happened(self, event: Event) -> None:
         self._inbox.put_nowait(event)
@@ -67,7 +73,7 @@ class Agent:
         async with asyncio.TaskGroup() as tasks:
             hands = make_hands(tasks)
             senses = [
-                tasks.create_task(sense.listen(self._bus, self.happened)),
+                tasks.create_task(sense.listen(self._bus, self.happened, self.profiling)),
                 tasks.create_task(self._beat(look, beat_s)),
                 *(
                     tasks.create_task(sense.watch_link(bus, self._way, self.happened))

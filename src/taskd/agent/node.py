@@ -75,6 +75,8 @@ class NodeRun:
         node = Node(NodeRank(plan.node), tuple(map(Rank, plan.ranks)), plan.max_restarts)
         watch = Watch(ground.beacons)
 
+        self.agent.profiling = watch.probes.order
+
         def hands(tasks: asyncio.TaskGroup) -> Hands:
             made = Hands(
                 plan,
@@ -90,7 +92,7 @@ class NodeRun:
             return made
 
         def look() -> m.NodeBeat:
-            return m.NodeBeat(node.node, watch.look())
+            return m.NodeBeat(node.node, watch.look(), watch.probes.look())
 
         waiting = Waiting(node, monotonic() + plan.join_timeout_s)
         return await self.agent.run(waiting, hands, look, _beat_s(plan.nodes))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import get_args
 
 from taskd.edge.bus import Bus, Joined
+from taskd.model.messages import SetProfiling
 from taskd.model.workers import Event, LinkUp, Order
 
 log = logging.getLogger(__name__)
@@ -14,12 +15,16 @@ log = logging.getLogger(__name__)
 _ORDERS = get_args(Order)
 
 
-async def listen(bus: Bus, happened: Callable[[Event], None]) -> None:
+async def listen(
+    bus: Bus, happened: Callable[[Event], None], profiling: Callable[[SetProfiling], None]
+) -> None:
     """Orders become events; what is no order is for somebody else, or from the future."""
     while True:
         received = await bus.receive()
         if isinstance(received.body, _ORDERS):
             happened(received.body)
+        elif isinstance(received.body, SetProfiling):
+            profiling(received.body)
         else:
             log.info("%s sent %s, which is no order", received.src, type(received.body).__name__)
 

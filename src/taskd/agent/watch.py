@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from taskd.agent.probes import Probes
 from taskd.edge import beacon
 from taskd.edge.clock import Clock, monotonic
 from taskd.model.ids import Incarnation, Rank, Step
@@ -24,8 +25,8 @@ SHARED_MEMORY = "/dev/shm"
 JUDGED = ("training", "between steps")
 STILL_S = 0.5
 """From here on the kernel is asked."""
-STUCK_S = 1.0
-"""From here on a rank that never stood so long is asked for its stacks."""
+STUCK_S = 0.5
+"""From here on a rank that never stood nearly as long is asked for its stacks."""
 AT_WORK = 0.1
 """The part of a processor that counts as being at work."""
 STACK_CHARS = 4000
@@ -60,6 +61,7 @@ class Watch:
     def __init__(self, folder: str, clock: Clock = monotonic) -> None:
         self._folder, self._clock = Path(folder), clock
         self._watched: dict[Life, _Watched] = {}
+        self.probes = Probes(self._folder)
 
     def beacon(self, life: Life) -> str:
         """The path for a new life's beacon."""
@@ -70,6 +72,7 @@ class Watch:
         self._watched[life] = _Watched(pid, page, stacks, ask_stacks)
 
     def remove(self, life: Life) -> None:
+        self.probes.remove(life)
         watched = self._watched.pop(life, None)
         if watched is not None:
             os.close(watched.page)

@@ -12,6 +12,8 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 monotonic: Clock = time.monotonic
 wall: Clock = time.time
+monotonic_ns: Callable[[], int] = time.monotonic_ns
+wall_ns: Callable[[], int] = time.time_ns
 
 
 async def next_before(inbox: asyncio.Queue[T], deadline: float, clock: Clock) -> T | None:

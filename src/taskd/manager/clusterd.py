@@ -30,10 +30,13 @@ from taskd.model.job import (
     ReportStopped,
     ReportStrategies,
 )
+from taskd.model.profiling import KEYS, Part, parts_of
 from taskd.model.recovery import FaultRank, Signal
 from taskd.wire._pb import control_pb2 as control
+from taskd.wire._pb import profiling_pb2 as profiling
 from taskd.wire._pb import recover_pb2 as pb
 from taskd.wire._pb.control_pb2_grpc import ControlStub
+from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceStub
 from taskd.wire._pb.recover_pb2_grpc import RecoverStub
 
 log = logging.getLogger(__name__)
@@ -49,9 +52,12 @@ EVIDENCE_LIMIT = 2_000
 UNKNOWN_JOB = {RecoverCode.UnRegistry, RecoverCode.UnInit, RecoverCode.JobNotExist}
 BUSY = {RecoverCode.RateLimited, RecoverCode.SignalQueueBusy, RecoverCode.EventQueueBusy}
 MAX_TRIES = 20
+UNIMPLEMENTED_S = 60.0
+"""How long to leave a server alone that does not know a call."""
 
 _RECOVER: Any = RecoverStub
 _CONTROL: Any = ControlStub
+_TRACE: Any = TrainingDataTraceStub
 
 
 class Clusterd:
@@ -62,6 +68,7 @@ class Clusterd:
         self._channel = aio.insecure_channel(address, options=OPTIONS)
         self._recover = _RECOVER(self._channel)
         self._control = _CONTROL(self._channel)
+        self._trace = _TRACE(self._channel)
         self._who = pb.ClientInfo(jobId=config.job_id, role=ROLE)
         self._metadata = bearer(config.clusterd_token)
         self._random = Random()
@@ -124,6 +131,24 @@ class Clusterd:
                         take(signal_of(told))
         finally:
             stream.cancel()
+
+    async def follow_switch(self, take: Callable[[Part, str], None]) -> None:
+        """Hand over the switch of profiling whenever it changes, for ever."""
+        who = profiling.ProfilingClientInfo(jobId=self._config.job_id, role=ROLE)
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                stream = self._trace.SubscribeDataTraceSwitch(who, metadata=self._metadata)
+                async for told in stream:
+                    backoff_s = FIRST_BACKOFF_S
+                    switch = told.profilingSwitch
+                    take(parts_of({key: getattr(switch, key) for key in KEYS}), "clusterd")
+            except aio.AioRpcError as error:
+                log.debug("the switch of profiling: %s: %s", error.code().name, error.details())
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    backoff_s = UNIMPLEMENTED_S
+            await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, max(backoff_s, MAX_BACKOFF_S))
 
     # Reports
 

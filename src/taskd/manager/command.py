@@ -13,7 +13,7 @@ from taskd.core.job_states import JobConfig
 from taskd.core.liveness import LivenessConfig
 from taskd.errors import SettingsError, TaskdError
 from taskd.manager.main import serve
-from taskd.manager.settings import PORT, ManagerConfig
+from taskd.manager.settings import PORT, SWITCH, ManagerConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state-dir", type=Path, help="journal and summary")
     parser.add_argument("--plugin-dir", type=Path)
     parser.add_argument("--ready-file", type=Path, help="written once it listens")
+    parser.add_argument("--ready-fd", type=int, help="told through once it listens")
     parser.add_argument("--dump-dir", default="taskd-dump")
     parser.add_argument("--join-timeout", type=float, default=600.0, help="seconds")
+    parser.add_argument("--profiling-switch", default=environ.get("TASKD_PROFILING_SWITCH", SWITCH))
     parser.add_argument("--rescheduling", action="store_true", help="lost nodes may come back")
 
 
@@ -55,6 +57,8 @@ def config_of(told: argparse.Namespace) -> ManagerConfig:
         state_dir=told.state_dir,
         plugin_dir=told.plugin_dir,
         ready_file=told.ready_file,
+        ready_fd=told.ready_fd,
+        profiling_switch=told.profiling_switch,
         liveness=load(LivenessConfig),
         job=job,
     )

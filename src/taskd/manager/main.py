@@ -94,7 +94,8 @@ class Manager:
                 await self._plugins.close()
 
     def _work(self) -> list[Any]:
-        work: list[Any] = [self._sense.hear(), self._sense.watch()]
+        recording = self._sense.recording
+        work: list[Any] = [self._sense.hear(), self._sense.watch(), recording.keep()]
         if self._plugins is not None:
             work.append(self._run_plugins(self._plugins))
         if self._clusterd is not None:
@@ -106,6 +107,7 @@ class Manager:
             work += [
                 self._clusterd.listen(take, lambda: inbox.put_nowait(Subscribed())),
                 self._clusterd.deliver(),
+                self._clusterd.follow_switch(recording.set),
                 status.publish(self._clusterd, self._config, self._picture),
             ]
         return work

@@ -10,6 +10,7 @@ import logging
 
 from taskd.edge.bus import Bus, PeerJoined, PeerLeft
 from taskd.manager.pulse import Pulse
+from taskd.manager.recording import Recording
 from taskd.manager.settings import ManagerConfig
 from taskd.model.ids import NodeRank, Position, Role
 from taskd.model.job import Event, Heard, NodeLinked, NodeSilent, NodeUnlinked
@@ -25,11 +26,13 @@ class Sense:
         self.progress: dict[int, Progress] = {}
         """The newest of each rank. `pulse` makes events of what they mean together."""
         self._absent: dict[NodeRank, asyncio.TimerHandle] = {}
+        self.recording = Recording(bus, config.profiling_switch)
         self._pulse = Pulse(bus, self.inbox.put_nowait, config.liveness)
 
     async def hear(self) -> None:
         while True:
             received = await self._bus.receive()
+            self.recording.heard(received.src, received.body)
             if isinstance(received.body, NodeBeat):
                 self.progress.update({item.rank: item for item in received.body.progress})
                 self._pulse.heard(received.body)

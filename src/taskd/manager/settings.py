@@ -11,6 +11,7 @@ from taskd.edge.security import Tls
 
 PORT = 9601
 CLUSTERD_PORT = 8899
+SWITCH = "/user/cluster-info/datatrace-config/profilingSwitch"
 EMBEDDED = "embedded"
 """In place of clusterd's address: run it in the manager's own process."""
 
@@ -44,6 +45,9 @@ class ManagerConfig:
     ready_file: Path | None = None
     """Written once the manager listens: its ports as JSON."""
 
+    ready_fd: int | None = None
+    """Or told through this descriptor, inherited from whoever started us."""
+
     plugin_dir: Path | None = None
     """Python files with plugins."""
 
@@ -58,6 +62,9 @@ class ManagerConfig:
 
     publish_s: float = 1.0
     """How often clusterd is told how the ranks are doing."""
+
+    profiling_switch: str = SWITCH
+    """The file with Ascend's switch of profiling; it need not exist."""
 
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
 

@@ -13,6 +13,7 @@ for step in job.steps(10_000):
         optimizer.step()
 """
 
+from taskd.torch import glance as _glance  # noqa: F401 - puts its hook behind the optimizers
 from taskd.torch.job import Job, NotRepaired, init
 from taskd.torch.seam import UnknownTorch
 from taskd.torch.step import Step

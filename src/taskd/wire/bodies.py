@@ -74,7 +74,7 @@ def decode(text: str, sender: str) -> m.Body:
         except Misfit as misfit:
             raise NotABody(str(misfit)) from None
     if msg_type == ACTION and code in _PROFILING:
-        return m.SetProfiling(*_PROFILING[code])
+        return m.SetProfiling(*_PROFILING[code], _named(extension.get("Parts", "")))
     if msg_type == STATUS and 1400 <= code <= 1422 and code % 10 <= 2:
         return m.ProfilingSet(code // 10 % 10, code % 10)
     read = _READERS.get((msg_type, code, sender == Role.MANAGER))
@@ -126,8 +126,10 @@ def _envelope(body: m.Body) -> tuple[str, int, str, Mapping[str, str]]:
         case m.StressTested(uuid, results):
             per_op = {op: {"code": code, "result": text} for op, (code, text) in results.items()}
             return ACTION, 205, json.dumps({"rankResult": per_op}), {"stressTestUUID": uuid}
-        case m.SetProfiling(default_domain, communication):
-            return ACTION, 700 + 10 * default_domain + communication, "", {}
+        case m.SetProfiling(default_domain, communication, parts):
+            # Ascend's workers know the two domains only, and do not look into the extension.
+            named = {"Parts": ",".join(parts)} if parts else {}
+            return ACTION, 700 + 10 * default_domain + communication, "", named
         case m.ProfilingSet(default_state, communication_state):
             return STATUS, 1400 + 10 * default_state + communication_state, "", {}
         case m.Unknown(msg_type, code, message, extension):
@@ -244,6 +246,10 @@ def _is_text_map(value: object) -> bool:
     return isinstance(value, dict) and all(
         isinstance(key, str) and isinstance(item, str) for key, item in value.items()
     )
+
+
+def _named(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
 
 
 def _number(text: str, what: str) -> int:

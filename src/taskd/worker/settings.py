@@ -36,3 +36,24 @@ class WorkerSettings:
     """The file in shared memory where progress is shown. Empty: nowhere."""
 
     rank: RankConfig = field(default_factory=RankConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfilingSettings:
+    """Read from `TASKD_PROFILING_*`."""
+
+    dir: str = ""
+    """Where records go. Empty: `/user/cluster-info/profiling` on an Ascend cluster, else
+    `/tmp/taskd-<uid>/profiling`."""
+
+    limit_mb: int = 5000
+    """What all ranks of a node keep together; the oldest files make room for new ones."""
+
+    save_s: float = 1.0
+    """How often records go to disk and the pace is told, while recording."""
+
+    probe: str = ""
+    """The file in shared memory where the agent says what to record. Set by the agent."""
+
+    switch: str = "/user/cluster-info/datatrace-config/profilingSwitch"
+    """The file with Ascend's switch. It is looked at once a second where its directory exists."""

@@ -15,6 +15,7 @@ from taskd.clusterd.locate import Place, find
 from taskd.edge.tokens import bearer
 from taskd.errors import PeerRefused, PeerUnreachable
 from taskd.wire._pb.control_pb2_grpc import ControlStub
+from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceStub
 
 TIMEOUT_S = 10.0
 AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
@@ -24,6 +25,8 @@ AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 class Connection:
     place: Place
     stub: Any
+    trace: Any
+    """The service that switches profiling."""
 
     def call(self, method: str, request: Any) -> Any:
         return getattr(self.stub, method)(
@@ -50,7 +53,8 @@ def connection(arguments: argparse.Namespace, job: str = "") -> Iterator[Connect
         channel = grpc.insecure_channel(place.address)
     try:
         make: Any = ControlStub
-        yield Connection(place, make(channel))
+        trace: Any = TrainingDataTraceStub
+        yield Connection(place, make(channel), trace(channel))
     except grpc.RpcError as error:
         told: Any = error
         kind = PeerUnreachable if told.code() in AWAY else PeerRefused

@@ -1,0 +1,149 @@
+"""The switch of one training process: what is asked for, and whether it is recorded.
+
+Whoever may ask (the agent through shared memory, the manager over the bus, Ascend's switch file)
+writes one word. The training thread looks at it at the end of each step and changes over there,
+where nothing of the step is in flight; the framework's hooks (`torch/hooks.py`) are only there
+while something is recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from taskd import config
+from taskd.edge.clock import wall
+from taskd.edge.probe import Page
+from taskd.model.ids import Incarnation, Rank
+from taskd.model.profiling import DEFAULT_DOMAIN, FAILED, NOTHING, OFF, ON, Pace, Part
+from taskd.worker import wires
+from taskd.worker.disk import Shelf, base_dir
+from taskd.worker.recorder import Recorder
+from taskd.worker.settings import ProfilingSettings, WorkerSettings
+
+log = logging.getLogger(__name__)
+
+
+class Hooks(Protocol):
+    """What a framework offers. Both are called on its training thread, between two steps."""
+
+    def install(self, parts: Part, recorder: Recorder) -> None: ...
+
+    def remove(self) -> None: ...
+
+
+class Profiling:
+    """One a process: see `of_process`."""
+
+    def __init__(self, settings: ProfilingSettings, job: str, rank: int, incarnation: int) -> None:
+        self.settings = settings
+        self.page = _page(settings.probe)
+        self.applied = int(NOTHING)
+        """What was last tried. Compared with the page's word at the end of every step."""
+        self.recorder: Recorder | None = None
+        self.limit_mb = settings.limit_mb
+        self.rank = rank
+        self._job, self._incarnation = job, incarnation
+        self._problem = ""
+        self._listeners: list[Callable[[], None]] = []
+
+    def ask(self, parts: Part) -> None:
+        self.page.want(parts)
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Be told, on the training thread, whenever what was asked for has been tried."""
+        self._listeners.append(changed)
+
+    def unlisten(self, changed: Callable[[], None]) -> None:
+        self._listeners.remove(changed)
+
+    def follow(self, hooks: Hooks) -> None:
+        """Change over to what is wanted. We must never be what kills training."""
+        wanted = self.page.wanted
+        self.applied = self.page.word[0]
+        self._problem = ""
+        try:
+            hooks.remove()
+            if wanted:
+                self.recorder = self.recorder or self._new_recorder()
+                hooks.install(wanted, self.recorder)
+            elif self.recorder is not None:
+                self.recorder.end()
+                self.recorder = None
+        except Exception as error:
+            log.exception("profiling is given up; training goes on")
+            self._problem = f"{type(error).__name__}: {error}"
+            hooks.remove()
+        for changed in self._listeners:
+            changed()
+
+    @property
+    def recorded(self) -> Part:
+        return NOTHING if self._problem else Part(self.applied & 31)
+
+    @property
+    def problem(self) -> str:
+        return self._problem or (self.recorder.problem if self.recorder is not None else "")
+
+    def states(self) -> tuple[int, int]:
+        """Of the default domain and of communication, as in the code 14DC."""
+        wanted = self.page.wanted
+        return tuple(  # type: ignore[return-value]
+            FAILED if self.problem and wanted & domain else ON if self.recorded & domain else OFF
+            for domain in (DEFAULT_DOMAIN, Part.COMMUNICATION)
+        )
+
+    def pace(self) -> Pace:
+        recorder, identity = self.recorder, (Rank(self.rank), Incarnation(self._incarnation))
+        if recorder is None:
+            return Pace(*identity, self.recorded, self.problem)
+        sums = recorder.watch.sums
+        return Pace(
+            *identity,
+            self.recorded,
+            self.problem,
+            sums.steps,
+            sums.total_s,
+            sums.wait_s,
+            sums.data_s,
+            sums.save_s,
+            sums.collectives,
+            wires.of_process(),
+        )
+
+    def _new_recorder(self) -> Recorder:
+        shelf = Shelf(base_dir(self.settings.dir), self._job, self.rank, self.limit_mb)
+        return Recorder(shelf, self.settings.save_s, self._tell)
+
+    def _tell(self) -> None:
+        try:
+            self.page.tell(self.pace())
+        except OSError as error:
+            log.debug("the pace is not told: %s", error)
+
+
+_ours: Profiling | None = None
+_ours_in = 0
+
+
+def of_process() -> Profiling:
+    """This process's own; a forked child has another."""
+    global _ours, _ours_in
+    if _ours is None or _ours_in != os.getpid():
+        settings = config.load(ProfilingSettings, prefix="TASKD_PROFILING")
+        worker = config.load(WorkerSettings)
+        job = config.environ.get("MINDX_TASK_ID") or worker.job_id
+        rank = int(config.environ.get("RANK") or "0")
+        name = job or f"default_task_id_{int(wall())}"
+        _ours, _ours_in = Profiling(settings, name, rank, worker.incarnation), os.getpid()
+    return _ours
+
+
+def _page(path: str) -> Page:
+    try:
+        return Page(path)
+    except OSError as error:
+        log.warning("the agent cannot switch profiling of this process: %s", error)
+        return Page()

@@ -1,0 +1,100 @@
+"""The lines of a profiling file: Ascend's JSON records, one an end of a span.
+
+    {"Kind":1,"Flag":2,"SourceKind":0,"Timestamp":ns,"Id":7,"MsptiObjectId":{…},"Name":…,"Domain":…}
+
+A span is a pair of marks with the same Id, Flag 2 at its start and 4 at its end (16 and 32 on the
+device). Times are nanoseconds of the Unix clock. `recorder.py` writes them, `trace.py` reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+HOST, DEVICE = 0, 1
+DEFAULT, COMMUNICATION = "default", "communication"
+_FLAGS = {HOST: (2, 4), DEVICE: (16, 32)}
+_STARTS = {2, 16}
+
+
+class Span(NamedTuple):
+    """Something that took time. Made on the training thread: a tuple is the cheapest there is."""
+
+    domain: str
+    name: str
+    start_ns: int
+    end_ns: int
+    id: int
+    thread: int
+    source: int = HOST
+    device: int = 0
+    stream: int = 0
+
+
+def collective(op: str, group: str, sequence: int, count: int, dtype: str) -> str:
+    """The name of a communication record, with the keys that Ascend's own records have."""
+    return (
+        f'{{"opName":"{op}","groupName":"{group}","count":"{count}",'
+        f'"dataType":"{dtype}","seq":"{sequence}"}}'
+    )
+
+
+def lines(spans: Iterable[Span], pid: int) -> Iterator[str]:
+    """Formatted by hand: json.dumps would cost the training process ten times as much."""
+    for span in spans:
+        begin, end = _FLAGS[span.source]
+        tail = (
+            f',"Id":{span.id},"MsptiObjectId":{{"Pt":{{"ProcessId":{pid},"ThreadId":{span.thread}}},'
+            f'"Ds":{{"DeviceId":{span.device},"StreamId":{span.stream}}}}},'
+            f'"Name":{json.dumps(span.name)},"Domain":"{span.domain}"}}\n'
+        )
+        head = f'{{"Kind":1,"SourceKind":{span.source},"Flag":'
+        yield f'{head}{begin},"Timestamp":{span.start_ns}{tail}'
+        yield f'{head}{end},"Timestamp":{span.end_ns}{tail}'
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    start: bool
+    ns: int
+    span: Span
+    """With the mark's own time at both ends."""
+
+
+def mark(line: str) -> Mark | None:
+    """None: the line is torn, or of a kind that is no mark."""
+    try:
+        told: Any = json.loads(line)
+        if told["Kind"] != 1:
+            return None
+        where, at = told["MsptiObjectId"], int(told["Timestamp"])
+        span = Span(
+            str(told["Domain"]),
+            str(told["Name"]),
+            at,
+            at,
+            int(told["Id"]),
+            int(where["Pt"]["ThreadId"]),
+            int(told["SourceKind"]),
+            int(where["Ds"]["DeviceId"]),
+            int(where["Ds"]["StreamId"]),
+        )
+        return Mark(told["Flag"] in _STARTS, at, span)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def spans(read: Iterable[str]) -> Iterator[Span]:
+    """Pairs up the marks of one rank. What has lost its other end is left out."""
+    open_: dict[tuple[int, int], Span] = {}
+    for line in read:
+        found = mark(line)
+        if found is None:
+            continue
+        key = found.span.id, found.span.source
+        if found.start:
+            open_[key] = found.span
+        elif (begun := open_.pop(key, None)) is not None:
+            yield begun._replace(end_ns=found.ns)
