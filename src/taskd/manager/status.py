@@ -119,9 +119,12 @@ def tell(story: Story) -> str:
 
 
 def write_ready(config: ManagerConfig, port: int, clusterd: str) -> None:
+    told = {"pid": os.getpid(), "port": port, "clusterd": clusterd}
     if config.ready_file is not None:
-        told = {"pid": os.getpid(), "port": port, "clusterd": clusterd}
         _write(config.ready_file.parent, config.ready_file.name, told)
+    if config.ready_fd is not None:
+        with os.fdopen(config.ready_fd, "w") as line:
+            line.write(f"{json.dumps(told)}\n")
 
 
 def write_summary(config: ManagerConfig, state: State) -> None:
