@@ -113,9 +113,7 @@ class Story:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             __file__,
-            json.dumps(
-                [[me.role, me.server_rank, me.process_rank], listen or None, upstream or None]
-            ),
+            json.dumps([words_of(me), listen or None, upstream or None]),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -167,9 +165,7 @@ async def tell_all(story: Story) -> None:
     top = f"127.0.0.1:{free_port()}"
     boss = await story.start(manager(), listen=top)
     agents = [agent(node) for node in range(NODES)]
-    workers = [
-        worker(node, node * RANKS + local) for node in range(NODES) for local in range(RANKS)
-    ]
+    workers = [worker(rank // RANKS, rank) for rank in range(NODES * RANKS)]
     for node in range(NODES):
         local = f"127.0.0.1:{free_port()}"
         await story.start(Position("Proxy", str(node), "0"), listen=local, upstream=top)

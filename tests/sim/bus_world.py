@@ -2,7 +2,7 @@
 
 The network keeps the promises of TCP and gRPC and no other: what is written to one connection
 arrives in order or not at all, calls and streams overtake each other, either end may learn late
-that a connection has broken, and a call may take effect long after its caller gave up.
+that a connection has broken, and a call may come twice, or long after its caller gave up.
 
 The truth (who sent what, who got it, who was told what) is kept here, apart from every relay.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -39,6 +39,10 @@ class Node:
     life: int = 0
     alive: bool = True
     attempt: int = 0
+    calls: int = 0
+    news: list[Position] = field(default_factory=list)
+    """Positions that the parent has not been told of since the last join."""
+    telling: bool = False
     connection: Connection | None = None
     streams: dict[Position, Connection] = field(default_factory=dict)
     """The server's view: which connection each child's stream runs on."""
@@ -144,7 +148,7 @@ class World:
         if node.me.role == Role.PROXY:
             node.me = Position(Role.PROXY, node.me.server_rank, str(1 + node.life))
         node.relay = self._relay(node.me)
-        node.alive, node.attempt, node.tick_at = True, 0, inf
+        node.alive, node.attempt, node.calls, node.tick_at = True, 0, 0, inf
         self._tell(f"{node.me} lives again")
         if node.parent is not None:
             self._join(node, node.life)
@@ -195,8 +199,8 @@ class World:
         if not node.alive or node.life != life or node.connection is not None:
             return
         node.attempt += 1
-        attempt = (f"{node.me}#{life}", node.attempt)
-        me, number = node.me, node.attempt
+        node.news, node.telling = [], False
+        me, number, stamp = node.me, node.attempt, self._stamp(node)
 
         def again() -> None:
             self._later(0.3, lambda: self._join(node, life))
@@ -205,7 +209,7 @@ class World:
             return node.alive and node.life == life and node.attempt == number
 
         def register(parent: Node) -> NetCode:
-            code = parent.relay.register(me, self.now, attempt)
+            code = parent.relay.register(me, self.now, stamp)
             held = parent.streams.get(place(me))
             if code == NetCode.OK and held is not None:
                 self._evict(parent, held)
@@ -219,35 +223,48 @@ class World:
                     if still():
                         self._open(node)
                         newer = set(node.relay.routes.below()) - set(path)
-                        self._announce_up(node, tuple(sorted(newer)))
+                        self._announce_up(node, sorted(newer))
 
-                self._call(node, self._announcing(path, me, attempt, anew=True), announced, again)
+                self._call(node, self._announcing(node, path, anew=True), announced, again)
 
         self._call(node, register, registered, again)
 
+    def _stamp(self, node: Node) -> tuple[str, int]:
+        node.calls += 1
+        return f"{node.me}#{node.life}", node.calls
+
     def _announcing(
-        self, path: tuple[Position, ...], me: Position, attempt: tuple[str, int], *, anew: bool
+        self, node: Node, path: Sequence[Position], *, anew: bool
     ) -> Callable[[Node], NetCode]:
+        me, stamp = node.me, self._stamp(node)
+
         def announce(parent: Node) -> NetCode:
-            code = parent.relay.announce(me, path, anew=anew, attempt=attempt)
+            code = parent.relay.announce(me, path, anew=anew, call=stamp)
             if code == NetCode.OK:
                 self._announce_up(parent, path)
             return code
 
         return announce
 
-    def _announce_up(self, node: Node, path: tuple[Position, ...]) -> None:
-        """A proxy tells the next one at once; while it is away, its next join will tell."""
-        if node.parent is not None and node.connection is not None and path:
-            attempt = (f"{node.me}#{node.life}", node.attempt)
-            announce = self._announcing(path, node.me, attempt, anew=False)
-            life = node.life
+    def _announce_up(self, node: Node, path: Sequence[Position]) -> None:
+        """A proxy tells the next one, one call at a time; while it is away, its next join tells."""
+        if node.parent is None or node.connection is None:
+            return
+        node.news += path
+        if not node.telling and node.news:
+            node.telling = True
+            news, node.news, attempt = node.news, [], node.attempt
+
+            def told() -> None:
+                if node.attempt == attempt:
+                    node.telling = False
+                    self._announce_up(node, ())
 
             def doubt() -> None:
-                if node.alive and node.life == life:
+                if node.alive and node.attempt == attempt:
                     self.cut(node)
 
-            self._call(node, announce, lambda: None, doubt)
+            self._call(node, self._announcing(node, news, anew=False), told, doubt)
 
     def _call(
         self,
@@ -256,7 +273,8 @@ class World:
         then: Callable[[], None],
         otherwise: Callable[[], None],
     ) -> None:
-        """A unary call: it may get lost, and it may take effect after the caller has given up."""
+        """A unary call: it, or its answer, may get lost; it may take effect after the caller has
+        given up; and it may come twice."""
         parent = node.parent
         assert parent is not None
 
@@ -266,6 +284,8 @@ class World:
                 return
             code = what(parent)
             self._settle(parent)
+            if self._lossy(0.02):
+                self._later(1.0, late)
             if self._lossy(0.03):
                 self._later(1.0, otherwise)
             else:

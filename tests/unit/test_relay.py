@@ -180,11 +180,11 @@ def test_a_child_that_registers_without_a_stream_is_not_reached_and_soon_forgott
     assert relay.routes.children == {}
 
 
-def test_a_late_call_of_an_older_attempt_does_not_undo_the_newer_one() -> None:
+def test_a_late_call_of_the_past_does_not_undo_the_newer_one() -> None:
     relay = relay_at(manager())
     assert relay.register(PROXY, 0.0, ("life", 2)) == NetCode.OK
-    assert relay.announce(PROXY, [PROXY, agent(0)], anew=True, attempt=("life", 2)) == NetCode.OK
-    late = relay.announce(PROXY, [PROXY], anew=True, attempt=("life", 1))
+    assert relay.announce(PROXY, [PROXY, agent(0)], anew=True, call=("life", 2)) == NetCode.OK
+    late = relay.announce(PROXY, [PROXY], anew=True, call=("life", 1))
     assert late == relay.register(PROXY, 0.0, ("life", 1)) == NetCode.ClientErr
     assert agent(0) in relay.routes.below()
     assert relay.register(PROXY, 0.0, ("next life", 1)) == NetCode.OK

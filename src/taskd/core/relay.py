@@ -30,9 +30,9 @@ Asker = Ticket | Hop | None
 """Who waits for the result: a caller of this process, a neighbour, or nobody."""
 MAX_TEXT = 256
 """Characters in a uuid or a message type."""
-Attempt = tuple[str, int]
-"""One attempt of a child to join: the name of its process, and a number that grows in it."""
-NO_ATTEMPT: Attempt = ("", 0)
+Call = tuple[str, int]
+"""Tells a child's calls apart: the name of its process, and a number that grows with each call."""
+NO_CALL: Call = ("", 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ class Relay(Generic[T]):
     _inbox_bytes: int = 0
     _open: dict[tuple[Hop, str], _Open] = field(default_factory=dict)
     _agenda: list[tuple[float, int, tuple[Hop, str]]] = field(default_factory=list)
-    _attempts: dict[Position, Attempt] = field(default_factory=dict)
+    _calls: dict[Position, Call] = field(default_factory=dict)
     _absent: dict[Hop, float] = field(default_factory=dict)
     _next_absence: float = inf
     _serial: count[int] = field(default_factory=count)
@@ -241,18 +241,18 @@ class Relay(Generic[T]):
 
     # Neighbours
 
-    def register(self, child: Position, now: float, attempt: Attempt = NO_ATTEMPT) -> NetCode:
+    def register(self, child: Position, now: float, call: Call = NO_CALL) -> NetCode:
         """A child presents itself. Unless it opens a stream soon, it is forgotten again."""
         fault = as_member(child)
         if isinstance(fault, NetCode):
             return fault
         if child.role == Role.MANAGER or place(child) == place(self.me):
             return NetCode.DstTypeIllegal
-        if self._is_stale(child, attempt):
+        if self._is_stale(child, call):
             return NetCode.ClientErr
         code = self.routes.register(child)
         if code == NetCode.OK:
-            self._attempts[place(child)] = attempt
+            self._calls[place(child)] = call
         lane = self.lanes.get(place(child))
         if code == NetCode.OK and (lane is None or not lane.connected):
             self._expect_until(place(child), now + self.config.child_grace_s)
@@ -264,10 +264,10 @@ class Relay(Generic[T]):
         path: Iterable[Position],
         *,
         anew: bool = False,
-        attempt: Attempt = NO_ATTEMPT,
+        call: Call = NO_CALL,
     ) -> NetCode:
         """A child tells whom it can reach."""
-        if self._is_stale(through, attempt):
+        if self._is_stale(through, call):
             return NetCode.ClientErr
         members = []
         for position in path:
@@ -277,12 +277,14 @@ class Relay(Generic[T]):
             members.append(member)
         if _is_leaf(through) and any(place(member) != place(through) for member in members):
             return NetCode.ClientErr  # Behind a leaf there is nobody.
+        if place(through) in self.routes.children:
+            self._calls[place(through)] = call
         return self.routes.announce(through, members, anew=anew)
 
-    def _is_stale(self, child: Position, attempt: Attempt) -> bool:
-        """A call of an earlier attempt that came late must not undo what the newer one has said."""
-        life, number = self._attempts.get(place(child), NO_ATTEMPT)
-        return attempt[0] == life and attempt[1] < number
+    def _is_stale(self, child: Position, call: Call) -> bool:
+        """A call that comes late, or a second time, must not undo what a newer one has said."""
+        life, number = self._calls.get(place(child), NO_CALL)
+        return call[0] == life and call[1] < number
 
     def session(self, hop: Hop) -> Session:
         """The lane to a neighbour of our own kind, as it was before the last break if it was."""
@@ -383,7 +385,7 @@ class Relay(Generic[T]):
             self._give_up(hop)
             if isinstance(hop, Position):
                 self.routes.withdraw(hop)
-                self._attempts.pop(hop, None)
+                self._calls.pop(hop, None)
         self._next_absence = min(self._absent.values(), default=inf)
 
 

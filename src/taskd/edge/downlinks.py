@@ -14,14 +14,14 @@ from typing import Any, NoReturn
 import grpc
 
 from taskd.core.delivery import Confused, Queue
-from taskd.core.relay import NO_ATTEMPT, Attempt
+from taskd.core.relay import NO_CALL, Call
 from taskd.core.routing import place
 from taskd.edge.clock import monotonic
 from taskd.edge.foreign import CODE_KEY
 from taskd.edge.gate import Gate
 from taskd.edge.link import EOF, carry
 from taskd.edge.switch import Switch
-from taskd.edge.uplink import ANEW, ATTEMPT_KEY, CALL_TIMEOUT_S
+from taskd.edge.uplink import ANEW, CALL_KEY, CALL_TIMEOUT_S
 from taskd.model.codes import NetCode, net_code
 from taskd.model.ids import Position
 from taskd.wire._pb import link_pb2_grpc, tasknet_pb2, tasknet_pb2_grpc
@@ -59,7 +59,7 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
         await self._gate.admit(context, child)
         if child is None:
             return self._ack(request.uuid, NetCode.NilPosition)
-        code = self._relay.register(child, monotonic(), _attempt(context))
+        code = self._relay.register(child, monotonic(), _call(context))
         if code == NetCode.OK:
             # Whoever held this place before has to give way.
             if (stream := self._streams.get(place(child))) is not None:
@@ -78,7 +78,7 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
             return self._ack(request.uuid, NetCode.NilPosition)
         path = [position_from_pb(pb) for pb in request.path]
         anew = ANEW in _metadata(context).items()
-        code = self._relay.announce(through, path, anew=anew, attempt=_attempt(context))
+        code = self._relay.announce(through, path, anew=anew, call=_call(context))
         if code == NetCode.OK and self._announce_up is not None:
             # Before the answer: once a child may speak, it can be answered from above. But a server
             # above that stands still must not keep the node from working by itself.
@@ -218,9 +218,9 @@ def _metadata(context: Context) -> dict[str, str]:
     return {key: value for key, value in pairs if isinstance(value, str)}
 
 
-def _attempt(context: Context) -> Attempt:
-    life, _, number = _metadata(context).get(ATTEMPT_KEY, "").rpartition("/")
-    return (life, int(number)) if life and number.isdigit() and len(number) < 10 else NO_ATTEMPT
+def _call(context: Context) -> Call:
+    life, _, number = _metadata(context).get(CALL_KEY, "").rpartition("/")
+    return (life, int(number)) if life and number.isdigit() and len(number) < 10 else NO_CALL
 
 
 def _position(

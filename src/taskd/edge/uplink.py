@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from random import Random
 
 import grpc
@@ -37,8 +38,8 @@ REGISTER_TIMEOUT_S = 2.0
 """Also the wait for a host that does not answer at all."""
 CALL_TIMEOUT_S = 5.0
 MAX_MESSAGE = 8 << 20
-ATTEMPT_KEY = "taskd-attempt"
-"""Names the attempt to join that a call belongs to, so that a late call can be told from a new."""
+CALL_KEY = "taskd-call"
+"""Names and numbers the calls of one process, so that a late one can be told from a new."""
 ANEW = ("taskd-paths", "all")
 """Marks an announcement that replaces the ones before it. Ascend's servers do not look at it."""
 OPTIONS = (
@@ -81,7 +82,7 @@ class Uplink:
         self._config = config
         self._random = random
         self._stub: tasknet_pb2_grpc.TaskNetStub | None = None
-        self._attempt = 0
+        self._calls = count(1)
         self._is_foreign = False
         self._announcing = asyncio.Lock()
         self._doubt: asyncio.Future[str]
@@ -99,14 +100,14 @@ class Uplink:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    @property
     def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """Who calls. Taken anew for every call."""
         me, job, token = self._config.me, self._config.job, self._config.token
         place = (
             ("role", me.role),
             ("serverrank", me.server_rank),
             ("processrank", me.process_rank),
-            (ATTEMPT_KEY, f"{self._switch.life}/{self._attempt}"),
+            (CALL_KEY, f"{self._switch.life}/{next(self._calls)}"),
         )
         shown = ((TOKEN_KEY, make_token(token, job, me)),) if token else ()
         return (*place, *(((JOB_KEY, job),) if job else ()), *shown)
@@ -148,14 +149,13 @@ class Uplink:
     async def _join_once(self) -> str:
         """Join and stay. Returns or raises once the way up has closed again."""
         config = self._config
-        self._attempt += 1
         async with _channel(config, keepalive=not self._is_foreign) as channel:
             stub = tasknet_pb2_grpc.TaskNetStub(channel)  # type: ignore[no-untyped-call]
             ack = await stub.Register(
                 tasknet_pb2.RegisterReq(
                     uuid=self._switch.new_uuid(), pos=position_to_pb(config.me)
                 ),
-                metadata=self._metadata,
+                metadata=self._metadata(),
                 timeout=REGISTER_TIMEOUT_S,
             )
             _expect_ok(ack, "Register")
@@ -177,14 +177,14 @@ class Uplink:
         link = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]
         was_foreign, self._is_foreign = self._is_foreign, False
         try:
-            return await carry(self._switch, Side.UP, link.Open(metadata=self._metadata))
+            return await carry(self._switch, Side.UP, link.Open(metadata=self._metadata()))
         except grpc.aio.AioRpcError as error:
             if error.code() != grpc.StatusCode.UNIMPLEMENTED:
                 raise
         self._is_foreign = True
         if not was_foreign:
             raise _IsForeign
-        return await foreign.join(self._switch, stub, self._metadata)
+        return await foreign.join(self._switch, stub, self._metadata())
 
     async def _discover(
         self,
@@ -199,7 +199,7 @@ class Uplink:
                 proxyPos=position_to_pb(self._config.me),
                 path=[position_to_pb(position) for position in path],
             ),
-            metadata=(*self._metadata, *marks),
+            metadata=(*self._metadata(), *marks),
             timeout=timeout_s,
         )
         _expect_ok(ack, "PathDiscovery")
