@@ -7,8 +7,9 @@ after a restart they are done again, which changes nothing where they had been d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 from taskd.core import recovery_job, recovery_states
@@ -16,10 +17,12 @@ from taskd.core.recovery_states import NEW, State, Step
 from taskd.edge.journal import Entry, Write
 from taskd.model import faults, recovery, strategies
 from taskd.model.faults import Fault
-from taskd.model.ids import JobId, NodeRank, Rank
-from taskd.model.recovery import ClusterCommand, Command, Event, Pod
+from taskd.model.ids import JobId
+from taskd.model.recovery import ClusterCommand, Command, Event
 from taskd.wire import tagged
 
+SHOWN = 8
+"""How many of a list are told."""
 TYPES = tagged.types_of(faults, strategies, recovery, recovery_job, recovery_states)
 
 
@@ -42,17 +45,7 @@ class Record:
     """The last ones that came to an end, newest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seldom:
-    """What is large and changes seldom: written when it does, not with every decision."""
-
-    pods: tuple[Pod, ...] = ()
-    places: Mapping[NodeRank, tuple[Rank, ...]] = field(default_factory=dict)
-    rounds: tuple[PastRound, ...] = ()
-
-
-NOTHING = Seldom()
-TYPES |= {kind.__name__: kind for kind in (Record, PastRound, Seldom)}
+TYPES |= {kind.__name__: kind for kind in (Record, PastRound)}
 
 
 def first(job: JobId) -> Record:
@@ -60,22 +53,29 @@ def first(job: JobId) -> Record:
 
 
 def write(job: JobId, before: Record, after: Record, event: Event, step: Step, at: float) -> Write:
+    """What is large and changes seldom is noted when it does, not with every decision."""
     ended = isinstance(event, recovery.JobDeleted)
-    notes: tuple[tuple[str, str | None], ...] = ()
+    old, new = _seldom(before), _seldom(after)
+    notes: list[tuple[str, str | None]] = []
     if ended:
         # With the job goes whatever is noted of it, in the same transaction.
-        notes = tuple((f"{kind}/{job}", None) for kind in ("seldom", "declared", "trace"))
-    elif (seldom := _seldom(after)) != _seldom(before):
-        notes = ((_note(job), tagged.write(seldom)),)
-    slim = _with_seldom(after, NOTHING)
-    return Write(job, tagged.write(slim), at, (entry(job, before, event, step, at),), ended, notes)
+        notes = [(f"{kind}/{job}", None) for kind in (*new, "declared", "trace")]
+    else:
+        changed = [kind for kind in new if new[kind] != old[kind]]
+        notes = [(f"{kind}/{job}", tagged.write(new[kind])) for kind in changed]
+    slim = tagged.write(_with(after, pods=(), places={}, rounds=()))
+    return Write(job, slim, at, (entry(job, before, event, step, at),), ended, tuple(notes))
 
 
 def read(job: JobId, text: str, notes: Mapping[str, str]) -> Record:
     """Raises Illegible when another version wrote what this one cannot read."""
     record: Record = tagged.read(text, TYPES)
-    seldom = notes.get(_note(job))
-    return record if seldom is None else _with_seldom(record, tagged.read(seldom, TYPES))
+    noted = {
+        kind: tagged.read(notes[f"{kind}/{job}"], TYPES)
+        for kind in _seldom(record)
+        if f"{kind}/{job}" in notes
+    }
+    return _with(record, **(_seldom(record) | noted))
 
 
 def entry(job: JobId, before: Record, event: Event, step: Step, at: float) -> Entry:
@@ -107,22 +107,18 @@ def _told(value: Any) -> str:
                 shown.append(f"{item.name}={_told(there)}")
         return f"{type(value).__name__}({', '.join(shown)})"
     if isinstance(value, tuple | frozenset):
-        many = [_told(item) for item in value]
-        return f"[{', '.join(many[:8])}{f', … {len(many)} in all' if len(many) > 8 else ''}]"
+        shown = [_told(item) for item in islice(value, SHOWN)]
+        return f"[{', '.join(shown)}{f', … {len(value)} in all' if len(value) > SHOWN else ''}]"
     if isinstance(value, Mapping):
         return _told(tuple(f"{key}: {_told(item)}" for key, item in value.items()))
     return str(value)
 
 
-def _note(job: JobId) -> str:
-    return f"seldom/{job}"
-
-
-def _seldom(record: Record) -> Seldom:
+def _seldom(record: Record) -> dict[str, Any]:
     job = record.state.job
-    return Seldom(job.pods, job.places, record.rounds)
+    return {"pods": job.pods, "places": job.places, "rounds": record.rounds}
 
 
-def _with_seldom(record: Record, seldom: Seldom) -> Record:
-    job = replace(record.state.job, pods=seldom.pods, places=seldom.places)
-    return replace(record, state=replace(record.state, job=job), rounds=seldom.rounds)
+def _with(record: Record, *, pods: Any, places: Any, rounds: Any) -> Record:
+    job = replace(record.state.job, pods=pods, places=places)
+    return replace(record, state=replace(record.state, job=job), rounds=rounds)
