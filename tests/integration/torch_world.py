@@ -25,7 +25,7 @@ from taskd.edge.bus import Bus, BusConfig
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, manager, worker
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 NODE = NodeRank(0)
 
 context = multiprocessing.get_context("forkserver")
@@ -52,6 +52,8 @@ class World:
     folder: Path
     size: int = 4
     told: dict[str, Any] = field(default_factory=dict)
+    run_s: float = 150.0
+    """How long all of it may take."""
 
     def __post_init__(self) -> None:
         self.incident = Incident(0)
@@ -133,10 +135,12 @@ class World:
     def _note(self, what: str) -> None:
         self.story.append(f"{asyncio.get_running_loop().time():.4f} {what}")
 
-    async def until(self, what: Callable[[], bool], why: str) -> None:
+    async def until(
+        self, what: Callable[[], bool], why: str, patience_s: float = PATIENCE_S
+    ) -> None:
         """Wait until it holds, or fail with all that has happened."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 while not what():
                     self.changed.clear()
                     await self.changed.wait()
@@ -252,6 +256,7 @@ class World:
             await self.until(
                 lambda: len(self.done) == self.size or bool(self.dead or self.failed),
                 "the end, or a fault",
+                self.run_s,
             )
             if len(self.done) == self.size:
                 return
