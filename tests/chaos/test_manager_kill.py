@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -29,7 +32,7 @@ TRAIN = """
     for step in job.steps(40):
         if rank == 0 and int(step) in gates and life == "0":
             print("at", int(step), flush=True)
-            with open(gates.pop(int(step))) as gate:  # a pipe: wait until the test has done its worst
+            with open(gates.pop(int(step))) as gate:  # a pipe: waits for the test
                 gate.read()
         with step:
             optimizer.zero_grad()
@@ -44,12 +47,12 @@ TRAIN = """
 class Stage:
     """A job that stops at chosen steps until it is told to go on."""
 
-    def __init__(self, folder: Path, *at: int) -> None:
+    def __init__(self, folder: Path, *at: int, clusterd: str = "") -> None:
         self.gates = folder / "gates"
         self.gates.mkdir(parents=True)
         for step in at:
             os.mkfifo(self.gates / str(step))
-        words = ("--nproc-per-node", "3", script(folder, TRAIN))
+        words = ("--nproc-per-node", "3", "--clusterd", clusterd, script(folder, TRAIN))
         steps = ",".join(map(str, at)) or "-1"
         self.job = Job(folder, *words, GATES=str(self.gates), AT=steps)
 
@@ -114,3 +117,65 @@ def test_the_manager_and_a_rank_die_together(tmp_path: Path) -> None:
 
     assert ended.code == 0, ended.err
     assert weights == undisturbed
+
+
+def test_the_manager_dies_again_and_again_in_the_middle_of_repairs(tmp_path: Path) -> None:
+    _, undisturbed = Stage(tmp_path / "plain").end()
+    steps = (5, 10, 15, 20, 25)
+    stage = Stage(tmp_path / "killed", *steps)
+    for number, step in enumerate(steps):
+        stage.reach(step)
+        rank = stage.job.worker(1 + number % 2)
+        stage.go_on(step)
+        rank.send_signal(signal.SIGKILL)
+        psutil.wait_procs([rank], timeout=30)
+        # By now the manager is somewhere between the report and the repair.
+        kill(stage.job.manager())
+    ended, weights = stage.end()
+
+    assert ended.code == 0, ended.err
+    assert weights == undisturbed
+
+
+class Server:
+    """A clusterd of its own, at one place, in one life after another."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self._journal = folder / "journal"
+        self._popen: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        words = ("clusterd", "--listen", self.address, "--journal", str(self._journal))
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "taskd", *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def kill(self) -> None:
+        assert self._popen is not None
+        self._popen.kill()
+        self._popen.wait(30)
+
+
+def test_clusterd_dies_with_a_rank_and_decides_when_it_is_back(tmp_path: Path) -> None:
+    _, undisturbed = Stage(tmp_path / "plain").end()
+    server = Server(tmp_path)
+    server.start()
+    try:
+        stage = Stage(tmp_path / "killed", 5, clusterd=server.address)
+        stage.reach(5)
+        server.kill()
+        kill(stage.job.worker(1))
+        stage.go_on(5)
+        server.start()
+        ended, weights = stage.end()
+    finally:
+        server.kill()
+
+    assert ended.code == 0, ended.err
+    assert weights == undisturbed
+    assert "recover-in-place" in ended.err
