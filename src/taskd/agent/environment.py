@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from taskd.agent.plan import Plan
 from taskd.config import environ
-from taskd.edge.security import make_badge
 from taskd.errors import SettingsError
 from taskd.model.ids import worker
 from taskd.model.workers import StartWorker
@@ -65,6 +64,10 @@ def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str,
 
 def _badge(plan: Plan, start: StartWorker) -> str:
     """The secret stays with the agent: a script gets what opens its own place and no other."""
+    from taskd.edge.security import (
+        make_badge,
+    )  # with it comes gRPC, which the launch cannot wait for
+
     me = worker(plan.node, start.rank)
     return make_badge(plan.token, plan.job, me) if plan.token else ""
 

@@ -187,6 +187,8 @@ def _note(state: State, progress: Progress, now: float, config: LivenessConfig) 
         seen = Seen(progress, now, moved_at)
         state = _learn(state, before, seen, config)
     else:
+        if not progress.stack and progress.idle_s > before.progress.idle_s:
+            progress = replace(progress, stack=before.progress.stack)  # it is told once only
         seen = replace(before, progress=progress, at=now)
     return replace(state, ranks={**state.ranks, progress.rank: seen})
 
