@@ -27,7 +27,7 @@ from taskd.wire.frames import position_to_pb
 from tests.bench.rows import Row, ms
 
 ROUNDS, CALLS, STREAMED = 7, 150, 4000
-PROXIES, HELPERS, BROADCASTS = 1000, 4, 5
+PROXIES, HOLDERS, BROADCASTS = 1000, 4, 5
 BODY = Park(incident=1, because="bench")  # type: ignore[arg-type]
 
 
@@ -164,7 +164,7 @@ def broadcast() -> list[Row]:
     with ExitStack() as stack:
         boss = stack.enter_context(part("boss"))
         upstream = f"127.0.0.1:{boss.told()[0]}"
-        share = PROXIES // HELPERS
+        share = PROXIES // HOLDERS
         fleets = [
             stack.enter_context(part("fleet", upstream, str(first), str(share)))
             for first in range(0, PROXIES, share)
