@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from taskd.clusterd.bare import BareCluster
-from taskd.clusterd.cluster import Key, Kind
+from taskd.clusterd.bare import BareCluster, version_of
+from taskd.clusterd.cluster import Key, Kind, key_of, owner_of
 from taskd.clusterd.jobs import ABANDONED_S, Jobs, JobsConfig
 from taskd.clusterd.limits import Buckets, Rate
 from taskd.clusterd.main import steady_wall
-from taskd.clusterd.objects import facts_of, fault_job_info, reset_data
+from taskd.clusterd.objects import DEVICE_KEYS, facts_of, fault_job_info, reset_data
 from taskd.clusterd.owner import Owner
-from taskd.clusterd.sense import device_faults, rank_of
+from taskd.clusterd.sense import device_faults, faults_seen, rank_of
 from taskd.clusterd.streams import End, Line
 from taskd.core.recovery_config import RecoveryConfig
 from taskd.edge.journal import Journal
 from taskd.model.ids import JobId
-from taskd.model.recovery import LabelPodGroup, ResetOperation
+from taskd.model.recovery import LabelPodGroup, ResetOperation, Tick
 from taskd.model.strategies import LADDER
 
 
@@ -234,3 +237,65 @@ def test_a_device_report_that_makes_no_sense_reports_nothing(data: dict[str, str
 @pytest.mark.parametrize("text", ["", "-1", "1.0", "x", "10000000", "9" * 40, "\u0663"])
 def test_what_is_no_rank(text: str) -> None:
     assert rank_of(text) is None
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(["on", "0"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    *("labels", "annotations", "ownerReferences", "controller", "uid", "name"),
+                    *("recover-strategy", "hccl/rankIndex", "devices", "rank_id", "containers"),
+                    *("env", "value", "volumeMounts", "mountPath", "phase", "nodeName", "data"),
+                    *("DeviceInfoCfg", "reset.json", "resourceVersion", *DEVICE_KEYS),
+                ]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+OBJECTS = st.fixed_dictionaries(
+    {}, optional={name: ANYTHING for name in ("metadata", "spec", "status", "data")}
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(OBJECTS, st.lists(OBJECTS, max_size=2))
+def test_objects_can_hold_anything(group: Any, pods: list[Any]) -> None:
+    """Whoever can write a file can write nonsense: it is refused, or passed over."""
+    whole = {"kind": "PodGroup", **group}
+    metadata = whole.get("metadata")
+    whole["metadata"] = {**(metadata if isinstance(metadata, dict) else {}), "name": "g"}
+    with suppress(ValueError):
+        facts = facts_of(whole, pods)
+        fault_job_info(facts, pods, ["n"], 1)
+        faults_seen(facts, [("n", body) for body in pods])
+    for body in (whole, *pods):
+        owner_of(body)
+        version_of(body)
+        list(device_faults(body))
+        with suppress(ValueError):
+            key_of(body)
+        with suppress(ValueError):
+            reset_data(body.get("data"), ResetOperation.FAULT, (1,), again=True, now=1)
+
+
+def test_a_mistake_of_ours_costs_one_event(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        journal = Journal(None)
+        jobs = make_jobs([0.0], journal, BareCluster())
+        await jobs.start()
+        await joined(jobs, "a")
+        owner = jobs.served[JobId("a")]
+        unheard_of: Any = "not an event at all"
+        assert (await owner.ask(unheard_of)).code == 599
+        assert (await owner.ask(Tick())).code == 0
+        await jobs.close()
+        await journal.aclose()
+
+    asyncio.run(main())
+    assert "cannot decide" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, assert_never
 
+from taskd.clusterd.bare import version_of
 from taskd.clusterd.cluster import Cluster, ClusterRefused, Json, Key, Kind
 from taskd.clusterd.objects import (
     FAULT_JOB_INFO,
@@ -11,6 +12,7 @@ from taskd.clusterd.objects import (
     fault_job_info,
     reset_data,
     reset_key,
+    sequence_of,
 )
 from taskd.model.ids import JobId
 from taskd.model.recovery import (
@@ -116,9 +118,7 @@ async def _reset(command: WriteResetConfig, facts: JobFacts, cluster: Cluster, n
     there = cluster.get(key)
     if there is None:
         raise ClusterRefused(f"{key} does not exist")
-    metadata = there.get("metadata", {})
-    done = str((metadata.get("annotations") or {}).get(SEQUENCE, ""))
-    if command.sequence and done.isdecimal() and int(done) >= command.sequence:
+    if 0 < command.sequence <= sequence_of(there, SEQUENCE):
         return
     try:
         data = reset_data(
@@ -131,7 +131,7 @@ async def _reset(command: WriteResetConfig, facts: JobFacts, cluster: Cluster, n
     except ValueError as error:
         raise ClusterRefused(f"{key}: {error}") from error
     patch = _annotations({SEQUENCE: str(command.sequence)}) | {"data": data}
-    await cluster.patch(key, patch, metadata.get("resourceVersion"))
+    await cluster.patch(key, patch, version_of(there))
 
 
 async def _info(cluster: Cluster, job: JobId, text: str | None) -> None:

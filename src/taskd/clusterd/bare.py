@@ -104,7 +104,8 @@ def named(key: Key, body: Mapping[str, Any]) -> Json:
 
 
 def version_of(body: Mapping[str, Any]) -> str:
-    return str(body.get("metadata", {}).get("resourceVersion", ""))
+    metadata = body.get("metadata")
+    return str(metadata.get("resourceVersion", "")) if isinstance(metadata, Mapping) else ""
 
 
 def count_version(body: Json, before: Mapping[str, Any] | None) -> None:

@@ -227,7 +227,7 @@ class Jobs:
                 log.info("job=%s is over: %s", job, because)
             try:
                 await self._forget(job)
-            except JournalFailed as error:
+            except (JournalFailed, ClusterUnreachable) as error:
                 return Answer.of(RecoverCode.ServerInnerError, str(error))
             return Answer.of(RecoverCode.OK)
 
@@ -304,11 +304,15 @@ class Jobs:
 
     async def _watch(self, changes: AsyncIterator[Changed]) -> None:
         async for change in changes:
-            for job in self._touched(change):
-                if not self._cluster.find(Kind.POD_GROUP, job):
-                    await self.end(job, "its PodGroup is gone")
-                else:
-                    self._tell_facts(job)
+            try:
+                for job in self._touched(change):
+                    if not self._cluster.find(Kind.POD_GROUP, job):
+                        await self.end(job, "its PodGroup is gone")
+                    else:
+                        self._tell_facts(job)
+            except Exception:
+                # A mistake of ours about one object must not make us blind to all others.
+                log.exception("the change of %s could not be taken in", change.key)
 
     def _touched(self, change: Changed) -> set[JobId]:
         if change.key.kind is Kind.CONFIG_MAP:

@@ -71,9 +71,9 @@ def facts_of(group: Json, pods: Iterable[Json]) -> JobFacts:
         config=config,
         enabled=is_on(labels),
         pods=members,
-        phase=str(group.get("status", {}).get("phase", "Running")),
+        phase=_text(group, "status", "phase", default="Running"),
         platform=platform_of(group),
-        pod_names={str(pod["metadata"].get("uid", "")): pod["metadata"]["name"] for pod in pods},
+        pod_names={_text(pod, "metadata", "uid"): _text(pod, "metadata", "name") for pod in pods},
         trace_mounted=bool(pods) and all(map(_mounts_trace, pods)),
     )
 
@@ -81,25 +81,22 @@ def facts_of(group: Json, pods: Iterable[Json]) -> JobFacts:
 def pod_of(body: Json) -> Pod | None:
     """None for a pod that has no place in the job yet."""
     notes = _annotations(body)
-    index = notes.get(RANK_INDEX, "")
-    if not index.isdecimal():
+    index = _number(notes.get(RANK_INDEX))
+    if index is None:
         return None
-    devices = _devices(body).get("devices")
-    devices = devices if isinstance(devices, list) else []
     pairs = sorted(
-        (int(str(device["rank_id"])), str(device.get("device_id", "")))
-        for device in devices
-        if isinstance(device, dict) and str(device.get("rank_id", "")).isdecimal()
+        (rank, _text(device, "device_id"))
+        for device in _maps(_devices(body).get("devices"))
+        if (rank := _number(device.get("rank_id"))) is not None
     )
-    metadata = body["metadata"]
     return Pod(
-        node_rank=NodeRank(int(index)),
-        uid=str(metadata.get("uid", "")),
-        name=metadata["name"],
-        node=str(body.get("spec", {}).get("nodeName", "")),
+        node_rank=NodeRank(index),
+        uid=_text(body, "metadata", "uid"),
+        name=_text(body, "metadata", "name"),
+        node=_text(body, "spec", "nodeName"),
         ranks=tuple(Rank(rank) for rank, _ in pairs),
         devices=tuple(device for _, device in pairs),
-        running=body.get("status", {}).get("phase", "Running") == "Running",
+        running=_text(body, "status", "phase", default="Running") == "Running",
         backup=notes.get("podType") == "backup",
     )
 
@@ -130,23 +127,29 @@ def reset_data(
 ) -> dict[str, str]:
     """The keys to write. Raises ValueError when a hot reset owns the map at present."""
     try:
-        old = json.loads(before.get("reset.json", ""))
-    except (TypeError, json.JSONDecodeError) as error:
+        old = json.loads(_text(before, "reset.json"))
+    except ValueError as error:
         raise ValueError(f"reset.json is not readable: {error}") from error
-    listed = old.get("RankList") or []
-    if any(entry.get("Policy") in ("reset", "restart") for entry in listed):
+    if any(entry.get("Policy") in ("reset", "restart") for entry in _maps(_at(old, "RankList"))):
         raise ValueError("a hot reset is going on")
     faults = operation is ResetOperation.FAULT
+    retries = _number(_at(old, "RetryTime")) or 0
     body = {
         "RankList": [_reset_rank(rank) for rank in ranks] if faults else [],
         "UpdateTime": now,
-        "RetryTime": int(old.get("RetryTime", 0)) + (operation is ResetOperation.RESTART_ALL),
+        "RetryTime": (_number(_at(old, "RetryTime")) or 0)
+        + (operation is ResetOperation.RESTART_ALL),
         "FaultFlushing": operation is ResetOperation.FLUSHING,
         "GracefulExit": 0,
         "RestartFaultProcess": faults and again,
     }
     text = json.dumps(body, separators=(",", ":"))
     return {"reset.json": text, "checkCode": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def sequence_of(body: Json, annotation: str) -> int:
+    """The number of the last command that was carried out on this object."""
+    return _number(_annotations(body).get(annotation)) or 0
 
 
 def _reset_rank(rank: int) -> Json:
@@ -167,15 +170,15 @@ def fault_job_info(facts: JobFacts, pods: Iterable[Json], nodes: Iterable[str], 
     pods_of: dict[str, list[tuple[str, Json]]] = {}
     for pod in pods:
         devices = _devices(pod)
-        node = str(pod.get("spec", {}).get("nodeName", ""))
-        pods_of.setdefault(str(devices.get("super_pod_id", "")), []).append((node, devices))
+        node = _text(pod, "spec", "nodeName")
+        pods_of.setdefault(_text(devices, "super_pod_id"), []).append((node, devices))
     told = {
         super_pod: {
             "SdIds": [
-                str(device.get("super_device_id", ""))
+                _text(device, "super_device_id")
                 for node, devices in members
                 if node in lost
-                for device in devices.get("devices", [])
+                for device in _maps(devices.get("devices"))
             ],
             "FaultNodes": {node: {} for node, _ in members if node in lost},
             "NodeNames": [node for node, _ in members if node not in lost],
@@ -198,52 +201,64 @@ def trace_key(facts: JobFacts) -> Key:
 # Reading parts of objects that anybody may have written
 
 
+def _at(body: object, *path: str) -> Any:
+    for name in path:
+        body = body.get(name) if isinstance(body, dict) else None
+    return body
+
+
+def _text(body: object, *path: str, default: str = "") -> str:
+    found = _at(body, *path)
+    return default if found is None else str(found)
+
+
+def _maps(value: object) -> list[Json]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _number(value: object) -> int | None:
+    text = str(value)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else None
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
+
+
 def _labels(body: Json) -> dict[str, str]:
-    labels = body.get("metadata", {}).get("labels")
-    return {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
+    return _texts(_at(body, "metadata", "labels"))
 
 
 def _annotations(body: Json) -> dict[str, str]:
-    notes = body.get("metadata", {}).get("annotations")
-    return {str(k): str(v) for k, v in notes.items()} if isinstance(notes, dict) else {}
+    return _texts(_at(body, "metadata", "annotations"))
 
 
 def _devices(body: Json) -> Json:
     notes = _annotations(body)
     for key in DEVICE_KEYS:
-        if key in notes:
-            try:
-                told = json.loads(notes[key])
-            except json.JSONDecodeError:
-                continue
-            if isinstance(told, dict):
-                return told
+        try:
+            told = json.loads(notes.get(key, ""))
+        except ValueError:
+            continue
+        if isinstance(told, dict):
+            return told
     return {}
 
 
 def _containers(body: Json) -> list[Json]:
-    containers = body.get("spec", {}).get("containers")
-    return [c for c in containers if isinstance(c, dict)] if isinstance(containers, list) else []
+    return _maps(_at(body, "spec", "containers"))
 
 
 def _mounts_trace(body: Json) -> bool:
-    mounts = [mount for c in _containers(body) for mount in c.get("volumeMounts", [])]
+    mounts = [mount for c in _containers(body) for mount in _maps(c.get("volumeMounts"))]
     return any(mount.get("mountPath") == TRACE_MOUNT for mount in mounts)
 
 
 def _resources_timeout(pods: Iterable[Json]) -> float | None:
     for pod in pods:
         if _annotations(pod).get(RANK_INDEX) == "0":
-            for container in _containers(pod):
-                for variable in container.get("env", []):
-                    if variable.get("name") == "MINDIO_WAIT_MINDX_TIME":
-                        wait = _seconds(str(variable.get("value", "")), 10, 3600)
-                        return None if wait is None else max(wait - 10, 0.0)
+            for variable in [v for c in _containers(pod) for v in _maps(c.get("env"))]:
+                if variable.get("name") == "MINDIO_WAIT_MINDX_TIME":
+                    wait = _number(variable.get("value"))
+                    return wait - 10.0 if wait is not None and 10 <= wait <= 3600 else None
     return None
-
-
-def _seconds(text: str | None, low: int, high: int) -> float | None:
-    if text is None or not text.strip().isdecimal():
-        return None
-    value = int(text)
-    return float(value) if low <= value <= high else None

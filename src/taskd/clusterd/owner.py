@@ -162,17 +162,21 @@ class Owner:
             wake = max(self.state.deadline, self._not_before)
             asked = await next_before(self._inbox, wake, clock) or Asked(Tick())
             now = clock()
-            taken = step(self.state, asked.event, now, self._tools.config)
-            after = self._after(asked.event, taken, now)
             try:
+                taken = step(self.state, asked.event, now, self._tools.config)
+                after = self._after(asked.event, taken, now)
                 if after != self.record or taken.commands:
                     await self._tools.journal.append(
                         book.write(self.job, self.record, after, asked.event, taken, now)
                     )
             except JournalFailed as error:
-                self._refuse(asked, str(error), now)
-                continue
-            self._enact(asked, taken, after, now)
+                self._refuse(asked, str(error), now, again=True)
+            except Exception:
+                # A mistake of ours costs this one event; the job keeps its owner and its state.
+                log.exception("job=%s cannot decide on %r", self.job, asked.event)
+                self._refuse(asked, RecoverCode.ServerInnerError.sentence, now, again=False)
+            else:
+                self._enact(asked, taken, after, now)
 
     def _after(self, event: Event, taken: Step, now: float) -> Record:
         undone = self.record.undone
@@ -185,12 +189,12 @@ class Owner:
             rounds = (ended, *rounds)[:ROUNDS]
         return Record(taken.state, undone + ordered, rounds)
 
-    def _refuse(self, asked: Asked, because: str, now: float) -> None:
+    def _refuse(self, asked: Asked, because: str, now: float, *, again: bool) -> None:
         """The last good state stays. A clock's or cluster's event comes again, a caller may."""
         self._not_before = now + AGAIN_S
         if asked.answer is not None:
             self._answer(asked, Answer.of(RecoverCode.ServerInnerError, because))
-        elif not isinstance(asked.event, Tick):
+        elif again and not isinstance(asked.event, Tick):
             asyncio.get_running_loop().call_later(AGAIN_S, self.tell, asked.event)
 
     def _enact(self, asked: Asked, taken: Step, after: Record, now: float) -> None:
@@ -253,7 +257,7 @@ class Owner:
                 return ClusterWriteFailed(command.sequence, "the cluster does not know the job")
             try:
                 await act.in_cluster(command, facts, self._tools.cluster, self._tools.clock())
-            except ClusterRefused as error:
+            except (ClusterRefused, ValueError) as error:
                 return ClusterWriteFailed(command.sequence, str(error))
             except ClusterUnreachable as error:
                 because = str(error)

@@ -179,7 +179,7 @@ def faults_seen(facts: JobFacts, device_maps: Iterable[tuple[str, Json]]) -> tup
 def device_faults(body: Json) -> Iterable[tuple[str, str, str]]:
     """(device name, code, level) from a `mindx-dl-deviceinfo-<node>` ConfigMap."""
     try:
-        told = json.loads(body.get("data", {}).get("DeviceInfoCfg", "{}"))
+        told = json.loads(body["data"]["DeviceInfoCfg"])
         lists = told.get("DeviceInfo", {}).get("DeviceList", {})
         entries = [
             entry
@@ -187,7 +187,7 @@ def device_faults(body: Json) -> Iterable[tuple[str, str, str]]:
             if key.endswith("-Fault")
             for entry in json.loads(text or "[]")
         ]
-    except (AttributeError, TypeError, json.JSONDecodeError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return
     for entry in entries:
         if isinstance(entry, dict):
