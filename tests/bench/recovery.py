@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any, Generic, TypeVar
 
 from tests.bench.peers import dlrover, floor, nvrx, ours, torchft, torchrun
 from tests.bench.peers.ours import Incident
@@ -23,74 +23,60 @@ from tests.bench.rows import Row, ms
 ROUNDS = 5
 SLOW_ROUNDS = 3
 BUDGET_S = 400.0
-"""When it is spent, peers that are slow anyway are not tried again."""
+"""When it is spent, contenders that are slow anyway are not tried again."""
 HOPELESS = 2
 """Who fails that often before it ever recovers is not tried again."""
 REASON_CHARS = 160
 HANG_GRACE_S = 1.5
 """A hung rank is to be named within three usual steps and this."""
+KILL = "SIGKILL of one rank of 4 until the next step of the full world"
+
+
+Result = TypeVar("Result", Outcome, Incident)
 
 
 @dataclass
-class Contender:
+class Contender(Generic[Result]):
     name: str
-    """What it is, and what its way costs."""
-    trial: Callable[[], Outcome]
+    trial: Callable[[], Result]
     rounds: int = SLOW_ROUNDS
     spare: bool = False
     """A fifth rank is there all the time and waits, or computes along."""
-    outcomes: list[Outcome] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     @property
-    def hopeless(self) -> bool:
-        return not self.outcomes and len(self.failures) >= HOPELESS
-
-    @property
     def seconds(self) -> list[float]:
-        return [outcome.seconds for outcome in self.outcomes]
+        return [result.seconds for result in self.results]
 
-    def __str__(self) -> str:
-        tried = len(self.outcomes) + len(self.failures)
-        if not self.outcomes:
-            return f"no recovery in {tried} tries: {self.failures[-1] if tried else 'none made'}"
-        failed = f", {len(self.failures)} of {tried} failed" if self.failures else ""
-        redone = median(outcome.steps_redone for outcome in self.outcomes)
-        return ms(self.seconds) + failed + (f", {redone:.0f} steps done again" if redone else "")
-
-
-@dataclass
-class Ours:
-    """Our own trials under the three faults."""
-
-    killed: list[Incident] = field(default_factory=list)
-    cut: list[Incident] = field(default_factory=list)
-    hung: list[tuple[Incident, float]] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
-    _fails: Counter[str] = field(default_factory=Counter)
-
-    def round(self) -> None:
-        self._try("killed", lambda: self.killed.append(ours.killed()))
-        self._try("cut", lambda: self.cut.append(ours.cut()))
-        self._try("hung", lambda: self.hung.append(ours.hung()))
-
-    def _try(self, name: str, trial: Callable[[], None]) -> None:
-        if self._fails[name] >= HOPELESS:
+    def run(self, turn: int, late: bool) -> None:
+        hopeless = not self.results and len(self.failures) >= HOPELESS
+        if turn >= self.rounds or hopeless or (late and turn and self.rounds < ROUNDS):
             return
         try:
-            trial()
+            self.results.append(self.trial())
         except TrialError as error:
-            self._fails[name] += 1
-            self.failures[name] = _reason(error)
+            self.failures.append(_reason(error))
 
-    def failed(self, name: str) -> str:
-        return f"no recovery: {self.failures[name]}"
+    @property
+    def brief(self) -> str:
+        """For all rows but its own."""
+        return ms(self.seconds) if self.results else "no recovery"
+
+    def __str__(self) -> str:
+        tried = len(self.results) + len(self.failures)
+        if not self.results:
+            return f"no recovery in {tried} of {tried} trials: {self.failures[-1]}"
+        failed = f", {len(self.failures)} of {tried} trials failed" if self.failures else ""
+        return ms(self.seconds) + failed
 
 
 def measure() -> list[Row]:
-    rounds = 1 if os.environ.get("TASKD_BENCH_QUICK") else ROUNDS
-    yardstick = Contender("the floor", floor.trial, ROUNDS)
+    killed = Contender("taskd", ours.killed, ROUNDS)
+    cut = Contender("taskd, links cut", ours.cut, ROUNDS)
+    hung = Contender("taskd, a rank hangs", ours.hung, ROUNDS)
     plain = Contender("`taskd run` with a script that knows nothing of it", ours.unmodified, ROUNDS)
+    yardstick = Contender("the floor", floor.trial, ROUNDS)
     restart = Contender("torchrun", torchrun.trial, ROUNDS)
     peers = [
         restart,
@@ -102,102 +88,104 @@ def measure() -> list[Row]:
         Contender("torchft", torchft.trial),
         Contender("torchft with a spare rank", torchft.trial_with_spare, spare=True),
     ]
-    mine = Ours()
     prepare()  # installing does not count as measuring
+    turns: list[Contender[Any]] = [killed, yardstick, cut, plain, hung, *peers]
     deadline = time.monotonic() + BUDGET_S
-    for turn in range(rounds):
-        mine.round()
-        for contender in [yardstick, plain, *peers]:
-            late = turn and contender.rounds < ROUNDS and time.monotonic() > deadline
-            if turn < contender.rounds and not late and not contender.hopeless:
-                _try(contender)
+    for turn in range(1 if os.environ.get("TASKD_BENCH_QUICK") else ROUNDS):
+        for contender in turns:
+            contender.run(turn, late=time.monotonic() > deadline)
     return [
-        *_against_floor(mine, yardstick),
-        *_against_best(mine, [peer for peer in peers if peer.outcomes]),
-        *(_against_peer(mine, peer) for peer in peers),
+        *_against_floor(killed, yardstick),
+        *_against_best(killed, peers),
+        *(_against_peer(killed, peer) for peer in peers),
         _unprotected(plain, restart),
-        *_other_faults(mine),
+        _cut(cut),
+        _hung(hung),
     ]
 
 
-def _try(contender: Contender) -> None:
-    try:
-        contender.outcomes.append(contender.trial())
-    except TrialError as error:
-        contender.failures.append(_reason(error))
-
-
 def _reason(error: TrialError) -> str:
-    """On one line of a table: how far it came, and the last that was said."""
+    """On one line of a table: how far it came, and the error that was told last, if any."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[0] if len(lines) == 1 else f"{lines[0].partition(';')[0]}; {lines[-1]}"
-    return said.replace("|", "/")[:REASON_CHARS]
+    told = [line for line in lines[1:] if "error" in line.lower()] or lines[-1:]
+    return f"{lines[0].partition(';')[0]}; {told[-1]}".replace("|", "/")[:REASON_CHARS]
 
 
-KILL = "SIGKILL of one rank of 4 until the next step of the full world"
+def _times(slow: list[float], fast: list[float]) -> float | None:
+    """How many times longer the first one takes."""
+    return median(slow) / median(fast) if slow and fast else None
 
 
-def _against_floor(mine: Ours, yardstick: Contender) -> list[Row]:
-    if not mine.killed:
-        return [Row(KILL, mine.failed("killed"), str(yardstick))]
-    seconds = [incident.seconds for incident in mine.killed]
-    took = median(seconds)
-    ratio = took / median(yardstick.seconds) if yardstick.outcomes else None
-    parts = {"seen": median(incident.seen for incident in mine.killed)}
-    for name in mine.killed[0].parts:
-        parts[name] = median(incident.parts[name] for incident in mine.killed)
+def _against_floor(killed: Contender[Incident], yardstick: Contender[Outcome]) -> list[Row]:
+    against = Row(
+        f"{KILL}, against a no-restart floor",
+        str(killed),
+        str(yardstick),
+        _times(killed.seconds, yardstick.seconds),
+        2.5,
+    )
+    if not killed.results:
+        return [against]
+    parts = {"seen": median(incident.seen for incident in killed.results)}
+    for name in killed.results[0].parts:
+        parts[name] = median(incident.parts.get(name, 0.0) for incident in killed.results)
     told = ", ".join(f"{name} {part * 1000:.0f}" for name, part in parts.items())
     return [
-        Row(f"{KILL}, against a no-restart floor", ms(seconds), str(yardstick), ratio, 2.5),
-        Row("the same, in seconds", ms(seconds), "", took, 0.5),
+        against,
+        Row("the same, in seconds", killed.brief, "", median(killed.seconds), 0.5),
         Row("of which, in ms", told, "the job's own account; seen is the rest"),
     ]
 
 
-def _against_best(mine: Ours, peers: list[Contender]) -> list[Row]:
+def _against_best(killed: Contender[Incident], peers: list[Contender[Outcome]]) -> list[Row]:
     """Those that use the same four ranks, and those that need a fifth, are different offers."""
     rows = []
     for spare, kind in ((False, "with the same 4 ranks"), (True, "with a fifth rank in reserve")):
-        able = [peer for peer in peers if peer.spare == spare]
-        if able and mine.killed:
+        able = [peer for peer in peers if peer.spare == spare and peer.results]
+        if able:
             best = min(able, key=lambda peer: median(peer.seconds))
-            what = f"the best peer {kind}, how much slower"
-            rows.append(_against_peer(mine, best, what, f"{best.name}: "))
+            what, against = f"the best peer {kind}, how much slower", f"{best.name}: {best}"
+            rows.append(
+                Row(
+                    what,
+                    str(killed),
+                    against,
+                    _times(best.seconds, killed.seconds),
+                    5.0,
+                    at_least=True,
+                )
+            )
     return rows
 
 
-def _against_peer(mine: Ours, peer: Contender, what: str = "", name: str = "") -> Row:
-    seconds = [incident.seconds for incident in mine.killed]
-    known = seconds and peer.outcomes
-    ratio = median(peer.seconds) / median(seconds) if known else None
-    told = ms(seconds) if seconds else "no recovery"
-    if what:
-        return Row(what, told, f"{name}{peer}", ratio, 5.0, at_least=True)
-    reduced = [each.reduced_seconds for each in peer.outcomes if each.reduced_seconds is not None]
-    smaller = f"; 3 ranks alone after {ms(reduced)}" if reduced else ""
-    return Row(f"{peer.name}, how much slower", told, f"{peer}{smaller}", ratio)
+def _against_peer(killed: Contender[Incident], peer: Contender[Outcome]) -> Row:
+    told = str(peer)
+    if redone := median([result.steps_redone for result in peer.results] or [0]):
+        told += f", {redone:.0f} steps done again"
+    reduced = [each.reduced_seconds for each in peer.results if each.reduced_seconds is not None]
+    if reduced:
+        told += f"; 3 ranks alone after {ms(reduced)}"
+    return Row(
+        f"{peer.name}, how much slower", killed.brief, told, _times(peer.seconds, killed.seconds)
+    )
 
 
-def _unprotected(plain: Contender, restart: Contender) -> Row:
-    known = plain.outcomes and restart.outcomes
-    ratio = median(restart.seconds) / median(plain.seconds) if known else None
-    return Row(f"{plain.name}, against torchrun", str(plain), str(restart), ratio)
+def _unprotected(plain: Contender[Outcome], restart: Contender[Outcome]) -> Row:
+    what = f"{plain.name}; torchrun, how much slower"
+    return Row(what, str(plain), restart.brief, _times(restart.seconds, plain.seconds))
 
 
-def _other_faults(mine: Ours) -> list[Row]:
-    rows = []
+def _cut(cut: Contender[Incident]) -> Row:
     what = "links of one rank cut until the next step of all, in seconds"
-    if mine.cut:
-        seconds = [incident.seconds for incident in mine.cut]
-        rows.append(Row(what, ms(seconds), "no process is replaced", median(seconds), 0.2))
-    else:
-        rows.append(Row(what, mine.failed("cut"), ""))
+    took = median(cut.seconds) if cut.results else None
+    return Row(what, str(cut), "no process is replaced", took, 0.2)
+
+
+def _hung(hung: Contender[Incident]) -> Row:
     what = "a rank that hangs (SIGSTOP) until it is named"
-    if mine.hung:
-        named = [incident.seen for incident, _ in mine.hung]
-        limits = [3 * usual + HANG_GRACE_S for _, usual in mine.hung]
-        ratio = median(named) / median(limits)
-        rows.append(Row(what, ms(named), f"3 usual steps + 1.5 s: {ms(limits)}", ratio, 1.0))
-    else:
-        rows.append(Row(what, mine.failed("hung"), ""))
-    return rows
+    if not hung.results:
+        return Row(what, str(hung), "")
+    named = [incident.seen for incident in hung.results]
+    limits = [3 * incident.usual_step_s + HANG_GRACE_S for incident in hung.results]
+    against = f"3 usual steps + {HANG_GRACE_S:g} s: {ms(limits)}"
+    return Row(what, ms(named), against, median(named) / median(limits), 1.0)

@@ -42,6 +42,8 @@ class Incident:
     """From the fault to the first step of the full world."""
     parts: dict[str, float]
     """The job's own account, in seconds: stopped, decided, forked, groups, state, step."""
+    usual_step_s: float = 0.0
+    """How long a step took before the fault, where that matters."""
 
     @property
     def seen(self) -> float:
@@ -56,8 +58,8 @@ def killed() -> Incident:
         return Incident(outcome.seconds, _parts(job))
 
 
-def hung() -> tuple[Incident, float]:
-    """A rank is stopped: nobody dies, the others wait for it. With the usual time of a step."""
+def hung() -> Incident:
+    """A rank is stopped: nobody dies, and the others wait for it."""
     with Trial() as job:
         _start(job, PROTECTED)
         before = train_until_warm(job)
@@ -66,7 +68,7 @@ def hung() -> tuple[Incident, float]:
         os.kill(before[VICTIM].pid, signal.SIGSTOP)
         outcome = watch(job, hit_ns, before, HANG_LIMIT_S)
         usual_s = (ends[-1] - ends[0]) / (len(ends) - 1) / 1e9
-        return Incident(outcome.seconds, _parts(job)), usual_s
+        return Incident(outcome.seconds, _parts(job), usual_s)
 
 
 def cut() -> Incident:

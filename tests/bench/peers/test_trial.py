@@ -20,6 +20,7 @@ RANKS = range(WORLD)
 @pytest.fixture
 def trial() -> Iterator[Trial]:
     with Trial() as trial:
+        trial.start([sys.executable, "-c", "import signal; signal.pause()"], name="quiet")
         yield trial
 
 
@@ -83,10 +84,16 @@ def test_a_spare_is_not_one_of_the_ranks(trial: Trial) -> None:
     assert watch(trial, HIT_NS, all_at(7)).seconds == pytest.approx(0.3)
 
 
-def test_who_does_not_recover_is_quoted(trial: Trial) -> None:
-    trial.start([sys.executable, "-c", "print('out of luck')"]).wait()
-    with pytest.raises(TrialError, match="out of luck"):
+def test_who_does_not_recover_in_time_is_given_up(trial: Trial) -> None:
+    with pytest.raises(TrialError, match="no full world within 0 s"):
         watch(trial, HIT_NS, all_at(7), limit_s=0.1)
+
+
+def test_who_ends_is_quoted_at_once() -> None:
+    with Trial() as trial:
+        trial.start([sys.executable, "-c", "print('out of luck')"])
+        with pytest.raises(TrialError, match=r"all processes ended; job: out of luck"):
+            watch(trial, HIT_NS, all_at(7))
 
 
 CHILD = """

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,11 @@ class Trial:
         # Read and write: the pipe never reports its end while ranks come and go.
         self._pipe = os.open(self._pipe_path, os.O_RDWR | os.O_NONBLOCK)
         self._rest = b""
+        self._unread: deque[bytes] = deque()
+        """Lines that came, and that nobody has asked for yet."""
         self._started: list[subprocess.Popen[bytes]] = []
+        self._alive: list[int] = []
+        """A pidfd for each process that we started and that has not ended."""
 
     def start(
         self,
@@ -94,18 +99,31 @@ class Trial:
                 pass_fds=pass_fds,
             )
         self._started.append(process)
+        self._alive.append(os.pidfd_open(process.pid))
         return process
 
     def finished(self, limit_s: float) -> Iterator[Finished]:
-        """The ranks' lines as they come; ends the trial if they stop coming in time."""
+        """The ranks' lines as they come. Ends the trial when time is up, or everybody is gone."""
         deadline = time.monotonic() + limit_s
-        while (left := deadline - time.monotonic()) > 0:
-            if not select.select([self._pipe], [], [], left)[0]:
+        while True:
+            while self._unread:
+                yield Finished(*map(int, self._unread.popleft().split()))
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._alive:
                 break
-            *lines, self._rest = (self._rest + os.read(self._pipe, 1 << 16)).split(b"\n")
-            for line in lines:
-                yield Finished(*map(int, line.split()))
-        raise TrialError(f"no full world within {limit_s:.0f} s; {self.tail()}")
+            ready = select.select([self._pipe, *self._alive], [], [], left)[0]
+            if self._pipe in ready:
+                *lines, self._rest = (self._rest + os.read(self._pipe, 1 << 16)).split(b"\n")
+                self._unread.extend(lines)
+            else:
+                self._bury(ready)
+        why = f"no full world within {limit_s:.0f} s" if self._alive else "all processes ended"
+        raise TrialError(f"{why}; {self.tail()}")
+
+    def _bury(self, ended: list[int]) -> None:
+        for pidfd in ended:
+            self._alive.remove(pidfd)
+            os.close(pidfd)
 
     def tail(self) -> str:
         """The end of what each process said: the reason that the table gives for a failure."""
@@ -128,8 +146,9 @@ class Trial:
         while strays := list(_carrying(mark)):
             for pid in strays:
                 _kill(pid)
-            for process in self._started:
-                process.wait()
+        for process in self._started:
+            process.wait()
+        self._bury(list(self._alive))
         os.close(self._pipe)
         self._folder.cleanup()
 
