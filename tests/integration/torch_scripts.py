@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
 from taskd.torch import sockets
+from taskd.torch.sharded import local
 
 WIDTH, CLASSES, BATCH = 32, 8, 16
 
@@ -147,4 +148,50 @@ def everything(told: dict[str, Any]) -> None:
         data.at,
         optimizer.param_groups[0]["lr"],
     ]
+    torch.save(end, Path(told["folder"]) / f"end-{told['rank']}.pt")
+
+
+def hsdp(told: dict[str, Any]) -> None:
+    """FSDP2 on a mesh of two replicas of two shards each."""
+    _fully_sharded(told, (2, 2), ("replicate", "shard"))
+
+
+def _fully_sharded(told: dict[str, Any], shape: tuple[int, ...], names: tuple[str, ...]) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(7)
+    job = taskd.init()
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    net = nn.Sequential(
+        nn.Linear(WIDTH, 64),
+        nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1)),
+        nn.Linear(64, CLASSES),
+    )
+    fully_shard(net[1], mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    job.protect(model=net, optimizer=optimizer, **told.get("protect", {}))
+    optimizer.register_step_pre_hook(lambda *_: strike(told, job.step, "in the optimizer"))
+    optimizer.register_step_post_hook(lambda *_: strike(told, job.step, "after the optimizer"))
+    for step in job.steps(told["steps"]):
+        strike(told, step, "between steps")
+        with step:
+            optimizer.zero_grad()
+            data, target = batch(told["rank"], step)
+            strike(told, step, "in forward")
+            output = net(data)
+            output.register_hook(lambda g, s=step: strike(told, s, "in backward"))
+            torch.autograd.backward(nn.functional.cross_entropy(output, target))
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            strike(told, step, "after backward")
+            optimizer.step()
+    end = {
+        "model": {name: local(value).clone() for name, value in net.state_dict().items()},
+        "optimizer": [
+            {name: local(value).clone() for name, value in optimizer.state[p].items()}
+            for p in net.parameters()
+        ],
+        "random": torch.get_rng_state(),
+    }
     torch.save(end, Path(told["folder"]) / f"end-{told['rank']}.pt")

@@ -25,7 +25,7 @@ from taskd.model.ids import Incarnation, NodeRank, Rank
 from taskd.model.ids import Step as Committed
 from taskd.model.messages import Dump, Leave, Repair
 from taskd.model.rank import GiveUp, Me, Stood
-from taskd.torch import buckets, buffers, group, random, repair, seam, transport
+from taskd.torch import buckets, buffers, group, random, repair, seam, sharded, transport
 from taskd.torch.groups import Groups, Mode
 from taskd.torch.protected import Protected, Stateful
 from taskd.torch.step import Abandon, Gates, Step
@@ -97,7 +97,7 @@ class Job:
                 self._buffered.append(wrapped)
         for one_model in self._kept.models:
             self._gates.watch(one_model)
-        self._link.describe("", -1)
+        self._link.describe(*sharded.describe(self._kept))
 
     def steps(self, total: int) -> Iterator[Step]:
         """The steps that are still to do, also in a process that joins in the middle."""
@@ -177,7 +177,9 @@ class Job:
         if self._gates.updated:
             # The update is done, or half done, and what had to follow it is not: no use to anybody.
             self._holds = None
-        if self._undo is not None:
+        if self._undo is not None and self._kept is not None:
+            for model in self._kept.models:
+                sharded.forget(model)
             self._undo.restore()
 
     # Mending

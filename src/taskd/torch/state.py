@@ -8,7 +8,6 @@ replacement, which holds nothing, takes it in place. `repair.py` says who gives 
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -18,6 +17,7 @@ import torch
 
 from taskd.errors import Transient
 from taskd.torch.protected import Protected
+from taskd.torch.sharded import is_distributed, local
 
 
 class BadState(Transient):
@@ -60,10 +60,10 @@ class Parcel:
 
     def __init__(self, kept: Protected, step: int, incident: int) -> None:
         found = list(_tensors(kept))
-        self._tensors = [_raw(_plain(tensor)).cpu() for _, tensor in found]
+        self._tensors = [_raw(local(tensor)).cpu() for _, tensor in found]
         pieces = tuple(
-            Piece(key, tuple(tensor.shape), tensor.dtype, is_sharded(whole))
-            for (key, whole), tensor in ((one, _plain(one[1])) for one in found)
+            Piece(key, tuple(tensor.shape), tensor.dtype, is_distributed(whole))
+            for (key, whole), tensor in ((one, local(one[1])) for one in found)
         )
         sums = tuple(map(checksum, self._tensors))
         manifest = Manifest(step, incident, pieces, sums, _plain_state(kept))
@@ -122,7 +122,7 @@ def _fetch(place: torch.Tensor, receive: Callable[[memoryview], None]) -> None:
 
 def _places(kept: Protected, manifest: Manifest, aside: bool) -> list[torch.Tensor]:
     """Where each piece is to land: on our own tensor, or on a new one."""
-    own = {key: _plain(tensor) for key, tensor in _tensors(kept)}
+    own = {key: local(tensor) for key, tensor in _tensors(kept)}
     places = []
     for piece in manifest.pieces:
         mine = own.get(piece.key)
@@ -141,7 +141,7 @@ def _home(kept: Protected, piece: Piece) -> torch.Tensor:
     """The tensor that tells on which device a new optimizer tensor belongs."""
     if len(piece.shape) == 0:
         return torch.empty(0)
-    return _plain(_optimized(kept)[piece.key[1]][1])
+    return local(_optimized(kept)[piece.key[1]][1])
 
 
 @torch.no_grad()
@@ -156,7 +156,7 @@ def _adopt(kept: Protected, manifest: Manifest, places: list[torch.Tensor]) -> N
             parameter = optimized[index][1]
             value = _like(parameter, place) if piece.sharded else place
             fresh.setdefault(index, {})[name] = value
-        elif (mine := _plain(own[piece.key])) is not place:
+        elif (mine := local(own[piece.key])) is not place:
             mine.copy_(place)
     for index, values in manifest.plain["optimizer"].items():
         fresh.setdefault(index, {}).update(values)
@@ -225,18 +225,6 @@ def _plain_state(kept: Protected) -> dict[str, Any]:
         "scalers": [scaler.state_dict() for scaler in kept.scalers],
         "parts": {name: part.state_dict() for name, part in kept.parts.items()},
     }
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it."""
-    tensor = tensor.detach()
-    return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-
-
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether it is a distributed tensor. Their module is slow to import, and only then needed."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

@@ -63,7 +63,7 @@ class Gates:
 
     def watch(self, model: Any) -> None:
         """Not even begin a pass whose result nobody can use."""
-        model.register_forward_pre_hook(self._before)
+        model.register_forward_pre_hook(self._before, prepend=True)
 
     def _share(self) -> None:
         if self._job._groups.absorbing and not self._shared:

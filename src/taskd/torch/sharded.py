@@ -1,0 +1,91 @@
+"""What is special about sharded models: who holds which part, and how FSDP2 forgets a lost step.
+
+`job.py` tells the manager which shard this rank holds, so that a lost rank gets its state from one
+that holds the same. The modules of distributed tensors are slow to import; nothing here imports
+them, since a model that needs them has done so.
+"""
+
+from __future__ import annotations
+
+import sys
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import nn
+
+from taskd.torch.protected import Protected
+
+
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Whether it is the local part of a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it."""
+    tensor = tensor.detach()
+    return tensor._local_tensor if is_distributed(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def describe(kept: Protected) -> tuple[str, int]:
+    """The shard that this rank holds, and the complete copy of the state that it belongs to.
+
+    Two ranks hold the same shard when every parameter lies the same way and they stand at the same
+    place along the dimensions that cut it. Nothing is cut: the shard is empty, as under DDP.
+    """
+    cuts: list[Any] = []
+    copies: set[tuple[int, ...]] = set()
+    for index, parameter in enumerate(kept.parameters):
+        if is_distributed(parameter):
+            cut, copy = _place(parameter)
+            cuts.append((index, tuple(local(parameter).shape), cut))
+            copies.add(copy)
+    if not any(cut for _, _, cut in cuts):
+        return "", -1
+    places = {cut for _, _, cut in cuts if cut}
+    readable = "-".join(f"{at}of{size}" for at, size in max(places, key=len))
+    shard = f"{readable}.{blake2b(repr(cuts).encode(), digest_size=4).hexdigest()}"
+    return shard, _number(max(copies, key=len))
+
+
+def _place(parameter: Any) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+    """Where this rank stands along the dimensions that cut, and along those that copy."""
+    mesh = parameter.device_mesh
+    here, sizes = mesh.get_coordinate(), mesh.shape
+    cut, copy = list[tuple[int, int]](), list[int]()
+    for dim, placement in enumerate(parameter.placements):
+        if placement.is_replicate():
+            copy += [here[dim], sizes[dim]]
+        else:
+            cut.append((here[dim], sizes[dim]))
+    return tuple(cut), tuple(copy)
+
+
+def _number(copy: tuple[int, ...]) -> int:
+    """Coordinates along the copying dimensions, as one number."""
+    number = 0
+    for at, size in zip(copy[::2], copy[1::2], strict=True):
+        number = number * size + at
+    return number
+
+
+def forget(model: nn.Module) -> None:
+    """Bring FSDP2 back to where it stands between two steps, wherever it was left."""
+    fsdp = sys.modules.get("torch.distributed.fsdp._fully_shard._fully_shard")
+    if fsdp is None:
+        return
+    for module in model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            _forget(module._get_fsdp_state())
+
+
+def _forget(state: Any) -> None:
+    if state._is_root:  # known since its first pass; before that there is nothing to forget
+        state._reset_iter_state()
+    for group in state._fsdp_param_groups:
+        for one in group.fsdp_params:
+            one.unsharded_accumulated_grad = None
+            if hasattr(one, "_unsharded_param"):
+                one._unsharded_param.grad = None
