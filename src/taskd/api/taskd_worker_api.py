@@ -6,6 +6,8 @@ from taskd.api.behind import behind
 from taskd.config import environ
 
 WORKER = "taskd.worker.api"
+STEPS = "taskd.torch.glance"
+"""Puts its hook behind torch's optimizers when it is loaded."""
 
 
 def init_taskd_worker(
@@ -26,6 +28,8 @@ def init_taskd_worker(
         run_log.error("the worker is not initialised: %s", error)
         return False
     worker = behind(WORKER)
+    if framework == "pt":
+        behind(STEPS)
     return worker is not None and bool(worker.init(rank, node, limit_mb, framework))
 
 

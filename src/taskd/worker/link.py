@@ -40,6 +40,7 @@ from taskd.model.rank import (
     Tick,
     Wrote,
 )
+from taskd.worker import line
 from taskd.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Link:
         kind = rank.Joining if joining else rank.Training
         self._state: rank.State = kind(me, incident)
         self._orders: queue.SimpleQueue[Order | GiveUp] = queue.SimpleQueue()
+        line.take_over(self.say)
         self._thread = LoopThread("taskd-link")
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._outbox: asyncio.Queue[m.Body] = asyncio.Queue()
@@ -104,6 +106,11 @@ class Link:
     def wrote(self, wrote: Wrote) -> None:
         self._post(wrote)
 
+    def say(self, body: m.Body) -> None:
+        """For those who ride on this connection (`line.py`)."""
+        if not self.lost:
+            self._thread.run(self._put_out(body))
+
     def close(self) -> None:
         """Say what is left to say, then hang up."""
         try:
@@ -118,6 +125,9 @@ class Link:
 
     async def _put(self, event: Event) -> None:
         self._inbox.put_nowait(event)
+
+    async def _put_out(self, body: m.Body) -> None:
+        self._outbox.put_nowait(body)
 
     # The line's own thread
 
@@ -156,11 +166,14 @@ class Link:
                 self._inbox.put_nowait(received.body)
             elif isinstance(received.body, m.WhoIsThere):
                 self._inbox.put_nowait(Linked(self.step))
+            else:
+                line.heard(received.body)
 
     async def _watch(self, bus: Bus) -> None:
         async for change in bus.changes():
             if isinstance(change, Joined):
                 self._inbox.put_nowait(Linked(self.step))
+                line.joined(self.say)
 
     async def _speak(self, bus: Bus) -> None:
         """In order, and never in the way of what is heard.

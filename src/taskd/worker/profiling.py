@@ -59,6 +59,17 @@ class Profiling:
     def unlisten(self, changed: Callable[[], None]) -> None:
         self._listeners.remove(changed)
 
+    def limit(self, limit_mb: int) -> None:
+        """What all ranks of the node may keep together, from now on."""
+        self.limit_mb = limit_mb
+        if self.recorder is not None:
+            self.recorder.shelf = self._shelf()
+
+    def save(self) -> None:
+        """Bring to disk what has been recorded so far, and wait until that is done."""
+        if self.recorder is not None:
+            self.recorder.flush()
+
     def follow(self, hooks: Hooks) -> None:
         """Change over to what is wanted. We must never be what kills training."""
         wanted = self.page.wanted
@@ -114,8 +125,10 @@ class Profiling:
         )
 
     def _new_recorder(self) -> Recorder:
-        shelf = Shelf(base_dir(self.settings.dir), self._job, self.rank, self.limit_mb)
-        return Recorder(shelf, self.settings.save_s, self._tell)
+        return Recorder(self._shelf(), self.settings.save_s, self._tell)
+
+    def _shelf(self) -> Shelf:
+        return Shelf(base_dir(self.settings.dir), self._job, self.rank, self.limit_mb)
 
     def _tell(self) -> None:
         try:

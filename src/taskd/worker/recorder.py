@@ -40,7 +40,8 @@ class Recorder:
     """From switching on to switching off."""
 
     def __init__(self, shelf: Shelf, save_s: float, told: Callable[[], None]) -> None:
-        self._shelf, self._save_s, self._told = shelf, save_s, told
+        self.shelf = shelf
+        self._save_s, self._told = save_s, told
         self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
         self._later: deque[Later] = deque(maxlen=MOST_SPANS)
         self.add = self._spans.append
@@ -52,6 +53,7 @@ class Recorder:
         self.lost = 0
         self._pid = os.getpid()
         self._over = threading.Event()
+        self._saving = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="taskd-recorder", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -67,11 +69,16 @@ class Recorder:
         if os.getpid() == self._pid:
             self._thread.join(END_S)
 
+    def flush(self) -> None:
+        """Save now, in the caller's thread."""
+        with self._saving:
+            self._save()
+
     def _run(self) -> None:
         over = False
         while not over:
             over = self._over.wait(self._save_s)
-            self._save()
+            self.flush()
             self._told()
 
     def _settle(self) -> None:
@@ -89,7 +96,7 @@ class Recorder:
         if not taken:
             return
         try:
-            left_out = self._shelf.keep(list(lines(taken, self._pid)))
+            left_out = self.shelf.keep(list(lines(taken, self._pid)))
             problem = "the limit on profiling data is too small" if left_out else ""
         except CannotKeep as error:
             left_out, problem = 2 * len(taken), str(error)

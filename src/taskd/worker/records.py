@@ -36,7 +36,7 @@ class Span(NamedTuple):
 def collective(op: str, group: str, sequence: int, count: int, dtype: str) -> str:
     """The name of a communication record, with the keys that Ascend's own records have."""
     return (
-        f'{{"opName":"{op}","groupName":"{group}","count":"{count}",'
+        f'{{"opName":"{op}","groupName":{json.dumps(group)},"count":"{count}",'
         f'"dataType":"{dtype}","seq":"{sequence}"}}'
     )
 

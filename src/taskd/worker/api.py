@@ -1,0 +1,127 @@
+"""What stands behind `init_taskd_worker`, `start_taskd_worker` and `destroy_taskd_worker`.
+
+    init      who we are and how much may be kept; nothing runs yet
+    start     on the bus, through the process's one connection (`line.py`)
+    destroy   off the bus; recording ends, its files are written
+
+In any order, as often as one likes, without a signal handler, with or without Ascend's libraries.
+What is recorded is done by `profiling.py` at the end of a training step.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from taskd import config
+from taskd.edge.bus import BusConfig
+from taskd.errors import SettingsError
+from taskd.model import messages as m
+from taskd.model.ids import worker
+from taskd.model.profiling import FAILED, NOTHING, OFF, parts_ordered
+from taskd.worker import line, profiling
+from taskd.worker.line import Say
+from taskd.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+PROXY = "127.0.0.1:9602"
+HOOKED = {"pt"}
+"""Frameworks whose steps are seen. MindSpore needs Ascend's library for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    rank: int
+    node: int
+    limit_mb: int
+    framework: str
+
+
+class Worker:
+    """Rides on the process's connection."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self._say: Say | None = None
+
+    def joined(self, say: Say) -> None:
+        self._say = say
+        say(m.WorkerRegistered())
+        self.report()
+
+    def heard(self, body: m.Body) -> None:
+        if isinstance(body, m.SetProfiling):
+            ours = profiling.of_process()
+            wanted = parts_ordered(body.default_domain, body.communication, body.parts)
+            ours.ask(wanted)
+            # Said again, an order that holds already is answered at once.
+            if int(wanted) == ours.applied or self.identity.framework not in HOOKED:
+                self.report()
+
+    def report(self) -> None:
+        """Tell the manager how both domains fare."""
+        if self._say is None:
+            return
+        ours = profiling.of_process()
+        states = ours.states()
+        if self.identity.framework not in HOOKED and ours.page.wanted != NOTHING:
+            log.warning("%s cannot be recorded without libmspti", self.identity.framework)
+            states = FAILED, FAILED if ours.page.wanted & 1 else OFF
+        self._say(m.ProfilingSet(*states))
+
+
+_worker: Worker | None = None
+_started = False
+
+
+def init(rank: int, node: int, limit_mb: int, framework: str) -> bool:
+    global _worker
+    identity = Identity(rank, node, limit_mb, framework)
+    try:
+        ours = profiling.of_process()
+    except SettingsError as error:
+        log.error("the worker is not initialised: %s", error)
+        return False
+    ours.rank = rank
+    ours.limit(limit_mb)
+    if _worker is None:
+        _worker = Worker(identity)
+    elif _worker.identity != identity:
+        moved = replace(_worker.identity, limit_mb=limit_mb) != identity
+        if moved and _started:
+            log.warning("the worker keeps its place on the bus: destroy it before moving it")
+        else:
+            _worker.identity = identity
+    return True
+
+
+def start() -> bool:
+    global _started
+    if _worker is None:
+        return False
+    settings, who = config.load(WorkerSettings), _worker.identity
+    bus = BusConfig(
+        me=worker(who.node, who.rank),
+        upstream=settings.proxy or PROXY,
+        job=settings.job_id or config.environ.get("MINDX_TASK_ID", ""),
+        token=settings.token,
+    )
+    if not _started:
+        profiling.of_process().listen(_worker.report)
+        _started = True
+    line.board(_worker, bus)
+    return True
+
+
+def destroy() -> bool:
+    global _started
+    if _worker is None:
+        return False
+    if _started:
+        ours = profiling.of_process()
+        ours.unlisten(_worker.report)
+        ours.save()
+        line.leave(_worker)
+        _started = False
+    return True
