@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 
 import grpc
@@ -256,10 +257,21 @@ def test_504_while_the_subscriber_does_not_take_its_signals() -> None:
 
 def test_505_when_reports_of_one_job_come_faster_than_they_are_handled() -> None:
     async def main() -> None:
-        async with started(ServerConfig(inbox=2)) as (_, client):
+        async with started(ServerConfig(inbox=2)) as (server, client):
             await client.join()
-            codes = await asyncio.gather(*(client.fault(rank) for rank in range(60)))
-            assert set(codes) == {0, 505}
+            slow_disk = threading.Event()
+            held = asyncio.ensure_future(server.journal._ask(lambda _: slow_disk.wait()))
+            reports = [asyncio.ensure_future(client.fault(rank)) for rank in range(10)]
+            busy = 0
+            while busy < 8:
+                await asyncio.wait(reports, return_when=asyncio.FIRST_COMPLETED)
+                done = [report for report in reports if report.done()]
+                busy += len(done)
+                assert {report.result() for report in done} == {505}
+                reports = [report for report in reports if report not in done]
+            slow_disk.set()
+            assert await asyncio.gather(*reports) == [0, 0]
+            await held
 
     asyncio.run(main())
 

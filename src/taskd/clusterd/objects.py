@@ -137,8 +137,7 @@ def reset_data(
     body = {
         "RankList": [_reset_rank(rank) for rank in ranks] if faults else [],
         "UpdateTime": now,
-        "RetryTime": (_number(_at(old, "RetryTime")) or 0)
-        + (operation is ResetOperation.RESTART_ALL),
+        "RetryTime": retries + (operation is ResetOperation.RESTART_ALL),
         "FaultFlushing": operation is ResetOperation.FLUSHING,
         "GracefulExit": 0,
         "RestartFaultProcess": faults and again,
