@@ -87,6 +87,10 @@ class Client:
         generation = self.generation
         self.world.later(within_s, lambda: happen() if self.generation == generation else None)
 
+    def notice(self) -> None:
+        """Some rank has died: the manager sees it, sooner or later."""
+        self._again(5.0, self.report_faults)
+
     def report_faults(self) -> None:
         """Everything that is wrong now; said until it is heard."""
         truth = self.world.truth

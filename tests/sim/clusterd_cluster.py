@@ -41,6 +41,8 @@ class Cluster:
         self.paused = False
         self.replies: list[str] = []
         self.asked = 0
+        self.doomed: set[str] = set()
+        """The pods that the scheduler is to delete."""
 
     # What clusterd is shown, again and again
 
@@ -103,6 +105,8 @@ class Cluster:
             return
         if node == 0:
             self.world.client.stop()
+        else:
+            self.world.client.notice()
         within_s = 100.0 if self.world.chance(0.85) else 3000.0
         self.world.later(within_s, lambda: self._replace(node))
         self._soon()
@@ -177,8 +181,9 @@ class Cluster:
                 backups = self.world.truth.backups
                 for node in [node for node, pod in backups.items() if pod.uid == uid]:
                     del backups[node]
-            case AnnotatePod(pod=uid, key="needVolcanoOpe", value="delete"):
-                if self.world.chance(0.9):
+            case AnnotatePod(pod=uid, key="needVolcanoOpe", value=value):
+                self.doomed = self.doomed - {uid} | ({uid} if value == "delete" else set())
+                if value == "delete" and self.world.chance(0.9):
                     self.world.later(40.0, lambda: self._delete(uid))
             case _:
                 pass
@@ -196,7 +201,7 @@ class Cluster:
     def _delete(self, uid: str) -> None:
         truth = self.world.truth
         for node, pod in list(truth.pods.items()):
-            if pod.uid != uid:
+            if pod.uid != uid or uid not in self.doomed:
                 continue
             if node == 0:
                 self.restart_job()

@@ -77,6 +77,8 @@ class World:
         words = {s.value for s in Strategy if self.chance(0.6)}
         if self.theme == "elastic":
             words = words - {Strategy.RECOVER_IN_PLACE} | {Strategy.ELASTIC}
+        if self.theme == "hot switch" and self.chance(0.3):
+            words = {Strategy.DUMP.value}
         if self.theme == "platform":
             words |= {Strategy.RETRY, Strategy.RECOVER_IN_PLACE}
         cluster = self.theme in ("platform", "hot switch") or self.chance(0.6)
@@ -215,8 +217,8 @@ class World:
                 self.tell(event)
 
         self.later(self.pace() if self.client.speaks_uuid else 5.0, arrive)
-        if self.client.speaks_uuid and self.chance(0.1):
-            self.later(self.pace(), echo)
+        if self.client.speaks_uuid and self.chance(0.2):
+            self.later(self.random.choice([5.0, 60.0, 600.0]), echo)
 
     # The checks
 

@@ -437,6 +437,9 @@ def test_26_a_job_does_not_shrink_around_its_first_pod() -> None:
     machine.offers()
     at(machine, Replacing)
     machine.wait(270)
+    at(machine, Stopping)
+    machine.stopped()
+    machine.offers()
     assert machine.order.strategy == "dump"
     assert "node 0 is lost" in machine.taken.because
 

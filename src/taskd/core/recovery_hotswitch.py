@@ -142,7 +142,7 @@ def abandon_switch(state: HotSwitch, matter: Matter) -> Matter:
     """Take back every mark. A backup that has already replaced its pod stays."""
     backup = None if isinstance(state, AwaitingBackup) else state.backup
     if state.pod.uid in {pod.uid for pod in matter.job.pods}:
-        for key in (IN_FLOW, "backupNewPodName", OPERATOR):
+        for key in (IN_FLOW, "backupNewPodName", OPERATOR, SCHEDULER):
             matter = matter.doing(AnnotatePod(state.pod.uid, key, None))
         if backup is not None:
             matter = matter.doing(AnnotatePod(backup.uid, OPERATOR, "delete"))

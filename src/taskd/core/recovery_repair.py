@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from taskd.core import recovery_signals as signals
+from taskd.core.recovery_begin import begin
 from taskd.core.recovery_decision import decide, not_replaced, try_next
 from taskd.core.recovery_descent import STATUS, exit_job, succeed
 from taskd.core.recovery_job import Attempt
@@ -151,5 +152,9 @@ def replacing_expired(state: Replacing, matter: Matter) -> Step:
     if state.clear_at is not None and matter.now >= state.clear_at:
         matter = matter.since("agents have had the time to read the reset config")
         return matter.to(replace(state, clear_at=None), WriteResetConfig(ResetOperation.CLEAR))
-    matter = matter.since("the scheduler has not replaced the lost pods in time")
-    return try_next(matter, Strategy.RECOVER, RecoverCode.ScheduleTimeout)
+    # The pods may have come unseen, and the ranks may train: nothing is ordered before they stand.
+    round_ = matter.round
+    failed = Attempt(Strategy.RECOVER, RecoverCode.ScheduleTimeout)
+    because = "the scheduler has not replaced the lost pods in time"
+    history = (*round_.history, failed)
+    return begin(matter.job, (), matter.now, matter.config, because, before=round_, history=history)
