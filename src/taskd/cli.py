@@ -32,6 +32,7 @@ COMMANDS = {
     "replay": Command("taskd.clusterd.inspect.replay", "every incident of a job, retold"),
     "fault": Command("taskd.clusterd.inspect.fault", "report a fault by hand"),
     "profile": Command("taskd.clusterd.inspect.profile", "record a running job, or stop that"),
+    "trace": Command("taskd.worker.trace", "all recorded ranks in one file for Perfetto"),
     "doctor": Command("taskd.doctor", "what works on this machine, what will not, and why"),
 }
 
