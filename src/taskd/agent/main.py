@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Protocol
 
 from taskd.agent import sense
 from taskd.core.workers import Over, State, WorkersConfig, step
 from taskd.edge.bus import Bus
-from taskd.edge.clock import Clock, monotonic, next_before
+from taskd.edge.clock import Clock, monotonic, next_before, wall
 from taskd.model import messages as m
 from taskd.model.ids import manager
 from taskd.model.workers import Command, Event, Tick
@@ -60,6 +61,8 @@ class Agent:
 
     async def tell(self, body: m.Body) -> None:
         """To the manager, in order. Said again after the next hello if it does not arrive."""
+        if isinstance(body, m.RanksFailed) and body.ranks:
+            body = replace(body, reported_at_s=int(wall()))
         await self._bus.send(manager(), body, sync=False)
 
     async def run(
@@ -68,6 +71,7 @@ class Agent:
         make_hands: Callable[[asyncio.TaskGroup], Performs],
         look: Callable[[], m.NodeBeat],
         beat_s: float,
+        close_hands: Callable[[], None] = lambda: None,
     ) -> Over:
         """Until the node's part of the job is over."""
         async with asyncio.TaskGroup() as tasks:
@@ -81,6 +85,7 @@ class Agent:
                 ),
             ]
             over = await self._decide(state, hands.perform)
+            close_hands()
             for task in senses:
                 task.cancel()
         return over

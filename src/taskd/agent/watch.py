@@ -27,6 +27,7 @@ STILL_S = 0.5
 """From here on the kernel is asked."""
 STUCK_S = 0.5
 """From here on a rank that never stood nearly as long is asked for its stacks."""
+FORGET = 0.8
 AT_WORK = 0.1
 """The part of a processor that counts as being at work."""
 STACK_CHARS = 4000
@@ -96,8 +97,9 @@ class Watch:
             return None
         idle_s = max(0.0, now - sight.moved_at)
         if sight.moved_at != watched.moved_at:
+            # Long pauses are forgotten by and by: those of the start say nothing about training.
             gap_s = sight.moved_at - watched.moved_at if watched.moved_at else 0.0
-            watched.longest_s = max(watched.longest_s, gap_s)
+            watched.longest_s = max(FORGET * watched.longest_s, gap_s)
             watched.moved_at = sight.moved_at
             watched.cpu_s, watched.asked, watched.told = None, False, False
         judged = sight.phase in JUDGED

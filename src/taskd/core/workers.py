@@ -49,11 +49,17 @@ class WorkersConfig:
     order_timeout_s: float = 600.0
     """How long a dead rank may wait for an order before the node gives up."""
 
+    farewell_s: float = 600.0
+    """How long a node whose ranks have all finished waits to be told that the job has ended."""
+
+    in_ascends_words: bool = False
+    """Tell of deaths in Ascend's words too, for a manager that knows no others."""
+
     grace_s: float = 30.0
     """How long workers may take to end after SIGTERM before they are killed."""
 
     def __post_init__(self) -> None:
-        for name in ("permission_timeout_s", "order_timeout_s", "grace_s"):
+        for name in ("permission_timeout_s", "order_timeout_s", "farewell_s", "grace_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
@@ -276,11 +282,14 @@ def _exited(
         return _go_on(after, (), f"the last life of rank {exited.rank} is over")
     deadline = after.deadline
     if all(_finished(w) for w in after.workers.values()):
-        deadline = now + config.order_timeout_s
+        deadline = now + config.farewell_s
     elif exited.exit_code != 0 and not isinstance(worker, Dying):
         deadline = min(deadline, now + config.order_timeout_s)
+    told: tuple[Command, ...] = (Tell(exited),)
+    if config.in_ascends_words and exited.exit_code != 0:
+        told += (Tell(m.RanksFailed((exited.rank,))),)
     because = f"rank {exited.rank} ended: {how(exited)}"
-    return _go_on(replace(after, deadline=deadline), (Tell(exited),), because)
+    return _go_on(replace(after, deadline=deadline), told, because)
 
 
 def how(exited: m.WorkerExited) -> str:

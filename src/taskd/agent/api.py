@@ -1,0 +1,84 @@
+"""Behind `init_taskd_agent`, `register_func` and `start_taskd_agent`: one agent a process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from ipaddress import ip_address
+from typing import Any, Protocol
+
+from taskd.config import environ
+from taskd.edge.log import also_to
+
+log = logging.getLogger(__name__)
+
+PYTORCH, MINDSPORE = "PyTorch", "MindSpore"
+_RANK_NAMES = {PYTORCH: "RANK", MINDSPORE: "MS_NODE_RANK"}
+
+
+class Runs(Protocol):
+    def register_callbacks(self, operator: str, func: Callable[..., Any]) -> None: ...
+    def start(self) -> Any: ...
+
+
+_agent: Runs | None = None
+
+
+def init(config: Mapping[str, Any], cls: Any = None) -> bool:
+    """Prepare the agent of this process. False, with the reason in the log: it cannot be."""
+    global _agent
+    framework = config.get("Framework")
+    if framework not in _RANK_NAMES:
+        return _refuse(f"Framework must be {PYTORCH} or {MINDSPORE}, got {framework!r}")
+    if framework == PYTORCH and cls is None:
+        return _refuse("for PyTorch the agent of torch must be given")
+    named = environ.get(_RANK_NAMES[framework]) or "0"
+    if not named.isdigit():
+        return _refuse(f"{_RANK_NAMES[framework]} must be a number, got {named!r}")
+    rank = str(config.get("ServerRank") or named)
+    address, port = config.get("UpstreamAddr"), str(config.get("UpstreamPort") or "9602")
+    if not rank.isdigit() or not port.isdigit():
+        return _refuse(f"ServerRank and UpstreamPort must be numbers, got {rank!r}, {port!r}")
+    if address is not None and not _is_address(address):
+        return _refuse(f"UpstreamAddr must be an IP address, got {address!r}")
+    also_to(f"agent-{rank}.log")
+    upstream = f"{address}:{port}" if address else ""
+    if framework == PYTORCH:
+        from taskd.agent.ptrun import PtAgent
+
+        _agent = PtAgent(cls, int(rank), upstream)
+    else:
+        from taskd.agent.guest import AgentConfig
+        from taskd.agent.msrun import MsAgent
+
+        manager = environ.get("MS_SCHED_HOST") or "127.0.0.1"
+        _agent = MsAgent(AgentConfig(node=int(rank), upstream=upstream, manager=manager))
+    return True
+
+
+def register(operator: str, func: Callable[..., Any]) -> bool:
+    if _agent is None:
+        return _refuse("register_func comes after init_taskd_agent")
+    _agent.register_callbacks(operator, func)
+    return True
+
+
+def start() -> Any:
+    """Blocks while the node's part of the job runs. None: there is no agent."""
+    if _agent is None:
+        _refuse("start_taskd_agent comes after init_taskd_agent")
+        return None
+    return _agent.start()
+
+
+def _refuse(reason: str) -> bool:
+    log.error("the agent cannot do that: %s", reason)
+    return False
+
+
+def _is_address(text: object) -> bool:
+    try:
+        ip_address(str(text).strip("[]"))
+    except ValueError:
+        return False
+    return True

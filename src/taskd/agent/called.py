@@ -1,0 +1,171 @@
+"""An agent's hands where a framework owns the processes and lends us functions to call.
+
+MindSpore's `msrun` and the documented `register_func` give four of them: kill, start all, start
+some, and look. Commands come one rank at a time and are carried out together, as the functions
+want them. Deaths are seen through pidfds where the framework tells the pid; looking every second,
+as documented, only has to find what pidfds cannot show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from taskd.agent.main import Agent
+from taskd.model import messages as m
+from taskd.model.ids import Incarnation, NodeRank, Rank
+from taskd.model.workers import (
+    AskToEnd,
+    Command,
+    KillWorker,
+    RenewStore,
+    SayHello,
+    Started,
+    StartFailed,
+    StartWorker,
+    Tell,
+)
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+NOT_STARTED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the framework says of one rank."""
+
+    pid: int | None
+    status: int | None
+    """None: it runs. Otherwise how it ended, or that it was never started."""
+
+    @property
+    def runs(self) -> bool:
+        return self.status is None and self.pid is not None
+
+
+class Framework(Protocol):
+    """The framework's functions, with ranks instead of whatever it uses itself."""
+
+    def look(self) -> Mapping[Rank, Sight] | None:
+        """None: what it says makes no sense now."""
+
+    def start(self, ranks: tuple[Rank, ...]) -> None: ...
+    def kill(self, ranks: tuple[Rank, ...], pids: tuple[int, ...]) -> None: ...
+
+
+class CalledHands:
+    def __init__(
+        self,
+        node: NodeRank,
+        framework: Framework,
+        agent: Agent,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._node, self._framework, self._agent = node, framework, agent
+        self._tasks = tasks
+        self._starting: dict[Rank, Incarnation] = {}
+        self._killing: set[Rank] = set()
+        self._lives: dict[Rank, Incarnation] = {}
+        self._pids: dict[Rank, int] = {}
+        self._pidfds: dict[Rank, int] = {}
+        self._due = False
+        self._looking = tasks.create_task(self._look_now_and_then())
+
+    async def perform(self, command: Command) -> None:
+        match command:
+            case StartWorker(rank, incarnation):
+                self._starting[rank] = incarnation
+                self._soon()
+            case KillWorker(rank, incarnation) | AskToEnd(rank, incarnation):
+                if self._lives.get(rank) == incarnation:
+                    self._killing.add(rank)
+                    self._soon()
+            case RenewStore():
+                pass  # the framework's own affair
+            case Tell(body):
+                await self._agent.tell(body)
+            case SayHello(workers, attempt, remaining):
+                host = socket.gethostname()
+                hello = m.AgentHello(self._node, host, workers, "", attempt, remaining)
+                await self._agent.tell(hello)
+
+    def close(self) -> None:
+        self._looking.cancel()
+        for rank in list(self._pidfds):
+            self._unwatch(rank)
+
+    def _soon(self) -> None:
+        """All commands of one decision have come when the loop turns next."""
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._act)
+
+    def _act(self) -> None:
+        self._due = False
+        if self._killing:
+            ranks = tuple(sorted(self._killing))
+            self._killing.clear()
+            self._framework.kill(ranks, tuple(self._pids[r] for r in ranks if r in self._pids))
+        if self._starting:
+            lives, self._starting = self._starting, {}
+            self._lives |= lives
+            self._framework.start(tuple(sorted(lives)))
+            self._look()
+            for rank, life in lives.items():
+                if rank not in self._pids and self._lives.get(rank) == life:
+                    del self._lives[rank]
+                    self._agent.happened(StartFailed(rank, life, "it did not come up"))
+
+    async def _look_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self._agent.tell(m.KeptAlive())
+            self._look()
+
+    def _look(self) -> None:
+        seen = self._framework.look()
+        for rank, sight in (seen or {}).items():
+            life = self._lives.get(rank)
+            if life is None:
+                continue
+            if sight.runs and sight.pid is not None and self._pids.get(rank) != sight.pid:
+                self._watch(rank, sight.pid)
+                self._agent.happened(Started(rank, life, sight.pid))
+            elif sight.status is not None and sight.status != NOT_STARTED:
+                self._ended(rank, life, sight)
+
+    def _ended(self, rank: Rank, life: Incarnation, sight: Sight) -> None:
+        self._unwatch(rank)
+        del self._lives[rank]
+        pid = self._pids.pop(rank, sight.pid or 0)
+        status = sight.status
+        code, signum = (None, -status) if status is not None and status < 0 else (status, None)
+        self._agent.happened(m.WorkerExited(rank, life, pid, code, signum, ""))
+
+    def _watch(self, rank: Rank, pid: int) -> None:
+        self._unwatch(rank)
+        self._pids[rank] = pid
+        with suppress(ProcessLookupError):
+            self._pidfds[rank] = os.pidfd_open(pid)
+            loop = asyncio.get_running_loop()
+            loop.add_reader(self._pidfds[rank], self._gone, rank, pid)
+
+    def _unwatch(self, rank: Rank) -> None:
+        pidfd = self._pidfds.pop(rank, None)
+        if pidfd is not None:
+            asyncio.get_running_loop().remove_reader(pidfd)
+            os.close(pidfd)
+
+    def _gone(self, rank: Rank, pid: int) -> None:
+        self._look()  # it may know how; if not, it is dead all the same
+        life = self._lives.get(rank)
+        if life is not None and self._pids.get(rank) == pid:
+            self._ended(rank, life, Sight(pid, None))

@@ -1,0 +1,82 @@
+"""An agent that is a guest in a framework's process: joins the manager, works with lent hands.
+
+`msrun.py` and `ptrun.py` bring the framework's functions; `called.py` uses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from taskd.agent.called import LOOK_S, CalledHands, Framework
+from taskd.agent.main import Agent
+from taskd.config import environ
+from taskd.core.workers import Node, Over, Waiting, WorkersConfig
+from taskd.edge.bus import Bus, BusConfig
+from taskd.edge.clock import monotonic
+from taskd.model.ids import NodeRank, Rank, agent
+from taskd.model.messages import NodeBeat
+from taskd.proxy import Proxy, ProxyConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentConfig:
+    """Where the agent stands and whom it talks to."""
+
+    node: int = 0
+    upstream: str = ""
+    """host:port of a proxy that others run. Empty: the agent runs its own."""
+    manager: str = "127.0.0.1"
+    """The manager's host, for a proxy of our own."""
+    join_timeout_s: float = 180.0
+    """How long the manager may take to be there."""
+    farewell_s: float = 10.0
+    """How long a node whose workers have finished waits for the others."""
+
+
+async def join_and_train(
+    config: AgentConfig,
+    framework: Framework,
+    ranks: tuple[Rank, ...],
+    restarts: int,
+    workers: WorkersConfig,
+) -> Over:
+    """Join the manager, over our own proxy or another's, and run the node's part of the job."""
+    proxy = await _proxy(config)
+    upstream = config.upstream or f"127.0.0.1:{proxy.port if proxy else 0}"
+    bus = Bus(BusConfig(me=agent(config.node), upstream=upstream))
+    await bus.start()
+    way = bus if proxy is None else proxy.bus
+    try:
+        if not await way.join(config.join_timeout_s):
+            waited = f"no manager in {config.join_timeout_s:g} s"
+            raise ValueError(f"{waited}: {way.trouble}")
+        node = Node(NodeRank(config.node), ranks, restarts)
+        return await _train(framework, Agent(bus, way, workers), node, workers)
+    finally:
+        await bus.close()
+        if proxy is not None:
+            await proxy.close()
+
+
+async def _proxy(config: AgentConfig) -> Proxy | None:
+    if config.upstream:
+        return None
+    told = {"UpstreamAddr": config.manager, "ServerRank": str(config.node)}
+    proxy = Proxy(ProxyConfig.of(told, environ))
+    await proxy.start()
+    return proxy
+
+
+async def _train(framework: Framework, told: Agent, node: Node, workers: WorkersConfig) -> Over:
+    made: list[CalledHands] = []
+
+    def hands(tasks: asyncio.TaskGroup) -> CalledHands:
+        made.append(CalledHands(node.node, framework, told, tasks))
+        return made[0]
+
+    def look() -> NodeBeat:
+        return NodeBeat(node.node, ())
+
+    waiting = Waiting(node, monotonic() + workers.permission_timeout_s)
+    return await told.run(waiting, hands, look, LOOK_S, lambda: made[0].close())
