@@ -31,7 +31,7 @@ C = TypeVar("C")
 
 
 class Machine:
-    """`pods` are the ranks that each pod holds; with none, there is no cluster."""
+    """`pods` are the ranks that each pod (or, with no cluster, each machine) holds."""
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class Machine:
         pods: tuple[int, ...] = (),
         config: RecoveryConfig | None = None,
         *,
+        cluster: bool | None = None,
         platform: bool = False,
         sub_health: str = "ignore",
         rescheduling: bool = False,
@@ -50,7 +51,7 @@ class Machine:
         self.taken = Step(self.state)
         self.job_config = JobConfig(
             strategies=parse_strategies(strategies),
-            cluster=bool(pods),
+            cluster=bool(pods) if cluster is None else cluster,
             platform=platform,
             sub_health=sub_health,
             rescheduling=rescheduling,

@@ -18,11 +18,12 @@ from taskd.core.recovery_states import (
     Stopping,
 )
 from taskd.model.codes import RecoverCode
-from taskd.model.faults import Fault, FaultKind, merge
+from taskd.model.faults import Fault, FaultKind, SeenFault, merge
 from taskd.model.ids import Rank
 from taskd.model.recovery import (
     ClusterWriteDone,
     FaultsReported,
+    FaultsSeen,
     JobDeleted,
     Signal,
     SignalDelivered,
@@ -184,6 +185,25 @@ def test_a_shrunk_job_is_told_to_grow_when_it_offers_to() -> None:
     at(machine, Idle)
 
 
+@pytest.mark.parametrize("strategies", ["elastic-training", "recover", "dump,recover"])
+def test_with_no_scheduler_a_dead_process_takes_nobody_along(strategies: str) -> None:
+    machine = Machine(strategies, pods=(4,), cluster=False)
+    machine.fault(3)
+    machine.stopped()
+    assert machine.order.nodes == ()
+    machine.offers()
+    assert machine.order.strategy in ("downgrade", "recover")
+    assert [fault.rank for fault in machine.order.faults] == [3]
+
+
+def test_a_broken_device_still_takes_its_machine_along() -> None:
+    machine = Machine("recover", pods=(2, 2), cluster=False)
+    machine.tell(FaultsReported((Fault(Rank(3), in_place=False),)))
+    machine.stopped()
+    assert machine.order.nodes == (1,)
+    assert [fault.rank for fault in machine.order.faults] == [2, 3]
+
+
 def test_a_rank_that_left_stays_lost_when_another_fails() -> None:
     machine = Machine("retry,recover-in-place,elastic-training")
     machine.fault(3, kind=FaultKind.MEMORY)
@@ -259,6 +279,15 @@ def test_a_fault_gets_worse_but_never_better() -> None:
     assert merged == Fault(Rank(1), FaultKind.ORDINARY, hardware=True, in_place=False)
     (merged,) = merge([again], [once])
     assert merged == Fault(Rank(1), FaultKind.ORDINARY, hardware=True, in_place=False)
+
+
+def test_a_job_that_is_to_leave_an_ailing_device_saves_first() -> None:
+    machine = Machine("dump", pods=(2, 2), sub_health="graceExit")
+    machine.tell(FaultsSeen((SeenFault(Rank(3), "40F84E00", "SubHealthFault"),)))
+    assert machine.order.type == "saveAndExit"
+    other = Machine("recover,dump", pods=(2, 2), sub_health="graceExit")
+    other.tell(FaultsSeen((SeenFault(Rank(3), "40F84E00", "SubHealthFault"),)))
+    at(other, Idle)
 
 
 def test_every_command_that_needs_one_has_a_number_of_its_own() -> None:

@@ -38,11 +38,13 @@ def begin(
     history: tuple[Attempt, ...] = (),
     commands: tuple[Command, ...] = (),
     told: bool = False,
+    leave_first: bool = True,
     nic_failed: bool = False,
 ) -> Step:
     """`before` is the round that these faults break into; what it knew is still true.
 
-    `told`: the ranks have been told to pause, if not to stop.
+    `told`: the ranks have been told to pause, if not to stop. `leave_first`: processes on a broken
+    device may have to be told to leave it.
     """
     matter = new_incident(job, now, config, because, before).doing(*commands)
     faults = tuple(faults)
@@ -58,7 +60,7 @@ def begin(
     matter = _mark_pods(matter, faults)
     if job.paused:
         matter = matter.doing(LabelPodGroup(ON, "on"))
-    if before is None and not told and _should_leave_first(matter):
+    if leave_first and before is None and not told and _should_leave_first(matter):
         order = signals.pre_exit(matter.job, matter.round)
         deadline = now + config.pre_exit_timeout_s
         return matter.to(PreExiting(matter.job, matter.round, order, deadline), order)

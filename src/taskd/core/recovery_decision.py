@@ -10,7 +10,7 @@ from taskd.core.choose import Question, choose
 from taskd.core.recovery_descent import exit_job
 from taskd.core.recovery_job import MASTER, Attempt, Job, Round
 from taskd.core.recovery_matter import Matter
-from taskd.core.recovery_rounds import as_lost, retryable
+from taskd.core.recovery_rounds import as_lost, beyond_in_place, retryable
 from taskd.core.recovery_states import (
     AwaitingPods,
     Converging,
@@ -83,7 +83,7 @@ def _order(matter: Matter, strategy: Strategy) -> tuple[Matter, Signal]:
         matter = as_lost(matter)
         return matter, signals.change_strategy(matter.job, matter.round, strategy)
     before = matter.round.leaving
-    matter = matter.knowing(leaving=before | frozenset(matter.job.nodes_of(matter.round.ranks)))
+    matter = matter.knowing(leaving=before | beyond_in_place(matter.job, matter.round))
     matter = as_lost(matter)
     also = matter.round.leaving - before
     return matter, signals.change_strategy(matter.job, matter.round, strategy, also)

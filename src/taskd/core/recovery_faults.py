@@ -65,7 +65,7 @@ def faults_reported(
             round_ = _merged(state, faults)
             matter = Matter(state.job, round_, now, config, f"the job has noticed: {because}")
             return open_round(matter.next_turn())
-        case _ if isinstance(state, Undecided) and _all_known(state, faults):
+        case _ if isinstance(state, Undecided) and not _strangers(state, faults):
             return Step(_with_faults(state, faults), because="these faults are known")
         case _:
             return _break_in(state, faults, now, config, because)
@@ -132,7 +132,7 @@ def _at_rest(
     ailing = tuple(seen.as_fault() for seen in state.job.seen if _calls_for_dump(state.job, seen))
     if ailing:
         because = "a device is ailing, and the job is to leave in good order"
-        return _break_in(state, ailing, now, config, because)
+        return begin(state.job, ailing, now, config, because, leave_first=False)
     return Step(state, because="nothing to deal with")
 
 
@@ -203,10 +203,6 @@ def _with_faults(state: Undecided, faults: tuple[Fault, ...]) -> Undecided:
 
 def _merged(state: Undecided, faults: tuple[Fault, ...]) -> Round:
     return replace(state.round, faults=merge(state.round.faults, faults))
-
-
-def _all_known(state: State, faults: tuple[Fault, ...]) -> bool:
-    return not _strangers(state, faults)
 
 
 def _strangers(state: State, faults: tuple[Fault, ...]) -> list[int]:

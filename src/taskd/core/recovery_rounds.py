@@ -54,7 +54,7 @@ def stop(matter: Matter) -> Step:
     """Tell every rank to stand still, or, where a dump is all that is wanted, to save and leave."""
     if _dump_only(matter):
         matter = matter.since("a dump is all that is wanted")
-        leaving = frozenset(matter.job.nodes_of(matter.round.ranks))
+        leaving = beyond_in_place(matter.job, matter.round)
         matter = as_lost(matter.knowing(leaving=leaving))
         matter = matter.in_cluster(WriteResetConfig(ResetOperation.FAULT, matter.round.ranks))
         order = signals.save_and_exit(matter.job, matter.round)
@@ -142,8 +142,20 @@ def healing(job: Job, round_: Round) -> frozenset[NodeRank]:
 
 
 def _must_leave(job: Job, round_: Round) -> frozenset[NodeRank]:
+    """With a scheduler a pod is the least that can be replaced, unless it is healed in place.
+    With none, a process is; only what cannot be helped there has to leave its node."""
     if Strategy.RECOVER_IN_PLACE not in job.config.strategies:
+        return beyond_in_place(job, round_)
+    return _not_in_place(job, round_)
+
+
+def beyond_in_place(job: Job, round_: Round) -> frozenset[NodeRank]:
+    if job.config.cluster:
         return frozenset(job.nodes_of(round_.ranks))
+    return _not_in_place(job, round_)
+
+
+def _not_in_place(job: Job, round_: Round) -> frozenset[NodeRank]:
     return frozenset(job.nodes_of(fault.rank for fault in round_.faults if not fault.in_place))
 
 
