@@ -24,7 +24,7 @@ from taskd.errors import Permanent, SettingsError, Transient
 from taskd.model.ids import Incarnation, NodeRank, Rank
 from taskd.model.ids import Step as Committed
 from taskd.model.messages import Dump, Leave, Repair
-from taskd.model.rank import GiveUp, Me, Stood
+from taskd.model.rank import GiveUp, Me, Order, Stood
 from taskd.torch import buckets, buffers, group, random, repair, seam, sharded, transport
 from taskd.torch.groups import Groups, Mode
 from taskd.torch.protected import Protected, Stateful
@@ -63,7 +63,15 @@ class Job:
         self._gradients_carry = False
         self._buffered: list[Any] = []
         """Models whose buffers we send round in each step."""
+        self._is_sharded = False
+        self._order: Order | GiveUp | None = None
+        """An order that came while we stood inside a step, to be carried out at its end."""
         self._retry_on: tuple[type[Exception], ...] = ()
+
+    @property
+    def _kept_now(self) -> Protected:
+        assert self._kept is not None
+        return self._kept
 
     # For the script
 
@@ -97,7 +105,9 @@ class Job:
                 self._buffered.append(wrapped)
         for one_model in self._kept.models:
             self._gates.watch(one_model)
-        self._link.describe(*sharded.describe(self._kept))
+        shard, replica = sharded.describe(self._kept)
+        self._is_sharded = shard != ""
+        self._link.describe(shard, replica)
 
     def steps(self, total: int) -> Iterator[Step]:
         """The steps that are still to do, also in a process that joins in the middle."""
@@ -143,9 +153,34 @@ class Job:
         for model in self._buffered:
             buffers.share(model)
 
+    def _vote(self) -> None:
+        """Where a shard has few holders, all agree that the step is good before anybody updates.
+
+        Who gets through knows that all others have arrived with their sums complete. Who does not
+        get through can still go either way: it stands here, with its gradients, and offers both the
+        step before and the step after, until the plan says which of them the job goes on with.
+        """
+        if not self._is_sharded or self._link is None:
+            return
+        self._groups.world.barrier().wait()
+        if not self._groups.trouble():
+            return
+        if len(self._kept_now.optimizers) == 1:
+            self._order = self._stand(Stood(Committed(self.step + 1), whole=True, undo=True))
+            match self._order:
+                case Repair(resume=at) | Dump(step=at) if at == self.step + 1:
+                    self._gates.finishing = True
+                    return
+                case _:
+                    pass
+        raise Abandon
+
     def _end(self, error: BaseException | None) -> bool:
         if error is None:
-            self._gates.end()
+            try:
+                self._gates.end()
+            except Abandon as abandoned:
+                error = abandoned
         trouble = self._link is not None and self._groups.trouble()
         self._groups.leave()
         if error is None and (self._gates.updated or not trouble):
@@ -193,8 +228,9 @@ class Job:
         assert self._link is not None
         while True:
             held = self._holds
-            self._beacon.phase("parked", self._incident)
-            order = self._link.stand(Stood(Committed(held or 0), whole=held is not None))
+            order, self._order = self._order, None
+            if order is None:
+                order = self._stand(Stood(Committed(held or 0), whole=held is not None))
             match order:
                 case Repair() if self._repaired(order):
                     return
@@ -208,15 +244,19 @@ class Job:
                 case GiveUp(because=because):
                     raise NotRepaired(f"{because}; before that: {self._groups.why}")
 
+    def _stand(self, stood: Stood) -> Order | GiveUp:
+        assert self._link is not None
+        self._beacon.phase("parked", self._incident)
+        return self._link.stand(stood)
+
     def _repaired(self, plan: Repair) -> bool:
         assert self._link is not None
-        assert self._kept is not None
         held = self._holds
         self._incident = plan.incident
         self._beacon.phase("repairing", plan.incident)
         try:
             mended = repair.carry_out(
-                plan, self.rank, held, self._groups, self._kept, self._settings.store
+                plan, self.rank, held, self._groups, self._kept_now, self._settings.store
             )
         except Transient as error:
             self._link.broke(plan.incident, str(error))

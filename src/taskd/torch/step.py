@@ -48,14 +48,18 @@ class Gates:
         self._job = job
         self.updated = 0
         """How many optimizers have finished in the current step."""
-        self._shared = False
+        self.finishing = False
+        """The groups are broken, but the step has everything it needs and is to be finished."""
+        self._passed = False
+        """The gate before the update has been passed in this step."""
 
     def begin(self) -> None:
-        self.updated, self._shared = 0, False
+        self.updated, self._passed, self.finishing = 0, False, False
 
     def end(self) -> None:
         """The step was left well; also one whose optimizer a grad scaler has skipped."""
-        self._share()
+        if not self._passed and self._job._groups.absorbing:
+            self._pass()
 
     def hook(self, optimizer: Any) -> None:
         optimizer.register_step_pre_hook(self._before_update)
@@ -65,18 +69,22 @@ class Gates:
         """Not even begin a pass whose result nobody can use."""
         model.register_forward_pre_hook(self._before, prepend=True)
 
-    def _share(self) -> None:
-        if self._job._groups.absorbing and not self._shared:
-            self._shared = True
-            self._job._share_buffers()
-
     def _before_update(self, *_: Any) -> None:
-        self._share()
+        if self._job._groups.absorbing and not self._passed:
+            self._pass()  # from here on the step may count elsewhere: no turning back
+        else:
+            self._before()
+
+    def _pass(self) -> None:
+        """All that has to be exchanged before this step can count."""
+        self._job._share_buffers()
         self._before()
+        self._job._vote()
+        self._passed = True
 
     def _before(self, *_: Any) -> None:
         groups = self._job._groups
-        if groups.absorbing and groups.trouble():
+        if groups.absorbing and groups.trouble() and not self.finishing:
             raise Abandon
 
     def _after(self, *_: Any) -> None:
