@@ -111,8 +111,8 @@ class FileCluster(Picture):
             written = await asyncio.to_thread(_replace, path, body, before)
         except OSError as error:
             raise ClusterUnreachable(f"{key} cannot be written: {error}") from error
-        if written:
-            self._there(path, key, body)
+        # What is there now, not what we wrote: somebody may have removed it since.
+        self._read(path)
         return written
 
     # From the disk into the picture
