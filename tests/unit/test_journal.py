@@ -103,6 +103,9 @@ def test_it_stays_bounded(tmp_path: Path) -> None:
         told = await journal.history("long")
         assert 20 <= len(told) <= 26
         assert told[-1].event == "event 199"
+        for number in range(200):
+            await journal.tell(entry("long", number))
+        assert len(await journal.history("long")) <= 26
         for number in range(10):
             await journal.append(write(f"short{number}", number, ended=True))
         assert await journal.record("short9") == "record 9"

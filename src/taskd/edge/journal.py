@@ -41,6 +41,10 @@ CREATE TABLE entries (
 );
 CREATE INDEX entries_of_job ON entries (job, number);
 """
+ENTRY = (
+    "INSERT INTO entries (job, incident, at, event, before, after, because, commands)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
 FOLD_BYTES = 4 * 1024 * 1024
 """The log is copied into the database, between two transactions, once it has about this size."""
 TRANSACTION_BYTES = 16 * 1024
@@ -123,6 +127,10 @@ class Journal:
     async def append(self, write: Write) -> None:
         """Return once the write would survive the machine's sudden end."""
         await self._ask(partial(self._write, write))
+
+    async def tell(self, entry: Entry) -> None:
+        """Add to a job's history what changed nothing in its record."""
+        await self._ask(partial(self._add, entry))
 
     async def records(self) -> dict[str, str]:
         """The newest record of every job that has not ended."""
@@ -234,43 +242,47 @@ class Journal:
             "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
             (write.job, write.record, write.ended, write.at),
         )
-        connection.executemany(
-            "INSERT INTO entries (job, incident, at, event, before, after, because, commands)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [_row(entry) for entry in write.entries],
-        )
+        connection.executemany(ENTRY, [_row(entry) for entry in write.entries])
         for name, text in write.notes:
             _note(connection, name, text)
             self._unfolded += len(text or "")
         self._unfolded += len(write.record)
-        self._cut(write, connection)
+        self._cut(write.job, len(write.entries), connection)
+        if write.ended:
+            self._cut_ended(write.job, connection)
 
-    def _cut(self, write: Write, connection: sqlite3.Connection) -> None:
-        """Now and then, the oldest entries of a job, or the oldest of the ended jobs."""
-        kept = self._kept.get(write.job)
+    def _add(self, entry: Entry, connection: sqlite3.Connection) -> None:
+        connection.execute(ENTRY, _row(entry))
+        self._cut(entry.job, 1, connection)
+
+    def _cut(self, job: str, added: int, connection: sqlite3.Connection) -> None:
+        """Now and then, the oldest entries of a job."""
+        kept = self._kept.get(job)
         if kept is None:
-            counted = connection.execute("SELECT COUNT(*) FROM entries WHERE job = ?", (write.job,))
+            counted = connection.execute("SELECT COUNT(*) FROM entries WHERE job = ?", (job,))
             kept = int(counted.fetchone()[0])
         else:
-            kept += len(write.entries)
+            kept += added
         limit = self._config.entries_a_job
         if kept > limit + max(limit // 4, 1):
             connection.execute(
                 "DELETE FROM entries WHERE job = ?1 AND number <= (SELECT number FROM entries"
                 " WHERE job = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)",
-                (write.job, limit),
+                (job, limit),
             )
             kept = limit
-        self._kept[write.job] = kept
-        if write.ended:
-            self._kept.pop(write.job)
-            over = connection.execute(
-                "SELECT job FROM jobs WHERE ended ORDER BY changed DESC LIMIT -1 OFFSET ?",
-                (self._config.ended_jobs,),
-            ).fetchall()
-            for (job,) in over:
-                connection.execute("DELETE FROM jobs WHERE job = ?", (job,))
-                connection.execute("DELETE FROM entries WHERE job = ?", (job,))
+        self._kept[job] = kept
+
+    def _cut_ended(self, job: str, connection: sqlite3.Connection) -> None:
+        """The oldest of the jobs that are over."""
+        self._kept.pop(job)
+        over = connection.execute(
+            "SELECT job FROM jobs WHERE ended ORDER BY changed DESC LIMIT -1 OFFSET ?",
+            (self._config.ended_jobs,),
+        ).fetchall()
+        for (oldest,) in over:
+            connection.execute("DELETE FROM jobs WHERE job = ?", (oldest,))
+            connection.execute("DELETE FROM entries WHERE job = ?", (oldest,))
 
     def _tidy(self) -> None:
         """Off everybody's path: the callers of this batch have their answers already."""
