@@ -20,7 +20,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
-from taskd.core.repair import Holder, Plan, Seat, plan
+from taskd.core.repair import Holder, Plan, Seat, complete_step, plan
 from taskd.edge.bus import Bus, BusConfig
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, manager, worker
@@ -65,6 +65,7 @@ class World:
         self.repaired: dict[int, m.Repaired] = {}
         self.committed: dict[int, m.Committed] = {}
         self.broken: list[m.RepairFailed] = []
+        self.dumped: dict[int, m.Dumped] = {}
         self.dead: set[int] = set()
         self.done: set[int] = set()
         self.changed = asyncio.Event()
@@ -93,6 +94,7 @@ class World:
             "TASKD_STORE": f"127.0.0.1:{self.store.port}",
             # The matrix extensions are advertised but not usable on some virtual machines.
             "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+            "TASKD_DUMP_DIR": str(self.folder.parent / "dump"),
             "TASKD_BEACON": str(self.folder / f"beacon-{rank}"),
         }
         told = {**self.told, "rank": rank, "life": self.lives[rank], "folder": str(self.folder)}
@@ -126,6 +128,8 @@ class World:
                     self.repaired[body.rank] = body
                 case m.Committed():
                     self.committed[body.rank] = body
+                case m.Dumped():
+                    self.dumped[body.rank] = body
                 case m.RepairFailed() if body.incident == self.incident:
                     self.broken.append(body)
                 case _:
@@ -190,18 +194,7 @@ class World:
         for rank in lost:
             self.lives[rank] += 1
             self.spawn(rank)
-        holders = [
-            Holder(
-                *self._place(rank),
-                told.step,
-                told.whole,
-                told.undo,
-                *self._part(rank),
-                told.copies,
-            )
-            for rank, told in stand.items()
-            if rank not in lost
-        ]
+        holders = [one for one in self._holders(stand) if one.rank not in lost]
         seats = [Seat(*self._place(rank), *self._part(rank)) for rank in lost]
         made = plan(holders, seats)
         assert isinstance(made, Plan), f"{made}\n" + "\n".join(self.story)
@@ -234,6 +227,34 @@ class World:
         again = bool(self.dead or self.broken or self.failed)
         self.broken.clear()
         return not again
+
+    def _holders(self, stand: dict[int, m.Parked]) -> list[Holder]:
+        return [
+            Holder(
+                *self._place(rank),
+                told.step,
+                told.whole,
+                told.undo,
+                *self._part(rank),
+                told.copies,
+            )
+            for rank, told in stand.items()
+        ]
+
+    async def dump(self) -> None:
+        """The survivors write what they have, and end."""
+        stand = await self.park("dump")
+        step = complete_step(self._holders(stand), {self._part(r)[0] for r in range(self.size)})
+        assert step is not None
+        writers = [h for h in self._holders(stand) if (h.shard, step) in h.offers()]
+        members = tuple(m.Member(h.rank, h.node, h.incarnation) for h in writers)
+        order = m.Dump(self.incident, step, str(self.folder.parent / "dump"), members)
+        await asyncio.gather(*(self.tell(one.rank, order) for one in members))
+        ranks = {one.rank for one in members}
+        await self.until(
+            lambda: ranks <= self.dumped.keys() and ranks <= self.done | self.dead,
+            "the survivors write, and end",
+        )
 
     def _place(self, rank: int) -> tuple[Rank, NodeRank, Incarnation]:
         return Rank(rank), NODE, Incarnation(self.lives[rank])

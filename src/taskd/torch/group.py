@@ -8,6 +8,7 @@ they are raised, as natively. `groups.py` holds the mode that all groups share.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -41,6 +42,12 @@ class ResilientGroup(dist.ProcessGroup):
     def form(self, store: Store) -> None:
         self._transport = Transport(self.shape, store)
         self._transport.form()
+
+    def become(self, ranks: tuple[int, ...]) -> None:
+        """From now on these former ranks are the group; they are numbered in their order."""
+        me = self.shape.ranks[self.shape.rank]
+        self.shape = replace(self.shape, ranks=ranks, rank=ranks.index(me))
+        c10d._world.pg_group_ranks[self] = {rank: rank for rank in range(len(ranks))}
 
     def drop(self, at_rest: bool) -> None:
         """Let go of the transport of the last incident."""

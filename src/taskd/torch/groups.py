@@ -87,6 +87,18 @@ class Groups:
 
     def meet(self, incident: int, address: str, place: str, timeout: timedelta) -> None:
         """Form all groups anew at this store, in the order in which the script made them."""
+        self._prepare(incident, address, place, timeout)
+        self._form(self._all)
+
+    def gather(
+        self, incident: int, address: str, place: str, timeout: timedelta, ranks: tuple[int, ...]
+    ) -> None:
+        """Form the default group only, of some ranks only, numbered anew."""
+        self._prepare(incident, address, place, timeout)
+        self.world.become(ranks)
+        self._form([self.world])
+
+    def _prepare(self, incident: int, address: str, place: str, timeout: timedelta) -> None:
         with self._lock:
             if self._told > incident:
                 raise GroupsAborted(f"incident {self._told} has come before {incident} was met")
@@ -103,9 +115,11 @@ class Groups:
                 raise GroupsAborted(self.why)
             self._meeting = meeting
         self.store.point_at(meeting.store)
+
+    def _form(self, groups: list[ResilientGroup]) -> None:
         try:
-            for group in self._all:
-                group.form(meeting.store)
+            for group in groups:
+                group.form(self.meeting.store)
         except RuntimeError as error:
             raise GroupsAborted(self.why or str(error)) from error
 

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -24,8 +25,8 @@ from taskd.errors import Permanent, SettingsError, Transient
 from taskd.model.ids import Incarnation, NodeRank, Rank
 from taskd.model.ids import Step as Committed
 from taskd.model.messages import Dump, Leave, Repair
-from taskd.model.rank import GiveUp, Me, Order, Stood
-from taskd.torch import buckets, buffers, group, random, repair, seam, sharded, transport
+from taskd.model.rank import GiveUp, Me, Order, Stood, Wrote
+from taskd.torch import buckets, buffers, dump, group, random, repair, seam, sharded, transport
 from taskd.torch.groups import Groups, Mode
 from taskd.torch.protected import Protected, Stateful
 from taskd.torch.step import Abandon, Gates, Step
@@ -36,6 +37,7 @@ from taskd.worker.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 TIMEOUT = timedelta(minutes=30)
+DUMP_TIMEOUT_S = 600.0
 
 
 class NotRepaired(Permanent):
@@ -64,6 +66,7 @@ class Job:
         self._buffered: list[Any] = []
         """Models whose buffers we send round in each step."""
         self._is_sharded = False
+        self._resumed_from: Path | None = None
         self._order: Order | GiveUp | None = None
         """An order that came while we stood inside a step, to be carried out at its end."""
         self._retry_on: tuple[type[Exception], ...] = ()
@@ -113,14 +116,19 @@ class Job:
         """The steps that are still to do, also in a process that joins in the middle."""
         if self._link is not None and self._kept is None:
             raise SettingsError(["steps() needs protect() first: what is it that steps?"])
-        if self._groups.mode is Mode.ALONE and self._link is not None:
-            self._mend()
+        if self._link is not None:
+            if self._groups.mode is Mode.ALONE:
+                self._mend()
+            elif self.step == 0:
+                self._resume()
         while self.step < total or not self._all_arrived():
             if self._groups.trouble():
                 self._mend()
             else:
                 random.begin(self._roots, self.step)
                 yield Step(self.step, self)
+        if self._resumed_from is not None and self.rank == 0:
+            dump.use_up(self._resumed_from)
         # What the script does from here on has no pace that anybody could judge it by.
         self._beacon.phase("leaving", self._incident)
         random.begin(self._roots, self.step)
@@ -240,9 +248,43 @@ class Job:
                     log.info("leaving: %s", because)
                     raise SystemExit(0)
                 case Dump():
-                    raise NotRepaired("no checkpoint can be written yet")
+                    self._dump(order)
+                    raise SystemExit(0)
                 case GiveUp(because=because):
                     raise NotRepaired(f"{because}; before that: {self._groups.why}")
+
+    def _dump(self, order: Dump) -> None:
+        """Write the last checkpoint together with the other survivors."""
+        assert self._link is not None
+        self._beacon.phase("leaving", order.incident)
+        ranks = tuple(sorted(member.rank for member in order.members))
+        address, timeout = self._settings.store, timedelta(seconds=DUMP_TIMEOUT_S)
+        because = ""
+        try:
+            if self._holds != order.step:
+                raise dump.CannotDump(f"this rank holds step {self._holds}, not {order.step}")
+            self._groups.gather(order.incident, address, f"{order.incident}/", timeout, ranks)
+            self._groups.open()
+            dump.save(self._kept_now, order.step, order.incident, order.directory)
+        except Transient as error:
+            because = str(error)
+        self._link.wrote(Wrote(order.incident, order.step, because))
+        self._link.close()
+
+    def _resume(self) -> None:
+        """Go on from the last checkpoint of the run before, if there is one that all can see."""
+        found = dump.find(self._kept_now, self._settings.dump_dir)
+        seen: list[int] = [0] * self.world_size
+        dist.all_gather_object(seen, found[1].step if found else 0)
+        if found is None or len(set(seen)) > 1:
+            if any(seen):
+                log.warning("a last checkpoint is not used, since only some ranks see it: %s", seen)
+            return
+        path, note = found
+        dump.load(self._kept_now, path)
+        self._resumed_from = path
+        self.step = self._holds = note.step
+        log.info("going on at step %d, from %s", note.step, path)
 
     def _stand(self, stood: Stood) -> Order | GiveUp:
         assert self._link is not None

@@ -66,7 +66,7 @@ class Parcel:
             for (key, whole), tensor in ((one, local(one[1])) for one in found)
         )
         sums = tuple(map(checksum, self._tensors))
-        manifest = Manifest(step, incident, pieces, sums, _plain_state(kept))
+        manifest = Manifest(step, incident, pieces, sums, plain_state(kept))
         self._letter = pickle.dumps((manifest, manifest.seal()))
 
     def give(self, send: Callable[[memoryview], None]) -> None:
@@ -165,10 +165,10 @@ def _adopt(kept: Protected, manifest: Manifest, places: list[torch.Tensor]) -> N
             optimizer.state[parameter] = fresh[index]
         else:
             optimizer.state.pop(parameter, None)
-    _adopt_plain(kept, manifest.plain)
+    adopt_plain(kept, manifest.plain)
 
 
-def _adopt_plain(kept: Protected, plain: dict[str, Any]) -> None:
+def adopt_plain(kept: Protected, plain: dict[str, Any]) -> None:
     for optimizer, groups in zip(kept.optimizers, plain["groups"], strict=True):
         for group, told in zip(optimizer.param_groups, groups, strict=True):
             group.update(told)
@@ -205,7 +205,7 @@ def _optimized(kept: Protected) -> list[tuple[torch.optim.Optimizer, torch.nn.Pa
     ]
 
 
-def _plain_state(kept: Protected) -> dict[str, Any]:
+def plain_state(kept: Protected) -> dict[str, Any]:
     optimizer = {
         index: {
             name: value

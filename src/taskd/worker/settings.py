@@ -35,6 +35,9 @@ class WorkerSettings:
     beacon: str = ""
     """The file in shared memory where progress is shown. Empty: nowhere."""
 
+    dump_dir: str = "taskd-dump"
+    """Where the survivors of the last run have left their checkpoint, if they have."""
+
     rank: RankConfig = field(default_factory=RankConfig)
 
 
