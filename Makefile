@@ -13,6 +13,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt setup.py tools/stub_library.py
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+demo: setup  ## the bus with its manager killed; then a training job, three faults, the same weights
+	$(BIN)/python examples/00_bus.py
+	$(BIN)/python examples/demo.py
+
+bench: setup  ## ratios against peers and bare floors; rewrites docs/benchmarks.md
+	$(BIN)/python -m tests.bench
+
 check: setup  ## style, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -52,9 +54,20 @@ class Job:
         )
 
     def hurt(self, rank: int, how: signal.Signals, view: dict[str, Any]) -> None:
-        (pid,) = (known["pid"] for known in view["ranks"] if known.get("rank", 0) == rank)
+        pid = pids(view)[rank]
         say(f"{how.name} to rank {rank} (pid {pid}) at step {view['line']['step']}")
         os.kill(pid, how)
+
+    def cut_links(self, rank: int, view: dict[str, Any]) -> None:
+        """Break every connection between this rank and the others, as a flapping link does."""
+        known = pids(view)
+        theirs = {port for other in known if other != rank for port in _ports(known[other])}
+        count = 0
+        for link, peer in _links(known[rank]):
+            if peer in theirs:
+                link.shutdown(socket.SHUT_RDWR)
+                count += 1
+        say(f"{count} links of rank {rank} cut at step {view['line']['step']}")
 
     def recovered(self, incident: int) -> dict[str, Any]:
         """Wait for the end of the incident and show its parts."""
@@ -106,6 +119,31 @@ def training(script: str, *arguments: object, options: tuple[str, ...] = ()) -> 
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+def pids(view: dict[str, Any]) -> dict[int, int]:
+    return {known.get("rank", 0): known["pid"] for known in view["ranks"]}
+
+
+def _ports(pid: int) -> set[int]:
+    return {link.getsockname()[1] for link, _ in _links(pid)}
+
+
+def _links(pid: int) -> Iterator[tuple[socket.socket, int]]:
+    """The connections of a process of ours, borrowed, each with the port of its other end."""
+    pidfd = os.pidfd_open(pid)
+    pidfd_getfd = 438
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        borrowed = ctypes.CDLL(None).syscall(pidfd_getfd, pidfd, int(name), 0)
+        if borrowed < 0:
+            continue
+        try:
+            with socket.socket(fileno=borrowed) as link:
+                if link.family in (socket.AF_INET, socket.AF_INET6):
+                    yield link, link.getpeername()[1]
+        except OSError:
+            continue  # No socket, or not connected.
+    os.close(pidfd)
 
 
 def say(text: str) -> None:

@@ -1,0 +1,27 @@
+"""What `make demo` shows: one job, three faults, the same weights.
+
+Four ranks train. One is killed with -9, one is stopped and never comes back, the links of a third
+are cut. Each incident is shown with its parts in milliseconds, and at the end the weights are
+compared with those of a run that nobody disturbed.
+"""
+
+import signal
+
+from watched import compare, training
+
+STEPS = 200
+PACE_S = 0.02
+
+print("four ranks, undisturbed")
+with training("train_ddp.py", STEPS, PACE_S) as job:
+    undisturbed = job.end()
+
+print("four ranks: rank 2 is killed, rank 1 hangs, the links of rank 3 are cut")
+with training("train_ddp.py", STEPS, PACE_S) as job:
+    job.hurt(2, signal.SIGKILL, job.at_step(20))
+    job.hurt(1, signal.SIGSTOP, job.recovered(1))
+    job.cut_links(3, job.recovered(2))
+    job.recovered(3)
+    disturbed = job.end()
+
+compare(disturbed, undisturbed)
