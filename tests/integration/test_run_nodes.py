@@ -62,3 +62,49 @@ def test_a_manager_that_is_not_there_is_named(tmp_path: Path) -> None:
     ended = Job(tmp_path, *words, script(tmp_path, "")).end()
     assert ended.code == 1
     assert f"127.0.0.1:{manager}" in ended.err
+
+
+def test_a_killed_launcher_may_be_started_again(tmp_path: Path) -> None:
+    """The agent and the proxy of a node die with their launcher; the job waits for the node."""
+    path = script(
+        tmp_path,
+        """
+        import os, pathlib, signal
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        print("up", flush=True)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            signal.pause()
+        dist.barrier()
+        dist.destroy_process_group()
+        """,
+    )
+    port, manager = free_port(), free_port()
+    words = ["--nnodes=2", f"--master-port={port}", f"--manager-port={manager}", "--rdzv-id=again"]
+    places = [tmp_path / f"node{node}" for node in range(2)]
+    for place in places:
+        place.mkdir()
+    first, second = (
+        Job(place, *words, f"--node-rank={node}", path) for node, place in enumerate(places)
+    )
+    first.wait_for("up")
+    second.wait_for("up")
+    second.popen.kill()
+    second.popen.communicate()
+    again = Job(places[1], *words, "--node-rank=1", path)
+    ended = [job.end() for job in (first, again)]
+    assert [each.code for each in ended] == [0, 0], ended
+
+
+def test_two_launchers_of_one_node_are_one_too_many(tmp_path: Path) -> None:
+    path = script(tmp_path, "import signal; print('up', flush=True); signal.pause()")
+    job = Job(tmp_path, "--job-id=only", path)
+    job.wait_for("up")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    other = Job(elsewhere, "--job-id=only", path).end()
+    assert other.code == 1
+    assert "job only is being run on node 0 already" in other.err
+    job.signal()
+    job.end()

@@ -200,21 +200,33 @@ def test_a_workers_children_die_with_it(tmp_path: Path) -> None:
     trial(tmp_path, program, story)
 
 
-def test_deaths_are_seen_when_the_zygote_dies(tmp_path: Path) -> None:
+def test_a_dead_zygote_is_replaced_after_its_workers_are_reported(tmp_path: Path) -> None:
     program = script(tmp_path, "import signal; signal.pause()")
 
     async def story(it: Trial) -> None:
-        lost = asyncio.Event()
-        it.nursery.on_lost = lost.set
         process = await it.start()
         zygote = psutil.Process(process.pid).ppid()
         os.kill(zygote, signal.SIGKILL)
         assert (await it.death()).process == process
+        again = await it.start()
+        assert psutil.Process(again.pid).ppid() != zygote
+
+    trial(tmp_path, program, story)
+
+
+def test_zygotes_that_cannot_live_are_given_up(tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text("import os; os._exit(3)")
+    program = script(tmp_path, "")
+
+    async def story(it: Trial) -> None:
+        lost = asyncio.Event()
+        it.nursery.on_lost = lost.set
         await lost.wait()
         with pytest.raises(ZygoteLost):
             await it.start()
 
-    trial(tmp_path, program, story)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    trial(tmp_path, program, story, preload=("deadly",), env=env)
 
 
 def test_nothing_outlives_the_launcher(tmp_path: Path) -> None:

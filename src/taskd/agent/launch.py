@@ -9,9 +9,11 @@ to us by the kernel.
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from taskd.agent.plan import Plan
 from taskd.agent.processes import Nursery
 from taskd.agent.supervise import Supervisor
 from taskd.config import environ
+from taskd.errors import SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +38,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(told: argparse.Namespace) -> int:
     chosen = plan.read(told)
     _log()
+    claim = _claim(chosen)
     folders = tempfile.mkdtemp(prefix="taskd-"), watch.make_folder()
     try:
         return _launch(chosen, *folders)
     finally:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
+        claim.close()
+
+
+def _claim(chosen: Plan) -> socket.socket:
+    """The name of this node's part of the job, held for as long as this process lives."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0taskd/{chosen.job}/{chosen.node}")
+    except OSError as error:
+        claim.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        taken = f"job {chosen.job} is being run on node {chosen.node} already"
+        raise SettingsError([f"{taken}: wait for its end, or give --job-id"]) from None
+    return claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +109,7 @@ def _launch(chosen: Plan, run_dir: str, beacons: str) -> int:
 
 
 def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:
-    words = (
+    words: tuple[str, ...] = (
         f"--job-id={chosen.job}",
         f"--nodes={chosen.nodes}",
         f"--procs-per-node={chosen.local_size}",
@@ -101,6 +120,8 @@ def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:
         f"--state-dir={chosen.state_dir or run_dir}",
         f"--join-timeout={chosen.join_timeout_s}",
     )
+    if chosen.nodes > 1:
+        words += ("--rescheduling",)  # whoever starts launchers may start one anew
     env = {"TASKD_LOG_LEVEL": "ERROR", **environment.base(chosen), "TASKD_TOKEN": chosen.token}
     return Supervisor("manager", "taskd.manager", words, env)
 

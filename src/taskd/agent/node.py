@@ -17,6 +17,7 @@ from taskd.agent.logs import Logs
 from taskd.agent.main import Agent, Seer, unseen
 from taskd.agent.output import Output
 from taskd.agent.plan import PRELOAD, Plan
+from taskd.agent.processes import ZygoteLost
 from taskd.agent.watch import Watch
 from taskd.core.workers import Node, Over, Waiting, WorkersConfig
 from taskd.edge.bus import Bus, BusConfig
@@ -55,6 +56,8 @@ class NodeRun:
         config = WorkersConfig(permission_timeout_s=plan.join_timeout_s, grace_s=plan.grace_s)
         self.agent = Agent(self.bus, self.proxy.bus, config, watch=self.seer)
         self._obey_signals()
+        hopeless = Interrupted("the zygote dies before it is ready", signal.SIGTERM)
+        self.ground.nursery.on_lost = lambda: self.agent.happened(hopeless)
         self.ground.nursery.watch()
         try:
             return await self._train()
@@ -99,7 +102,10 @@ class NodeRun:
 
     async def _warm(self, hands: Hands) -> None:
         """Once the zygote has imported everything, the store can be served from it."""
-        ready = await self.ground.nursery.ready()
+        try:
+            ready = await self.ground.nursery.ready()
+        except ZygoteLost:
+            return await self._warm(hands)
         wanted = [name for name in self.plan.preload if name not in PRELOAD]
         if problems := [f"--preload {n}: {ready.failed[n]}" for n in wanted if n in ready.failed]:
             raise SettingsError(problems)

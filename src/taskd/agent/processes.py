@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 STATUS_TIMEOUT_S = 1.0
 """How long the exit status may come after the death before we report the death without it."""
 
+MOST_FAILURES = 3
+"""Zygotes that die one after another before they are ready; then there is no point in another."""
+
 _BOOT = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); "
     "from taskd.agent.zygote import main; main()"
@@ -75,11 +78,12 @@ class Nursery:
     env: dict[str, str] | None = None
     """The environment that the zygote, and so every worker, starts with."""
     on_lost: Callable[[], None] = lambda: None
-    """Called when the zygote has died without having been asked to."""
+    """Called when zygotes die before they are ready, again and again."""
 
     _popen: subprocess.Popen[bytes] | None = None
     _pipe: socket.socket | None = None
     _ready: asyncio.Future[letters.Ready] | None = None
+    _failures: int = 0
     _next_id: int = 0
     _starting: dict[int, tuple[asyncio.Future[Process], Callable[[Death], None]]] = field(
         default_factory=dict
@@ -249,8 +253,17 @@ class Nursery:
                 future.set_exception(lost)
         self._starting.clear()
         if self._ready is not None and not self._ready.done():
+            self._failures += 1
             self._ready.set_exception(lost)
+            self._ready.exception()  # nobody may be waiting for it
+        else:
+            self._failures = 0
         if self._popen is not None:
             self._popen.wait()
             self._popen = None
-        self.on_lost()
+        if self._failures >= MOST_FAILURES:
+            self.on_lost()
+        else:
+            log.warning("the zygote has died, and its workers with it; starting another")
+            self.open()
+            self.watch()
