@@ -33,6 +33,8 @@ COMMANDS = {
     "fault": Command("taskd.clusterd.inspect.fault", "report a fault by hand"),
     "profile": Command("taskd.clusterd.inspect.profile", "record a running job, or stop that"),
     "trace": Command("taskd.worker.trace", "all recorded ranks in one file for Perfetto"),
+    "stress": Command("taskd.clusterd.inspect.stress", "test a running job's devices and links"),
+    "nic": Command("taskd.clusterd.inspect.nic", "move ranks of a running job to other interfaces"),
     "doctor": Command("taskd.doctor", "what works on this machine, what will not, and why"),
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -30,6 +30,7 @@ from taskd.model.job import (
     ReportStopped,
     ReportStrategies,
 )
+from taskd.model.operations import Reply, ReplyNic, ReplyStress
 from taskd.model.profiling import KEYS, Part, parts_of
 from taskd.model.recovery import FaultRank, Signal
 from taskd.wire._pb import control_pb2 as control
@@ -72,7 +73,7 @@ class Clusterd:
         self._who = pb.ClientInfo(jobId=config.job_id, role=ROLE)
         self._metadata = bearer(config.clusterd_token)
         self._random = Random()
-        self._reports: deque[Report] = deque()
+        self._reports: deque[Report | Reply] = deque()
         self._reported = asyncio.Event()
         self.declaration: control.JobDeclaration | None = None
         """Said before Init to a clusterd that has no cluster to read it from."""
@@ -150,9 +151,31 @@ class Clusterd:
             await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, max(backoff_s, MAX_BACKOFF_S))
 
+    async def follow_orders(self, name: str, take: Callable[[Any], None]) -> None:
+        """Hand over the operations that clusterd asks for on this stream, for ever."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                stream = getattr(self._recover, name)(self._who, metadata=self._metadata)
+                async for told in stream:
+                    backoff_s = FIRST_BACKOFF_S
+                    take(told)
+            except aio.AioRpcError as error:
+                log.debug("%s: %s: %s", name, error.code().name, error.details())
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    backoff_s = UNIMPLEMENTED_S
+            await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, max(backoff_s, MAX_BACKOFF_S))
+
+    async def ask_stress(self, ops: Sequence[int]) -> tuple[int, str]:
+        """Ask for a stress test of all nodes, as an operator would; (code, info)."""
+        request = pb.StressTestParam(jobID=self._config.job_id, allNodesOps=ops)
+        answer = await self._call(self._recover.StressTest, request)
+        return answer.code, answer.info
+
     # Reports
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Report | Reply) -> None:
         """Taken over now, delivered in order."""
         self._reports.append(report)
         self._reported.set()
@@ -164,7 +187,7 @@ class Clusterd:
             while self._reports:
                 await self._insist(self._reports.popleft())
 
-    async def _insist(self, report: Report) -> None:
+    async def _insist(self, report: Report | Reply) -> None:
         backoff_s = FIRST_BACKOFF_S
         for _ in range(MAX_TRIES):
             try:
@@ -179,11 +202,11 @@ class Clusterd:
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
         log.error("%s could not be delivered", type(report).__name__)
 
-    def _is_overtaken(self, report: Report) -> bool:
+    def _is_overtaken(self, report: Report | Reply) -> bool:
         """A fault report says all that is known; only the newest is worth insisting on."""
         return any(type(other) is type(report) for other in self._reports)
 
-    async def _deliver(self, report: Report) -> bool:
+    async def _deliver(self, report: Report | Reply) -> bool:
         """True: answered, for good or ill."""
         method, request = self._request(report)
         status = await self._call(method, request)
@@ -195,7 +218,7 @@ class Clusterd:
             return False
         return status.code not in BUSY
 
-    def _request(self, report: Report) -> tuple[Callable[..., Awaitable[Any]], Any]:
+    def _request(self, report: Report | Reply) -> tuple[Callable[..., Awaitable[Any]], Any]:
         job = self._config.job_id
         match report:
             case ReportFaults(faults):
@@ -224,6 +247,20 @@ class Clusterd:
                     uuid=uuid,
                 )
                 return self._recover.ReportRecoverStatus, request
+            case ReplyNic(ok):
+                return self._recover.ReplySwitchNicResult, pb.SwitchResult(jobId=job, result=ok)
+            case ReplyStress(results):
+                told = {
+                    str(rank): pb.StressTestRankResult(
+                        rankResult={
+                            op: pb.StressTestOpResult(code=one.code, result=one.text)
+                            for op, one in per_op.items()
+                        }
+                    )
+                    for rank, per_op in results.items()
+                }
+                request = pb.StressTestResult(jobId=job, stressResult=told)
+                return self._recover.ReplyStressTestResult, request
 
     # For people
 

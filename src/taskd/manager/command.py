@@ -11,6 +11,7 @@ from pathlib import Path
 from taskd.config import environ, load
 from taskd.core.job_states import JobConfig
 from taskd.core.liveness import LivenessConfig
+from taskd.core.operations import OperationsConfig
 from taskd.errors import SettingsError, TaskdError
 from taskd.manager.main import serve
 from taskd.manager.settings import PORT, SWITCH, ManagerConfig
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--join-timeout", type=float, default=600.0, help="seconds")
     parser.add_argument("--profiling-switch", default=environ.get("TASKD_PROFILING_SWITCH", SWITCH))
     parser.add_argument("--rescheduling", action="store_true", help="lost nodes may come back")
+    parser.add_argument("--precheck", action="store_true", help="stress-test all ranks first")
 
 
 def config_of(told: argparse.Namespace) -> ManagerConfig:
@@ -61,6 +63,8 @@ def config_of(told: argparse.Namespace) -> ManagerConfig:
         profiling_switch=told.profiling_switch,
         liveness=load(LivenessConfig),
         job=job,
+        operations=load(OperationsConfig, prefix="TASKD_OPERATIONS"),
+        precheck=told.precheck,
     )
 
 

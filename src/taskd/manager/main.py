@@ -20,10 +20,11 @@ from taskd.edge.clock import monotonic, next_before
 from taskd.manager import status
 from taskd.manager.act import Act
 from taskd.manager.clusterd import Clusterd
+from taskd.manager.operations import Operations, Precheck
 from taskd.manager.plugins import Plugins, snapshot_of
 from taskd.manager.sense import Sense
 from taskd.manager.settings import EMBEDDED, ManagerConfig
-from taskd.model.ids import Rank, manager
+from taskd.model.ids import NodeRank, Rank, manager
 from taskd.model.job import Ordered, Subscribed, Tick
 from taskd.model.recovery import Signal
 
@@ -67,6 +68,15 @@ class Manager:
         self._config, self._clusterd = config, clusterd
         self._sense, self._act = Sense(bus, config), Act(bus, clusterd)
         self._plugins = self._find_plugins()
+        self._operations = (
+            None
+            if clusterd is None
+            else Operations(self._act.tell, clusterd, self._places, config.operations)
+        )
+        self._sense.operations = self._operations
+        if clusterd is not None and self._operations is not None and config.precheck:
+            look = lambda: self.state.job  # noqa: E731
+            self._operations.precheck = Precheck(clusterd, look, self._sense.progress)
         self.state: State = machine.begin(config.job, monotonic())
         self.because = ""
 
@@ -110,6 +120,8 @@ class Manager:
                 self._clusterd.follow_switch(recording.set),
                 status.publish(self._clusterd, self._config, self._picture),
             ]
+            if self._operations is not None:
+                work += self._operations.work()
         return work
 
     async def _run_plugins(self, plugins: Plugins) -> None:
@@ -129,6 +141,11 @@ class Manager:
             return None if view is None else view.node
 
         return Plugins(directory, self._act.tell, node_of)
+
+    def _places(self) -> dict[Rank, NodeRank]:
+        """The ranks that train now, and their nodes."""
+        job = self.state.job
+        return {rank: job.picture.ranks[rank].node for rank in job.running()}
 
     def _picture(self) -> status.Seen:
         return status.Seen(self.state, self.because, self._sense.progress)
@@ -155,6 +172,8 @@ class Manager:
             for command in taken.commands:
                 await self._act.perform(command)
             if self._plugins is not None and taken.state is not before:
+            if self._operations is not None:
+                self._operations.job_is(taken.state)
                 self._plugins.show(snapshot_of(self._config.job_id, taken.state, self.because))
             if taken.state.job.stories != before.job.stories:
                 status.write_summary(self._config, taken.state)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from taskd.core.job_states import JobConfig
 from taskd.core.liveness import LivenessConfig
+from taskd.core.operations import OperationsConfig
 from taskd.edge.security import Tls
 
 PORT = 9601
@@ -69,3 +70,8 @@ class ManagerConfig:
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
 
     job: JobConfig = field(default_factory=JobConfig)
+    operations: OperationsConfig = field(default_factory=OperationsConfig)
+
+    precheck: bool = False
+    """Stress-test every rank once it has done its first step."""
+

@@ -26,7 +26,18 @@ from taskd.model.ids import Incarnation, NodeRank, Rank
 from taskd.model.ids import Step as Committed
 from taskd.model.messages import Dump, Leave, Repair
 from taskd.model.rank import GiveUp, Me, Order, Stood, Wrote
-from taskd.torch import buckets, buffers, dump, group, random, repair, seam, sharded, transport
+from taskd.torch import (
+    buckets,
+    buffers,
+    dump,
+    group,
+    operations,
+    random,
+    repair,
+    seam,
+    sharded,
+    transport,
+)
 from taskd.torch.groups import Groups, Mode
 from taskd.torch.protected import Protected, Stateful
 from taskd.torch.step import Abandon, Gates, Step
@@ -337,7 +348,9 @@ def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: time
     )
     groups = job._groups
     job._link = Link(settings, me, joining, groups.abort)
-    group.register(groups, transport.choose(backend))
+    backends = transport.choose(backend)
+    group.register(groups, backends)
+    operations.offer(settings, job.rank, address, backends)
     if joining:
         job._holds = None
     else:

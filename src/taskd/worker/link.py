@@ -162,12 +162,11 @@ class Link:
     async def _hear(self, bus: Bus) -> None:
         while True:
             received = await bus.receive()
+            line.heard(received.body)
             if isinstance(received.body, m.Park | m.Repair | m.Dump | m.Leave):
                 self._inbox.put_nowait(received.body)
             elif isinstance(received.body, m.WhoIsThere):
                 self._inbox.put_nowait(Linked(self.step))
-            else:
-                line.heard(received.body)
 
     async def _watch(self, bus: Bus) -> None:
         async for change in bus.changes():

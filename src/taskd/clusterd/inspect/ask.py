@@ -16,6 +16,7 @@ from taskd.edge.tokens import bearer
 from taskd.errors import PeerRefused, PeerUnreachable
 from taskd.wire._pb.control_pb2_grpc import ControlStub
 from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceStub
+from taskd.wire._pb.recover_pb2_grpc import RecoverStub
 
 TIMEOUT_S = 10.0
 AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
@@ -27,6 +28,8 @@ class Connection:
     stub: Any
     trace: Any
     """The service that switches profiling."""
+    recover: Any
+    """The service that takes operations."""
 
     def call(self, method: str, request: Any) -> Any:
         return getattr(self.stub, method)(
@@ -54,7 +57,8 @@ def connection(arguments: argparse.Namespace, job: str = "") -> Iterator[Connect
     try:
         make: Any = ControlStub
         trace: Any = TrainingDataTraceStub
-        yield Connection(place, make(channel), trace(channel))
+        recover: Any = RecoverStub
+        yield Connection(place, make(channel), trace(channel), recover(channel))
     except grpc.RpcError as error:
         told: Any = error
         kind = PeerUnreachable if told.code() in AWAY else PeerRefused

@@ -1,0 +1,20 @@
+"""What a rank may be asked while it stands still: `stress.py` and `nic.py`, boarded on its line."""
+
+from __future__ import annotations
+
+from taskd import config
+from taskd.edge.bus import BusConfig
+from taskd.model.ids import Rank, worker
+from taskd.torch.stress import StressSettings, StressTest
+from taskd.worker import line
+from taskd.worker.settings import WorkerSettings
+from taskd.worker.stress import StressTester
+
+
+def offer(settings: WorkerSettings, rank: int, store: str, backends: dict[str, str]) -> None:
+    """From now on the manager's orders are heard. The link is there already and carries them."""
+    told = config.load(StressSettings, prefix="TASKD_STRESS")
+    test = StressTest(told, store, backends)
+    tester = StressTester(Rank(rank), test.operations())
+    bus = BusConfig(me=worker(settings.node_rank, rank), upstream=settings.proxy)
+    line.board(tester, bus)
