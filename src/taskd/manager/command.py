@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dump-dir", default="taskd-dump")
     parser.add_argument("--join-timeout", type=float, default=600.0, help="seconds")
     parser.add_argument("--profiling-switch", default=environ.get("TASKD_PROFILING_SWITCH", SWITCH))
-    parser.add_argument("--rescheduling", action="store_true", help="lost nodes may come back")
     parser.add_argument("--precheck", action="store_true", help="stress-test all ranks first")
+    parser.add_argument("--rescheduling", action="store_true", help="lost nodes may come back")
 
 
 def config_of(told: argparse.Namespace) -> ManagerConfig:
