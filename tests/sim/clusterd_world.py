@@ -20,6 +20,7 @@ from taskd.model.recovery import (
     FaultsReported,
     JobConfig,
     JobRegistered,
+    PodsSeen,
     Signal,
     Tick,
     Unsubscribed,
@@ -59,6 +60,8 @@ class World:
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._tiebreak = count()
         self.register()
+        if not self.job.cluster and self.chance(0.5):
+            self.tell(PodsSeen(tuple(self.truth.pods.values())))
         self.cluster.show()
         self.client.start()
 

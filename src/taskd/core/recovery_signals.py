@@ -96,7 +96,7 @@ def change_strategy(
             nodes = tuple(node for node in nodes if node not in round_.leaving)
             extra = "recover-in-place"
         case Strategy.RECOVER:
-            nodes = standing(job, round_, nodes)
+            nodes = standing(job, round_, round_.leaving)
         case Strategy.ELASTIC:
             extra = '{"scale-in-strategy": "DP"}'
         case Strategy.DUMP | Strategy.EXIT:
