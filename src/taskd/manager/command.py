@@ -65,6 +65,7 @@ def config_of(told: argparse.Namespace) -> ManagerConfig:
         job=job,
         operations=load(OperationsConfig, prefix="TASKD_OPERATIONS"),
         precheck=told.precheck,
+        job=job,
     )
 
 

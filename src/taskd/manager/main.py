@@ -171,9 +171,9 @@ class Manager:
                 log.debug("%s: %s", type(before).__name__, taken.because)
             for command in taken.commands:
                 await self._act.perform(command)
-            if self._plugins is not None and taken.state is not before:
             if self._operations is not None:
                 self._operations.job_is(taken.state)
+            if self._plugins is not None and taken.state is not before:
                 self._plugins.show(snapshot_of(self._config.job_id, taken.state, self.because))
             if taken.state.job.stories != before.job.stories:
                 status.write_summary(self._config, taken.state)

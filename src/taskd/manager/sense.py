@@ -29,16 +29,16 @@ class Sense:
         self._absent: dict[NodeRank, asyncio.TimerHandle] = {}
         self.recording = Recording(bus, config.profiling_switch)
         self._pulse = Pulse(bus, self.inbox.put_nowait, config.liveness)
-
         self.operations: Operations | None = None
         """Set by the manager where there is a clusterd that could ask for any."""
+
     async def hear(self) -> None:
         while True:
             received = await self._bus.receive()
             self.recording.heard(received.src, received.body)
-            if isinstance(received.body, NodeBeat):
             if self.operations is not None:
                 self.operations.heard(received.src, received.body)
+            if isinstance(received.body, NodeBeat):
                 self.progress.update({item.rank: item for item in received.body.progress})
                 self._pulse.heard(received.body)
             else:

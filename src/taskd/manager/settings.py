@@ -75,3 +75,4 @@ class ManagerConfig:
     precheck: bool = False
     """Stress-test every rank once it has done its first step."""
 
+    job: JobConfig = field(default_factory=JobConfig)
