@@ -16,7 +16,6 @@ from taskd.errors import SettingsError, TaskdError
 from taskd.manager.main import serve
 from taskd.manager.settings import PORT, SWITCH, ManagerConfig
 
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     host = environ.get("POD_IP", "127.0.0.1")
     parser.add_argument("--job-id", default=environ.get("MINDX_TASK_ID", "job"))
@@ -35,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profiling-switch", default=environ.get("TASKD_PROFILING_SWITCH", SWITCH))
     parser.add_argument("--precheck", action="store_true", help="stress-test all ranks first")
     parser.add_argument("--rescheduling", action="store_true", help="lost nodes may come back")
-
 
 def config_of(told: argparse.Namespace) -> ManagerConfig:
     try:
@@ -62,16 +60,13 @@ def config_of(told: argparse.Namespace) -> ManagerConfig:
         ready_fd=told.ready_fd,
         profiling_switch=told.profiling_switch,
         liveness=load(LivenessConfig),
-        job=job,
         operations=load(OperationsConfig, prefix="TASKD_OPERATIONS"),
         precheck=told.precheck,
         job=job,
     )
 
-
 def run(told: argparse.Namespace) -> int:
     return serve(config_of(told))
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="taskd manager", description=__doc__)

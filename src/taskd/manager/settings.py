@@ -16,7 +16,6 @@ SWITCH = "/user/cluster-info/datatrace-config/profilingSwitch"
 EMBEDDED = "embedded"
 """In place of clusterd's address: run it in the manager's own process."""
 
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManagerConfig:
     job_id: str
@@ -69,7 +68,6 @@ class ManagerConfig:
 
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
 
-    job: JobConfig = field(default_factory=JobConfig)
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     precheck: bool = False
