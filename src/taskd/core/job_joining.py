@@ -12,6 +12,7 @@ from dataclasses import replace
 from taskd.core import job_signals as signals
 from taskd.core import job_strategies as strategies
 from taskd.core.job_states import (
+    FIRST_RANK,
     Awaiting,
     Ending,
     Gathering,
@@ -29,7 +30,8 @@ from taskd.core.job_states import (
     then,
     with_facts,
 )
-from taskd.core.picture import Life, NodeView, started
+from taskd.core.picture import Life, NodeView, RankView, started
+from taskd.core.ranks import RankSet
 from taskd.model.ids import NodeRank, Position, Rank, Role, agent, worker
 from taskd.model.job import Command, RankFault, ReportFaults, Tell
 from taskd.model.messages import (
@@ -78,7 +80,7 @@ def permit(state: State, node: NodeRank) -> Taken:
     state = with_facts(state, permitted=job.permitted | {node})
     if not ours:
         # They do not say when their ranks run, so the permission has to count for it.
-        picture = started(job.picture, frozenset(view.rank for view in views))
+        picture = started(job.picture, RankSet(view.rank for view in views))
         state = with_facts(state, picture=picture)
     if ours and job.attempt:
         members = tuple(Member(view.rank, node, view.incarnation) for view in views)
@@ -175,17 +177,21 @@ def recognise(
     if state.rebuilding or not _ran_before(state.job, src, body):
         return state
     deadline = min(state.deadline, now + config.rebuild_timeout_s)
-    return replace(state, deadline=deadline, rebuilding=True)
+    return replace(state, deadline=deadline, rebuilding=True, awaited=FIRST_RANK)
 
 
 def gather(state: Gathering, now: float, config: JobConfig) -> Taken:
     """After each word that is heard: is the picture complete?"""
-    views = [state.job.picture.ranks[rank] for rank in state.job.world]
-    known = all(view.life is not Life.ABSENT for view in views)
-    told = all(view.phase for view in views if view.life is Life.ALIVE)
-    if known and (told or not state.rebuilding):
-        return gathered(state, now, config)
-    return Taken(state)
+    views = state.job.picture.ranks
+    for rank in state.job.world.since(state.awaited):
+        if _is_unheard(state, views[rank]):
+            return Taken(replace(state, awaited=rank))
+    return gathered(state, now, config)
+
+
+def _is_unheard(state: Gathering, view: RankView) -> bool:
+    quiet = state.rebuilding and view.life is Life.ALIVE and not view.phase
+    return view.life is Life.ABSENT or quiet
 
 
 def _ran_before(job: Job, src: Position, body: Body) -> bool:

@@ -25,14 +25,14 @@ from taskd.core.job_states import (
     then,
 )
 from taskd.core.picture import Life
-from taskd.model.ids import Rank
+from taskd.core.ranks import NOBODY, RankSet
 from taskd.model.job import RankFault, ReportResult
 from taskd.model.messages import Committed, Dumped, Repaired, RepairFailed
 
 
 def repaired(state: State, told: Repaired | Committed, now: float, config: JobConfig) -> Taken:
     job = replace(state.job, best=max(state.job.best, told.step))
-    done = frozenset({told.rank}) if isinstance(told, Committed) else frozenset[Rank]()
+    done = RankSet((told.rank,)) if isinstance(told, Committed) else NOBODY
     match state:
         case Repairing():
             uncommitted = state.uncommitted - done
@@ -70,7 +70,7 @@ def repair_failed(state: State, told: RepairFailed, now: float, config: JobConfi
         state.job,
         state.order,
         state.plan,
-        frozenset({told.rank}) | (state.unrepaired if isinstance(state, Repairing) else set()),
+        RankSet((told.rank,)) | (state.unrepaired if isinstance(state, Repairing) else NOBODY),
         state.uncommitted,
         min(state.deadline, now + config.setback_s),
         setback,

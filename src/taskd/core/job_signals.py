@@ -31,7 +31,8 @@ from taskd.core.job_states import (
     seen,
     with_facts,
 )
-from taskd.model.ids import Incident, Rank, agent
+from taskd.core.ranks import RankSet
+from taskd.model.ids import Incident, agent
 from taskd.model.job import NO_INCIDENT, RankFault, ReportFaults, Tell
 from taskd.model.messages import StartWorkers, StopWorkers
 from taskd.model.recovery import Signal
@@ -140,10 +141,10 @@ def _continue(
     return stopping.stop(state, order, incident, now, config)
 
 
-def _resumed(job: Job) -> frozenset[Rank]:
+def _resumed(job: Job) -> RankSet:
     """Ranks that train under this very incident: its repair has got that far with them."""
     views = job.picture.ranks
-    return frozenset(
+    return RankSet(
         rank
         for rank in job.running()
         if views[rank].phase == "training" and views[rank].incident == job.incident
@@ -151,7 +152,7 @@ def _resumed(job: Job) -> frozenset[Rank]:
 
 
 def _half_done(
-    state: State, order: Signal, resumed: frozenset[Rank], now: float, config: JobConfig
+    state: State, order: Signal, resumed: RankSet, now: float, config: JobConfig
 ) -> Taken:
     """The order was being carried out when the manager was restarted."""
     rest = state.job.world - resumed

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from taskd.core.picture import NO_STEP, Life, Picture, expect
+from taskd.core.ranks import RankSet, Table
 from taskd.core.repair import Holder, Plan
 from taskd.model.ids import Incident, NodeRank, Rank, Step
 from taskd.model.job import NO_INCIDENT, RETRYABLE, Command, RankFault, Story
@@ -26,6 +27,7 @@ ENDLESS = 32767
 """The restart budget that stands for none or 0, as Ascend counts."""
 ECHO = "communication"
 """The kind of fault that a rank suffers when another one fails."""
+FIRST_RANK = Rank(0)
 STORIES_KEPT = 100
 SIGNALS_KEPT = 64
 
@@ -112,7 +114,7 @@ class Job:
     """What stays true in every state."""
 
     picture: Picture
-    world: frozenset[Rank]
+    world: RankSet
     """The ranks that train together; fewer than all after a shrink."""
     incident: Incident = NO_INCIDENT
     uuid: str = ""
@@ -121,7 +123,7 @@ class Job:
     ascend: bool = False
     """clusterd is Ascend's: it numbers no incidents and knows none of our strategies' names."""
     faults: Mapping[Rank, RankFault] = field(default_factory=dict)
-    parked: Mapping[Rank, Parked] = field(default_factory=dict)
+    parked: Table[Parked] = field(default_factory=Table)
     stirred: bool = False
     """The ranks have been given a plan since they stood still: where they are now is not known."""
     restarts_left: int = ENDLESS
@@ -143,17 +145,17 @@ class Job:
     story: Story | None = None
     stories: tuple[Story, ...] = ()
 
-    def broken(self) -> frozenset[Rank]:
+    def broken(self) -> RankSet:
         """Ranks of the world that need a new process."""
         views = self.picture.ranks
-        return frozenset(
+        return RankSet(
             rank
             for rank in self.world
             if views[rank].life is not Life.ALIVE
             or (rank in self.faults and self.faults[rank].kind not in RETRYABLE)
         )
 
-    def running(self) -> frozenset[Rank]:
+    def running(self) -> RankSet:
         return self.world & self.picture.alive()
 
     def starting(self) -> bool:
@@ -194,7 +196,7 @@ class Job:
 def first(config: JobConfig) -> Job:
     picture = expect(config.nodes, config.ranks_per_node)
     budget = config.max_restarts if config.max_restarts > 0 else ENDLESS
-    return Job(picture, frozenset(picture.ranks), restarts_left=budget)
+    return Job(picture, RankSet(picture.ranks), restarts_left=budget)
 
 
 # The states
@@ -208,6 +210,8 @@ class Gathering:
     deadline: float
     rebuilding: bool = False
     """Ranks ran before this life of the manager did: it decides nothing before it knows all."""
+    awaited: Rank = FIRST_RANK
+    """All below it have been heard."""
     deferred: tuple[Signal, ...] = ()
 
 
@@ -237,7 +241,7 @@ class Reported:
 @dataclass(frozen=True, slots=True)
 class Stopping:
     job: Job
-    running: frozenset[Rank]
+    running: RankSet
     order: Signal
     """What is carried out once everybody stands: a plain stop is only reported."""
     deadline: float
@@ -273,8 +277,8 @@ class Repairing:
     job: Job
     order: Signal
     plan: Plan
-    unrepaired: frozenset[Rank]
-    uncommitted: frozenset[Rank]
+    unrepaired: RankSet
+    uncommitted: RankSet
     deadline: float
     setback: str = ""
     """A rank could not be repaired; the deadline waits for the death that explains it."""
@@ -287,7 +291,7 @@ class Resuming:
     job: Job
     order: Signal
     plan: Plan
-    uncommitted: frozenset[Rank]
+    uncommitted: RankSet
     deadline: float
 
 
@@ -295,7 +299,7 @@ class Resuming:
 class Restarting:
     job: Job
     order: Signal
-    unstarted: frozenset[Rank]
+    unstarted: RankSet
     deadline: float
 
 
@@ -303,7 +307,7 @@ class Restarting:
 class Dumping:
     job: Job
     order: Signal
-    unwritten: frozenset[Rank]
+    unwritten: RankSet
     deadline: float
 
 
@@ -406,7 +410,7 @@ def opened(job: Job, incident: Incident, uuid: str, now: float) -> Job:
         began = max((fault.seen_at for fault in faults), default=now)
         story = Story(incident, faults, (("seen", began),))
     story = replace(story, incident=incident)
-    return replace(job, incident=incident, uuid=uuid, parked={}, stirred=False, story=story)
+    return replace(job, incident=incident, uuid=uuid, parked=Table(), stirred=False, story=story)
 
 
 def closed(job: Job, outcome: str, because: str) -> Job:

@@ -22,7 +22,8 @@ from taskd.core.job_states import (
     with_facts,
 )
 from taskd.core.picture import NO_STEP, Life
-from taskd.model.ids import EVERY_WORKER, Incident, Rank
+from taskd.core.ranks import NOBODY, RankSet, Table
+from taskd.model.ids import EVERY_WORKER, Incident
 from taskd.model.job import Command, ReportStopped, ReportStrategies, Tell
 from taskd.model.messages import Park, Parked
 from taskd.model.recovery import Signal
@@ -35,12 +36,12 @@ def stop(state: State, signal: Signal, incident: Incident, now: float, config: J
     if "pause_train" in signal.actions and not state.job.protected():
         told = ReportStopped(signal.uuid, (), CANNOT, "these ranks cannot be paused")
         return Taken(state, (told,), "these ranks know nothing of us, so they cannot be paused")
-    again = _standing(state.job) if incident == state.job.incident else {}
+    again = _standing(state.job) if incident == state.job.incident else Table[Parked]()
     job = replace(opened(state.job, incident, signal.uuid, now), parked=again)
-    running = job.running() - job.broken() - frozenset(again)
+    running = job.running() - job.broken() - RankSet(again)
     if not job.protected():
         # Nothing in these ranks could answer; they are killed when the decision has come.
-        return stood(Stopping(job, frozenset(), signal, now), now, config)
+        return stood(Stopping(job, NOBODY, signal, now), now, config)
     ranks = ", ".join(str(fault.rank) for fault in job.known_faults()) or "none"
     because = f"incident {incident}: failed ranks: {ranks}"
     stopping = Stopping(job, running, signal, now + config.stop_timeout_s)
@@ -48,24 +49,24 @@ def stop(state: State, signal: Signal, incident: Incident, now: float, config: J
     return taken if running else then(taken, stood(stopping, now, config))
 
 
-def _standing(job: Job) -> dict[Rank, Parked]:
+def _standing(job: Job) -> Table[Parked]:
     """Who is known to stand in this very incident. A rank that joins has nothing to put down."""
     joining = {
         rank: Parked(rank, view.incarnation, job.incident, NO_STEP, whole=False)
         for rank, view in job.picture.ranks.items()
         if view.life is Life.ALIVE and view.phase == "joining" and view.incident == job.incident
     }
-    return {**joining, **job.parked}
+    return Table(joining).update(job.parked)
 
 
 def parked(state: State, told: Parked, now: float, config: JobConfig) -> Taken:
-    state = with_facts(state, parked={**state.job.parked, told.rank: told})
+    state = with_facts(state, parked=state.job.parked.put(told.rank, told))
     if not isinstance(state, Stopping):
         return Taken(state, because="it stands, as was known")
     return stands(state, state.running - {told.rank}, now, config)
 
 
-def stands(state: Stopping, running: frozenset[Rank], now: float, config: JobConfig) -> Taken:
+def stands(state: Stopping, running: RankSet, now: float, config: JobConfig) -> Taken:
     state = replace(state, running=running)
     if running:
         return Taken(state, because=f"{len(running)} ranks still running")

@@ -24,7 +24,8 @@ from taskd.core.job_states import (
     mark,
     then,
 )
-from taskd.core.picture import Life, node_lost, started, starting
+from taskd.core.picture import Life, RankView, node_lost, started, starting
+from taskd.core.ranks import RankSet
 from taskd.core.repair import Impossible, Plan, Seat, complete_step, plan, shrink
 from taskd.model.ids import EVERY_WORKER, Incarnation, NodeRank, Rank, Step, agent, worker
 from taskd.model.job import Command, ReportResult, ReportStrategies, Tell
@@ -49,14 +50,18 @@ ISOLATED, RETRY_FAILED, FAILED, DUMP_FAILED = 201, 405, 406, 407
 
 def feasible(job: Job, config: JobConfig) -> tuple[str, ...]:
     """The names that clusterd chooses from; `recover` stands for in place as well."""
+    holders = job.holders() if job.protected() else ()
+    gone = lost(job)
+    shards = {job.picture.ranks[rank].shard for rank in job.world}
+    has_state = complete_step(holders, shards) is not None
     offered = []
-    if not job.broken() and job.protected() and isinstance(plan(job.holders()), Plan):
+    if has_state and not gone:
         offered.append("retry")
-    if any(_can_replace(job, config, in_place=where) for where in (True, False)):
+    if _can_replace(job, gone, config) and (has_state or job.restarts_left > 0):
         offered.append("recover")
-    if job.protected() and isinstance(shrink(job.holders(), lost(job)), Plan):
+    if has_state and isinstance(shrink(holders, gone), Plan):
         offered.append("downgrade")
-    if _dump_step(job) is not None:
+    if has_state:
         offered.append("dump")
     return (*offered, "exit")
 
@@ -111,11 +116,13 @@ def offer_to_grow(job: Job) -> tuple[Command, ...]:
 
 
 def _missing(job: Job) -> list[Seat]:
-    return [
-        Seat(rank, view.node, view.incarnation, view.shard, view.replica)
-        for rank, view in sorted(job.picture.ranks.items())
-        if rank not in job.world or rank in job.broken()
-    ]
+    views = job.picture.ranks
+    absent = (RankSet(views) - job.world) | job.broken()
+    return [_seat(views[rank]) for rank in absent]
+
+
+def _seat(view: RankView) -> Seat:
+    return Seat(view.rank, view.node, view.incarnation, view.shard, view.replica)
 
 
 def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -> Taken:
@@ -193,7 +200,7 @@ def _repair(
     isolated = tuple(sorted(job.world - {member.rank for member in made.members}))
     job = replace(
         job,
-        world=frozenset(member.rank for member in made.members),
+        world=RankSet(member.rank for member in made.members),
         picture=starting(job.picture, _places(made.replaced)),
         faults={r: f for r, f in job.faults.items() if r not in isolated},
         stirred=True,
@@ -232,7 +239,7 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     members = tuple(Member(seat.rank, seat.node, seat.incarnation) for seat in seats)
     job = replace(
         job,
-        world=frozenset(everybody),
+        world=RankSet(everybody),
         attempt=job.attempt + 1,
         restarts_left=job.restarts_left - 1,
         stirred=True,
@@ -249,12 +256,12 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
         for node, of_node in _by_node(members).items()
     )
     # Ascend's agents say nothing when they have started their ranks.
-    unstarted = frozenset(member.rank for member in members if nodes[member.node].ours)
+    unstarted = RankSet(member.rank for member in members if nodes[member.node].ours)
     state = Restarting(job, order, unstarted, now + config.restart_timeout_s)
     taken = Taken(state, tells, f"attempt {job.attempt}: all {len(members)} ranks start anew")
     if unstarted:
         return taken
-    job = replace(job, picture=started(job.picture, frozenset(_places(members))))
+    job = replace(job, picture=started(job.picture, RankSet(_places(members))))
     return then(taken, recovered(job, order, now, config))
 
 
@@ -265,7 +272,7 @@ def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     writers = tuple(h for h in job.holders() if (h.shard, step) in h.offers())
     members = tuple(Member(h.rank, h.node, h.incarnation) for h in writers)
     told = Tell(EVERY_WORKER, Dump(job.incident, step, config.dump_dir, members))
-    unwritten = frozenset(member.rank for member in members)
+    unwritten = RankSet(member.rank for member in members)
     state = Dumping(job, order, unwritten, now + config.dump_timeout_s)
     return Taken(state, (told,), f"{len(members)} ranks write step {step}")
 
@@ -275,8 +282,7 @@ def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
 
 def lost(job: Job) -> list[Seat]:
     """The ranks that need a new process, as they last were."""
-    views = (job.picture.ranks[rank] for rank in sorted(job.broken()))
-    return [Seat(v.rank, v.node, v.incarnation, v.shard, v.replica) for v in views]
+    return [_seat(job.picture.ranks[rank]) for rank in job.broken()]
 
 
 def _seats(job: Job, wanted: Iterable[Seat], *, in_place: bool) -> list[Seat] | None:
@@ -299,16 +305,10 @@ def _seats(job: Job, wanted: Iterable[Seat], *, in_place: bool) -> list[Seat] | 
     return seats
 
 
-def _can_replace(job: Job, config: JobConfig, *, in_place: bool) -> bool:
+def _can_replace(job: Job, gone: list[Seat], config: JobConfig) -> bool:
     if job.fruitless >= config.fruitless_limit:
         return False
-    gone = lost(job)
-    seats = _seats(job, gone, in_place=in_place)
-    if seats is None and (in_place or not config.rescheduling):
-        return False
-    if job.protected() and isinstance(plan(job.holders(), gone), Plan):
-        return True
-    return job.restarts_left > 0
+    return config.rescheduling or _seats(job, gone, in_place=False) is not None
 
 
 def _dump_step(job: Job) -> Step | None:

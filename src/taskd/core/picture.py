@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from taskd.core.ranks import NOBODY, RankSet, Table
 from taskd.model.ids import Incarnation, Incident, NodeRank, Position, Rank, Role, Step
 from taskd.model.job import NO_INCIDENT
 from taskd.model.messages import (
@@ -67,18 +68,23 @@ class NodeView:
     """It has joined and has not been lost since."""
     ours: bool = False
     """It has said AgentHello. Ascend's agents never do."""
+    ranks: RankSet = NOBODY
+    """Those that have ever stood here; some may have moved since."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
     nodes: Mapping[NodeRank, NodeView]
-    ranks: Mapping[Rank, RankView]
+    ranks: Table[RankView]
 
-    def alive(self) -> frozenset[Rank]:
-        return frozenset(rank for rank, view in self.ranks.items() if view.life is Life.ALIVE)
+    def alive(self) -> RankSet:
+        return RankSet(rank for rank, view in self.ranks.items() if view.life is Life.ALIVE)
 
     def on(self, node: NodeRank) -> tuple[RankView, ...]:
-        return tuple(view for view in self.ranks.values() if view.node == node)
+        """The ranks that stand on this node."""
+        known = self.nodes.get(node)
+        views = (self.ranks[rank] for rank in (known.ranks if known else NOBODY))
+        return tuple(view for view in views if view.node == node)
 
 
 # News
@@ -122,11 +128,19 @@ class Learned:
 def expect(nodes: int, ranks_per_node: int) -> Picture:
     """Before anybody has said anything: the ranks stand in order, as torchrun numbers them."""
     return Picture(
-        {NodeRank(node): NodeView(NodeRank(node)) for node in range(nodes)},
         {
-            Rank(rank): RankView(Rank(rank), NodeRank(rank // ranks_per_node))
-            for rank in range(nodes * ranks_per_node)
+            NodeRank(node): NodeView(
+                NodeRank(node),
+                ranks=RankSet(map(Rank, range(node * ranks_per_node, (node + 1) * ranks_per_node))),
+            )
+            for node in range(nodes)
         },
+        Table(
+            {
+                Rank(rank): RankView(Rank(rank), NodeRank(rank // ranks_per_node))
+                for rank in range(nodes * ranks_per_node)
+            }
+        ),
     )
 
 
@@ -168,32 +182,34 @@ def node_lost(picture: Picture, node: NodeRank, kind: str, evidence: str) -> Lea
 
 def starting(picture: Picture, seats: Mapping[Rank, tuple[NodeRank, Incarnation]]) -> Picture:
     """These lives have been ordered."""
-    ranks = dict(picture.ranks)
+    ranks = {}
     for rank, (node, incarnation) in seats.items():
         ranks[rank] = replace(
-            ranks.get(rank, RankView(rank, node)),
+            picture.ranks.get(rank, RankView(rank, node)),
             node=node,
             incarnation=incarnation,
             life=Life.STARTING,
             phase="",
             pid=0,
         )
-    return replace(picture, ranks=ranks)
+    for rank, view in ranks.items():
+        picture = _standing_on(picture, rank, view.node)
+    return replace(picture, ranks=picture.ranks.update(ranks))
 
 
-def started(picture: Picture, ranks: frozenset[Rank]) -> Picture:
+def started(picture: Picture, ranks: RankSet) -> Picture:
     """Nobody will tell, but these must be running by now."""
     views = {rank: replace(picture.ranks[rank], life=Life.ALIVE) for rank in ranks}
-    return replace(picture, ranks={**picture.ranks, **views})
+    return replace(picture, ranks=picture.ranks.update(views))
 
 
 # One message each
 
 
 def _local(picture: Picture, node: NodeRank, workers: tuple[LocalWorker, ...]) -> Learned:
-    ranks, news = dict(picture.ranks), list[News]()
+    ranks, news = dict[Rank, RankView](), list[News]()
     for local in workers:
-        view = ranks.get(local.rank, RankView(local.rank, node))
+        view = picture.ranks.get(local.rank, RankView(local.rank, node))
         over = view.life in (Life.DEAD, Life.DONE) and local.incarnation == view.incarnation
         if local.incarnation < view.incarnation or over:
             continue
@@ -202,7 +218,9 @@ def _local(picture: Picture, node: NodeRank, workers: tuple[LocalWorker, ...]) -
         ranks[local.rank] = replace(
             view, node=node, life=Life.ALIVE, incarnation=local.incarnation, pid=local.pid
         )
-    return Learned(replace(picture, ranks=ranks), tuple(news))
+    for rank in ranks:
+        picture = _standing_on(picture, rank, node)
+    return Learned(replace(picture, ranks=picture.ranks.update(ranks)), tuple(news))
 
 
 def _joined(picture: Picture, src: Position) -> Picture:
@@ -243,7 +261,7 @@ def _hello(picture: Picture, hello: WorkerHello) -> Learned:
         replica=hello.replica,
     )
     news = (RankCameUp(hello.rank),) if came_up else ()
-    return Learned(_with_rank(picture, view), news)
+    return Learned(_with_rank(_standing_on(picture, hello.rank, hello.node), view), news)
 
 
 def _exited(picture: Picture, told: WorkerExited) -> Learned:
@@ -262,12 +280,13 @@ def _exited(picture: Picture, told: WorkerExited) -> Learned:
 
 
 def _died(picture: Picture, ranks: tuple[Rank, ...], kind: str, evidence: str) -> Learned:
-    now, news = dict(picture.ranks), list[News]()
+    dead, news = dict[Rank, RankView](), list[News]()
     for rank in ranks:
-        if rank in now and now[rank].life is not Life.DEAD:
-            now[rank] = replace(now[rank], life=Life.DEAD, phase="dead")
+        view = picture.ranks.get(rank)
+        if view is not None and view.life is not Life.DEAD:
+            dead[rank] = replace(view, life=Life.DEAD, phase="dead")
             news.append(RankDied(rank, kind, evidence))
-    return Learned(replace(picture, ranks=now), tuple(news))
+    return Learned(replace(picture, ranks=picture.ranks.update(dead)), tuple(news))
 
 
 def _stepped(picture: Picture, told: Parked | Repaired | Committed) -> Learned:
@@ -279,9 +298,16 @@ def _stepped(picture: Picture, told: Parked | Repaired | Committed) -> Learned:
     return Learned(_with_rank(picture, seen))
 
 
+def _standing_on(picture: Picture, rank: Rank, node: NodeRank) -> Picture:
+    known = picture.nodes.get(node, NodeView(node))
+    if rank in known.ranks:
+        return picture
+    return _with_node(picture, replace(known, ranks=known.ranks | (rank,)))
+
+
 def _with_node(picture: Picture, node: NodeView) -> Picture:
     return replace(picture, nodes={**picture.nodes, node.node: node})
 
 
 def _with_rank(picture: Picture, rank: RankView) -> Picture:
-    return replace(picture, ranks={**picture.ranks, rank.rank: rank})
+    return replace(picture, ranks=picture.ranks.put(rank.rank, rank))
