@@ -193,7 +193,8 @@ def test_anything_in_any_order(caplog: pytest.LogCaptureFixture) -> None:
         @given(st.lists(call(), min_size=1, max_size=16))
         def fuzz(calls: list[Call]) -> None:
             runner.run(fuzzed.run(calls))
-            assert not caplog.records, caplog.text
+            ours = [record for record in caplog.records if record.name.startswith("taskd")]
+            assert not ours, caplog.text
 
         async def open_all() -> tuple[Any, Any, Fuzzed]:
             serving = serve(config)
