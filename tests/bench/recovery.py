@@ -67,8 +67,10 @@ class Contender(Generic[Result]):
         tried = len(self.results) + len(self.failures)
         if not self.results:
             return f"no recovery in {tried} of {tried} trials: {self.failures[-1]}"
-        failed = f", {len(self.failures)} of {tried} trials failed" if self.failures else ""
-        return ms(self.seconds) + failed
+        if not self.failures:
+            return ms(self.seconds)
+        failed = f"{len(self.failures)} of {tried} trials failed, last: {self.failures[-1]}"
+        return f"{ms(self.seconds)}; {failed}"
 
 
 def measure() -> list[Row]:
@@ -144,11 +146,11 @@ def _against_best(killed: Contender[Incident], peers: list[Contender[Outcome]]) 
         able = [peer for peer in peers if peer.spare == spare and peer.results]
         if able:
             best = min(able, key=lambda peer: median(peer.seconds))
-            what, against = f"the best peer {kind}, how much slower", f"{best.name}: {best}"
+            what, against = f"the best peer {kind}, how much slower", f"{best.name}: {best.brief}"
             rows.append(
                 Row(
                     what,
-                    str(killed),
+                    killed.brief,
                     against,
                     _times(best.seconds, killed.seconds),
                     5.0,
