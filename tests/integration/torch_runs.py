@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from tests.integration.torch_world import World
+from tests.integration.torch_world import Script, World
 
 
-def run(folder: Path, script: Any, **told: Any) -> World:
+def run(folder: Path, script: Script, run_s: float = 150.0, **told: Any) -> World:
     folder.mkdir()
-    world = World(script, folder, told=told)
+    world = World(script, folder, told=told, run_s=run_s)
 
     async def live() -> None:
         try:

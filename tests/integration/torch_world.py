@@ -68,6 +68,7 @@ class World:
         self.dumped: dict[int, m.Dumped] = {}
         self.dead: set[int] = set()
         self.done: set[int] = set()
+        self._telling: set[asyncio.Task[None]] = set()
         self.changed = asyncio.Event()
         self.story: list[str] = []
 
@@ -161,6 +162,12 @@ class World:
         sent = await self.bus.send(worker(0, rank), body)
         self._note(f"-> {rank}: {type(body).__name__} {sent}")
 
+    def _tell_aside(self, rank: int, body: m.Body) -> None:
+        """Not to wait for one that may be dead."""
+        task = asyncio.create_task(self.tell(rank, body))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
     async def park(self, because: str = "a test") -> dict[int, m.Parked]:
         """A new incident; returns where everybody who is alive stands."""
         self.incident = Incident(self.incident + 1)
@@ -169,7 +176,8 @@ class World:
         self.repaired.clear()
         self.committed.clear()
         alive = self.alive()
-        await asyncio.gather(*(self.tell(r, m.Park(self.incident, because)) for r in alive))
+        for rank in alive:
+            self._tell_aside(rank, m.Park(self.incident, because))
         await self.until(
             lambda: all(
                 r in self.dead or (self.parked.get(r) and self.parked[r].incident == self.incident)
@@ -216,7 +224,8 @@ class World:
             PATIENCE_S,
         )
         incident = self.incident
-        await asyncio.gather(*(self.tell(one.rank, order) for one in made.members))
+        for one in made.members:
+            self._tell_aside(one.rank, order)
         await self.until(
             lambda: (
                 bool(self.dead or self.broken or self.failed)
