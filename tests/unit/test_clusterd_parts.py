@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskd.clusterd.bare import BareCluster, version_of
+from taskd.clusterd.book import Record
 from taskd.clusterd.cluster import Key, Kind, key_of, owner_of
 from taskd.clusterd.jobs import ABANDONED_S, Jobs, JobsConfig
 from taskd.clusterd.limits import Buckets, Rate
@@ -21,9 +23,18 @@ from taskd.clusterd.owner import Owner
 from taskd.clusterd.sense import device_faults, faults_seen, rank_of
 from taskd.clusterd.streams import End, Line
 from taskd.core.recovery_config import RecoveryConfig
+from taskd.core.recovery_states import Negotiating, Stopping
 from taskd.edge.journal import Journal
-from taskd.model.ids import JobId
-from taskd.model.recovery import LabelPodGroup, ResetOperation, Tick
+from taskd.model.faults import Fault
+from taskd.model.ids import JobId, Rank
+from taskd.model.recovery import (
+    FaultsReported,
+    LabelPodGroup,
+    ResetOperation,
+    StopCompleted,
+    Subscribed,
+    Tick,
+)
 from taskd.model.strategies import LADDER
 
 
@@ -142,6 +153,28 @@ def test_writes_that_were_ordered_are_done_after_a_restart() -> None:
         body = cluster.get(key)
         assert body is not None
         assert body["metadata"]["labels"]["process-recover-enable"] == "pause"
+        await again.close()
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_deadline_that_passed_while_no_server_ran_waits_for_the_client() -> None:
+    async def main() -> None:
+        journal = Journal(None)
+        jobs = make_jobs([0.0], journal, BareCluster())
+        await jobs.start()
+        await joined(jobs, "a")
+        owner = jobs.served[JobId("a")]
+        await owner.ask(FaultsReported((Fault(Rank(1)),)))
+        await jobs.close()
+        state = owner.state
+        assert isinstance(state, Stopping)
+        late = Record(replace(state, deadline=-1.0))
+        again = Owner(JobId("a"), late, jobs._tools)
+        assert (await again.ask(Subscribed())).code == 0
+        assert (await again.ask(StopCompleted(0))).code == 0
+        assert isinstance(again.state, Negotiating)
         await again.close()
         await journal.aclose()
 

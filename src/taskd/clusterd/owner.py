@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 1.0
 """After the journal refused: when what nobody waits for is tried again."""
+RESUME_S = 15.0
+"""A deadline that passed while no server ran: the client is given this long to come back first."""
 WRITE_PAUSES_S = (1.0, 2.0, 3.0)
 ROUNDS = 16
 
@@ -99,6 +101,8 @@ class Owner:
         self._inbox: asyncio.Queue[Asked] = asyncio.Queue()
         self._asking = 0
         self._not_before = -inf
+        missed = record.state.deadline < self.changed_at and not isinstance(record.state, Idle)
+        self._patient_until = self.changed_at + RESUME_S if missed else -inf
         self._watchers: set[asyncio.Event] = set()
         self._writing: asyncio.Task[None] | None = None
         self._written = 0
@@ -159,7 +163,7 @@ class Owner:
     async def _run(self) -> None:
         clock = self._tools.clock
         while True:
-            wake = max(self.state.deadline, self._not_before)
+            wake = max(self.state.deadline, self._not_before, self._patient_until)
             asked = await next_before(self._inbox, wake, clock) or Asked(Tick())
             now = clock()
             try:
@@ -274,7 +278,8 @@ def past_round(before: State, taken: Step, now: float) -> PastRound | None:
     at_rest = isinstance(taken.state, Idle | Shrunk | Ended)
     if not at_rest or isinstance(before, Idle | Ended) or type(before) is type(taken.state):
         return None
-    tried = getattr(before, "strategy", None) or type(before).__name__
+    task = getattr(before, "task", None)
+    tried = task.operation if task else getattr(before, "strategy", "") or type(before).__name__
     return PastRound(
         incident=before.job.incident,
         began=before.round.began,
