@@ -1,0 +1,1 @@
+"""The documented home of the manager and of its bridge to MindIO."""
