@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class Job:
             env={**os.environ, "TMPDIR": str(self.temporary), **env},
         )
         self.process = psutil.Process(self.popen.pid)
+        weakref.finalize(self, _end, self.popen)
 
     def wait_for(self, text: str) -> list[str]:
         """Read the workers' output up to a line with this text."""
@@ -79,6 +81,13 @@ class Job:
         assert not alive, f"left behind: {alive}"
         assert not self.left(), "files are left behind"
         return Ended(self.popen.returncode, out, err)
+
+
+def _end(popen: subprocess.Popen[str]) -> None:
+    """Whatever happens to its test, a job must not run on."""
+    if popen.poll() is None:
+        popen.kill()
+        popen.communicate()
 
 
 def _thread_name(pid: int) -> str:

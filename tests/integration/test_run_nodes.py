@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -99,12 +100,12 @@ def test_a_killed_launcher_may_be_started_again(tmp_path: Path) -> None:
 
 def test_two_launchers_of_one_node_are_one_too_many(tmp_path: Path) -> None:
     path = script(tmp_path, "import signal; print('up', flush=True); signal.pause()")
-    job = Job(tmp_path, "--job-id=only", path)
+    job = Job(tmp_path, f"--job-id=only{os.getpid()}", path)
     job.wait_for("up")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    other = Job(elsewhere, "--job-id=only", path).end()
+    other = Job(elsewhere, f"--job-id=only{os.getpid()}", path).end()
     assert other.code == 1
-    assert "job only is being run on node 0 already" in other.err
+    assert " is being run on node 0 already" in other.err
     job.signal()
     job.end()

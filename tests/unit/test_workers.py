@@ -241,8 +241,9 @@ def test_a_finished_node_does_not_wait_for_ever() -> None:
 
 def test_once_means_please_and_twice_means_now() -> None:
     play = Play().running()
-    asked = play.hear(Interrupted("Ctrl-C", 2))
+    asked = play.hear(Interrupted("stopped by Ctrl-C", 2))
     assert asked == (
+        Tell(m.EndJob(1, "node 1 was stopped by Ctrl-C")),
         Tell(m.RanksFailed(())),
         AskToEnd(Rank(2), Incarnation(0), 2),
         AskToEnd(Rank(3), Incarnation(0), 2),

@@ -133,6 +133,22 @@ def _add_ours(group: argparse._ArgumentGroup) -> None:
         "--join-timeout", type=float, default=900.0, help="seconds a node may take to join"
     )
     group.add_argument(
+        "--precheck",
+        action="store_true",
+        help="stress-test every rank and link once each has done a step",
+    )
+    group.add_argument(
+        "--nics", default="", metavar="PRIMARY,BACKUP", help="interfaces for the ranks' groups"
+    )
+    group.add_argument(
+        "--nic-failover",
+        action="store_true",
+        help="move to the backup when no groups can be formed over the primary",
+    )
+    group.add_argument(
+        "--metrics", default="", metavar="HOST:PORT", help="the manager serves Prometheus here"
+    )
+    group.add_argument(
         "--state-dir", default="", help="where the journal is kept, for `taskd replay`"
     )
 

@@ -59,7 +59,14 @@ def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str,
         # Ascend's in-process recovery reads it: was the whole pod started, or this worker alone?
         "RESTART_FAULT_PROCESS_TYPE": "worker" if start.incident and not whole else "pod",
         **_device(plan, local_rank),
+        **_links(plan),
     }
+
+
+def _links(plan: Plan) -> dict[str, str]:
+    """What the command line does not say, the environment of the launcher may."""
+    told = {"TASKD_NICS": ",".join(plan.nics)} if plan.nics else {}
+    return {**told, "TASKD_NIC_FAILOVER": "on"} if plan.nic_failover else told
 
 
 def _badge(plan: Plan, start: StartWorker) -> str:

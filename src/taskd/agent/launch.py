@@ -17,8 +17,10 @@ import socket
 import sys
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 from taskd.agent import arguments, environment, plan, watch
+from taskd.agent.account import SUMMARY, is_over
 from taskd.agent.ground import Ground
 from taskd.agent.plan import Plan
 from taskd.agent.processes import Nursery
@@ -119,11 +121,15 @@ def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:
         f"--strategies={','.join(chosen.strategies)}",
         f"--state-dir={chosen.state_dir or run_dir}",
         f"--join-timeout={chosen.join_timeout_s}",
+        *(["--precheck"] if chosen.precheck else []),
+        *([f"--metrics={chosen.metrics}"] if chosen.metrics else []),
     )
     if chosen.nodes > 1:
         words += ("--rescheduling",)  # whoever starts launchers may start one anew
     env = {"TASKD_LOG_LEVEL": "ERROR", **environment.base(chosen), "TASKD_TOKEN": chosen.token}
-    return Supervisor("manager", "taskd.manager", words, env)
+    account = Path(chosen.state_dir or run_dir) / SUMMARY
+    account.unlink(missing_ok=True)  # of an earlier run
+    return Supervisor("manager", "taskd.manager", words, env, is_over=lambda: is_over(account))
 
 
 def _log() -> None:

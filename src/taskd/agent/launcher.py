@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from taskd.agent.account import read_incidents
 from taskd.agent.launch import LOOPBACK, Started, say
 from taskd.agent.node import NodeRun
 from taskd.agent.output import Output
 from taskd.agent.plan import Plan
-from taskd.agent.summary import Summary, read_incidents
+from taskd.agent.summary import Summary
 from taskd.core.workers import Over
 from taskd.edge.clock import wall
 from taskd.errors import TaskdError

@@ -30,6 +30,7 @@ from taskd.proxy import Proxy
 
 BEAT_S = 0.25
 MOST_BEATS_PER_S = 250
+VERDICT_S = 15.0
 
 
 @dataclass
@@ -53,7 +54,7 @@ class NodeRun:
             BusConfig(me=agent(plan.node), upstream=address, job=plan.job, token=plan.token)
         )
         await self.bus.start()
-        config = WorkersConfig(permission_timeout_s=plan.join_timeout_s, grace_s=plan.grace_s)
+        config = WorkersConfig(permission_timeout_s=self._permission_s, grace_s=plan.grace_s)
         self.agent = Agent(self.bus, self.proxy.bus, config, watch=self.seer)
         self._obey_signals()
         hopeless = Interrupted("the zygote dies before it is ready", signal.SIGTERM)
@@ -64,6 +65,11 @@ class NodeRun:
         finally:
             await self.ground.nursery.close()
             await self.bus.close()
+
+    @property
+    def _permission_s(self) -> float:
+        """Longer than the manager waits for all nodes: it can say who did not come."""
+        return self.plan.join_timeout_s + VERDICT_S
 
     def _obey_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -97,7 +103,7 @@ class NodeRun:
         def look() -> m.NodeBeat:
             return m.NodeBeat(node.node, watch.look(), watch.probes.look())
 
-        waiting = Waiting(node, monotonic() + plan.join_timeout_s)
+        waiting = Waiting(node, monotonic() + self._permission_s)
         return await self.agent.run(waiting, hands, look, _beat_s(plan.nodes))
 
     async def _warm(self, hands: Hands) -> None:

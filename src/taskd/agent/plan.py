@@ -74,6 +74,12 @@ class Plan:
     join_timeout_s: float
     virtual_local_rank: bool
     state_dir: str
+    precheck: bool = False
+    nics: tuple[str, ...] = ()
+    """Interfaces for the ranks' groups: the primary, then its backup."""
+    nic_failover: bool = False
+    metrics: str = ""
+    """host:port where the manager serves Prometheus; empty: nowhere."""
     prefix: str = "[rank {rank}]: "
     """What stands before a line of a worker on the console."""
     agent_store: bool = True
@@ -128,6 +134,10 @@ def read(told: argparse.Namespace) -> Plan:
         join_timeout_s=told.join_timeout,
         virtual_local_rank=told.virtual_local_rank,
         state_dir=told.state_dir,
+        precheck=told.precheck,
+        nics=_nics(told, problems),
+        nic_failover=told.nic_failover,
+        metrics=told.metrics,
     )
     if problems:
         raise SettingsError(problems)
@@ -200,6 +210,15 @@ def _strategies(text: str, problems: list[str]) -> tuple[str, ...]:
         known = ", ".join(STRATEGIES)
         problems.append(f"--strategies: unknown {', '.join(strange)}; there are {known}")
     return chosen
+
+
+def _nics(told: argparse.Namespace, problems: list[str]) -> tuple[str, ...]:
+    named = tuple(word.strip() for word in told.nics.split(",") if word.strip())
+    if len(named) > 2 or len(set(named)) < len(named):
+        problems.append(f"--nics names a primary and a backup interface, got {told.nics!r}")
+    if told.nic_failover and len(named) < 2:
+        problems.append("--nic-failover needs --nics PRIMARY,BACKUP")
+    return named
 
 
 def _logs(told: argparse.Namespace, local_size: int, problems: list[str]) -> Logs:

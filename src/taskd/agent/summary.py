@@ -6,11 +6,8 @@ has seen itself must do.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from taskd.core.workers import Over, State, Training, how, running
 from taskd.model import messages as m
@@ -85,21 +82,3 @@ def _line(fault: _Fault) -> str:
         cured = f" -> {fault.answer}, processes back in {fault.until_s - fault.at_s:.2f} s"
     rank, life = fault.exited.rank, fault.exited.incarnation
     return f"  {fault.at_s:7.1f} s  rank {rank}.{life} {how(fault.exited)}{cured}"
-
-
-def read_incidents(state_dir: str) -> list[str]:
-    """The manager's account, one line an incident; empty when there is none."""
-    try:
-        told = json.loads((Path(state_dir) / "summary.json").read_text())
-        return [_incident(item) for item in told["incidents"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
-def _incident(told: dict[str, Any]) -> str:
-    faults = ", ".join(f"rank {fault['rank']} ({fault['kind']})" for fault in told["faults"])
-    parts = told["parts_ms"]
-    total = sum(parts.values())
-    spent = ", ".join(f"{name} {ms:.0f}" for name, ms in parts.items())
-    answer = f"{told['strategy'] or 'no strategy'}: {told['outcome'] or 'open'}"
-    return f"  incident {told['incident']}: {faults} -> {answer} in {total:.0f} ms ({spent})"

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from taskd.edge.clock import Clock, monotonic
@@ -29,6 +30,8 @@ class Supervisor:
     brief_s: float = 2.0
     """A life shorter than this counts as a failed start."""
     most_failures: int = 5
+    is_over: Callable[[], bool] = lambda: False
+    """Whether its work is done, so that its end is no accident."""
     clock: Clock = monotonic
 
     restarts: int = 0
@@ -55,6 +58,8 @@ class Supervisor:
             assert self._popen is not None
             born = self.clock()
             code = await _exit_of(self._popen)
+            if code >= 0 and self.is_over():
+                return
             failures = failures + 1 if self.clock() - born < self.brief_s else 0
             if failures >= self.most_failures:
                 raise CannotStart(

@@ -162,7 +162,8 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
         case Waiting(), m.ReplaceWorkers(incident, members):
             return _first_start(replace(state.node, incident=incident), members)
         case Waiting(), Interrupted(because):
-            return _over(state.node, 1, because)
+            ended = m.EndJob(1, f"node {state.node.node} was {because}")
+            return _over(state.node, 1, because, told=(Tell(ended),))
         case Waiting(), m.ExitAgent():
             return _over(state.node, 1, "the manager ordered the agent to exit")
         case Waiting(), m.EndJob(exit_code, because):
@@ -187,8 +188,9 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
         case Stopping(), _:
             return Step(state, because=f"already stopping: {state.because}")
         case Training(), Interrupted(because, signum):
-            told = Tell(m.RanksFailed(()))
-            return _stop(state, 1, because, signum, now + config.grace_s, (told,))
+            ended = m.EndJob(1, f"node {state.node.node} was {because}")
+            last_words = Tell(ended), Tell(m.RanksFailed(()))
+            return _stop(state, 1, because, signum, now + config.grace_s, last_words)
         case Training(), m.ExitAgent():
             told = Tell(m.RanksFailed(()))
             return _stop(state, 1, "the manager ordered the agent to exit", None, now, (told,))

@@ -397,7 +397,10 @@ class RestartJob:
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """Stop all workers and end the agent with this exit code."""
+    """Stop all workers and end the agent with this exit code.
+
+    From an agent to the manager: a person has stopped this node, and with it the job.
+    """
 
     exit_code: int
     because: str
