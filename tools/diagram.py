@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from taskd.core.recovery_edges import LEGAL
-from taskd.core.recovery_states import (
+from taskd.core.recovery.edges import LEGAL
+from taskd.core.recovery.states import (
     AwaitingBackup,
     AwaitingPause,
     AwaitingPods,

@@ -18,8 +18,8 @@ from taskd.clusterd.cluster import Json
 from taskd.clusterd.inotify import Watch
 from taskd.clusterd.inspect import show
 from taskd.clusterd.main import Server, ServerConfig
-from taskd.core.recovery_config import RecoveryConfig
-from taskd.core.recovery_states import Killing
+from taskd.core.recovery.config import RecoveryConfig
+from taskd.core.recovery.states import Killing
 from taskd.wire._pb import profiling_pb2
 from taskd.wire._pb import recover_pb2 as pb
 from tests.integration.clusterd_client import (

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from taskd.clusterd.limits import Rate
 from taskd.clusterd.main import Server, ServerConfig, serve
-from taskd.core.recovery_states import Ended, Idle, Shrunk
+from taskd.core.recovery.states import Ended, Idle, Shrunk
 from taskd.wire._pb import control_pb2, profiling_pb2, recover_pb2
 from tests.integration.clusterd_client import Client, connected
 

@@ -10,7 +10,7 @@ import pytest
 from grpc import aio
 
 from taskd.clusterd.main import Server, ServerConfig
-from taskd.core.recovery_config import RecoveryConfig
+from taskd.core.recovery.config import RecoveryConfig
 from taskd.wire._pb import control_pb2, profiling_pb2
 from taskd.wire._pb import recover_pb2 as pb
 from tests.integration.clusterd_client import (

@@ -12,7 +12,7 @@ from grpc import aio
 
 from taskd.clusterd.limits import Rate
 from taskd.clusterd.main import Server, ServerConfig
-from taskd.core.recovery_config import RecoveryConfig
+from taskd.core.recovery.config import RecoveryConfig
 from taskd.model.ids import JobId
 from taskd.model.recovery import Tick
 from taskd.wire._pb import control_pb2

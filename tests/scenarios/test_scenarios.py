@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from taskd.core.recovery import NEW, RecoveryConfig, State, step
-from taskd.core.recovery_states import Ended, Idle
+from taskd.core.recovery.states import Ended, Idle
 from taskd.model.faults import Fault, FaultKind, SeenFault
 from taskd.model.ids import JobId, NodeRank, Rank
 from taskd.model.recovery import (

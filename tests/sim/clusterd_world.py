@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import count
 
 from taskd.core.recovery import NEW, RecoveryConfig, State, Step, step
-from taskd.core.recovery_states import Ended, HandedOver, Idle, Killing
+from taskd.core.recovery.states import Ended, HandedOver, Idle, Killing
 from taskd.model.ids import JobId
 from taskd.model.recovery import (
     Command,

@@ -20,7 +20,7 @@ from taskd.core import recovery as clusterd
 from taskd.core import workers as agents
 from taskd.core.job_states import Ended, Ending, JobConfig
 from taskd.core.job_states import State as ManagerState
-from taskd.core.recovery_config import RecoveryConfig
+from taskd.core.recovery.config import RecoveryConfig
 from taskd.model import messages as m
 from taskd.model import recovery as told
 from taskd.model import workers as local

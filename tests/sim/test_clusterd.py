@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from taskd.core.recovery_edges import LEGAL
-from taskd.core.recovery_states import Ended, Idle, Shrunk, State
+from taskd.core.recovery.edges import LEGAL
+from taskd.core.recovery.states import Ended, Idle, Shrunk, State
 from taskd.model.faults import FaultKind
 from taskd.wire.plain import from_plain, to_plain
 from tests.sim.clusterd_truth import AWAY, ERRING, TRAINING

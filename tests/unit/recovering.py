@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from taskd.core.recovery import NEW, RecoveryConfig, State, Step, step
-from taskd.core.recovery_states import Ended, Idle
+from taskd.core.recovery.states import Ended, Idle
 from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import JobId, NodeRank, Rank
 from taskd.model.recovery import (

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskd.core.choose import Question, choose, object_to
-from taskd.core.recovery_job import Attempt
+from taskd.core.recovery.choose import Question, choose, object_to
+from taskd.core.recovery.job import Attempt
 from taskd.model.strategies import LADDER, Strategy, parse_strategies
 
 ATTEMPTS = st.builds(

@@ -10,8 +10,8 @@ import pytest
 from taskd.clusterd import book
 from taskd.clusterd.book import PastRound, Record
 from taskd.core.recovery import step
-from taskd.core.recovery_config import RecoveryConfig
-from taskd.core.recovery_states import State, Step
+from taskd.core.recovery.config import RecoveryConfig
+from taskd.core.recovery.states import State, Step
 from taskd.model import recovery as m
 from taskd.model.faults import Fault, FaultKind, SeenFault
 from taskd.model.ids import Incident, JobId, NodeRank, Rank

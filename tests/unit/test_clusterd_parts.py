@@ -22,8 +22,8 @@ from taskd.clusterd.objects import DEVICE_KEYS, facts_of, fault_job_info, reset_
 from taskd.clusterd.owner import Owner
 from taskd.clusterd.sense import device_faults, faults_seen, rank_of
 from taskd.clusterd.streams import End, Line
-from taskd.core.recovery_config import RecoveryConfig
-from taskd.core.recovery_states import Negotiating, Stopping
+from taskd.core.recovery.config import RecoveryConfig
+from taskd.core.recovery.states import Negotiating, Stopping
 from taskd.edge.journal import Journal
 from taskd.model.faults import Fault
 from taskd.model.ids import JobId, Rank

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tools.diagram import PAGE, redrawn
 
-from taskd.core.recovery_edges import LEGAL
+from taskd.core.recovery.edges import LEGAL
 
 ROOT = Path(__file__).parent.parent.parent
 

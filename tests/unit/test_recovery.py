@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from taskd.core.recovery_states import (
+from taskd.core.recovery.states import (
     Ended,
     Idle,
     Negotiating,

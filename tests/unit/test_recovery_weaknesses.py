@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from taskd.core.recovery import RecoveryConfig
-from taskd.core.recovery_config import is_on, read_pod_group
-from taskd.core.recovery_states import (
+from taskd.core.recovery.config import is_on, read_pod_group
+from taskd.core.recovery.states import (
     AwaitingRemoval,
     Ended,
     Growing,

@@ -12,8 +12,9 @@ from enum import Enum
 from itertools import islice
 from typing import Any
 
-from taskd.core import recovery_job, recovery_states
-from taskd.core.recovery_states import NEW, State, Step
+from taskd.core.recovery import job as recovery_job
+from taskd.core.recovery import states as recovery_states
+from taskd.core.recovery.states import NEW, State, Step
 from taskd.edge.journal import Entry, Write
 from taskd.model import faults, recovery, strategies
 from taskd.model.faults import Fault

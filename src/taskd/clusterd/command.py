@@ -12,7 +12,7 @@ from pathlib import Path
 
 from taskd.clusterd.auth import Tokens
 from taskd.clusterd.main import ServerConfig, serve
-from taskd.core.recovery_config import RecoveryConfig
+from taskd.core.recovery.config import RecoveryConfig
 from taskd.edge.security import Tls
 from taskd.errors import SettingsError
 from taskd.model.strategies import LADDER, parse_strategies

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from taskd.clusterd.cluster import Json, Key, Kind
 from taskd.clusterd.objects import DECLARED, DEVICE_KEYS, RANK_INDEX
-from taskd.core.recovery_config import ON
+from taskd.core.recovery.config import ON
 from taskd.model.ids import JobId
 from taskd.model.strategies import parse_strategies
 from taskd.wire._pb import control_pb2 as pb

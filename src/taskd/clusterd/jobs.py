@@ -28,12 +28,12 @@ from taskd.clusterd.cluster import (
 from taskd.clusterd.declare import Declaration
 from taskd.clusterd.objects import JobFacts, facts_of
 from taskd.clusterd.owner import Answer, Owner, Tools
-from taskd.core.recovery_config import ON, RecoveryConfig
-from taskd.core.recovery_states import Ended, Idle
+from taskd.core.recovery.config import ON, RecoveryConfig
+from taskd.core.recovery.states import Ended, Idle
 from taskd.edge.clock import Clock
 from taskd.edge.journal import Journal, JournalFailed
 from taskd.model.codes import RecoverCode
-from taskd.model.ids import JobId
+from taskd.model.ids import JobId, Rank
 from taskd.model.recovery import Event, FaultsSeen, JobDeleted, JobRegistered, Unsubscribed
 from taskd.model.strategies import Strategy
 from taskd.wire.tagged import Illegible
@@ -72,6 +72,7 @@ class Jobs:
         self._known: set[JobId] = set()
         self._declared: dict[JobId, Declaration] = {}
         self._told: dict[JobId, tuple[Event, ...]] = {}
+        self._ailing: dict[JobId, frozenset[Rank]] = {}
         self._busy: dict[JobId, asyncio.Lock] = {}
         self._read: dict[JobId, tuple[list[Json], JobFacts]] = {}
         self.on_forgotten: list[Callable[[JobId], None]] = []
@@ -234,6 +235,7 @@ class Jobs:
     async def _forget(self, job: JobId) -> None:
         self._known.discard(job)
         self._told.pop(job, None)
+        self._ailing.pop(job, None)
         for tell in self.on_forgotten:
             tell(job)
         declared = self._declared.pop(job, None)
@@ -336,13 +338,20 @@ class Jobs:
         if facts.pods or facts.config.cluster:
             pictures = (facts.pods_seen,)
         if facts.config.cluster:
-            seen = FaultsSeen(sense.faults_seen(facts, self._device_reports(facts)))
+            devices = sense.faults_seen(facts, self._device_reports(facts))
+            slow = sense.stragglers_seen(facts, self._ailing.get(job, frozenset()))
+            seen = FaultsSeen(tuple(sorted((*devices, *slow))))
             pictures = (*pictures, facts.platform, seen)
         before = self._told.get(job, ())
         for picture in pictures:
             if picture not in before:
                 owner.tell(picture)
         self._told[job] = pictures
+
+    def ailing(self, job: JobId, ranks: set[Rank]) -> None:
+        """Its manager says that these ranks hold the others up: all of them, as of now."""
+        self._ailing[job] = frozenset(ranks)
+        self._tell_facts(job)
 
     def _device_reports(self, facts: JobFacts) -> list[tuple[str, Json]]:
         reports = []

@@ -25,7 +25,7 @@ from taskd.clusterd.jobs import Jobs, JobsConfig
 from taskd.clusterd.limits import Rate
 from taskd.clusterd.recover import Recover
 from taskd.clusterd.trace import Trace
-from taskd.core.recovery_config import RecoveryConfig
+from taskd.core.recovery.config import RecoveryConfig
 from taskd.edge.clock import Clock, monotonic, wall
 from taskd.edge.journal import Journal, JournalConfig
 from taskd.edge.security import Tls, server_credentials

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taskd.clusterd.cluster import Json, Key, Kind, key_of, owner_of
-from taskd.core.recovery_config import is_on, read_pod_group
+from taskd.core.recovery.config import is_on, read_pod_group
 from taskd.model.ids import JobId, NodeRank, Rank
 from taskd.model.recovery import JobConfig, PlatformSeen, Pod, PodsSeen, ResetOperation
 

@@ -20,8 +20,8 @@ from taskd.clusterd.cluster import Cluster, ClusterRefused, ClusterUnreachable
 from taskd.clusterd.objects import JobFacts
 from taskd.clusterd.streams import End, Line
 from taskd.core.recovery import step
-from taskd.core.recovery_config import RecoveryConfig
-from taskd.core.recovery_states import Ended, Idle, Shrunk, State, Step
+from taskd.core.recovery.config import RecoveryConfig
+from taskd.core.recovery.states import Ended, Idle, Shrunk, State, Step
 from taskd.edge.clock import Clock, next_before
 from taskd.edge.journal import Journal, JournalFailed
 from taskd.model.codes import RecoverCode

@@ -16,7 +16,7 @@ from taskd.clusterd.jobs import Jobs
 from taskd.clusterd.objects import JobFacts
 from taskd.clusterd.owner import Answer, Owner
 from taskd.clusterd.streams import SUBSCRIBED, End, Line
-from taskd.core.recovery_states import Pausing, Resuming, StressTesting, SwitchingNic
+from taskd.core.recovery.states import Pausing, Resuming, StressTesting, SwitchingNic
 from taskd.model.codes import RecoverCode
 from taskd.model.ids import JobId
 from taskd.model.recovery import (

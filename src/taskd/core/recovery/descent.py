@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core import recovery_signals as signals
-from taskd.core.recovery_config import ON
-from taskd.core.recovery_matter import Matter
-from taskd.core.recovery_states import Ended, Exiting, HandedOver, Idle, Killing, Step
+from taskd.core.recovery import signals
+from taskd.core.recovery.config import ON
+from taskd.core.recovery.matter import Matter
+from taskd.core.recovery.states import Ended, Exiting, HandedOver, Idle, Killing, Step
 from taskd.model.codes import RecoverCode
 from taskd.model.recovery import (
     AnnotatePodGroup,

@@ -6,8 +6,8 @@ so, with what ended that round; anything else is out of order.
 
 from __future__ import annotations
 
-from taskd.core.recovery_job import Answered
-from taskd.core.recovery_states import (
+from taskd.core.recovery.job import Answered
+from taskd.core.recovery.states import (
     AwaitingPause,
     Dumping,
     Ended,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from taskd.core.recovery_config import RecoveryConfig
-from taskd.core.recovery_job import Job, Round, new_uuid
-from taskd.core.recovery_states import State, Step
+from taskd.core.recovery.config import RecoveryConfig
+from taskd.core.recovery.job import Job, Round, new_uuid
+from taskd.core.recovery.states import State, Step
 from taskd.model.codes import RecoverCode
 from taskd.model.recovery import Command
 

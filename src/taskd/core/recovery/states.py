@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from taskd.core.recovery_job import Job, Round
+from taskd.core.recovery.job import Job, Round
 from taskd.model.codes import RecoverCode
 from taskd.model.ids import Incident, JobId, Rank
 from taskd.model.recovery import Command, Operation, Pod, Signal

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core import recovery_signals as signals
-from taskd.core.recovery_begin import begin
-from taskd.core.recovery_decision import decide, not_replaced, try_next
-from taskd.core.recovery_descent import STATUS, exit_job, succeed
-from taskd.core.recovery_job import Attempt
-from taskd.core.recovery_matter import Matter
-from taskd.core.recovery_rounds import settle
-from taskd.core.recovery_states import (
+from taskd.core.recovery import signals
+from taskd.core.recovery.begin import begin
+from taskd.core.recovery.decision import decide, not_replaced, try_next
+from taskd.core.recovery.descent import STATUS, exit_job, succeed
+from taskd.core.recovery.job import Attempt
+from taskd.core.recovery.matter import Matter
+from taskd.core.recovery.rounds import settle
+from taskd.core.recovery.states import (
     Dumping,
     Growing,
     Negotiating,

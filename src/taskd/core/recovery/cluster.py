@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core import recovery_decision as decision
-from taskd.core import recovery_descent as descent
-from taskd.core import recovery_hotswitch as hotswitch
-from taskd.core import recovery_repair as repair
-from taskd.core import recovery_rounds as rounds
-from taskd.core.recovery_begin import begin
-from taskd.core.recovery_config import ON, RecoveryConfig
-from taskd.core.recovery_faults import faults_seen
-from taskd.core.recovery_matter import Matter
-from taskd.core.recovery_operations import resume, stress_over
-from taskd.core.recovery_states import (
+from taskd.core.recovery import decision, descent, hotswitch, repair, rounds
+from taskd.core.recovery.begin import begin
+from taskd.core.recovery.config import ON, RecoveryConfig
+from taskd.core.recovery.faults import faults_seen
+from taskd.core.recovery.matter import Matter
+from taskd.core.recovery.operations import resume, stress_over
+from taskd.core.recovery.states import (
     Asking,
     AwaitingBackup,
     AwaitingPods,
@@ -204,7 +200,9 @@ def written(
 ) -> Step:
     """Only the label that pauses the job decides anything; what else fails is said and let be."""
     failed = isinstance(event, ClusterWriteFailed)
-    because = f"a cluster write failed: {event.because}" if failed else ""
+    because = ""
+    if isinstance(event, ClusterWriteFailed):
+        because = f"a cluster write failed: {event.because}"
     if state.job.labelling is None or state.job.labelling.sequence != event.sequence:
         return Step(state, because=because)
     label = state.job.labelling.value

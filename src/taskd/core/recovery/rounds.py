@@ -1,18 +1,17 @@
 """A round, from the stop to the question what the job can do: stop, settle, confirm, announce.
 
-`recovery_faults` opens the round, `recovery_decision` takes the job's answer to the question.
+`recovery/faults` opens the round, `recovery/decision` takes the job's answer to the question.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core import recovery_platform as platform
-from taskd.core import recovery_signals as signals
-from taskd.core.recovery_descent import give_up, kill
-from taskd.core.recovery_job import Job, Round
-from taskd.core.recovery_matter import Matter
-from taskd.core.recovery_states import (
+from taskd.core.recovery import platform, signals
+from taskd.core.recovery.descent import give_up, kill
+from taskd.core.recovery.job import Job, Round
+from taskd.core.recovery.matter import Matter
+from taskd.core.recovery.states import (
     Dumping,
     Negotiating,
     PlatformChoosing,

@@ -2,9 +2,9 @@
 
     fault -> stop -> settle -> what can you do? -> strategy -> result -> the job trains, or the next
 
-`step` is the only way in. It hands the event to the part that owns the state: `recovery_faults`
-and `_begin` (news), `_rounds` (stop to question), `_decision` and `_repair` (order to result),
-`_descent` (the ends), `_hotswitch`, `_operations`, `_platform`. `recovery_edges.LEGAL` is the map
+`step` is the only way in. It hands the event to the part that owns the state: `faults`
+and `begin` (news), `rounds` (stop to question), `decision` and `repair` (order to result),
+`descent` (the ends), `hotswitch`, `operations`, `platform`. `edges.LEGAL` is the map
 of all states; docs/recovery.md draws it.
 
 Time is given in seconds of the wall clock, so that deadlines hold across a restart of clusterd.
@@ -15,19 +15,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from taskd.core import recovery_cluster as cluster
-from taskd.core import recovery_decision as decision
-from taskd.core import recovery_descent as descent
-from taskd.core import recovery_faults as faults
-from taskd.core import recovery_hotswitch as hotswitch
-from taskd.core import recovery_operations as operations
-from taskd.core import recovery_repair as repair
-from taskd.core import recovery_rounds as rounds
-from taskd.core.recovery_config import ON, RecoveryConfig
-from taskd.core.recovery_job import Labelling
-from taskd.core.recovery_matter import Matter
-from taskd.core.recovery_reports import as_answered, refusal
-from taskd.core.recovery_states import (
+from taskd.core.recovery import (
+    cluster,
+    decision,
+    descent,
+    faults,
+    hotswitch,
+    operations,
+    repair,
+    rounds,
+)
+from taskd.core.recovery.config import ON, RecoveryConfig
+from taskd.core.recovery.job import Labelling
+from taskd.core.recovery.matter import Matter
+from taskd.core.recovery.reports import as_answered, refusal
+from taskd.core.recovery.states import (
     NEW,
     Asking,
     AwaitingBackup,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taskd.core.recovery_job import Attempt
+from taskd.core.recovery.job import Attempt
 from taskd.model.codes import RecoverCode
 from taskd.model.strategies import LADDER, Strategy
 

@@ -7,7 +7,7 @@ deletes ends, whatever state it is in.
 
 from __future__ import annotations
 
-from taskd.core.recovery_states import (
+from taskd.core.recovery.states import (
     AwaitingBackup,
     AwaitingPause,
     AwaitingPods,

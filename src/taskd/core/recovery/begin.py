@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from taskd.core import recovery_signals as signals
-from taskd.core.recovery_config import ON, RecoveryConfig
-from taskd.core.recovery_job import Attempt, Job, Round, new_uuid
-from taskd.core.recovery_matter import Matter
-from taskd.core.recovery_rounds import open_round
-from taskd.core.recovery_states import PreExiting, Step
+from taskd.core.recovery import signals
+from taskd.core.recovery.config import ON, RecoveryConfig
+from taskd.core.recovery.job import Attempt, Job, Round, new_uuid
+from taskd.core.recovery.matter import Matter
+from taskd.core.recovery.rounds import open_round
+from taskd.core.recovery.states import PreExiting, Step
 from taskd.model.faults import Fault, merge
 from taskd.model.ids import Incident, NodeRank
 from taskd.model.recovery import Command, LabelPod, LabelPodGroup

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core.recovery_begin import begin
-from taskd.core.recovery_config import ON, RecoveryConfig
-from taskd.core.recovery_hotswitch import abandon_switch, ailing_pod, begin_switch
-from taskd.core.recovery_job import Attempt, Job, Round
-from taskd.core.recovery_matter import Matter
-from taskd.core.recovery_operations import abandon_operation, tested
-from taskd.core.recovery_repair import strategy_of
-from taskd.core.recovery_rounds import faults_changed, open_round
-from taskd.core.recovery_states import (
+from taskd.core.recovery.begin import begin
+from taskd.core.recovery.config import ON, RecoveryConfig
+from taskd.core.recovery.hotswitch import abandon_switch, ailing_pod, begin_switch
+from taskd.core.recovery.job import Attempt, Job, Round
+from taskd.core.recovery.matter import Matter
+from taskd.core.recovery.operations import abandon_operation, tested
+from taskd.core.recovery.repair import strategy_of
+from taskd.core.recovery.rounds import faults_changed, open_round
+from taskd.core.recovery.states import (
     AwaitingBackup,
     AwaitingPause,
     AwaitingRemoval,
@@ -169,7 +169,7 @@ def _break_in(
     history: tuple[Attempt, ...] = ()
     told = False
     match state:
-        case Idle():
+        case Idle() | Ended():
             pass
         case AwaitingBackup() | AwaitingPause() | AwaitingRemoval() | Migrating():
             matter = abandon_switch(state, Matter(job, state.round, now, config)).retired()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core import recovery_platform as platform
-from taskd.core import recovery_signals as signals
-from taskd.core.choose import Question, choose
-from taskd.core.recovery_descent import exit_job
-from taskd.core.recovery_job import MASTER, Attempt, Job, Round
-from taskd.core.recovery_matter import Matter
-from taskd.core.recovery_rounds import as_lost, beyond_in_place, retryable
-from taskd.core.recovery_states import (
+from taskd.core.recovery import platform, signals
+from taskd.core.recovery.choose import Question, choose
+from taskd.core.recovery.descent import exit_job
+from taskd.core.recovery.job import MASTER, Attempt, Job, Round
+from taskd.core.recovery.matter import Matter
+from taskd.core.recovery.rounds import as_lost, beyond_in_place, retryable
+from taskd.core.recovery.states import (
     AwaitingPods,
     Converging,
     Dumping,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from taskd.core.recovery_job import Job, Round
+from taskd.core.recovery.job import Job, Round
 from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import NodeRank, Rank
 from taskd.model.recovery import FaultRank, Signal

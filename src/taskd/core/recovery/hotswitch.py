@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core import recovery_signals as signals
-from taskd.core.recovery_begin import new_incident
-from taskd.core.recovery_config import RecoveryConfig
-from taskd.core.recovery_descent import hand_over
-from taskd.core.recovery_job import MASTER, Job
-from taskd.core.recovery_matter import Matter
-from taskd.core.recovery_states import (
+from taskd.core.recovery import signals
+from taskd.core.recovery.begin import new_incident
+from taskd.core.recovery.config import RecoveryConfig
+from taskd.core.recovery.descent import hand_over
+from taskd.core.recovery.job import MASTER, Job
+from taskd.core.recovery.matter import Matter
+from taskd.core.recovery.states import (
     AwaitingBackup,
     AwaitingPause,
     AwaitingRemoval,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from taskd.core import recovery_signals as signals
-from taskd.core.recovery_begin import begin, new_incident
-from taskd.core.recovery_config import RecoveryConfig
-from taskd.core.recovery_descent import kill
-from taskd.core.recovery_job import Job
-from taskd.core.recovery_matter import Matter
-from taskd.core.recovery_states import (
+from taskd.core.recovery import signals
+from taskd.core.recovery.begin import begin, new_incident
+from taskd.core.recovery.config import RecoveryConfig
+from taskd.core.recovery.descent import kill
+from taskd.core.recovery.job import Job
+from taskd.core.recovery.matter import Matter
+from taskd.core.recovery.states import (
     Idle,
     Operating,
     Pausing,
@@ -80,6 +80,8 @@ def _problem(job: Job, event: OperatorAskedNic | OperatorAskedStress) -> str:
             for rank, wanted in ops.items():
                 if not wanted or len(set(wanted)) != len(wanted) or set(wanted) - {*STRESS_OPS}:
                     return f"rank {rank}: {list(wanted)} are no stress tests"
+        case _:
+            pass
     return ""
 
 
