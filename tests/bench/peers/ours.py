@@ -32,6 +32,7 @@ from tests.bench.peers.workload import WORLD
 PROTECTED = ROOT / "tests/bench/peers/train/protected.py"
 STATE = "state"
 HANG_LIMIT_S = 15.0
+ACCOUNT_LIMIT_S = 10.0
 STEPS_AROUND = 6
 """How many steps tell the usual step time, or contain the pause that a fault has caused."""
 
@@ -121,8 +122,11 @@ def _full_steps(job: Trial, since_ns: int, count: int) -> list[int]:
 def _parts(job: Trial) -> dict[str, float]:
     """Looks after each further step, until the account of the first incident is there."""
     summary = job.folder / STATE / "summary.json"
-    for _ in job.finished(SURVIVE_LIMIT_S):
-        incidents = json.loads(summary.read_text())["incidents"] if summary.exists() else []
-        if incidents and incidents[0]["outcome"] == "recovered":
-            return {name: ms / 1000 for name, ms in incidents[0]["parts_ms"].items()}
-    raise TrialError("the job gave no account of its incident")
+    try:
+        for _ in job.finished(ACCOUNT_LIMIT_S):
+            incidents = json.loads(summary.read_text())["incidents"] if summary.exists() else []
+            if incidents and incidents[0]["outcome"] == "recovered":
+                return {name: ms / 1000 for name, ms in incidents[0]["parts_ms"].items()}
+    except TrialError as error:
+        raise TrialError(f"recovered, but gave no account of it; {error}") from error
+    raise AssertionError("finished() ends by returning a line or by raising")
