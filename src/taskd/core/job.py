@@ -57,6 +57,7 @@ from taskd.model.job import (
     Finish,
     Heard,
     NodeLinked,
+    NodesCondemned,
     NodeSilent,
     NodeUnlinked,
     Ordered,
@@ -130,6 +131,12 @@ def step(state: State, event: Event, now: float, config: JobConfig) -> Taken:
             return _news(state, learned, now, config)
         case RankHung(rank, evidence):
             return faults.hung(state, rank, evidence, now, config)
+        case NodesCondemned(nodes, evidence):
+            if config.rescheduling or state.job.ascend:
+                return Taken(state, because="the cluster replaces these nodes")
+            condemned = state.job.condemned | nodes
+            why = f"nodes {sorted(nodes)} are left alone: {evidence}"
+            return Taken(with_facts(state, condemned=condemned), because=why)
         case Ordered(signal):
             return signals.ordered(state, signal, now, config)
         case Subscribed():

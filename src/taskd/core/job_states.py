@@ -138,6 +138,8 @@ class Job:
     handled: tuple[object, ...] = ()
     """Keys of the signals carried out, newest last."""
     fruitless: int = 0
+    condemned: frozenset[NodeRank] = frozenset()
+    """Nodes whose devices have failed a stress test, where nobody can replace them."""
     best: Step = NO_STEP
     """The highest step that any rank has reached."""
     settled_at: float = inf

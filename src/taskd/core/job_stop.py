@@ -18,13 +18,15 @@ from taskd.core.job_states import (
     Taken,
     mark,
     opened,
+    seen,
     then,
     with_facts,
 )
 from taskd.core.picture import NO_STEP, Life
 from taskd.core.ranks import NOBODY, RankSet, Table
+from taskd.model.faults import FaultKind
 from taskd.model.ids import EVERY_WORKER, Incident
-from taskd.model.job import Command, ReportStopped, ReportStrategies, Tell
+from taskd.model.job import Command, RankFault, ReportStopped, ReportStrategies, Tell
 from taskd.model.messages import Park, Parked
 from taskd.model.recovery import Signal
 
@@ -93,10 +95,24 @@ def proceed(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
         job, exits = strategies.send_away(job, order, config)
     if order.type != "globalFault":
         return then(Taken(Deciding(job, now), exits), strategies.carry_out(job, order, now, config))
+    job = _named(job, order, now)
     possible = strategies.feasible(job, config)
     told = ReportStrategies(order.uuid, job.known_faults(), possible)
     state = Deciding(job, now + config.decide_timeout_s)
     return Taken(state, (*exits, told), f"possible now: {', '.join(possible)}")
+
+
+def _named(job: Job, order: Signal, now: float) -> Job:
+    """clusterd may begin a round by itself: a person or a stress test has named these ranks."""
+    if job.faults:
+        return job
+    told = "named by clusterd: a stress test, a broken device or an operator"
+    found = tuple(
+        RankFault(fault.rank, "named", told, now)
+        for fault in order.faults
+        if fault.rank in job.running() and fault.kind is FaultKind.ORDINARY
+    )
+    return seen(job, found, now) if found else job
 
 
 def _weigh_progress(job: Job, now: float) -> Job:

@@ -87,6 +87,8 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
             return _dump(job, order, now, config)
         case "exit":
             why = job.story.because if job.story and job.story.because else "clusterd decided so"
+            if job.condemned:
+                why = f"nodes {listed(job.condemned)} have failed a stress test"
             return end(job, 1, f"no strategy is left: {why}", now, config)
         case other:
             return failed(job, order, f"strategy {other!r} is unknown here", now, config)
@@ -212,7 +214,9 @@ def _repair(
         for node, members in _by_node(made.replaced).items()
     ]
     commands.append(Tell(EVERY_WORKER, repair_message(state, config)))
-    commands += (_leave(job, rank, made.because) for rank in made.leaving)
+    alive = (rank for rank in isolated if job.picture.ranks[rank].life is Life.ALIVE)
+    leaving = dict.fromkeys((*made.leaving, *alive))
+    commands += (_leave(job, rank, made.because) for rank in leaving)
     if order.strategy == "downgrade":
         commands.append(ReportResult(job.uuid, ISOLATED, made.because, order.strategy, isolated))
     return Taken(state, tuple(commands), made.because)
@@ -289,13 +293,14 @@ def _seats(job: Job, wanted: Iterable[Seat], *, in_place: bool) -> list[Seat] | 
     """Give each its next life, on its own node or, when that is gone, on a spare one."""
     wanted = list(wanted)
     nodes = job.picture.nodes
+    usable = {n for n in nodes if nodes[n].present and n not in job.condemned}
     taken = {job.picture.ranks[rank].node for rank in job.world} | {seat.node for seat in wanted}
-    spares = [n for n in sorted(nodes) if nodes[n].present and n not in taken and not in_place]
+    spares = [n for n in sorted(usable) if n not in taken and not in_place]
     moved: dict[NodeRank, NodeRank] = {}
     seats = []
     for seat in wanted:
         node = seat.node
-        if not nodes[node].present:
+        if node not in usable:
             if node not in moved:
                 if not spares:
                     return None
@@ -329,5 +334,5 @@ def _by_node(members: Iterable[Member]) -> dict[NodeRank, tuple[Member, ...]]:
     return grouped
 
 
-def listed(ranks: Iterable[Rank]) -> str:
+def listed(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--join-timeout", type=float, default=600.0, help="seconds")
     parser.add_argument("--profiling-switch", default=environ.get("TASKD_PROFILING_SWITCH", SWITCH))
     parser.add_argument("--precheck", action="store_true", help="stress-test all ranks first")
+    parser.add_argument("--metrics", default="", help="host:port to serve Prometheus on")
     parser.add_argument("--rescheduling", action="store_true", help="lost nodes may come back")
 
 def config_of(told: argparse.Namespace) -> ManagerConfig:
@@ -62,6 +63,7 @@ def config_of(told: argparse.Namespace) -> ManagerConfig:
         liveness=load(LivenessConfig),
         operations=load(OperationsConfig, prefix="TASKD_OPERATIONS"),
         precheck=told.precheck,
+        metrics=told.metrics,
         job=job,
     )
 

@@ -71,7 +71,13 @@ class Manager:
         self._operations = (
             None
             if clusterd is None
-            else Operations(self._act.tell, clusterd, self._places, config.operations)
+            else Operations(
+                self._act.tell,
+                clusterd,
+                self._places,
+                config.operations,
+                self._sense.inbox.put_nowait,
+            )
         )
         self._sense.operations = self._operations
         if clusterd is not None and self._operations is not None and config.precheck:

@@ -22,14 +22,17 @@ from taskd.edge.clock import monotonic, next_before
 from taskd.manager.clusterd import Clusterd
 from taskd.model.codes import RecoverCode
 from taskd.model.ids import NodeRank, Position, Rank, Role
+from taskd.model.job import NodesCondemned
 from taskd.model.messages import Body, KeptAlive, NicSwitched, NodeBeat, Progress, StressTested
 from taskd.model.operations import (
+    FAULTY,
     OPS,
     Answered,
     Event,
     NicAsked,
     ReplyNic,
     ReplyStress,
+    Results,
     StressAsked,
     TellRank,
     Tick,
@@ -47,7 +50,9 @@ class Operations:
         clusterd: Clusterd,
         places: Callable[[], Mapping[Rank, NodeRank]],
         config: OperationsConfig,
+        happened: Callable[[NodesCondemned], None],
     ) -> None:
+        self._happened = happened
         self._tell, self._clusterd, self._places = tell, clusterd, places
         self._config = config
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
@@ -112,8 +117,25 @@ class Operations:
                 match command:
                     case TellRank(to, body):
                         self._tell(to, body)
-                    case ReplyNic() | ReplyStress():
+                    case ReplyNic():
                         self._clusterd.report(command)
+                    case ReplyStress(results):
+                        self._condemn(results)
+                        self._clusterd.report(command)
+
+    def _condemn(self, results: Mapping[Rank, Results]) -> None:
+        """Before clusterd hears of it and begins the round that moves the ranks away."""
+        places = self._places()
+        found = {
+            rank: one.text
+            for rank, per_op in sorted(results.items())
+            for one in per_op.values()
+            if one.code == FAULTY and rank in places
+        }
+        if found:
+            evidence = "; ".join(f"rank {rank}: {text}" for rank, text in found.items())
+            nodes = frozenset(places[rank] for rank in found)
+            self._happened(NodesCondemned(nodes, evidence))
 
 
 class Precheck:

@@ -73,4 +73,7 @@ class ManagerConfig:
     precheck: bool = False
     """Stress-test every rank once it has done its first step."""
 
+    metrics: str = ""
+    """host:port where metrics are served for Prometheus; empty: nowhere."""
+
     job: JobConfig = field(default_factory=JobConfig)

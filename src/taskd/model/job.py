@@ -63,6 +63,14 @@ class RankHung:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesCondemned:
+    """A stress test has found these nodes at fault: no rank is to be seated there again."""
+
+    nodes: frozenset[NodeRank]
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ordered:
     signal: Signal
 
@@ -91,6 +99,7 @@ Event = (
     | NodeUnlinked
     | NodeSilent
     | RankHung
+    | NodesCondemned
     | Ordered
     | Subscribed
     | StopAsked
