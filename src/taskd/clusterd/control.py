@@ -12,7 +12,8 @@ from taskd.clusterd.jobs import Jobs
 from taskd.clusterd.owner import Answer, Owner
 from taskd.clusterd.sense import KINDS, MAX_RANK, MAX_TEXT
 from taskd.clusterd.streams import SUBSCRIBED
-from taskd.edge.journal import Entry, Journal
+from taskd.edge.clock import wall
+from taskd.edge.journal import Entry, Journal, JournalFailed
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import JobId, Rank
@@ -43,6 +44,32 @@ class Control(ControlServicer):
             return _answer(Answer.of(RecoverCode.UnRegistry))
         owner.progress = request
         owner.touch()
+        return _answer(Answer.of(RecoverCode.OK))
+
+    async def ReportSubHealth(self, request: pb.SubHealth, context: Any) -> pb.Answer:
+        owner = self._jobs.get(request.job)
+        if owner is None:
+            return _answer(Answer.of(RecoverCode.UnRegistry))
+        wrong = [slow.rank for slow in request.stragglers if not 0 <= slow.rank < MAX_RANK]
+        if wrong:
+            return _answer(Answer.of(RecoverCode.InvalidReqParam, f"wrong ranks: {wrong}"))
+        ranks = sorted({slow.rank for slow in request.stragglers})
+        told = "; ".join(slow.evidence for slow in request.stragglers)[:MAX_TEXT]
+        state = type(owner.state).__name__
+        entry = Entry(
+            job=owner.job,
+            incident=owner.state.job.incident,
+            at=wall(),
+            event=f"SubHealth {', '.join(map(str, ranks)) or 'nobody'}",
+            before=state,
+            after=state,
+            because=told or "no rank holds the others up any more",
+        )
+        try:
+            await self._journal.tell(entry)
+        except JournalFailed as error:
+            return _answer(Answer.of(RecoverCode.ServerInnerError, str(error)))
+        self._jobs.ailing(owner.job, {Rank(rank) for rank in ranks})
         return _answer(Answer.of(RecoverCode.OK))
 
     async def ReportFault(self, request: pb.FaultReport, context: Any) -> pb.Answer:
@@ -149,11 +176,12 @@ class Control(ControlServicer):
             decision=state.job.sequence,
         )
         if told is not None:
-            status.manager = told.summary
+            status.manager, status.profiling = told.summary, told.profiling
             status.ranks.extend(told.ranks)
         return status
 
 
+            status.stragglers.extend(told.stragglers)
 def history_line(entry: Entry) -> pb.HistoryLine:
     return pb.HistoryLine(
         number=entry.number,

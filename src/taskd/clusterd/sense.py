@@ -35,6 +35,7 @@ SHORT_TEXT = 200
 KINDS = {kind.value: kind for kind in FaultKind}
 STRESS_OPS = {0, 1}
 DEVICE_REPORT = "mindx-dl-deviceinfo-"
+STRAGGLER, SUB_HEALTH = "straggler", "SubHealthFault"
 
 
 class Invalid(ValueError):
@@ -174,6 +175,17 @@ def faults_seen(facts: JobFacts, device_maps: Iterable[tuple[str, Json]]) -> tup
                 if name.rpartition("-")[2] == device:
                     seen.append(SeenFault(rank, code, level, pod.uid))
     return tuple(sorted(seen))
+
+
+def stragglers_seen(facts: JobFacts, ranks: Iterable[Rank]) -> list[SeenFault]:
+    """A rank that is too slow is as good as a device that ails: what follows is configured."""
+    slow = set(ranks)
+    return [
+        SeenFault(rank, STRAGGLER, SUB_HEALTH, pod.uid)
+        for pod in facts.pods
+        for rank in pod.ranks
+        if rank in slow
+    ]
 
 
 def device_faults(body: Json) -> Iterable[tuple[str, str, str]]:

@@ -272,6 +272,15 @@ class Clusterd:
             return error.code() is not grpc.StatusCode.UNIMPLEMENTED
         return True
 
+    async def report_sub_health(self, slow: Iterable[control.Straggler]) -> bool:
+        """All ranks that hold the others up. False: not told, to be tried again."""
+        told = control.SubHealth(job=self._config.job_id, stragglers=slow)
+        try:
+            answer = await self._call(self._control.ReportSubHealth, told)
+        except aio.AioRpcError as error:
+            return error.code() is grpc.StatusCode.UNIMPLEMENTED
+        return bool(answer.code == RecoverCode.OK)
+
     async def end_job(self, exit_code: int, because: str) -> None:
         end = control.JobEnd(job=self._config.job_id, exit_code=exit_code, because=because)
         try:

@@ -13,6 +13,7 @@ from taskd.core.job_states import JobConfig
 from taskd.core.liveness import LivenessConfig
 from taskd.core.operations import OperationsConfig
 from taskd.errors import SettingsError, TaskdError
+from taskd.core.stragglers import StragglerConfig
 from taskd.manager.main import serve
 from taskd.manager.settings import PORT, SWITCH, ManagerConfig
 
@@ -65,6 +66,7 @@ def config_of(told: argparse.Namespace) -> ManagerConfig:
         precheck=told.precheck,
         metrics=told.metrics,
         job=job,
+        stragglers=load(StragglerConfig, prefix="TASKD_STRAGGLER"),
     )
 
 def run(told: argparse.Namespace) -> int:

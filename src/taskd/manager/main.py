@@ -154,7 +154,7 @@ class Manager:
         return {rank: job.picture.ranks[rank].node for rank in job.running()}
 
     def _picture(self) -> status.Seen:
-        return status.Seen(self.state, self.because, self._sense.progress)
+        return status.Seen(self.state, self.because, self._sense.progress, self._sense.recording)
 
     async def _drive(self) -> Ended:
         """The one loop: wait, decide, act, repeat."""
@@ -185,6 +185,7 @@ class Manager:
                 status.write_summary(self._config, taken.state)
         return self.state
 
+                self._sense.recording.stragglers.disturbed()
     async def _farewell(self, ended: Ended) -> None:
         status.write_summary(self._config, ended)
         if self._clusterd is not None:

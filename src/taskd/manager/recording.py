@@ -16,6 +16,7 @@ from pathlib import Path
 from taskd.edge import small_file
 from taskd.edge.bus import Bus
 from taskd.edge.clock import monotonic, next_before
+from taskd.manager.stragglers import Stragglers
 from taskd.model.ids import EVERY_AGENT, EVERY_WORKER, Position, Rank, Role
 from taskd.model.messages import (
     AgentHello,
@@ -51,13 +52,14 @@ class NotASwitch(ValueError):
 
 
 class Recording:
-    def __init__(self, bus: Bus, switch_file: str) -> None:
+    def __init__(self, bus: Bus, switch_file: str, stragglers: Stragglers) -> None:
         self._bus, self._file = bus, Path(switch_file)
         self.wanted: Part | None = None
         """None: nobody has said anything yet."""
         self.paces: dict[Rank, Pace] = {}
         self.answers: dict[Rank, ProfilingSet] = {}
         """Of the workers on the bus."""
+        self.stragglers = stragglers
         self._told_at = 0.0
         self._outbox: asyncio.Queue[Position] = asyncio.Queue()
         self._file_told = b""
@@ -74,6 +76,8 @@ class Recording:
         match body:
             case NodeBeat(paces=paces):
                 self.paces.update({pace.rank: pace for pace in paces})
+                if paces:
+                    self.stragglers.paced(paces)
             case ProfilingSet() if src.role == Role.WORKER and src.process_rank.isdecimal():
                 self.answers[Rank(int(src.process_rank))] = body
             case AgentHello() | AgentRegistered() | WorkerRegistered():

@@ -13,6 +13,7 @@ from taskd.manager.operations import Operations
 from taskd.manager.pulse import Pulse
 from taskd.manager.recording import Recording
 from taskd.manager.settings import ManagerConfig
+from taskd.manager.stragglers import Stragglers
 from taskd.model.ids import NodeRank, Position, Role
 from taskd.model.job import Event, Heard, NodeLinked, NodeSilent, NodeUnlinked
 from taskd.model.messages import NodeBeat, Progress
@@ -27,7 +28,7 @@ class Sense:
         self.progress: dict[int, Progress] = {}
         """The newest of each rank. `pulse` makes events of what they mean together."""
         self._absent: dict[NodeRank, asyncio.TimerHandle] = {}
-        self.recording = Recording(bus, config.profiling_switch)
+        self.recording = Recording(bus, config.profiling_switch, Stragglers(config.stragglers))
         self._pulse = Pulse(bus, self.inbox.put_nowait, config.liveness)
         self.operations: Operations | None = None
         """Set by the manager where there is a clusterd that could ask for any."""

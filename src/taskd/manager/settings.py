@@ -8,6 +8,7 @@ from pathlib import Path
 from taskd.core.job_states import JobConfig
 from taskd.core.liveness import LivenessConfig
 from taskd.core.operations import OperationsConfig
+from taskd.core.stragglers import StragglerConfig
 from taskd.edge.security import Tls
 
 PORT = 9601
@@ -69,6 +70,8 @@ class ManagerConfig:
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
 
     operations: OperationsConfig = field(default_factory=OperationsConfig)
+    stragglers: StragglerConfig = field(default_factory=StragglerConfig)
+
 
     precheck: bool = False
     """Stress-test every rank once it has done its first step."""

@@ -17,6 +17,7 @@ from taskd.core.job_states import State
 from taskd.core.picture import Life
 from taskd.edge.clock import monotonic
 from taskd.manager.clusterd import Clusterd
+from taskd.manager.recording import Recording
 from taskd.manager.settings import ManagerConfig
 from taskd.model.ids import Rank
 from taskd.model.job import Story
@@ -34,6 +35,7 @@ class Seen:
     state: State
     because: str
     progress: Mapping[int, Progress]
+    recording: Recording | None = None
 
 
 def declaration(config: ManagerConfig) -> control.JobDeclaration:
@@ -52,12 +54,17 @@ def declaration(config: ManagerConfig) -> control.JobDeclaration:
 async def publish(clusterd: Clusterd, config: ManagerConfig, look: Callable[[], Seen]) -> None:
     """Now and then, while there is something new to tell."""
     last_told: tuple[object, ...] = ()
+    ailing: frozenset[tuple[int, str]] = frozenset()
     last_step, last_at = 0, monotonic()
     while True:
         await asyncio.sleep(config.publish_s)
         seen = look()
         told = progress_of(config, seen)
-        key = (told.step, told.summary, told.world, [(r.rank, r.phase, r.pid) for r in told.ranks])
+        slow = frozenset((item.rank, item.cause) for item in told.stragglers)
+        if slow != ailing and await clusterd.report_sub_health(told.stragglers):
+            ailing = slow
+        ranks = [(r.rank, r.phase, r.pid) for r in told.ranks]
+        key = (told.step, told.summary, told.world, told.profiling, ranks, slow)
         if key == last_told:
             continue
         now = monotonic()
@@ -81,6 +88,8 @@ def progress_of(config: ManagerConfig, seen: Seen) -> control.JobProgress:
         world=len(job.world),
         summary=summary,
         ranks=ranks,
+        profiling="" if seen.recording is None else seen.recording.tell(),
+        stragglers=[] if seen.recording is None else seen.recording.stragglers.current(),
     )
 
 

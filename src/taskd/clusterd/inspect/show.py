@@ -56,6 +56,11 @@ def status(told: pb.JobStatus, now_ms: int) -> str:
         parts.append(f"  step       {line.step}, {line.steps_per_s:.2f} steps/s")
     if told.manager:
         parts.append(f"  manager    {told.manager}")
+    if told.profiling:
+        parts.append(f"  recording  {told.profiling}")
+    for slow in told.stragglers:
+        since = _span(now_ms - slow.since_unix_ms)
+        parts.append(f"  straggler  {slow.evidence} (for {since})")
     for fault in told.faults:
         parts.append(f"  fault      {_fault(fault)}")
     if told.ranks:

@@ -126,7 +126,7 @@ class JobFault(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., fault_type: _Optional[str] = ..., evidence: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("line", "strategies", "strategy", "deadline_unix_ms", "faults", "ranks", "rounds", "decision", "manager")
+    __slots__ = ("line", "strategies", "strategy", "deadline_unix_ms", "faults", "ranks", "rounds", "decision", "manager", "profiling", "stragglers")
     LINE_FIELD_NUMBER: _ClassVar[int]
     STRATEGIES_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,8 @@ class JobStatus(_message.Message):
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     MANAGER_FIELD_NUMBER: _ClassVar[int]
+    PROFILING_FIELD_NUMBER: _ClassVar[int]
+    STRAGGLERS_FIELD_NUMBER: _ClassVar[int]
     line: JobLine
     strategies: _containers.RepeatedScalarFieldContainer[str]
     strategy: str
@@ -145,7 +147,9 @@ class JobStatus(_message.Message):
     rounds: _containers.RepeatedCompositeFieldContainer[Round]
     decision: int
     manager: str
-    def __init__(self, line: _Optional[_Union[JobLine, _Mapping]] = ..., strategies: _Optional[_Iterable[str]] = ..., strategy: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., decision: _Optional[int] = ..., manager: _Optional[str] = ...) -> None: ...
+    profiling: str
+    stragglers: _containers.RepeatedCompositeFieldContainer[Straggler]
+    def __init__(self, line: _Optional[_Union[JobLine, _Mapping]] = ..., strategies: _Optional[_Iterable[str]] = ..., strategy: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., decision: _Optional[int] = ..., manager: _Optional[str] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("incident", "began_unix_ms", "took_ms", "strategy", "outcome", "faults")
@@ -202,17 +206,45 @@ class FaultReport(_message.Message):
     def __init__(self, job: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., reporter: _Optional[str] = ...) -> None: ...
 
 class JobProgress(_message.Message):
-    __slots__ = ("job", "step", "steps_per_s", "world", "summary", "ranks")
+    __slots__ = ("job", "step", "steps_per_s", "world", "summary", "ranks", "profiling", "stragglers")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     WORLD_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    PROFILING_FIELD_NUMBER: _ClassVar[int]
+    STRAGGLERS_FIELD_NUMBER: _ClassVar[int]
     job: str
     step: int
     steps_per_s: float
     world: int
     summary: str
     ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
-    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., world: _Optional[int] = ..., summary: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ...) -> None: ...
+    profiling: str
+    stragglers: _containers.RepeatedCompositeFieldContainer[Straggler]
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., world: _Optional[int] = ..., summary: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ...) -> None: ...
+
+class Straggler(_message.Message):
+    __slots__ = ("rank", "cause", "late_ms", "slower", "since_unix_ms", "evidence")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    LATE_MS_FIELD_NUMBER: _ClassVar[int]
+    SLOWER_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    cause: str
+    late_ms: float
+    slower: float
+    since_unix_ms: int
+    evidence: str
+    def __init__(self, rank: _Optional[int] = ..., cause: _Optional[str] = ..., late_ms: _Optional[float] = ..., slower: _Optional[float] = ..., since_unix_ms: _Optional[int] = ..., evidence: _Optional[str] = ...) -> None: ...
+
+class SubHealth(_message.Message):
+    __slots__ = ("job", "stragglers")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STRAGGLERS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    stragglers: _containers.RepeatedCompositeFieldContainer[Straggler]
+    def __init__(self, job: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ...) -> None: ...

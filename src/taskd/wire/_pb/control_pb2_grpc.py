@@ -54,6 +54,11 @@ class ControlStub(object):
                 request_serializer=taskd_dot_wire_dot___pb_dot_control__pb2.JobProgress.SerializeToString,
                 response_deserializer=taskd_dot_wire_dot___pb_dot_control__pb2.Answer.FromString,
                 )
+        self.ReportSubHealth = channel.unary_unary(
+                '/taskd.v1.Control/ReportSubHealth',
+                request_serializer=taskd_dot_wire_dot___pb_dot_control__pb2.SubHealth.SerializeToString,
+                response_deserializer=taskd_dot_wire_dot___pb_dot_control__pb2.Answer.FromString,
+                )
 
 
 class ControlServicer(object):
@@ -113,6 +118,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportSubHealth(self, request, context):
+        """The manager tells which ranks hold the others up: all of them, each time that changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -154,6 +166,11 @@ def add_ControlServicer_to_server(servicer, server):
             'PublishProgress': grpc.unary_unary_rpc_method_handler(
                     servicer.PublishProgress,
                     request_deserializer=taskd_dot_wire_dot___pb_dot_control__pb2.JobProgress.FromString,
+                    response_serializer=taskd_dot_wire_dot___pb_dot_control__pb2.Answer.SerializeToString,
+            ),
+            'ReportSubHealth': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportSubHealth,
+                    request_deserializer=taskd_dot_wire_dot___pb_dot_control__pb2.SubHealth.FromString,
                     response_serializer=taskd_dot_wire_dot___pb_dot_control__pb2.Answer.SerializeToString,
             ),
     }
@@ -298,6 +315,23 @@ class Control(object):
             metadata=None):
         return grpc.experimental.unary_unary(request, target, '/taskd.v1.Control/PublishProgress',
             taskd_dot_wire_dot___pb_dot_control__pb2.JobProgress.SerializeToString,
+            taskd_dot_wire_dot___pb_dot_control__pb2.Answer.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ReportSubHealth(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/taskd.v1.Control/ReportSubHealth',
+            taskd_dot_wire_dot___pb_dot_control__pb2.SubHealth.SerializeToString,
             taskd_dot_wire_dot___pb_dot_control__pb2.Answer.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
