@@ -141,16 +141,116 @@ def test_watch_is_live(place: Path, server: str) -> None:
                 env=environment(place),
             )
             assert watching.stdout is not None
-            try:
-                async with asyncio.timeout(WAIT_S):
-                    first = json.loads(await watching.stdout.readline())
-                    assert first["line"]["state"] == "Idle"
-                    await client.fault(1)
-                    while json.loads(await watching.stdout.readline())["line"]["state"] == "Idle":
-                        pass
-            finally:
-                watching.kill()
-                await watching.wait()
+            async with asyncio.timeout(WAIT_S):
+                first = json.loads(await watching.stdout.readline())
+                assert first["line"]["state"] == "Idle"
+                await client.fault(1)
+                while json.loads(await watching.stdout.readline())["line"]["state"] == "Idle":
+                    pass
+                await client.code("EndJob", control_pb2.JobEnd(job="job", because="all is done"))
+                rest = (await watching.stdout.read()).decode().splitlines()
+                assert await watching.wait() == 0
+            last = json.loads(rest[-1])["line"]
+            assert (last["state"], last["because"]) == ("Ended", "all is done")
+
+    asyncio.run(main())
+
+
+def test_a_watch_outlives_a_restart_and_ends_with_the_job(place: Path) -> None:
+    async def serve(port: str) -> tuple[asyncio.subprocess.Process, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "taskd", "clusterd", "--listen", f"127.0.0.1:{port}"),
+            *("--journal", str(place / "journal")),
+            stdout=subprocess.PIPE,
+            env=environment(place),
+        )
+        assert process.stdout is not None
+        return process, (await process.stdout.readline()).split()[-1].decode()
+
+    async def main() -> None:
+        process, port = await serve("0")
+        async with asyncio.timeout(60), connected(f"127.0.0.1:{port}") as client:
+            await a_round(client)
+            watching = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "taskd", "status", "job", "--watch"),
+                *("--server", f"127.0.0.1:{port}"),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment(place),
+            )
+            assert watching.stdout is not None
+            await watching.stdout.readline()
+            process.terminate()
+            await process.wait()
+            process, _ = await serve(port)
+            await client.channel.channel_ready()
+            while b"not subscribed" not in await watching.stdout.readline():
+                pass
+            await client.code("EndJob", control_pb2.JobEnd(job="job", because="all is done"))
+            told, wrong = await watching.communicate()
+            assert told.decode().splitlines()[-1] == "job job is over: all is done"
+            assert (watching.returncode, wrong) == (0, b"")
+        process.terminate()
+        await process.wait()
+
+    asyncio.run(main())
+
+
+def test_a_watch_of_a_job_that_has_left_ends_quietly(place: Path) -> None:
+    """The clusterd inside a manager ends with its job, and takes its announcement back."""
+    script = """
+import asyncio, sys
+from taskd.manager.embedded import clusterd
+from taskd.manager.settings import ManagerConfig
+from taskd.manager.clusterd import Clusterd
+from taskd.manager import status
+
+async def main():
+    async with clusterd(ManagerConfig(job_id="mine", token="secret")) as config:
+        line = Clusterd(config.clusterd, config)
+        line.declaration = status.declaration(config)
+        subscribed = asyncio.Event()
+        task = asyncio.create_task(line.listen(lambda signal: None, subscribed.set))
+        await subscribed.wait()
+        print(config.clusterd, flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        task.cancel()
+        await line.close()
+
+asyncio.run(main())
+"""
+
+    async def main() -> None:
+        manager = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", script),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(place),
+        )
+        assert manager.stdout is not None
+        assert manager.stdin is not None
+        async with asyncio.timeout(60):
+            address = (await manager.stdout.readline()).decode().strip()
+            assert taskd(place, "jobs").returncode == 0
+            assert taskd(place, "status", "mine", "--server", address).returncode == 0
+            stranger = place / "stranger"
+            stranger.mkdir(mode=0o700)
+            refused = taskd(stranger, "fault", "mine", "--rank", "0", "--server", address)
+            assert refused.returncode == 1
+            assert "token" in refused.stderr
+            watching = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "taskd", "status", "--watch"),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment(place),
+            )
+            assert watching.stdout is not None
+            await watching.stdout.readline()
+            manager.stdin.write(b"\n")
+            await manager.wait()
+            told, wrong = await watching.communicate()
+        assert told.decode().splitlines()[-1] == "job mine is over"
+        assert (watching.returncode, wrong) == (0, b"")
 
     asyncio.run(main())
 

@@ -111,12 +111,15 @@ class Control(ControlServicer):
         news = owner.changes()
         try:
             await context.send_initial_metadata(SUBSCRIBED)
-            while True:
+            over = False
+            while not over:
+                over = owner.closed
+                if over and self._jobs.get(request.job) is owner:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is being stopped")
                 news.clear()
                 await context.write(self._status(owner))
-                await news.wait()
-                if self._jobs.get(request.job) is not owner:
-                    return
+                if not over:
+                    await news.wait()
         finally:
             owner.unwatch(news)
 

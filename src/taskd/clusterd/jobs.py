@@ -220,7 +220,7 @@ class Jobs:
         async with self._alone(job):
             owner = self.served.get(job)
             if owner is not None:
-                answer = await owner.ask(JobDeleted())
+                answer = await owner.ask(JobDeleted(because))
                 if answer.code == RecoverCode.ServerInnerError:
                     return answer
                 del self.served[job]
@@ -309,7 +309,7 @@ class Jobs:
             try:
                 for job in self._touched(change):
                     if not self._cluster.find(Kind.POD_GROUP, job):
-                        await self.end(job, "its PodGroup is gone")
+                        await self.end(job, "the cluster has deleted the job")
                     else:
                         self._tell_facts(job)
             except Exception:

@@ -74,12 +74,18 @@ def announced() -> list[Place]:
     return places
 
 
+def is_withdrawn(place: Place) -> bool:
+    """Whether a place that was found by its announcement has been closed in good order."""
+    return place.pid != 0 and not _file(place.job).exists()
+
+
 def find(job: str = "", server: str = "", token: str = "") -> Place:
     """Where to ask. Raises SettingsError with what could be done when nothing is found."""
     address = server or environ.get("TASKD_CLUSTERD", "")
     token = token or environ.get("TASKD_CLUSTERD_TOKEN", "")
     if address:
-        return Place(address if ":" in address else f"{address}:{PORT}", job, token)
+        address = address if ":" in address else f"{address}:{PORT}"
+        return Place(address, job, token or _token_at(address))
     places = [place for place in announced() if job in ("", place.job)]
     if not places:
         what = f"job {job}" if job else "a job"
@@ -87,6 +93,14 @@ def find(job: str = "", server: str = "", token: str = "") -> Place:
             [f"no server for {what} is known here: give --server, or set TASKD_CLUSTERD"]
         )
     return places[0]
+
+
+def _token_at(address: str) -> str:
+    """Of a server that one of our own jobs has announced, by whatever way it was found."""
+    try:
+        return next((place.token for place in announced() if place.address == address), "")
+    except SettingsError:
+        return ""
 
 
 def _file(job: str) -> Path:

@@ -113,11 +113,16 @@ class Owner:
     def state(self) -> State:
         return self.record.state
 
+    @property
+    def closed(self) -> bool:
+        """Nothing will change any more: the job is over, or the server stops."""
+        return self._task.done()
+
     async def ask(self, event: Event) -> Answer:
         """Have the event decided and remembered; the answer says what came of it."""
         if self._asking >= self._tools.inbox:
             return Answer.of(RecoverCode.EventQueueBusy)
-        if self._task.done():
+        if self.closed:
             return Answer.of(RecoverCode.ControllerEventCancel)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._asking += 1

@@ -2,7 +2,8 @@
 
 It is the same server behind the same wire, on a loopback port, with its journal in the state
 directory; so a manager that is restarted finds every decision again, and `taskd status` finds it
-by the job's name. Loaded only when it is wanted.
+by the job's name. It asks for a token that only the job's owner can read: a loopback port is open
+to every user of the machine. Loaded only when it is wanted.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
 
 from taskd.clusterd import locate
+from taskd.clusterd.auth import Tokens
 from taskd.clusterd.main import Server, ServerConfig, serve
+from taskd.edge.tokens import OPERATOR, token_for
 from taskd.errors import SettingsError
 from taskd.manager.settings import ManagerConfig
 
@@ -26,19 +30,23 @@ JOURNAL, PORT_FILE = "clusterd.journal", "clusterd.json"
 
 
 @asynccontextmanager
-async def clusterd(config: ManagerConfig) -> AsyncIterator[str]:
-    """Yields its address: the one of its former life if that is free."""
+async def clusterd(config: ManagerConfig) -> AsyncIterator[ManagerConfig]:
+    """Yields what was given, with the address (the one of its former life if that is free) and
+    the token."""
     state = config.state_dir
-    wanted = ServerConfig(listen=f"{LOOPBACK}:{_former_port(state)}")
+    token = config.clusterd_token or token_for(config.token or token_hex(32), OPERATOR)
+    wanted = ServerConfig(
+        listen=f"{LOOPBACK}:{_former_port(state)}", tokens=Tokens({token: OPERATOR})
+    )
     if state is not None:
         state.mkdir(parents=True, exist_ok=True)
         wanted = replace(wanted, journal=state / JOURNAL)
     async with AsyncExitStack() as stack:
         server = await _served(stack, wanted)
         _remember(state, server.port)
-        _announce(config.job_id, server.address)
+        _announce(config.job_id, server.address, token)
         try:
-            yield server.address
+            yield replace(config, clusterd=server.address, clusterd_token=token)
         finally:
             with suppress(OSError, SettingsError):
                 locate.withdraw(config.job_id)
@@ -54,10 +62,10 @@ async def _served(stack: AsyncExitStack, wanted: ServerConfig) -> Server:
         return await stack.enter_async_context(serve(anywhere))
 
 
-def _announce(job: str, address: str) -> None:
+def _announce(job: str, address: str, token: str) -> None:
     """For `taskd status` and its like, typed on this machine. The job can do without."""
     try:
-        locate.announce(job, address)
+        locate.announce(job, address, token)
     except (OSError, SettingsError) as error:
         log.warning("`taskd status` will not find the job by itself: %s", error)
 

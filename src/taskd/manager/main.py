@@ -49,11 +49,11 @@ async def run(config: ManagerConfig) -> int:
         )
         await bus.start()
         stack.push_async_callback(bus.close)
-        address = config.clusterd
-        if address == EMBEDDED:
+        if config.clusterd == EMBEDDED:
             from taskd.manager.embedded import clusterd as embedded  # weighs more than the manager
 
-            address = await stack.enter_async_context(embedded(config))
+            config = await stack.enter_async_context(embedded(config))
+        address = config.clusterd
         clusterd = Clusterd(address, config) if address else None
         if clusterd is not None:
             stack.push_async_callback(clusterd.close)

@@ -68,7 +68,9 @@ class JobRegistered:
 
 @dataclass(frozen=True, slots=True)
 class JobDeleted:
-    """The cluster no longer knows the job."""
+    """The job is over: it said so, or the cluster no longer knows it."""
+
+    because: str = "the cluster has deleted the job"
 
 
 @dataclass(frozen=True, slots=True)

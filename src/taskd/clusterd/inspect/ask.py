@@ -19,12 +19,17 @@ from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceStub
 from taskd.wire._pb.recover_pb2_grpc import RecoverStub
 
 TIMEOUT_S = 10.0
-AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+AWAY = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
     place: Place
+    channel: grpc.Channel
     stub: Any
     trace: Any
     """The service that switches profiling."""
@@ -38,6 +43,14 @@ class Connection:
 
     def stream(self, method: str, request: Any) -> Iterator[Any]:
         yield from getattr(self.stub, method)(request, metadata=bearer(self.place.token))
+
+    def comes_back(self, within_s: float) -> bool:
+        """Wait for a server that has gone away."""
+        try:
+            grpc.channel_ready_future(self.channel).result(within_s)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +71,7 @@ def connection(arguments: argparse.Namespace, job: str = "") -> Iterator[Connect
         make: Any = ControlStub
         trace: Any = TrainingDataTraceStub
         recover: Any = RecoverStub
-        yield Connection(place, make(channel), trace(channel), recover(channel))
+        yield Connection(place, channel, make(channel), trace(channel), recover(channel))
     except grpc.RpcError as error:
         told: Any = error
         kind = PeerUnreachable if told.code() in AWAY else PeerRefused

@@ -141,9 +141,7 @@ def platform_seen(state: State, event: PlatformSeen, now: float, config: Recover
 
 def registration(state: State, event: JobRegistered | JobDeleted) -> Step:
     if isinstance(event, JobDeleted):
-        return Step(
-            Ended(state.job, None, RecoverCode.OK), because="the cluster has deleted the job"
-        )
+        return Step(Ended(state.job, None, RecoverCode.OK), because=event.because)
     seed = state.job.seed or event.seed
     job = replace(state.job, id=event.job, name=event.name, config=event.config, seed=seed)
     if isinstance(state, HandedOver):
