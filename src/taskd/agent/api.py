@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any, Protocol
 
-from taskd.config import environ
+from taskd.config import environ, load
 from taskd.edge.log import also_to
 
 log = logging.getLogger(__name__)
@@ -48,11 +50,15 @@ def init(config: Mapping[str, Any], cls: Any = None) -> bool:
 
         _agent = PtAgent(cls, int(rank), upstream)
     else:
+        # msrun forks its workers out of this process. gRPC's own handling of forks, meant for
+        # children that go on using it, can kill a child on its way to exec.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # noqa: TID251 - read by gRPC
         from taskd.agent.guest import AgentConfig
         from taskd.agent.msrun import MsAgent
 
         manager = environ.get("MS_SCHED_HOST") or "127.0.0.1"
-        _agent = MsAgent(AgentConfig(node=int(rank), upstream=upstream, manager=manager))
+        told = load(AgentConfig, environ, "TASKD_AGENT")
+        _agent = MsAgent(replace(told, node=int(rank), upstream=upstream, manager=manager))
     return True
 
 

@@ -35,7 +35,8 @@ from taskd.model.workers import (
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-NOT_STARTED = 200
+NOT_STARTED, VANISHED = 200, 300
+"""What a framework says of a rank that it has not started, and of one that is gone somehow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,9 @@ class Framework(Protocol):
     def look(self) -> Mapping[Rank, Sight] | None:
         """None: what it says makes no sense now."""
 
+    def settle_s(self, ranks: tuple[Rank, ...]) -> float:
+        """How long it needs between the death of these ranks and their next start."""
+
     def start(self, ranks: tuple[Rank, ...]) -> None: ...
     def kill(self, ranks: tuple[Rank, ...], pids: tuple[int, ...]) -> None: ...
 
@@ -76,6 +80,8 @@ class CalledHands:
         self._lives: dict[Rank, Incarnation] = {}
         self._pids: dict[Rank, int] = {}
         self._pidfds: dict[Rank, int] = {}
+        self._ever: set[Rank] = set()
+        self._timers: list[asyncio.TimerHandle] = []
         self._due = False
         self._looking = tasks.create_task(self._look_now_and_then())
 
@@ -86,8 +92,7 @@ class CalledHands:
                 self._soon()
             case KillWorker(rank, incarnation) | AskToEnd(rank, incarnation):
                 if self._lives.get(rank) == incarnation:
-                    self._killing.add(rank)
-                    self._soon()
+                    self._end(rank, incarnation)
             case RenewStore():
                 pass  # the framework's own affair
             case Tell(body):
@@ -99,8 +104,18 @@ class CalledHands:
 
     def close(self) -> None:
         self._looking.cancel()
+        for timer in self._timers:
+            timer.cancel()
         for rank in list(self._pidfds):
             self._unwatch(rank)
+
+    def _end(self, rank: Rank, incarnation: Incarnation) -> None:
+        if rank in self._pids:
+            self._killing.add(rank)
+            self._soon()
+        else:  # it is still to be started
+            del self._lives[rank]
+            self._agent.happened(StartFailed(rank, incarnation, "it was not wanted any more"))
 
     def _soon(self) -> None:
         """All commands of one decision have come when the loop turns next."""
@@ -117,12 +132,23 @@ class CalledHands:
         if self._starting:
             lives, self._starting = self._starting, {}
             self._lives |= lives
-            self._framework.start(tuple(sorted(lives)))
-            self._look()
-            for rank, life in lives.items():
-                if rank not in self._pids and self._lives.get(rank) == life:
-                    del self._lives[rank]
-                    self._agent.happened(StartFailed(rank, life, "it did not come up"))
+            ranks = tuple(sorted(lives))
+            wait_s = self._framework.settle_s(ranks) if self._ever & lives.keys() else 0.0
+            self._ever |= lives.keys()
+            self._timers = [timer for timer in self._timers if not timer.cancelled()]
+            loop = asyncio.get_running_loop()
+            self._timers.append(loop.call_later(wait_s, self._start, lives))
+
+    def _start(self, lives: Mapping[Rank, Incarnation]) -> None:
+        wanted = {rank: life for rank, life in lives.items() if self._lives.get(rank) == life}
+        if not wanted:
+            return
+        self._framework.start(tuple(sorted(wanted)))
+        self._look()
+        for rank, life in wanted.items():
+            if rank not in self._pids and self._lives.get(rank) == life:
+                del self._lives[rank]
+                self._agent.happened(StartFailed(rank, life, "it did not come up"))
 
     async def _look_now_and_then(self) -> None:
         while True:
@@ -146,7 +172,7 @@ class CalledHands:
         self._unwatch(rank)
         del self._lives[rank]
         pid = self._pids.pop(rank, sight.pid or 0)
-        status = sight.status
+        status = None if sight.status == VANISHED else sight.status
         code, signum = (None, -status) if status is not None and status < 0 else (status, None)
         self._agent.happened(m.WorkerExited(rank, life, pid, code, signum, ""))
 

@@ -32,6 +32,10 @@ class AgentConfig:
     """How long the manager may take to be there."""
     farewell_s: float = 10.0
     """How long a node whose workers have finished waits for the others."""
+    settle_all_s: float = 60.0
+    """How long MindSpore's scheduler needs to forget dead workers before all start anew."""
+    settle_some_s: float = 15.0
+    """The same before some of them start anew."""
 
 
 async def join_and_train(

@@ -29,8 +29,8 @@ KILL, START_ALL, START_SOME, LOOK = (
     "MONITOR",
 )
 EVERYBODY = [-1]
-RESTARTS = 1
-"""MindSpore's agents report this as their budget; it means nothing to them."""
+RESTARTS = 32767
+"""As many as may come: MindSpore has no budget of its own."""
 
 Callbacks = dict[str, Callable[..., Any]]
 
@@ -64,6 +64,10 @@ class MindSpore:
 
     ranks: tuple[Rank, ...]
     callbacks: Callbacks
+    config: AgentConfig
+
+    def settle_s(self, ranks: tuple[Rank, ...]) -> float:
+        return self.config.settle_all_s if ranks == self.ranks else self.config.settle_some_s
 
     def look(self) -> Mapping[Rank, Sight] | None:
         seen = self.callbacks[LOOK](list(EVERYBODY))
@@ -95,15 +99,22 @@ class MsAgent:
     def register_callbacks(self, operator: str, func: Callable[..., Any]) -> None:
         self.callbacks[operator] = func
 
+    def _shown_ranks(self) -> tuple[Rank, ...]:
+        """On a single machine nobody sets the variables, but MONITOR knows the ranks."""
+        seen = self.callbacks[LOOK](list(EVERYBODY))
+        if not is_sound(seen):
+            return ()
+        return tuple(sorted(Rank(item["global_rank"]) for item in seen.values()))
+
     def start(self) -> NoReturn:
         """Runs the node's part of the job, then ends the interpreter with its exit code."""
         missing = [n for n in (KILL, START_ALL, START_SOME, LOOK) if n not in self.callbacks]
         if missing:
             raise SettingsError([f"{name} is not registered" for name in missing])
-        ranks = local_ranks()
+        ranks = local_ranks() or self._shown_ranks()
         if not ranks:
             raise SettingsError(["MS_NODE_RANK and MS_LOCAL_WORKER must be numbers"])
-        framework = MindSpore(ranks, self.callbacks)
+        framework = MindSpore(ranks, self.callbacks, self.config)
         workers = WorkersConfig(farewell_s=self.config.farewell_s, in_ascends_words=True)
         over = asyncio.run(join_and_train(self.config, framework, ranks, RESTARTS, workers))
         log.info("the node's part of the job is over: %s", over.because)

@@ -53,6 +53,9 @@ class Torch:
             seen[rank] = Sight(pid, status)
         return seen
 
+    def settle_s(self, ranks: tuple[Rank, ...]) -> float:
+        return 0.0
+
     def start(self, ranks: tuple[Rank, ...]) -> None:
         if ranks == self.ranks:
             self.callbacks[START_ALL](self.group)
