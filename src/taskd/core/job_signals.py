@@ -33,7 +33,7 @@ from taskd.core.job_states import (
 )
 from taskd.core.ranks import RankSet
 from taskd.model.ids import Incident, agent
-from taskd.model.job import NO_INCIDENT, RankFault, ReportFaults, Tell
+from taskd.model.job import NO_INCIDENT, RankFault, ReportFaults, ReportResult, Tell
 from taskd.model.messages import StartWorkers, StopWorkers
 from taskd.model.recovery import Signal
 from taskd.model.strategies import UPGRADE
@@ -127,6 +127,9 @@ def _continue(
         state = with_facts(state, uuid=order.uuid)
     if order.strategy == "exit":
         return strategies.carry_out(state.job, order, now, config)
+    if order.strategy == "continue" and isinstance(state, Training) and not job.protected():
+        report = ReportResult(order.uuid, 0, "training was never paused", order.strategy)
+        return Taken(state, (report,), report.info)
     if isinstance(state, Deciding) and same and job.stirred:
         # The strategy before this one has failed half-way: everybody is stopped anew, under a
         # number they do not know yet.

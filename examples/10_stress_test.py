@@ -1,0 +1,47 @@
+"""Four ranks train, stop for a stress test in the middle, and go on: as if nothing had been.
+
+python examples/10_stress_test.py
+"""
+
+import os
+import subprocess
+
+from watched import TASKD, compare, say, training
+
+STEPS = 100
+PACE_S = 0.02
+
+os.environ |= {"TASKD_STRESS_COMPUTE_S": "1", "TASKD_STRESS_P2P_MB": "4"}
+
+
+def stress(job_id: str, *options: str) -> int:
+    done = subprocess.run([TASKD, "stress", job_id, *options], capture_output=True, text=True)
+    for line in (done.stdout + done.stderr).splitlines():
+        say(line)
+    return done.returncode
+
+
+print("four ranks, undisturbed")
+with training("train_ddp.py", STEPS, PACE_S) as job:
+    undisturbed = job.end()
+
+print("four ranks, tested before they begin and once more on the way")
+with training("train_ddp.py", STEPS, PACE_S, options=("--precheck",)) as job:
+    job.recovered(1)
+    job.at_step(30)
+    if stress(job.id) != 0:
+        raise SystemExit("healthy devices have failed the test")
+    if stress(job.id, "--ops", "magic") == 0 or stress(job.id, "--nodes", "nowhere") == 0:
+        raise SystemExit("nonsense was accepted")
+    disturbed = job.end()
+
+compare(disturbed, undisturbed)
+
+print("four ranks, and a bit that flips in a product of rank 2")
+os.environ["TASKD_STRESS_INJECT"] = "flip:2"
+with training("train_ddp.py", 10 * STEPS, PACE_S) as job:
+    job.at_step(5)
+    found = stress(job.id, "--ops", "compute")
+    print(f"the broken device is found: {'yes' if found == 2 else 'NO'}")
+    if found != 2:
+        raise SystemExit(1)
