@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: setup demo check test bench proto settings clean
+.PHONY: setup demo check test mindspore bench proto settings clean
 
 setup: $(VENV)/.ready
 
@@ -28,6 +28,14 @@ check: setup  ## style, types, layers
 
 test: setup  ## all tests
 	$(BIN)/pytest
+
+.venvs/mindspore/.ready: pyproject.toml
+	$(PYTHON) -m venv .venvs/mindspore
+	.venvs/mindspore/bin/pip --disable-pip-version-check --quiet install mindspore==2.10.0 --editable .
+	touch $@
+
+mindspore: setup .venvs/mindspore/.ready  ## msrun with our agent; installs MindSpore (0.8 GB)
+	$(BIN)/pytest tests/integration/test_msrun_mindspore.py
 
 .venvs/proto/.ready: tools/proto.sh
 	$(PYTHON) -m venv .venvs/proto

@@ -86,7 +86,7 @@ def msrun(folder: Path, worker: str, port: str) -> subprocess.CompletedProcess[s
     (folder / "worker.py").write_text(textwrap.dedent(worker))
     env = {**os.environ, "MS_NODE_RANK": "0", "MS_LOCAL_WORKER": "2", "MS_WORKER_NUM": "2"}
     env |= {"TASKD_LOG_PATH": str(folder / "log"), "TASKD_LOG_STDOUT": "0"}
-    env["TASKD_AGENT_SETTLE_ALL_S"] = "0"
+    env["TASKD_AGENT_SETTLE_ALL_S"] = "2"  # longer than from one look to the next
     words = [str(folder / "msrun.py"), str(folder / "worker.py"), port, str(free_port())]
     return subprocess.run(
         [sys.executable, *words],

@@ -80,6 +80,8 @@ class CalledHands:
         self._lives: dict[Rank, Incarnation] = {}
         self._pids: dict[Rank, int] = {}
         self._pidfds: dict[Rank, int] = {}
+        self._waiting: dict[Rank, Incarnation] = {}
+        """Lives whose start must wait; what the framework shows of these ranks is older."""
         self._ever: set[Rank] = set()
         self._timers: list[asyncio.TimerHandle] = []
         self._due = False
@@ -91,8 +93,7 @@ class CalledHands:
                 self._starting[rank] = incarnation
                 self._soon()
             case KillWorker(rank, incarnation) | AskToEnd(rank, incarnation):
-                if self._lives.get(rank) == incarnation:
-                    self._end(rank, incarnation)
+                self._end(rank, incarnation)
             case RenewStore():
                 pass  # the framework's own affair
             case Tell(body):
@@ -110,11 +111,11 @@ class CalledHands:
             self._unwatch(rank)
 
     def _end(self, rank: Rank, incarnation: Incarnation) -> None:
-        if rank in self._pids:
+        if self._lives.get(rank) == incarnation:
             self._killing.add(rank)
             self._soon()
-        else:  # it is still to be started
-            del self._lives[rank]
+        elif self._waiting.get(rank) == incarnation:
+            del self._waiting[rank]
             self._agent.happened(StartFailed(rank, incarnation, "it was not wanted any more"))
 
     def _soon(self) -> None:
@@ -131,7 +132,7 @@ class CalledHands:
             self._framework.kill(ranks, tuple(self._pids[r] for r in ranks if r in self._pids))
         if self._starting:
             lives, self._starting = self._starting, {}
-            self._lives |= lives
+            self._waiting |= lives
             ranks = tuple(sorted(lives))
             wait_s = self._framework.settle_s(ranks) if self._ever & lives.keys() else 0.0
             self._ever |= lives.keys()
@@ -140,9 +141,12 @@ class CalledHands:
             self._timers.append(loop.call_later(wait_s, self._start, lives))
 
     def _start(self, lives: Mapping[Rank, Incarnation]) -> None:
-        wanted = {rank: life for rank, life in lives.items() if self._lives.get(rank) == life}
+        wanted = {rank: life for rank, life in lives.items() if self._waiting.get(rank) == life}
         if not wanted:
             return
+        for rank, life in wanted.items():
+            self._lives[rank] = life
+            del self._waiting[rank]
         self._framework.start(tuple(sorted(wanted)))
         self._look()
         for rank, life in wanted.items():
