@@ -19,15 +19,16 @@ KNOWN = (2, 13)
 _GROUP = (
     "_register_backend",
     "_set_default_backend",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
+    "all_gather_single _allgather_base",
+    "all_gather_single_coalesced allgather_into_tensor_coalesced",
+    "all_to_all_single alltoall_base",
     "allgather_coalesced",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
+    "reduce_scatter_single _reduce_scatter_base",
+    "reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced",
     "recv_anysource",
     "split_group",
 )
+"""Where torch has renamed an operation, either name will do; our groups answer to both."""
 _REDUCER = ("_rebuild_buckets", "prepare_for_backward")
 
 
@@ -39,7 +40,11 @@ def check() -> None:
     """Refuse a torch whose inside is not the one we know."""
     if not dist.is_available():
         raise UnknownTorch(f"torch {torch.__version__} was built without torch.distributed")
-    missing = [f"ProcessGroup.{name}" for name in _GROUP if not hasattr(dist.ProcessGroup, name)]
+    missing = [
+        f"ProcessGroup.{names.split()[0]}"
+        for names in _GROUP
+        if not any(hasattr(dist.ProcessGroup, name) for name in names.split())
+    ]
     missing += [f"Reducer.{name}" for name in _REDUCER if not hasattr(Reducer, name)]
     if not hasattr(dist, "ProcessGroupGloo"):
         missing.append("ProcessGroupGloo")
