@@ -156,6 +156,11 @@ def hsdp(told: dict[str, Any]) -> None:
     _fully_sharded(told, (2, 2), ("replicate", "shard"))
 
 
+def fsdp(told: dict[str, Any]) -> None:
+    """FSDP2 over all ranks: no shard exists twice."""
+    _fully_sharded(told, (4,), ("shard",))
+
+
 def _fully_sharded(told: dict[str, Any], shape: tuple[int, ...], names: tuple[str, ...]) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

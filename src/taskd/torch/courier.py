@@ -12,13 +12,18 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from taskd.errors import PeerRefused, PeerUnreachable
+from taskd.errors import PeerRefused, PeerUnreachable, TaskdError
 from taskd.torch.meeting import Meeting
 
-SECRET_BYTES = 32
+SECRET_BYTES, WANTED_BYTES = 32, 160
+
+Send = Callable[[memoryview], None]
+Receive = Callable[[memoryview], None]
+Write = Callable[[str, Send], None]
+"""Given the shard that is wanted: send its state."""
 
 
-def give(meeting: Meeting, rank: int, takers: Sequence[int], write: Callable[[Send], None]) -> None:
+def give(meeting: Meeting, rank: int, takers: Sequence[int], write: Write) -> None:
     """Serve each of the takers once, side by side, and return when all have everything."""
     secret = secrets.token_bytes(SECRET_BYTES)
     door = meeting.guard(socket.create_server((meeting.my_host(), 0), backlog=len(takers)))
@@ -35,6 +40,7 @@ def give(meeting: Meeting, rank: int, takers: Sequence[int], write: Callable[[Se
                 raise PeerUnreachable(f"nobody came for the state: {error}") from error
             # Many tensors are small: none of them is to wait for the next.
             guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            guest.settimeout(meeting.timeout.total_seconds())
             meeting.guard(guest)
             serve = threading.Thread(target=_serve, args=(guest, secret, write, problems))
             serve.start()
@@ -45,32 +51,26 @@ def give(meeting: Meeting, rank: int, takers: Sequence[int], write: Callable[[Se
         raise PeerUnreachable("; ".join(problems))
 
 
-Send = Callable[[memoryview], None]
-Receive = Callable[[memoryview], None]
-
-
-def _serve(
-    guest: socket.socket, secret: bytes, write: Callable[[Send], None], problems: list[str]
-) -> None:
+def _serve(guest: socket.socket, secret: bytes, write: Write, problems: list[str]) -> None:
     try:
         with guest:
-            told = bytearray(SECRET_BYTES)
+            told = bytearray(SECRET_BYTES + WANTED_BYTES)
             _read(guest, memoryview(told))
-            if not secrets.compare_digest(told, secret):
+            if not secrets.compare_digest(told[:SECRET_BYTES], secret):
                 raise PeerRefused("a stranger asked for the state")
-            write(guest.sendall)
+            write(told[SECRET_BYTES:].rstrip(b"\0").decode(), guest.sendall)
             _read(guest, memoryview(bytearray(1)))  # the taker has it all
-    except (OSError, PeerRefused, PeerUnreachable) as error:
-        problems.append(f"the taker was lost: {error}")
+    except (OSError, TaskdError) as error:
+        problems.append(f"a taker was not served: {error}")
 
 
-def take(meeting: Meeting, source: int, read: Callable[[Receive], None]) -> None:
+def take(meeting: Meeting, source: int, wanted: str, read: Callable[[Receive], None]) -> None:
     """Ask the giver, and tell it when everything has come."""
     host, port, secret = meeting.store.get(f"state/{source}").decode().split()
     try:
         with socket.create_connection((host, int(port)), meeting.timeout.total_seconds()) as link:
             meeting.guard(link)
-            link.sendall(bytes.fromhex(secret))
+            link.sendall(bytes.fromhex(secret) + wanted.encode().ljust(WANTED_BYTES, b"\0"))
             read(lambda place: _read(link, place))
             link.sendall(b"!")
     except OSError as error:

@@ -24,7 +24,7 @@ from taskd.edge.beacon import Beacon
 from taskd.errors import Permanent, SettingsError, Transient
 from taskd.model.ids import Incarnation, NodeRank, Rank
 from taskd.model.ids import Step as Committed
-from taskd.model.messages import Dump, Leave, Repair
+from taskd.model.messages import Copy, Dump, Leave, Repair
 from taskd.model.rank import GiveUp, Me, Order, Stood, Wrote
 from taskd.torch import (
     buckets,
@@ -40,6 +40,8 @@ from taskd.torch import (
 )
 from taskd.torch.groups import Groups, Mode
 from taskd.torch.protected import Protected, Stateful
+from taskd.torch.repair import Holding
+from taskd.torch.snapshots import Snapshots
 from taskd.torch.step import Abandon, Gates, Step
 from taskd.torch.undo import Undo
 from taskd.worker.link import Link
@@ -77,6 +79,9 @@ class Job:
         self._buffered: list[Any] = []
         """Models whose buffers we send round in each step."""
         self._is_sharded = False
+        self._shard = ""
+        self._snapshots: Snapshots | None = None
+        self._snapshot_every = 0
         self._resumed_from: Path | None = None
         self._order: Order | GiveUp | None = None
         """An order that came while we stood inside a step, to be carried out at its end."""
@@ -96,10 +101,13 @@ class Job:
         optimizer: Optimizer | Sequence[Optimizer],
         scaler: Any = None,
         retry_on: tuple[type[Exception], ...] = (),
+        snapshot_every: int | None = None,
         **parts: Stateful | None,
     ) -> None:
         """Say what belongs to the training state.
 
+        `snapshot_every`: after so many steps the state is copied to shared memory; 0 is never, and
+        None is after each step where a shard would be lost with its rank, else never.
         `parts` are all other things with `state_dict` and `load_state_dict`: the scheduler, the
         data's position, objects of your own. `retry_on` lists exceptions after which the step is
         to be tried again instead of ending the process.
@@ -119,9 +127,15 @@ class Job:
                 self._buffered.append(wrapped)
         for one_model in self._kept.models:
             self._gates.watch(one_model)
-        shard, replica = sharded.describe(self._kept)
-        self._is_sharded = shard != ""
-        self._link.describe(shard, replica)
+        self._shard, replica = sharded.describe(self._kept)
+        self._is_sharded = self._shard != ""
+        self._link.describe(self._shard, replica)
+        if snapshot_every is None:
+            snapshot_every = 1 if self._is_sharded and not sharded.has_replicas(self._kept) else 0
+        if snapshot_every and self._settings.beacon:
+            folder = Path(self._settings.beacon).parent
+            self._snapshots = Snapshots(folder, self.rank, self._shard, self._kept)
+            self._snapshot_every = snapshot_every
 
     def steps(self, total: int) -> Iterator[Step]:
         """The steps that are still to do, also in a process that joins in the middle."""
@@ -132,6 +146,7 @@ class Job:
                 self._mend()
             elif self.step == 0:
                 self._resume()
+                self._snapshot()
         while self.step < total or not self._all_arrived():
             if self._groups.trouble():
                 self._mend()
@@ -179,13 +194,16 @@ class Job:
         get through can still go either way: it stands here, with its gradients, and offers both the
         step before and the step after, until the plan says which of them the job goes on with.
         """
+        if self._snapshots is not None:
+            self._snapshots.wait()  # the update would change what is being copied
         if not self._is_sharded or self._link is None:
             return
         self._groups.world.barrier().wait()
         if not self._groups.trouble():
             return
         if len(self._kept_now.optimizers) == 1:
-            self._order = self._stand(Stood(Committed(self.step + 1), whole=True, undo=True))
+            both = Stood(Committed(self.step + 1), whole=True, undo=True, copies=self._copies())
+            self._order = self._stand(both)
             match self._order:
                 case Repair(resume=at) | Dump(step=at) if at == self.step + 1:
                     self._gates.finishing = True
@@ -220,6 +238,7 @@ class Job:
         self.step += 1
         self._holds = self.step
         self._gradients_carry = not self._gates.updated
+        self._snapshot()
         self._beacon.stepped(self.step)
         self._beacon.phase("between steps", self._incident)
         if self._link is not None:
@@ -249,7 +268,9 @@ class Job:
             held = self._holds
             order, self._order = self._order, None
             if order is None:
-                order = self._stand(Stood(Committed(held or 0), whole=held is not None))
+                order = self._stand(
+                    Stood(Committed(held or 0), whole=held is not None, copies=self._copies())
+                )
             match order:
                 case Repair() if self._repaired(order):
                     return
@@ -297,6 +318,19 @@ class Job:
         self.step = self._holds = note.step
         log.info("going on at step %d, from %s", note.step, path)
 
+    def _holding(self) -> Holding:
+        return Holding(self.rank, self._shard, self._holds, self._kept_now, self._snapshots)
+
+    def _copies(self) -> tuple[Copy, ...]:
+        if self._snapshots is None:
+            return ()
+        self._snapshots.wait()
+        return self._snapshots.copies()
+
+    def _snapshot(self) -> None:
+        if self._snapshots is not None and self.step % self._snapshot_every == 0:
+            self._snapshots.begin(self.step, self._incident)
+
     def _stand(self, stood: Stood) -> Order | GiveUp:
         assert self._link is not None
         self._beacon.phase("parked", self._incident)
@@ -304,17 +338,17 @@ class Job:
 
     def _repaired(self, plan: Repair) -> bool:
         assert self._link is not None
-        held = self._holds
+        if self._snapshots is not None:
+            self._snapshots.wait()
         self._incident = plan.incident
         self._beacon.phase("repairing", plan.incident)
         try:
-            mended = repair.carry_out(
-                plan, self.rank, held, self._groups, self._kept_now, self._settings.store
-            )
+            mended = repair.carry_out(plan, self._holding(), self._groups, self._settings.store)
         except Transient as error:
             self._link.broke(plan.incident, str(error))
             return False
         self.step = self._holds = plan.resume
+        self._snapshot()
         self._link.step = Committed(self.step)
         self._beacon.stepped(self.step)
         self._beacon.phase("between steps", plan.incident)

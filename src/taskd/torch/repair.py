@@ -6,52 +6,112 @@ wrong is raised as `Transient` and told to the manager, which makes a new plan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 
 from taskd.edge.clock import monotonic
-from taskd.errors import Transient
+from taskd.errors import PeerUnreachable, Transient
 from taskd.model.ids import Rank, Step
 from taskd.model.messages import Repair
 from taskd.model.rank import Mended
-from taskd.torch import courier, state
+from taskd.torch import courier, snapshots, state
 from taskd.torch.groups import Groups
+from taskd.torch.meeting import Meeting
 from taskd.torch.protected import Protected
+from taskd.torch.snapshots import Reader, Snapshots
+from taskd.torch.state import BadState, Parcel
 
 
 class CannotRepair(Transient):
     """The plan does not fit what is true here."""
 
 
-def carry_out(
-    plan: Repair, rank: int, held: int | None, groups: Groups, kept: Protected, default_store: str
-) -> Mended:
-    """`held` is the step whose state this rank holds; None: it holds none."""
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What this rank has: of which step, which shard, and which copies lie on its node."""
+
+    rank: int
+    shard: str
+    step: int | None
+    """None: no state at all, as in a replacement that has just been started."""
+    kept: Protected
+    snapshots: Snapshots | None
+
+
+def carry_out(plan: Repair, mine: Holding, groups: Groups, default_store: str) -> Mended:
+    """Returns when this rank stands at the plan's step and its groups are open."""
     begun = monotonic()
+    takers = [taker for taker, giver in plan.sources.items() if giver == mine.rank]
+    parcel = _parcel(plan, mine) if takers else None
     timeout = timedelta(seconds=plan.timeout_s)
     groups.meet(plan.incident, plan.store or default_store, f"{plan.incident}/", timeout)
     met = monotonic()
     try:
-        _exchange(plan, rank, held, groups, kept)
+        _exchange(plan, mine, groups.meeting, takers, parcel)
     except RuntimeError as error:
         raise CannotRepair(groups.why or str(error)) from error
+    if mine.snapshots is not None:
+        mine.snapshots.forget_after(plan.resume)
     groups.open()
     return Mended(plan.incident, Step(plan.resume), met - begun, monotonic() - met)
 
 
-def _exchange(plan: Repair, rank: int, held: int | None, groups: Groups, kept: Protected) -> None:
-    meeting = groups.meeting
-    source = plan.sources.get(Rank(rank))
+def _parcel(plan: Repair, mine: Holding) -> Parcel | None:
+    """Sealed while the others are still on their way."""
+    if mine.step != plan.resume:
+        return None
+    parcel = Parcel(mine.kept, plan.resume, plan.incident, mine.shard)
+    parcel.seal()
+    return parcel
+
+
+def _exchange(
+    plan: Repair, mine: Holding, meeting: Meeting, takers: list[Rank], parcel: Parcel | None
+) -> None:
+    aside = mine.step is not None
+    given: list[snapshots.Found] = []
+
+    def read(receive: courier.Receive) -> None:
+        state.take(mine.kept, plan.resume, plan.incident, mine.shard, receive, aside)
+
+    def write(wanted: str, send: courier.Send) -> None:
+        copy = mine.snapshots.find(wanted, plan.resume) if mine.snapshots is not None else None
+        if parcel is not None and wanted == mine.shard:
+            parcel.give(send)
+        elif copy is not None:
+            given.append(copy)
+            snapshots.send(copy, send)
+        else:
+            raise CannotRepair(f"nothing here of shard {wanted!r} at step {plan.resume}")
+
+    source = plan.sources.get(Rank(mine.rank))
     if source is not None:
-        aside = held is not None
-
-        def read(receive: courier.Receive) -> None:
-            state.take(kept, plan.resume, plan.incident, receive, aside)
-
-        courier.take(meeting, source, read)
+        courier.take(meeting, source, mine.shard, read)
+    elif mine.step != plan.resume:
+        _find_own(plan, mine, read)
+    if not takers:
         return
-    if held != plan.resume:
-        raise CannotRepair(f"this rank holds step {held}, the plan resumes at {plan.resume}")
-    takers = [taker for taker, giver in plan.sources.items() if giver == rank]
-    if takers:
-        parcel = state.Parcel(kept, plan.resume, plan.incident)
-        courier.give(meeting, rank, takers, parcel.give)
+    try:
+        courier.give(meeting, mine.rank, takers, write)
+    except PeerUnreachable:
+        # Perhaps it was refused. The next plan must not count on it again.
+        for copy in given:
+            if mine.snapshots is not None and not snapshots.is_sound(copy):
+                mine.snapshots.refuse(copy)
+        raise
+
+
+def _find_own(plan: Repair, mine: Holding, read: Callable[[courier.Receive], None]) -> None:
+    """Go back by a copy of our own."""
+    found = mine.snapshots.find(mine.shard, plan.resume) if mine.snapshots is not None else None
+    if mine.snapshots is None or found is None:
+        raise CannotRepair(f"this rank holds step {mine.step}, the plan resumes at {plan.resume}")
+    reader = Reader(found)
+    try:
+        read(reader.receive)
+    except BadState:
+        mine.snapshots.refuse(found)
+        raise
+    finally:
+        reader.close()

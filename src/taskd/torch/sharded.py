@@ -50,6 +50,18 @@ def describe(kept: Protected) -> tuple[str, int]:
     return shard, _number(max(copies, key=len))
 
 
+def has_replicas(kept: Protected) -> bool:
+    """Whether every shard lives on more than one rank."""
+    distributed: list[Any] = [one for one in kept.parameters if is_distributed(one)]
+    return all(
+        any(
+            placement.is_replicate() and size > 1
+            for placement, size in zip(one.placements, one.device_mesh.shape, strict=True)
+        )
+        for one in distributed
+    )
+
+
 def _place(parameter: Any) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
     """Where this rank stands along the dimensions that cut, and along those that copy."""
     mesh = parameter.device_mesh

@@ -8,8 +8,9 @@ replacement, which holds nothing, takes it in place. `repair.py` says who gives 
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch
 from taskd.errors import Transient
 from taskd.torch.protected import Protected
 from taskd.torch.sharded import is_distributed, local
+
+DIGEST = 16
 
 
 class BadState(Transient):
@@ -42,34 +45,51 @@ class Manifest:
 
     step: int
     incident: int
+    shard: str
     pieces: tuple[Piece, ...]
     sums: tuple[int, ...]
     plain: dict[str, Any]
     """Everything that is no tensor."""
-
-    def seal(self) -> bytes:
-        told = (self.step, self.incident, [(p.key, p.shape, str(p.dtype)) for p in self.pieces])
-        return blake2b(repr((told, self.sums)).encode(), digest_size=16).digest()
 
 
 # Giving
 
 
 class Parcel:
-    """The state of one step, ready to be given to any number of takers."""
+    """The state of one step, ready to be given to any number of takers.
 
-    def __init__(self, kept: Protected, step: int, incident: int) -> None:
-        found = list(_tensors(kept))
-        self._tensors = [_raw(local(tensor)).cpu() for _, tensor in found]
-        pieces = tuple(
-            Piece(key, tuple(tensor.shape), tensor.dtype, is_distributed(whole))
-            for (key, whole), tensor in ((one, local(one[1])) for one in found)
-        )
-        sums = tuple(map(checksum, self._tensors))
-        manifest = Manifest(step, incident, pieces, sums, plain_state(kept))
-        self._letter = pickle.dumps((manifest, manifest.seal()))
+    Made in the training thread, at once: it refers to weights and optimizer state, which do not
+    change until the next update, and copies all that a forward pass may change. `seal` does the
+    long part, the checksums, in whatever thread.
+    """
+
+    def __init__(self, kept: Protected, step: int, incident: int, shard: str) -> None:
+        self._tensors: list[torch.Tensor] = []
+        pieces = []
+        for key, tensor in _tensors(kept):
+            own = local(tensor)
+            self._tensors.append(own.clone() if key[0] == "buffer" else own)
+            pieces.append(Piece(key, tuple(own.shape), own.dtype, is_distributed(tensor)))
+        plain = pickle.loads(pickle.dumps(plain_state(kept)))
+        self._draft = Manifest(step, incident, shard, tuple(pieces), (), plain)
+        self._letter = b""
+        self._once = threading.Lock()
+
+    def seal(self) -> None:
+        with self._once:
+            if not self._letter:
+                self._tensors = [_raw(tensor).cpu() for tensor in self._tensors]
+                manifest = replace(self._draft, sums=tuple(map(checksum, self._tensors)))
+                body = pickle.dumps(manifest)
+                self._letter = _digest(body) + body
+
+    @property
+    def length(self) -> int:
+        """In bytes, once sealed."""
+        return 8 + len(self._letter) + sum(tensor.numel() for tensor in self._tensors)
 
     def give(self, send: Callable[[memoryview], None]) -> None:
+        self.seal()
         send(memoryview(len(self._letter).to_bytes(8, "little")))
         send(memoryview(self._letter))
         for tensor in self._tensors:
@@ -84,21 +104,19 @@ def take(
     kept: Protected,
     step: int,
     incident: int,
+    shard: str,
     receive: Callable[[memoryview], None],
     aside: bool,
 ) -> None:
-    """Receive that state, or raise and, if `aside`, be none the worse for it."""
-    head = bytearray(8)
-    receive(memoryview(head))
-    letter = bytearray(int.from_bytes(head, "little"))
-    receive(memoryview(letter))
-    manifest, seal = pickle.loads(letter)
-    if manifest.seal() != seal:
-        raise BadState("the manifest is damaged")
-    if (manifest.step, manifest.incident) != (step, incident):
+    """Receive that state, or raise and, if `aside`, be none the worse for it.
+
+    A copy may be of an earlier incident than the one it is asked for in, never of a later one.
+    """
+    manifest = _open(receive)
+    if (manifest.step, manifest.shard) != (step, shard) or manifest.incident > incident:
         raise BadState(
-            f"asked for step {step} of incident {incident}, "
-            f"got step {manifest.step} of incident {manifest.incident}"
+            f"asked for step {step} of shard {shard!r} in incident {incident}, got step "
+            f"{manifest.step} of shard {manifest.shard!r} in incident {manifest.incident}"
         )
     places = _places(kept, manifest, aside)
     for piece, place, told in zip(manifest.pieces, places, manifest.sums, strict=True):
@@ -106,6 +124,28 @@ def take(
         if checksum(_raw(place)) != told:
             raise BadState(f"the checksum of {piece.key} does not match")
     _adopt(kept, manifest, places)
+
+
+def check(receive: Callable[[memoryview], None]) -> None:
+    """Read a parcel and keep nothing of it; raise if it is damaged."""
+    manifest = _open(receive)
+    for piece, told in zip(manifest.pieces, manifest.sums, strict=True):
+        place = torch.empty(piece.shape, dtype=piece.dtype)
+        _fetch(place, receive)
+        if checksum(_raw(place)) != told:
+            raise BadState(f"the checksum of {piece.key} does not match")
+
+
+def _open(receive: Callable[[memoryview], None]) -> Manifest:
+    head = bytearray(8)
+    receive(memoryview(head))
+    letter = bytearray(int.from_bytes(head, "little"))
+    receive(memoryview(letter))
+    body = bytes(letter[DIGEST:])
+    if _digest(body) != letter[:DIGEST]:
+        raise BadState("the manifest is damaged")
+    manifest: Manifest = pickle.loads(body)
+    return manifest
 
 
 @torch.no_grad()
@@ -243,6 +283,10 @@ def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _digest(body: bytes) -> bytes:
+    return blake2b(body, digest_size=DIGEST).digest()
 
 
 def checksum(raw: torch.Tensor) -> int:
