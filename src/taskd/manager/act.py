@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from taskd.edge.bus import Bus
 from taskd.manager.clusterd import Clusterd
@@ -11,11 +12,13 @@ from taskd.model.codes import NetCode
 from taskd.model.ids import Position
 from taskd.model.job import (
     Command,
+    Event,
     Finish,
     ReportFaults,
     ReportResult,
     ReportStopped,
     ReportStrategies,
+    StopAsked,
     Tell,
 )
 from taskd.model.messages import Body
@@ -24,8 +27,10 @@ log = logging.getLogger(__name__)
 
 
 class Act:
-    def __init__(self, bus: Bus, clusterd: Clusterd | None) -> None:
-        self._bus, self._clusterd = bus, clusterd
+    def __init__(
+        self, bus: Bus, clusterd: Clusterd | None, happened: Callable[[Event], None]
+    ) -> None:
+        self._bus, self._clusterd, self._happened = bus, clusterd, happened
         self._sending: set[asyncio.Task[None]] = set()
 
     def tell(self, to: Position, body: Body) -> None:
@@ -42,9 +47,10 @@ class Act:
                 if sent.code != NetCode.OK:
                     log.warning("%s for %s: %s", type(body).__name__, to, sent.code.sentence)
             case ReportFaults() | ReportStopped() | ReportStrategies() | ReportResult():
-                if self._clusterd is None:
-                    log.error("there is no clusterd to tell: %s", command)
-                else:
+                if self._clusterd is not None:
                     self._clusterd.report(command)
+                elif isinstance(command, ReportFaults):
+                    because = "; ".join(f"rank {f.rank} {f.kind}" for f in command.faults)
+                    self._happened(StopAsked(1, f"{because}, and there is no clusterd to decide"))
             case Finish(exit_code, because):
                 log.info("the job has ended with %d: %s", exit_code, because)

@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 
 KINDS = {0: "corrupt", 2: "communication"}
 KEPT = 64
+CLOSE_S = 5.0
 OWN_SIGNALS = ("pauseStartAgent", "continueStartAgent")
 """What the manager's own machine still obeys."""
 
@@ -82,10 +83,11 @@ class Bridge:
         self._in_order(self._engine.register_callbacks)
         self._in_order(self._engine.start, frame)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         global active
         active = None
-        self._in_order(self._engine.destroy)
+        last = asyncio.wrap_future(self._in_order(self._engine.destroy))
+        await asyncio.wait((last,), timeout=CLOSE_S)
         self._thread.stop()
 
     # clusterd's orders
@@ -107,7 +109,7 @@ class Bridge:
         for action in signal.actions:
             self.carry_out(action, signal, faults)
         for to, body in after:
-            self._tell(to, body)
+            self._in_order(self._loop.call_soon_threadsafe, self._tell, to, body)
         if signal.strategy == "exit":
             self._start_over(signal)
 
@@ -155,12 +157,13 @@ class Bridge:
             case _:
                 return True
 
-    def _in_order(self, call: Callable[..., object], *arguments: object) -> None:
+    def _in_order(self, call: Callable[..., object], *arguments: object) -> Future[None]:
         async def work() -> None:
             call(*arguments)
 
         done = self._thread.run(work())
         done.add_done_callback(partial(_complain, call))
+        return done
 
     # What the controller reports, from its own threads
 

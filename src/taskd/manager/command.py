@@ -6,16 +6,18 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from taskd.config import environ, load
 from taskd.core.job_states import JobConfig
 from taskd.core.liveness import LivenessConfig
 from taskd.core.operations import OperationsConfig
-from taskd.errors import SettingsError, TaskdError
 from taskd.core.stragglers import StragglerConfig
+from taskd.errors import SettingsError, TaskdError
 from taskd.manager.main import serve
 from taskd.manager.settings import PORT, SWITCH, ManagerConfig
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     host = environ.get("POD_IP", "127.0.0.1")
@@ -37,9 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metrics", default="", help="host:port to serve Prometheus on")
     parser.add_argument("--rescheduling", action="store_true", help="lost nodes may come back")
 
+
 def config_of(told: argparse.Namespace) -> ManagerConfig:
     try:
-        job = JobConfig(
+        job = replace(
+            load(JobConfig, prefix="TASKD_MANAGER"),
             nodes=told.nodes,
             ranks_per_node=told.procs_per_node,
             max_restarts=told.max_restarts,
@@ -62,15 +66,17 @@ def config_of(told: argparse.Namespace) -> ManagerConfig:
         ready_fd=told.ready_fd,
         profiling_switch=told.profiling_switch,
         liveness=load(LivenessConfig),
+        stragglers=load(StragglerConfig, prefix="TASKD_STRAGGLER"),
         operations=load(OperationsConfig, prefix="TASKD_OPERATIONS"),
         precheck=told.precheck,
         metrics=told.metrics,
         job=job,
-        stragglers=load(StragglerConfig, prefix="TASKD_STRAGGLER"),
     )
+
 
 def run(told: argparse.Namespace) -> int:
     return serve(config_of(told))
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="taskd manager", description=__doc__)

@@ -13,19 +13,21 @@ import signal
 from contextlib import AsyncExitStack
 from typing import Any
 
+from taskd.config import environ
 from taskd.core import job as machine
 from taskd.core.job_states import Ended, State
 from taskd.edge.bus import Bus, BusConfig
 from taskd.edge.clock import monotonic, next_before
 from taskd.manager import status
 from taskd.manager.act import Act
+from taskd.manager.bridge import OWN_SIGNALS, Bridge, is_wanted
 from taskd.manager.clusterd import Clusterd
 from taskd.manager.operations import Operations, Precheck
 from taskd.manager.plugins import Plugins, snapshot_of
 from taskd.manager.sense import Sense
 from taskd.manager.settings import EMBEDDED, ManagerConfig
 from taskd.model.ids import NodeRank, Rank, manager
-from taskd.model.job import Ordered, Subscribed, Tick
+from taskd.model.job import Heard, Ordered, Subscribed, Tick
 from taskd.model.recovery import Signal
 
 log = logging.getLogger(__name__)
@@ -66,7 +68,8 @@ async def run(config: ManagerConfig) -> int:
 class Manager:
     def __init__(self, config: ManagerConfig, bus: Bus, clusterd: Clusterd | None) -> None:
         self._config, self._clusterd = config, clusterd
-        self._sense, self._act = Sense(bus, config), Act(bus, clusterd)
+        self._sense = Sense(bus, config)
+        self._act = Act(bus, clusterd, self._sense.inbox.put_nowait)
         self._plugins = self._find_plugins()
         self._operations = (
             None
@@ -85,9 +88,13 @@ class Manager:
             self._operations.precheck = Precheck(clusterd, look, self._sense.progress)
         self.state: State = machine.begin(config.job, monotonic())
         self.because = ""
+        self._bridge: Bridge | None = None
 
     async def live(self) -> int:
         """Until the job has ended, or somebody ends us: the job goes on without a manager then."""
+        if self._clusterd is not None and is_wanted(environ):
+            self._bridge = Bridge(self._clusterd.report, self._act.tell, self._nodes)
+            self._bridge.start("mindspore" if environ.get("MS_WORKER_NUM") else "pytorch")
         tasks = [asyncio.create_task(work) for work in self._work()]
         driving = asyncio.create_task(self._drive())
         asked = _asked_to_leave()
@@ -106,6 +113,8 @@ class Manager:
             for task in (*tasks, driving, asked):
                 task.cancel()
             await asyncio.gather(*tasks, driving, asked, return_exceptions=True)
+            if self._bridge is not None:
+                await self._bridge.close()
             if self._plugins is not None:
                 await self._plugins.close()
 
@@ -118,7 +127,10 @@ class Manager:
             inbox = self._sense.inbox
 
             def take(told: Signal) -> None:
-                inbox.put_nowait(Ordered(told))
+                if self._bridge is not None and told.type not in OWN_SIGNALS:
+                    self._bridge.take(told)
+                else:
+                    inbox.put_nowait(Ordered(told))
 
             work += [
                 self._clusterd.listen(take, lambda: inbox.put_nowait(Subscribed())),
@@ -148,6 +160,9 @@ class Manager:
 
         return Plugins(directory, self._act.tell, node_of)
 
+    def _nodes(self) -> list[NodeRank]:
+        return [node for node, view in self.state.job.picture.nodes.items() if view.present]
+
     def _places(self) -> dict[Rank, NodeRank]:
         """The ranks that train now, and their nodes."""
         job = self.state.job
@@ -161,11 +176,16 @@ class Manager:
         inbox = self._sense.inbox
         while not isinstance(self.state, Ended):
             event = await next_before(inbox, self.state.deadline, monotonic) or Tick()
+            if isinstance(event, Heard):
+                self._sense.taken()
+            if self._bridge is not None and not self._bridge.lets_pass(event):
+                continue
             before = self.state
             taken = machine.step(before, event, monotonic(), self._config.job)
             self.state = taken.state
             if type(taken.state) is not type(before):
                 self.because = taken.because
+                self._sense.recording.stragglers.disturbed()
                 log.info(
                     "incident %d: %s -> %s: %s",
                     taken.state.job.incident,
@@ -185,7 +205,6 @@ class Manager:
                 status.write_summary(self._config, taken.state)
         return self.state
 
-                self._sense.recording.stragglers.disturbed()
     async def _farewell(self, ended: Ended) -> None:
         status.write_summary(self._config, ended)
         if self._clusterd is not None:

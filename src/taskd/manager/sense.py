@@ -15,16 +15,20 @@ from taskd.manager.recording import Recording
 from taskd.manager.settings import ManagerConfig
 from taskd.manager.stragglers import Stragglers
 from taskd.model.ids import NodeRank, Position, Role
-from taskd.model.job import Event, Heard, NodeLinked, NodeSilent, NodeUnlinked
-from taskd.model.messages import NodeBeat, Progress
+from taskd.model.job import Event, Heard, NodeLinked, NodeSilent, NodeUnlinked, StopAsked
+from taskd.model.messages import EndJob, NodeBeat, Progress
 
 log = logging.getLogger(__name__)
+
+WAITING = 10_000
+"""So many messages may wait to be dealt with. Beyond, the bus keeps them, and its senders wait."""
 
 
 class Sense:
     def __init__(self, bus: Bus, config: ManagerConfig) -> None:
         self._bus, self._config = bus, config
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._room = asyncio.Semaphore(WAITING)
         self.progress: dict[int, Progress] = {}
         """The newest of each rank. `pulse` makes events of what they mean together."""
         self._absent: dict[NodeRank, asyncio.TimerHandle] = {}
@@ -42,8 +46,15 @@ class Sense:
             if isinstance(received.body, NodeBeat):
                 self.progress.update({item.rank: item for item in received.body.progress})
                 self._pulse.heard(received.body)
+            elif isinstance(received.body, EndJob):
+                self.inbox.put_nowait(StopAsked(received.body.exit_code, received.body.because))
             else:
+                await self._room.acquire()
                 self.inbox.put_nowait(Heard(received.src, received.body))
+
+    def taken(self) -> None:
+        """One message that was heard has been dealt with."""
+        self._room.release()
 
     async def watch(self) -> None:
         async for change in self._bus.changes():

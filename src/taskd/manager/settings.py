@@ -17,6 +17,7 @@ SWITCH = "/user/cluster-info/datatrace-config/profilingSwitch"
 EMBEDDED = "embedded"
 """In place of clusterd's address: run it in the manager's own process."""
 
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManagerConfig:
     job_id: str
@@ -61,7 +62,7 @@ class ManagerConfig:
     node_silence_s: float = 3.0
     """How long a node may be without a link before it counts as lost."""
 
-    publish_s: float = 1.0
+    publish_s: float = 2.0
     """How often clusterd is told how the ranks are doing."""
 
     profiling_switch: str = SWITCH
@@ -69,9 +70,9 @@ class ManagerConfig:
 
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
 
-    operations: OperationsConfig = field(default_factory=OperationsConfig)
     stragglers: StragglerConfig = field(default_factory=StragglerConfig)
 
+    operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     precheck: bool = False
     """Stress-test every rank once it has done its first step."""
