@@ -3,140 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from taskd.clusterd.cluster import Json
-from taskd.clusterd.inotify import Watch
-from taskd.clusterd.inspect import show
-from taskd.clusterd.main import Server, ServerConfig
-from taskd.core.recovery.config import RecoveryConfig
 from taskd.core.recovery.states import Killing
 from taskd.wire._pb import profiling_pb2
 from taskd.wire._pb import recover_pb2 as pb
 from tests.integration.clusterd_client import (
     WAIT_S,
     Client,
-    Signals,
     eventually,
-    started,
     switch,
 )
-
-JOB = "0f7b"
-EVERY = "retry, recover-in-place,recover ,elastic-training,dump"
-
-
-class Objects:
-    """The other side of the directory: the user, the scheduler and the platform."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def write(self, kind: str, name: str, body: Json) -> None:
-        folder = {"PodGroup": "podgroups", "Pod": "pods", "ConfigMap": "configmaps"}.get(
-            kind, "nodes"
-        )
-        namespace = "kube-system" if name.startswith("mindx-dl-") else "team"
-        metadata: Json = {"name": name, **body.pop("metadata", {})}
-        if kind != "Node":
-            metadata["namespace"] = namespace
-        path = self.directory / folder / f"{namespace}.{name}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f".{path.name}.test")
-        fresh.write_text(yaml.safe_dump({"kind": kind, "metadata": metadata, **body}))
-        fresh.rename(path)
-
-    def read(self, folder: str, name: str) -> Json:
-        body: Json = yaml.safe_load((self.directory / folder / f"team.{name}.yaml").read_text())
-        return body
-
-    def group(self, strategies: str = EVERY, phase: str = "Running", **extra: Any) -> None:
-        labels = {"process-recover-enable": "on", "framework": "pytorch", **extra.get("labels", {})}
-        self.write(
-            "PodGroup",
-            "train",
-            {
-                "metadata": {
-                    "ownerReferences": [{"uid": JOB, "name": "train", "controller": True}],
-                    "labels": labels,
-                    "annotations": {"recover-strategy": strategies, **extra.get("annotations", {})},
-                },
-                "status": {"phase": phase},
-            },
-        )
-
-    def change_group(self, change: Callable[[Json], None]) -> None:
-        body = self.read("podgroups", "train")
-        change(body)
-        self.write("PodGroup", "train", {k: v for k, v in body.items() if k != "kind"})
-
-    def pod(self, node: int, uid: str = "", name: str = "", **annotations: str) -> None:
-        devices = [{"device_id": str(i), "rank_id": str(node * 2 + i)} for i in range(2)]
-        self.write(
-            "Pod",
-            name or f"train-{node}",
-            {
-                "metadata": {
-                    "uid": uid or f"pod-{node}",
-                    "ownerReferences": [{"uid": JOB, "name": "train", "controller": True}],
-                    "annotations": {
-                        "hccl/rankIndex": str(node),
-                        "ascend.kubectl.kubernetes.io/ascend-910-configuration": json.dumps(
-                            {"devices": devices}
-                        ),
-                        **annotations,
-                    },
-                },
-                "spec": {"nodeName": f"host{node}"},
-                "status": {"phase": "Running"},
-            },
-        )
-
-    def reset_config(self, **data: Any) -> None:
-        body = {"RankList": [], "RetryTime": 3, "UpdateTime": 0, **data}
-        self.write("ConfigMap", "reset-config-train", {"data": {"reset.json": json.dumps(body)}})
-
-    @property
-    def reset(self) -> Json:
-        data = self.read("configmaps", "reset-config-train")["data"]
-        assert hashlib.sha256(data["reset.json"].encode()).hexdigest() == data["checkCode"]
-        told: Json = json.loads(data["reset.json"])
-        return told
-
-    def sub_health(self, node: int, level: str = "SubHealthFault") -> None:
-        entry = {
-            "fault_type": "CardUnhealthy",
-            "npu_name": "Ascend910-1",
-            "fault_level": level,
-            "fault_code": "80E18005",
-        }
-        info = {"DeviceInfo": {"DeviceList": {"huawei.com/Ascend910-Fault": json.dumps([entry])}}}
-        self.write(
-            "ConfigMap",
-            f"mindx-dl-deviceinfo-host{node}",
-            {"data": {"DeviceInfoCfg": json.dumps(info)}},
-        )
-
-    async def until(self, folder: str, holds: Callable[[], bool]) -> None:
-        """Wait until something is true of the files, looking whenever one changes."""
-        news = asyncio.Event()
-        watch = Watch([self.directory / folder], lambda _: news.set())
-        try:
-            async with asyncio.timeout(WAIT_S):
-                while not holds():
-                    await news.wait()
-                    news.clear()
-        finally:
-            watch.close()
+from tests.integration.clusterd_objects import (
+    JOB,
+    Objects,
+    cluster,
+    joined,
+    lost_for_good,
+    mark,
+    quiet,
+)
 
 
 @pytest.fixture
@@ -145,35 +35,6 @@ def objects(tmp_path: Path) -> Objects:
     for node in range(2):
         made.pod(node)
     return made
-
-
-@asynccontextmanager
-async def cluster(objects: Objects, **recovery: float) -> AsyncIterator[tuple[Server, Client]]:
-    config = ServerConfig(
-        cluster_dir=objects.directory,
-        recovery=RecoveryConfig(**recovery),  # type: ignore[arg-type]
-    )
-    async with started(config, job=JOB) as pair:
-        try:
-            yield pair
-        except TimeoutError:
-            sys.stderr.write("\n".join(show.history(await pair[1].history())))
-            raise
-
-
-async def joined(server: Server, client: Client) -> Signals:
-    await client.join()
-    signals = client.subscribe()
-    owner = server.jobs.served[JOB]  # type: ignore[index]
-    await eventually(lambda: owner.state.job.subscribed and bool(owner.state.job.pods), server, JOB)
-    await quiet(server)
-    return signals
-
-
-async def quiet(server: Server) -> None:
-    """No write is under way that could meet one of ours."""
-    owner = server.jobs.served[JOB]  # type: ignore[index]
-    await eventually(lambda: not owner.record.undone, server, JOB)
 
 
 def test_502_403_409_402_and_501_before_a_job_is_served(objects: Objects) -> None:
@@ -208,25 +69,13 @@ async def _until(client: Client, method: str, code: int) -> None:
             pass
 
 
-def test_register_takes_back_pause_and_502_when_it_cannot(objects: Objects) -> None:
+def test_register_takes_back_pause(objects: Objects) -> None:
     objects.group(labels={"process-recover-enable": "pause"})
 
     async def main() -> None:
         async with cluster(objects) as (_, client):
-            assert await client.code("Init") == 0
-            path = objects.directory / "podgroups"
-            away = objects.directory / "away"
-            path.rename(away)
-            path.write_text("no directory")
-            assert (await client.code("Register")) in (402, 502)
-            path.unlink()
-            away.rename(path)
-            objects.group(labels={"process-recover-enable": "pause"})
-
-        async with cluster(objects) as (_, client):
             await client.join()
-            labels = objects.read("podgroups", "train")["metadata"]["labels"]
-            assert labels["process-recover-enable"] == "on"
+            assert mark(objects) == "on"
 
     asyncio.run(main())
 
@@ -267,27 +116,6 @@ def test_a_pod_is_replaced_and_the_old_files_tell_each_step(objects: Objects) ->
             )
 
     asyncio.run(main())
-
-
-async def lost_for_good(client: Client, signals: Signals) -> None:
-    """A node is lost, and no pod comes in its place: the job does as it is told, to the end."""
-    await client.fault(2)
-    while True:
-        told = await signals.next()
-        match told.signalType, told.changeStrategy:
-            case "stopTrain", _:
-                await client.stopped(told.uuid)
-            case "globalFault", _:
-                await client.offer("recover", "exit", uuid=told.uuid)
-            case "changeStrategy", "exit":
-                return
-            case other:
-                assert other == ("changeStrategy", "recover")
-
-
-def mark(objects: Objects) -> str:
-    labels = objects.read("podgroups", "train")["metadata"]["labels"]
-    return str(labels["process-recover-enable"])
 
 
 def test_pause_is_a_lease_that_ends_when_the_scheduler_has_restarted_the_job(
@@ -366,26 +194,6 @@ def test_platform_mode_asks_confirms_and_waits_for_the_rank_table(objects: Objec
                 lambda body: body["metadata"]["annotations"].update(RankTableReady="true")
             )
             assert (await signals.next("changeStrategy")).changeStrategy == "recover"
-
-    asyncio.run(main())
-
-
-def test_508_and_509_when_the_platform_does_not_answer(objects: Objects) -> None:
-    async def main() -> None:
-        objects.group(annotations={"ProcessRecoverStrategy": ""})
-        async with cluster(objects, platform_timeout_s=0.3) as (server, client):
-            signals = await joined(server, client)
-            await client.fault(3)
-            await signals.next("changeStrategy")
-            assert await client.stopped() == 508
-        objects.group(annotations={"ProcessRecoverStrategy": "recover"})
-        async with cluster(objects, platform_timeout_s=0.3) as (server, client):
-            signals = await joined(server, client)
-            await client.fault(3)
-            stop = await signals.next("stopTrain")
-            await client.stopped(stop.uuid)
-            await signals.next("changeStrategy")
-            assert await client.offer("recover") == 509
 
     asyncio.run(main())
 

@@ -139,53 +139,6 @@ def test_401_for_what_nobody_waits_for_and_506_for_what_is_over() -> None:
     asyncio.run(main())
 
 
-def test_404_405_406_407_499_and_201_are_understood_from_clients() -> None:
-    async def fate(*offered: str, kind: str, result: tuple[str, int]) -> tuple[str, str]:
-        async with started() as (server, client):
-            strategies = ("retry", "recover-in-place", "recover", "elastic-training", "dump")
-            await client.declare(*strategies, nodes=2, per_node=2)
-            await client.join()
-            signals = await listening(server, client)
-            await client.fault(3, kind=kind)
-            stop = await signals.next()
-            await client.stopped(stop.uuid)
-            asked = await signals.next()
-            await client.offer(*offered, uuid=asked.uuid)
-            order = await signals.next()
-            assert order.changeStrategy == result[0]
-            assert await client.result(*result, uuid=order.uuid) == 0
-            after = await signals.next()
-            return after.signalType, after.changeStrategy
-
-    async def main() -> None:
-        every = ("retry", "recover", "downgrade", "dump", "exit")
-        again, _ = await fate(*every, kind="2", result=("retry", 405))
-        assert again in ("globalFault", "changeStrategy")
-        for code in (406, 499):
-            kind, strategy = await fate(*every, kind="2", result=("retry", code))
-            assert kind in ("globalFault", "changeStrategy")
-            assert strategy != "recover"
-        assert (await fate("recover", "dump", kind="1", result=("recover", 499)))[0]
-        assert (await fate("dump", "exit", kind="1", result=("dump", 407)))[1] == "exit"
-        isolated = await fate("downgrade", "exit", kind="1", result=("downgrade", 201))
-        assert isolated[0] == "faultNodesExit"
-
-    asyncio.run(main())
-
-
-def test_404_not_ready_ends_the_round_at_once() -> None:
-    async def main() -> None:
-        async with started() as (server, client):
-            await client.join()
-            signals = await listening(server, client)
-            await client.fault(1)
-            stop = await signals.next()
-            assert await client.stopped(stop.uuid, code=404) == 0
-            assert (await signals.next()).changeStrategy == "exit"
-
-    asyncio.run(main())
-
-
 def test_409_for_ranks_that_are_none_and_the_good_ones_count() -> None:
     async def main() -> None:
         async with started() as (server, client):

@@ -6,7 +6,7 @@ so, with what ended that round; anything else is out of order.
 
 from __future__ import annotations
 
-from taskd.core.recovery.job import Answered
+from taskd.core.recovery.job import Answered, Attempt
 from taskd.core.recovery.states import (
     AwaitingPause,
     Dumping,
@@ -37,7 +37,7 @@ from taskd.model.recovery import (
     StopCompleted,
     StrategiesReported,
 )
-from taskd.model.strategies import CONTINUE, MIGRATION, UPGRADE
+from taskd.model.strategies import CONTINUE, MIGRATION, UPGRADE, Strategy
 
 
 def refusal(state: State, report: Report) -> Step | None:
@@ -46,6 +46,9 @@ def refusal(state: State, report: Report) -> Step | None:
     if as_answered(report) in job.answered:
         return Step(state, because="this report was taken before")
     current = "" if isinstance(state, Idle | Ended) else state.round.uuid
+    if _unscheduled(state, report):
+        because = "the scheduler has not replaced the lost pods in time"
+        return Step(state, because=because, answer=RecoverCode.ScheduleTimeout)
     if report.uuid and report.uuid in job.past:
         return Step(state, because="its round is over", answer=RecoverCode.ControllerEventCancel)
     if report.uuid and report.uuid != current:
@@ -59,6 +62,20 @@ def refusal(state: State, report: Report) -> Step | None:
         because = f"{name} does not wait for {_describe(report)}"
         return Step(state, because=because, answer=RecoverCode.OrderMix)
     return None
+
+
+def _unscheduled(state: State, report: Report) -> bool:
+    """The result of a replacement that was given up last, because its pods did not come."""
+    if isinstance(state, Idle | Ended) or not isinstance(report, StatusReported):
+        return False
+    past, history = state.job.past, state.round.history
+    return (
+        report.strategy == Strategy.RECOVER.order
+        and bool(history)
+        and history[-1] == Attempt(Strategy.RECOVER, RecoverCode.ScheduleTimeout)
+        and report.uuid in ("", past[-1])
+        and not _awaited(state, report)
+    )
 
 
 def as_answered(report: Report) -> Answered:
