@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from taskd.core.job import BY_ORDER, LEGAL
-from taskd.core.job_states import Deciding, Gathering, Repairing, Reported, Suspecting, Training
+from taskd.core.job_states import (
+    Deciding,
+    Dumping,
+    Gathering,
+    Repairing,
+    Reported,
+    Suspecting,
+    Training,
+)
 from tests.sim.job_world import World
 
 BATCH, BATCHES = 25, 8
@@ -63,6 +71,7 @@ RARE = {
     (Reported, Training),
     (Deciding, Training),
     (Repairing, Training),
+    (Dumping, Reported),
 }
 """Legal, tested by tests/unit/test_job.py, and seldom met by chance."""
 

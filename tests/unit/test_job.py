@@ -44,6 +44,7 @@ from taskd.model.job import (
     Event,
     Finish,
     Heard,
+    NodeLinked,
     NodeSilent,
     NodeUnlinked,
     Ordered,
@@ -399,6 +400,24 @@ def test_a_silent_node_takes_its_ranks_with_it() -> None:
     assert [(f.rank, f.kind) for f in report.faults] == [(2, "silent"), (3, "silent")]
 
 
+def test_a_node_without_a_link_that_alone_is_waited_for_is_not_waited_for_long() -> None:
+    play = Play().stopping().tell(NodeUnlinked(NodeRank(1)))
+    play.parks(0, 1)
+    assert play.state.deadline - play.now < 1.0
+    play.late()
+    assert isinstance(play.state, Deciding)
+    [report] = play.asked(ReportFaults)
+    assert [(f.rank, f.kind) for f in report.faults] == [(2, "silent"), (3, "exited")]
+
+
+def test_a_node_that_is_linked_again_gets_its_time_back() -> None:
+    play = Play().stopping().tell(NodeUnlinked(NodeRank(1))).parks(0, 1)
+    play.tell(NodeLinked(NodeRank(1)))
+    assert play.state.deadline - play.now > 10.0
+    play.parks(2)
+    assert isinstance(play.state, Deciding)
+
+
 def test_an_agent_that_asks_again_has_lost_its_ranks() -> None:
     play = Play().training().hear(agent(1), m.RestartsLeft(3))
     assert isinstance(play.state, Reported)
@@ -528,6 +547,11 @@ def test_a_dump_that_fails_is_reported() -> None:
     play = Play().deciding().orders(change("dump"))
     play.hear(worker(0, 0), m.Dumped(Rank(0), Incident(1), Step(7), "disk full"))
     assert [r.code for r in play.asked(ReportResult)] == [407]
+
+
+def test_a_death_while_writing_is_a_new_fault() -> None:
+    play = Play().deciding().orders(change("dump")).dies(0)
+    assert isinstance(play.state, Reported)
 
 
 def test_save_and_exit_stops_writes_and_ends() -> None:

@@ -123,9 +123,11 @@ def step(state: State, event: Event, now: float, config: JobConfig) -> Taken:
         case NodeLinked(node):
             # Its agent says by itself what is true; its workers do not see that we are new.
             ask = Tell(Position(Role.WORKER, str(node), ALL), WhoIsThere())
-            return Taken(state, (ask,), f"node {node} is linked")
+            linked = {n: at for n, at in state.job.unlinked.items() if n != node}
+            taken = Taken(with_facts(state, unlinked=linked), (ask,), f"node {node} is linked")
+            return then(taken, _waited_for(taken.state, now, config))
         case NodeUnlinked(node):
-            return _unlinked(state, node)
+            return _unlinked(state, node, now, config)
         case NodeSilent(node, evidence):
             learned = node_lost(state.job.picture, node, "silent", evidence)
             return _news(state, learned, now, config)
@@ -227,10 +229,19 @@ def _news(state: State, learned: Learned, now: float, config: JobConfig) -> Take
     return taken
 
 
-def _unlinked(state: State, node: NodeRank) -> Taken:
+def _unlinked(state: State, node: NodeRank, now: float, config: JobConfig) -> Taken:
     if isinstance(state, Ending):
         return _left(state, node)
-    return Taken(state, because=f"node {node} is not linked; if it stays so, it is lost")
+    state = with_facts(state, unlinked={**state.job.unlinked, node: now})
+    taken = Taken(state, because=f"node {node} is not linked; if it stays so, it is lost")
+    return then(taken, _waited_for(state, now, config))
+
+
+def _waited_for(state: State, now: float, config: JobConfig) -> Taken:
+    """Links decide how long the last ranks to park are waited for."""
+    if isinstance(state, Stopping):
+        return stopping.stands(state, state.running, now, config)
+    return Taken(state)
 
 
 # Time and contact
@@ -254,6 +265,12 @@ def _late(state: State, now: float, config: JobConfig) -> Taken:
             told = (ReportFaults(job.known_faults()),)
             again = Reported(job, since, now + config.report_timeout_s)
             return Taken(again, told, "clusterd has not ordered the stop yet")
+        case Stopping(running=running, limit=limit) if now < limit:
+            taken = Taken(state)
+            for node in sorted({job.picture.ranks[rank].node for rank in running}):
+                lost = node_lost(taken.state.job.picture, node, "silent", "no link, and no answer")
+                taken = then(taken, _news(taken.state, lost, now, config))
+            return taken
         case Stopping(running=running):
             late = tuple(
                 RankFault(r, "stuck", "it did not park in time", now) for r in sorted(running)

@@ -70,6 +70,9 @@ class JobConfig:
     repair_timeout_s: float = 120.0
     """How long the ranks may take to form groups and to have their state."""
 
+    unlinked_s: float = 0.7
+    """How long a node without a link is waited for when only its ranks have not parked."""
+
     setback_s: float = 0.5
     """How long a failed repair may wait for the death that explains it."""
 
@@ -133,6 +136,8 @@ class Job:
     """Agents that wait for the permission to start, and the budgets that they named."""
     rebuilt: bool = False
     """This life of the manager began while ranks ran: some may have died unheard."""
+    unlinked: Mapping[NodeRank, float] = field(default_factory=dict)
+    """Nodes that have no link at present, and since when."""
     permitted: frozenset[NodeRank] = frozenset()
     """Nodes that this life of the manager has permitted to start."""
     handled: tuple[object, ...] = ()
@@ -247,6 +252,8 @@ class Stopping:
     order: Signal
     """What is carried out once everybody stands: a plain stop is only reported."""
     deadline: float
+    limit: float = inf
+    """When the last one counts as stuck; `deadline` may be earlier, for nodes without a link."""
 
 
 @dataclass(frozen=True, slots=True)

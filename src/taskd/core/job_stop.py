@@ -6,6 +6,7 @@ Used by `core/job.py` (what ranks say) and `core/job_signals.py` (what clusterd 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from taskd.core import job_strategies as strategies
 from taskd.core.job_states import (
@@ -46,9 +47,10 @@ def stop(state: State, signal: Signal, incident: Incident, now: float, config: J
         return stood(Stopping(job, NOBODY, signal, now), now, config)
     ranks = ", ".join(str(fault.rank) for fault in job.known_faults()) or "none"
     because = f"incident {incident}: failed ranks: {ranks}"
-    stopping = Stopping(job, running, signal, now + config.stop_timeout_s)
+    limit = now + config.stop_timeout_s
+    stopping = Stopping(job, running, signal, limit, limit)
     taken = Taken(stopping, (Tell(EVERY_WORKER, Park(incident, because)),), because)
-    return taken if running else then(taken, stood(stopping, now, config))
+    return then(taken, stands(stopping, running, now, config))
 
 
 def _standing(job: Job) -> Table[Parked]:
@@ -70,9 +72,21 @@ def parked(state: State, told: Parked, now: float, config: JobConfig) -> Taken:
 
 def stands(state: Stopping, running: RankSet, now: float, config: JobConfig) -> Taken:
     state = replace(state, running=running)
-    if running:
-        return Taken(state, because=f"{len(running)} ranks still running")
-    return stood(state, now, config)
+    if not running:
+        return stood(state, now, config)
+    deadline = min(state.limit, _patience(state.job, running, config))
+    because = f"{len(running)} ranks still running"
+    return Taken(replace(state, deadline=deadline), because=because)
+
+
+def _patience(job: Job, running: RankSet, config: JobConfig) -> float:
+    """A node that has lost its link, and whose ranks are the last to park, has most likely died."""
+    since = 0.0
+    for rank in running if job.unlinked else NOBODY:
+        if (at := job.unlinked.get(job.picture.ranks[rank].node)) is None:
+            return inf
+        since = max(since, at)
+    return since + config.unlinked_s if job.unlinked else inf
 
 
 def stood(state: Stopping, now: float, config: JobConfig) -> Taken:
