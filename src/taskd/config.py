@@ -27,6 +27,13 @@ def quieten_grpc() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
+def direct_nccl(interface: str, adapter: str) -> None:
+    """NCCL reads these when it makes a communicator; there is no other way to tell it."""
+    os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"
+    if adapter:
+        os.environ["NCCL_IB_HCA"] = f"={adapter}"
+
+
 _TRUE, _FALSE = {"1", "on", "true", "yes"}, {"0", "off", "false", "no"}
 
 

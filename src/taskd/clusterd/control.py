@@ -176,15 +176,21 @@ class Control(ControlServicer):
                 )
                 for past in owner.record.rounds
             ],
+            places=[
+                pb.Place(rank=rank, node=pod.node, device=device)
+                for pod in state.job.members
+                for rank, device in zip(pod.ranks, pod.devices, strict=False)
+            ],
             decision=state.job.sequence,
         )
         if told is not None:
             status.manager, status.profiling = told.summary, told.profiling
             status.ranks.extend(told.ranks)
+            status.operation = told.operation
+            status.stragglers.extend(told.stragglers)
         return status
 
 
-            status.stragglers.extend(told.stragglers)
 def history_line(entry: Entry) -> pb.HistoryLine:
     return pb.HistoryLine(
         number=entry.number,

@@ -169,7 +169,9 @@ class Manager:
         return {rank: job.picture.ranks[rank].node for rank in job.running()}
 
     def _picture(self) -> status.Seen:
-        return status.Seen(self.state, self.because, self._sense.progress, self._sense.recording)
+        operation = "" if self._operations is None else self._operations.describe()
+        progress, recording = self._sense.progress, self._sense.recording
+        return status.Seen(self.state, self.because, progress, recording, operation)
 
     async def _drive(self) -> Ended:
         """The one loop: wait, decide, act, repeat."""

@@ -36,6 +36,7 @@ class Seen:
     because: str
     progress: Mapping[int, Progress]
     recording: Recording | None = None
+    operation: str = ""
 
 
 def declaration(config: ManagerConfig) -> control.JobDeclaration:
@@ -64,7 +65,7 @@ async def publish(clusterd: Clusterd, config: ManagerConfig, look: Callable[[], 
         if slow != ailing and await clusterd.report_sub_health(told.stragglers):
             ailing = slow
         ranks = [(r.rank, r.phase, r.pid) for r in told.ranks]
-        key = (told.step, told.summary, told.world, told.profiling, ranks, slow)
+        key = (told.step, told.summary, told.world, told.profiling, told.operation, ranks, slow)
         if key == last_told:
             continue
         now = monotonic()
@@ -89,6 +90,7 @@ def progress_of(config: ManagerConfig, seen: Seen) -> control.JobProgress:
         summary=summary,
         ranks=ranks,
         profiling="" if seen.recording is None else seen.recording.tell(),
+        operation=seen.operation,
         stragglers=[] if seen.recording is None else seen.recording.stragglers.current(),
     )
 

@@ -31,6 +31,7 @@ from taskd.torch import (
     buffers,
     dump,
     group,
+    nic,
     operations,
     random,
     repair,
@@ -384,7 +385,8 @@ def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: time
     job._link = Link(settings, me, joining, groups.abort)
     backends = transport.choose(backend)
     group.register(groups, backends)
-    operations.offer(settings, job.rank, address, backends)
+    nic.setup(settings)
+    operations.offer(settings, job.rank, address, backends, lambda: groups.world.shape.ranks)
     if joining:
         job._holds = None
     else:

@@ -1,20 +1,30 @@
-"""What a rank may be asked while it stands still: `stress.py` and `nic.py`, boarded on its line."""
+"""What a rank may be asked to do while it stands still: see `stress.py` and `switch.py`."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 from taskd import config
 from taskd.edge.bus import BusConfig
 from taskd.model.ids import Rank, worker
 from taskd.torch.stress import StressSettings, StressTest
+from taskd.torch.switch import NicSwitcher
 from taskd.worker import line
 from taskd.worker.settings import WorkerSettings
 from taskd.worker.stress import StressTester
 
 
-def offer(settings: WorkerSettings, rank: int, store: str, backends: dict[str, str]) -> None:
+def offer(
+    settings: WorkerSettings,
+    rank: int,
+    store: str,
+    backends: dict[str, str],
+    world: Callable[[], Sequence[int]],
+) -> None:
     """From now on the manager's orders are heard. The link is there already and carries them."""
     told = config.load(StressSettings, prefix="TASKD_STRESS")
     test = StressTest(told, store, backends)
     tester = StressTester(Rank(rank), test.operations())
     bus = BusConfig(me=worker(settings.node_rank, rank), upstream=settings.proxy)
     line.board(tester, bus)
+    line.board(NicSwitcher(rank, store, backends, world), bus)

@@ -15,7 +15,8 @@ from taskd.errors import PeerUnreachable, Transient
 from taskd.model.ids import Rank, Step
 from taskd.model.messages import Repair
 from taskd.model.rank import Mended
-from taskd.torch import courier, snapshots, state
+from taskd.model.strategies import CONTINUE
+from taskd.torch import courier, snapshots, state, switch
 from taskd.torch.groups import Groups
 from taskd.torch.meeting import Meeting
 from taskd.torch.protected import Protected
@@ -45,7 +46,12 @@ def carry_out(plan: Repair, mine: Holding, groups: Groups, default_store: str) -
     takers = [taker for taker, giver in plan.sources.items() if giver == mine.rank]
     parcel = _parcel(plan, mine) if takers else None
     timeout = timedelta(seconds=plan.timeout_s)
-    groups.meet(plan.incident, plan.store or default_store, f"{plan.incident}/", timeout)
+    store = plan.store or default_store
+    if plan.strategy != CONTINUE:
+        ranks = [member.rank for member in plan.members]
+        backends = groups.world.shape.backends
+        switch.settle(store, plan.incident, ranks, mine.rank, backends, fresh=mine.step is None)
+    groups.meet(plan.incident, store, f"{plan.incident}/", timeout)
     met = monotonic()
     try:
         _exchange(plan, mine, groups.meeting, takers, parcel)

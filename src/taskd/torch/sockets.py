@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 FOLDER = "/proc/self/fd"
+DEAD_S = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,16 @@ def cut(one: Found) -> bool:
         return False
     finally:
         os.close(mine)
+
+
+def watch(one: Found) -> None:
+    """Let a connection fail when its peer has not answered the kernel for `DEAD_S`."""
+    with suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as handle:
+        handle.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, DEAD_S)
+        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_S * 1000)
 
 
 def host(one: Found) -> str:

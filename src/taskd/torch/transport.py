@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, _DistributedBackendOptions
 from torch.distributed import distributed_c10d as c10d
 
-from taskd.torch import sockets
+from taskd.torch import nic, sockets
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,14 @@ class Transport:
         self.inner._set_group_desc("taskd")
         if "gloo" in self._backends and shape.size > 1:
             self._peers = self._exchange_ports()
+            if nic.chosen().name:
+                self._watch()
+
+    def _watch(self) -> None:
+        """A link that is cut says nothing: have the kernel ask, so that the collective fails."""
+        for one in sockets.scan(self._known):
+            if not one.listening:
+                sockets.watch(one)
 
     def abort(self) -> None:
         """Free whoever waits in this group. Safe from any thread, at any time, and twice."""
@@ -120,7 +128,8 @@ def _type(kind: str) -> Any:
 def _create(kind: str, shape: Shape, store: Store) -> Any:
     store = PrefixStore(f"{kind}/", store)
     if kind == "gloo":
-        gloo = dist.ProcessGroupGloo(store, shape.rank, shape.size, timeout=shape.timeout)
+        told: Any = nic.gloo_options(shape.timeout) or shape.timeout
+        gloo = dist.ProcessGroupGloo(store, shape.rank, shape.size, told)
         gloo.options.global_ranks_in_group = list(shape.ranks)
         gloo.options.group_name = c10d.GroupName(shape.name)
         gloo._set_sequence_number_for_group()

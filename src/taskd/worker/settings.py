@@ -32,6 +32,16 @@ class WorkerSettings:
     store: str = ""
     """host:port of the store where the groups meet. Empty: MASTER_ADDR and MASTER_PORT."""
 
+    nics: str = ""
+    """The interfaces for this rank's groups, `PRIMARY,BACKUP`, each a name or, where NCCL needs
+    one, `name:hca`. Empty: the backend chooses."""
+
+    nic_failover: bool = False
+    """Move to the other interface when no groups can be formed over the one in use."""
+
+    nic_trial_s: float = 5.0
+    """How long forming groups over an interface may take before it counts as dead."""
+
     beacon: str = ""
     """The file in shared memory where progress is shown. Empty: nowhere."""
 

@@ -61,6 +61,8 @@ def status(told: pb.JobStatus, now_ms: int) -> str:
     for slow in told.stragglers:
         since = _span(now_ms - slow.since_unix_ms)
         parts.append(f"  straggler  {slow.evidence} (for {since})")
+    if told.operation:
+        parts.append(f"  operation  {told.operation}")
     for fault in told.faults:
         parts.append(f"  fault      {_fault(fault)}")
     if told.ranks:

@@ -126,7 +126,7 @@ class JobFault(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., fault_type: _Optional[str] = ..., evidence: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("line", "strategies", "strategy", "deadline_unix_ms", "faults", "ranks", "rounds", "decision", "manager", "profiling", "stragglers")
+    __slots__ = ("line", "strategies", "strategy", "deadline_unix_ms", "faults", "ranks", "rounds", "decision", "manager", "profiling", "stragglers", "places", "operation")
     LINE_FIELD_NUMBER: _ClassVar[int]
     STRATEGIES_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,8 @@ class JobStatus(_message.Message):
     MANAGER_FIELD_NUMBER: _ClassVar[int]
     PROFILING_FIELD_NUMBER: _ClassVar[int]
     STRAGGLERS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
     line: JobLine
     strategies: _containers.RepeatedScalarFieldContainer[str]
     strategy: str
@@ -149,7 +151,19 @@ class JobStatus(_message.Message):
     manager: str
     profiling: str
     stragglers: _containers.RepeatedCompositeFieldContainer[Straggler]
-    def __init__(self, line: _Optional[_Union[JobLine, _Mapping]] = ..., strategies: _Optional[_Iterable[str]] = ..., strategy: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., decision: _Optional[int] = ..., manager: _Optional[str] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ...) -> None: ...
+    places: _containers.RepeatedCompositeFieldContainer[Place]
+    operation: str
+    def __init__(self, line: _Optional[_Union[JobLine, _Mapping]] = ..., strategies: _Optional[_Iterable[str]] = ..., strategy: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., decision: _Optional[int] = ..., manager: _Optional[str] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., operation: _Optional[str] = ...) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("rank", "node", "device")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    node: str
+    device: str
+    def __init__(self, rank: _Optional[int] = ..., node: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("incident", "began_unix_ms", "took_ms", "strategy", "outcome", "faults")
@@ -206,7 +220,7 @@ class FaultReport(_message.Message):
     def __init__(self, job: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., reporter: _Optional[str] = ...) -> None: ...
 
 class JobProgress(_message.Message):
-    __slots__ = ("job", "step", "steps_per_s", "world", "summary", "ranks", "profiling", "stragglers")
+    __slots__ = ("job", "step", "steps_per_s", "world", "summary", "ranks", "profiling", "stragglers", "operation")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +229,7 @@ class JobProgress(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     PROFILING_FIELD_NUMBER: _ClassVar[int]
     STRAGGLERS_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
     job: str
     step: int
     steps_per_s: float
@@ -223,7 +238,8 @@ class JobProgress(_message.Message):
     ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
     profiling: str
     stragglers: _containers.RepeatedCompositeFieldContainer[Straggler]
-    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., world: _Optional[int] = ..., summary: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ...) -> None: ...
+    operation: str
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., world: _Optional[int] = ..., summary: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ..., operation: _Optional[str] = ...) -> None: ...
 
 class Straggler(_message.Message):
     __slots__ = ("rank", "cause", "late_ms", "slower", "since_unix_ms", "evidence")
