@@ -17,9 +17,9 @@ with training("train_ddp.py", STEPS, PACE_S) as job:
 print("four ranks, rank 2 is killed, and later rank 0")
 with training("train_ddp.py", STEPS, PACE_S) as job:
     job.hurt(2, signal.SIGKILL, job.at_step(20))
-    job.recovered(1)
+    job.recovered()
     job.hurt(0, signal.SIGKILL, job.at_step(70))
-    job.recovered(2)
+    job.recovered()
     disturbed = job.end()
 
 compare(disturbed, undisturbed)

@@ -17,7 +17,7 @@ with training("train_ddp.py", STEPS, PACE_S) as job:
 print("four ranks, rank 1 is stopped")
 with training("train_ddp.py", STEPS, PACE_S) as job:
     job.hurt(1, signal.SIGSTOP, job.at_step(20))
-    job.recovered(1)
+    job.recovered()
     disturbed = job.end()
 
 compare(disturbed, undisturbed)

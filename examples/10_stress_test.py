@@ -27,7 +27,7 @@ with training("train_ddp.py", STEPS, PACE_S) as job:
 
 print("four ranks, tested before they begin and once more on the way")
 with training("train_ddp.py", STEPS, PACE_S, options=("--precheck",)) as job:
-    job.recovered(1)
+    job.recovered()
     job.at_step(30)
     if stress(job.id) != 0:
         raise SystemExit("healthy devices have failed the test")

@@ -19,9 +19,9 @@ with training("train_ddp.py", STEPS, PACE_S) as job:
 print("four ranks: rank 2 is killed, rank 1 hangs, the links of rank 3 are cut")
 with training("train_ddp.py", STEPS, PACE_S) as job:
     job.hurt(2, signal.SIGKILL, job.at_step(20))
-    job.hurt(1, signal.SIGSTOP, job.recovered(1))
-    job.cut_links(3, job.recovered(2))
-    job.recovered(3)
+    job.hurt(1, signal.SIGSTOP, job.recovered())
+    job.cut_links(3, job.recovered())
+    job.recovered()
     disturbed = job.end()
 
 compare(disturbed, undisturbed)

@@ -27,6 +27,8 @@ class Job:
     def __init__(self, process: subprocess.Popen[str], job_id: str) -> None:
         self.process, self.id = process, job_id
         self.output: list[str] = []
+        self.incident = 0
+        """The last one before somebody was hurt."""
 
     def views(self) -> Iterator[dict[str, Any]]:
         """One view of the job after every change, until it ends."""
@@ -55,12 +57,14 @@ class Job:
 
     def hurt(self, rank: int, how: signal.Signals, view: dict[str, Any]) -> None:
         pid = pids(view)[rank]
+        self.incident = int(view["line"].get("incident", 0))
         say(f"{how.name} to rank {rank} (pid {pid}) at step {view['line']['step']}")
         os.kill(pid, how)
 
     def cut_links(self, rank: int, view: dict[str, Any]) -> None:
         """Break every connection between this rank and the others, as a flapping link does."""
         known = pids(view)
+        self.incident = int(view["line"].get("incident", 0))
         theirs = {port for other in known if other != rank for port in _ports(known[other])}
         count = 0
         for link, peer in _links(known[rank]):
@@ -69,16 +73,15 @@ class Job:
                 count += 1
         say(f"{count} links of rank {rank} cut at step {view['line']['step']}")
 
-    def recovered(self, incident: int) -> dict[str, Any]:
-        """Wait for the end of the incident and show its parts."""
-        view = self.until(
-            lambda view: (
-                int(view["line"].get("incident", 0)) >= incident
-                and view["line"]["state"] == "Idle"
-                and f"incident {incident}," in view.get("manager", "")
-            ),
-            f"incident {incident} was over",
-        )
+    def recovered(self) -> dict[str, Any]:
+        """Wait for the end of what the last hurt has caused, and show its parts."""
+
+        def over(view: dict[str, Any]) -> bool:
+            incident = int(view["line"].get("incident", 0))
+            told = f"last: incident {incident}," in view.get("manager", "")
+            return incident > self.incident and view["line"]["state"] == "Idle" and told
+
+        view = self.until(over, "it had recovered")
         say(view["manager"].split("| last: ")[-1])
         return view
 
