@@ -11,12 +11,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from taskd.edge.address import Address
 from taskd.edge.bus import Bus, BusConfig, Tls
 from taskd.edge.clock import wall
+from taskd.edge.security import tls_from_environment
 from taskd.edge.thread import LoopThread
 from taskd.errors import SettingsError
 from taskd.model.ids import Position, Role
@@ -34,7 +35,8 @@ class ProxyConfig:
     upstream: str = UPSTREAM
     job: str = ""
     token: str = ""
-    tls: Tls | None = None
+    tls: Tls | None = field(default_factory=tls_from_environment)
+    """For the way up, which leaves the node; below, only when that is not the loopback."""
 
     @staticmethod
     def of(given: Mapping[str, object], environ: Mapping[str, str]) -> ProxyConfig:
@@ -79,6 +81,7 @@ class Proxy:
                 job=config.job,
                 token=config.token,
                 tls=config.tls,
+                tls_below=not Address.parse(config.listen).is_loopback,
             )
         )
         self._own: asyncio.Task[None] | None = None

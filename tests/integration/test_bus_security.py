@@ -12,12 +12,14 @@ import grpc
 import pytest
 
 from taskd.edge.bus import Bus, BusConfig, Tls
-from taskd.edge.security import make_badge
+from taskd.edge.security import make_badge, tls_of
 from taskd.edge.uplink import NOT_TRIED
 from taskd.errors import SettingsError
+from taskd.manager.settings import ManagerConfig
 from taskd.model.codes import NetCode
 from taskd.model.ids import Position, agent, manager, worker
 from taskd.model.messages import RestartsLeft, StartWorkers
+from taskd.proxy import Proxy, ProxyConfig
 from tests.integration.ascend import ascend_client, envelope, message
 from tests.integration.bus_places import PATIENCE_S, next_of, placed, proxy, whole_job
 from tests.integration.certificates import Authority
@@ -120,6 +122,8 @@ def test_a_certificate_can_bind_its_holder_to_a_place(
                 assert trouble.startswith("PERMISSION_DENIED: the certificate is not one for")
             of_other_job = ours.tls("two", "taskd://job-2/Agent/1/-1")
             assert "PERMISSION_DENIED" in await trouble_of(agent(1), mgr.port, tls=of_other_job)
+            nameless = await trouble_of(agent(1), mgr.port, tls=ours.tls("four"), job="job-1")
+            assert "names no place" in nameless
             stranger = replace(theirs.tls("three"), ca=str(ours.ca))
             for settings in ({}, {"tls": stranger}):
                 assert "UNAVAILABLE" in await trouble_of(agent(1), mgr.port, **settings)
@@ -127,6 +131,40 @@ def test_a_certificate_can_bind_its_holder_to_a_place(
     with caplog.at_level(logging.WARNING, "taskd.edge.gate"):
         asyncio.run(scenario())
     assert "who claims to be Worker:2/8" in caplog.text
+
+
+def test_a_proxy_is_encrypted_towards_other_machines_and_open_to_its_own(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        ours = Authority(tmp_path, "ours")
+        server = {"tls": ours.tls("server"), "job": "job-1"}
+        named = ours.tls("node", "taskd://job-1/Proxy/1/*")
+        async with placed(manager(), None, serves=True, **server) as mgr:
+            config = ProxyConfig(
+                server_rank=1,
+                listen="127.0.0.1:0",
+                upstream=f"127.0.0.1:{mgr.port}",
+                job="job-1",
+                tls=named,
+            )
+            async with Proxy(config) as below, placed(worker(1, 8), below.bus) as rank:
+                assert await below.bus.join(PATIENCE_S)
+                assert (await mgr.send(worker(1, 8), StartWorkers(1))).code == NetCode.OK
+                assert (await next_of(rank)).body == StartWorkers(1)
+
+    asyncio.run(scenario())
+
+
+def test_tls_can_be_asked_for_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ProxyConfig().tls is None
+    monkeypatch.setenv("TASKD_TLS_CA", "ca.pem")
+    monkeypatch.setenv("TASKD_TLS_CLIENT_KEY", "key.pem")
+    wanted = Tls(ca="ca.pem", client_key="key.pem")
+    assert (ProxyConfig().tls, ManagerConfig(job_id="job").tls) == (wanted, wanted)
+    assert tls_of({"enable_tls": True, "tls_conf": {"ca": "other"}}) == Tls(ca="other")
+    with pytest.raises(SettingsError, match="tls_conf with ca, client_crt"):
+        tls_of({"enable_tls": True, "tls_conf": {"certificate": "x"}})
 
 
 def test_listening_in_the_open_is_announced_by_one_warning(

@@ -61,6 +61,7 @@ def _settings(config: dict[str, Any]) -> ManagerConfig:
     from taskd.core.job_states import JobConfig
     from taskd.edge.address import Address
     from taskd.edge.recover_channel import LOOPBACK, server_address
+    from taskd.edge.security import tls_of
     from taskd.manager.settings import EMBEDDED, PORT, ManagerConfig
 
     local = environ.get("LOCAL_PROXY_ENABLE") == "on"
@@ -74,6 +75,7 @@ def _settings(config: dict[str, Any]) -> ManagerConfig:
         job_id=config.get("job_id") or environ.get("MINDX_TASK_ID", "job"),
         listen=str(Address(host.strip("[]"), PORT)),
         token=environ.get("TASKD_TOKEN", ""),
+        tls=tls_of(config),
         clusterd=clusterd,
         clusterd_token=environ.get("TASKD_CLUSTERD_TOKEN", ""),
         plugin_dir=Path(config["plugin_dir"]) if config.get("plugin_dir") else None,

@@ -23,7 +23,7 @@ def init_taskd_proxy(config: Mapping[str, Any] | None = None) -> bool:
     try:
         wanted = proxy.ProxyConfig.of(config or {}, environ)
         return proxy.start(replace(wanted, **_security(config or {})))
-    except (AttributeError, TypeError, TaskdError) as error:
+    except (AttributeError, TaskdError) as error:
         run_log.error("the proxy has not started: %s", error)
         return False
 
@@ -42,13 +42,10 @@ def destroy_taskd_proxy() -> bool:
 
 
 def _security(config: Mapping[str, Any]) -> dict[str, Any]:
-    from taskd.edge.security import Tls
+    from taskd.edge.security import tls_of
 
-    told: dict[str, Any] = {
+    return {
         "job": environ.get("TASKD_JOB_ID") or environ.get("MINDX_TASK_ID", ""),
         "token": environ.get("TASKD_TOKEN", ""),
+        "tls": tls_of(config),
     }
-    if config.get("enable_tls"):
-        files = config.get("tls_conf")
-        told["tls"] = Tls(**(files if isinstance(files, Mapping) else vars(files)))
-    return told

@@ -79,6 +79,8 @@ class BusConfig:
     token: str = ""
     """The job's secret, or a badge made of it for this place. Empty: peers are not checked."""
     tls: Tls | None = None
+    tls_below: bool = True
+    """Whether children need it, too. A proxy has its own node below it, on the loopback."""
     mtype: str = "default"
     relay: RelayConfig = field(default_factory=RelayConfig)
     max_calls_per_s: int = MAX_CALLS_PER_S
@@ -178,25 +180,26 @@ class Bus:
 
     async def _serve(self, address: Address) -> None:
         config = self._config
+        tls = config.tls if config.tls_below else None
         server = grpc.aio.server(options=SERVER_OPTIONS)
         gate = Gate(
             job=config.job,
             secret=config.token,
-            tls=config.tls is not None,
+            tls=tls is not None,
             max_calls_per_s=config.max_calls_per_s,
         )
         announce_up = self._uplink.announce if self._uplink is not None else None
         Downlinks(self._switch, gate, announce_up).serve_on(server)
         try:
-            if config.tls is None:
+            if tls is None:
                 self.port = server.add_insecure_port(str(address))
             else:
-                self.port = server.add_secure_port(str(address), server_credentials(config.tls))
+                self.port = server.add_secure_port(str(address), server_credentials(tls))
         except RuntimeError as error:
             raise SettingsError([f"{config.me} cannot listen on {address}: {error}"]) from None
         if not self.port:
             raise SettingsError([f"{config.me} cannot listen on {address}"])
-        if config.tls is None and not address.is_loopback:
+        if tls is None and not address.is_loopback:
             log.warning(
                 "%s listens on %s without TLS: anyone there can read along", config.me, address
             )

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from taskd.edge.clock import Clock, monotonic
-from taskd.edge.security import JOB_KEY, TOKEN_KEY, check_token, is_certified
+from taskd.edge.security import JOB_KEY, TOKEN_KEY, check_token, is_certified, names_places
 from taskd.model.ids import Position
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,11 @@ class Gate:
     def _certificate_problem(self, context: Context, claimed: Position | None) -> Problem:
         shown = context.auth_context().get("peer_uri", ())
         names = [name.decode(errors="replace") for name in shown]
+        if not names_places(names):
+            if self._secret:
+                return None  # The token has told who this is.
+            text = "the certificate names no place (taskd://job/role/rank/rank), and without a "
+            return grpc.StatusCode.PERMISSION_DENIED, text + "token of the job it has to"
         if claimed is not None and is_certified(names, self._job, claimed):
             return None
         return grpc.StatusCode.PERMISSION_DENIED, f"the certificate is not one for {claimed}"

@@ -2,7 +2,8 @@
 
 A job has one secret. A peer shows a token derived from it for its own job, role and ranks, so
 that a token that leaks opens one place only. A certificate can bind its holder in the same way, by
-a name `taskd://job/role/server rank/process rank` in it, where `*` stands for any.
+a name `taskd://job/role/server rank/process rank` in it, where `*` stands for any. Where there is
+no token, it has to: otherwise whoever has a certificate could take any place of any job.
 Used by the bus (`edge/gate.py`) and by clusterd's server.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import grpc
 
+from taskd.config import environ, load
 from taskd.errors import SettingsError
 from taskd.model.ids import Position
 
@@ -36,6 +39,23 @@ class Tls:
     client_crt: str = ""
     server_name: str = ""
     """The name to expect in the server's certificate, when it is not the one that is dialled."""
+
+
+def tls_from_environment() -> Tls | None:
+    """TASKD_TLS_CA, TASKD_TLS_SERVER_KEY and so on; None when no authority is named."""
+    return load(Tls, prefix="TASKD_TLS") if environ.get("TASKD_TLS_CA") else None
+
+
+def tls_of(config: Mapping[str, Any]) -> Tls | None:
+    """From the documented keys `enable_tls` and `tls_conf`, or else from the environment."""
+    if not config.get("enable_tls"):
+        return tls_from_environment()
+    files = config.get("tls_conf")
+    told = dict(files) if isinstance(files, Mapping) else getattr(files, "__dict__", {})
+    known = {item.name for item in fields(Tls)}
+    if not told.get("ca") or not known.issuperset(told):
+        raise SettingsError([f"enable_tls needs tls_conf with {', '.join(sorted(known))}"])
+    return Tls(**told)
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
@@ -79,11 +99,15 @@ def make_badge(secret: str, job: str, position: Position) -> str:
     return BADGE + make_token(secret, job, position)
 
 
+def names_places(names: Iterable[str]) -> bool:
+    return any(name.startswith(SCHEME) for name in names)
+
+
 def is_certified(names: Iterable[str], job: str, position: Position) -> bool:
-    """Whether a certificate allows this place. One that names no place at all allows every."""
+    """Whether one of the names allows this place."""
     places = [name.removeprefix(SCHEME).split("/") for name in names if name.startswith(SCHEME)]
     wanted = (job, position.role, position.server_rank, position.process_rank)
-    return not places or any(
+    return any(
         len(parts) == len(wanted)
         and all(part in ("*", want) for part, want in zip(parts, wanted, strict=True))
         for parts in places

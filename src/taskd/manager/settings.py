@@ -9,7 +9,7 @@ from taskd.core.job_states import JobConfig
 from taskd.core.liveness import LivenessConfig
 from taskd.core.operations import OperationsConfig
 from taskd.core.stragglers import StragglerConfig
-from taskd.edge.security import Tls
+from taskd.edge.security import Tls, tls_from_environment
 
 PORT = 9601
 CLUSTERD_PORT = 8899
@@ -29,8 +29,8 @@ class ManagerConfig:
     token: str = ""
     """The job's secret. Empty: peers are not checked."""
 
-    tls: Tls | None = None
-    """Files for mutual TLS on the bus."""
+    tls: Tls | None = field(default_factory=tls_from_environment)
+    """Files for mutual TLS on the bus, from TASKD_TLS_CA and its like."""
 
     clusterd: str = ""
     """host:port of clusterd, or `embedded`. Empty: there is none, and faults end the job."""
