@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from taskd.agent.watch import Watch, make_folder
@@ -32,6 +33,8 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
+    while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING:
+        os.sched_yield()
     yield process
     process.kill()
     process.wait()

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from typing import Any, Protocol
 
 from taskd.config import environ, load
-from taskd.edge.log import also_to
+from taskd.edge.log import also_to, attach
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ _agent: Runs | None = None
 def init(config: Mapping[str, Any], cls: Any = None) -> bool:
     """Prepare the agent of this process. False, with the reason in the log: it cannot be."""
     global _agent
+    attach()
     framework = config.get("Framework")
     if framework not in _RANK_NAMES:
         return _refuse(f"Framework must be {PYTORCH} or {MINDSPORE}, got {framework!r}")

@@ -161,6 +161,9 @@ class CalledHands:
             self._look()
 
     def _look(self) -> None:
+        # A framework that waits for its children first and asks for their pids then, as MindSpore
+        # does, only knows that they are gone.
+        ends = {rank: _how_it_ended(pidfd) for rank, pidfd in self._pidfds.items()}
         seen = self._framework.look()
         for rank, sight in (seen or {}).items():
             life = self._lives.get(rank)
@@ -170,13 +173,14 @@ class CalledHands:
                 self._watch(rank, sight.pid)
                 self._agent.happened(Started(rank, life, sight.pid))
             elif sight.status is not None and sight.status != NOT_STARTED:
-                self._ended(rank, life, sight)
+                known = ends.get(rank) if sight.status == VANISHED else sight.status
+                self._ended(rank, life, Sight(sight.pid, known))
 
     def _ended(self, rank: Rank, life: Incarnation, sight: Sight) -> None:
         self._unwatch(rank)
         del self._lives[rank]
         pid = self._pids.pop(rank, sight.pid or 0)
-        status = None if sight.status == VANISHED else sight.status
+        status = sight.status
         code, signum = (None, -status) if status is not None and status < 0 else (status, None)
         self._agent.happened(m.WorkerExited(rank, life, pid, code, signum, ""))
 
@@ -199,3 +203,17 @@ class CalledHands:
         life = self._lives.get(rank)
         if life is not None and self._pids.get(rank) == pid:
             self._ended(rank, life, Sight(pid, None))
+
+
+def _how_it_ended(pidfd: int) -> int | None:
+    """A child's exit code, or its signal as a negative number. It is left for others to wait for.
+
+    None: it runs, or it is no child of ours, or somebody has waited for it already.
+    """
+    try:
+        told = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if told is None:
+        return None
+    return told.si_status if told.si_code == os.CLD_EXITED else -told.si_status

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from dataclasses import dataclass
 
 from taskd.agent.called import LOOK_S, CalledHands, Framework
@@ -16,6 +17,7 @@ from taskd.edge.bus import Bus, BusConfig
 from taskd.edge.clock import monotonic
 from taskd.model.ids import NodeRank, Rank, agent
 from taskd.model.messages import NodeBeat
+from taskd.model.workers import Interrupted
 from taskd.proxy import Proxy, ProxyConfig
 
 
@@ -44,8 +46,12 @@ async def join_and_train(
     ranks: tuple[Rank, ...],
     restarts: int,
     workers: WorkersConfig,
+    signals: tuple[signal.Signals, ...] = (),
 ) -> Over:
-    """Join the manager, over our own proxy or another's, and run the node's part of the job."""
+    """Join the manager, over our own proxy or another's, and run the node's part of the job.
+
+    The signals end it in good order, where the framework has no handlers of its own.
+    """
     proxy = await _proxy(config)
     upstream = config.upstream or f"127.0.0.1:{proxy.port if proxy else 0}"
     bus = Bus(BusConfig(me=agent(config.node), upstream=upstream))
@@ -56,7 +62,11 @@ async def join_and_train(
             waited = f"no manager in {config.join_timeout_s:g} s"
             raise ValueError(f"{waited}: {way.trouble}")
         node = Node(NodeRank(config.node), ranks, restarts)
-        return await _train(framework, Agent(bus, way, workers), node, workers)
+        told = Agent(bus, way, workers)
+        for signum in signals:
+            ending = Interrupted(f"ended by {signum.name}", signum)
+            asyncio.get_running_loop().add_signal_handler(signum, told.happened, ending)
+        return await _train(framework, told, node, workers)
     finally:
         await bus.close()
         if proxy is not None:

@@ -1,18 +1,21 @@
 """The seam to MindSpore's `msrun`: its process manager lends us its functions, and we decide.
 
 `msrun` imports `taskd.api.taskd_agent_api` by itself when MS_ENABLE_TFT asks for it, registers its
-functions and calls `start`, which ends the interpreter with the job's exit code.
+functions and calls `start`, which ends the interpreter with the job's exit code. Its scheduler is
+left to us too: `scheduler.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from taskd.agent import scheduler
 from taskd.agent.called import Sight
 from taskd.agent.guest import AgentConfig, join_and_train
 from taskd.config import environ
@@ -31,6 +34,9 @@ KILL, START_ALL, START_SOME, LOOK = (
 EVERYBODY = [-1]
 RESTARTS = 32767
 """As many as may come: MindSpore has no budget of its own."""
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+"""Signals that `msrun` itself leaves to their default, or to a loop that it does not run now."""
 
 Callbacks = dict[str, Callable[..., Any]]
 
@@ -65,9 +71,13 @@ class MindSpore:
     ranks: tuple[Rank, ...]
     callbacks: Callbacks
     config: AgentConfig
+    msrun: scheduler.ProcessManager | None = None
+    started: bool = False
 
     def settle_s(self, ranks: tuple[Rank, ...]) -> float:
-        return self.config.settle_all_s if ranks == self.ranks else self.config.settle_some_s
+        if ranks != self.ranks:
+            return self.config.settle_some_s
+        return self.config.settle_all_s if self.msrun is None else 0.0
 
     def look(self) -> Mapping[Rank, Sight] | None:
         seen = self.callbacks[LOOK](list(EVERYBODY))
@@ -80,6 +90,9 @@ class MindSpore:
 
     def start(self, ranks: tuple[Rank, ...]) -> None:
         if ranks == self.ranks:
+            if self.started and self.msrun is not None:
+                scheduler.renew(self.msrun)
+            self.started = True
             self.callbacks[START_ALL]()
         else:
             self.callbacks[START_SOME]([rank % len(self.ranks) for rank in ranks])
@@ -89,6 +102,10 @@ class MindSpore:
         result = self.callbacks[KILL](list(EVERYBODY) if everybody else list(pids))
         if result != 0:
             log.warning("KILL_WORKER of %s gave %r", pids, result)
+
+
+def _leave(signum: int, frame: object) -> NoReturn:
+    sys.exit(128 + signum)
 
 
 @dataclass
@@ -114,9 +131,19 @@ class MsAgent:
         ranks = local_ranks() or self._shown_ranks()
         if not ranks:
             raise SettingsError(["MS_NODE_RANK and MS_LOCAL_WORKER must be numbers"])
-        framework = MindSpore(ranks, self.callbacks, self.config)
+        msrun = scheduler.process_manager(self.callbacks[KILL])
+        framework = MindSpore(ranks, self.callbacks, self.config, msrun)
         workers = WorkersConfig(farewell_s=self.config.farewell_s, in_ascends_words=True)
-        over = asyncio.run(join_and_train(self.config, framework, ranks, RESTARTS, workers))
-        log.info("the node's part of the job is over: %s", over.because)
-        self.callbacks[KILL](list(EVERYBODY))
-        sys.exit(over.exit_code)
+        signal.signal(signal.SIGTERM, _leave)  # until the manager is there to be told of it
+        exit_code = 1
+        try:
+            over = asyncio.run(
+                join_and_train(self.config, framework, ranks, RESTARTS, workers, ENDING)
+            )
+            exit_code = over.exit_code
+            log.info("the node's part of the job is over: %s", over.because)
+        finally:  # its workers have sessions of their own: they would outlive us
+            self.callbacks[KILL](list(EVERYBODY))
+            if msrun is not None:
+                scheduler.end(msrun, exit_code)
+        sys.exit(exit_code)

@@ -33,7 +33,8 @@ AT_WORK = 0.1
 STACK_CHARS = 4000
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_STOPPED, _IN_KERNEL = ("T", "t"), "D"
+_STOPPED, _WILLING = ("T", "t"), ("R", "D")
+"""Letters of /proc: stopped; and running or waiting for a processor or a disk."""
 
 Life = tuple[Rank, Incarnation]
 
@@ -131,7 +132,7 @@ class Watch:
                 state in _STOPPED,
             )  # until it has been seen twice, nothing is held against it
         used = (cpu_s - watched.cpu_s) / max(now - watched.since, 1e-3)
-        return used > AT_WORK or state == _IN_KERNEL, state in _STOPPED
+        return used > AT_WORK or state in _WILLING, state in _STOPPED
 
     def _stack(self, watched: _Watched, idle_s: float) -> str:
         if idle_s < max(STUCK_S, 3 * watched.longest_s) or watched.told:

@@ -33,7 +33,7 @@ class LivenessConfig:
     hang_steps: float = 3.0
     """A rank may stand still for this many usual steps …"""
 
-    hang_floor_s: float = 1.0
+    hang_floor_s: float = 0.7
     """… and this long besides."""
 
     busy_steps: float = 10.0
@@ -187,7 +187,7 @@ def _note(state: State, progress: Progress, now: float, config: LivenessConfig) 
         seen = Seen(progress, now, moved_at)
         state = _learn(state, before, seen, config)
     else:
-        if not progress.stack and progress.idle_s > before.progress.idle_s:
+        if not progress.stack and progress.idle_s >= before.progress.idle_s:
             progress = replace(progress, stack=before.progress.stack)  # it is told once only
         seen = replace(before, progress=progress, at=now)
     return replace(state, ranks={**state.ranks, progress.rank: seen})
