@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import dataclass
 
 from taskd.agent.account import read_incidents
+from taskd.agent.events import EventLog
 from taskd.agent.launch import LOOPBACK, Started, say
+from taskd.agent.main import Seer
 from taskd.agent.node import NodeRun
 from taskd.agent.output import Output
 from taskd.agent.plan import Plan
 from taskd.agent.summary import Summary
-from taskd.core.workers import Over
+from taskd.core.workers import Over, State
 from taskd.edge.clock import wall
 from taskd.errors import TaskdError
+from taskd.model.workers import Event
 from taskd.proxy import Proxy, ProxyConfig
 
 
@@ -47,7 +51,15 @@ class _Launcher:
             )
         )
         await proxy.start()
-        node = NodeRun(plan, self.started.ground, self.output, proxy, summary.see)
+        seers: list[Seer] = [summary.see]
+        if plan.events:
+            seers.append(EventLog(plan, lambda line: sys.stderr.write(line + "\n"), wall).see)
+
+        def see(event: Event, before: State, after: State) -> None:
+            for each in seers:
+                each(event, before, after)
+
+        node = NodeRun(plan, self.started.ground, self.output, proxy, see)
         try:
             over = await self._train(node)
             trouble = proxy.bus.trouble

@@ -80,6 +80,8 @@ class Plan:
     nic_failover: bool = False
     metrics: str = ""
     """host:port where the manager serves Prometheus; empty: nowhere."""
+    events: bool = False
+    """Whether torchelastic's events are shown on the console."""
     prefix: str = "[rank {rank}]: "
     """What stands before a line of a worker on the console."""
     agent_store: bool = True
