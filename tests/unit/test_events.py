@@ -23,6 +23,7 @@ def test_a_job_tells_its_story_as_torchrun_would(tmp_path: Path) -> None:
     (tmp_path / "t.py").touch()
     words = ["--event-log-handler=console", "--nproc-per-node=2", str(tmp_path / "t.py")]
     made = plan.read(parser.parse_args(words))
+    assert made.events
     lines: list[str] = []
     log = EventLog(made, lines.append, lambda: 100.0)
     state: State = Waiting(Node(NodeRank(0), (Rank(0), Rank(1)), 5))

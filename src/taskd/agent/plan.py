@@ -140,7 +140,10 @@ def read(told: argparse.Namespace) -> Plan:
         nics=_nics(told, problems),
         nic_failover=told.nic_failover,
         metrics=told.metrics,
+        events=told.event_log_handler == "console",
     )
+    if told.event_log_handler not in ("null", "console"):
+        problems.append(f"--event-log-handler: there is no {told.event_log_handler!r}")
     if problems:
         raise SettingsError(problems)
     return plan
