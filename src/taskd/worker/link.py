@@ -114,10 +114,14 @@ class Link:
     def close(self) -> None:
         """Say what is left to say, then hang up."""
         try:
-            self._thread.run(self._outbox.join()).result(FLUSH_TIMEOUT_S)
+            self._thread.run(self._flush()).result(FLUSH_TIMEOUT_S)
         except TimeoutError:
             log.warning("hung up before everything was said")
         self._thread.stop()
+
+    async def _flush(self) -> None:
+        await self._inbox.join()
+        await self._outbox.join()
 
     def _post(self, event: Event) -> None:
         if not self.lost:
@@ -188,8 +192,8 @@ class Link:
 
     async def _drive(self) -> None:
         while True:
-            event = await next_before(self._inbox, self._state.deadline, monotonic) or Tick()
-            taken = rank.step(self._state, event, monotonic(), self._settings.rank)
+            event = await next_before(self._inbox, self._state.deadline, monotonic)
+            taken = rank.step(self._state, event or Tick(), monotonic(), self._settings.rank)
             if type(taken.state) is not type(self._state):
                 log.info(
                     "incident=%d %s -> %s: %s",
@@ -201,6 +205,8 @@ class Link:
             self._state = taken.state
             for command in taken.commands:
                 self._perform(command)
+            if event is not None:
+                self._inbox.task_done()
 
     def _perform(self, command: Command) -> None:
         match command:
