@@ -214,6 +214,18 @@ def test_a_dead_zygote_is_replaced_after_its_workers_are_reported(tmp_path: Path
     trial(tmp_path, program, story)
 
 
+def test_a_module_that_starts_threads_is_not_preloaded(tmp_path: Path) -> None:
+    code = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    (tmp_path / "threaded.py").write_text(code)
+
+    async def story(it: Trial) -> None:
+        ready = await it.nursery.ready()
+        assert "started a thread" in ready.failed["threaded"]
+
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    trial(tmp_path, script(tmp_path, ""), story, preload=("threaded",), env=env)
+
+
 def test_zygotes_that_cannot_live_are_given_up(tmp_path: Path) -> None:
     (tmp_path / "deadly.py").write_text("import os; os._exit(3)")
     program = script(tmp_path, "")

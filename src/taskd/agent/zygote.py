@@ -18,6 +18,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -172,12 +173,25 @@ def _replace_by(chosen: Program) -> NoReturn:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
+def _harm() -> str:
+    """What has been done to this process that a fork does not survive; empty if nothing has."""
+    if threading.active_count() > 1:
+        return "it has started a thread"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "it has touched CUDA"
+    return ""
+
+
 def preload(modules: list[str]) -> letters.Ready:
     done, failed = [], {}
     for name in modules:
         try:
             importlib.import_module(name)
-            done.append(name)
+            if harm := _harm():
+                failed[name] = f"{harm}, so it cannot be forked: use --start-method spawn"
+            else:
+                done.append(name)
         except Exception as error:  # noqa: BLE001 - the modules are the user's, so is the error
             failed[name] = f"{type(error).__name__}: {error}"
     return letters.Ready(done, failed)
