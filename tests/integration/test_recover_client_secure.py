@@ -21,6 +21,7 @@ from mindx_elastic import recover_manager
 from mindx_elastic.recover_manager import DLRecoverManager, pb
 from taskd.edge.certificate import common_name
 from taskd.wire._pb import recover_pb2
+from tests.integration.certificates import Authority
 from tests.integration.recover_server import Running
 
 NAME = "clusterd.example"
@@ -160,6 +161,27 @@ def test_a_server_with_the_right_certificate_is_trusted(
     client.close()
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_a_server_that_asks_for_a_certificate_is_shown_one(
+    identity: tuple[bytes, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = Authority(tmp_path, "clients")
+    key, crt = clients.issue("job:job-1")
+    ca = clients.ca.read_bytes()
+    running = Running(grpc.ssl_server_credentials([identity], ca, require_client_auth=True))
+    path = tmp_path / "server.crt"
+    path.write_bytes(identity[1])
+    info = pb.ClientInfo(taskId="job-1")
+    bare = DLRecoverManager(info, running.address, cert_path=str(path))
+    with pytest.raises(grpc.RpcError):
+        bare.register(info)
+    monkeypatch.setenv("TASKD_CLUSTERD_CRT", crt)
+    monkeypatch.setenv("TASKD_CLUSTERD_KEY", key)
+    shown = DLRecoverManager(info, running.address, cert_path=str(path))
+    assert shown.register(info).code == 0
+    bare.close()
+    running.stop()
 
 
 def test_a_server_with_another_certificate_is_not_trusted(server: Running, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import grpc
@@ -13,7 +13,9 @@ from taskd.config import environ, load
 from taskd.edge import small_file
 from taskd.edge.certificate import common_name
 from taskd.edge.clock import wall
+from taskd.edge.clusterd_tls import ClusterdTlsSettings, credentials, from_environment
 from taskd.edge.tokens import bearer
+from taskd.errors import SettingsError
 
 log = logging.getLogger("taskd.recover")
 
@@ -90,9 +92,19 @@ def server_address(environment: Mapping[str, str] = environ) -> str:
 def open_channel(
     address: str, own: RecoverClientSettings, security: Security | None
 ) -> grpc.Channel:
-    """Connects in the background. Raises ValueError if the certificate is not acceptable."""
+    """Connects in the background. Raises ValueError if the certificate is not acceptable.
+
+    A client's own certificate, for a server that asks for one, is named by the environment.
+    """
+    own_tls = from_environment()
+    options: tuple[tuple[str, int | str], ...] = (*KEEPALIVE, OWN_CONNECTION)
     if security is None:
-        channel = grpc.insecure_channel(address, options=(*KEEPALIVE, OWN_CONNECTION))
+        encrypted = _credentials(own_tls)
+        channel = (
+            grpc.insecure_channel(address, options=options)
+            if encrypted is None
+            else grpc.secure_channel(address, encrypted, options=options)
+        )
     else:
         pem = _read(security.certificate_path)
         try:
@@ -100,12 +112,18 @@ def open_channel(
         except ValueError as error:
             reason = f"the certificate {security.certificate_path} is refused: {error}"
             raise ValueError(reason) from error
-        channel = grpc.secure_channel(
-            address,
-            grpc.ssl_channel_credentials(root_certificates=pem),
-            options=(*KEEPALIVE, OWN_CONNECTION, ("grpc.ssl_target_name_override", name)),
-        )
+        encrypted = _credentials(replace(own_tls, ca=security.certificate_path))
+        assert encrypted is not None
+        options = (*options, ("grpc.ssl_target_name_override", name))
+        channel = grpc.secure_channel(address, encrypted, options=options)
     return grpc.intercept_channel(channel, _Habits(own))
+
+
+def _credentials(told: ClusterdTlsSettings) -> grpc.ChannelCredentials | None:
+    try:
+        return credentials(told)
+    except SettingsError as error:
+        raise ValueError(str(error)) from error
 
 
 def _read(path: str) -> bytes:

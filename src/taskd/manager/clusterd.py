@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from taskd.edge.clusterd_tls import credentials
 from taskd.edge.tokens import bearer
 from taskd.manager.settings import ManagerConfig
 from taskd.model.codes import RecoverCode
@@ -66,7 +67,12 @@ class Clusterd:
 
     def __init__(self, address: str, config: ManagerConfig) -> None:
         self._config = config
-        self._channel = aio.insecure_channel(address, options=OPTIONS)
+        encrypted = credentials(config.clusterd_tls)
+        self._channel = (
+            aio.insecure_channel(address, options=OPTIONS)
+            if encrypted is None
+            else aio.secure_channel(address, encrypted, options=OPTIONS)
+        )
         self._recover = _RECOVER(self._channel)
         self._control = _CONTROL(self._channel)
         self._trace = _TRACE(self._channel)

@@ -19,6 +19,7 @@ from secrets import token_hex
 from taskd.clusterd import locate
 from taskd.clusterd.auth import Tokens
 from taskd.clusterd.main import Server, ServerConfig, serve
+from taskd.edge.clusterd_tls import ClusterdTlsSettings
 from taskd.edge.tokens import OPERATOR, token_for
 from taskd.errors import SettingsError
 from taskd.manager.settings import ManagerConfig
@@ -46,7 +47,12 @@ async def clusterd(config: ManagerConfig) -> AsyncIterator[ManagerConfig]:
         _remember(state, server.port)
         _announce(config.job_id, server.address, token)
         try:
-            yield replace(config, clusterd=server.address, clusterd_token=token)
+            yield replace(
+                config,
+                clusterd=server.address,
+                clusterd_token=token,
+                clusterd_tls=ClusterdTlsSettings(),  # the loopback of this very process
+            )
         finally:
             with suppress(OSError, SettingsError):
                 locate.withdraw(config.job_id)

@@ -9,6 +9,7 @@ from taskd.core.job_states import JobConfig
 from taskd.core.liveness import LivenessConfig
 from taskd.core.operations import OperationsConfig
 from taskd.core.stragglers import StragglerConfig
+from taskd.edge.clusterd_tls import ClusterdTlsSettings, from_environment
 from taskd.edge.security import Tls, tls_from_environment
 
 PORT = 9601
@@ -37,6 +38,8 @@ class ManagerConfig:
 
     clusterd_token: str = ""
     """What clusterd asks of this job's manager."""
+
+    clusterd_tls: ClusterdTlsSettings = field(default_factory=from_environment)
 
     strategies: tuple[str, ...] = ()
     """Declared to a clusterd that has no cluster to read them from. Empty: all of them."""

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from taskd.clusterd.locate import Place, find
+from taskd.edge.clusterd_tls import ClusterdTlsSettings, credentials, from_environment
 from taskd.edge.tokens import bearer
 from taskd.errors import PeerRefused, PeerUnreachable
 from taskd.wire._pb.control_pb2_grpc import ControlStub
@@ -56,17 +56,26 @@ class Connection:
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", default="", help="host:port of clusterd")
     parser.add_argument("--token", default="", help="or TASKD_CLUSTERD_TOKEN")
-    parser.add_argument("--ca", default="", help="the certificate that proves the server")
+    parser.add_argument("--ca", default="", help="encrypt; the certificate that proves the server")
+    parser.add_argument("--cert", default="", help="your own certificate, if the server wants one")
+    parser.add_argument("--key", default="", help="the key of your certificate")
+
+
+def _tls(arguments: argparse.Namespace, place: Place) -> ClusterdTlsSettings:
+    if arguments.ca or arguments.cert or arguments.key:
+        return ClusterdTlsSettings(ca=arguments.ca, crt=arguments.cert, key=arguments.key)
+    # A job's own server, announced on this machine, is on the loopback.
+    return ClusterdTlsSettings() if place.pid else from_environment()
 
 
 @contextmanager
 def connection(arguments: argparse.Namespace, job: str = "") -> Iterator[Connection]:
     place = find(job, arguments.server, arguments.token)
-    if arguments.ca:
-        credentials = grpc.ssl_channel_credentials(Path(arguments.ca).read_bytes())
-        channel = grpc.secure_channel(place.address, credentials)
-    else:
+    encrypted = credentials(_tls(arguments, place))
+    if encrypted is None:
         channel = grpc.insecure_channel(place.address)
+    else:
+        channel = grpc.secure_channel(place.address, encrypted)
     try:
         make: Any = ControlStub
         trace: Any = TrainingDataTraceStub
