@@ -55,7 +55,7 @@ class JobConfig:
     settled_s: float = 30.0
     """A job whose steps cannot be seen has made progress when it has run this long."""
 
-    suspicion_s: float = 0.02
+    suspicion_s: float = 0.05
     """How long a failed collective may wait for the death that explains it."""
 
     report_timeout_s: float = 10.0
