@@ -135,15 +135,13 @@ class MsAgent:
         framework = MindSpore(ranks, self.callbacks, self.config, msrun)
         workers = WorkersConfig(farewell_s=self.config.farewell_s, in_ascends_words=True)
         signal.signal(signal.SIGTERM, _leave)  # until the manager is there to be told of it
-        exit_code = 1
         try:
             over = asyncio.run(
                 join_and_train(self.config, framework, ranks, RESTARTS, workers, ENDING)
             )
-            exit_code = over.exit_code
             log.info("the node's part of the job is over: %s", over.because)
         finally:  # its workers have sessions of their own: they would outlive us
             self.callbacks[KILL](list(EVERYBODY))
             if msrun is not None:
-                scheduler.end(msrun, exit_code)
-        sys.exit(exit_code)
+                scheduler.end(msrun)
+        sys.exit(over.exit_code)

@@ -2,21 +2,15 @@
 
 `msrun` starts it on one node before it hands over to the agent (`msrun.py`), and nobody minds it
 from then on. It remembers the addresses of ranks that have died, so that a restarted job would
-try to reach those; and it stays behind when a job fails. So it is started anew with all ranks,
+try to reach those; and it stays behind when the job is over. So it is started anew with all ranks,
 and ended with the job. It is found through the object whose methods `msrun` has lent us.
 """
 
 from __future__ import annotations
 
-import logging
 import subprocess
 from collections.abc import Callable
 from typing import Any, Protocol, cast
-
-log = logging.getLogger(__name__)
-
-LEAVING_S = 60.0
-"""It leaves when the last rank of the job has signed off; it looks every five seconds."""
 
 
 class ProcessManager(Protocol):
@@ -42,17 +36,11 @@ def renew(owner: ProcessManager) -> None:
         owner.start_scheduler()
 
 
-def end(owner: ProcessManager, exit_code: int) -> None:
-    """See it off: after a good end it leaves by itself, when other nodes' ranks have ended too."""
-    process = owner.msn_process
-    if process is None:
-        return
-    if exit_code == 0:
-        try:
-            process.wait(LEAVING_S)
-        except subprocess.TimeoutExpired:
-            log.warning("the scheduler has not left in %g s", LEAVING_S)
-    _kill(process)
+def end(owner: ProcessManager) -> None:
+    """In the mode that `msrun` chooses with an agent, ranks do not sign off when they finish, and
+    it would wait for them for ever."""
+    if owner.msn_process is not None:
+        _kill(owner.msn_process)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
