@@ -53,6 +53,7 @@ def faults(seed: int, groups: tuple[tuple[int, ...], ...]) -> tuple[list[Fault],
     [
         pytest.param(scripts.ddp, ((0, 1, 2, 3),), id="DDP"),
         pytest.param(scripts.hsdp, ((0, 2), (1, 3)), id="HSDP"),
+        pytest.param(scripts.fsdp, ((0, 1, 2, 3),), id="FSDP2"),
     ],
 )
 def test_not_a_bit_is_different(

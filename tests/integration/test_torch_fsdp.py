@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.integration import torch_scripts as scripts
 from tests.integration.torch_runs import assert_same, ends, run
+from tests.integration.torch_world import World
 
 STEPS = 8
 
@@ -57,4 +59,25 @@ def test_snapshots_every_third_step_go_back_further(calm: list[Any], tmp_path: P
         kills=kills,
         protect={"snapshot_every": 3},
     )
+    assert_same(calm, world)
+
+
+def test_a_whole_node_is_lost_with_its_memory(calm: list[Any], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    kills = [(2, 0, 4, "in backward"), (3, 0, 4, "in backward")]
+    told = {"steps": STEPS, "kills": kills}
+    world = World(scripts.fsdp, folder, told=told, ranks_per_node=2)
+
+    async def live() -> None:
+        try:
+            await world.start()
+            await world.until(lambda: world.dead == {2, 3}, "two deaths", world.run_s)
+            world.lose_node(1, to=2)
+            await world.mend()
+            await world.until(lambda: len(world.done) == 4, "the end", world.run_s)
+        finally:
+            await world.stop()
+
+    asyncio.run(live())
     assert_same(calm, world)

@@ -10,6 +10,7 @@ import asyncio
 import faulthandler
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,7 +27,6 @@ from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, manager, worker
 
 PATIENCE_S = 60.0
-NODE = NodeRank(0)
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["torch", "torch._dynamo", "taskd.torch", __name__])
@@ -52,12 +52,14 @@ class World:
     folder: Path
     size: int = 4
     told: dict[str, Any] = field(default_factory=dict)
+    ranks_per_node: int = 4
     run_s: float = 150.0
     """How long all of it may take."""
 
     def __post_init__(self) -> None:
         self.incident = Incident(0)
         self.lives: dict[int, int] = dict.fromkeys(range(self.size), 0)
+        self.nodes = {rank: rank // self.ranks_per_node for rank in range(self.size)}
         self.processes: dict[int, ForkServerProcess] = {}
         self.hellos: dict[int, m.WorkerHello] = {}
         self.parked: dict[int, m.Parked] = {}
@@ -89,14 +91,14 @@ class World:
             "WORLD_SIZE": str(self.size),
             "TASKD_PROXY": f"127.0.0.1:{self.bus.port}",
             "TASKD_JOB_ID": "test",
-            "TASKD_NODE_RANK": "0",
+            "TASKD_NODE_RANK": str(self.nodes[rank]),
             "TASKD_INCARNATION": str(self.lives[rank]),
             "TASKD_INCIDENT": str(self.incident),
             "TASKD_STORE": f"127.0.0.1:{self.store.port}",
             # The matrix extensions are advertised but not usable on some virtual machines.
             "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
             "TASKD_DUMP_DIR": str(self.folder.parent / "dump"),
-            "TASKD_BEACON": str(self.folder / f"beacon-{rank}"),
+            "TASKD_BEACON": str(self.memory(self.nodes[rank]) / f"beacon-{rank}"),
         }
         told = {**self.told, "rank": rank, "life": self.lives[rank], "folder": str(self.folder)}
         told["ports"] = (self.bus.port, self.store.port)
@@ -106,6 +108,19 @@ class World:
         self.processes[rank] = process
         life = self.lives[rank]
         asyncio.get_running_loop().add_reader(process.sentinel, self._ended, rank, life, process)
+
+    def memory(self, node: int) -> Path:
+        """What stands for the shared memory of a node."""
+        folder = self.folder / f"node-{node}"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def lose_node(self, node: int, to: int) -> None:
+        """Its ranks are dead already; its memory goes with it, its ranks will live elsewhere."""
+        shutil.rmtree(self.memory(node))
+        for rank, at in self.nodes.items():
+            if at == node:
+                self.nodes[rank] = to
 
     def _ended(self, rank: int, life: int, process: ForkServerProcess) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)
@@ -159,7 +174,7 @@ class World:
 
     async def tell(self, rank: int, body: m.Body) -> None:
         self._note(f"-> {rank}: {body}")
-        sent = await self.bus.send(worker(0, rank), body)
+        sent = await self.bus.send(worker(self.nodes[rank], rank), body)
         self._note(f"-> {rank}: {type(body).__name__} {sent}")
 
     def _tell_aside(self, rank: int, body: m.Body) -> None:
@@ -266,7 +281,7 @@ class World:
         )
 
     def _place(self, rank: int) -> tuple[Rank, NodeRank, Incarnation]:
-        return Rank(rank), NODE, Incarnation(self.lives[rank])
+        return Rank(rank), NodeRank(self.nodes[rank]), Incarnation(self.lives[rank])
 
     def _part(self, rank: int) -> tuple[str, int]:
         """Its shard and replica. One that died before its first word was like any other."""

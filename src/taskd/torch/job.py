@@ -39,7 +39,9 @@ from taskd.torch import (
     sharded,
     transport,
 )
+from taskd.torch.buddy import Keeper
 from taskd.torch.groups import Groups, Mode
+from taskd.torch.meeting import Meeting
 from taskd.torch.protected import Protected, Stateful
 from taskd.torch.repair import Holding
 from taskd.torch.snapshots import Snapshots
@@ -83,6 +85,7 @@ class Job:
         self._shard = ""
         self._snapshots: Snapshots | None = None
         self._snapshot_every = 0
+        self._keeper: Keeper | None = None
         self._resumed_from: Path | None = None
         self._order: Order | GiveUp | None = None
         """An order that came while we stood inside a step, to be carried out at its end."""
@@ -135,7 +138,10 @@ class Job:
             snapshot_every = 1 if self._is_sharded and not sharded.has_replicas(self._kept) else 0
         if snapshot_every and self._settings.beacon:
             folder = Path(self._settings.beacon).parent
-            self._snapshots = Snapshots(folder, self.rank, self._shard, self._kept)
+            self._keeper = Keeper(folder, self.rank, self._settings.node_rank)
+            self._snapshots = Snapshots(
+                folder, self.rank, self._shard, self._kept, self._keeper.send
+            )
             self._snapshot_every = snapshot_every
 
     def steps(self, total: int) -> Iterator[Step]:
@@ -147,6 +153,7 @@ class Job:
                 self._mend()
             elif self.step == 0:
                 self._resume()
+                self._meet_buddy(self._groups.meeting)
                 self._snapshot()
         while self.step < total or not self._all_arrived():
             if self._groups.trouble():
@@ -328,6 +335,13 @@ class Job:
         self._snapshots.wait()
         return self._snapshots.copies()
 
+    def _meet_buddy(self, meeting: Meeting) -> None:
+        if self._keeper is None:
+            return
+        self._keeper.announce(meeting)
+        if not self._keeper.choose(meeting, list(self._groups.world.shape.ranks)):
+            log.info("snapshots have no second copy: all ranks are on one node")
+
     def _snapshot(self) -> None:
         if self._snapshots is not None and self.step % self._snapshot_every == 0:
             self._snapshots.begin(self.step, self._incident)
@@ -344,7 +358,9 @@ class Job:
         self._incident = plan.incident
         self._beacon.phase("repairing", plan.incident)
         try:
-            mended = repair.carry_out(plan, self._holding(), self._groups, self._settings.store)
+            mended = repair.carry_out(
+                plan, self._holding(), self._groups, self._settings.store, self._meet_buddy
+            )
         except Transient as error:
             self._link.broke(plan.incident, str(error))
             return False

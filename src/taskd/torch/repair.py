@@ -40,7 +40,13 @@ class Holding:
     snapshots: Snapshots | None
 
 
-def carry_out(plan: Repair, mine: Holding, groups: Groups, default_store: str) -> Mended:
+def carry_out(
+    plan: Repair,
+    mine: Holding,
+    groups: Groups,
+    default_store: str,
+    at_the_meeting: Callable[[Meeting], None],
+) -> Mended:
     """Returns when this rank stands at the plan's step and its groups are open."""
     begun = monotonic()
     takers = [taker for taker, giver in plan.sources.items() if giver == mine.rank]
@@ -55,6 +61,7 @@ def carry_out(plan: Repair, mine: Holding, groups: Groups, default_store: str) -
     met = monotonic()
     try:
         _exchange(plan, mine, groups.meeting, takers, parcel)
+        at_the_meeting(groups.meeting)
     except RuntimeError as error:
         raise CannotRepair(groups.why or str(error)) from error
     if mine.snapshots is not None:

@@ -14,7 +14,7 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,9 +47,18 @@ class Found:
 class Snapshots:
     """One rank's copies, and a view of all others on its node."""
 
-    def __init__(self, folder: Path, rank: int, shard: str, kept: Protected) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        shard: str,
+        kept: Protected,
+        then: Callable[[Path], None] | None = None,
+    ) -> None:
+        """`then` is called with each file that is whole, in the thread that made it."""
+        self._then = then
         self._folder, self._rank, self._shard, self._kept = folder, rank, shard, kept
-        self._mine = [folder / f"snapshot-{rank}.{turn}" for turn in range(2)]
+        self._mine = _pair(folder, str(rank))
         self._copying: threading.Thread | None = None
         self._problem = ""
 
@@ -59,8 +68,7 @@ class Snapshots:
         held = {path: look(path) for path in self._mine}
         if any(one is not None and one.step == step for one in held.values()):
             return  # as after a repair that has put us back to it
-        # Never the newest: it may be the only one that fits those of the other ranks.
-        path = min(held, key=lambda path: -1 if (one := held[path]) is None else one.step)
+        path = older(held)
         parcel = Parcel(self._kept, step, incident, self._shard)
         self._copying = threading.Thread(
             target=self._copy, args=(path, step, parcel), name="taskd-snapshot", daemon=True
@@ -96,6 +104,8 @@ class Snapshots:
     def _copy(self, path: Path, step: int, parcel: Parcel) -> None:
         try:
             write(path, self._shard, step, parcel)
+            if self._then is not None:
+                self._then(path)
         except (OSError, ValueError) as error:
             self._problem = f"{path}: {error}"
 
@@ -104,6 +114,20 @@ class Snapshots:
             found = look(path)
             if found is not None:
                 yield found
+
+
+def older(held: dict[Path, Found | None]) -> Path:
+    """Which file is to be written over: never the newest, which may be the only one that fits."""
+    return min(held, key=lambda path: -1 if (one := held[path]) is None else one.step)
+
+
+def place_of(folder: Path, name: str) -> Path:
+    """Where the next copy of this name goes."""
+    return older({path: look(path) for path in _pair(folder, name)})
+
+
+def _pair(folder: Path, name: str) -> list[Path]:
+    return [folder / f"snapshot-{name}.{turn}" for turn in range(2)]
 
 
 def write(path: Path, shard: str, step: int, parcel: Parcel) -> None:
