@@ -496,6 +496,10 @@ class World:
     def _living(self) -> list[Process]:
         return sorted(self.procs.values(), key=lambda proc: (proc.rank, proc.me.incarnation))
 
+    def kill_one_that_trains(self) -> None:
+        if self.begun:
+            self.kill_someone()
+
     def kill_someone(self) -> None:
         if living := self._living():
             self.exits(self.random.choice(living), None, "killed by chance")

@@ -47,12 +47,24 @@ def test_one_killed_rank_never_costs_a_step_or_a_restart() -> None:
     for seed in range(200):
         world = World(seed, friendly=True)
         world.steps = 40
-        world.at(world.random.uniform(2.0, 4.0), world.kill_someone)
+        world.at(world.random.uniform(2.0, 4.0), world.kill_one_that_trains)
         world.run(until=END_S)
         assert world.exit_code == 0, "\n".join(world.story)
         assert world.manager is not None
         assert world.manager.job.attempt == 0, "\n".join(world.story)
         assert len(world.finished) == world.size
+
+
+def test_nor_does_it_when_the_manager_is_killed_around_the_same_time() -> None:
+    for seed in range(300):
+        world = World(seed, friendly=True)
+        world.steps = 60
+        world.at(world.random.uniform(2.0, 4.0), world.kill_one_that_trains)
+        world.at(world.random.uniform(1.5, 5.0), world.kill_manager)
+        world.run(until=END_S)
+        assert world.exit_code == 0, "\n".join(world.story)
+        assert world.manager is not None
+        assert world.manager.job.attempt == 0, f"seed {seed}\n" + "\n".join(world.story)
 
 
 def test_without_trouble_every_job_ends_well() -> None:

@@ -726,6 +726,15 @@ def test_what_was_said_to_the_former_manager_comes_first_and_is_not_acted_upon_y
     assert "dump" in play.asked(ReportStrategies)[0].strategies
 
 
+def test_old_answers_do_not_stand_in_for_a_hello() -> None:
+    play = rebuilt().agent_joins(0, running=True).agent_joins(1, running=True)
+    for rank in range(3):
+        play.hello(rank)
+    play.parks(3)
+    assert isinstance(play.state, Gathering), "whether rank 3 is protected is not known yet"
+    assert isinstance(play.hello(3).state, Training)
+
+
 def test_a_replacement_on_its_way_is_not_asked_twice_to_stand() -> None:
     play = rebuilt()
     play.lives[3] = 1

@@ -190,7 +190,7 @@ def gather(state: Gathering, now: float, config: JobConfig) -> Taken:
 
 
 def _is_unheard(state: Gathering, view: RankView) -> bool:
-    quiet = state.rebuilding and view.life is Life.ALIVE and not view.phase
+    quiet = state.rebuilding and view.life is Life.ALIVE and not view.heard
     return view.life is Life.ABSENT or quiet
 
 
