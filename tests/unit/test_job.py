@@ -351,7 +351,8 @@ def test_answers_to_an_older_incident_are_not_believed() -> None:
 def test_a_former_life_is_sent_away() -> None:
     play = Play().repairing()
     play.lives[3] = 0
-    assert play.hello(3).asked(m.Leave)
+    [leave] = play.hello(3).asked(m.Leave)
+    assert leave.life == 0, "the address names the rank; its next life must not obey"
 
 
 def test_a_failed_collective_waits_for_the_death_that_explains_it() -> None:
