@@ -80,6 +80,7 @@ def test_collectives_beside_the_backward_pass_cost_only_their_tail() -> None:
     watch = Stopwatch()
     watch.stepped(1_000)
     for launch, end in ((1_300, 1_500), (1_600, 1_900)):
+        watch.turn.collectives += 1
         watch.turn.launch(launch)
         watch.turn.end(end)
     watch.stepped(2_000)
@@ -98,7 +99,29 @@ def test_a_wait_that_is_seen_is_not_counted_twice() -> None:
     watch.turn.wait(1_310, 1_510)
     watch.stepped(2_000)
     watch.stepped(3_000)
-    assert round(watch.sums.wait_s * 1e9) == 200
+    assert round(watch.sums.wait_s * 1e9) == 210
+
+
+def test_waits_that_overlap_count_once() -> None:
+    watch = Stopwatch()
+    watch.stepped(1_000)
+    for start, end in ((1_100, 1_300), (1_110, 1_320), (1_105, 1_310)):
+        watch.turn.wait(start, end)
+    watch.stepped(2_000)
+    watch.stepped(3_000)
+    assert round(watch.sums.wait_s * 1e9) == 220
+
+
+def test_the_tail_counts_also_when_something_else_follows_it() -> None:
+    """Found in a real run: DDP waits for its gradients, then for its buffers."""
+    watch = Stopwatch()
+    watch.stepped(1_000)
+    watch.turn.launch(1_400)
+    watch.turn.end(1_800)
+    watch.turn.wait(1_810, 1_850)
+    watch.stepped(2_000)
+    watch.stepped(3_000)
+    assert round(watch.sums.wait_s * 1e9) == 440
 
 
 def test_an_end_that_is_told_after_its_step_still_counts() -> None:

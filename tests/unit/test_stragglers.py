@@ -177,6 +177,13 @@ def test_a_new_life_begins_a_new_series() -> None:
     job.tell((again,))
 
 
+def test_a_window_shorter_than_it_takes_to_tell() -> None:
+    """Found in a real run: it was cut down to fewer paces than a judgement needs."""
+    job = Job(replace(CONFIG, window_s=2.0))
+    job.run(20, wait={2: 0.05})
+    assert [slow.rank for slow in job.found] == [2]
+
+
 def test_many_paces_do_not_fill_the_memory() -> None:
     job = Job(every_s=0.5)
     job.config = replace(CONFIG, window_s=100.0)

@@ -173,7 +173,7 @@ def _with(before: tuple[Sample, ...], new: Sample, config: StragglerConfig) -> t
         before = before[:-1]
     series = (*before, new)
     first = 0
-    while first < len(series) - 2 and _is_enough(series[first + 1], new, config):
+    while first < len(series) - LEAST_INTERVALS - 1 and _is_enough(series[first + 1], new, config):
         first += 1
     while new.at - series[first].at > config.longest_s:
         first += 1

@@ -47,6 +47,8 @@ OPERATIONS = (
     "recv_",
     "recv_any_source_",
 )
+BLOCKING = {"broadcast", "barrier"}
+"""Whoever starts these waits for them at once: DDP for its buffers, before it computes."""
 BEFORE_DEVICES = "Autograd"
 
 _LIBRARY: Any = torch.library.Library
@@ -75,7 +77,7 @@ class Collectives:
     def _kernel(self, name: str) -> Callable[..., Any]:
         operation: Any = getattr(torch.ops.c10d, name).default
         places = {argument.name: at for at, argument in enumerate(operation._schema.arguments)}
-        group_at = places["process_group"]
+        group_at, async_at = places["process_group"], places.get("async_op", len(places))
         plain = name.strip("_")
         after: Any = torch._C._after_autograd_keyset
 
@@ -84,7 +86,9 @@ class Collectives:
             tensor = _first_tensor(args[0])
             devices = self._devices if tensor is not None and tensor.is_cuda else None
             begun = devices.begin() if devices is not None else None
-            if devices is None:
+            blocking = plain in BLOCKING or (async_at < len(args) and not args[async_at])
+            turn.collectives += 1
+            if devices is None and not blocking:
                 turn.launch(start)
             result = operation.redispatch(keyset & after, *args)
             try:
@@ -104,7 +108,10 @@ class Collectives:
 
                 def done(_: Any) -> None:
                     end = monotonic_ns()
-                    turn.end(end)
+                    if blocking:
+                        turn.wait(start, end)
+                    else:
+                        turn.end(end)
                     self._note(told, start, end, thread)
 
                 work.get_future().add_done_callback(done)

@@ -63,6 +63,7 @@ class _Collective:
             return None
         anchor, turn = self.devices.anchor, self.devices.recorder.watch.turn
         start, end = anchor.ns(self.begun.event), anchor.ns(self.ended)
+        turn.collectives += 1
         turn.launch(start)
         turn.end(end)
         return self.devices.span(COMMUNICATION, self.name, start, end, self)

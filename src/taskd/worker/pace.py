@@ -3,9 +3,9 @@
 The hooks of a framework (`torch/hooks.py`) tell what happens; `recorder.py` publishes the sums;
 `core/stragglers.py` compares them between ranks. Times are nanoseconds of one clock.
 
-A wait counts when there was nothing else to do: the whole of every blocking wait that is seen, and
-the *tail* of the step's collectives, from the last one's launch to the last end. Collectives that
-run beside the backward pass cost nothing, so only their tail counts.
+A wait counts when there was nothing else to do: every blocking wait that is seen, and the *tail* of
+the collectives that run beside the backward pass, from the last one's launch to the last end. Up to
+that launch they cost nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Turn:
     """One step. A collective may end after its step has, in another thread; it keeps its turn."""
 
     launched: int = 0
+    """The last collective that nobody waits for yet, and the last end of such a one."""
     ended: int = 0
-    waited: int = 0
-    wait_ended: int = 0
+    waits: list[tuple[int, int]] = field(default_factory=list)
     data: int = 0
     save: int = 0
     collectives: int = 0
@@ -31,18 +31,22 @@ class Turn:
 
     def launch(self, now: int) -> None:
         self.launched = now
-        self.collectives += 1
 
     def end(self, now: int) -> None:
         self.ended = max(self.ended, now)
 
     def wait(self, start: int, end: int) -> None:
-        self.waited += end - start
-        self.wait_ended = max(self.wait_ended, end)
+        self.waits.append((start, end))
 
     @property
-    def tail(self) -> int:
-        return max(0, self.ended - max(self.launched, self.wait_ended)) if self.launched else 0
+    def waited(self) -> int:
+        """What several waits have in common counts once."""
+        total = covered = 0
+        tail = [(self.launched, self.ended)] if self.launched else []
+        for start, end in sorted(self.waits + tail):
+            total += max(0, end - max(start, covered))
+            covered = max(covered, end)
+        return total
 
 
 @dataclass(slots=True)
@@ -75,7 +79,7 @@ class Stopwatch:
         sums = self.sums
         sums.steps += 1
         sums.total_s += turn.took * S
-        sums.wait_s += min(turn.waited + turn.tail, turn.took) * S
+        sums.wait_s += min(turn.waited, turn.took) * S
         sums.data_s += turn.data * S
         sums.save_s += turn.save * S
         sums.collectives += turn.collectives
