@@ -272,9 +272,14 @@ def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     async def main() -> None:
         async with started() as (server, _):
-            with pytest.raises(SettingsError, match="cannot listen"):
-                async with started(ServerConfig(listen=server.address)):
-                    pass
+            for listen, why in (
+                (server.address, "Address already in use"),
+                ("127.0.0.1:99999", "expected host:port"),
+                ("nohost.invalid:0", "not known|resolution"),
+            ):
+                with pytest.raises(SettingsError, match=why):
+                    async with started(ServerConfig(listen=listen)):
+                        pass
 
     asyncio.run(main())
 

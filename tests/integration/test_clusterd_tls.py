@@ -66,8 +66,11 @@ def test_what_is_wrong_with_the_files_is_said_at_once(
 ) -> None:
     assert credentials(from_environment()) is None
     with pytest.raises(SettingsError) as wrong:
-        credentials(ClusterdTlsSettings(crt=str(tmp_path / "absent")))
-    assert len(wrong.value.problems) == 3
+        credentials(ClusterdTlsSettings(crt="some.pem"))
+    assert len(wrong.value.problems) == 2
+    (tmp_path / "notes").write_text("no certificate")
+    with pytest.raises(SettingsError, match="notes' is no PEM file"):
+        credentials(ClusterdTlsSettings(ca=str(tmp_path / "notes")))
     monkeypatch.setenv("TASKD_CLUSTERD_CA", str(tmp_path / "absent"))
-    with pytest.raises(ValueError, match="absent cannot be read"):
+    with pytest.raises(ValueError, match="absent' cannot be read"):
         DLRecoverManager(pb.ClientInfo(), "127.0.0.1:1")

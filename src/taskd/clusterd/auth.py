@@ -41,7 +41,9 @@ class Tokens:
         try:
             lines = path.read_text().splitlines()
         except OSError as error:
-            raise SettingsError([f"the token file {path} cannot be read: {error}"]) from error
+            raise SettingsError(
+                [f"the token file {path} cannot be read: {error.strerror}"]
+            ) from error
         given, secret, problems = {}, "", []
         for number, line in enumerate(lines, 1):
             words = line.split("#")[0].split()

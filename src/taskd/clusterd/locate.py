@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from taskd.config import environ
+from taskd.edge.address import Address
 from taskd.errors import SettingsError
 
 PORT = 8899
@@ -84,7 +85,7 @@ def find(job: str = "", server: str = "", token: str = "") -> Place:
     address = server or environ.get("TASKD_CLUSTERD", "")
     token = token or environ.get("TASKD_CLUSTERD_TOKEN", "")
     if address:
-        address = address if ":" in address else f"{address}:{PORT}"
+        address = str(Address.parse(address if ":" in address else f"{address}:{PORT}"))
         return Place(address, job, token or _token_at(address))
     places = [place for place in announced() if job in ("", place.job)]
     if not places:

@@ -26,9 +26,10 @@ from taskd.clusterd.limits import Rate
 from taskd.clusterd.recover import Recover
 from taskd.clusterd.trace import Trace
 from taskd.core.recovery.config import RecoveryConfig
+from taskd.edge.address import Address
 from taskd.edge.clock import Clock, monotonic, wall
 from taskd.edge.journal import Journal, JournalConfig
-from taskd.edge.security import Tls, server_credentials
+from taskd.edge.security import Tls, read_pem, server_credentials
 from taskd.errors import SettingsError
 from taskd.model.strategies import LADDER, Strategy
 from taskd.wire._pb.control_pb2_grpc import add_ControlServicer_to_server
@@ -164,23 +165,21 @@ def _cluster(config: ServerConfig) -> Cluster:
 
 
 def _bind(server: aio.Server, config: ServerConfig) -> int:
+    address = Address.parse(config.listen)
     try:
         if config.tls is None:
-            return server.add_insecure_port(config.listen)
-        return server.add_secure_port(config.listen, _credentials(config.tls))
-    except RuntimeError as error:
-        raise SettingsError([f"cannot listen on {config.listen}: {error}"]) from error
+            return server.add_insecure_port(str(address))
+        return server.add_secure_port(str(address), _credentials(config.tls))
+    except RuntimeError:
+        raise SettingsError([f"cannot listen on {address}: {address.why_not()}"]) from None
 
 
 def _credentials(tls: Tls) -> grpc.ServerCredentials:
     """With an authority's certificate, clients must show one of theirs; without, only we do."""
     if tls.ca:
         return server_credentials(tls)
-    try:
-        pair = Path(tls.server_key).read_bytes(), Path(tls.server_crt).read_bytes()
-    except OSError as error:
-        raise SettingsError([f"tls: {error}"]) from error
-    return grpc.ssl_server_credentials([pair])
+    key, crt = read_pem(("the key", tls.server_key), ("the certificate", tls.server_crt))
+    return grpc.ssl_server_credentials([(key, crt)])
 
 
 async def _add_health(server: aio.Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -32,6 +33,19 @@ class Address:
             return ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    def why_not(self) -> str:
+        """Why nobody can listen there. gRPC knows it, and does not say."""
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            family, kind, protocol, _, there = found[0]
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(there)
+                trial.listen()
+        except OSError as error:
+            return error.strerror or str(error)
+        return "it was not free a moment ago"
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -195,10 +195,11 @@ class Bus:
                 self.port = server.add_insecure_port(str(address))
             else:
                 self.port = server.add_secure_port(str(address), server_credentials(tls))
-        except RuntimeError as error:
-            raise SettingsError([f"{config.me} cannot listen on {address}: {error}"]) from None
+        except RuntimeError:
+            self.port = 0
         if not self.port:
-            raise SettingsError([f"{config.me} cannot listen on {address}"])
+            reason = address.why_not()
+            raise SettingsError([f"{config.me} cannot listen on {address}: {reason}"])
         if tls is None and not address.is_loopback:
             log.warning(
                 "%s listens on %s without TLS: anyone there can read along", config.me, address

@@ -6,11 +6,11 @@ Used by the manager, by the commands and by the documented recover clients.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 
 from taskd.config import load
+from taskd.edge.security import read_pem
 from taskd.errors import SettingsError
 
 
@@ -39,12 +39,11 @@ def credentials(told: ClusterdTlsSettings) -> grpc.ChannelCredentials | None:
         problems.append("a client's certificate and its key are given together or not at all")
     if told.crt and not told.ca:
         problems.append("a client's certificate needs the one that proves clusterd, too (ca)")
-    contents = []
-    for path in (told.ca, told.key, told.crt):
-        try:
-            contents.append(Path(path).read_bytes() if path else None)
-        except OSError as error:
-            problems.append(f"{path} cannot be read: {error.strerror}")
     if problems:
         raise SettingsError(problems)
-    return grpc.ssl_channel_credentials(*contents) if told.ca else None
+    if not told.ca:
+        return None
+    files = [("ca", told.ca)]
+    if told.crt:
+        files += [("the client's key", told.key), ("the client's certificate", told.crt)]
+    return grpc.ssl_channel_credentials(*read_pem(*files))

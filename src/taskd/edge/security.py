@@ -60,26 +60,30 @@ def tls_of(config: Mapping[str, Any]) -> Tls | None:
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     """Clients must show a certificate of the same authority."""
-    key, crt, ca = _read(
+    key, crt, ca = read_pem(
         ("server_key", tls.server_key), ("server_crt", tls.server_crt), ("ca", tls.ca)
     )
     return grpc.ssl_server_credentials([(key, crt)], ca, require_client_auth=True)
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
-    key, crt, ca = _read(
+    key, crt, ca = read_pem(
         ("client_key", tls.client_key), ("client_crt", tls.client_crt), ("ca", tls.ca)
     )
     return grpc.ssl_channel_credentials(ca, key, crt)
 
 
-def _read(*files: tuple[str, str]) -> list[bytes]:
+def read_pem(*files: tuple[str, str]) -> list[bytes]:
+    """What is in them, each named by what it is for. Raises SettingsError with all problems."""
     problems, contents = [], []
     for name, path in files:
         try:
             contents.append(Path(path).read_bytes())
         except OSError as error:
-            problems.append(f"tls {name} {path!r} cannot be read: {error.strerror}")
+            problems.append(f"tls: {name} {path!r} cannot be read: {error.strerror}")
+        else:
+            if b"-----BEGIN " not in contents[-1]:
+                problems.append(f"tls: {name} {path!r} is no PEM file")
     if problems:
         raise SettingsError(problems)
     return contents
