@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 TASKD = str(Path(sys.executable).with_name("taskd"))
 PATIENCE_S = 120.0
 
@@ -87,24 +87,34 @@ class Job:
 
     def end(self) -> str:
         """Wait for the end; the digest of the weights that the script has printed."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output.append(line)
-            say(line.rstrip())
-        if self.process.wait(PATIENCE_S) != 0:
+        if self._exit_code() != 0:
             raise SystemExit(f"the job ended with {self.process.returncode}")
         found = re.search(r"weights (\w+)", "".join(self.output))
         return found.group(1) if found else ""
 
+    def fail(self) -> None:
+        """Wait for the end, which must not be a good one."""
+        if self._exit_code() == 0:
+            raise SystemExit("the job ended well, although it could not be repaired")
+
+    def _exit_code(self) -> int:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output.append(line)
+            say(line.rstrip())
+        return self.process.wait(PATIENCE_S)
+
 
 @contextmanager
-def training(script: str, *arguments: object, options: tuple[str, ...] = ()) -> Iterator[Job]:
+def training(
+    script: str, *arguments: object, options: tuple[str, ...] = (), folder: str = "."
+) -> Iterator[Job]:
     """Four ranks of the script under `taskd run`; whatever happens, they end with this block."""
     job_id = f"example-{os.getpid()}-{os.urandom(2).hex()}"
     command = [TASKD, "run", "--nproc-per-node", "4", "--job-id", job_id, *options]
     command += [str(HERE / script), *map(str, arguments)]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1, cwd=folder
     )
     deadline = Timer(PATIENCE_S, process.kill)
     deadline.start()

@@ -1,0 +1,21 @@
+"""Every numbered example is run as a reader would run it, and must end well."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ["01_kill_a_rank.py", "06_dying_gasp.py", "demo.py"])
+def test_an_example_ends_with_the_same_weights(name: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=200
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "weights identical to the undisturbed run: yes" in ran.stdout
