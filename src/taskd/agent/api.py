@@ -35,6 +35,8 @@ def init(config: Mapping[str, Any], cls: Any = None) -> bool:
         return _refuse(f"Framework must be {PYTORCH} or {MINDSPORE}, got {framework!r}")
     if framework == PYTORCH and cls is None:
         return _refuse("for PyTorch the agent of torch must be given")
+    if framework == MINDSPORE and environ.get("TASKD_PROCESS_ENABLE") == "off":
+        return _refuse("TASKD_PROCESS_ENABLE is off: MSRunPlugin takes over, without a manager")
     named = environ.get(_RANK_NAMES[framework]) or "0"
     if not named.isdigit():
         return _refuse(f"{_RANK_NAMES[framework]} must be a number, got {named!r}")

@@ -93,4 +93,4 @@ async def _train(framework: Framework, told: Agent, node: Node, workers: Workers
         return NodeBeat(node.node, ())
 
     waiting = Waiting(node, monotonic() + workers.permission_timeout_s)
-    return await told.run(waiting, hands, look, LOOK_S, lambda: made[0].close())
+    return await told.run(waiting, hands, look, lambda: LOOK_S, lambda: made[0].close())

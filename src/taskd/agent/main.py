@@ -70,7 +70,7 @@ class Agent:
         state: State,
         make_hands: Callable[[asyncio.TaskGroup], Performs],
         look: Callable[[], m.NodeBeat],
-        beat_s: float,
+        pace_s: Callable[[], float],
         close_hands: Callable[[], None] = lambda: None,
     ) -> Over:
         """Until the node's part of the job is over."""
@@ -78,7 +78,7 @@ class Agent:
             hands = make_hands(tasks)
             senses = [
                 tasks.create_task(sense.listen(self._bus, self.happened, self.profiling)),
-                tasks.create_task(self._beat(look, beat_s)),
+                tasks.create_task(self._beat(look, pace_s)),
                 *(
                     tasks.create_task(sense.watch_link(bus, self._way, self.happened))
                     for bus in self._way
@@ -90,14 +90,14 @@ class Agent:
                 task.cancel()
         return over
 
-    async def _beat(self, look: Callable[[], m.NodeBeat], beat_s: float) -> None:
+    async def _beat(self, look: Callable[[], m.NodeBeat], pace_s: Callable[[], float]) -> None:
         """A heart beats in time; there is no event to wait for.
 
         Beats take the shortest way, from the proxy's own bus: they are by far the most messages.
         """
         nearest = self._way[-1]
         while True:
-            await asyncio.sleep(beat_s)
+            await asyncio.sleep(pace_s())
             if nearest.joined:
                 await nearest.send(manager(), look(), sync=False)
 

@@ -50,6 +50,14 @@ def local_ranks() -> tuple[Rank, ...]:
     return tuple(Rank(node * size + local) for local in range(size))
 
 
+def shown_ranks(look: Callable[..., Any]) -> tuple[Rank, ...]:
+    """The same by MONITOR's answer: on a single machine nobody sets the variables."""
+    seen = look(list(EVERYBODY))
+    if not is_sound(seen):
+        return ()
+    return tuple(sorted(Rank(item["global_rank"]) for item in seen.values()))
+
+
 def is_sound(seen: object) -> bool:
     """Whether MONITOR's answer is what its contract says; a rank without a pid has not started."""
     if not isinstance(seen, dict):
@@ -116,19 +124,12 @@ class MsAgent:
     def register_callbacks(self, operator: str, func: Callable[..., Any]) -> None:
         self.callbacks[operator] = func
 
-    def _shown_ranks(self) -> tuple[Rank, ...]:
-        """On a single machine nobody sets the variables, but MONITOR knows the ranks."""
-        seen = self.callbacks[LOOK](list(EVERYBODY))
-        if not is_sound(seen):
-            return ()
-        return tuple(sorted(Rank(item["global_rank"]) for item in seen.values()))
-
     def start(self) -> NoReturn:
         """Runs the node's part of the job, then ends the interpreter with its exit code."""
         missing = [n for n in (KILL, START_ALL, START_SOME, LOOK) if n not in self.callbacks]
         if missing:
             raise SettingsError([f"{name} is not registered" for name in missing])
-        ranks = local_ranks() or self._shown_ranks()
+        ranks = local_ranks() or shown_ranks(self.callbacks[LOOK])
         if not ranks:
             raise SettingsError(["MS_NODE_RANK and MS_LOCAL_WORKER must be numbers"])
         msrun = scheduler.process_manager(self.callbacks[KILL])

@@ -23,6 +23,7 @@ from taskd.model.messages import Progress
 
 SHARED_MEMORY = "/dev/shm"
 JUDGED = ("training", "between steps")
+UNEASY_S = 0.2
 STILL_S = 0.5
 """From here on the kernel is asked."""
 STUCK_S = 0.5
@@ -52,7 +53,9 @@ class _Watched:
     stacks: Path
     ask_stacks: Callable[[], None]
     moved_at: float = 0.0
+    idle_s: float = 0.0
     longest_s: float = 0.0
+    uneasy: bool = False
     cpu_s: float | None = None
     since: float = 0.0
     asked: bool = False
@@ -86,6 +89,11 @@ class Watch:
             self.remove(life)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def uneasy(self) -> bool:
+        """Whether, at the last look, a rank stood still for unusually long."""
+        return any(watched.uneasy for watched in self._watched.values())
+
     def look(self) -> tuple[Progress, ...]:
         """Of every rank that has put up its beacon."""
         now = self._clock()
@@ -99,11 +107,12 @@ class Watch:
         idle_s = max(0.0, now - sight.moved_at)
         if sight.moved_at != watched.moved_at:
             # Long pauses are forgotten by and by: those of the start say nothing about training.
-            gap_s = sight.moved_at - watched.moved_at if watched.moved_at else 0.0
-            watched.longest_s = max(FORGET * watched.longest_s, gap_s)
+            watched.longest_s = max(FORGET * watched.longest_s, watched.idle_s)
             watched.moved_at = sight.moved_at
             watched.cpu_s, watched.asked, watched.told = None, False, False
+        watched.idle_s = idle_s
         judged = sight.phase in JUDGED
+        watched.uneasy = judged and idle_s > max(UNEASY_S, 2 * watched.longest_s)
         busy = stopped = False
         if judged and idle_s > STILL_S:
             busy, stopped = self._ask_kernel(watched, now)
