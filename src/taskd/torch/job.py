@@ -401,7 +401,9 @@ def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: time
     job._link = Link(settings, me, joining, groups.abort)
     backends = transport.choose(backend)
     group.register(groups, backends)
-    nic.setup(settings)
+    nics = nic.setup(settings)
+    if nics.failover:
+        nics.watch(job._on_fault)
     operations.offer(settings, job.rank, address, backends, lambda: groups.world.shape.ranks)
     if joining:
         job._holds = None

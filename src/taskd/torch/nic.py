@@ -7,6 +7,13 @@ network is not its training network.
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +25,9 @@ from taskd.errors import SettingsError
 from taskd.worker.settings import WorkerSettings
 
 PRIMARY, BACKUP = 0, 1
+SIOCGIFADDR = 0x8915
+RTMGRP_LINK = 1
+NETLINK_BYTES = 65536
 
 
 class Nics:
@@ -55,6 +65,36 @@ class Nics:
         except OSError:
             carrier = "0"  # the kernel refuses to read it while the interface is down
         return "" if carrier == "1" else f"{self.names[side]} has no carrier"
+
+    def address(self) -> str:
+        """Of the interface in use; empty when it is not known."""
+        if not self.name:
+            return ""
+        request = struct.pack("256s", self.name.encode()[:15])
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            found = fcntl.ioctl(asking.fileno(), SIOCGIFADDR, request)
+            return socket.inet_ntoa(found[20:24])
+        return ""
+
+    def watch(self, lost: Callable[[str], None]) -> None:
+        """Call back whenever the interface in use has lost its carrier. The kernel tells us."""
+        kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        kernel.bind((0, RTMGRP_LINK))
+        threading.Thread(
+            target=self._listen, args=(kernel, lost), name="taskd-carrier", daemon=True
+        ).start()
+
+    def _listen(self, kernel: socket.socket, lost: Callable[[str], None]) -> None:
+        with kernel:
+            while True:
+                try:
+                    kernel.recv(NETLINK_BYTES)
+                except OSError as error:
+                    if error.errno != errno.ENOBUFS:  # we were too slow: something has changed
+                        return
+                problem = self.problem(self.side)
+                if problem:
+                    lost(problem)
 
     def _direct(self) -> None:
         if self.names:

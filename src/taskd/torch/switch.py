@@ -1,8 +1,8 @@
 """Groups move to another network interface without a restart.
 
-A switch is tried before it is trusted: while training stands still, all ranks form one group over
-the interfaces that they would use then, and only if that works everywhere do they keep them; the
-next repair forms the training's own groups there. With failover on, every repair begins with such
+A switch is tried before it is trusted: while training stands still, all ranks reach for each other
+over the interfaces that they would use then, and only if that works everywhere do they keep them;
+the next repair forms the training's groups there. With failover on, every repair begins with such
 a trial, so that a dead interface is noticed and left. `nic.py` knows which one is in use; on Ascend
 the vendor's own call moves the links.
 """
@@ -10,74 +10,73 @@ the vendor's own call moves the links.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any
-
-import torch
 
 from taskd.errors import SettingsError, Transient
 from taskd.model import messages as m
 from taskd.torch import nic
 from taskd.torch.meeting import Meeting
 from taskd.torch.nic import BACKUP, PRIMARY
-from taskd.torch.transport import Shape, Transport
 from taskd.worker.line import Say
 
 log = logging.getLogger(__name__)
 
-SWITCH_TRIAL_S = 60.0
+SWITCH_TRIAL_S = 15.0
 """A switch that a person asked for may take longer than a failover."""
+SHUT = "-"
 
 
 class DeadLink(Transient):
-    """No group can be formed over this interface."""
+    """Not everybody can be reached over the interfaces in use."""
 
 
 # Trials
 
 
-def trial(
-    store: str,
-    place: str,
-    ranks: Sequence[int],
-    rank: int,
-    backends: Mapping[str, str],
-    limit_s: float,
-) -> None:
-    """Form a group of these ranks as we would now, and cross it once. Raises DeadLink.
+def trial(store: str, place: str, ranks: Sequence[int], rank: int, limit_s: float) -> None:
+    """Reach every one of these ranks over the interfaces in use. Raises DeadLink.
 
-    Everybody hears how everybody fared, so that all stay or none.
+    Everybody hears how everybody fared, so that all stay or none. Plain connections: forming a
+    gloo group over a dead link would hold us up for several times any limit that it is given.
     """
-    timeout = timedelta(seconds=limit_s)
-    meeting = Meeting(store, place, timeout)
-    shape = Shape("trial", tuple(ranks), list(ranks).index(rank), timeout, backends)
-    transport = Transport(shape, meeting.store)
-    cut = threading.Timer(limit_s, transport.abort)  # gloo minds its timeout only between connects
-    cut.daemon = True
-    cut.start()
+    meeting = Meeting(store, place, timedelta(seconds=limit_s))
     why = ""
     try:
-        transport.form()
-        device = "cuda" if backends.get("cuda") == "nccl" else "cpu"
-        inner: Any = transport.inner
-        inner.allreduce([torch.ones(1, device=device)]).wait()
-    except RuntimeError as error:
+        _reach(meeting, [one for one in ranks if one != rank], rank, limit_s)
+    except (OSError, RuntimeError) as error:
         why = f"rank {rank} over {nic.chosen().name}: {error}"[:300]
-    finally:
-        cut.cancel()
-        transport.abort()
-        transport.bury(at_rest=not why)
     votes = _votes(meeting, ranks, rank, why)
     if any(votes):
-        raise DeadLink("; ".join(filter(None, votes)))
+        raise DeadLink("; ".join(votes))
+
+
+def _reach(meeting: Meeting, peers: Sequence[int], rank: int, limit_s: float) -> None:
+    nics = nic.chosen()
+    if problem := nics.names and nics.problem(nics.side):
+        meeting.store.set(f"door/{rank}", SHUT)  # nobody is to try it in vain
+        raise RuntimeError(problem)
+    host = nics.address() or meeting.my_host()
+    with socket.create_server((host, 0), backlog=len(peers) + 1) as door:
+        meeting.store.set(f"door/{rank}", f"{host} {door.getsockname()[1]}")
+        for peer in peers:
+            told = meeting.store.get(f"door/{peer}").decode()
+            if told == SHUT:
+                raise RuntimeError(f"rank {peer} has no link")
+            there, port = told.split()
+            with socket.create_connection((there, int(port)), limit_s, (host, 0)):
+                pass
+        # The door stays open until all have tried it, or somebody has given up.
+        meeting.store.set(f"tried/{rank}", "-")
+        meeting.store.wait([f"tried/{peer}" for peer in peers])
 
 
 def _votes(meeting: Meeting, ranks: Sequence[int], rank: int, why: str) -> list[str]:
-    # Those who wait for a peer in vain are later by their whole limit.
-    patience = 2 * meeting.timeout + timedelta(seconds=5)
+    # Those who wait for a peer in vain are later by their whole limit, at each of their waits.
+    patience = 3 * meeting.timeout + timedelta(seconds=5)
     meeting.store.set(f"vote/{rank}", why or "-")
     keys = [f"vote/{one}" for one in ranks]
     try:
@@ -88,14 +87,7 @@ def _votes(meeting: Meeting, ranks: Sequence[int], rank: int, why: str) -> list[
     return [text for text in told if text != "-"]
 
 
-def settle(
-    store: str,
-    incident: int,
-    ranks: Sequence[int],
-    rank: int,
-    backends: Mapping[str, str],
-    fresh: bool,
-) -> None:
+def settle(store: str, incident: int, ranks: Sequence[int], rank: int, fresh: bool) -> None:
     """Before a repair forms its groups: newcomers learn where the others are, and, with failover
     on, all leave a dead interface together."""
     nics = nic.chosen()
@@ -107,14 +99,14 @@ def settle(
     if not nics.failover:
         return
     try:
-        trial(store, place.format("stay"), ranks, rank, backends, nics.trial_s)
+        trial(store, place.format("stay"), ranks, rank, nics.trial_s)
         return
     except DeadLink as error:
         log.warning("%s is dead: %s", nics.name, error)
     former = nics.side
     nics.to(BACKUP if former == PRIMARY else PRIMARY)
     try:
-        trial(store, place.format("move"), ranks, rank, backends, nics.trial_s)
+        trial(store, place.format("move"), ranks, rank, nics.trial_s)
     except DeadLink:
         nics.to(former)
         raise
@@ -188,9 +180,8 @@ class NicSwitcher:
                 meeting = Meeting(self._store, f"nic/{order.uuid}/", timedelta(seconds=10))
                 meeting.store.set(f"vote/{self._rank}", problem)
                 raise DeadLink(problem)
-            place = f"nic/{order.uuid}/"
             ranks = self._world()
-            trial(self._store, place, ranks, self._rank, self._backends, SWITCH_TRIAL_S)
+            trial(self._store, f"nic/{order.uuid}/", ranks, self._rank, SWITCH_TRIAL_S)
         except (Transient, RuntimeError):
             nics.to(former)
             raise

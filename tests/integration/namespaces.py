@@ -1,0 +1,81 @@
+"""Two machines made of network namespaces, joined by two cables that can be cut.
+
+    a  eth0 10.83.0.1 ---- 10.83.0.2 eth0  b      the primary link
+    a  eth1 10.83.1.1 ---- 10.83.1.2 eth1  b      the backup, and the control network
+
+Needs root. Whatever happens, the namespaces are gone afterwards, and with them everything in them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+IP = "/usr/sbin/ip"
+NET = "10.83"
+
+
+@dataclass(frozen=True)
+class Namespaces:
+    a: str
+    b: str
+
+    def inside(self, where: str, *words: str) -> list[str]:
+        """The command line that runs these words in that namespace."""
+        return [IP, "netns", "exec", where, *words]
+
+    def cut(self, cable: int) -> None:
+        """Both ends lose their carrier; nobody is told anything else."""
+        _run(*self.inside(self.b, IP, "link", "set", f"eth{cable}", "down"))
+
+    def join(self, cable: int) -> None:
+        _run(*self.inside(self.b, IP, "link", "set", f"eth{cable}", "up"))
+
+    def shape(self, cable: int, rate: str) -> None:
+        """Slow this cable down, in the direction from b to a."""
+        words = ("tc", "qdisc", "add", "dev", f"eth{cable}", "root", "tbf")
+        _run(*self.inside(self.b, *words, "rate", rate, "burst", "64kb", "latency", "400ms"))
+
+    def address(self, where: str, cable: int) -> str:
+        return f"{NET}.{cable}.{1 if where == self.a else 2}"
+
+
+def possible() -> bool:
+    if os.geteuid() != 0 or not os.path.exists(IP):
+        return False
+    probe = f"taskd-probe-{os.getpid()}"
+    made = subprocess.run([IP, "netns", "add", probe], capture_output=True).returncode == 0
+    if made:
+        _run(IP, "netns", "delete", probe)
+    return made
+
+
+@contextmanager
+def two_machines() -> Iterator[Namespaces]:
+    tag = f"{os.getpid() % 100000}"
+    spaces = Namespaces(f"taskd-a-{tag}", f"taskd-b-{tag}")
+    try:
+        for name in (spaces.a, spaces.b):
+            _run(IP, "netns", "add", name)
+            _run(*spaces.inside(name, IP, "link", "set", "lo", "up"))
+        for cable in (0, 1):
+            ends = f"tka{cable}{tag}", f"tkb{cable}{tag}"
+            _run(IP, "link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+            for name, end in zip((spaces.a, spaces.b), ends, strict=True):
+                _run(IP, "link", "set", end, "netns", name, "name", f"eth{cable}")
+                address = f"{spaces.address(name, cable)}/24"
+                _run(*spaces.inside(name, IP, "addr", "add", address, "dev", f"eth{cable}"))
+                _run(*spaces.inside(name, IP, "link", "set", f"eth{cable}", "up"))
+        yield spaces
+    finally:
+        for name in (spaces.a, spaces.b):
+            subprocess.run([IP, "netns", "delete", name], capture_output=True)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
