@@ -55,8 +55,7 @@ def carry_out(
     store = plan.store or default_store
     if plan.strategy != CONTINUE:
         ranks = [member.rank for member in plan.members]
-        backends = groups.world.shape.backends
-        switch.settle(store, plan.incident, ranks, mine.rank, backends, fresh=mine.step is None)
+        switch.settle(store, plan.incident, ranks, mine.rank, fresh=mine.step is None)
     groups.meet(plan.incident, store, f"{plan.incident}/", timeout)
     met = monotonic()
     try:
