@@ -91,6 +91,8 @@ class World:
     def key(self) -> tuple[object, ...]:
         procs = tuple(proc.key() for proc in self.procs)
         parked = tuple(sorted((told.rank, told.step, told.whole) for told in self.parked))
+        if not self.plans:
+            return self._nameless_key(parked)
         plans = tuple((one.incident, one.resume) for one in self.plans)
         return (
             procs,
@@ -102,6 +104,17 @@ class World:
             parked,
             plans,
         )
+
+    def _nameless_key(self, parked: tuple[tuple[int, int, bool], ...]) -> tuple[object, ...]:
+        """Until the first plan ranks differ in name only, and a plan looks at names only to choose
+        among equals: of all worlds that are the same but for the names, one is enough."""
+        told = {rank: (step, whole) for rank, step, whole in parked}
+        living = {proc.rank: proc.key()[1:] for proc in self.procs}
+        entered: dict[int, set[tuple[int, int]]] = {rank: set() for rank in range(len(self.lives))}
+        for group, step, rank in self.entered:
+            entered[rank].add((group, step))
+        each = [(living.get(r), told.get(r), frozenset(went)) for r, went in entered.items()]
+        return (*sorted(each, key=hash), self.faults_left, self.incident)
 
 
 @dataclass
