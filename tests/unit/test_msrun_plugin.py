@@ -160,6 +160,7 @@ def test_unrecovered_ranks_elsewhere_stop_this_node_until_they_are_back(node1: T
     node1.files(RankList=[{"RankId": 0, "Status": "recovered"}])
     assert node1.plugin.take_a_round() is Next.STOP_AND_START_ALL
     assert node1.calls[-1] == ("START_ALL_WORKER",)
+    assert node1.plugin.take_a_round() is Next.GO_ON, "the files still say the same"
 
 
 def test_an_unsound_answer_changes_nothing(node0: Trial) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
+from taskd.agent import scheduler
+from taskd.agent.msrun import shown_ranks
 from taskd.config import environ
 from taskd.edge.clock import monotonic
 from taskd.python.framework.agent.ms_mgr.ms_utils import (
@@ -114,13 +116,19 @@ class MSRunPlugin:
         """Runs the node's part of the job, then ends the interpreter with its exit code."""
         if missing := [name for name in NEEDED if name not in self._funcs]:
             raise ValueError(f"not registered: {', '.join(missing)}")
-        self.node_global_rank_ids = calculate_global_rank()
-        self.start_mindspore_workers()
-        if self.ms_node_rank == FIRST_NODE:
-            init_grpc_client(self.framework)
-        while True:
-            self.wait(self.monitor_interval)
-            self.take_a_round()
+        shown = shown_ranks(self._funcs[constants.MONITOR_CALLBACK_NAME])
+        self.node_global_rank_ids = calculate_global_rank() or [int(rank) for rank in shown]
+        try:
+            self.start_mindspore_workers()
+            if self.ms_node_rank == FIRST_NODE:
+                init_grpc_client(self.framework)
+            while True:
+                self.wait(self.monitor_interval)
+                self.take_a_round()
+        finally:  # its workers have sessions of their own: they would outlive us
+            self._kill_all()
+            if (msrun := self._msrun()) is not None:
+                scheduler.end(msrun)
 
     def take_a_round(self) -> Next:
         """Look, decide, act; may end the interpreter."""
@@ -169,6 +177,9 @@ class MSRunPlugin:
 
     def _look(self) -> Round:
         fault = self.faults.get_fault_status(self._group())
+        if self.faults.fault_ranks == self.faults.pre_fault_ranks:
+            # The files go on saying "recovered" when the ranks have been started again.
+            fault = replace(fault, is_unrecovered=False)
         return Round(
             first_node=self.ms_node_rank == FIRST_NODE,
             kill_flag=shared_data_inst.get_kill_flag(),
@@ -215,14 +226,14 @@ class MSRunPlugin:
                 self._kill_all()
                 if self.ms_node_rank == FIRST_NODE:
                     shared_data_inst.set_exit_flag(True)
-                self.start_mindspore_workers()
+                self._start_all_anew()
                 self.faults.pre_retry_time = self.faults.retry_time
                 self.faults.pre_fault_ranks = []
             case Next.STOP_ALL:
                 self._kill_all()
             case Next.STOP_AND_START_ALL:
                 self._kill_all()
-                self.start_mindspore_workers()
+                self._start_all_anew()
             case Next.FINISH:
                 shared_data_inst.set_kill_flag(True)
                 self.wait(SETTLE_S)
@@ -239,6 +250,17 @@ class MSRunPlugin:
 
     def _kill_all(self) -> None:
         self._funcs[constants.KILL_ALL_WORKER_CALLBACK_NAME]([constants.KILL_ALL_WORKERS])
+
+    def _msrun(self) -> scheduler.ProcessManager | None:
+        return scheduler.process_manager(self._funcs[constants.KILL_ALL_WORKER_CALLBACK_NAME])
+
+    def _start_all_anew(self) -> None:
+        msrun = self._msrun()
+        if msrun is None:
+            self.wait(constants.KILL_INTERVAL)  # MindSpore's scheduler forgets the dead slowly
+        else:
+            scheduler.renew(msrun)
+        self.start_mindspore_workers()
 
     def _restart_some(self, ranks: list[int]) -> None:
         pids = [self.rank_pids[rank] for rank in ranks if rank in self.rank_pids]

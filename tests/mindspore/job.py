@@ -1,0 +1,164 @@
+"""A MindSpore job of two ranks, in a network and a session of its own, with MindSpore's `msrun`.
+
+The tests run in the project's environment; the job in `.venvs/mindspore`, which has no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import textwrap
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from tests.integration.documented_venv import ROOT, alone
+
+HERE = Path(__file__).parent
+VENV = ROOT / ".venvs/mindspore"
+DEADLINE_S = 150.0
+
+MANAGER = """
+    from taskd.api import init_taskd_manager, start_taskd_manager
+    import os
+
+    job_id=os.getenv("MINDX_TASK_ID")
+    node_nums=1         # Total number of nodes (set by yourself)
+    proc_per_node=2     # Number of training processes on each node (set by yourself)
+
+    init_taskd_manager({"job_id":job_id, "node_nums": node_nums, "proc_per_node": proc_per_node})
+    start_taskd_manager()
+"""
+
+TRAIN_START = """
+    # MindSpore
+    if [[ "${MS_SCHED_HOST}" == "${POD_IP}" ]]; then
+        python manager.py &   # Determined by the current path.
+    fi
+    export MS_ENABLE_TFT='{RSC:1}'
+    $MSRUN --worker_num=2 --local_worker_num=2 --master_port=8118 --join=True --log_dir=log \\
+        $TRAIN . &
+    msrun=$!
+    echo $msrun > msrun.pid
+    wait $msrun
+    code=$?
+    wait
+    exit $code
+"""
+
+Then = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    code: int
+    output: str
+    left: list[str]
+    """The command lines of processes that the job has left behind."""
+
+    @property
+    def starts(self) -> int:
+        return self.output.count("Start worker process")
+
+    @property
+    def told(self) -> str:
+        """For a failed assertion: our own lines, and the end of all."""
+        ours = [line for line in self.output.splitlines() if ".py:" in line]
+        return "\n".join([*ours, self.output[-3000:]])
+
+
+def run(
+    folder: Path, *, manager: bool = True, on: Mapping[str, Then] | None = None, **env: str
+) -> Done:
+    """To its end. Each `on` is done when a line of the output holds the words, the first time."""
+    (folder / "manager.py").write_text(textwrap.dedent(MANAGER))
+    (folder / "train_start.sh").write_text(textwrap.dedent(TRAIN_START))
+    mark = f"TASKD_TEST_MARK={folder}"
+    settings = {
+        "PATH": f"{VENV / 'bin'}:{os.environ['PATH']}",
+        "TASKD_LOG_PATH": str(folder / "taskd_log"),
+        "TASKD_TEST_MARK": str(folder),
+        "TRAIN": str(HERE / "train.py"),
+        "MSRUN": "msrun",
+        "MINDX_TASK_ID": "ms",
+        "POD_IP": "127.0.0.1",
+        "MS_SCHED_HOST": "127.0.0.1" if manager else "127.0.0.2",
+    }
+    job = subprocess.Popen(
+        alone(["bash", "train_start.sh"]),
+        cwd=folder,
+        env={**os.environ, **settings, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    late = threading.Timer(DEADLINE_S, _end, (mark,))
+    late.start()
+    try:
+        with job:
+            output = _follow(job, dict(on or {}))
+    finally:
+        late.cancel()
+        left = _end(mark)
+    return Done(job.returncode, output, left)
+
+
+def _follow(job: subprocess.Popen[str], on: dict[str, Then]) -> str:
+    lines = []
+    assert job.stdout is not None
+    for line in job.stdout:
+        lines.append(line)
+        for words in [words for words in on if words in line]:
+            on.pop(words)()
+    return "".join(lines)
+
+
+def _end(mark: str) -> list[str]:
+    """Kill whatever carries the mark in its environment, and say what that was."""
+    ended = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            marked = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+            if mark.encode() in marked:
+                ended.append(" ".join(process.cmdline()))
+                process.kill()
+    return ended
+
+
+def steps(folder: Path) -> dict[int, list[int]]:
+    """The steps that each rank has done, in its order."""
+    texts = [(folder / f"steps-{rank}.txt").read_text() for rank in range(2)]
+    return {
+        rank: [int(line.split()[0]) for line in text.splitlines()]
+        for rank, text in enumerate(texts)
+    }
+
+
+def weights(folder: Path) -> set[str]:
+    """What the ranks had at the end."""
+    texts = [(folder / f"steps-{rank}.txt").read_text() for rank in range(2)]
+    return {text.splitlines()[-1].split(" ", 2)[2] for text in texts}
+
+
+def incidents(folder: Path) -> list[str]:
+    """How the manager's log names each fault."""
+    text = (folder / "taskd_log/manager.log").read_text()
+    return [line.split(": ", 2)[2] for line in text.splitlines() if "-> Reported" in line]
+
+
+def write(path: Path, told: Mapping[str, object]) -> None:
+    """As a whole: its reader never sees half of it."""
+    fresh = path.with_suffix(".fresh")
+    fresh.write_text(json.dumps(told))
+    fresh.replace(path)
+
+
+def interrupt(folder: Path) -> None:
+    os.kill(int((folder / "msrun.pid").read_text()), signal.SIGTERM)
