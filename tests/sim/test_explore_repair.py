@@ -11,7 +11,7 @@ from tests.sim import explore_repair
 from tests.sim.explore_repair import Explorer
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("ranks", "faults", "steps"),
     [(2, 1, 2), (2, 2, 1), (2, 2, 2), (3, 1, 1), (3, 1, 2), (3, 2, 1)],
