@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategies", help="for jobs that nobody describes; all six unless told otherwise"
     )
     parser.add_argument("--no-health", action="store_true", help="without gRPC's health service")
+    parser.add_argument("--metrics", default="", help="host:port to serve Prometheus on")
     parser.add_argument(
         "--set",
         action="append",
@@ -73,6 +74,7 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         tokens=None if arguments.tokens is None else Tokens.load(arguments.tokens),
         strategies=strategies,
         health=not arguments.no_health,
+        metrics=arguments.metrics,
         recovery=recovery,
     )
 

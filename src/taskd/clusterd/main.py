@@ -10,12 +10,14 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc import aio
 
+from taskd.clusterd import metering
 from taskd.clusterd.auth import Authority, Tokens
 from taskd.clusterd.bare import BareCluster
 from taskd.clusterd.cluster import Cluster
@@ -26,6 +28,7 @@ from taskd.clusterd.limits import Rate
 from taskd.clusterd.recover import Recover
 from taskd.clusterd.trace import Trace
 from taskd.core.recovery.config import RecoveryConfig
+from taskd.edge import metrics
 from taskd.edge.address import Address
 from taskd.edge.clock import Clock, monotonic, wall
 from taskd.edge.journal import Journal, JournalConfig
@@ -74,6 +77,8 @@ class ServerConfig:
     """For a job that nobody has declared, where there is no cluster; None: it is refused."""
     health: bool = False
     """Serve gRPC's standard health service, too."""
+    metrics: str = ""
+    """host:port where metrics are served for Prometheus; empty: nowhere."""
     max_jobs: int = 10_000
     inbox: int = 64
     signals: int = 64
@@ -138,6 +143,9 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
         port = _bind(server, config)
         await server.start()
         stack.push_async_callback(_stop, server, jobs, trace)
+        if config.metrics:
+            look = partial(metering.metrics, jobs)
+            await stack.enter_async_context(metrics.serve(config.metrics, look))
         log.info("clusterd listens on port %d, %d jobs taken up", port, len(jobs.served))
         yield Server(port, jobs, journal, server)
 

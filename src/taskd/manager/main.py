@@ -16,12 +16,14 @@ from typing import Any
 from taskd.config import environ
 from taskd.core import job as machine
 from taskd.core.job_states import Ended, State
+from taskd.edge import metrics
 from taskd.edge.bus import Bus, BusConfig
 from taskd.edge.clock import monotonic, next_before
 from taskd.manager import status
 from taskd.manager.act import Act
 from taskd.manager.bridge import OWN_SIGNALS, Bridge, is_wanted
 from taskd.manager.clusterd import Clusterd
+from taskd.manager.metering import Meter
 from taskd.manager.operations import Operations, Precheck
 from taskd.manager.plugins import Plugins, snapshot_of
 from taskd.manager.sense import Sense
@@ -140,7 +142,15 @@ class Manager:
             ]
             if self._operations is not None:
                 work += self._operations.work()
+        if self._config.metrics:
+            work.append(self._serve_metrics())
         return work
+
+    async def _serve_metrics(self) -> None:
+        meter = Meter(self._config, self._picture)
+        self._sense.on_beat = meter.beat
+        async with metrics.serve(self._config.metrics, meter.metrics):
+            await asyncio.Event().wait()
 
     async def _run_plugins(self, plugins: Plugins) -> None:
         await plugins.run()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from taskd.edge.bus import Bus, PeerJoined, PeerLeft
 from taskd.manager.operations import Operations
@@ -34,6 +35,7 @@ class Sense:
         self._absent: dict[NodeRank, asyncio.TimerHandle] = {}
         self.recording = Recording(bus, config.profiling_switch, Stragglers(config.stragglers))
         self._pulse = Pulse(bus, self.inbox.put_nowait, config.liveness)
+        self.on_beat: Callable[[], None] = lambda: None
         self.operations: Operations | None = None
         """Set by the manager where there is a clusterd that could ask for any."""
 
@@ -46,6 +48,7 @@ class Sense:
             if isinstance(received.body, NodeBeat):
                 self.progress.update({item.rank: item for item in received.body.progress})
                 self._pulse.heard(received.body)
+                self.on_beat()
             elif isinstance(received.body, EndJob):
                 self.inbox.put_nowait(StopAsked(received.body.exit_code, received.body.because))
             else:
