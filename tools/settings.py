@@ -64,6 +64,8 @@ VARIABLES = {
     "TASKD_PROCESS_ENABLE": "`off`: the manager does not take part in recovery.",
     "TASKD_REPORT_FAULT_TIMEOUT": "Seconds, 300 to 600, that an agent waits for orders after it "
     "has reported a fault; otherwise for ever.",
+    "TASKD_TLS_CA": "The authority for mutual TLS on the bus; with it TASKD_TLS_SERVER_KEY, "
+    "TASKD_TLS_SERVER_CRT (manager), TASKD_TLS_CLIENT_KEY, TASKD_TLS_CLIENT_CRT (nodes).",
     "TASKD_TOKEN": "The job's secret.",
     "TORCHELASTIC_ERROR_FILE": "Where a worker leaves its traceback (torchrun).",
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "How lines of workers begin (torchrun).",
