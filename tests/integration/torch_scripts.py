@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,30 @@ def _fully_sharded(told: dict[str, Any], shape: tuple[int, ...], names: tuple[st
         "random": torch.get_rng_state(),
     }
     torch.save(end, Path(told["folder"]) / f"end-{told['rank']}.pt")
+
+
+def elastic(told: dict[str, Any]) -> None:
+    """DDP that shares out the parts of missing ranks; records which samples it used."""
+    torch.manual_seed(5)
+    job = taskd.init()
+    net = nn.Sequential(nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, CLASSES))
+    model = DDP(net, bucket_cap_mb=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    job.protect(model=model, optimizer=optimizer)
+    log = Path(told["folder"]) / f"used-{told['rank']}"
+    for step in job.steps(told["steps"]):
+        used = []
+        with step:
+            optimizer.zero_grad()
+            for part in step.parts(model):
+                data, target = batch(part, step)
+                strike(told, step, "in forward")
+                loss = nn.functional.cross_entropy(model(data), target) * step.share
+                torch.autograd.backward(loss)
+                used.append(part)
+            optimizer.step()
+        if job.step > step:
+            with log.open("a") as file:
+                file.writelines(f"{int(step)} {part}\n" for part in used)
+        threading.Event().wait(told.get("pace_s", 0.0))
+    torch.save(digest(net, optimizer), Path(told["folder"]) / f"end-{told['rank']}.pt")

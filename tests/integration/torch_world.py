@@ -21,7 +21,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
-from taskd.core.repair import Holder, Plan, Seat, complete_step, plan
+from taskd.core.repair import Holder, Plan, Seat, complete_step, plan, shrink
 from taskd.edge.bus import Bus, BusConfig
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, manager, worker
@@ -70,6 +70,8 @@ class World:
         self.dumped: dict[int, m.Dumped] = {}
         self.dead: set[int] = set()
         self.done: set[int] = set()
+        self.away: set[int] = set()
+        """Ranks that the job goes on without."""
         self._telling: set[asyncio.Task[None]] = set()
         self.changed = asyncio.Event()
         self.story: list[str] = []
@@ -203,7 +205,8 @@ class World:
         return dict(self.parked)
 
     def alive(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank not in self.dead | self.done]
+        gone = self.dead | self.done | self.away
+        return [rank for rank in range(self.size) if rank not in gone]
 
     async def mend(self, because: str = "a test") -> None:
         """Park, plan, replace the dead, repair; again until one more step is committed by all."""
@@ -211,6 +214,25 @@ class World:
             stand = await self.park(because)
             if await self._repair(stand):
                 return
+
+    async def shrink(self) -> None:
+        """Go on without the dead."""
+        stand = await self.park("shrink")
+        lost = [Seat(*self._place(rank), *self._part(rank)) for rank in sorted(self.dead)]
+        made = shrink([one for one in self._holders(stand) if one.rank not in self.dead], lost)
+        assert isinstance(made, Plan)
+        self.away |= self.dead | set(made.leaving)
+        for rank in made.leaving:
+            self._tell_aside(rank, m.Leave(self.incident, made.because))
+        self.dead.clear()
+        await self._order(made, "downgrade")
+
+    async def grow(self) -> None:
+        """Everybody comes back."""
+        stand = await self.park("grow")
+        self.dead |= self.away
+        self.away.clear()
+        assert await self._repair(stand)
 
     async def _repair(self, stand: dict[int, m.Parked]) -> bool:
         lost = sorted(self.dead)
@@ -229,9 +251,12 @@ class World:
             ),
             "the replacements say hello",
         )
+        return await self._order(made, "recover")
+
+    async def _order(self, made: Plan, strategy: str) -> bool:
         order = m.Repair(
             self.incident,
-            "recover",
+            strategy,
             made.members,
             made.resume,
             made.sources,
@@ -244,7 +269,7 @@ class World:
         await self.until(
             lambda: (
                 bool(self.dead or self.broken or self.failed)
-                or all(self.has_resumed(r, incident) for r in range(self.size))
+                or all(self.has_resumed(one.rank, incident) for one in made.members)
             ),
             "everybody commits a step",
         )

@@ -8,6 +8,8 @@ order of the parameters and nothing else, and never again.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -33,3 +35,11 @@ def settle(model: DistributedDataParallel, groups: Groups) -> None:
         groups.mode = before
     for parameter in parameters:
         parameter.grad = None
+
+
+def renew(model: Any, groups: Groups) -> None:
+    """For another number of ranks: DDP's reducer remembers by how many it divides."""
+    parameters, sparse = model._build_params_for_reducer()
+    names = model._build_debug_param_to_name_mapping(parameters)
+    model._ddp_init_helper(parameters, sparse, names, model.static_graph)
+    settle(model, groups)

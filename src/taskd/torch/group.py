@@ -31,7 +31,7 @@ class ResilientGroup(dist.ProcessGroup):
 
     def __init__(self, groups: Groups, shape: Shape) -> None:
         super().__init__(shape.rank, shape.size)  # type: ignore[call-arg]
-        self.shape = shape
+        self.shape, self._full = shape, shape.ranks
         self._groups = groups
         self._transport: Transport | None = None
         self._alone: dist.ProcessGroup | None = None
@@ -43,11 +43,15 @@ class ResilientGroup(dist.ProcessGroup):
         self._transport = Transport(self.shape, store)
         self._transport.form()
 
-    def become(self, ranks: tuple[int, ...]) -> None:
-        """From now on these former ranks are the group; they are numbered in their order."""
+    def become(self, members: tuple[int, ...]) -> None:
+        """Of the ranks that the script made it of, those that are in the job now.
+
+        torch sees the job's ranks numbered without gaps, in their old order.
+        """
+        ranks = tuple(rank for rank in self._full if rank in members)
         me = self.shape.ranks[self.shape.rank]
         self.shape = replace(self.shape, ranks=ranks, rank=ranks.index(me))
-        c10d._world.pg_group_ranks[self] = {rank: rank for rank in range(len(ranks))}
+        c10d._world.pg_group_ranks[self] = {members.index(r): at for at, r in enumerate(ranks)}
 
     def drop(self, at_rest: bool) -> None:
         """Let go of the transport of the last incident."""

@@ -85,17 +85,30 @@ class Groups:
         assert self._meeting is not None
         return self._meeting
 
-    def meet(self, incident: int, address: str, place: str, timeout: timedelta) -> None:
-        """Form all groups anew at this store, in the order in which the script made them."""
+    def meet(
+        self,
+        incident: int,
+        address: str,
+        place: str,
+        timeout: timedelta,
+        members: tuple[int, ...] = (),
+    ) -> None:
+        """Form all groups anew at this store, in the order in which the script made them.
+
+        `members` are the ranks that are in the job from now on; none: all, as ever.
+        """
         self._prepare(incident, address, place, timeout)
+        for group in self._all:
+            if members:
+                group.become(members)
         self._form(self._all)
 
     def gather(
-        self, incident: int, address: str, place: str, timeout: timedelta, ranks: tuple[int, ...]
+        self, incident: int, address: str, place: str, timeout: timedelta, members: tuple[int, ...]
     ) -> None:
-        """Form the default group only, of some ranks only, numbered anew."""
+        """Form the default group only, of some ranks only."""
         self._prepare(incident, address, place, timeout)
-        self.world.become(ranks)
+        self.world.become(members)
         self._form([self.world])
 
     def _prepare(self, incident: int, address: str, place: str, timeout: timedelta) -> None:

@@ -65,6 +65,9 @@ class Job:
 
     def __init__(self, settings: WorkerSettings, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
+        """As the job was started; they stay when it shrinks. `members` says who is there now."""
+        self.members = tuple(range(world_size))
+        self.elastic = "accumulate"
         self.step = 0
         """Steps committed."""
         self._settings = settings
@@ -86,6 +89,7 @@ class Job:
         self._snapshots: Snapshots | None = None
         self._snapshot_every = 0
         self._keeper: Keeper | None = None
+        self._groups_sized_for = world_size
         self._resumed_from: Path | None = None
         self._order: Order | GiveUp | None = None
         """An order that came while we stood inside a step, to be carried out at its end."""
@@ -106,10 +110,13 @@ class Job:
         scaler: Any = None,
         retry_on: tuple[type[Exception], ...] = (),
         snapshot_every: int | None = None,
+        elastic: str = "accumulate",
         **parts: Stateful | None,
     ) -> None:
         """Say what belongs to the training state.
 
+        `elastic` says what becomes of the parts of ranks that are missing: "accumulate" shares them
+        out (`Step.parts`), "scale" leaves them out.
         `snapshot_every`: after so many steps the state is copied to shared memory; 0 is never, and
         None is after each step where a shard would be lost with its rank, else never.
         `parts` are all other things with `state_dict` and `load_state_dict`: the scheduler, the
@@ -120,6 +127,9 @@ class Job:
         self._kept = Protected(model, optimizer, scaler, present)
         self._undo = Undo(self._kept)
         self._retry_on = retry_on
+        if elastic not in ("accumulate", "scale"):
+            raise SettingsError([f"elastic must be accumulate or scale, got {elastic!r}"])
+        self.elastic = elastic
         self._roots = random.roots()
         for one in self._kept.optimizers:
             self._gates.hook(one)
@@ -326,6 +336,22 @@ class Job:
         self.step = self._holds = note.step
         log.info("going on at step %d, from %s", note.step, path)
 
+    def _admit(self, members: tuple[int, ...]) -> None:
+        """The job may have another size now."""
+        if len(members) != self._groups_sized_for:
+            for wrapped in self._kept_now.reducers():
+                buckets.renew(wrapped, self._groups)
+            self._groups_sized_for = len(members)
+        self.members = members
+
+    def _parts(self) -> list[int]:
+        """The parts of a batch that fall to this rank: its own, and its share of the orphans."""
+        orphans = [rank for rank in range(self.world_size) if rank not in self.members]
+        if self.elastic == "scale":
+            orphans = []
+        place = self.members.index(self.rank)
+        return [self.rank, *orphans[place :: len(self.members)]]
+
     def _holding(self) -> Holding:
         return Holding(self.rank, self._shard, self._holds, self._kept_now, self._snapshots)
 
@@ -365,6 +391,7 @@ class Job:
             self._link.broke(plan.incident, str(error))
             return False
         self.step = self._holds = plan.resume
+        self._admit(tuple(sorted(member.rank for member in plan.members)))
         self._snapshot()
         self._link.step = Committed(self.step)
         self._beacon.stepped(self.step)
@@ -404,7 +431,7 @@ def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: time
     nics = nic.setup(settings)
     if nics.failover:
         nics.watch(job._on_fault)
-    operations.offer(settings, job.rank, address, backends, lambda: groups.world.shape.ranks)
+    operations.offer(settings, job.rank, address, backends, lambda: job.members)
     if joining:
         job._holds = None
     else:

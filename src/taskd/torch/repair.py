@@ -56,7 +56,8 @@ def carry_out(
     if plan.strategy != CONTINUE:
         ranks = [member.rank for member in plan.members]
         switch.settle(store, plan.incident, ranks, mine.rank, fresh=mine.step is None)
-    groups.meet(plan.incident, store, f"{plan.incident}/", timeout)
+    members = tuple(sorted(member.rank for member in plan.members))
+    groups.meet(plan.incident, store, f"{plan.incident}/", timeout, members)
     met = monotonic()
     try:
         _exchange(plan, mine, groups.meeting, takers, parcel)

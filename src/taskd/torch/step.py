@@ -7,6 +7,8 @@ job was told to stop, so that garbage never reaches the weights; the post-hook m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,24 @@ class Step(int):
     def __enter__(self) -> Step:
         self._job._begin()
         return self
+
+    @property
+    def share(self) -> float:
+        """Multiply each part's loss by this: then the gradients are those of the whole batch."""
+        job = self._job
+        return len(job.members) / job.world_size if job.elastic == "accumulate" else 1.0
+
+    def parts(self, model: Any = None) -> Iterator[int]:
+        """The parts of this step's batch that fall to this rank, by the number of their rank.
+
+        One, its own; more when ranks are missing, so that every sample is still used once. All
+        backward passes but the last are kept from exchanging gradients.
+        """
+        mine = self._job._parts()
+        for part in mine[:-1]:
+            with model.no_sync() if hasattr(model, "no_sync") else nullcontext():
+                yield part
+        yield mine[-1]
 
     def __exit__(
         self,
