@@ -21,6 +21,7 @@ BENCHES = {
     "clusterd": "clusterd",
     "launch": "Launch and restart",
     "torch_step": "Protection when nothing fails",
+    "profiling": "Looking inside",
     "recovery": "Recovery, against peers",
 }
 HEAD = """# Benchmarks

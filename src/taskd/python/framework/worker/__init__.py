@@ -1,0 +1,1 @@
+"""`Worker` and `StressStatus` at their documented path."""

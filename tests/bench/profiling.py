@@ -1,0 +1,69 @@
+"""What recording costs a DDP job: while it is on, and while nobody looks.
+
+Two ranks, 11.5 million parameters, on and off in turns within one process. While off there is one
+hook behind the optimizer, which is measured by itself: as a part of a step it cannot be seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.bench.rows import Row, ms
+
+SCRIPT = Path(__file__).with_name("profiling_train.py")
+STEPS, STRETCHES, RUNS = 10, 8, 1
+DEADLINE_S = 400.0
+
+
+def measure() -> list[Row]:
+    off: list[float] = []
+    on: list[float] = []
+    costs: list[float] = []
+    looks: list[float] = []
+    for _ in range(RUNS):
+        told = _run()
+        off += told["off"]
+        on += told["on"]
+        # Neighbours in time are compared with each other, not with what came minutes later.
+        costs += [b / a for a, b in zip(told["off"], told["on"], strict=True)]
+        looks.append(told["look_s"])
+    look_s, step_s = median(looks), median(off)
+    return [
+        Row(
+            "a DDP step, everything recorded (median of neighbouring stretches)",
+            ms(on),
+            f"{ms(off)}, nothing recorded",
+            median(costs),
+            1.01,
+        ),
+        Row(
+            "a DDP step, nothing recorded: the hook's share of it",
+            f"{look_s * 1e6:.2f} µs",
+            f"{step_s * 1e3:.1f} ms",
+            1 + look_s / step_s,
+            1.001,
+        ),
+    ]
+
+
+def _run() -> dict[str, Any]:
+    words = (str(SCRIPT), str(STEPS), str(STRETCHES))
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "taskd", "run", "--nproc-per-node=2", *words],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            env={**os.environ, "TASKD_PROFILING_DIR": folder, "OMP_NUM_THREADS": "1"},
+        )
+    if done.returncode or "RESULT" not in done.stdout:
+        raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
+    told: dict[str, Any] = json.loads(done.stdout.split("RESULT ")[1].splitlines()[0])
+    return told

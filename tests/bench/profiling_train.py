@@ -1,0 +1,64 @@
+"""A rank of a DDP job that is recorded in every second stretch of steps; tells both step times.
+
+Run by `tests/bench/profiling.py`. Stretches alternate in one process, so that both see the same
+noise; which kind begins alternates, too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import taskd.torch  # noqa: F401 - puts its hook behind the optimizers
+from taskd.model.profiling import EVERYTHING, NOTHING
+from taskd.torch import glance
+from taskd.worker import profiling
+
+STEPS, STRETCHES = int(sys.argv[1]), int(sys.argv[2])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    width = 1280
+    layers = [torch.nn.Linear(width, width) for _ in range(7)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))  # 11.5 million parameters
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batch = torch.randn(32, width)
+
+    def stretch(steps: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(steps):
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return (time.perf_counter() - begin) / steps
+
+    stretch(5)
+    ours = profiling.of_process()
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(STRETCHES):
+        for recorded in (number % 2 == 0, number % 2 == 1):
+            ours.ask(EVERYTHING if recorded else NOTHING)
+            stretch(2)
+            times[recorded].append(stretch(STEPS))
+    ours.ask(NOTHING)
+    stretch(1)
+    calls = 100_000
+    begin = time.perf_counter()
+    for _ in range(calls):
+        glance._after_step(optimizer, (), {})
+    look_s = (time.perf_counter() - begin) / calls
+    if dist.get_rank() == 0:
+        told = {"off": times[False], "on": times[True], "look_s": look_s}
+        print("RESULT", json.dumps(told), flush=True)
+    dist.destroy_process_group()
+
+
+main()
