@@ -41,6 +41,11 @@ class ServeStore:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """The agent ends in good order, and will remove its folders itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The zygote has imported everything; `failed` names what it could not, and why."""
 
@@ -70,9 +75,9 @@ class Exited:
     signal: int | None
 
 
-Letter = Start | ServeStore | Ready | Started | Refused | Exited
+Letter = Start | ServeStore | Leave | Ready | Started | Refused | Exited
 _KINDS: dict[str, type[Letter]] = {
-    kind.__name__: kind for kind in (Start, ServeStore, Ready, Started, Refused, Exited)
+    kind.__name__: kind for kind in (Start, ServeStore, Leave, Ready, Started, Refused, Exited)
 }
 
 

@@ -159,6 +159,8 @@ class Nursery:
             self._forget(child)
         if self._pipe is not None:
             asyncio.get_running_loop().remove_reader(self._pipe)
+            with suppress(BrokenPipeError, BlockingIOError):
+                letters.write(self._pipe, letters.Leave())
             self._pipe.close()
             self._pipe = None
         if self._popen is not None:

@@ -58,8 +58,10 @@ class Zygote:
                         self._reap()
                         continue
                     received = letters.read(self.pipe)
-                    if received is None:
+                    if received is None or isinstance(received[0], letters.Leave):
                         self.end_all()
+                        if received is None:
+                            self._clean_up()
                         return None
                     if self._handle(*received):
                         selector.close()
@@ -76,6 +78,9 @@ class Zygote:
                         kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(-1, 0)
+
+    def _clean_up(self) -> None:
+        """The agent has died without a word, so nobody else will do it."""
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 
