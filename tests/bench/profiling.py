@@ -20,6 +20,8 @@ from tests.bench.rows import Row, ms
 SCRIPT = Path(__file__).with_name("profiling_train.py")
 STEPS, STRETCHES, RUNS = 10, 8, 1
 DEADLINE_S = 400.0
+COLLECTIVES = 3
+"""Gradient buckets of this model in one step."""
 
 
 def measure() -> list[Row]:
@@ -27,6 +29,7 @@ def measure() -> list[Row]:
     on: list[float] = []
     costs: list[float] = []
     looks: list[float] = []
+    hooks: list[float] = []
     for _ in range(RUNS):
         told = _run()
         off += told["off"]
@@ -34,13 +37,21 @@ def measure() -> list[Row]:
         # Neighbours in time are compared with each other, not with what came minutes later.
         costs += [b / a for a, b in zip(told["off"], told["on"], strict=True)]
         looks.append(told["look_s"])
-    look_s, step_s = median(looks), median(off)
+        hooks.append(told["hooks_s"])
+    look_s, step_s, hooks_s = median(looks), median(off), median(hooks)
     return [
         Row(
             "a DDP step, everything recorded (median of neighbouring stretches)",
             ms(on),
             f"{ms(off)}, nothing recorded",
             median(costs),
+            1.01,
+        ),
+        Row(
+            f"the same from the hooks' own time, {COLLECTIVES} collectives a step",
+            f"{hooks_s * 1e6:.0f} µs a collective",
+            f"{step_s * 1e3:.1f} ms",
+            1 + COLLECTIVES * hooks_s / step_s,
             1.01,
         ),
         Row(
