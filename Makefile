@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: setup demo check test test-mindspore bench proto settings clean
+.PHONY: setup demo check test explore test-mindspore bench proto settings clean
 
 setup: $(VENV)/.ready
 

@@ -41,7 +41,8 @@ def repaired(state: State, told: Repaired | Committed, now: float, config: JobCo
                 state = replace(state, job=job, unrepaired=unrepaired, uncommitted=uncommitted)
                 return Taken(state, because=f"{len(unrepaired)} ranks are not repaired yet")
             state_s = told.state_s if isinstance(told, Repaired) else 0.0
-            job = mark(mark(mark(job, "forked", now), "groups", now - state_s), "state", now)
+            before = job.story.moments[-1][1] if job.story else now
+            job = mark(mark(job, "groups", max(before, now - state_s)), "state", now)
             deadline = now + config.resume_timeout_s
             resuming = Resuming(job, state.order, state.plan, uncommitted, deadline)
             return _committed(resuming, now, config)
