@@ -16,7 +16,7 @@ from typing import IO
 
 import grpc
 
-from taskd.edge.bus import Bus, BusConfig
+from taskd.edge.bus import Bus, BusConfig, PeerJoined
 from taskd.model.codes import NetCode
 from taskd.model.ids import manager, worker
 from taskd.model.messages import Park
@@ -28,6 +28,7 @@ from tests.bench.rows import Row, ms
 
 ROUNDS, CALLS, STREAMED = 7, 150, 4000
 PROXIES, HOLDERS, BROADCASTS = 1000, 4, 5
+RESTARTS = 9
 BODY = Park(incident=1, because="bench")  # type: ignore[arg-type]
 
 
@@ -197,6 +198,46 @@ def broadcast() -> list[Row]:
     ]
 
 
+def after_a_death() -> list[Row]:
+    """Proxy and worker are processes of their own; the manager above them is lost and made anew."""
+    return asyncio.run(_after_a_death())
+
+
+async def _after_a_death() -> list[Row]:
+    bus = Bus(BusConfig(me=manager(), listen="127.0.0.1:0"))
+    await bus.start()
+    address = f"127.0.0.1:{bus.port}"
+    loop = asyncio.get_running_loop()
+    taken = []
+    with ExitStack() as stack:
+        prx = stack.enter_context(part("proxy", address))
+        [port] = await loop.run_in_executor(None, prx.told)
+        wrk = stack.enter_context(part("leaf", f"127.0.0.1:{port}", str(STREAMED)))
+        await loop.run_in_executor(None, wrk.told)
+        for _ in range(RESTARTS):
+            await bus.close()
+            began = time.perf_counter()
+            bus = Bus(BusConfig(me=manager(), listen=address))
+            changes = bus.changes()
+            await bus.start()
+            async for change in changes:
+                if isinstance(change, PeerJoined):
+                    break
+            sent = await bus.send(worker(0, 0), BODY)
+            assert sent.code == NetCode.OK
+            taken.append(time.perf_counter() - began)
+    await bus.close()
+    return [
+        Row(
+            "a manager is started anew: a worker below a proxy is reached again",
+            ms(taken),
+            "2 s",
+            ratio=max(taken) / 2,
+            target=1.0,
+        )
+    ]
+
+
 def import_time() -> list[Row]:
     def taken(code: str) -> float:
         began = time.perf_counter()
@@ -217,7 +258,7 @@ def import_time() -> list[Row]:
 
 
 def measure() -> list[Row]:
-    return [*through_one_proxy(), *broadcast(), *import_time()]
+    return [*through_one_proxy(), *after_a_death(), *broadcast(), *import_time()]
 
 
 def main() -> None:
