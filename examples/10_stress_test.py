@@ -8,8 +8,8 @@ import subprocess
 
 from watched import TASKD, compare, say, training
 
-STEPS = 100
-PACE_S = 0.02
+STEPS = 200
+PACE_S = 0.05
 
 os.environ |= {"TASKD_STRESS_COMPUTE_S": "1", "TASKD_STRESS_P2P_MB": "4"}
 
