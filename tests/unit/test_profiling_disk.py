@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,23 @@ def test_a_path_too_long(tmp_path: Path) -> None:
     deep = tmp_path.joinpath(*["d" * 200] * 6)
     with pytest.raises(CannotKeep, match="1024"):
         shelf(deep).keep(["{}\n"])
+
+
+def test_a_full_disk_keeps_whole_lines_and_says_so(tmp_path: Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs a file system of its own")
+    try:
+        kept = shelf(tmp_path / "base")
+        written = 0
+        with pytest.raises(CannotKeep, match="No space left"):
+            for _ in range(20):
+                kept.keep([LINE] * 7)
+                written += 7
+        text = (tmp_path / "base/job/0/1700000000").read_text()
+        assert text == LINE * written
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_where_records_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

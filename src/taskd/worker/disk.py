@@ -78,7 +78,9 @@ class Shelf:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(path, flags, 0o644)
         try:
-            os.write(file, chunk)
+            left = memoryview(chunk)
+            while left:  # a disk that is nearly full takes a part first, and only then complains
+                left = left[os.write(file, left) :]
         except OSError:
             os.ftruncate(file, size)  # no torn line stays behind
             raise
