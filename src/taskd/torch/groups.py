@@ -145,8 +145,7 @@ class Groups:
 
     def absorb(self, error: RuntimeError) -> None:
         """A collective has failed inside a step. The first failure is told; the peers notice."""
-        if self._break(f"{type(error).__name__}: {error}"):
-            self._on_fault(self.why)
+        self._break(f"{type(error).__name__}: {error}", self._on_fault)
 
     def abort(self, incident: int, why: str) -> None:
         """Free the training thread from whatever collective it waits in. From any thread.
@@ -206,11 +205,13 @@ class Groups:
                     before = now
         return True
 
-    def _break(self, why: str) -> bool:
+    def _break(self, why: str, tell: Callable[[str], None] | None = None) -> None:
         with self._lock:
             first = not self.why
             self.mode, self.why = Mode.BROKEN, self.why or why
             meeting = self._meeting
+        if first and tell is not None:
+            tell(why)  # before the training thread is freed, which would say that it stands
         if meeting is not None:
             meeting.cut()
         for group in self._all:
@@ -219,4 +220,3 @@ class Groups:
             flying = list(self._flying)
         for work in flying:
             work.give_up()
-        return first
