@@ -197,3 +197,22 @@ def test_what_is_not_installed_is_no_success(monkeypatch: pytest.MonkeyPatch) ->
     assert taskd.api.init_taskd_agent({"Framework": "MindSpore"}) is False
     assert taskd.api.start_taskd_agent() is None
     assert taskd.api.register_func("MONITOR", print) is False
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("TASKD_PROCESS_ENABLE", "off", "TASKD_PROCESS_ENABLE is off"),
+        ("TASKD_AGENT_JOIN_TIMEOUT_S", "soon", "TASKD_AGENT_JOIN_TIMEOUT_S must be float"),
+    ],
+)
+def test_mindspores_agent_is_refused_with_the_reason(
+    name: str,
+    value: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert not taskd.api.init_taskd_agent({"Framework": "MindSpore"})
+    assert reason in caplog.text

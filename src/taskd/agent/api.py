@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from taskd.config import environ, load
 from taskd.edge.log import also_to, attach
+from taskd.errors import SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,10 @@ def init(config: Mapping[str, Any], cls: Any = None) -> bool:
         from taskd.agent.msrun import MsAgent
 
         manager = environ.get("MS_SCHED_HOST") or "127.0.0.1"
-        told = load(AgentConfig, environ, "TASKD_AGENT")
+        try:
+            told = load(AgentConfig, environ, prefix="TASKD_AGENT")
+        except SettingsError as error:
+            return _refuse(str(error))
         _agent = MsAgent(replace(told, node=int(rank), upstream=upstream, manager=manager))
     return True
 
