@@ -39,6 +39,17 @@ def test_every_line_has_its_prefix(text: bytes, shown: bytes) -> None:
     assert flow(text)[0] == shown
 
 
+def test_a_line_without_end_costs_no_more_than_others() -> None:
+    output = Output()
+    (end,) = output.open("worker", (Sink(prefix=b"", console=None),))
+    for _ in range(64):
+        os.write(end, b"x" * 65_536)  # blocks until it has been taken
+    os.close(end)
+    tail = output.close("worker", timeout_s=60.0)
+    output.stop()
+    assert len(tail.replace("\n", "")) == 64 * 65_536
+
+
 def test_the_last_lines_are_kept() -> None:
     text = b"".join(b"line %d\n" % number for number in range(100))
     assert flow(text)[1].splitlines() == [f"line {number}" for number in range(60, 100)]

@@ -8,7 +8,6 @@ each rank's last lines: they are part of the report when the rank dies.
 from __future__ import annotations
 
 import os
-import re
 import selectors
 import threading
 from collections import deque
@@ -20,8 +19,6 @@ CHUNK = 64 * 1024
 TAIL_LINES = 40
 PATIENCE_S = 0.2
 """A prompt or a half-written line is shown after this long, even without its end."""
-
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=.))", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,9 +135,9 @@ class Output:
         if not chunk:
             self._end(stream)
             return False
-        text = stream.partial + chunk
-        lines = _LINE.findall(text)
-        stream.partial = text[sum(map(len, lines)) :]
+        lines = (stream.partial + chunk).splitlines(keepends=True)
+        # Without its end the last line waits for more; a bare \r may be the first half of \r\n.
+        stream.partial = b"" if lines[-1].endswith(b"\n") else lines.pop()
         self._emit(stream, lines)
         if len(stream.partial) > CHUNK:
             self._flush(stream)
