@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
-from tests.mindspore.job import HERE, Done, Then, run, steps, weights, write
+from tests.mindspore.job import HERE, Done, Then, interrupt, run, steps, weights, write
 
 ALL = [0, 1, 2, 3, 4, 5]
 
@@ -57,4 +58,10 @@ def test_a_killed_worker_ends_the_job(tmp_path: Path) -> None:
     done = job(tmp_path, DIE="1.1")
     assert done.code == 1, done.told
     assert "MSRunPlugin: a process has failed" in done.output
+    assert done.left == []
+
+
+def test_sigterm_ends_the_whole_job(tmp_path: Path) -> None:
+    done = job(tmp_path, {"held": lambda: interrupt(tmp_path)}, HOLD="0.1")
+    assert done.code == 128 + signal.SIGTERM, done.told
     assert done.left == []

@@ -112,7 +112,7 @@ class MindSpore:
             log.warning("KILL_WORKER of %s gave %r", pids, result)
 
 
-def _leave(signum: int, frame: object) -> NoReturn:
+def leave(signum: int, frame: object) -> NoReturn:
     sys.exit(128 + signum)
 
 
@@ -135,7 +135,7 @@ class MsAgent:
         msrun = scheduler.process_manager(self.callbacks[KILL])
         framework = MindSpore(ranks, self.callbacks, self.config, msrun)
         workers = WorkersConfig(farewell_s=self.config.farewell_s, in_ascends_words=True)
-        signal.signal(signal.SIGTERM, _leave)  # until the manager is there to be told of it
+        signal.signal(signal.SIGTERM, leave)  # until the manager is there to be told of it
         try:
             over = asyncio.run(
                 join_and_train(self.config, framework, ranks, RESTARTS, workers, ENDING)

@@ -7,6 +7,7 @@ functions that MindSpore has registered. Faults are told by the files, so files 
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from taskd.agent import scheduler
-from taskd.agent.msrun import shown_ranks
+from taskd.agent.msrun import leave, shown_ranks
 from taskd.config import environ
 from taskd.edge.clock import monotonic
 from taskd.python.framework.agent.ms_mgr.ms_utils import (
@@ -118,6 +119,7 @@ class MSRunPlugin:
             raise ValueError(f"not registered: {', '.join(missing)}")
         shown = shown_ranks(self._funcs[constants.MONITOR_CALLBACK_NAME])
         self.node_global_rank_ids = calculate_global_rank() or [int(rank) for rank in shown]
+        signal.signal(signal.SIGTERM, leave)
         try:
             self.start_mindspore_workers()
             if self.ms_node_rank == FIRST_NODE:
