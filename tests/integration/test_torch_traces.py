@@ -25,7 +25,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 @pytest.mark.parametrize("moment", ["in forward", "in backward", "after backward"])
 @pytest.mark.parametrize("kind", ["kills", "cuts"])
 def test_in_the_middle_of_a_step(kind: str, moment: str, calm: list[Any], tmp_path: Path) -> None:
-    faults = {kind: [(2, 0, 3, moment), (0, 0, 5, moment)]}
+    faults: dict[str, Any] = {kind: [(2, 0, 3, moment), (0, 0, 5, moment)]}
     assert_same(calm, run(tmp_path / "run", scripts.everything, steps=STEPS, **faults))
 
 
