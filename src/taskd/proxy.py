@@ -17,7 +17,7 @@ from types import TracebackType
 from taskd.edge.address import Address
 from taskd.edge.bus import Bus, BusConfig, Tls
 from taskd.edge.clock import wall
-from taskd.edge.security import tls_from_environment
+from taskd.edge.security import membership, tls_from_environment
 from taskd.edge.thread import LoopThread
 from taskd.errors import SettingsError
 from taskd.model.ids import Position, Role
@@ -58,12 +58,15 @@ class ProxyConfig:
         if not rank.isascii() or not rank.isdigit():
             raise SettingsError([f"ServerRank must be a number, got {rank!r}"])
         local = environ.get("LOCAL_PROXY_ENABLE") == "on"
+        job, token = membership(environ)
         return ProxyConfig(
             server_rank=int(rank),
             listen=address("ListenAddr", "ListenPort", LISTEN),
             upstream=address(
                 "UpstreamAddr", "UpstreamPort", UPSTREAM, "127.0.0.1" if local else None
             ),
+            job=job,
+            token=token,
         )
 
 

@@ -15,6 +15,7 @@ from taskd.config import environ
 from taskd.core.workers import Node, Over, Waiting, WorkersConfig
 from taskd.edge.bus import Bus, BusConfig
 from taskd.edge.clock import monotonic
+from taskd.edge.security import membership
 from taskd.model.ids import NodeRank, Rank, agent
 from taskd.model.messages import NodeBeat
 from taskd.model.workers import Interrupted
@@ -54,7 +55,8 @@ async def join_and_train(
     """
     proxy = await _proxy(config)
     upstream = config.upstream or f"127.0.0.1:{proxy.port if proxy else 0}"
-    bus = Bus(BusConfig(me=agent(config.node), upstream=upstream))
+    job, token = membership(environ)
+    bus = Bus(BusConfig(me=agent(config.node), upstream=upstream, job=job, token=token))
     await bus.start()
     way = bus if proxy is None else proxy.bus
     try:

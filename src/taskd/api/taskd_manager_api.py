@@ -61,7 +61,7 @@ def _settings(config: dict[str, Any]) -> ManagerConfig:
     from taskd.core.job_states import JobConfig
     from taskd.edge.address import Address
     from taskd.edge.recover_channel import LOOPBACK, server_address
-    from taskd.edge.security import tls_of
+    from taskd.edge.security import membership, tls_of
     from taskd.manager.settings import EMBEDDED, PORT, ManagerConfig
 
     local = environ.get("LOCAL_PROXY_ENABLE") == "on"
@@ -71,10 +71,11 @@ def _settings(config: dict[str, Any]) -> ManagerConfig:
         clusterd = ""
     else:
         clusterd = server_address() if has_cluster else EMBEDDED
+    job, token = membership(environ)
     return ManagerConfig(
-        job_id=config.get("job_id") or environ.get("MINDX_TASK_ID", "job"),
+        job_id=config.get("job_id") or job or "job",
         listen=str(Address(host.strip("[]"), PORT)),
-        token=environ.get("TASKD_TOKEN", ""),
+        token=token,
         tls=tls_of(config),
         clusterd=clusterd,
         clusterd_token=environ.get("TASKD_CLUSTERD_TOKEN", ""),

@@ -18,11 +18,12 @@ def init_taskd_proxy(config: Mapping[str, Any] | None = None) -> bool:
     False: the settings are wrong, the port is taken (the log says it), or it was destroyed.
     """
     from taskd import proxy
+    from taskd.edge.security import tls_of
     from taskd.python.utils.log import run_log
 
     try:
         wanted = proxy.ProxyConfig.of(config or {}, environ)
-        return proxy.start(replace(wanted, **_security(config or {})))
+        return proxy.start(replace(wanted, tls=tls_of(config or {})))
     except (AttributeError, TaskdError) as error:
         run_log.error("the proxy has not started: %s", error)
         return False
@@ -39,13 +40,3 @@ def destroy_taskd_proxy() -> bool:
         run_log.error("the proxy has not ended: %s", error)
         return False
     return True
-
-
-def _security(config: Mapping[str, Any]) -> dict[str, Any]:
-    from taskd.edge.security import tls_of
-
-    return {
-        "job": environ.get("TASKD_JOB_ID") or environ.get("MINDX_TASK_ID", ""),
-        "token": environ.get("TASKD_TOKEN", ""),
-        "tls": tls_of(config),
-    }

@@ -41,6 +41,12 @@ class Tls:
     """The name to expect in the server's certificate, when it is not the one that is dialled."""
 
 
+def membership(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The job and its secret, as processes of the documented interface are told them."""
+    job = environ.get("TASKD_JOB_ID") or environ.get("MINDX_TASK_ID", "")
+    return job, environ.get("TASKD_TOKEN", "")
+
+
 def tls_from_environment() -> Tls | None:
     """TASKD_TLS_CA, TASKD_TLS_SERVER_KEY and so on; None when no authority is named."""
     return load(Tls, prefix="TASKD_TLS") if environ.get("TASKD_TLS_CA") else None

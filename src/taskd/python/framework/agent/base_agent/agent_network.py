@@ -15,7 +15,9 @@ from collections import OrderedDict
 from concurrent.futures import CancelledError
 from typing import Any
 
+from taskd.config import environ
 from taskd.edge.bus import Bus, BusConfig
+from taskd.edge.security import membership
 from taskd.edge.thread import LoopThread
 from taskd.errors import Permanent
 from taskd.model.ids import Position as Place
@@ -55,7 +57,9 @@ class AgentMessageManager:
 
     async def _open(self, config: NetworkConfig) -> Bus:
         me = Place(config.pos.role, config.pos.server_rank, config.pos.process_rank)
-        bus = Bus(BusConfig(me=me, upstream=config.upstream_addr, mtype=DEFAULT_BIZTYPE))
+        job, token = membership(environ)
+        upstream = config.upstream_addr
+        bus = Bus(BusConfig(me=me, upstream=upstream, job=job, token=token, mtype=DEFAULT_BIZTYPE))
         await bus.start()
         return bus
 
