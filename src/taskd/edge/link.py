@@ -35,8 +35,19 @@ class Stream(Protocol):
     async def write(self, message: Any) -> None: ...
 
 
+ENDED = (asyncio.InvalidStateError, grpc.aio.UsageError)
+"""What gRPC raises, at either end, for a write to a stream that has ended unnoticed."""
+
+
 async def carry(switch: Switch, hop: Hop, stream: Stream) -> str:
     """Serve one connection. Returns why it ended; raises `grpc.RpcError` or `Confused`."""
+    try:
+        return await _carry(switch, hop, stream)
+    except ENDED:
+        return "the stream had ended"
+
+
+async def _carry(switch: Switch, hop: Hop, stream: Stream) -> str:
     relay = switch.relay
     session = relay.session(hop)
     mine = frame_to_pb(session.open())

@@ -135,6 +135,8 @@ class Uplink:
                 continue
             except (grpc.RpcError, NotAdmitted, Confused, SettingsError, TimeoutError) as error:
                 self.trouble = _why(error)
+            except asyncio.InvalidStateError:  # from gRPC: the stream ended as it was written to
+                self.trouble = "the stream had ended"
             if self._switch.joins > joined_before:
                 told = ""
                 # Two processes at one place would otherwise push each other out without a pause.
