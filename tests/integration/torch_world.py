@@ -176,8 +176,15 @@ class World:
 
     async def tell(self, rank: int, body: m.Body) -> None:
         self._note(f"-> {rank}: {body}")
-        sent = await self.bus.send(worker(self.nodes[rank], rank), body)
-        self._note(f"-> {rank}: {type(body).__name__} {sent}")
+        life, incident = self.lives[rank], self.incident
+        while (rank not in self.dead | self.done) and (life, incident) == (
+            self.lives[rank],
+            self.incident,
+        ):
+            sent = await self.bus.send(worker(self.nodes[rank], rank), body)
+            self._note(f"-> {rank}: {type(body).__name__} {sent}")
+            if sent:
+                return
 
     def _tell_aside(self, rank: int, body: m.Body) -> None:
         """Not to wait for one that may be dead."""
