@@ -96,9 +96,11 @@ def test_torch_is_edited_here_and_not_where_it_came_from(place: Path) -> None:
     assert line not in (documented_venv.SITE / "torch/distributed/run.py").read_text()
 
 
-@pytest.mark.parametrize("die", ["", "1.0.1"])
-def test_the_documented_job_trains_and_recovers(place: Path, die: str) -> None:
+@pytest.mark.parametrize(("die", "token"), [("", ""), ("1.0.1", "s3cret")])
+def test_the_documented_job_trains_and_recovers(place: Path, die: str, token: str) -> None:
     env = {"RANK": "0", "POD_IP": "127.0.0.1", "MINDX_TASK_ID": "documented", "DIE": die}
+    if token:
+        env["TASKD_TOKEN"] = token
     done = _start(place, ["bash", "train_start.sh"], **env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"attempt {1 if die else 0}" in done.stdout

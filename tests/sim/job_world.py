@@ -18,8 +18,8 @@ from math import inf
 from taskd.core import job as manager
 from taskd.core import recovery as clusterd
 from taskd.core import workers as agents
-from taskd.core.job_states import Ended, Ending, JobConfig
-from taskd.core.job_states import State as ManagerState
+from taskd.core.job.states import Ended, Ending, JobConfig
+from taskd.core.job.states import State as ManagerState
 from taskd.core.recovery.config import RecoveryConfig
 from taskd.model import messages as m
 from taskd.model import recovery as told

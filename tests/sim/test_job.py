@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskd.core.job import BY_ORDER, LEGAL
-from taskd.core.job_states import (
+from taskd.core.job.states import (
     Deciding,
     Dumping,
     Gathering,

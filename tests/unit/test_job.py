@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 
 from taskd.core import job as machine
-from taskd.core.job_states import (
+from taskd.core.job.states import (
     Awaiting,
     Deciding,
     Dumping,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskd.core.job_states import JobConfig, Repairing, Training
+from taskd.core.job.states import JobConfig, Repairing, Training
 from taskd.model import messages as m
 from taskd.model.faults import FaultKind
 from taskd.model.ids import NodeRank, Rank

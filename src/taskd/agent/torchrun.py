@@ -35,6 +35,7 @@ from taskd.agent.processes import Nursery
 from taskd.agent.program import Program
 from taskd.config import environ
 from taskd.core.workers import Over, State
+from taskd.edge.security import membership
 from taskd.errors import SettingsError
 from taskd.model.messages import WorkerExited
 from taskd.model.workers import Ended, Event, Interrupted
@@ -205,11 +206,12 @@ class _Seam:
         handled = environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
         # Torch counts restarts down from its own maximum; 0 stands for as many as may come.
         restarts = spec.max_restarts or UNLIMITED_RESTARTS
+        job, token = membership(environ)
         return Plan(
             program=self.program,
             spawn=self.program.kind == "exec" or environ.get("TASKD_START_METHOD") == "spawn",
             preload=(*PRELOAD, *filter(None, environ.get("TASKD_PRELOAD", "").split(","))),
-            job="",
+            job=job,
             run_id=spec.rdzv_handler.get_run_id(),
             role=spec.role,
             nodes=group.group_world_size or 1,
@@ -221,7 +223,7 @@ class _Seam:
             master_addr=str(group.master_addr),
             master_port=group.master_port,
             manager_port=None,
-            token="",
+            token=token,
             clusterd="",
             strategies=(),
             logs=_logs(self.logs, size),

@@ -58,7 +58,7 @@ def _settings(config: dict[str, Any]) -> ManagerConfig:
     """The documented dict and variables, as the manager wants them."""
     from pathlib import Path
 
-    from taskd.core.job_states import JobConfig
+    from taskd.core.job.states import JobConfig
     from taskd.edge.address import Address
     from taskd.edge.recover_channel import LOOPBACK, server_address
     from taskd.edge.security import membership, tls_of

@@ -2,7 +2,7 @@
 
     Quiet --asked--> Switching | Testing --all have answered, or too late--> Quiet
 
-clusterd has paused the job before it asks and lets it go on after the answer (`core/job.py` does
+clusterd has paused the job before it asks and lets it go on after the answer (`core/job` does
 both); here is only what happens between. A rank that falls silent in the middle of a stress test
 gets a result as well: a test that nobody ends would hold up the whole job. When the pause is over
 without our answer (a fault has come), the operation is forgotten; clusterd knows.

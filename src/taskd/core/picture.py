@@ -2,7 +2,7 @@
 
 Everybody repeats what is true of them after every (re)connection, so this picture can be built
 from nothing while training goes on. `learn` also says what is *news*: what the manager's machine
-(`core/job.py`) may have to react to.
+(`core/job`) may have to react to.
 """
 
 from __future__ import annotations

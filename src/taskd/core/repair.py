@@ -8,7 +8,7 @@ highest such step loses nothing that could be kept. Nobody votes and no barrier 
 `tests/sim/explore_repair.py` walks every interleaving of small worlds to see that it holds.
 
 A holder offers the state it stands at; the step before it, if it can undo one; and the
-snapshots it keeps. The manager (`core/job_strategies.py`) calls this with what the ranks said when
+snapshots it keeps. The manager (`core/job/strategies.py`) calls this with what the ranks said when
 they parked; `core/rank.py` carries the plan out in each worker.
 """
 

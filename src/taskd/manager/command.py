@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from taskd.config import environ, load
-from taskd.core.job_states import JobConfig
+from taskd.core.job.states import JobConfig
 from taskd.core.liveness import LivenessConfig
 from taskd.core.operations import OperationsConfig
 from taskd.core.stragglers import StragglerConfig

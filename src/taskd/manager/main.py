@@ -15,7 +15,7 @@ from typing import Any
 
 from taskd.config import environ
 from taskd.core import job as machine
-from taskd.core.job_states import Ended, State
+from taskd.core.job.states import Ended, State
 from taskd.edge import metrics
 from taskd.edge.bus import Bus, BusConfig
 from taskd.edge.clock import monotonic, next_before

@@ -15,8 +15,8 @@ from typing import Any
 from grpc import aio
 
 from taskd.core import operations as machine
-from taskd.core.job_states import Job, Paused
-from taskd.core.job_states import State as JobState
+from taskd.core.job.states import Job, Paused
+from taskd.core.job.states import State as JobState
 from taskd.core.operations import OperationsConfig
 from taskd.edge.clock import monotonic, next_before
 from taskd.manager.clusterd import Clusterd

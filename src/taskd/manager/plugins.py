@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, get_args
 
-from taskd.core.job_states import State
+from taskd.core.job.states import State
 from taskd.edge.thread import LoopThread
 from taskd.errors import SettingsError
 from taskd.model.ids import Position, Role

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from taskd.core.job_states import JobConfig
+from taskd.core.job.states import JobConfig
 from taskd.core.liveness import LivenessConfig
 from taskd.core.operations import OperationsConfig
 from taskd.core.stragglers import StragglerConfig

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from taskd.core.job_states import State
+from taskd.core.job.states import State
 from taskd.core.picture import Life
 from taskd.edge.clock import monotonic
 from taskd.manager.clusterd import Clusterd

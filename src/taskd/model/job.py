@@ -1,6 +1,6 @@
 """What the manager's machine is told, what it asks for, and the story it keeps of each incident.
 
-`core/job.py` decides, `manager/sense.py` makes the events, `manager/act.py` carries out the
+`core/job` decides, `manager/sense.py` makes the events, `manager/act.py` carries out the
 commands.
 """
 

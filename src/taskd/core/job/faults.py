@@ -1,6 +1,6 @@
 """What happens when something is wrong with a rank: who is told, and whether it is news.
 
-Called by `core/job.py`. A fault that comes while the ranks are being stopped changes who is waited
+Called by `core/job`. A fault that comes while the ranks are being stopped changes who is waited
 for; one that comes later takes the machine back to Reported, and clusterd opens the next incident.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core import job_stop as stopping
-from taskd.core import job_strategies as strategies
-from taskd.core.job_states import (
+from taskd.core.job import stop as stopping
+from taskd.core.job import strategies
+from taskd.core.job.states import (
     Awaiting,
     Deciding,
     Ended,

@@ -1,6 +1,6 @@
 """Standing still: who has to park, who does, and what comes then.
 
-Used by `core/job.py` (what ranks say) and `core/job_signals.py` (what clusterd orders).
+Used by `core/job` (what ranks say) and `core/job/signals.py` (what clusterd orders).
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from taskd.core import job_strategies as strategies
-from taskd.core.job_states import (
+from taskd.core.job import strategies
+from taskd.core.job.states import (
     Deciding,
     Job,
     JobConfig,

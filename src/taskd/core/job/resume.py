@@ -1,16 +1,15 @@
 """The way back to training: repaired, resumed, restarted, dumped, or ended well.
 
-Called by `core/job.py` with what the ranks say; the plans are made in `core/job_strategies.py`.
+Called by `core/job` with what the ranks say; the plans are made in `core/job/strategies.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core import job_faults as faults
-from taskd.core import job_stop as stopping
-from taskd.core import job_strategies as strategies
-from taskd.core.job_states import (
+from taskd.core.job import faults, strategies
+from taskd.core.job import stop as stopping
+from taskd.core.job.states import (
     Deciding,
     Dumping,
     Ending,

@@ -1,16 +1,16 @@
 """clusterd's signals: which are new, which incident they belong to, what each sets going.
 
-They are carried out in the order in which they come. `core/job.py` hands them over;
-`core/job_stop.py` and `core/job_strategies.py` do the work.
+They are carried out in the order in which they come. `core/job` hands them over;
+`core/job/stop.py` and `core/job/strategies.py` do the work.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core import job_stop as stopping
-from taskd.core import job_strategies as strategies
-from taskd.core.job_states import (
+from taskd.core.job import stop as stopping
+from taskd.core.job import strategies
+from taskd.core.job.states import (
     SIGNALS_KEPT,
     Awaiting,
     Deciding,

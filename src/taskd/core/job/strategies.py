@@ -1,6 +1,6 @@
 """Carrying out what clusterd has decided: which strategies could work now, and what each does.
 
-Called by `core/job.py` once every rank that still can stands still. The plan of a repair is made
+Called by `core/job` once every rank that still can stands still. The plan of a repair is made
 by `core/repair.py` from what is true at that moment, not from what was true at the fault.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from taskd.core.job_states import (
+from taskd.core.job.states import (
     Awaiting,
     Deciding,
     Dumping,

@@ -6,7 +6,7 @@
                     +-------------------------------------------------+---------------------+
 
 and from everywhere to Ending -> Ended. A new fault in a later state leads back to Reported. The
-decisions are made in `core/job.py` and the modules it names; the words are in `model/job.py`.
+decisions are made in `core/job` and the modules it names; the words are in `model/job.py`.
 """
 
 from __future__ import annotations

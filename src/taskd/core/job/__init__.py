@@ -1,8 +1,8 @@
 """How one job's manager reacts: to what nodes and ranks say, and to what clusterd orders.
 
-`step` is the only way in. The states are in `core/job_states.py`; the reactions in `job_joining`
-(nodes and ranks join), `job_faults`, `job_signals` (orders come), `job_stop`, `job_strategies` and
-`job_resume`; who is alive in `core/picture.py`. `LEGAL` is the map and `step` is the territory:
+`step` is the only way in. The states are in `core/job/states.py`; the reactions in `joining`
+(nodes and ranks join), `faults`, `signals` (orders come), `stop`, `strategies` and
+`resume`; who is alive in `core/picture.py`. `LEGAL` is the map and `step` is the territory:
 the simulation fails when either has an edge that the other lacks.
 
 One place fences stale words: `_told` drops what speaks of an older incident or of a former life.
@@ -13,13 +13,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from taskd.core import job_faults as faults
-from taskd.core import job_joining as joining
-from taskd.core import job_resume as resume
-from taskd.core import job_signals as signals
-from taskd.core import job_stop as stopping
-from taskd.core import job_strategies as strategies
-from taskd.core.job_states import (
+from taskd.core.job import faults, joining, resume, signals, strategies
+from taskd.core.job import stop as stopping
+from taskd.core.job.states import (
     Awaiting,
     Deciding,
     Dumping,

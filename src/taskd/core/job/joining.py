@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core import job_signals as signals
-from taskd.core import job_strategies as strategies
-from taskd.core.job_states import (
+from taskd.core.job import signals, strategies
+from taskd.core.job.states import (
     FIRST_RANK,
     Awaiting,
     Ending,
