@@ -13,7 +13,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -54,6 +54,12 @@ def measure() -> list[Row]:
             ms(told[0]["protected"]),
             ms(told[0]["plain"]),
             ours / plain,
+        ),
+        Row(
+            "processor time of the same steps, which other load on the machine does not stretch",
+            ms(told[0]["protected cpu"]),
+            ms(told[0]["plain cpu"]),
+            statistics.median(told[0]["protected cpu"]) / statistics.median(told[0]["plain cpu"]),
         ),
         Row(
             "memory that protection adds to a rank, against all that it holds",
@@ -97,13 +103,18 @@ def script(told: dict[str, Any]) -> None:
         torch.autograd.backward(one(data).square().mean())
         its.step()
 
-    def timed(run: Callable[[], None]) -> float:
+    def timed(run: Callable[[], None]) -> tuple[float, float]:
         dist.barrier()
-        begun = perf_counter()
+        begun, used = perf_counter(), process_time()
         run()
-        return perf_counter() - begun
+        return perf_counter() - begun, process_time() - used
 
-    times: dict[str, list[float]] = {"plain": [], "protected": []}
+    times: dict[str, list[float]] = {
+        "plain": [],
+        "protected": [],
+        "plain cpu": [],
+        "protected cpu": [],
+    }
     steps = job.steps(WARM_UP + STEPS)
 
     def protected() -> None:
@@ -116,9 +127,10 @@ def script(told: dict[str, Any]) -> None:
             ("protected", protected),
         ]
         for name, turn in turns if number % 2 else turns[::-1]:
-            took = timed(turn)
+            took, used = timed(turn)
             if number >= WARM_UP:
                 times[name].append(took)
+                times[f"{name} cpu"].append(used)
     for _ in steps:
         raise AssertionError("all steps were done")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
