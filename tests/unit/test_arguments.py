@@ -75,8 +75,8 @@ def test_the_second_of_two_nodes(tmp_path: Path) -> None:
 def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
     words = ["--nnodes=none", "--nproc-per-node=-1", "--strategies=x,retry", "--tee=9"]
     with pytest.raises(SettingsError) as told:
-        read(tmp_path, *words)
-    assert len(told.value.problems) == 4
+        read(tmp_path, *words, "--clusterd=nowhere")
+    assert len(told.value.problems) == 5
 
 
 def test_streams_can_be_chosen_by_rank(tmp_path: Path) -> None:

@@ -107,6 +107,9 @@ def read(told: argparse.Namespace) -> Plan:
         problems.append("--logs-specs is not supported: use --log-dir, --redirects, --tee")
     if told.numa_binding:
         problems.append("--numa-binding is not supported: bind with numactl and --no-python")
+    host, _, clusterd_port = told.clusterd.rpartition(":")
+    if told.clusterd and not (host and clusterd_port.isdigit() and int(clusterd_port) < 65536):
+        problems.append(f"--clusterd must be HOST:PORT, got {told.clusterd!r}")
     local_size = _local_size(told.nproc_per_node, problems)
     program = _program(told, problems)
     run_id = str(uuid.uuid4()) if told.standalone else told.rdzv_id
