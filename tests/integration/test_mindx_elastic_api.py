@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import find_spec
-
-import pytest
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -32,10 +29,6 @@ def test_the_package_itself_needs_no_torch() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.skipif(
-    find_spec("taskd.python.adaptor") is None or find_spec("taskd.python.adaptor.patch") is None,
-    reason="the patch of torch is not part of this installation",
-)
 def test_importing_it_patches_torch() -> None:
     done = run(
         "import taskd.python.adaptor.patch.torch_patch as seam\n"
