@@ -7,7 +7,7 @@ import signal
 
 from watched import compare, training
 
-STEPS = 120
+STEPS = 200
 PACE_S = 0.02
 
 print("four ranks, undisturbed")

