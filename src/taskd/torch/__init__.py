@@ -14,7 +14,9 @@ for step in job.steps(10_000):
 """
 
 from taskd.torch import glance as _glance  # noqa: F401 - puts its hook behind the optimizers
-from taskd.torch.job import Job, NotRepaired, init
+from taskd.torch.job import Job
+from taskd.torch.joining import init
+from taskd.torch.mending import NotRepaired
 from taskd.torch.seam import UnknownTorch
 from taskd.torch.step import Step
 

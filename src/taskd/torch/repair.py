@@ -1,6 +1,6 @@
 """Carries out the manager's plan in this process: meet, give or take state, go on.
 
-`job.py` calls it in the training thread; the plan was made by `core/repair.py`. Anything that goes
+`mending.py` calls it in the training thread; the plan was made by `core/repair.py`. Anything that goes
 wrong is raised as `Transient` and told to the manager, which makes a new plan.
 """
 

@@ -2,7 +2,7 @@
 
 The gates: the optimizer's pre-hook leaves the step when its groups have lost a collective or the
 job was told to stop, so that garbage never reaches the weights; the post-hook marks the update.
-`job.py` owns the steps and mends what broke between them.
+`job.py` owns the steps, `mending.py` mends what broke in them.
 """
 
 from __future__ import annotations

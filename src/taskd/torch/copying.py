@@ -1,0 +1,59 @@
+"""The copies that a rank makes of its state as it goes: when, where to, and who keeps a second one.
+
+`snapshots.py` writes and reads them, `buddy.py` carries them to another node; `job.py` says when a
+step is committed, `mending.py` what there is when one was lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from taskd.model.messages import Copy
+from taskd.torch.buddy import Keeper
+from taskd.torch.meeting import Meeting
+from taskd.torch.protected import Protected
+from taskd.torch.snapshots import Snapshots
+
+log = logging.getLogger(__name__)
+
+
+class Copying:
+    """One rank's copies, every so many steps. Never, as long as `start` is not called."""
+
+    def __init__(self) -> None:
+        self._every = 1
+        self.snapshots: Snapshots | None = None
+        self._keeper: Keeper | None = None
+
+    def start(
+        self, every: int, folder: Path, rank: int, node: int, shard: str, kept: Protected
+    ) -> None:
+        self._every = every
+        self._keeper = Keeper(folder, rank, node)
+        self.snapshots = Snapshots(folder, rank, shard, kept, self._keeper.send)
+
+    def committed(self, step: int, incident: int) -> None:
+        """The state stands at this step, and does not change before `wait` returns."""
+        if self.snapshots is not None and step % self._every == 0:
+            self.snapshots.begin(step, incident)
+
+    def wait(self) -> None:
+        if self.snapshots is not None:
+            self.snapshots.wait()
+
+    def held(self) -> tuple[Copy, ...]:
+        """What this node could give to others."""
+        if self.snapshots is None:
+            return ()
+        self.snapshots.wait()
+        return self.snapshots.copies()
+
+    def meet_buddy(self, meeting: Meeting, ranks: Sequence[int]) -> None:
+        """Find out who keeps our second copies from now on."""
+        if self._keeper is None:
+            return
+        self._keeper.announce(meeting)
+        if not self._keeper.choose(meeting, list(ranks)):
+            log.info("snapshots have no second copy: all ranks are on one node")

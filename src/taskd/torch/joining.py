@@ -1,0 +1,73 @@
+"""How a training process becomes part of its job.
+
+`init` decides how much there is to join: a job of ours (resilient groups and a line to the
+manager), some other launcher's (plain groups), or nothing at all. `job.py` is what the script gets.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from taskd import config
+from taskd.model.ids import Incarnation, NodeRank, Rank
+from taskd.model.rank import Me
+from taskd.torch import group, nic, operations, seam, transport
+from taskd.torch.job import Job
+from taskd.torch.mending import Mending
+from taskd.worker.link import Link
+from taskd.worker.settings import WorkerSettings
+
+TIMEOUT = timedelta(minutes=30)
+
+
+def init(backend: str | None = None, timeout: timedelta = TIMEOUT) -> Job:
+    """Join the job. Without one, or without any launcher, training is simply not protected."""
+    settings = config.load(WorkerSettings)
+    rank = int(config.environ.get("RANK", "0"))
+    world_size = int(config.environ.get("WORLD_SIZE", "1"))
+    job = Job(settings, rank, world_size)
+    if settings.proxy:
+        _join(job, settings, backend, timeout)
+    elif world_size > 1:
+        dist.init_process_group(backend, timeout=timeout)
+    return job
+
+
+def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: timedelta) -> None:
+    seam.check()
+    address = settings.store or "{MASTER_ADDR}:{MASTER_PORT}".format_map(dict(config.environ))
+    attempt = config.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    begun = f"attempt/{attempt}/begun"
+    host, _, port = address.rpartition(":")
+    store = TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False)
+    joining = store.check([begun])
+    me = Me(
+        Rank(job.rank), NodeRank(settings.node_rank), Incarnation(settings.incarnation), os.getpid()
+    )
+    groups = job._groups
+    job._link = Link(settings, me, joining, groups.abort)
+    job._mending = Mending(job, job._link)
+    backends = transport.choose(backend)
+    group.register(groups, backends)
+    nics = nic.setup(settings)
+    if nics.failover:
+        nics.watch(job._on_fault)
+    operations.offer(settings, job.rank, address, backends, lambda: job.members)
+    if joining:
+        job._holds = None
+    else:
+        groups.meet(settings.incident, address, f"start/{attempt}/", timeout)
+        groups.open()
+    dist.init_process_group(
+        group.BACKEND,
+        store=groups.store,
+        rank=job.rank,
+        world_size=job.world_size,
+        timeout=timeout,
+    )
+    if not joining:
+        store.set(begun, "1")
