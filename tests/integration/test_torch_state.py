@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from taskd.torch import snapshots, state
+from taskd.torch import page, state
+from taskd.torch.page import HEAD, Reader
 from taskd.torch.protected import Protected
-from taskd.torch.snapshots import HEAD, Reader, Snapshots
+from taskd.torch.snapshots import Snapshots
 from taskd.torch.state import BadState, Parcel
 
 
@@ -145,14 +147,45 @@ def test_a_damaged_snapshot_is_found_out_and_never_offered_again(tmp_path: Path)
     mine.wait()
     found = mine.find("a", 1)
     assert found is not None
-    assert snapshots.is_sound(found)
+    assert page.is_sound(found)
     content = bytearray(found.path.read_bytes())
     content[HEAD + found.length // 2] ^= 4
     found.path.write_bytes(content)
-    assert not snapshots.is_sound(found)
+    assert not page.is_sound(found)
     reader = Reader(found)
     with pytest.raises(BadState):
         state.take(trained(2), 1, 0, "a", reader.receive, aside=True)
     reader.close()
     mine.refuse(found)
     assert mine.copies() == ()
+
+
+def test_a_full_shared_memory_costs_the_snapshot_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = trained(1)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", tmp_path], check=True)
+    try:
+        mine = Snapshots(tmp_path, 0, "a", kept)
+        mine.begin(1, 0)
+        mine.wait()
+        assert mine.copies() == ()
+        assert "No space left" in caplog.text
+        subprocess.run(["mount", "-o", "remount,size=4m", tmp_path], check=True)
+        mine.begin(2, 0)
+        mine.wait()
+        assert {copy.step for copy in mine.copies()} == {2}
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+def test_a_state_that_grows_gets_a_larger_file(tmp_path: Path) -> None:
+    kept = trained(1)
+    mine = Snapshots(tmp_path, 0, "a", kept)
+    for step in range(1, 4):
+        kept.optimizers[0].param_groups[0]["note"] = "x" * 5000 * step
+        mine.begin(step, 0)
+    mine.wait()
+    found = mine.find("a", 3)
+    assert found is not None
+    assert page.is_sound(found)

@@ -15,7 +15,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from taskd.torch import snapshots
+from taskd.torch import page, snapshots
 from taskd.torch.meeting import Meeting
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Keeper:
             draft = self._folder / f"draft-{rank}-{threading.get_ident()}"
             try:
                 _store(guest, draft, length)
-                found = snapshots.look(draft)
+                found = page.look(draft)
                 if found is not None:
                     draft.rename(snapshots.place_of(self._folder, f"{rank}.kept"))
             finally:

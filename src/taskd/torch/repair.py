@@ -16,11 +16,12 @@ from taskd.model.ids import Rank, Step
 from taskd.model.messages import Repair
 from taskd.model.rank import Mended
 from taskd.model.strategies import CONTINUE
-from taskd.torch import courier, snapshots, state, switch
+from taskd.torch import courier, page, state, switch
 from taskd.torch.groups import Groups
 from taskd.torch.meeting import Meeting
+from taskd.torch.page import Reader
 from taskd.torch.protected import Protected
-from taskd.torch.snapshots import Reader, Snapshots
+from taskd.torch.snapshots import Snapshots
 from taskd.torch.state import BadState, Parcel
 
 
@@ -83,7 +84,7 @@ def _exchange(
     plan: Repair, mine: Holding, meeting: Meeting, takers: list[Rank], parcel: Parcel | None
 ) -> None:
     aside = mine.step is not None
-    given: list[snapshots.Found] = []
+    given: list[page.Found] = []
 
     def read(receive: courier.Receive) -> None:
         state.take(mine.kept, plan.resume, plan.incident, mine.shard, receive, aside)
@@ -94,7 +95,7 @@ def _exchange(
             parcel.give(send)
         elif copy is not None:
             given.append(copy)
-            snapshots.send(copy, send)
+            page.send(copy, send)
         else:
             raise CannotRepair(f"nothing here of shard {wanted!r} at step {plan.resume}")
 
@@ -110,7 +111,7 @@ def _exchange(
     except PeerUnreachable:
         # Perhaps it was refused. The next plan must not count on it again.
         for copy in given:
-            if mine.snapshots is not None and not snapshots.is_sound(copy):
+            if mine.snapshots is not None and not page.is_sound(copy):
                 mine.snapshots.refuse(copy)
         raise
 

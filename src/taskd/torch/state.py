@@ -19,6 +19,7 @@ import torch
 from taskd.errors import Transient
 from taskd.torch.protected import Protected
 from taskd.torch.sharded import is_distributed, local
+from taskd.torch.side import Side
 
 DIGEST = 16
 
@@ -60,7 +61,7 @@ class Parcel:
 
     Made in the training thread, at once: it refers to weights and optimizer state, which do not
     change until the next update, and copies all that a forward pass may change. `seal` does the
-    long part, the checksums, in whatever thread.
+    long part, the checksums, in whatever thread, and on the device where the state lives.
     """
 
     def __init__(self, kept: Protected, step: int, incident: int, shard: str) -> None:
@@ -74,14 +75,21 @@ class Parcel:
         self._draft = Manifest(step, incident, shard, tuple(pieces), (), plain)
         self._letter = b""
         self._once = threading.Lock()
+        self._side = Side(self._tensors)
 
     def seal(self) -> None:
         with self._once:
             if not self._letter:
-                self._tensors = [_raw(tensor).cpu() for tensor in self._tensors]
-                manifest = replace(self._draft, sums=tuple(map(checksum, self._tensors)))
+                with self._side.work():
+                    self._tensors = [_raw(tensor) for tensor in self._tensors]
+                    manifest = replace(self._draft, sums=_checksums(self._tensors))
                 body = pickle.dumps(manifest)
                 self._letter = _digest(body) + body
+
+    @property
+    def on_device(self) -> bool:
+        """Some of it is not in the memory of the host."""
+        return self._side.is_needed
 
     @property
     def length(self) -> int:
@@ -90,11 +98,25 @@ class Parcel:
 
     def give(self, send: Callable[[memoryview], None]) -> None:
         self.seal()
-        send(memoryview(len(self._letter).to_bytes(8, "little")))
-        send(memoryview(self._letter))
-        for tensor in self._tensors:
-            if tensor.numel():
-                send(tensor.numpy().data)
+        send(memoryview(self._head()))
+        with self._side.work():
+            for tensor in self._tensors:
+                if tensor.numel():
+                    send(tensor.cpu().numpy().data)
+
+    def lay(self, place: torch.Tensor) -> None:
+        """Write what `give` would send into these bytes: by the device itself, where it can."""
+        self.seal()
+        head = self._head()
+        at = len(head)
+        place[:at] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        with self._side.work():
+            for tensor in self._tensors:
+                place[at : at + tensor.numel()].copy_(tensor, non_blocking=True)
+                at += tensor.numel()
+
+    def _head(self) -> bytes:
+        return len(self._letter).to_bytes(8, "little") + self._letter
 
 
 # Taking
@@ -291,9 +313,20 @@ def _digest(body: bytes) -> bytes:
 
 def checksum(raw: torch.Tensor) -> int:
     """The sum of its 64-bit words: as fast as memory, and no zero or stale payload passes."""
+    return _checksums([raw])[0]
+
+
+def _checksums(raws: list[torch.Tensor]) -> tuple[int, ...]:
+    """One for each. A device is waited for once, not once for each tensor."""
+    sums = [_sum(raw) for raw in raws]
+    on_devices = [one for one in sums if one.device.type != "cpu"]
+    fetched = iter(torch.stack(on_devices).tolist() if on_devices else ())
+    told = (int(one) if one.device.type == "cpu" else next(fetched) for one in sums)
+    return tuple(one & 0xFFFFFFFFFFFFFFFF for one in told)
+
+
+def _sum(raw: torch.Tensor) -> torch.Tensor:
     whole = raw.numel() // 8 * 8
     if raw.data_ptr() % 8:
         raw = raw.clone()
-    total = int(raw[:whole].view(torch.int64).sum()) if whole else 0
-    tail = int(raw[whole:].sum()) if whole < raw.numel() else 0
-    return (total + tail * 31) & 0xFFFFFFFFFFFFFFFF
+    return raw[:whole].view(torch.int64).sum() + raw[whole:].sum(dtype=torch.int64) * 31
