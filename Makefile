@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: setup demo check test explore test-mindspore bench proto settings clean
+.PHONY: setup demo check test test-gpu explore test-mindspore bench proto settings clean
 
 setup: $(VENV)/.ready
 
@@ -19,6 +19,9 @@ demo: setup  ## the bus with its manager killed; then a training job, three faul
 
 bench: setup  ## ratios against peers and bare floors; rewrites docs/benchmarks.md
 	$(BIN)/python -m tests.bench
+
+test-gpu: setup  ## what needs a CUDA device, for a machine that has one
+	$(BIN)/pytest tests/gpu
 
 check: setup  ## style, types, layers
 	$(BIN)/ruff check .

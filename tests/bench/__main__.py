@@ -13,6 +13,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
 from tests.bench.rows import Row
 
 PAGE = Path(__file__).parents[2] / "docs/benchmarks.md"
@@ -23,6 +25,7 @@ BENCHES = {
     "torch_step": "Protection when nothing fails",
     "profiling": "Looking inside",
     "recovery": "Recovery, against peers",
+    "gpu": "On a GPU",
 }
 HEAD = """# Benchmarks
 
@@ -34,7 +37,7 @@ same machine, because the machine is small and noisy: read the ratios, not the m
 def main(names: list[str]) -> int:
     sections = _sections(PAGE.read_text()) if PAGE.exists() else {}
     missed = 0
-    for name in names or list(BENCHES):
+    for name in names or [one for one in BENCHES if one != "gpu" or torch.cuda.is_available()]:
         rows = import_module(f"tests.bench.{name}").measure()
         sections[name] = _table(rows)
         print(f"\n{BENCHES[name]}\n{sections[name]}", flush=True)
@@ -55,8 +58,10 @@ def _sections(page: str) -> dict[str, str]:
 
 
 def _table(rows: list[Row]) -> str:
+    device = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     lines = [
-        f"Measured with {os.cpu_count()} cores, Python {platform.python_version()}.\n",
+        f"Measured with {os.cpu_count()} cores{device}, Python {platform.python_version()}, "
+        f"torch {torch.__version__.split('+')[0]}.\n",
         "| what | ours | against | ratio | target | met |",
         "|---|---|---|---|---|---|",
     ]

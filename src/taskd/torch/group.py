@@ -173,6 +173,10 @@ class ResilientGroup(dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         self.inner.set_timeout(timeout)
 
+    def problem(self) -> str:
+        """What the library underneath has against going on. Nothing: nothing that it knows of."""
+        return "" if self._transport is None else self._transport.problem()
+
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()

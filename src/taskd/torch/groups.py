@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 from taskd.errors import Transient
 from taskd.torch import threads
+from taskd.torch.landing import Landing
 from taskd.torch.meeting import Meeting, SharedStore
 
 if TYPE_CHECKING:
     from taskd.torch.group import ResilientGroup
-    from taskd.torch.works import Guarded
+    from taskd.torch.works import Guarded, Streamed
 
 
 GLANCE_S = 0.005
@@ -54,6 +55,7 @@ class Groups:
         """Collectives entered, and `done` those that ended: what the beacon shows."""
         self.done = 0
         self._flying: set[Guarded] = set()
+        self._landing = Landing(self._ask)
         self._landed = threading.Condition()
         self.store = SharedStore(world)
         self.why = ""
@@ -172,6 +174,7 @@ class Groups:
     def leave(self) -> None:
         """It has ended, well or not."""
         self.absorbing = False
+        self._landing.forget()
         self.done = self.begun
 
     def trouble(self) -> bool:
@@ -191,6 +194,29 @@ class Groups:
             self._flying.discard(work)
             if not self._flying:
                 self._landed.notify_all()
+
+    def launch(self, work: Streamed) -> None:
+        """A device has this collective now."""
+        self._on_collective(self.begun, self.done)
+        self._landing.launch(work)
+
+    def land(self) -> None:
+        """Whatever devices had to do for this step is done, or has failed."""
+        if self._landing.land():
+            self.done = self.begun
+            self._on_collective(self.begun, self.done)
+
+    def arrive(self) -> None:
+        """Wait until every member has come this far, or there is trouble."""
+        self.world.barrier().wait()
+        self.land()
+
+    def _ask(self) -> None:
+        if self.absorbing and self.mode is Mode.LIVE:
+            for group in self._all:
+                if problem := group.problem():
+                    self.absorb(RuntimeError(problem))
+                    return
 
     def settle(self) -> bool:
         """After an abort: wait until gloo touches no memory any more. False: some never end."""

@@ -22,6 +22,7 @@ from taskd.model.ids import Step as Committed
 from taskd.torch import buckets, buffers, dump, random, sharded
 from taskd.torch.copying import Copying
 from taskd.torch.groups import Groups, Mode
+from taskd.torch.guard import Corrupt, Guard
 from taskd.torch.mending import Mending
 from taskd.torch.protected import Protected, Stateful
 from taskd.torch.step import Abandon, Gates, Step
@@ -61,6 +62,7 @@ class Job:
         self._is_sharded = False
         self._shard = ""
         self._copying = Copying()
+        self._guard: Guard | None = None
         self._resumed_from: Path | None = None
         self._retry_on: tuple[type[Exception], ...] = ()
 
@@ -80,6 +82,7 @@ class Job:
         retry_on: tuple[type[Exception], ...] = (),
         snapshot_every: int | None = None,
         elastic: str = "accumulate",
+        guard_every: int = 0,
         **parts: Stateful | None,
     ) -> None:
         """Say what belongs to the training state.
@@ -88,6 +91,8 @@ class Job:
         out (`Step.parts`), "scale" leaves them out.
         `snapshot_every`: after so many steps the state is copied to shared memory; 0 is never, and
         None is after each step where a shard would be lost with its rank, else never.
+        `guard_every`: in every so many steps the replicas compare their state, bit by bit, and one
+        that differs from the others is repaired; 0 is never.
         `parts` are all other things with `state_dict` and `load_state_dict`: the scheduler, the
         data's position, objects of your own. `retry_on` lists exceptions after which the step is
         to be tried again instead of ending the process.
@@ -113,6 +118,8 @@ class Job:
         self._shard, replica = sharded.describe(self._kept)
         self._is_sharded = self._shard != ""
         self._link.describe(self._shard, replica)
+        if guard_every:
+            self._guard = Guard(guard_every, self._shard, self._kept, self._groups)
         if snapshot_every is None:
             snapshot_every = 1 if self._is_sharded and not sharded.has_replicas(self._kept) else 0
         if snapshot_every and self._settings.beacon:
@@ -131,7 +138,7 @@ class Job:
                 self._mending.meet_buddy(self._groups.meeting)
                 self._copying.committed(self.step, self._incident)
         while self.step < total or not self._all_arrived():
-            if self._mending is not None and self._groups.trouble():
+            if self._mending is not None and self._in_trouble():
                 self._mending.mend()
             else:
                 random.begin(self._roots, self.step)
@@ -162,9 +169,15 @@ class Job:
         if self._link is None:
             return True
         self._groups.enter()
-        self._groups.world.barrier().wait()
+        try:
+            if self._guard is None:
+                self._groups.arrive()
+            else:
+                self._compare(self._guard)
+        except Abandon:
+            pass
         self._groups.leave()
-        if self._groups.trouble():
+        if self._in_trouble():
             return False
         if self._link.awaited:
             self._link.committed(Committed(self.step))
@@ -185,6 +198,28 @@ class Job:
         for model in self._buffered:
             buffers.share(model)
 
+    def _compare(self, guard: Guard) -> None:
+        """Leave the step if the replicas do not hold the same bits, and see that they do again."""
+        verdict = guard.compare(self.step)
+        if verdict is not None and not verdict.named:
+            return
+        if verdict is not None:
+            self._copying.distrust(verdict.named, verdict.agreed)
+            if self.rank in verdict.named:
+                self._declare_corrupt(f"at step {self.step} {verdict.because}")
+            else:
+                # They have said so, and do not come here. We go on when we are told to park.
+                self._groups.arrive()
+        raise Abandon
+
+    def _declare_corrupt(self, evidence: str) -> None:
+        self._holds = None
+        if self._link is not None:
+            self._link.failed("corrupt", evidence)
+
+    def _in_trouble(self) -> bool:
+        return self._groups.trouble() or self._holds is None
+
     def _vote(self) -> None:
         """Where a shard has few holders, all agree that the step is good before anybody updates.
 
@@ -195,7 +230,7 @@ class Job:
         self._copying.wait()  # the update would change what is being copied
         if not self._is_sharded or self._mending is None:
             return
-        self._groups.world.barrier().wait()
+        self._groups.arrive()
         if not self._groups.trouble():
             return
         if len(self._kept_now.optimizers) == 1 and self._mending.may_finish():
@@ -213,6 +248,9 @@ class Job:
         self._groups.leave()
         if error is None and (self._gates.updated or not trouble):
             self._commit()
+        elif self._link is not None and isinstance(error, Corrupt):
+            self._abandon()
+            self._declare_corrupt(str(error))
         elif isinstance(error, Abandon) or (trouble and isinstance(error, Exception | None)):
             self._abandon()
         elif self._link is not None and isinstance(error, self._retry_on):
@@ -221,7 +259,7 @@ class Job:
             trouble = True
         else:
             return False
-        if self._mending is not None and (trouble or self._groups.trouble()):
+        if self._mending is not None and (trouble or self._in_trouble()):
             self._mending.mend()
         return True
 

@@ -98,7 +98,11 @@ class Gates:
     def _pass(self) -> None:
         """All that has to be exchanged before this step can count."""
         self._job._share_buffers()
+        self._job._groups.land()
         self._before()
+        guard = self._job._guard
+        if guard is not None and guard.is_due(self._job.step):
+            self._job._compare(guard)
         self._job._vote()
         self._passed = True
 

@@ -7,6 +7,7 @@ milliseconds, and then thrown away; it is never repaired.
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,15 @@ class Transport:
             if kind != "gloo" and hasattr(backend, "abort"):
                 backend.abort()
 
+    def problem(self) -> str:
+        """What a library that works on a device has noticed and told nobody."""
+        for kind, backend in self._backends.items():
+            if kind != "gloo" and hasattr(backend, "get_error"):
+                error = backend.get_error()
+                if error.name != "SUCCESS":
+                    return f"{kind}: {error.name}"
+        return ""
+
     def bury(self, at_rest: bool) -> None:
         """Let go of it aside: gloo's end takes about 10 ms, in which a new group can be formed.
 
@@ -135,6 +145,8 @@ def _create(kind: str, shape: Shape, store: Store) -> Any:
         gloo._set_sequence_number_for_group()
         return gloo
     if kind == "nccl":
+        # Unless told otherwise, torch ends the process when a peer of it is lost.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = shape.timeout
         options.global_ranks_in_group = list(shape.ranks)

@@ -131,12 +131,16 @@ class Guarded(_Quiet):
 
 
 class Streamed(_Quiet):
-    """The same over NCCL and its like, which wait on the device and can be aborted natively."""
+    """The same over NCCL and its like, which wait on the device and can be aborted natively.
+
+    Whoever waits on the host is past it long before the device is: the gate waits for the device
+    (`Groups.land`) before any garbage is used.
+    """
 
     def __init__(self, groups: Groups, inner: dist.Work, spoilt: Spoilt) -> None:
         super().__init__()
         self._groups, self._inner, self._spoilt = groups, inner, spoilt
-        groups.done += 1
+        groups.launch(self)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         try:

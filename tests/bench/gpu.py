@@ -1,0 +1,132 @@
+"""What a device adds: how fast its state is copied aside, what that costs a step, how fast a rank
+comes back. Needs CUDA; `make bench` leaves this section as it is where there is none."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from taskd.torch.protected import Protected
+from taskd.torch.snapshots import Snapshots
+from tests.bench.rows import Row, ms
+from tests.gpu.test_recovery import run
+
+WIDTH, DEPTH, BATCH = 8192, 16, 16384
+"""1.07 billion parameters, and a step that is longer than a copy of them."""
+ROUNDS, PAIRS, RECOVERIES = 8, 12, 3
+
+
+def measure() -> list[Row]:
+    rows = _snapshots()
+    torch.cuda.empty_cache()
+    return [*rows, _recovery("gloo", 4), _recovery("nccl", 2)]
+
+
+def _snapshots() -> list[Row]:
+    net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, device="cuda") for _ in range(DEPTH)))
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    batch = torch.randn(BATCH, WIDTH, device="cuda")
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = net(batch).float().square().mean()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    parameters = sum(one.numel() for one in net.parameters())
+    size = 12 * parameters
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        kept = Protected(net, optimizer, None, {})
+        snapshots = Snapshots(Path(folder), 0, "", kept)
+        number = iter(range(1_000_000))
+
+        def copy() -> None:
+            snapshots.begin(next(number), 0)
+            snapshots.wait()
+
+        first = [_timed(copy) for _ in range(2)]
+        took = [_timed(copy) for _ in range(ROUNDS)]
+        limit = _limit(size)
+        # As a job does it: begun after the update, waited for before the next.
+        optimizer.register_step_pre_hook(lambda *_: snapshots.wait())
+
+        def copied() -> None:
+            step()
+            snapshots.begin(next(number), 0)
+
+        plain, with_copies = _in_turns(step, copied, snapshots.wait)
+    return [
+        Row(
+            f"copy of {size / 1e9:.1f} GB of state from the device to shared memory, checked sums "
+            "included, against one plain copy to pinned memory (bytes a second)",
+            f"{size / median(took) / 1e9:.1f} GB/s (median of {ROUNDS})",
+            f"{size / median(limit) / 1e9:.1f} GB/s",
+            median(limit) / median(took),
+            target=0.8,
+            at_least=True,
+        ),
+        Row(
+            "the first copy into each of the two files, which reserves and pins them", ms(first), ""
+        ),
+        Row(
+            f"a step of {parameters / 1e9:.2f} billion parameters, with a copy after each or none",
+            ms(with_copies),
+            ms(plain),
+            median(with_copies) / median(plain),
+        ),
+    ]
+
+
+def _limit(size: int) -> list[float]:
+    there = torch.empty(size, dtype=torch.uint8, device="cuda")
+    here = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    return [_timed(lambda: here.copy_(there, non_blocking=True)) for _ in range(ROUNDS)]
+
+
+def _in_turns(
+    one: Callable[[], None], other: Callable[[], None], between: Callable[[], None]
+) -> tuple[list[float], list[float]]:
+    """Times of both, in blocks of three steps of which the last two count: the first still has
+    the other's work on its hands."""
+    times: tuple[list[float], list[float]] = [], []
+    for _ in range(PAIRS):
+        for run_one, its in zip((one, other), times, strict=True):
+            run_one()
+            torch.cuda.synchronize()
+            begun = perf_counter()
+            run_one()
+            run_one()
+            torch.cuda.synchronize()
+            its.append((perf_counter() - begun) / 2)
+            between()
+    return times
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
+    begun = perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return perf_counter() - begun
+
+
+def _recovery(backend: str, ranks: int) -> Row:
+    found = []
+    for _ in range(RECOVERIES):
+        told = run("ddp", backend, "1 20 killed").err
+        match = re.search(r"recover-in-place: (recovered in (\d+) ms.*)", told)
+        assert match is not None, told
+        found.append((int(match[2]), match[1]))
+    middle = sorted(found)[RECOVERIES // 2]
+    what = f"SIGKILL of one of {ranks} ranks on one device over {backend} to its next step"
+    return Row(what, f"{middle[1]} (median of {RECOVERIES})", "")

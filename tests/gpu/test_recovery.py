@@ -1,0 +1,57 @@
+"""A rank on a real device is lost, or its links are; not a bit of the result is different.
+
+All ranks share one device, over gloo or over NCCL.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.integration import run_job
+
+TRAIN = str(Path(__file__).parent / "train.py")
+STEPS = 60
+
+
+def run(kind: str, backend: str, hurt: str) -> run_job.Ended:
+    ranks = "4" if backend == "gloo" else "2"
+    with TemporaryDirectory() as folder:
+        words = ("--nproc-per-node", ranks, TRAIN, kind, backend, str(STEPS))
+        return run_job.run(Path(folder), *words, HURT=hurt)
+
+
+def weights(ended: run_job.Ended) -> str:
+    assert ended.code == 0, ended.out + ended.err
+    found = re.search(r"weights (\w+)", ended.out)
+    assert found is not None, ended.out + ended.err
+    return found[1]
+
+
+@cache
+def calm(kind: str, backend: str) -> str:
+    return weights(run(kind, backend, "-1 -1 none"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "hurt", "strategy"),
+    [
+        ("ddp", "gloo", "1 20 killed", "recover-in-place"),
+        ("ddp", "nccl", "1 20 killed", "recover-in-place"),
+        ("ddp", "nccl", "0 20 killed", "recover-in-place"),
+        ("ddp", "nccl", "1 20 cut off", "retry"),
+        ("subgroups", "nccl", "1 20 killed", "recover-in-place"),
+        ("fsdp", "gloo", "1 20 killed", "recover-in-place"),
+        ("fsdp", "nccl", "1 20 killed", "recover-in-place"),
+    ],
+)
+def test_the_weights_are_the_same(kind: str, backend: str, hurt: str, strategy: str) -> None:
+    ended = run(kind, backend, hurt)
+    sys.stdout.write(f"{kind} {backend} {hurt}\n{ended.err}\n")
+    assert weights(ended) == calm(kind, backend)
+    assert f"{strategy}: recovered" in ended.err

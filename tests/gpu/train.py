@@ -1,0 +1,86 @@
+"""Trains on one device that all ranks share, and hurts itself as HURT says: rank, step, how.
+
+NCCL refuses two ranks on one device unless they seem to live on two hosts, so each says it does.
+"""
+
+import hashlib
+import os
+import signal
+import socket
+import sys
+
+kind, backend, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+rank, first_life = int(os.environ["RANK"]), os.environ.get("TASKD_INCARNATION", "0") == "0"
+os.environ |= {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import taskd.torch as taskd  # noqa: E402
+
+WIDTH = 256
+hurt_rank, hurt_step, how = os.environ.get("HURT", "-1 -1 none").split(" ", 2)
+
+
+def connections() -> dict[tuple[object, ...], int]:
+    found: dict[tuple[object, ...], int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                found[(one.getsockname(), one.getpeername())] = int(name)
+        except OSError:
+            continue  # no connection
+    return found
+
+
+def hurt() -> None:
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    for name, number in connections().items():
+        if name not in before:
+            with socket.socket(fileno=os.dup(number)) as one:
+                one.shutdown(socket.SHUT_RDWR)
+
+
+torch.cuda.set_device(0)
+job = taskd.init(backend=backend)
+torch.manual_seed(0)
+parts = [
+    nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(0.1)).cuda() for _ in range(4)
+]
+net = nn.Sequential(*parts)
+if kind == "fsdp":
+    for part in (*parts, net):
+        fully_shard(part)
+model = net if kind == "fsdp" else DistributedDataParallel(net, device_ids=[0])
+half = dist.new_group([0, 1]) if kind == "subgroups" else None
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+job.protect(model=model, optimizer=optimizer)
+before = connections()
+
+for step in job.steps(steps):
+    with step:
+        batch = torch.randn(64, WIDTH, device="cuda")
+        now = first_life and rank == int(hurt_rank) and job.step == int(hurt_step)
+        loss = (model(batch) - batch).square().mean()
+        if half is not None and rank < 2:
+            scale = torch.ones(1, device="cuda")
+            dist.all_reduce(scale, group=half)
+            loss = loss * scale / 2
+        if now:
+            hurt()
+            how = "done"
+            first_life = False
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+digest = hashlib.sha256()
+for name, tensor in model.state_dict().items():
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    digest.update(name.encode() + whole.cpu().numpy().tobytes())
+if rank == 0:
+    sys.stdout.write(f"weights {digest.hexdigest()[:16]}\n")
