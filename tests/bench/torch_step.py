@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
+from taskd.torch.guard import Guard
 from tests.bench.rows import Row, ms
 from tests.integration.torch_world import World
 
@@ -39,6 +40,7 @@ def measure() -> list[Row]:
     # difference of the medians.
     pairs = zip(told[0]["protected"], told[0]["plain"], strict=True)
     extra = statistics.median(a - b for a, b in pairs)
+    guard = statistics.median(told[0]["guard"])
     size = told[0]["parameters"] / 1e6
     cost = (plain + extra) / plain
     return [
@@ -60,6 +62,12 @@ def measure() -> list[Row]:
             ms(told[0]["protected cpu"]),
             ms(told[0]["plain cpu"]),
             statistics.median(told[0]["protected cpu"]) / statistics.median(told[0]["plain cpu"]),
+        ),
+        Row(
+            "the same step when the replicas compare their state in it, against one without",
+            f"{(plain + guard) * 1e3:.2f} ms",
+            f"{plain * 1e3:.2f} ms",
+            (plain + guard) / plain,
         ),
         Row(
             "memory that protection adds to a rank, against all that it holds",
@@ -114,12 +122,18 @@ def script(told: dict[str, Any]) -> None:
         "protected": [],
         "plain cpu": [],
         "protected cpu": [],
+        "guard": [],
     }
+    assert job._kept is not None
+    guard = Guard(1, "", job._kept, job._groups)
     steps = job.steps(WARM_UP + STEPS)
 
     def protected() -> None:
         with next(steps):
             work(model, optimizer)
+
+    def compare() -> None:
+        guard.compare(0)
 
     for number in range(WARM_UP + STEPS):
         turns = [
@@ -131,6 +145,8 @@ def script(told: dict[str, Any]) -> None:
             if number >= WARM_UP:
                 times[name].append(took)
                 times[f"{name} cpu"].append(used)
+        took, _ = timed(compare)
+        times["guard"].append(took)
     for _ in steps:
         raise AssertionError("all steps were done")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,23 @@ def strike(told: dict[str, Any], step: int, moment: str) -> None:
                 sockets.cut(one)
 
 
+def corrupt(told: dict[str, Any], step: int, moment: str, tensors: Iterable[torch.Tensor]) -> None:
+    """Flip one bit in the last of these tensors, if the test wants it. Each flip strikes once."""
+    here = (told["rank"], told["life"], int(step), moment)
+    if here in told.get("flips", ()):
+        told["flips"] = [flip for flip in told["flips"] if flip != here]
+        *_, last = tensors
+        local(last).view(-1).view(torch.int32)[1] ^= 1 << 12
+
+
+def declare(told: dict[str, Any], step: int) -> None:
+    """Say that this rank's state is wrong, once, if the test wants it."""
+    here = (told["rank"], told["life"], int(step))
+    if here in told.get("declares", ()):
+        told["declares"] = [one for one in told["declares"] if one != here]
+        raise taskd.Corrupt("the memory controller says so")
+
+
 def batch(rank: int, step: int, part: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(step * 1000 + rank * 10 + part)
     return (
@@ -59,22 +77,26 @@ def ddp(told: dict[str, Any]) -> None:
     )
     model = DDP(net, bucket_cap_mb=0.01)  # many buckets, so that their layout matters
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    job.protect(model=model, optimizer=optimizer)
+    job.protect(model=model, optimizer=optimizer, **told.get("protect", {}))
     optimizer.register_step_pre_hook(lambda *_: strike(told, job.step, "in the optimizer"))
     optimizer.register_step_post_hook(lambda *_: strike(told, job.step, "after the optimizer"))
     log = Path(told["folder"]) / f"log-{told['rank']}"
     strike(told, 1, "joining")
     for step in job.steps(told["steps"]):
         strike(told, step, "between steps")
+        corrupt(told, step, "a weight", net.parameters())
+        corrupt(told, step, "momentum", (one["exp_avg"] for one in optimizer.state.values()))
         with step:
             optimizer.zero_grad()
             data, target = batch(told["rank"], step)
             strike(told, step, "in forward")
+            declare(told, step)
             output = model(data)
             output.register_hook(lambda g, s=step: strike(told, s, "in backward"))
             torch.autograd.backward(nn.functional.cross_entropy(output, target))
             strike(told, step, "after backward")
             optimizer.step()
+            corrupt(told, step, "a weight, updated", net.parameters())
         if job.step > step:
             with log.open("a") as file:
                 file.write(f"{job.step}\n")
@@ -182,6 +204,7 @@ def _fully_sharded(told: dict[str, Any], shape: tuple[int, ...], names: tuple[st
     optimizer.register_step_post_hook(lambda *_: strike(told, job.step, "after the optimizer"))
     for step in job.steps(told["steps"]):
         strike(told, step, "between steps")
+        corrupt(told, step, "a weight", net.parameters())
         with step:
             optimizer.zero_grad()
             data, target = batch(told["rank"], step)

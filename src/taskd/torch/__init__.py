@@ -14,10 +14,11 @@ for step in job.steps(10_000):
 """
 
 from taskd.torch import glance as _glance  # noqa: F401 - puts its hook behind the optimizers
+from taskd.torch.guard import Corrupt
 from taskd.torch.job import Job
 from taskd.torch.joining import init
 from taskd.torch.mending import NotRepaired
 from taskd.torch.seam import UnknownTorch
 from taskd.torch.step import Step
 
-__all__ = ["Job", "NotRepaired", "Step", "UnknownTorch", "init"]
+__all__ = ["Corrupt", "Job", "NotRepaired", "Step", "UnknownTorch", "init"]

@@ -12,6 +12,7 @@ import secrets
 import socket
 import struct
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,9 +36,11 @@ class Keeper:
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._door: socket.socket | None = None
         self._buddy: tuple[str, int, bytes] | None = None
+        self._distrusted: frozenset[int] = frozenset()
 
     def announce(self, meeting: Meeting) -> None:
         """Say where we are, at each meeting anew: others may have come since."""
+        self._distrusted = frozenset()
         if self._door is None:
             self._door = socket.create_server((meeting.my_host(), 0))
             threading.Thread(target=self._open, name="taskd-keeper", daemon=True).start()
@@ -72,6 +75,10 @@ class Keeper:
         except OSError as error:
             log.warning("no copy of the snapshot on another node: %s", error)
 
+    def distrust(self, ranks: Collection[int]) -> None:
+        """Until the next meeting, keep nothing of these ranks: it may have been sent before."""
+        self._distrusted = frozenset(ranks)
+
     def _open(self) -> None:
         assert self._door is not None
         while True:
@@ -91,7 +98,7 @@ class Keeper:
             try:
                 _store(guest, draft, length)
                 found = page.look(draft)
-                if found is not None:
+                if found is not None and rank not in self._distrusted:
                     draft.rename(snapshots.place_of(self._folder, f"{rank}.kept"))
             finally:
                 draft.unlink(missing_ok=True)

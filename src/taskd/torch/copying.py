@@ -7,7 +7,7 @@ step is committed, `mending.py` what there is when one was lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from taskd.model.messages import Copy
@@ -49,6 +49,13 @@ class Copying:
             return ()
         self.snapshots.wait()
         return self.snapshots.copies()
+
+    def distrust(self, ranks: Collection[int], after: int) -> None:
+        """These ranks' state is wrong, perhaps since that step: no copy of it is to be used."""
+        if self.snapshots is not None and self._keeper is not None:
+            self.snapshots.wait()
+            self._keeper.distrust(ranks)
+            self.snapshots.distrust(ranks, after)
 
     def meet_buddy(self, meeting: Meeting, ranks: Sequence[int]) -> None:
         """Find out who keeps our second copies from now on."""

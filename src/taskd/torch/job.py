@@ -118,7 +118,9 @@ class Job:
         self._shard, replica = sharded.describe(self._kept)
         self._is_sharded = self._shard != ""
         self._link.describe(self._shard, replica)
-        if guard_every:
+        if guard_every and self._is_sharded and not sharded.has_replicas(self._kept):
+            log.warning("guard_every has no effect: no shard has a replica to be compared with")
+        elif guard_every:
             self._guard = Guard(guard_every, self._shard, self._kept, self._groups)
         if snapshot_every is None:
             snapshot_every = 1 if self._is_sharded and not sharded.has_replicas(self._kept) else 0

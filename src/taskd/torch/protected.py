@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -81,6 +82,12 @@ def _check(kept: Protected) -> None:
         problems.append(
             "DDP(static_graph=True) cannot be protected: "
             "a rank that joins later would not know the graph that the others have recorded"
+        )
+    zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    if zero and any(isinstance(one, zero.ZeroRedundancyOptimizer) for one in kept.optimizers):
+        problems.append(
+            "ZeroRedundancyOptimizer cannot be protected: each rank holds another part of its "
+            "state, and nobody could give it to a replacement; use fully_shard"
         )
     known = set(kept.parameters)
     for optimizer in kept.optimizers:

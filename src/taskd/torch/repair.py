@@ -1,7 +1,7 @@
 """Carries out the manager's plan in this process: meet, give or take state, go on.
 
-`mending.py` calls it in the training thread; the plan was made by `core/repair.py`. Anything that goes
-wrong is raised as `Transient` and told to the manager, which makes a new plan.
+`mending.py` calls it in the training thread; the plan was made by `core/repair.py`. Anything that
+goes wrong is raised as `Transient` and told to the manager, which makes a new plan.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from taskd.model.ids import Step
@@ -81,6 +81,12 @@ class Snapshots:
             if one.step > step and one.path in self._mine:
                 spoil(one.path)
 
+    def distrust(self, ranks: Collection[int], after: int) -> None:
+        """What these ranks have copied since that step may be as wrong as they are."""
+        for one in self._all():
+            if one.step > after and _maker(one.path) in ranks:
+                spoil(one.path)
+
     def _copy(self, path: Path, step: int, parcel: Parcel) -> None:
         try:
             self._pages[path].write(self._shard, step, parcel)
@@ -104,6 +110,11 @@ def older(held: dict[Path, Found | None]) -> Path:
 def place_of(folder: Path, name: str) -> Path:
     """Where the next copy of this name goes."""
     return older({path: look(path) for path in _pair(folder, name)})
+
+
+def _maker(path: Path) -> int:
+    """The rank whose state it is, whoever keeps it."""
+    return int(path.name.removeprefix("snapshot-").split(".")[0])
 
 
 def _pair(folder: Path, name: str) -> list[Path]:

@@ -22,6 +22,8 @@ from taskd.torch.sharded import is_distributed, local
 from taskd.torch.side import Side
 
 DIGEST = 16
+PLACE = 0x9E3779B97F4A7C15
+"""Odd, so that no bit is lost: the same tensors in another order are not the same state."""
 
 
 class BadState(Transient):
@@ -38,6 +40,8 @@ class Piece:
     dtype: torch.dtype
     sharded: bool
     """It is the local part of a distributed tensor."""
+    on_host: bool
+    """An optimizer may keep its counters there, or with the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,9 @@ class Parcel:
         for key, tensor in _tensors(kept):
             own = local(tensor)
             self._tensors.append(own.clone() if key[0] == "buffer" else own)
-            pieces.append(Piece(key, tuple(own.shape), own.dtype, is_distributed(tensor)))
+            on_host = own.device.type == "cpu"
+            shape = tuple(own.shape)
+            pieces.append(Piece(key, shape, own.dtype, is_distributed(tensor), on_host))
         plain = pickle.loads(pickle.dumps(plain_state(kept)))
         self._draft = Manifest(step, incident, shard, tuple(pieces), (), plain)
         self._letter = b""
@@ -201,7 +207,7 @@ def _places(kept: Protected, manifest: Manifest, aside: bool) -> list[torch.Tens
 
 def _home(kept: Protected, piece: Piece) -> torch.Tensor:
     """The tensor that tells on which device a new optimizer tensor belongs."""
-    if len(piece.shape) == 0:
+    if piece.on_host:
         return torch.empty(0)
     return local(_optimized(kept)[piece.key[1]][1])
 
@@ -241,6 +247,18 @@ def adopt_plain(kept: Protected, plain: dict[str, Any]) -> None:
         part.load_state_dict(plain["parts"][name])
     for parameter in kept.parameters:
         parameter.grad = None
+
+
+def fingerprint(kept: Protected) -> int:
+    """One number for all weights and optimizer state: another one if any bit is another.
+
+    Buffers are left out: a forward pass changes them on each rank by its own batch.
+    """
+    raws = [_raw(local(tensor)) for key, tensor in _tensors(kept) if key[0] != "buffer"]
+    number = 0
+    for one in _checksums(raws):
+        number = (number * PLACE + one) % (1 << 63)
+    return number
 
 
 # The pieces

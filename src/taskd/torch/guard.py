@@ -1,0 +1,58 @@
+"""Watches for silent corruption: do the replicas still hold the same bits?
+
+Every so many steps, at the gate before the update (`step.py`), each rank tells all others the
+fingerprint of its state. A rank that is named there has not yet spoilt anything by this step: the
+step is abandoned by all, the named rank takes the state of a peer, and the step is replayed.
+`core/agreement.py` judges.
+"""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+
+from taskd.core.agreement import Print, Verdict, judge
+from taskd.model.ids import Rank
+from taskd.torch import state
+from taskd.torch.groups import Groups
+from taskd.torch.protected import Protected
+
+
+class Corrupt(Exception):
+    """Raised by a script inside a step: this rank's state is wrong and is to be replaced.
+
+    The step is abandoned, the state comes from a peer or from a copy, and the step is replayed.
+    """
+
+
+class Guard:
+    """One rank's part in the comparison."""
+
+    def __init__(self, every: int, shard: str, kept: Protected, groups: Groups) -> None:
+        self._every, self._kept, self._groups = every, kept, groups
+        self._shard = crc32(shard.encode())
+        self._agreed = -1
+
+    def is_due(self, step: int) -> bool:
+        return step % self._every == 0
+
+    def compare(self, step: int) -> Verdict | None:
+        """What all ranks together say of the state at this step. None: the groups broke."""
+        world = self._groups.world.shape
+        # Where the host can talk to its peers, the device is waited for once: for the fingerprint.
+        device = "cpu" if "cpu" in world.backends else next(iter(world.backends))
+        mine = [self._shard, state.fingerprint(self._kept), self._agreed]
+        told = [torch.empty(len(mine), dtype=torch.int64, device=device) for _ in world.ranks]
+        dist.all_gather(told, torch.tensor(mine, device=device))
+        self._groups.land()
+        if self._groups.trouble():
+            return None
+        each = torch.stack(told).tolist()
+        verdict = judge(
+            {Rank(rank): Print(*one) for rank, one in zip(world.ranks, each, strict=True)}
+        )
+        if not verdict.named:
+            self._agreed = step
+        return verdict
