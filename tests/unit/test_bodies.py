@@ -170,6 +170,32 @@ def test_what_is_no_body_is_refused_with_the_reason(text: str, because: str) -> 
         decode(text, Role.AGENT)
 
 
+@pytest.mark.parametrize(
+    ("code", "extension"),
+    [
+        (209, {"FaultRanks": "5"}),
+        (205, {"StressTestRankOPStr": '{"1": {"ops": [Infinity]}}'}),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused(code: int, extension: dict[str, str]) -> None:
+    text = {"msg_type": "ACTION", "code": code, "message": "", "extension": extension}
+    with pytest.raises(NotABody):
+        decode(json.dumps(text), Role.MANAGER)
+
+
+def test_a_number_beyond_all_floats_is_refused() -> None:
+    text = encode(m.Repaired(Rank(1), Incarnation(0), Incident(1), Step(7), 0.5))
+    with pytest.raises(NotABody, match="too large"):
+        decode(text.replace("0.5", "1" + "0" * 400), Role.WORKER)
+
+
+def test_half_a_character_becomes_a_question_mark() -> None:
+    failed = m.WorkerFailed(Rank(1), Incarnation(0), Incident(0), "exception", "caf\udce9, 🦜")
+    told = decode(encode(failed), Role.WORKER)
+    assert isinstance(told, m.WorkerFailed)
+    assert told.evidence == "caf?, 🦜"
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),

@@ -7,6 +7,7 @@ import resource
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,41 @@ def test_a_full_disk_loses_nothing_and_is_said(tmp_path: Path) -> None:
         await journal.aclose()
 
     asyncio.run(main())
+
+
+def test_what_cannot_be_written_is_refused_and_the_next_is_written(tmp_path: Path) -> None:
+    async def main() -> None:
+        journal = Journal(tmp_path / "journal")
+        for unwritable in (Write("a", "half a pair: \ud800", 0.0), Write("b", "r", 0.0, (BEYOND,))):
+            with pytest.raises(JournalFailed):
+                await journal.append(unwritable)
+        await journal.append(Write("job", "r", 0.0, (replace(BEYOND, job="job", incident=1),)))
+        assert await journal.records() == {"job": "r"}
+        (line,) = await journal.history("job")
+        assert line.because == "no file 'caf?'"
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+BEYOND = Entry("b", 2**70, 0.0, "event", "A", "B", "no file 'caf\udce9'")
+
+
+def test_others_cannot_read_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        journal = Journal(tmp_path / "journal")
+        await journal.append(write("job", 1))
+        modes.extend(await asyncio.to_thread(_modes, tmp_path))
+        await journal.aclose()
+
+    modes: list[int] = []
+    asyncio.run(main())
+    assert len(modes) >= 2
+    assert not any(mode & 0o077 for mode in modes)
+
+
+def _modes(folder: Path) -> list[int]:
+    return [path.stat().st_mode for path in folder.iterdir()]
 
 
 def test_closed_means_closed() -> None:

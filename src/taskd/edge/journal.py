@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -188,7 +189,8 @@ class Journal:
         while batch := self._batch():
             try:
                 results = self._transact([asked.task for asked in batch])
-            except (sqlite3.Error, JournalUnusable) as error:
+            # What SQLite cannot hold, such as half a character, must not end this thread either.
+            except (sqlite3.Error, JournalUnusable, ValueError, OverflowError) as error:
                 self._fail(batch, error)
                 continue
             self.last_error = None
@@ -318,11 +320,14 @@ def _answer(results: list[tuple[_Asked, object]]) -> None:
 def _connect(path: Path | None) -> sqlite3.Connection:
     where = ":memory:" if path is None else str(path)
     try:
+        if path is not None:
+            _create(path)
         connection = sqlite3.connect(
             where, timeout=2.0, isolation_level=None, check_same_thread=False
         )
-    except sqlite3.Error as error:
-        raise JournalUnusable(f"the journal {where} cannot be opened: {error}") from error
+    except (sqlite3.Error, OSError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise JournalUnusable(f"the journal {where} cannot be opened: {told}") from error
     try:
         # Exclusive: a second server on the same file would decide everything twice.
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -347,6 +352,12 @@ def _connect(path: Path | None) -> sqlite3.Connection:
     return connection
 
 
+def _create(path: Path) -> None:
+    """What went wrong in a job is nobody else's business; SQLite would let everybody read it."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
 def _note(connection: sqlite3.Connection, name: str, text: str | None) -> None:
     if text is None:
         connection.execute("DELETE FROM notes WHERE name = ?", (name,))
@@ -359,12 +370,17 @@ def _row(entry: Entry) -> tuple[object, ...]:
         entry.job,
         entry.incident,
         entry.at,
-        entry.event,
+        _legible(entry.event),
         entry.before,
         entry.after,
-        entry.because,
-        json.dumps(entry.commands, ensure_ascii=False),
+        _legible(entry.because),
+        json.dumps(entry.commands),
     )
+
+
+def _legible(text: str) -> str:
+    """Reasons may quote names of files and objects, in which anything can stand."""
+    return text.encode(errors="replace").decode()
 
 
 def _history(job: str, incident: int, connection: sqlite3.Connection) -> list[Entry]:

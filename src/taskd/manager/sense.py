@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from taskd.core import credible
 from taskd.edge.bus import Bus, PeerJoined, PeerLeft
 from taskd.manager.operations import Operations
 from taskd.manager.pulse import Pulse
@@ -42,6 +43,10 @@ class Sense:
     async def hear(self) -> None:
         while True:
             received = await self._bus.receive()
+            if doubt := credible.doubt(received.src, received.body):
+                kind = type(received.body).__name__
+                log.warning("%s of %s is not believed: %s", kind, received.src, doubt)
+                continue
             self.recording.heard(received.src, received.body)
             if self.operations is not None:
                 self.operations.heard(received.src, received.body)

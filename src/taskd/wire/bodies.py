@@ -166,7 +166,8 @@ def _read_ranks(kind: type[m.RestartWorkers | m.StopWorkers]) -> Reader:
         if message and message != "null":
             ranks = _loads(message, "the rank list")
         else:
-            ranks = list(_loads(extension.get("FaultRanks") or "{}", "FaultRanks"))
+            told = _loads(extension.get("FaultRanks") or "{}", "FaultRanks")
+            ranks = list(told) if isinstance(told, dict) else told
         return kind(_ranks(ranks))
 
     return read
@@ -192,7 +193,7 @@ def _read_stress_test(message: str, extension: Mapping[str, str], sender: str) -
     per_rank = _loads(extension.get("StressTestRankOPStr") or "{}", "StressTestRankOPStr")
     try:
         ops = {Rank(int(rank)): tuple(map(int, item["ops"])) for rank, item in per_rank.items()}
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise NotABody("StressTestRankOPStr must map ranks to lists of operations") from None
     return m.RunStressTest(extension.get("stressTestUUID", ""), ops)
 
@@ -237,9 +238,19 @@ _READERS: dict[tuple[str, int, bool], Reader] = {
 
 def _loads(text: str, what: str) -> Any:
     try:
-        return json.loads(text)
+        told = json.loads(text)
     except (ValueError, RecursionError):
         raise NotABody(f"{what} is no JSON: {text[:40]!r}") from None
+    return _legible(told) if _HALF_A_PAIR in text.lower() else told
+
+
+_HALF_A_PAIR = "\\ud"
+"""How JSON may spell what is no character by itself, as in a file name of unknown encoding."""
+
+
+def _legible(told: Any) -> Any:
+    """Nobody could write such text down or send it on: a question mark stands for it."""
+    return json.loads(json.dumps(told, ensure_ascii=False).encode(errors="replace"))
 
 
 def _is_text_map(value: object) -> bool:

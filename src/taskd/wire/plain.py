@@ -120,7 +120,10 @@ def _read_scalar(hint: Any, plain: Any, where: str) -> Any:
         except ValueError:
             raise Misfit(f"{where}: {plain!r} is no {hint.__name__}") from None
     if hint is float and isinstance(plain, int) and not isinstance(plain, bool):
-        return float(plain)
+        try:
+            return float(plain)
+        except OverflowError:
+            raise Misfit(f"{where}: the number is too large") from None
     if type(plain) is not hint:
         raise Misfit(f"{where}: expected {hint.__name__}, got {type(plain).__name__}")
     return plain
