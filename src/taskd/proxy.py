@@ -87,6 +87,7 @@ class Proxy:
                 tls_below=not Address.parse(config.listen).is_loopback,
             )
         )
+        self.upstream = config.upstream
         self._own: asyncio.Task[None] | None = None
 
     @property

@@ -135,9 +135,10 @@ def test_a_death_is_told_and_waits_for_an_order() -> None:
 
 
 def test_only_the_dead_are_replaced() -> None:
+    elsewhere = m.Member(Rank(7), NodeRank(3), Incarnation(1))
     play = Play().running()
     play.end(2, 0)
-    order = m.ReplaceWorkers(Incident(1), (member(2, 1), member(7, 1)))
+    order = m.ReplaceWorkers(Incident(1), (member(2, 1), elsewhere))
     assert play.hear(order) == (start_worker(2, 1, incident=1),)
     assert play.state.deadline == inf
     told = play.start(2, 1)

@@ -87,7 +87,9 @@ class Hands:
             case SayHello(workers, attempt, remaining):
                 served = self._addresses.store if self._ground.serves else ""
                 node, host = NodeRank(self._plan.node), socket.gethostname()
-                await self._tell(m.AgentHello(node, host, workers, served, attempt, remaining))
+                state = workers, served, attempt, remaining
+                more = self._addresses.door, self._nursery.warm
+                await self._tell(m.AgentHello(node, host, *state, *more))
 
     async def serve_store(self) -> None:
         """A store that knows nothing, on the port that everybody knows."""

@@ -124,6 +124,11 @@ def _add_ours(group: argparse._ArgumentGroup) -> None:
         help="what may be done about a fault, e.g. retry,recover-in-place,dump",
     )
     group.add_argument("--clusterd", default="", metavar="HOST:PORT", help="use this server")
+    group.add_argument(
+        "--spare",
+        action="store_true",
+        help="a node that takes over the ranks of a lost one; further spares count --node-rank on",
+    )
     group.add_argument("--preload", action="append", default=[], help="a module to import once")
     group.add_argument("--job-id", default="", help="a name for the job, if not by --rdzv-id")
     group.add_argument(

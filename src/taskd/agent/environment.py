@@ -17,6 +17,8 @@ class Addresses:
 
     store: str
     proxy: str
+    door: str = ""
+    """The agent's own, which proves that it lives."""
 
 
 def base(plan: Plan) -> dict[str, str]:
@@ -29,7 +31,7 @@ def base(plan: Plan) -> dict[str, str]:
 
 
 def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str, str]:
-    local_rank = start.rank - plan.ranks.start
+    node, local_rank = plan.place_of(start.rank)
     host, _, port = addresses.store.rpartition(":")
     whole = start.incarnation == start.attempt
     return {
@@ -37,7 +39,7 @@ def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str,
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(plan.world_size),
         "LOCAL_WORLD_SIZE": str(plan.local_size),
-        "GROUP_RANK": str(plan.node),
+        "GROUP_RANK": str(node),
         "GROUP_WORLD_SIZE": str(plan.nodes),
         "ROLE_RANK": str(start.rank),
         "ROLE_NAME": plan.role,

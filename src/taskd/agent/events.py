@@ -44,7 +44,7 @@ class EventLog:
             "entry_point": plan.program.target,
         }
         if rank is not None:
-            local_rank = rank - plan.first_rank
+            _, local_rank = plan.place_of(rank)
             details |= {
                 "local_rank": [local_rank],
                 "role_rank": [rank],

@@ -53,17 +53,15 @@ class Logs:
         self._template = environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
 
     def files(self, rank: Rank, incarnation: Incarnation) -> Files:
-        local_rank = rank - self._plan.ranks.start
+        _, local_rank = self._plan.place_of(rank)
         folder = self._root / f"attempt_{incarnation}" / str(local_rank)
         folder.mkdir(parents=True, exist_ok=True)
         return Files(folder)
 
     def open(self, start: StartWorker, output: Output) -> list[int]:
         """The descriptors of the worker's stdout and stderr; close them once it has them."""
-        files, local_rank = (
-            self.files(start.rank, start.incarnation),
-            start.rank - self._plan.ranks.start,
-        )
+        files = self.files(start.rank, start.incarnation)
+        _, local_rank = self._plan.place_of(start.rank)
         logs = self._plan.logs
         redirects, tee = logs.redirects.get(local_rank, 0), logs.tee.get(local_rank, 0)
         shown = logs.shown is None or local_rank in logs.shown

@@ -22,10 +22,11 @@ from taskd.agent.watch import Watch
 from taskd.core.workers import Node, Over, Waiting, WorkersConfig
 from taskd.edge.bus import Bus, BusConfig
 from taskd.edge.clock import monotonic
+from taskd.edge.door import Door
 from taskd.errors import SettingsError
 from taskd.model import messages as m
 from taskd.model.ids import NodeRank, Rank, agent
-from taskd.model.workers import Interrupted
+from taskd.model.workers import Interrupted, LinkUp
 from taskd.proxy import Proxy
 
 BEAT_S, HURRY = 0.4, 0.3
@@ -44,6 +45,7 @@ class NodeRun:
     logs: Logs = field(init=False)
     bus: Bus = field(init=False)
     agent: Agent = field(init=False)
+    door: Door | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.logs = Logs(self.plan, self.ground.run_dir)
@@ -55,6 +57,7 @@ class NodeRun:
             BusConfig(me=agent(plan.node), upstream=address, job=plan.job, token=plan.token)
         )
         await self.bus.start()
+        self.door = await Door.open(self.proxy.upstream)
         config = WorkersConfig(permission_timeout_s=self._permission_s, grace_s=plan.grace_s)
         self.agent = Agent(self.bus, self.proxy.bus, config, watch=self.seer)
         self._obey_signals()
@@ -66,6 +69,8 @@ class NodeRun:
         finally:
             await self.ground.nursery.close()
             await self.bus.close()
+            if self.door is not None:
+                self.door.close()
 
     @property
     def _permission_s(self) -> float:
@@ -93,7 +98,11 @@ class NodeRun:
                 ground,
                 self.output,
                 self.logs,
-                Addresses(store=ground.store, proxy=f"127.0.0.1:{self.proxy.port}"),
+                Addresses(
+                    store=ground.store,
+                    proxy=f"127.0.0.1:{self.proxy.port}",
+                    door=self.door.address if self.door is not None else "",
+                ),
                 self.agent,
                 tasks,
                 watch,
@@ -120,6 +129,8 @@ class NodeRun:
         if problems := [f"--preload {n}: {ready.failed[n]}" for n in wanted if n in ready.failed]:
             raise SettingsError(problems)
         await hands.serve_store()
+        if isinstance(self.agent.state, Waiting):
+            self.agent.happened(LinkUp())  # a job that trains without us need not wait any longer
 
 
 def _beat_s(nodes: int) -> float:

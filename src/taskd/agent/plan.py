@@ -88,8 +88,19 @@ class Plan:
     """Whether MASTER_ADDR and MASTER_PORT name a store that is served by an agent."""
 
     @property
+    def spare(self) -> bool:
+        """A node beyond those that the job starts with: it has no ranks before one is lost."""
+        return self.node >= self.nodes
+
+    @property
     def ranks(self) -> range:
-        return range(self.first_rank, self.first_rank + self.local_size)
+        return range(self.first_rank, self.first_rank + (0 if self.spare else self.local_size))
+
+    def place_of(self, rank: int) -> tuple[int, int]:
+        """The node and the place on it that the rank was given by the job's first start."""
+        if rank in self.ranks:
+            return self.node, rank - self.first_rank
+        return divmod(rank, self.local_size)
 
 
 def read(told: argparse.Namespace) -> Plan:
@@ -99,8 +110,7 @@ def read(told: argparse.Namespace) -> Plan:
     address, port = _endpoint(told, problems)
     if told.standalone:
         nodes, address, port = 1, "127.0.0.1", None
-    if not 0 <= told.node_rank < max(nodes, 1):
-        problems.append(f"--node-rank {told.node_rank} is not one of {nodes} nodes")
+    node = _node(told, nodes, problems)
     if int(told.max_restarts) < 0:
         problems.append(f"--max-restarts must not be negative, got {told.max_restarts}")
     if told.logs_specs:
@@ -122,10 +132,10 @@ def read(told: argparse.Namespace) -> Plan:
         run_id=run_id,
         role=told.role,
         nodes=nodes,
-        node=told.node_rank,
+        node=node,
         local_size=local_size,
         world_size=nodes * local_size,
-        first_rank=told.node_rank * local_size,
+        first_rank=node * local_size,
         max_restarts=int(told.max_restarts) or UNLIMITED_RESTARTS,
         master_addr=address if nodes > 1 else "127.0.0.1",
         master_port=port,
@@ -158,6 +168,19 @@ def _nodes(text: str, problems: list[str]) -> int:
     if not 0 < least <= most:
         problems.append(f"--nnodes must be a number or MIN:MAX, got {text!r}")
     return most
+
+
+def _node(told: argparse.Namespace, nodes: int, problems: list[str]) -> int:
+    node: int = told.node_rank
+    if not told.spare:
+        if not 0 <= node < max(nodes, 1):
+            problems.append(f"--node-rank {node} is not one of {nodes} nodes; is it a --spare?")
+        return node
+    if nodes < 2:
+        problems.append("--spare: the spare stands in for one of several --nnodes")
+    if 0 < node < nodes:
+        problems.append(f"--spare: --node-rank {node} is one of the {nodes} nodes themselves")
+    return node or nodes
 
 
 def _endpoint(told: argparse.Namespace, problems: list[str]) -> tuple[str, int | None]:

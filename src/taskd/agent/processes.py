@@ -116,6 +116,11 @@ class Nursery:
         self._ready = loop.create_future()
         loop.add_reader(self._pipe, self._read)
 
+    @property
+    def warm(self) -> bool:
+        """The zygote has imported everything: a worker could be forked at once."""
+        return self._ready is not None and self._ready.done() and not self._ready.exception()
+
     async def ready(self) -> letters.Ready:
         """Wait until the zygote has imported everything; raises ZygoteLost if it died over it."""
         assert self._ready is not None

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import get_args
 
-from taskd.edge.bus import Bus, Joined
+from taskd.edge.bus import Bus, Joined, Left
 from taskd.model.messages import SetProfiling
-from taskd.model.workers import Event, LinkUp, Order
+from taskd.model.workers import Event, LinkDown, LinkUp, Order
 
 log = logging.getLogger(__name__)
 
@@ -38,3 +38,5 @@ async def watch_link(bus: Bus, among: tuple[Bus, ...], happened: Callable[[Event
     async for change in bus.changes():
         if isinstance(change, Joined) and all(other.joined for other in among):
             happened(LinkUp())
+        elif isinstance(change, Left):
+            happened(LinkDown())

@@ -68,6 +68,8 @@ class NodeView:
     """It has joined and has not been lost since."""
     ours: bool = False
     """It has said AgentHello. Ascend's agents never do."""
+    warm: bool = True
+    """Ranks that it is told to start will run at once."""
     ranks: RankSet = NOBODY
     """Those that have ever stood here; some may have moved since."""
 
@@ -146,12 +148,13 @@ def expect(nodes: int, ranks_per_node: int) -> Picture:
 
 def learn(picture: Picture, src: Position, body: Body) -> Learned:
     match body:
-        case AgentHello(node=node, host=host, workers=workers, store=store):
+        case AgentHello(node=node, host=host, workers=workers, store=store, warm=warm):
             known = picture.nodes.get(node, NodeView(node))
-            seen = replace(known, host=host, store=store, present=True, ours=True)
+            seen = replace(known, host=host, store=store, present=True, ours=True, warm=warm)
             return _local(_with_node(picture, seen), node, workers)
         case WorkersStarted(node=node, workers=workers):
-            return _local(picture, node, workers)
+            proven = replace(picture.nodes.get(node, NodeView(node)), warm=True)
+            return _local(_with_node(picture, proven), node, workers)
         case WorkerHello():
             return _hello(picture, body)
         case WorkerExited():

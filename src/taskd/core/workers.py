@@ -27,6 +27,7 @@ from taskd.model.workers import (
     Event,
     Interrupted,
     KillWorker,
+    LinkDown,
     LinkUp,
     RenewStore,
     Running,
@@ -79,6 +80,7 @@ class Node:
 
     node: NodeRank
     ranks: tuple[Rank, ...]
+    """None at all on a spare node, until it is told to take over those of a lost one."""
     remaining: int
     """The restart budget."""
     attempt: int = 0
@@ -149,8 +151,17 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
     match state, event:
         case Over(), _:
             return Step(state, because="the node's part of the job is over")
+        case Waiting(Node(ranks=())), LinkUp():
+            # A spare waits for as long as there is a job that may need it.
+            waiting = replace(state, deadline=inf)
+            return Step(waiting, _hello(state), "ready to take over ranks of another node")
+        case Waiting(Node(ranks=())), LinkDown():
+            waiting = replace(state, deadline=now + config.permission_timeout_s)
+            return Step(waiting, because="the manager is out of reach")
         case _, LinkUp():
             return Step(state, _hello(state), "the manager must know what is true here")
+        case _, LinkDown():
+            return Step(state, because="the manager will have to be told again what is true here")
         case Waiting(), Tick() if now >= state.deadline:
             return _over(
                 state.node, 1, f"no permission to start in {config.permission_timeout_s:g} s"
@@ -238,6 +249,9 @@ def _first_start(node: Node, members: tuple[m.Member, ...]) -> Step:
     if node.remaining < 0:
         return _over(node, 1, "the restart budget is used up")
     lives = {member.rank: member.incarnation for member in members}
+    if lives:
+        # Some of ours may stand elsewhere by now, and some of another node's here.
+        node = replace(node, ranks=tuple(sorted(lives)))
     first = {rank: lives.get(rank, Incarnation(0)) for rank in node.ranks}
     workers = {rank: Starting(life) for rank, life in first.items()}
     commands = tuple(_start(node, rank, life) for rank, life in first.items())
@@ -359,8 +373,9 @@ def _over(
 def _replace(state: Training, order: m.ReplaceWorkers, now: float, config: WorkersConfig) -> Step:
     if order.incident < state.node.incident:
         return Step(state, because=f"an order of incident {order.incident} comes too late")
-    node = replace(state.node, incident=order.incident)
-    here = {w.rank: w.incarnation for w in order.workers if w.rank in node.ranks}
+    here = {w.rank: w.incarnation for w in order.workers if w.node == state.node.node}
+    ranks = tuple(sorted({*state.node.ranks, *here}))
+    node = replace(state.node, incident=order.incident, ranks=ranks)
     new = {r: life for r, life in here.items() if life > _newest(state, r)}
     if not new:
         told = (_present(node, state.workers),)
@@ -373,8 +388,9 @@ def _restart_job(state: Training, order: m.RestartJob, now: float, config: Worke
     if order.attempt <= state.node.attempt:
         told = (_present(state.node, state.workers),)
         return Step(state, told, f"attempt {order.attempt} has been started already")
-    node = replace(state.node, incident=order.incident, attempt=order.attempt)
-    lives = {w.rank: w.incarnation for w in order.workers if w.rank in node.ranks}
+    lives = {w.rank: w.incarnation for w in order.workers if w.node == state.node.node}
+    ranks = tuple(sorted(lives)) or state.node.ranks
+    node = replace(state.node, incident=order.incident, attempt=order.attempt, ranks=ranks)
     again = {r: max(lives.get(r, Incarnation(0)), _next_life(state, r)) for r in node.ranks}
     return _begin(
         replace(state, node=node), again, True, now, config, f"attempt {order.attempt} begins"

@@ -23,6 +23,7 @@ from taskd.model.ids import NodeRank, Position, Rank, agent
 from taskd.model.job import (
     Event,
     Heard,
+    NodeGone,
     NodeSilent,
     NodeUnlinked,
     RankFault,
@@ -152,7 +153,7 @@ class Bridge:
                 return True
             case Heard(body=body):
                 return isinstance(body, AgentRegistered | AgentHello)
-            case NodeSilent() | NodeUnlinked() | RankHung():
+            case NodeSilent() | NodeGone() | NodeUnlinked() | RankHung():
                 return False
             case _:
                 return True

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from taskd.core import credible
 from taskd.edge.bus import Bus, PeerJoined, PeerLeft
+from taskd.manager.knocking import Knocking
 from taskd.manager.operations import Operations
 from taskd.manager.pulse import Pulse
 from taskd.manager.recording import Recording
@@ -18,7 +19,7 @@ from taskd.manager.settings import ManagerConfig
 from taskd.manager.stragglers import Stragglers
 from taskd.model.ids import NodeRank, Position, Role
 from taskd.model.job import Event, Heard, NodeLinked, NodeSilent, NodeUnlinked, StopAsked
-from taskd.model.messages import EndJob, NodeBeat, Progress
+from taskd.model.messages import AgentHello, EndJob, NodeBeat, Progress
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Sense:
         self.on_beat: Callable[[], None] = lambda: None
         self.operations: Operations | None = None
         """Set by the manager where there is a clusterd that could ask for any."""
+        self._knocking = Knocking(self.inbox.put_nowait)
 
     async def hear(self) -> None:
         while True:
@@ -57,6 +59,8 @@ class Sense:
             elif isinstance(received.body, EndJob):
                 self.inbox.put_nowait(StopAsked(received.body.exit_code, received.body.because))
             else:
+                if isinstance(received.body, AgentHello):
+                    self._knocking.heard(received.body)
                 await self._room.acquire()
                 self.inbox.put_nowait(Heard(received.src, received.body))
 
@@ -70,11 +74,13 @@ class Sense:
                 case PeerJoined(peer) if (node := _node(peer)) is not None:
                     if timer := self._absent.pop(node, None):
                         timer.cancel()
+                    self._knocking.linked(node)
                     self.inbox.put_nowait(NodeLinked(node))
                 case PeerLeft(peer) if (node := _node(peer)) is not None:
                     self._pulse.gone(node)
                     self.inbox.put_nowait(NodeUnlinked(node))
                     self._await_return(node)
+                    self._knocking.unlinked(node)
                 case _:
                     pass
 

@@ -57,6 +57,14 @@ class NodeSilent:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeGone:
+    """Its agent has ended, which is certain; and workers do not outlive their agent."""
+
+    node: NodeRank
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
 class RankHung:
     rank: Rank
     evidence: str
@@ -98,6 +106,7 @@ Event = (
     | NodeLinked
     | NodeUnlinked
     | NodeSilent
+    | NodeGone
     | RankHung
     | NodesCondemned
     | Ordered

@@ -325,6 +325,10 @@ class AgentHello:
     """How many times the whole job has been restarted, as far as this agent knows."""
     remaining: int = -1
     """The restart budget that it was last told; -1 when it never was."""
+    door: str = ""
+    """host:port where the agent itself listens while it lives; empty: nowhere."""
+    warm: bool = True
+    """Whether ranks that it is told to start could run at once."""
 
 
 @dataclass(frozen=True, slots=True)

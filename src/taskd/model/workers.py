@@ -74,6 +74,11 @@ class LinkUp:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkDown:
+    """The manager cannot hear us."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The deadline has passed."""
 
@@ -88,7 +93,7 @@ Order = (
     | m.ExitAgent
     | m.EndJob
 )
-Event = Started | StartFailed | m.WorkerExited | Interrupted | LinkUp | Tick | Order
+Event = Started | StartFailed | m.WorkerExited | Interrupted | LinkUp | LinkDown | Tick | Order
 
 
 # Commands

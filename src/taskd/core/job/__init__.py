@@ -52,6 +52,7 @@ from taskd.model.job import (
     Event,
     Finish,
     Heard,
+    NodeGone,
     NodeLinked,
     NodesCondemned,
     NodeSilent,
@@ -127,6 +128,8 @@ def step(state: State, event: Event, now: float, config: JobConfig) -> Taken:
         case NodeSilent(node, evidence):
             learned = node_lost(state.job.picture, node, "silent", evidence)
             return _news(state, learned, now, config)
+        case NodeGone(node, evidence):
+            return _news(state, node_lost(state.job.picture, node, "lost", evidence), now, config)
         case RankHung(rank, evidence):
             return faults.hung(state, rank, evidence, now, config)
         case NodesCondemned(nodes, evidence):

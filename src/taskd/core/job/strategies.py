@@ -111,10 +111,11 @@ def recovered(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
 
 
 def offer_to_grow(job: Job) -> tuple[Command, ...]:
-    """A job that has shrunk says so when every rank could have a place again."""
-    if job.ascend or _seats(job, _missing(job), in_place=False) is None:
+    """A job that has shrunk says so when every rank could have a place again, and at once."""
+    seats = _seats(job, _missing(job), in_place=False)
+    if job.ascend or not seats or not all(job.picture.nodes[seat.node].warm for seat in seats):
         return ()
-    return (ReportStrategies(job.uuid, (), (UPGRADE,)),) if _missing(job) else ()
+    return (ReportStrategies(job.uuid, (), (UPGRADE,)),)
 
 
 def _missing(job: Job) -> list[Seat]:

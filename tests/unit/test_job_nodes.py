@@ -1,0 +1,114 @@
+"""Nodes leave, come back and stand in for each other: what managers and agents make of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from taskd.core import workers as local
+from taskd.core.job.states import Awaiting, Repairing, Reported, Training
+from taskd.core.workers import Node, Waiting, WorkersConfig
+from taskd.model import messages as m
+from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, agent
+from taskd.model.job import NodeGone, NodeUnlinked, ReportFaults, ReportStrategies
+from taskd.model.workers import Event, LinkDown, LinkUp, SayHello, StartWorker, Tell
+from tests.unit.test_job import CONFIG, STOP, Play, change
+
+SPARE = NodeRank(2)
+
+
+def shrunk() -> Play:
+    play = Play().training().tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1)
+    play.orders(change("downgrade")).says(m.Committed, 0, 1, step=8)
+    assert isinstance(play.state, Training)
+    return play
+
+
+def joins(play: Play, node: NodeRank, *, warm: bool) -> Play:
+    play.hear(agent(node), m.AgentHello(node, f"host{node}", (), "", warm=warm))
+    return play.hear(agent(node), m.RestartsLeft(3))
+
+
+def test_a_node_that_is_gone_for_certain_is_reported_at_once() -> None:
+    play = Play().training().tell(NodeUnlinked(NodeRank(1)))
+    assert isinstance(play.state, Training)
+    play.tell(NodeGone(NodeRank(1), "nobody listens there"))
+    assert isinstance(play.state, Reported)
+    [report] = play.asked(ReportFaults)
+    assert [(fault.rank, fault.kind) for fault in report.faults] == [(2, "lost"), (3, "lost")]
+
+
+def test_the_job_does_not_stop_for_a_node_that_is_still_getting_ready() -> None:
+    play = joins(shrunk(), NodeRank(1), warm=False)
+    assert not play.asked(ReportStrategies)
+    play = joins(play, NodeRank(1), warm=True)
+    assert [offer.strategies for offer in play.asked(ReportStrategies)] == [("upgrade",)]
+
+
+def test_a_spare_node_starts_nothing_before_it_is_needed() -> None:
+    play = joins(Play().training(), SPARE, warm=True)
+    assert not play.asked(m.StartWorkers)
+    assert isinstance(play.state, Training)
+
+
+def test_a_spare_node_takes_the_seats_of_a_lost_one() -> None:
+    play = joins(Play().training(), SPARE, warm=True)
+    play.tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
+    assert isinstance(play.state, Repairing)
+    [order] = play.asked(m.ReplaceWorkers)
+    assert [(w.rank, w.node, w.incarnation) for w in order.workers] == [(2, 2, 1), (3, 2, 1)]
+    assert {member.rank for member in play.state.plan.members} == {0, 1, 2, 3}
+
+
+def test_a_spare_node_that_comes_late_is_taken_when_it_comes() -> None:
+    play = Play(replace(CONFIG, rescheduling=True)).training()
+    play.tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
+    assert isinstance(play.state, Awaiting)
+    joins(play, SPARE, warm=False)
+    assert isinstance(play.state, Repairing)
+
+
+def test_a_spare_lets_a_shrunk_job_grow() -> None:
+    play = joins(shrunk(), SPARE, warm=True)
+    assert [offer.strategies for offer in play.asked(ReportStrategies)] == [("upgrade",)]
+
+
+def test_a_node_whose_ranks_have_moved_becomes_the_spare() -> None:
+    play = joins(Play().training(), SPARE, warm=True)
+    play.tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
+    joins(play, NodeRank(1), warm=True)
+    assert not play.asked(m.StartWorkers)
+    assert not play.asked(m.ReplaceWorkers)
+
+
+# The agent of a spare
+
+
+def ready(event: Event, state: local.State) -> local.Step:
+    return local.step(state, event, 10.0, WorkersConfig(permission_timeout_s=60.0))
+
+
+def test_a_spare_waits_for_as_long_as_there_is_a_manager() -> None:
+    waiting = Waiting(Node(SPARE, (), 5), 70.0)
+    linked = ready(LinkUp(), waiting)
+    assert linked.state.deadline == inf
+    assert SayHello((), 0, 5) in linked.commands
+    assert ready(LinkDown(), linked.state).state.deadline == 70.0
+
+
+def test_a_spare_starts_the_ranks_that_it_is_told_to() -> None:
+    order = m.ReplaceWorkers(
+        Incident(4), tuple(m.Member(Rank(r), SPARE, Incarnation(2)) for r in (2, 3))
+    )
+    taken = ready(order, Waiting(Node(SPARE, (), 5)))
+    assert taken.commands == tuple(
+        StartWorker(Rank(r), Incarnation(2), 0, Incident(4)) for r in (2, 3)
+    )
+    assert taken.state.node.ranks == (2, 3)
+
+
+def test_a_node_that_came_back_does_not_start_what_has_moved_away() -> None:
+    order = m.ReplaceWorkers(Incident(4), (m.Member(Rank(0), NodeRank(1), Incarnation(1)),))
+    taken = ready(order, Waiting(Node(NodeRank(1), (Rank(2), Rank(3)), 5)))
+    assert [c.rank for c in taken.commands if isinstance(c, StartWorker)] == [0]
+    assert not [c for c in taken.commands if isinstance(c, Tell)]
