@@ -242,11 +242,12 @@ def _shared_memory() -> str:
 
 
 def _open_files() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= OPEN_FILES:
-        return Finding("open files", Verdict.FINE, f"up to {soft}")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # our servers take what they may
+    if most == resource.RLIM_INFINITY or most >= OPEN_FILES:
+        return Finding("open files", Verdict.FINE, "many" if most < 0 else f"up to {most}")
     because = "a manager of a large job runs out of connections"
-    return Finding("open files", Verdict.LIMITED, f"up to {soft}", because, f"ulimit -n {hard}")
+    remedy = f"let root raise the hard limit: ulimit -Hn {OPEN_FILES}, or LimitNOFILE={OPEN_FILES}"
+    return Finding("open files", Verdict.LIMITED, f"up to {most}", because, remedy)
 
 
 def _log_directory() -> Finding:

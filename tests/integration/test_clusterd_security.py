@@ -79,6 +79,7 @@ def of_job(job: str) -> list[tuple[str, Any]]:
         ("Replay", control_pb2.ReplayRequest(job=job)),
         ("ReportFault", control_pb2.FaultReport(job=job)),
         ("PublishProgress", control_pb2.JobProgress(job=job)),
+        ("ReportSubHealth", control_pb2.SubHealth(job=job)),
         ("EndJob", control_pb2.JobEnd(job=job)),
     ]
 
@@ -94,7 +95,17 @@ def of_operator(job: str) -> list[tuple[str, Any]]:
     ]
 
 
-def test_a_jobs_token_opens_that_job_and_no_other() -> None:
+def test_every_method_is_the_jobs_or_the_operators() -> None:
+    services = (
+        pb.DESCRIPTOR.services_by_name["Recover"],
+        profiling_pb2.DESCRIPTOR.services_by_name["TrainingDataTrace"],
+        control_pb2.DESCRIPTOR.services_by_name["Control"],
+    )
+    there = {method for service in services for method in service.methods_by_name}
+    assert {method for method, _ in of_job("a") + of_operator("a")} == there - {"Jobs"}
+
+
+def test_a_jobs_token_opens_that_job_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         config = ServerConfig(tokens=Tokens({}, SECRET))
         async with (
@@ -116,6 +127,9 @@ def test_a_jobs_token_opens_that_job_and_no_other() -> None:
                     assert await refused(boss, method, request) is None, method
 
     asyncio.run(main())
+    told = [line for line in caplog.messages if "127.0.0.1" in line and "refused" in line]
+    assert "job:a may not use job 'b'" in told[0]
+    assert len(told) < 20, "a refusal is told, but not without end"
 
 
 def test_a_job_sees_itself_in_the_list_and_the_operator_sees_all() -> None:

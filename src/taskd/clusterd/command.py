@@ -13,6 +13,7 @@ from pathlib import Path
 from taskd.clusterd.auth import Tokens
 from taskd.clusterd.main import ServerConfig, serve
 from taskd.core.recovery.config import RecoveryConfig
+from taskd.edge.descriptors import make_room
 from taskd.edge.security import Tls
 from taskd.errors import SettingsError
 from taskd.model.strategies import LADDER, parse_strategies
@@ -45,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    make_room()
     asyncio.run(_serve(_config(arguments)))
     return 0
 

@@ -38,6 +38,8 @@ OFTEN = {"/Recover/HealthCheck", "/taskd.v1.Control/PublishProgress"}
 INNER = RecoverCode.ServerInnerError.sentence
 
 JOB_RATE, OFTEN_RATE, STRANGER_RATE = Rate(100, 400), Rate(20, 100), Rate(2_000, 6_000)
+LOG_RATE = Rate(0.1, 10)
+"""Of refusals, for each machine: who knocks forever does not fill the disk."""
 BYTES_A_TOKEN = 4096
 """A large request takes the place of many small ones."""
 KEYS = 20_000
@@ -56,6 +58,7 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]
         self._jobs = Buckets(job_rate, KEYS, clock)
         self._often = Buckets(OFTEN_RATE, KEYS, clock)
         self._strangers = Buckets(stranger_rate, KEYS, clock)
+        self._told = Buckets(LOG_RATE, KEYS, clock)
         self._guarded: dict[str, Any] = {}
 
     async def intercept_service(
@@ -118,7 +121,10 @@ class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]
         cost = 1.0 + request.ByteSize() / BYTES_A_TOKEN
         refusal = self._refusal(method, job_of(request), cost, context)
         if refusal is not None:
-            await context.abort(*refusal)
+            status, text = refusal
+            if status is not grpc.StatusCode.RESOURCE_EXHAUSTED and self._told.take(_host(context)):
+                log.warning("refused %s to %s: %s", method, context.peer(), text)
+            await context.abort(status, text)
 
     def _refusal(
         self, method: str, job: str, cost: float, context: Any

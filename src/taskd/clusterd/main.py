@@ -53,6 +53,8 @@ OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 2_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # Who connects and says nothing is not waited for.
+    ("grpc.server_handshake_timeout_ms", 10_000),
 )
 GRACE_S = 1.0
 ADD = (

@@ -63,6 +63,8 @@ SERVER_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
+    # Who connects and says nothing is not waited for.
+    ("grpc.server_handshake_timeout_ms", 10_000),
     # Two servers must never share a port by accident.
     ("grpc.so_reuseport", 0),
 )

@@ -14,6 +14,7 @@ from taskd.core.job.states import JobConfig
 from taskd.core.liveness import LivenessConfig
 from taskd.core.operations import OperationsConfig
 from taskd.core.stragglers import StragglerConfig
+from taskd.edge.descriptors import make_room
 from taskd.errors import SettingsError, TaskdError
 from taskd.manager.main import serve
 from taskd.manager.settings import PORT, SWITCH, ManagerConfig
@@ -75,6 +76,7 @@ def config_of(told: argparse.Namespace) -> ManagerConfig:
 
 
 def run(told: argparse.Namespace) -> int:
+    make_room()
     return serve(config_of(told))
 
 
