@@ -11,7 +11,7 @@ from taskd.core.workers import Node, Waiting, WorkersConfig
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, agent
 from taskd.model.job import NodeGone, NodeUnlinked, ReportFaults, ReportStrategies
-from taskd.model.workers import Event, LinkDown, LinkUp, SayHello, StartWorker, Tell
+from taskd.model.workers import Event, Interrupted, LinkDown, LinkUp, SayHello, StartWorker, Tell
 from tests.unit.test_job import CONFIG, STOP, Play, change
 
 SPARE = NodeRank(2)
@@ -112,3 +112,9 @@ def test_a_node_that_came_back_does_not_start_what_has_moved_away() -> None:
     taken = ready(order, Waiting(Node(NodeRank(1), (Rank(2), Rank(3)), 5)))
     assert [c.rank for c in taken.commands if isinstance(c, StartWorker)] == [0]
     assert not [c for c in taken.commands if isinstance(c, Tell)]
+
+
+def test_stopping_a_spare_does_not_stop_the_job() -> None:
+    taken = ready(Interrupted("stopped by SIGINT", 2), Waiting(Node(SPARE, (), 5)))
+    assert isinstance(taken.state, local.Over)
+    assert taken.commands == (Tell(m.RanksFailed(())),)
