@@ -7,11 +7,11 @@ from typing import Any
 
 
 def behind(module: str) -> Any:
-    """The module, or None, with the reason in the log, if this installation lacks it."""
+    """The module, or None, with the reason in the log, if this installation lacks what it needs."""
     try:
         return import_module(module)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         from taskd.python.utils.log import run_log
 
-        run_log.error("%s is not part of this installation: %s", module, error)
+        run_log.error("%s cannot be used in this installation: %s", module, error)
         return None

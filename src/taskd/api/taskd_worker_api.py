@@ -6,8 +6,8 @@ from taskd.api.behind import behind
 from taskd.config import environ
 
 WORKER = "taskd.worker.api"
-STEPS = "taskd.torch.glance"
-"""Puts its hook behind torch's optimizers when it is loaded."""
+STEPS = {"pt": "taskd.torch.glance", "ms": "taskd.mindspore.glance"}
+"""Put a hook where the framework's steps end, when they are loaded."""
 
 
 def init_taskd_worker(
@@ -28,8 +28,7 @@ def init_taskd_worker(
         run_log.error("the worker is not initialised: %s", error)
         return False
     worker = behind(WORKER)
-    if framework == "pt":
-        behind(STEPS)
+    behind(STEPS[framework])
     return worker is not None and bool(worker.init(rank, node, limit_mb, framework))
 
 

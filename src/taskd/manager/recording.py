@@ -9,13 +9,11 @@ when he says hello, whoever does not follow is told again.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from pathlib import Path
 
-from taskd.edge import small_file
 from taskd.edge.bus import Bus
 from taskd.edge.clock import monotonic, next_before
+from taskd.edge.switch_file import LOOK_S, SwitchFile
 from taskd.manager.stragglers import Stragglers
 from taskd.model.ids import EVERY_AGENT, EVERY_WORKER, Position, Rank, Role
 from taskd.model.messages import (
@@ -36,24 +34,17 @@ from taskd.model.profiling import (
     Pace,
     Part,
     names_of,
-    parts_of,
 )
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-"""How often the file is looked at. A ConfigMap's own delay is a minute."""
 INSIST_S = 30.0
 """How long a rank may take to follow before all are told again."""
 
 
-class NotASwitch(ValueError):
-    """The file says something else."""
-
-
 class Recording:
     def __init__(self, bus: Bus, switch_file: str, stragglers: Stragglers) -> None:
-        self._bus, self._file = bus, Path(switch_file)
+        self._bus, self._file = bus, SwitchFile(switch_file)
         self.wanted: Part | None = None
         """None: nobody has said anything yet."""
         self.paces: dict[Rank, Pace] = {}
@@ -62,8 +53,6 @@ class Recording:
         self.stragglers = stragglers
         self._told_at = 0.0
         self._outbox: asyncio.Queue[Position] = asyncio.Queue()
-        self._file_told = b""
-        self._file_problem = ""
 
     def set(self, parts: Part, by: str) -> None:
         if parts == self.wanted:
@@ -97,7 +86,8 @@ class Recording:
                 await self._bus.send(to, order_for(self.wanted or NOTHING), sync=False)
                 continue
             next_look = monotonic() + LOOK_S
-            self._look()
+            if (parts := self._file.look()) is not None:
+                self.set(parts, self._file.path)
             late = monotonic() - self._told_at > INSIST_S
             if self.wanted is not None and late and not self._is_followed(self.wanted):
                 self._tell(EVERY_AGENT, EVERY_WORKER)
@@ -129,25 +119,6 @@ class Recording:
             ):
                 return False
         return True
-
-    def _look(self) -> None:
-        try:
-            text = small_file.read(str(self._file))
-            if text == self._file_told:
-                return
-            self._file_told = text
-            told = json.loads(text)
-            if not isinstance(told, dict):
-                raise NotASwitch("it is no JSON object")
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError) as error:
-            if str(error) != self._file_problem:
-                log.warning("the profiling switch %s cannot be read: %s", self._file, error)
-            self._file_problem = str(error)
-            return
-        self._file_problem = ""
-        self.set(parts_of(told), str(self._file))
 
 
 def order_for(parts: Part) -> SetProfiling:

@@ -19,10 +19,12 @@ import torch
 import torch.distributed as dist
 
 from taskd.edge.clock import monotonic_ns
+from taskd.model.profiling import Part
 from taskd.torch import works
 from taskd.torch.device import Devices
 from taskd.worker.recorder import Recorder
-from taskd.worker.records import COMMUNICATION, Span, collective
+from taskd.worker.records import COMMUNICATION, collective
+from taskd.worker.timing import Timing
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +59,16 @@ _GROUP: Any = dist.ProcessGroup
 
 
 class Collectives:
-    def __init__(
-        self, recorder: Recorder, offset: int, recorded: bool, devices: Devices | None
-    ) -> None:
-        self._recorder, self._offset, self._recorded = recorder, offset, recorded
-        self._devices = devices
+    def __init__(self, timing: Timing, devices: Devices | None) -> None:
+        self._timing, self._devices = timing, devices
+        self._recorder = timing.recorder
+        self._recorded = bool(timing.parts & Part.COMMUNICATION)
         self._library = _LIBRARY("c10d", "IMPL")
         for name in OPERATIONS:
             if hasattr(torch.ops.c10d, name):
                 kernel = self._kernel(name)
                 self._library.impl(name, kernel, BEFORE_DEVICES, with_keyset=True)
-        self._waits = [_Timed(owner, recorder) for owner in (dist.Work, works.Guarded)]
+        self._waits = [_Timed(owner, timing.recorder) for owner in (dist.Work, works.Guarded)]
 
     def remove(self) -> None:
         self._library._destroy()
@@ -78,7 +79,7 @@ class Collectives:
         operation: Any = getattr(torch.ops.c10d, name).default
         places = {argument.name: at for at, argument in enumerate(operation._schema.arguments)}
         group_at, async_at = places["process_group"], places.get("async_op", len(places))
-        plain = name.strip("_")
+        plain, recorded = name.strip("_"), self._recorded
         after: Any = torch._C._after_autograd_keyset
 
         def kernel(keyset: Any, *args: Any) -> Any:
@@ -103,7 +104,7 @@ class Collectives:
                 )
                 thread = threading.get_native_id()
                 if devices is not None and begun is not None:
-                    devices.end(begun, work, told, self._recorded)
+                    devices.end(begun, work, told, recorded)
                     return result
 
                 def done(_: Any) -> None:
@@ -112,7 +113,8 @@ class Collectives:
                         turn.wait(start, end)
                     else:
                         turn.end(end)
-                    self._note(told, start, end, thread)
+                    if recorded:
+                        self._timing.add(COMMUNICATION, told, start, end, thread)
 
                 work.get_future().add_done_callback(done)
             except RuntimeError as error:
@@ -121,13 +123,6 @@ class Collectives:
             return result
 
         return kernel
-
-    def _note(self, told: str, start: int, end: int, thread: int) -> None:
-        if self._recorded:
-            recorder, offset = self._recorder, self._offset
-            recorder.add(
-                Span(COMMUNICATION, told, start + offset, end + offset, recorder.next_id(), thread)
-            )
 
 
 class _Timed:

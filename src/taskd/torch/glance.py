@@ -1,8 +1,7 @@
-"""At the end of every optimizer's step: does anybody want to look inside?
+"""Puts one hook behind all optimizers of torch when it is loaded: a step has ended.
 
-Importing `taskd.torch` puts one hook behind all optimizers. It compares two numbers, and that is
-all an unwatched job pays. `taskd run` imports it before the script is run, so this needs nothing
-of the script.
+`taskd run` loads it before the script is run, so this needs nothing of the script. What happens
+then is in `worker/glance.py`.
 """
 
 from __future__ import annotations
@@ -13,45 +12,19 @@ from typing import Any
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from taskd.torch.hooks import TorchHooks
-from taskd.worker import profiling
-from taskd.worker.profiling import Profiling
+from taskd.worker.glance import Glance
 
-
-class Glance:
-    """One a process. Forked children begin anew: nobody reads what they would record."""
-
-    def __init__(self) -> None:
-        self.hooks = TorchHooks()
-        self.number = 0
-        self._profiling: Profiling | None = None
-        self._pacemaker = 0
-        """The optimizer that steps first; others step in between."""
-
-    def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        ours = self._profiling
-        if ours is None:
-            ours = self._profiling = profiling.of_process()
-            self._pacemaker = id(optimizer)
-        if id(optimizer) != self._pacemaker:
-            return
-        self.number += 1
-        if self.hooks.installed:
-            self.hooks.stepped(self.number)
-        if ours.page.word[0] != ours.applied:
-            ours.follow(self.hooks)
-
-
-_glance = Glance()
+_glance = Glance(TorchHooks())
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    _glance.after_step(optimizer, args, kwargs)
+    _glance.after_step(id(optimizer))
 
 
 def _in_child() -> None:
     global _glance
     _glance.hooks.remove()
-    _glance = Glance()
+    _glance = Glance(TorchHooks())
 
 
 register_optimizer_step_post_hook(_after_step)

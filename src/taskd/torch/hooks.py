@@ -17,7 +17,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
 from typing import Any
 
 import torch
@@ -25,80 +24,64 @@ from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from taskd.edge.clock import monotonic_ns, wall_ns
+from taskd.edge.clock import monotonic_ns
 from taskd.model.profiling import Part
 from taskd.torch.collectives import Collectives
 from taskd.torch.device import Devices
 from taskd.worker.recorder import Recorder
-from taskd.worker.records import DEFAULT, Span
-
-Undo = Callable[[], None]
+from taskd.worker.timing import Outermost, Timing, Undo, replace
 
 
 class TorchHooks:
-    """One a process; `glance.py` calls it between two steps."""
+    """One a process; `worker/glance.py` calls it between two steps."""
 
     def __init__(self) -> None:
         self._installed = ExitStack()
-        self._parts = Part(0)
-        self._recorder: Recorder | None = None
-        self._offset = 0
-        """From the monotonic clock, which never jumps, to the one that the records tell."""
-        self._stepped_at = 0
+        self._timing: Timing | None = None
         self._forwards: _Forwards | None = None
         self._devices: Devices | None = None
 
     def install(self, parts: Part, recorder: Recorder) -> None:
-        self._parts, self._recorder = parts, recorder
-        self._offset = wall_ns() - monotonic_ns()
-        self._stepped_at = 0
+        timing = self._timing = Timing(parts, recorder)
         cuda: Any = torch.cuda
-        self._devices = Devices(recorder, self._offset) if cuda.is_initialized() else None
+        self._devices = Devices(recorder, timing.offset) if cuda.is_initialized() else None
         with ExitStack() as stack:
-            collectives = Collectives(
-                recorder, self._offset, bool(parts & Part.COMMUNICATION), self._devices
-            )
-            stack.callback(collectives.remove)
+            stack.callback(Collectives(timing, self._devices).remove)
             if parts & Part.FORWARD:
-                self._forwards = _Forwards(self._span)
+                self._forwards = _Forwards(self._forward)
                 stack.callback(self._forwards.remove)
-            stack.callback(_replace(_BaseDataLoaderIter, "__next__", self._timed_next))
-            stack.callback(_replace(torch, "save", self._timed_save))
+            stack.callback(replace(_BaseDataLoaderIter, "__next__", self._timed_next))
+            stack.callback(replace(torch, "save", self._timed_save))
             dcp: Any = sys.modules.get("torch.distributed.checkpoint")
             if dcp is not None:
-                stack.callback(_replace(dcp, "save", self._timed_save))
+                stack.callback(replace(dcp, "save", self._timed_save))
             self._installed = stack.pop_all()
 
     def remove(self) -> None:
         self._installed.close()
-        self._recorder = self._forwards = self._devices = None
+        self._timing = self._forwards = self._devices = None
 
     @property
     def installed(self) -> bool:
-        return self._recorder is not None
+        return self._timing is not None
 
     def stepped(self, number: int) -> None:
         """The end of an optimizer's step."""
-        recorder = self._recorder
-        if recorder is None:
+        timing = self._timing
+        if timing is None:
             return
-        now, began = monotonic_ns(), self._stepped_at
-        self._stepped_at = now
+        now, name = monotonic_ns(), f"step {number}"
         if self._forwards is not None:
             self._forwards.settle()
-        if began and self._parts & Part.STEP:
-            self._span(f"step {number}", began, now)
+        timing.stepped(name, now)
         if self._devices is not None:
-            self._devices.stepped(f"step {number}", bool(self._parts & Part.STEP))
+            self._devices.stepped(name, bool(timing.parts & Part.STEP))
         else:
-            recorder.watch.stepped(now)
+            timing.recorder.watch.stepped(now)
 
-    def _span(self, name: str, start: int, end: int) -> None:
-        if (recorder := self._recorder) is not None:
-            offset, thread = self._offset, threading.get_native_id()
-            recorder.add(
-                Span(DEFAULT, name, start + offset, end + offset, recorder.next_id(), thread)
-            )
+    def _forward(self, start: int, end: int) -> None:
+        if (timing := self._timing) is not None:
+            timing.span(Part.FORWARD, "forward", start, end)
 
     def _timed_next(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def timed(iterator: Any) -> Any:
@@ -106,11 +89,8 @@ class TorchHooks:
             try:
                 return original(iterator)
             finally:
-                end = monotonic_ns()
-                if (recorder := self._recorder) is not None:
-                    recorder.watch.turn.data += end - start
-                    if self._parts & Part.DATA:
-                        self._span("dataloader", start, end)
+                if (timing := self._timing) is not None:
+                    timing.loaded(start, monotonic_ns())
 
         return timed
 
@@ -126,11 +106,8 @@ class TorchHooks:
                 return original(*args, **kwargs)
             finally:
                 busy.inside = False
-                end = monotonic_ns()
-                if (recorder := self._recorder) is not None:
-                    recorder.watch.turn.save += end - start
-                    if self._parts & Part.SAVE:
-                        self._span("save_checkpoint", start, end)
+                if (timing := self._timing) is not None:
+                    timing.saved(start, monotonic_ns())
 
         return timed
 
@@ -143,15 +120,13 @@ class _Forwards:
     there only DDP's own forward is seen.
     """
 
-    def __init__(self, span: Callable[[str, int, int], None]) -> None:
-        self._record = span
-        self._began = 0
-        self._depth = 0
+    def __init__(self, tell: Callable[[int, int], None]) -> None:
+        self._calls = Outermost(tell)
         self._roots: set[type] = set()
         self._seeking: list[Any] = []
         self._undo: list[Undo] = []
         if _has_compiled():
-            self._undo.append(_replace(DistributedDataParallel, "forward", self._timed))
+            self._undo.append(replace(DistributedDataParallel, "forward", self._calls.around))
         else:
             self._seeking = [
                 modules.register_module_forward_pre_hook(self._enter_any),
@@ -163,7 +138,7 @@ class _Forwards:
         if not self._seeking or not self._roots:
             return
         self._stop_seeking()
-        self._undo += [_replace(root, "forward", self._timed) for root in self._roots]
+        self._undo += [replace(root, "forward", self._calls.around) for root in self._roots]
 
     def remove(self) -> None:
         self._stop_seeking()
@@ -174,57 +149,17 @@ class _Forwards:
         for handle in self._seeking:
             handle.remove()
         self._seeking = []
-        self._depth = 0
+        self._calls.depth = 0
 
     def _enter_any(self, module: Any, args: Any) -> None:
-        if not self._depth:
+        if not self._calls.depth:
             self._roots.add(type(module))
-        self._enter()
+        self._calls.enter()
 
     def _leave_any(self, module: Any, args: Any, output: Any) -> None:
-        self._leave()
-
-    def _enter(self) -> None:
-        if not self._depth:
-            self._began = monotonic_ns()
-        self._depth += 1
-
-    def _leave(self) -> None:
-        self._depth = max(0, self._depth - 1)
-        if not self._depth and (began := self._began):
-            self._began = 0
-            self._record("forward", began, monotonic_ns())
-
-    def _timed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            self._enter()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._leave()
-
-        return forward
+        self._calls.leave()
 
 
 def _has_compiled() -> bool:
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters.get("frames"))
-
-
-def _replace(owner: Any, name: str, around: Callable[[Any], Any]) -> Undo:
-    inherited = name not in vars(owner)
-    original = getattr(owner, name)
-    replacement = around(original)
-    setattr(owner, name, replacement)
-
-    def undo() -> None:
-        # Somebody may have put something of his own around ours: then it stays, and does nothing.
-        if vars(owner).get(name) is not replacement:
-            return
-        if inherited:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
-
-    return undo

@@ -2,23 +2,26 @@
 
     init      who we are and how much may be kept; nothing runs yet
     start     on the bus, through the process's one connection (`line.py`)
-    destroy   off the bus; recording ends, its files are written
+    destroy   off the bus; what is recorded is written to its files
 
 In any order, as often as one likes, without a signal handler, with or without Ascend's libraries.
-What is recorded is done by `profiling.py` at the end of a training step.
+What is recorded is done by `profiling.py` at the end of a training step. As long as no manager has
+been found, the switch is looked for in Ascend's file.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass, replace
 
 from taskd import config
 from taskd.edge.bus import BusConfig
+from taskd.edge.switch_file import LOOK_S, SwitchFile
 from taskd.errors import SettingsError
 from taskd.model import messages as m
 from taskd.model.ids import worker
-from taskd.model.profiling import FAILED, NOTHING, OFF, parts_ordered
+from taskd.model.profiling import FAILED, NOTHING, OFF, names_of, parts_ordered
 from taskd.worker import line, profiling
 from taskd.worker.line import Say
 from taskd.worker.settings import WorkerSettings
@@ -26,8 +29,6 @@ from taskd.worker.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 PROXY = "127.0.0.1:9602"
-HOOKED = {"pt"}
-"""Frameworks whose steps are seen. MindSpore needs Ascend's library for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,26 @@ class Worker:
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
         self._say: Say | None = None
+        self._managed = threading.Event()
+
+    def watch(self, file: SwitchFile) -> None:
+        """Until the manager, which looks at the file for all, is found."""
+        self._managed = threading.Event()
+        threading.Thread(
+            target=self._watch, args=(file, self._managed), name="taskd-switch", daemon=True
+        ).start()
+
+    def unwatch(self) -> None:
+        self._managed.set()
+
+    def _watch(self, file: SwitchFile, managed: threading.Event) -> None:
+        while not managed.wait(LOOK_S):
+            if (parts := file.look()) is not None:
+                log.info("%s asks to record %s", file.path, ", ".join(names_of(parts)) or "nothing")
+                profiling.of_process().ask(parts)
 
     def joined(self, say: Say) -> None:
+        self.unwatch()
         self._say = say
         say(m.WorkerRegistered())
         self.report()
@@ -56,7 +75,7 @@ class Worker:
             wanted = parts_ordered(body.default_domain, body.communication, body.parts)
             ours.ask(wanted)
             # Said again, an order that holds already is answered at once.
-            if int(wanted) == ours.applied or self.identity.framework not in HOOKED:
+            if int(wanted) == ours.applied or not self._can_follow(ours):
                 self.report()
 
     def report(self) -> None:
@@ -65,10 +84,13 @@ class Worker:
             return
         ours = profiling.of_process()
         states = ours.states()
-        if self.identity.framework not in HOOKED and ours.page.wanted != NOTHING:
-            log.warning("%s cannot be recorded without libmspti", self.identity.framework)
+        if not self._can_follow(ours) and ours.page.wanted != NOTHING:
+            log.warning("%s is not installed: nothing is recorded", self.identity.framework)
             states = FAILED, FAILED if ours.page.wanted & 1 else OFF
         self._say(m.ProfilingSet(*states))
+
+    def _can_follow(self, ours: profiling.Profiling) -> bool:
+        return profiling.steps_are_seen or ours.library is not None
 
 
 _worker: Worker | None = None
@@ -110,6 +132,7 @@ def start() -> bool:
     if not _started:
         profiling.of_process().listen(_worker.report)
         _started = True
+        _worker.watch(SwitchFile(profiling.of_process().settings.switch))
     line.board(_worker, bus)
     return True
 
@@ -122,6 +145,7 @@ def destroy() -> bool:
         ours = profiling.of_process()
         ours.unlisten(_worker.report)
         ours.save()
+        _worker.unwatch()
         line.leave(_worker)
         _started = False
     return True

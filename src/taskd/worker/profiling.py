@@ -3,13 +3,14 @@
 Whoever may ask (the agent through shared memory, the manager over the bus, Ascend's switch file)
 writes one word. The training thread looks at it at the end of each step and changes over there,
 where nothing of the step is in flight; the framework's hooks (`torch/hooks.py`) are only there
-while something is recorded.
+while something is recorded. Where Ascend's library is installed, it records in their place.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,8 +19,9 @@ from taskd.edge.clock import wall
 from taskd.edge.probe import Page
 from taskd.model.ids import Incarnation, Rank
 from taskd.model.profiling import DEFAULT_DOMAIN, FAILED, NOTHING, OFF, ON, Pace, Part
-from taskd.worker import wires
+from taskd.worker import mspti, wires
 from taskd.worker.disk import Shelf, base_dir
+from taskd.worker.mspti import Library
 from taskd.worker.recorder import Recorder
 from taskd.worker.settings import ProfilingSettings, WorkerSettings
 
@@ -32,6 +34,10 @@ class Hooks(Protocol):
     def install(self, parts: Part, recorder: Recorder) -> None: ...
 
     def remove(self) -> None: ...
+
+
+steps_are_seen = False
+"""Whether a framework tells us the end of its steps; set by `glance.py`."""
 
 
 class Profiling:
@@ -48,9 +54,23 @@ class Profiling:
         self._job, self._incarnation = job, incarnation
         self._problem = ""
         self._listeners: list[Callable[[], None]] = []
+        self._changing = threading.RLock()
+        self._library: Library | None = None
+        self._looked = False
+
+    @property
+    def library(self) -> Library | None:
+        """Ascend's, where it is installed: then it does the recording, and no hook is put in."""
+        if self._library is None and not self._looked:
+            self._looked = True
+            self._library = mspti.find(self.settings.mspti)
+        return self._library
 
     def ask(self, parts: Part) -> None:
+        """The library obeys at once, hooks at the end of the step."""
         self.page.want(parts)
+        if self.library is not None:
+            self.follow(None)
 
     def listen(self, changed: Callable[[], None]) -> None:
         """Be told, on the training thread, whenever what was asked for has been tried."""
@@ -70,25 +90,38 @@ class Profiling:
         if self.recorder is not None:
             self.recorder.flush()
 
-    def follow(self, hooks: Hooks) -> None:
+    def follow(self, hooks: Hooks | None) -> None:
         """Change over to what is wanted. We must never be what kills training."""
-        wanted = self.page.wanted
-        self.applied = self.page.word[0]
-        self._problem = ""
-        try:
-            hooks.remove()
-            if wanted:
-                self.recorder = self.recorder or self._new_recorder()
-                hooks.install(wanted, self.recorder)
-            elif self.recorder is not None:
-                self.recorder.end()
-                self.recorder = None
-        except Exception as error:
-            log.exception("profiling is given up; training goes on")
-            self._problem = f"{type(error).__name__}: {error}"
-            hooks.remove()
+        with self._changing:
+            wanted = self.page.wanted
+            self.applied = self.page.word[0]
+            self._problem = ""
+            try:
+                self._change(wanted, hooks)
+            except Exception as error:
+                log.exception("profiling is given up; training goes on")
+                self._problem = f"{type(error).__name__}: {error}"
+                if hooks is not None:
+                    hooks.remove()
         for changed in self._listeners:
             changed()
+
+    def _change(self, wanted: Part, hooks: Hooks | None) -> None:
+        library = self.library
+        if hooks is not None:
+            hooks.remove()
+        if wanted:
+            self.recorder = self.recorder or self._new_recorder()
+            if library is not None:
+                self.recorder.source = library.drain
+                library.record(wanted)
+            elif hooks is not None:
+                hooks.install(wanted, self.recorder)
+        elif self.recorder is not None:
+            if library is not None:
+                library.record(wanted)
+            self.recorder.end()
+            self.recorder = None
 
     @property
     def recorded(self) -> Part:

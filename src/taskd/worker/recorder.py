@@ -48,6 +48,8 @@ class Recorder:
         self.add_later = self._later.append
         self.next_id = itertools.count(1).__next__
         self.watch = Stopwatch()
+        self.source: Callable[[], list[str]] | None = None
+        """Where further lines come from, ready to be kept: Ascend's library."""
         self.problem = ""
         """Why records are not kept; empty while they are."""
         self.lost = 0
@@ -59,8 +61,7 @@ class Recorder:
         atexit.register(self.close)
 
     def end(self) -> None:
-        """Save what there is, soon, and stop. Waits for nothing."""
-        atexit.unregister(self.close)
+        """Save what there is, soon, and stop. Only the end of the process waits for that."""
         self._over.set()
 
     def close(self) -> None:
@@ -80,6 +81,7 @@ class Recorder:
             over = self._over.wait(self._save_s)
             self.flush()
             self._told()
+        atexit.unregister(self.close)
 
     def _settle(self) -> None:
         """In order: a step's collectives come before its end."""
@@ -93,13 +95,14 @@ class Recorder:
         taken: list[Span] = []
         while self._spans:
             taken.append(self._spans.popleft())
-        if not taken:
+        kept = [*lines(taken, self._pid), *(self.source() if self.source is not None else ())]
+        if not kept:
             return
         try:
-            left_out = self.shelf.keep(list(lines(taken, self._pid)))
+            left_out = self.shelf.keep(kept)
             problem = "the limit on profiling data is too small" if left_out else ""
         except CannotKeep as error:
-            left_out, problem = 2 * len(taken), str(error)
+            left_out, problem = len(kept), str(error)
         self.lost += left_out
         if problem and problem != self.problem:
             log.warning("profiling records are lost, training goes on: %s", problem)

@@ -69,4 +69,8 @@ class ProfilingSettings:
     """The file in shared memory where the agent says what to record. Set by the agent."""
 
     switch: str = "/user/cluster-info/datatrace-config/profilingSwitch"
-    """The file with Ascend's switch. It is looked at once a second where its directory exists."""
+    """The file with Ascend's switch, which a worker looks at until it has found its manager."""
+
+    mspti: str = ""
+    """Ascend's profiling library. Empty: it is looked for in `LD_LIBRARY_PATH` and where CANN is
+    installed; `off`: it is not used."""

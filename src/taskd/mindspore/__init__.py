@@ -1,0 +1,1 @@
+"""Looking inside a MindSpore job. Loaded by `init_taskd_worker(…, framework="ms")`."""
