@@ -95,6 +95,8 @@ FIRST, NONE = Incarnation(0), Incident(0)
         ),
         (at_rank(0, 1), m.Committed(Rank(1), FIRST, NONE, Step(2**62)), ""),
         (at_node(0), m.RestartsLeft(32767), ""),
+        (Position(Role.PROXY, "1"), m.NodeBeat(NodeRank(1), ()), ""),
+        (Position(Role.PROXY, "0"), m.NodeBeat(NodeRank(1), ()), "it speaks for node 1"),
     ],
 )
 def test_everybody_speaks_for_himself_in_numbers_that_can_be(

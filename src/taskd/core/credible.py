@@ -57,10 +57,15 @@ def doubt(src: Position, body: Body) -> str:
             | Dumped(rank=rank)
         ) if (src.role, src.process_rank) != (Role.WORKER, str(rank)):
             return f"it speaks for rank {rank}"
-        case AgentHello(node=node) | WorkersStarted(node=node) | NodeBeat(node=node) if (
+        case AgentHello(node=node) | WorkersStarted(node=node) if (
             src.role,
             src.server_rank,
         ) != (Role.AGENT, str(node)):
+            return f"it speaks for node {node}"
+        case NodeBeat(node=node) if (
+            # The proxy of a node lives in its agent's process, and its heart beats for both.
+            src.role not in (Role.AGENT, Role.PROXY) or src.server_rank != str(node)
+        ):
             return f"it speaks for node {node}"
         case WorkerExited() | RestartsLeft() | RanksFailed() | EndJob() if src.role != Role.AGENT:
             return "only an agent may say that"
