@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from taskd.agent.watch import Watch, make_folder
+from taskd.agent.shared_folder import make_folder
+from taskd.agent.watch import Watch
 from taskd.edge.beacon import Beacon
 from taskd.model.ids import Incarnation, Rank
 from taskd.model.messages import Progress

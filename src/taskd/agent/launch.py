@@ -19,11 +19,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from taskd.agent import arguments, environment, plan, watch
+from taskd.agent import arguments, environment, plan
 from taskd.agent.account import SUMMARY, is_over
 from taskd.agent.ground import Ground
 from taskd.agent.plan import Plan
 from taskd.agent.processes import Nursery
+from taskd.agent.shared_folder import make_folder
 from taskd.agent.supervise import Supervisor
 from taskd.config import environ
 from taskd.errors import SettingsError
@@ -41,7 +42,7 @@ def run(told: argparse.Namespace) -> int:
     chosen = plan.read(told)
     _log()
     claim = _claim(chosen)
-    folders = tempfile.mkdtemp(prefix="taskd-"), watch.make_folder()
+    folders = tempfile.mkdtemp(prefix="taskd-"), make_folder()
     try:
         return _launch(chosen, *folders)
     finally:

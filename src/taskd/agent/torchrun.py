@@ -26,13 +26,14 @@ from torch.distributed.elastic.multiprocessing.api import to_map
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api as launcher
 
-from taskd.agent import environment, watch
+from taskd.agent import environment
 from taskd.agent.ground import Ground
 from taskd.agent.node import NodeRun
 from taskd.agent.output import Output
 from taskd.agent.plan import PRELOAD, UNLIMITED_RESTARTS, Logs, Plan
 from taskd.agent.processes import Nursery
 from taskd.agent.program import Program
+from taskd.agent.shared_folder import make_folder
 from taskd.config import environ
 from taskd.core.workers import Over, State
 from taskd.edge.security import membership
@@ -91,7 +92,7 @@ class ElasticAgent(LocalElasticAgent):
             log.warning("torch's own agent runs this job: %s", refusal)
             return None
         output = Output()
-        folders = tempfile.mkdtemp(prefix="taskd-"), watch.make_folder()
+        folders = tempfile.mkdtemp(prefix="taskd-"), make_folder()
         try:
             seam = _Seam(self, node, program, logs, output, folders)
             over = asyncio.run(seam.run())

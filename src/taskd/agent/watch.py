@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from taskd.edge.clock import Clock, monotonic
 from taskd.model.ids import Incarnation, Rank, Step
 from taskd.model.messages import Progress
 
-SHARED_MEMORY = "/dev/shm"
 JUDGED = ("training", "between steps")
 UNEASY_S = 0.2
 STILL_S = 0.5
@@ -38,12 +36,6 @@ _STOPPED, _WILLING = ("T", "t"), ("R", "D")
 """Letters of /proc: stopped; and running or waiting for a processor or a disk."""
 
 Life = tuple[Rank, Incarnation]
-
-
-def make_folder() -> str:
-    """Where the beacons are; the caller removes it. In memory if the machine has that."""
-    where = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-    return tempfile.mkdtemp(prefix="taskd-", dir=where)
 
 
 @dataclass
