@@ -77,6 +77,7 @@ def measure() -> list[Row]:
     killed = Contender("taskd", ours.killed, ROUNDS)
     cut = Contender("taskd, links cut", ours.cut, ROUNDS)
     hung = Contender("taskd, a rank hangs", ours.hung, ROUNDS)
+    shrunk = Contender("taskd, a node is lost", ours.shrunk, ROUNDS)
     plain = Contender("`taskd run` with a script that knows nothing of it", ours.unmodified, ROUNDS)
     yardstick = Contender("the floor", floor.trial, ROUNDS)
     restart = Contender("torchrun", torchrun.trial, ROUNDS)
@@ -91,7 +92,7 @@ def measure() -> list[Row]:
         Contender("torchft with a spare rank", torchft.trial_with_spare, spare=True),
     ]
     prepare()  # installing does not count as measuring
-    turns: list[Contender[Any]] = [killed, yardstick, cut, plain, hung, *peers]
+    turns: list[Contender[Any]] = [killed, yardstick, cut, shrunk, plain, hung, *peers]
     deadline = time.monotonic() + BUDGET_S
     for turn in range(1 if os.environ.get("TASKD_BENCH_QUICK") else ROUNDS):
         for contender in turns:
@@ -102,6 +103,7 @@ def measure() -> list[Row]:
         *(_against_peer(killed, peer) for peer in peers),
         _unprotected(plain, restart),
         _cut(cut),
+        *_shrunk(shrunk),
         _hung(hung),
     ]
 
@@ -128,15 +130,8 @@ def _against_floor(killed: Contender[Incident], yardstick: Contender[Outcome]) -
     )
     if not killed.results:
         return [against]
-    parts = {"seen": median(incident.seen for incident in killed.results)}
-    for name in killed.results[0].parts:
-        parts[name] = median(incident.parts.get(name, 0.0) for incident in killed.results)
-    told = ", ".join(f"{name} {part * 1000:.0f}" for name, part in parts.items())
-    return [
-        against,
-        Row("the same, in seconds", killed.brief, "", median(killed.seconds), 0.5),
-        Row("of which, in ms", told, "the job's own account; seen is the rest"),
-    ]
+    seconds = Row("the same, in seconds", killed.brief, "", median(killed.seconds), 0.5)
+    return [against, seconds, *_account(killed)]
 
 
 def _against_best(killed: Contender[Incident], peers: list[Contender[Outcome]]) -> list[Row]:
@@ -181,6 +176,23 @@ def _cut(cut: Contender[Incident]) -> Row:
     what = "links of one rank cut until the next step of all, in seconds"
     took = median(cut.seconds) if cut.results else None
     return Row(what, str(cut), "no process is replaced", took, 0.2)
+
+
+def _shrunk(shrunk: Contender[Incident]) -> list[Row]:
+    what = "launcher of one of 2 nodes killed until the next step of the other's ranks, in seconds"
+    took = median(shrunk.seconds) if shrunk.results else None
+    row = Row(what, str(shrunk), "half of the ranks go on alone", took, 0.3)
+    return [row, *_account(shrunk)]
+
+
+def _account(contender: Contender[Incident]) -> list[Row]:
+    if not contender.results:
+        return []
+    parts = {"seen": median(incident.seen for incident in contender.results)}
+    for name in contender.results[0].parts:
+        parts[name] = median(incident.parts.get(name, 0.0) for incident in contender.results)
+    told = ", ".join(f"{name} {part * 1000:.0f}" for name, part in parts.items())
+    return [Row("of which, in ms", told, "the job's own account; seen is the rest")]
 
 
 def _hung(hung: Contender[Incident]) -> Row:

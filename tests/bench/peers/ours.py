@@ -1,4 +1,4 @@
-"""taskd: the protected script under three faults, and the script that knows nothing of taskd.
+"""taskd: the protected script under four faults, and the script that knows nothing of taskd.
 
 The job's own account of an incident (summary.json in its state folder) gives the parts that the
 time from fault to step is made of.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from tests.bench.peers.ports import free_ports
 from tests.bench.peers.torchrun import SCRIPT
 from tests.bench.peers.trial import (
     ROOT,
@@ -88,31 +90,43 @@ def cut() -> Incident:
         return Incident((back_ns - cut_ns) / 1e9, _parts(job))
 
 
+def shrunk() -> Incident:
+    """Two nodes: the launcher of the second is killed, and the ranks of the first go on alone."""
+    with Trial() as job:
+        store, manager = map(str, free_ports(2))
+        together = ("--nnodes", "2", "--master-port", store, "--manager-port", manager)
+        words = (*together, "--job-id", job.folder.name, "--strategies", "elastic-training")
+        _start(job, PROTECTED, WORLD // 2, *words)
+        second = _start(job, PROTECTED, WORLD // 2, *words, "--node-rank", "1", name="second")
+        train_until_warm(job)
+        hit_ns = time.monotonic_ns()
+        second.kill()
+        back_ns = _full_steps(job, hit_ns, 1, WORLD // 2)[0]
+        return Incident((back_ns - hit_ns) / 1e9, _parts(job))
+
+
 def unmodified() -> Outcome:
     with Trial() as job:
         _start(job, SCRIPT)
         return survive(job)
 
 
-def _start(job: Trial, script: Path) -> None:
-    job.start(
-        [
-            *(sys.executable, "-m", "taskd", "run"),
-            *("--nproc-per-node", str(WORLD), "--state-dir", job.folder / STATE),
-            script,
-        ]
-    )
+def _start(
+    job: Trial, script: Path, ranks: int = WORLD, *words: str, name: str = "job"
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "taskd", "run", "--nproc-per-node", str(ranks), *words]
+    return job.start([*command, "--state-dir", job.folder / STATE, script], name=name)
 
 
-def _full_steps(job: Trial, since_ns: int, count: int) -> list[int]:
-    """When the first steps after that moment were finished by all ranks."""
+def _full_steps(job: Trial, since_ns: int, count: int, world: int = WORLD) -> list[int]:
+    """When the first steps after that moment were finished by all ranks of such a world."""
     done: dict[int, dict[int, int]] = {}
     ends: list[int] = []
     for line in job.finished(SURVIVE_LIMIT_S):
-        if line.at_ns > since_ns:
+        if line.at_ns > since_ns and line.world == world:
             ranks = done.setdefault(line.step, {})
             ranks[line.rank] = line.at_ns
-            if len(ranks) == WORLD:
+            if len(ranks) == world:
                 ends.append(max(ranks.values()))
         if len(ends) == count:
             break

@@ -32,7 +32,8 @@ def main() -> None:
     for step in job.steps(STEPS):
         with step:
             train_step(model, optimizer, step, job.rank)
-            log.done(job.rank, step)  # not reached by a step that is given up
+            # Not reached by a step that is given up.
+            log.done(job.rank, step, len(job.members))
 
 
 def cut_on_request() -> None:
