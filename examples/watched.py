@@ -30,6 +30,9 @@ class Job:
         self.incident = 0
         """The last one before somebody was hurt."""
         self.views = self._watch()
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        """The launchers of all nodes but the first."""
+        self.start_node: Callable[[int], subprocess.Popen[bytes]]
 
     def _watch(self) -> Iterator[dict[str, Any]]:
         """One view of the job after every change, until it ends. None is missed between waits."""
@@ -74,6 +77,14 @@ class Job:
                 count += 1
         say(f"{count} links of rank {rank} cut at step {view['line']['step']}")
 
+    def lose_node(self, node: int, view: dict[str, Any]) -> None:
+        """Kill its launcher, which takes its ranks and their memory along; start it again."""
+        self.incident = int(view["line"].get("incident", 0))
+        say(f"SIGKILL to node {node} at step {view['line']['step']}; it is started again")
+        self.nodes[node].kill()
+        self.nodes[node].wait()
+        self.nodes[node] = self.start_node(node)
+
     def recovered(self) -> dict[str, Any]:
         """Wait for the end of what the last hurt has caused, and show its parts."""
 
@@ -108,20 +119,40 @@ class Job:
 
 @contextmanager
 def training(
-    script: str, *arguments: object, options: tuple[str, ...] = (), folder: str = "."
+    script: str,
+    *arguments: object,
+    options: tuple[str, ...] = (),
+    folder: str = ".",
+    nodes: int = 1,
 ) -> Iterator[Job]:
     """Four ranks of the script under `taskd run`; whatever happens, they end with this block."""
     job_id = f"example-{os.getpid()}-{os.urandom(2).hex()}"
-    command = [TASKD, "run", "--nproc-per-node", "4", "--job-id", job_id, *options]
-    command += [str(HERE / script), *map(str, arguments)]
+    command = [TASKD, "run", "--nproc-per-node", str(4 // nodes), "--job-id", job_id, *options]
+    if nodes > 1:
+        ports = ["--master-port", str(_free_port()), "--manager-port", str(_free_port())]
+        command += ["--nnodes", str(nodes), *ports]
+    what = [str(HERE / script), *map(str, arguments)]
+
+    def start_node(node: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*command, "--node-rank", str(node), *what], cwd=folder, stderr=subprocess.DEVNULL
+        )
+
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1, cwd=folder
+        command + what,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        bufsize=1,
+        cwd=folder,
     )
     deadline = Timer(PATIENCE_S, process.kill)
     deadline.start()
+    job = Job(process, job_id)
+    job.start_node = start_node
     try:
+        job.nodes = {node: start_node(node) for node in range(1, nodes)}
         assert process.stdout is not None
-        job = Job(process, job_id)
         for line in process.stdout:
             say(line.rstrip())
             if "taskd status" in line:
@@ -129,10 +160,16 @@ def training(
         yield job
     finally:
         deadline.cancel()
-        process.kill()
-        process.wait()
+        for one in (process, *job.nodes.values()):
+            one.kill()
+            one.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def pids(view: dict[str, Any]) -> dict[int, int]:

@@ -12,7 +12,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", ["01_kill_a_rank.py", "06_dying_gasp.py", "demo.py"])
+@pytest.mark.parametrize(
+    "name", ["01_kill_a_rank.py", "04_fsdp2_buddies.py", "06_dying_gasp.py", "demo.py"]
+)
 def test_an_example_ends_with_the_same_weights(name: str) -> None:
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=200
