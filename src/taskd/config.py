@@ -34,6 +34,11 @@ def direct_nccl(interface: str, adapter: str) -> None:
         os.environ["NCCL_IB_HCA"] = f"={adapter}"
 
 
+def keep_alive_under_nccl() -> None:
+    """Unless told otherwise, torch ends the process when NCCL has lost a peer of it."""
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+
+
 _TRUE, _FALSE = {"1", "on", "true", "yes"}, {"0", "off", "false", "no"}
 
 

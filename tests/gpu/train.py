@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from typing import Any
 
 kind, backend, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 rank, first_life = int(os.environ["RANK"]), os.environ.get("TASKD_INCARNATION", "0") == "0"
@@ -25,8 +26,8 @@ WIDTH = 256
 hurt_rank, hurt_step, how = os.environ.get("HURT", "-1 -1 none").split(" ", 2)
 
 
-def connections() -> dict[tuple[object, ...], int]:
-    found: dict[tuple[object, ...], int] = {}
+def connections() -> dict[Any, int]:
+    found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             with socket.socket(fileno=os.dup(int(name))) as one:
@@ -39,35 +40,36 @@ def connections() -> dict[tuple[object, ...], int]:
 def hurt() -> None:
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    for name, number in connections().items():
-        if name not in before:
+    for (mine, peer), number in connections().items():
+        if (mine, peer) not in before and not {mine[1], peer[1]} & stores:
             with socket.socket(fileno=os.dup(number)) as one:
                 one.shutdown(socket.SHUT_RDWR)
 
 
-torch.cuda.set_device(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
 job = taskd.init(backend=backend)
+before = connections()
+stores = {int(os.environ["MASTER_PORT"]), int(os.environ["TASKD_STORE"].rpartition(":")[2])}
 torch.manual_seed(0)
 parts = [
-    nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(0.1)).cuda() for _ in range(4)
+    nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(0.1)).to(device) for _ in range(4)
 ]
 net = nn.Sequential(*parts)
 if kind == "fsdp":
     for part in (*parts, net):
         fully_shard(part)
-model = net if kind == "fsdp" else DistributedDataParallel(net, device_ids=[0])
+model = net if kind == "fsdp" else DistributedDataParallel(net)
 half = dist.new_group([0, 1]) if kind == "subgroups" else None
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 job.protect(model=model, optimizer=optimizer)
-before = connections()
 
 for step in job.steps(steps):
     with step:
-        batch = torch.randn(64, WIDTH, device="cuda")
+        batch = torch.randn(64, WIDTH, device=device)
         now = first_life and rank == int(hurt_rank) and job.step == int(hurt_step)
         loss = (model(batch) - batch).square().mean()
         if half is not None and rank < 2:
-            scale = torch.ones(1, device="cuda")
+            scale = torch.ones(1, device=device)
             dist.all_reduce(scale, group=half)
             loss = loss * scale / 2
         if now:

@@ -78,7 +78,9 @@ class ResilientGroup(dist.ProcessGroup):
                 return operation(*args, **kwargs)
             spoilt = partial(effect, self.shape.rank, args)
             try:
-                return self._handle(groups, operation(*args, **kwargs), spoilt)
+                work: dist.Work | None = operation(*args, **kwargs)
+                # None: it is in the stream that the caller works in, who need not wait for it.
+                return self._handle(groups, Finished([]) if work is None else work, spoilt)
             except RuntimeError as error:
                 groups.absorb(error)
         elif groups.mode is Mode.BROKEN and not groups.absorbing:

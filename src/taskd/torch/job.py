@@ -115,6 +115,7 @@ class Job:
                 self._buffered.append(wrapped)
         for one_model in self._kept.models:
             self._gates.watch(one_model)
+        sharded.check(self._kept)
         self._shard, replica = sharded.describe(self._kept)
         self._is_sharded = self._shard != ""
         self._link.describe(self._shard, replica)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from taskd.torch.protected import Protected
+from taskd.torch.seam import UnknownTorch
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
@@ -83,14 +84,29 @@ def _number(copy: tuple[int, ...]) -> int:
     return number
 
 
+def check(kept: Protected) -> None:
+    """Refuse what could not be brought back after a lost step, before there is one."""
+    for model in kept.models:
+        if any(not hasattr(state, "_reset_iter_state") for state in _states(model)):
+            raise UnknownTorch(
+                f"fully_shard of torch {torch.__version__} cannot forget a lost step: "
+                "protect sharded models with torch 2.13 or newer, or leave protect() out "
+                "and let a fault restart the ranks from your own checkpoint"
+            )
+
+
 def forget(model: nn.Module) -> None:
     """Bring FSDP2 back to where it stands between two steps, wherever it was left."""
+    for state in _states(model):
+        _forget(state)
+
+
+def _states(model: nn.Module) -> list[Any]:
+    """What FSDP2 keeps for each module that it has sharded."""
     fsdp = sys.modules.get("torch.distributed.fsdp._fully_shard._fully_shard")
     if fsdp is None:
-        return
-    for module in model.modules():
-        if isinstance(module, fsdp.FSDPModule):
-            _forget(module._get_fsdp_state())
+        return []
+    return [one._get_fsdp_state() for one in model.modules() if isinstance(one, fsdp.FSDPModule)]
 
 
 def _forget(state: Any) -> None:

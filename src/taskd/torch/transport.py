@@ -7,7 +7,6 @@ milliseconds, and then thrown away; it is never repaired.
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, _DistributedBackendOptions
 from torch.distributed import distributed_c10d as c10d
 
+from taskd import config
 from taskd.torch import nic, sockets
 
 
@@ -47,6 +47,7 @@ class Transport:
         self._known = sockets.inodes()
         self._peers: frozenset[int] = frozenset()
         self._backends: dict[str, Any] = {}
+        self._aborting: list[threading.Thread] = []
         self.inner = dist.ProcessGroup(self._store, shape.rank, shape.size)
 
     def form(self) -> None:
@@ -77,9 +78,15 @@ class Transport:
         for one in found:
             if not one.listening and (one.port in own or one.peer_port in self._peers):
                 sockets.cut(one)
-        for kind, backend in self._backends.items():
-            if kind != "gloo" and hasattr(backend, "abort"):
-                backend.abort()
+        if not self._aborting:
+            self._aborting = [
+                threading.Thread(target=backend.abort, name="taskd-abort", daemon=True)
+                for kind, backend in self._backends.items()
+                if kind != "gloo" and hasattr(backend, "abort")
+            ]
+            # NCCL frees the device at once, but takes a second to come back.
+            for thread in self._aborting:
+                thread.start()
 
     def problem(self) -> str:
         """What a library that works on a device has noticed and told nobody."""
@@ -102,7 +109,13 @@ class Transport:
             for one in remains:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
             return
-        threading.Thread(target=remains.clear, name="taskd-bury").start()
+
+        def let_go() -> None:
+            for one in self._aborting:
+                one.join()
+            remains.clear()
+
+        threading.Thread(target=let_go, name="taskd-bury").start()
 
     def _exchange_ports(self) -> frozenset[int]:
         """Tell the peers where we listen, so that each knows which sockets are the group's."""
@@ -145,8 +158,7 @@ def _create(kind: str, shape: Shape, store: Store) -> Any:
         gloo._set_sequence_number_for_group()
         return gloo
     if kind == "nccl":
-        # Unless told otherwise, torch ends the process when a peer of it is lost.
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+        config.keep_alive_under_nccl()
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = shape.timeout
         options.global_ranks_in_group = list(shape.ranks)
