@@ -153,6 +153,21 @@ def test_a_token_that_was_made_up_opens_nothing(token: str) -> None:
     assert Tokens({}, SECRET).scope_of(token) is None
 
 
+def test_a_token_file_that_everybody_can_read_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("operator boss\n")
+    file.chmod(0o600)
+    Tokens.load(file)
+    assert not caplog.messages
+    file.chmod(0o644)
+    Tokens.load(file)
+    (told,) = caplog.messages
+    assert str(file) in told
+    assert "chmod" in told
+
+
 def test_tokens_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("# ours\noperator boss\njob:a  key-a # of a\n")

@@ -8,12 +8,15 @@ the wire of Ascend's clients, and of a server that listens on the loopback only.
 from __future__ import annotations
 
 import hmac
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from taskd.edge.tokens import BEARER, HEADER, JOB, OPERATOR, job_scope, token_for
 from taskd.errors import SettingsError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,13 @@ class Tokens:
     def load(cls, path: Path) -> Tokens:
         try:
             lines = path.read_text().splitlines()
+            mode = path.stat().st_mode
         except OSError as error:
             raise SettingsError(
                 [f"the token file {path} cannot be read: {error.strerror}"]
             ) from error
+        if mode & 0o004:
+            log.warning("every user of this machine can read the token file %s: chmod o-r", path)
         given, secret, problems = {}, "", []
         for number, line in enumerate(lines, 1):
             words = line.split("#")[0].split()

@@ -86,10 +86,13 @@ def _recovery(settings: list[str], problems: list[str]) -> RecoveryConfig:
     values: dict[str, float] = {}
     for setting in settings:
         name, _, text = setting.partition("=")
+        if name not in types:
+            problems.append(f"--set {setting}: there is no {name}, but {', '.join(types)}")
+            continue
         try:
             values[name] = int(text) if types[name] == "int" else float(text)
-        except (KeyError, ValueError):
-            problems.append(f"--set {setting}: no such wait, or no number")
+        except ValueError:
+            problems.append(f"--set {setting}: {text!r} is no number")
     try:
         return RecoveryConfig(**values)  # type: ignore[arg-type]
     except ValueError as error:

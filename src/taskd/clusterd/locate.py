@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -87,13 +88,23 @@ def find(job: str = "", server: str = "", token: str = "") -> Place:
     if address:
         address = str(Address.parse(address if ":" in address else f"{address}:{PORT}"))
         return Place(address, job, token or _token_at(address))
-    places = [place for place in announced() if job in ("", place.job)]
+    running = announced()
+    places = [place for place in running if job in ("", place.job)]
     if not places:
-        what = f"job {job}" if job else "a job"
-        raise SettingsError(
-            [f"no server for {what} is known here: give --server, or set TASKD_CLUSTERD"]
-        )
+        raise SettingsError([_not_found(job, [place.job for place in running])])
     return places[0]
+
+
+def _not_found(job: str, running: Sequence[str]) -> str:
+    elsewhere = "for one that runs elsewhere give --server, or set TASKD_CLUSTERD"
+    if not job:
+        return f"no job that you started is running on this machine; {elsewhere}"
+    here = f"running here: {', '.join(running)}" if running else "none of yours is running here"
+    ended = f"taskd replay {job} --journal STATE_DIR/clusterd.journal"
+    return (
+        f"no job {job} of yours is running on this machine ({here}); {elsewhere}; one that has "
+        f"ended is retold by `{ended}`, if it was run with --state-dir"
+    )
 
 
 def _token_at(address: str) -> str:

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from errno import EISDIR
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -354,6 +355,8 @@ def _connect(path: Path | None) -> sqlite3.Connection:
 
 def _create(path: Path) -> None:
     """What went wrong in a job is nobody else's business; SQLite would let everybody read it."""
+    if path.is_dir():
+        raise IsADirectoryError(EISDIR, "it is a directory; name a file in it")
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 

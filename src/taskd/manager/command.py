@@ -81,7 +81,7 @@ def run(told: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="taskd manager", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m taskd.manager", description=__doc__)
     add_arguments(parser)
     level = environ.get("TASKD_LOG_LEVEL", "WARNING").upper()
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(message)s")
