@@ -1,4 +1,4 @@
-"""Who is hung and which node is silent, from heartbeats alone.
+"""Which rank is hung, from heartbeats alone (`core/silence.py` judges whole nodes by them).
 
 A rank is hung when nothing of it moves for longer than the job's own pace explains, while others
 wait for it. The pace is learnt: the limit grows with the usual step. Of ranks that all stand
@@ -11,9 +11,6 @@ still the culprit is named, not its victims:
 Ranks that all wait in the same collective name nobody. A rank that is at work, however slow, has a
 far longer limit. A rank that was named before has twice the limit the next time, so that a job
 with real pauses is disturbed a few times at most.
-
-A node is silent when its beats stay away for much longer than they ever did lately. The caller
-decides what that means; the next beat takes it back.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
-from typing import assert_never
 
 from taskd.model.ids import Incarnation, NodeRank, Rank
 from taskd.model.messages import NodeBeat, Progress
@@ -45,42 +41,26 @@ class LivenessConfig:
     known_steps: int = 5
     """Nobody is judged before this many steps have shown the job's pace."""
 
-    silent_beats: float = 4.0
-    """A node may be silent for this many times its longest recent pause …"""
-
-    silent_floor_s: float = 0.9
-    """… but at least this long."""
-
-    known_beats: int = 8
-    """A node is not judged before this many beats."""
-
 
 WINDOW = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The newest beat of one rank, and when it came."""
+    """What the newest beat said of one rank.
 
+    A rank is judged by that alone: if no beat comes, that says something about its node only.
+    """
+
+    node: NodeRank
     progress: Progress
-    at: float
     moved_at: float
     """When its step last changed, by our clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
-    """The beats of one node."""
-
-    last: float
-    pauses: tuple[float, ...] = ()
-    silent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class State:
     ranks: Mapping[Rank, Seen] = field(default_factory=dict)
-    nodes: Mapping[NodeRank, Pulse] = field(default_factory=dict)
     paces: tuple[float, ...] = ()
     """Recent durations of one step."""
     steps: int = 0
@@ -89,30 +69,10 @@ class State:
     """How often a rank has been named."""
     accused: frozenset[tuple[Rank, Incarnation]] = frozenset()
     """Lives that have been named already: once is enough."""
-    deadline: float = inf
 
     @property
     def usual_s(self) -> float:
         return median(self.paces) if self.paces else inf
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    beat: NodeBeat
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """The node has left, or its link is broken: its silence is no news."""
-
-    node: NodeRank
-
-
-@dataclass(frozen=True, slots=True)
-class Tick: ...
-
-
-Event = Beat | Gone | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,73 +83,37 @@ class Hung:
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
-    node: NodeRank
-    evidence: str
-
-
-@dataclass(frozen=True, slots=True)
-class Back:
-    node: NodeRank
-
-
-Verdict = Hung | Silent | Back
-
-
-@dataclass(frozen=True, slots=True)
 class Found:
     state: State
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[Hung, ...] = ()
 
 
-def step(state: State, event: Event, now: float, config: LivenessConfig) -> Found:
-    match event:
-        case Beat(beat):
-            heard = _hear(state, beat, now, config)
-            judged = _judge(heard.state, now, config)
-            return Found(judged.state, heard.verdicts + judged.verdicts)
-        case Gone(node):
-            nodes = {n: pulse for n, pulse in state.nodes.items() if n != node}
-            return Found(_due(replace(state, nodes=nodes), config))
-        case Tick():
-            return _listen(state, now, config)
-        case _:
-            assert_never(event)
-
-
-# Beats
-
-
-def _hear(state: State, beat: NodeBeat, now: float, config: LivenessConfig) -> Found:
-    pulse = state.nodes.get(beat.node)
-    verdicts: tuple[Verdict, ...] = ()
-    if pulse is None:
-        pulse = Pulse(now)
-    else:
-        verdicts = (Back(beat.node),) if pulse.silent else ()
-        # A pause that was taken for silence was none: learn from it.
-        pulse = Pulse(now, (*pulse.pauses, now - pulse.last)[-WINDOW:])
-    after = replace(state, nodes={**state.nodes, beat.node: pulse})
+def step(state: State, beat: NodeBeat, now: float, config: LivenessConfig) -> Found:
+    told = {progress.rank for progress in beat.progress}
+    kept = {r: seen for r, seen in state.ranks.items() if seen.node != beat.node or r in told}
+    state = replace(state, ranks=kept)
     for progress in beat.progress:
-        after = _note(after, progress, now, config)
-    return Found(_due(after, config), verdicts)
+        state = _note(state, beat.node, progress, now, config)
+    return _judge(state, config)
 
 
-def _note(state: State, progress: Progress, now: float, config: LivenessConfig) -> State:
+def _note(
+    state: State, node: NodeRank, progress: Progress, now: float, config: LivenessConfig
+) -> State:
     before = state.ranks.get(progress.rank)
     if before is not None and progress.incarnation < before.progress.incarnation:
         return state
     moved_at = now - progress.idle_s
     same = before is not None and progress.incarnation == before.progress.incarnation
     if before is None or not same:
-        seen = Seen(progress, now, moved_at)
+        seen = Seen(node, progress, moved_at)
     elif progress.step > before.progress.step:
-        seen = Seen(progress, now, moved_at)
+        seen = Seen(node, progress, moved_at)
         state = _learn(state, before, seen, config)
     else:
         if not progress.stack and progress.idle_s >= before.progress.idle_s:
             progress = replace(progress, stack=before.progress.stack)  # it is told once only
-        seen = replace(before, progress=progress, at=now)
+        seen = replace(before, node=node, progress=progress)
     return replace(state, ranks={**state.ranks, progress.rank: seen})
 
 
@@ -208,12 +132,14 @@ def _learn(state: State, before: Seen, seen: Seen, config: LivenessConfig) -> St
 # Hung ranks
 
 
-def _judge(state: State, now: float, config: LivenessConfig) -> Found:
+def _judge(state: State, config: LivenessConfig) -> Found:
     if state.steps < config.known_steps:
         return Found(state)
     here = {rank: seen for rank, seen in state.ranks.items() if seen.progress.judged}
     stuck = {
-        rank: seen for rank, seen in here.items() if _idle(seen, now) > _limit(state, seen, config)
+        rank: seen
+        for rank, seen in here.items()
+        if seen.progress.idle_s > _limit(state, seen, config)
     }
     culprits, why = _culprits(here, stuck)
     verdicts = []
@@ -225,13 +151,9 @@ def _judge(state: State, now: float, config: LivenessConfig) -> Found:
             continue
         accused.add(life)
         named[rank] = named.get(rank, 0) + 1
-        evidence = _evidence(state, here[rank], now, why)
+        evidence = _evidence(state, here[rank], why)
         verdicts.append(Hung(rank, progress.incarnation, evidence))
     return Found(replace(state, named=named, accused=frozenset(accused)), tuple(verdicts))
-
-
-def _idle(seen: Seen, now: float) -> float:
-    return seen.progress.idle_s + (now - seen.at)
 
 
 def _limit(state: State, seen: Seen, config: LivenessConfig) -> float:
@@ -261,48 +183,11 @@ def _culprits(here: Mapping[Rank, Seen], stuck: Mapping[Rank, Seen]) -> tuple[li
     return [], ""
 
 
-def _evidence(state: State, seen: Seen, now: float, why: str) -> str:
+def _evidence(state: State, seen: Seen, why: str) -> str:
     progress = seen.progress
     where = f"in collective {progress.collective}" if progress.waiting else "in no collective"
     told = (
-        f"rank {progress.rank} has not moved for {_idle(seen, now):.2f} s at step {progress.step}, "
+        f"rank {progress.rank} has not moved for {progress.idle_s:.2f} s at step {progress.step}, "
         f"{where}, where a step usually takes {state.usual_s:.3f} s: {why}"
     )
     return f"{told}\n{progress.stack}" if progress.stack else told
-
-
-# Silent nodes
-
-
-def _due(state: State, config: LivenessConfig) -> State:
-    """When the next node will have been silent for too long."""
-    due = (
-        pulse.last + _patience(pulse, config)
-        for pulse in state.nodes.values()
-        if not pulse.silent and len(pulse.pauses) >= config.known_beats
-    )
-    return replace(state, deadline=min(due, default=inf))
-
-
-def _patience(pulse: Pulse, config: LivenessConfig) -> float:
-    return max(config.silent_floor_s, config.silent_beats * max(pulse.pauses))
-
-
-def _listen(state: State, now: float, config: LivenessConfig) -> Found:
-    verdicts = []
-    nodes = dict(state.nodes)
-    for node, pulse in state.nodes.items():
-        known = len(pulse.pauses) >= config.known_beats
-        if pulse.silent or not known or now < pulse.last + _patience(pulse, config):
-            continue
-        nodes[node] = replace(pulse, silent=True)
-        told = f"no beat of node {node} for {now - pulse.last:.2f} s"
-        usual = median(pulse.pauses)
-        verdicts.append(Silent(node, f"{told}, where one comes every {usual:.2f} s"))
-    return Found(_due(replace(state, nodes=nodes), config), tuple(verdicts))
-
-
-def forget(state: State, ranks: frozenset[Rank]) -> State:
-    """These ranks are being replaced or restarted; what was seen of them says nothing now."""
-    kept = {rank: seen for rank, seen in state.ranks.items() if rank not in ranks}
-    return replace(state, ranks=kept)

@@ -23,6 +23,7 @@ from taskd.edge.gate import MAX_CALLS_PER_S, Gate
 from taskd.edge.security import BADGE, Tls, channel_credentials, server_credentials
 from taskd.edge.switch import Switch, Watcher
 from taskd.edge.uplink import MAX_MESSAGE, Uplink, UplinkConfig
+from taskd.edge.wires import Wires
 from taskd.errors import SettingsError
 from taskd.model.bus import (
     Change,
@@ -33,6 +34,7 @@ from taskd.model.bus import (
     PeerLeft,
     Received,
     Sent,
+    Wire,
 )
 from taskd.model.codes import NetCode, net_code
 from taskd.model.ids import Position, Role
@@ -130,6 +132,8 @@ class Bus:
             life,
         )
         self._server: grpc.aio.Server | None = None
+        self._downlinks: Downlinks | None = None
+        self._wires = Wires()
         self._uplink: Uplink | None = None
         self._burst = 0
         self._closed = False
@@ -155,6 +159,14 @@ class Bus:
     def below(self) -> tuple[Position, ...]:
         """Every position that can be reached downwards."""
         return self._switch.relay.routes.below()
+
+    def wire_to(self, below: Position) -> Wire | None:
+        """How the connection downwards to it is doing; None: nobody here can tell."""
+        hop = self._switch.relay.routes.hop_to(below)
+        if hop is None or hop.server_rank != below.server_rank or self._downlinks is None:
+            return None  # what is between may have ended where the kernel's knowledge begins
+        peer = self._downlinks.peer_of(hop)
+        return None if peer is None else self._wires.look(peer)
 
     async def start(self) -> None:
         """Bind the port, or raise; then join the server above, in the background."""
@@ -191,7 +203,8 @@ class Bus:
             max_calls_per_s=config.max_calls_per_s,
         )
         announce_up = self._uplink.announce if self._uplink is not None else None
-        Downlinks(self._switch, gate, announce_up).serve_on(server)
+        self._downlinks = Downlinks(self._switch, gate, announce_up)
+        self._downlinks.serve_on(server)
         try:
             if tls is None:
                 self.port = server.add_insecure_port(str(address))

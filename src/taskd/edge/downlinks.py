@@ -52,6 +52,10 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
         tasknet_pb2_grpc.add_TaskNetServicer_to_server(self, server)  # type: ignore[no-untyped-call]
         link_pb2_grpc.add_LinkServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 
+    def peer_of(self, hop: Position) -> str | None:
+        """The address that this child's stream comes from."""
+        return next((peer for peer, child in self._peers.items() if child == hop), None)
+
     # Joining
 
     async def Register(self, request: tasknet_pb2.RegisterReq, context: Context) -> tasknet_pb2.Ack:

@@ -13,11 +13,12 @@ from taskd.config import environ, load
 from taskd.core.job.states import JobConfig
 from taskd.core.liveness import LivenessConfig
 from taskd.core.operations import OperationsConfig
+from taskd.core.silence import SilenceConfig
 from taskd.core.stragglers import StragglerConfig
 from taskd.edge.descriptors import make_room
 from taskd.errors import SettingsError, TaskdError
 from taskd.manager.main import serve
-from taskd.manager.settings import PORT, SWITCH, ManagerConfig
+from taskd.manager.settings import PORT, ManagerConfig, switch_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ready-fd", type=int, help="told through once it listens")
     parser.add_argument("--dump-dir", default="taskd-dump")
     parser.add_argument("--join-timeout", type=float, default=600.0, help="seconds")
-    parser.add_argument("--profiling-switch", default=environ.get("TASKD_PROFILING_SWITCH", SWITCH))
+    parser.add_argument("--profiling-switch", default=switch_file())
     parser.add_argument("--precheck", action="store_true", help="stress-test all ranks first")
     parser.add_argument("--metrics", default="", help="host:port to serve Prometheus on")
     parser.add_argument("--rescheduling", action="store_true", help="lost nodes may come back")
@@ -67,6 +68,7 @@ def config_of(told: argparse.Namespace) -> ManagerConfig:
         ready_fd=told.ready_fd,
         profiling_switch=told.profiling_switch,
         liveness=load(LivenessConfig),
+        silence=load(SilenceConfig, prefix="TASKD_SILENCE"),
         stragglers=load(StragglerConfig, prefix="TASKD_STRAGGLER"),
         operations=load(OperationsConfig, prefix="TASKD_OPERATIONS"),
         precheck=told.precheck,

@@ -1,7 +1,7 @@
-"""The nodes' heartbeats, judged by `core/liveness`: hung ranks and silent nodes become events.
+"""The nodes' heartbeats: `core/liveness` finds hung ranks in them, `core/silence` silent nodes.
 
-A node that misses its beats is asked before it is called silent: its bus answers as long as it
-lives, whatever its agent is busy with.
+What they find becomes an event of the job. A node that is late is asked, over the bus, and looked
+at, in the kernel: these are the hands of `core/silence`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,23 @@ import asyncio
 import logging
 from collections.abc import Callable
 from math import inf
+from typing import assert_never
 
-from taskd.core import liveness
-from taskd.core.liveness import Back, Beat, Gone, Hung, LivenessConfig, Silent, Tick, Verdict
+from taskd.core import liveness, silence
+from taskd.core.liveness import LivenessConfig
+from taskd.core.silence import (
+    Answered,
+    Ask,
+    Back,
+    Beat,
+    Command,
+    Gone,
+    Look,
+    Looked,
+    SilenceConfig,
+    Silent,
+    Tick,
+)
 from taskd.edge.bus import Bus
 from taskd.edge.clock import monotonic
 from taskd.model.ids import NodeRank, agent
@@ -21,51 +35,76 @@ from taskd.model.messages import KeptAlive, NodeBeat
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 2.0
-"""How long a node that has missed its beats may take to answer."""
-
 
 class Pulse:
-    def __init__(self, bus: Bus, happened: Callable[[Event], None], config: LivenessConfig) -> None:
-        self._bus, self._happened, self._config = bus, happened, config
-        self._state = liveness.State()
+    def __init__(
+        self,
+        bus: Bus,
+        happened: Callable[[Event], None],
+        ranks: LivenessConfig,
+        nodes: SilenceConfig,
+    ) -> None:
+        self._bus, self._happened, self._ranks, self._nodes = bus, happened, ranks, nodes
+        self._paces, self._beats = liveness.State(), silence.State()
         self._timer: asyncio.TimerHandle | None = None
-        self._asking: dict[NodeRank, asyncio.Task[None]] = {}
+        self._asking: dict[NodeRank, set[asyncio.Task[None]]] = {}
 
     def heard(self, beat: NodeBeat) -> None:
-        self._take(Beat(beat))
+        self._take(Beat(beat.node))
+        found = liveness.step(self._paces, beat, monotonic(), self._ranks)
+        self._paces = found.state
+        for hung in found.verdicts:
+            log.warning("hung: %s", hung.evidence)
+            self._happened(RankHung(hung.rank, hung.evidence))
 
     def gone(self, node: NodeRank) -> None:
         """Its link is broken, which is judged elsewhere."""
         self._take(Gone(node))
 
-    def _take(self, event: liveness.Event) -> None:
-        found = liveness.step(self._state, event, monotonic(), self._config)
-        moved = found.state.deadline != self._state.deadline
-        self._state = found.state
-        for verdict in found.verdicts:
-            self._tell(verdict)
-        if moved:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = None
-            if self._state.deadline < inf:
-                loop = asyncio.get_running_loop()
-                # The loop's clock is the monotonic one.
-                self._timer = loop.call_at(self._state.deadline, self._take, Tick())
+    def _take(self, event: silence.Event) -> None:
+        taken = silence.step(self._beats, event, monotonic(), self._nodes)
+        self._beats = taken.state
+        for command in taken.commands:
+            self._perform(command)
+        self._arm()
 
-    def _tell(self, verdict: Verdict) -> None:
-        match verdict:
-            case Hung(rank, _, evidence):
-                log.warning("hung: %s", evidence)
-                self._happened(RankHung(rank, evidence))
+    def _arm(self) -> None:
+        deadline = self._beats.deadline
+        if self._timer is not None:
+            if self._timer.when() <= deadline:
+                return  # it ticks too early, which costs less than a new timer for every beat
+            self._timer.cancel()
+        self._timer = None
+        if deadline < inf:
+            # The loop's clock is the monotonic one.
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._take(Tick())
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Ask(node):
+                asking = asyncio.create_task(self._ask(node))
+                self._asking.setdefault(node, set()).add(asking)
+            case Look(node):
+                self._take(Looked(node, self._bus.wire_to(agent(node))))
             case Silent(node, evidence):
                 log.warning("silent: %s", evidence)
-                self._asking[node] = asyncio.create_task(self._ask(node, evidence))
+                self._stop_asking(node)
+                self._happened(NodeSilent(node, evidence))
             case Back(node):
-                if (asking := self._asking.pop(node, None)) is not None:
-                    asking.cancel()
+                self._stop_asking(node)
+            case _:
+                assert_never(command)
 
-    async def _ask(self, node: NodeRank, evidence: str) -> None:
-        if not await self._bus.send(agent(node), KeptAlive(), timeout_s=ANSWER_S):
-            self._happened(NodeSilent(node, f"{evidence}, and no answer in {ANSWER_S:g} s"))
+    def _stop_asking(self, node: NodeRank) -> None:
+        for asking in self._asking.pop(node, ()):
+            asking.cancel()
+
+    async def _ask(self, node: NodeRank) -> None:
+        timeout_s = max(self._nodes.stalled_s, self._nodes.unknown_s)
+        if await self._bus.send(agent(node), KeptAlive(), timeout_s=timeout_s):
+            self._take(Answered(node))
+            self._asking.pop(node, None)  # the other questions are answered with it

@@ -36,7 +36,7 @@ class Sense:
         """The newest of each rank. `pulse` makes events of what they mean together."""
         self._absent: dict[NodeRank, asyncio.TimerHandle] = {}
         self.recording = Recording(bus, config.profiling_switch, Stragglers(config.stragglers))
-        self._pulse = Pulse(bus, self.inbox.put_nowait, config.liveness)
+        self._pulse = Pulse(bus, self.inbox.put_nowait, config.liveness, config.silence)
         self.on_beat: Callable[[], None] = lambda: None
         self.operations: Operations | None = None
         """Set by the manager where there is a clusterd that could ask for any."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from taskd.config import environ
 from taskd.core.job.states import JobConfig
 from taskd.core.liveness import LivenessConfig
 from taskd.core.operations import OperationsConfig
+from taskd.core.silence import SilenceConfig
 from taskd.core.stragglers import StragglerConfig
 from taskd.edge.clusterd_tls import ClusterdTlsSettings, from_environment
 from taskd.edge.security import Tls, tls_from_environment
@@ -17,6 +19,10 @@ CLUSTERD_PORT = 8899
 SWITCH = "/user/cluster-info/datatrace-config/profilingSwitch"
 EMBEDDED = "embedded"
 """In place of clusterd's address: run it in the manager's own process."""
+
+
+def switch_file() -> str:
+    return environ.get("TASKD_PROFILING_SWITCH", SWITCH)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,10 +74,12 @@ class ManagerConfig:
     publish_s: float = 1.0
     """How often clusterd is told which steps the ranks have done."""
 
-    profiling_switch: str = SWITCH
+    profiling_switch: str = field(default_factory=switch_file)
     """The file with Ascend's switch of profiling; it need not exist."""
 
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
+
+    silence: SilenceConfig = field(default_factory=SilenceConfig)
 
     stragglers: StragglerConfig = field(default_factory=StragglerConfig)
 

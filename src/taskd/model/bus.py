@@ -93,3 +93,15 @@ class PeerLeft:
 
 
 Change = Joined | Left | PeerJoined | PeerLeft
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What the kernel knows of the connection to a neighbour, without the neighbour's help."""
+
+    unconfirmed: bool
+    """Something that we have sent has not been confirmed by its machine."""
+    quiet_s: float
+    """How long ago its machine last confirmed anything."""
+    usual_s: float
+    """How long a confirmation takes at most, as TCP estimates it."""

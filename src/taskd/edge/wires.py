@@ -1,0 +1,86 @@
+"""What the kernel knows of our connections: whether the machine at the other end still answers.
+
+gRPC owns the sockets and shows only the peer's address, by which the socket is found again. Asked
+rarely, only about a peer that is in doubt.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from contextlib import suppress
+from urllib.parse import unquote
+
+from taskd.model.bus import Wire
+
+_INFO = struct.Struct("=8B24I")
+"""The first part of Linux's `struct tcp_info`, the same in every kernel."""
+_UNACKED, _LAST_ACK_RECV, _RTT, _RTTVAR = 12, 20, 23, 24
+LEAST_RTO_S = 0.2
+"""Linux never waits less before it sends once more."""
+
+
+class Wires:
+    def __init__(self) -> None:
+        self._sockets: dict[tuple[str, int], int] = {}
+
+    def look(self, peer: str) -> Wire | None:
+        """`peer` as gRPC names it. None: there is no such connection that the kernel would know."""
+        address = _address(peer)
+        if address is None:
+            return None
+        file = self._sockets.get(address)
+        if file is None or _peer_of(file) != address:
+            self._sockets = _connected()
+            file = self._sockets.get(address)
+        return None if file is None else _look_at(file)
+
+
+def _address(peer: str) -> tuple[str, int] | None:
+    kind, _, rest = unquote(peer).partition(":")
+    host, _, port = rest.rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdigit():
+        return None
+    return _plain(host.strip("[]")), int(port)
+
+
+def _plain(host: str) -> str:
+    """gRPC's server listens on IPv6 for both, and so names IPv4 addresses in its words."""
+    return host.lower().removeprefix("::ffff:").partition("%")[0]
+
+
+def _connected() -> dict[tuple[str, int], int]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        address = _peer_of(int(name))
+        if address is not None:
+            found[address] = int(name)
+    return found
+
+
+def _peer_of(file: int) -> tuple[str, int] | None:
+    with suppress(OSError):
+        borrowed = socket.socket(fileno=file)
+        try:
+            if borrowed.family in (socket.AF_INET, socket.AF_INET6):
+                host, port = borrowed.getpeername()[:2]
+                return _plain(host), port
+        finally:
+            borrowed.detach()
+    return None
+
+
+def _look_at(file: int) -> Wire | None:
+    with suppress(OSError):
+        borrowed = socket.socket(fileno=file)
+        try:
+            raw = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+        finally:
+            borrowed.detach()
+        if len(raw) == _INFO.size:
+            told = _INFO.unpack(raw)
+            usual_s = (told[_RTT] + 4 * told[_RTTVAR]) / 1e6
+            quiet_s = told[_LAST_ACK_RECV] / 1e3
+            return Wire(told[_UNACKED] > 0, quiet_s, max(LEAST_RTO_S, usual_s))
+    return None

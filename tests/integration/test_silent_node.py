@@ -1,0 +1,114 @@
+"""A node that says nothing any more: named when its cable is cut, left alone when it is only slow.
+
+The two nodes are network namespaces on one machine, which may be loaded: that must not matter.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration import namespaces
+from tests.integration.namespaces import Namespaces, two_machines
+
+pytestmark = pytest.mark.skipif(
+    not namespaces.possible(), reason="needs root and network namespaces"
+)
+
+WAIT = ("--nproc-per-node=1", "--no-python", "sh", "-c", "echo up; exec sleep 1000")
+KNOWN_BEATS = 6
+
+
+class Node:
+    """`taskd run` of one node, in a namespace of its own."""
+
+    def __init__(self, spaces: Namespaces, node: int, folder: Path, words: tuple[str, ...]) -> None:
+        place = spaces.b if node else spaces.a
+        first = spaces.address(spaces.a, 0)
+        common = ["--nnodes=2", f"--master-addr={first}", "--master-port=29500"]
+        ours = [f"--node-rank={node}", f"--job-id=silent{os.getpid()}"]
+        command = [sys.executable, "-m", "taskd", "run", *common, *ours, *words]
+        # `ip netns exec` becomes the command, so that the pid is the launcher's.
+        self.popen = subprocess.Popen(
+            spaces.inside(place, *command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder), "TASKD_LOG_LEVEL": "WARNING"},
+        )
+
+    def read(self, pattern: str, stream: str = "stderr") -> re.Match[str]:
+        """The first line that fits."""
+        lines = getattr(self.popen, stream)
+        seen = []
+        for line in lines:
+            seen.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"no {pattern!r} in {seen}")
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+
+@contextmanager
+def job(folder: Path, *words: str) -> Iterator[tuple[Namespaces, Node, Node]]:
+    with ExitStack() as stack:
+        spaces = stack.enter_context(two_machines())
+        nodes = [Node(spaces, node, folder, words) for node in (0, 1)]
+        for node in nodes:
+            stack.callback(node.close)
+        yield spaces, nodes[0], nodes[1]
+
+
+def beats(spaces: Namespaces, count: int) -> None:
+    """Wait until beats are known: many packets have gone over the cable by then."""
+    capture = [
+        *spaces.inside(spaces.a, sys.executable, "-c"),
+        f"""
+import socket
+wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
+for _ in range({30 * count}):
+    wire.recv(2048)
+""",
+    ]
+    subprocess.run(capture, check=True, timeout=60)
+
+
+def test_a_cut_cable_is_told_from_a_slow_node_by_the_machine(tmp_path: Path) -> None:
+    with job(tmp_path, *WAIT) as (spaces, first, second):
+        first.read("up", "stdout")
+        second.read("up", "stdout")
+        beats(spaces, KNOWN_BEATS)
+        spaces.cut(0)
+        told = first.read(r"silent: no beat of node (\d) for [\d.]+ s, .* and (.*)")
+        assert told[1] == "1"
+        assert "its machine has confirmed nothing" in told[2]
+
+
+def test_an_agent_that_stands_still_is_silent_though_its_machine_lives(tmp_path: Path) -> None:
+    with job(tmp_path, *WAIT) as (spaces, first, second):
+        first.read("up", "stdout")
+        second.read("up", "stdout")
+        beats(spaces, KNOWN_BEATS)
+        second.popen.send_signal(signal.SIGSTOP)
+        assert "its machine lives" in first.read(r"silent: no beat of node 1 .*")[0]
+
+
+def test_load_raises_no_alarm(tmp_path: Path) -> None:
+    burn = "import time\nwhile time.process_time() < 1.5: sum(range(10000))"
+    words = ("--nproc-per-node=6", "--no-python", sys.executable, "-c", burn)
+    with job(tmp_path, *words) as (_, first, second):
+        ended = [node.popen.communicate(timeout=120) for node in (first, second)]
+        assert [node.popen.returncode for node in (first, second)] == [0, 0], ended
+        assert "silent: " not in "".join(err for _, err in ended)
