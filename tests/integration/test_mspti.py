@@ -18,8 +18,8 @@ import pytest
 from taskd.model import messages as m
 from taskd.model.ids import manager, worker
 from taskd.worker import mspti
-from tests.integration.bus_places import PATIENCE_S, placed, proxy, until_delivered
-from tests.integration.test_profiling_worker import answer_of, running
+from tests.integration.bus_places import placed, proxy, until_delivered
+from tests.integration.test_profiling_worker import STARTED_S, answer_of, running
 
 SOURCE = Path(__file__).with_name("mspti.c")
 
@@ -80,7 +80,7 @@ async def switched(tmp_path: Path, expected: m.ProfilingSet, **env: str) -> list
         await answer_of(top, m.ProfilingSet(0, 0))
         assert process.stdin is not None
         process.stdin.write(b"\n")
-        out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        out, err = await asyncio.wait_for(process.communicate(), STARTED_S)
         assert process.returncode == 0, (out + err).decode()
     files = list((tmp_path / "profiling").glob("the-job/5/*"))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]

@@ -6,16 +6,19 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+import pytest
 
 from taskd.edge.bus import Bus
 from taskd.model import messages as m
 from taskd.model.ids import manager, worker
-from tests.integration.bus_places import PATIENCE_S, next_of, placed, proxy, until_delivered
+from tests.integration.bus_places import placed, proxy, until_delivered
 
 TRAIN = """
     import signal, sys, threading
@@ -49,14 +52,18 @@ TRAIN = """
     print("trained", flush=True)
 """
 
+STARTED_S = 60.0
+"""A process that imports torch, on a busy machine."""
+
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, text: str, proxy_port: int, **env: str
+    tmp_path: Path, text: str, proxy_port: int, within: Sequence[str] = (), **env: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(text))
     process = await asyncio.create_subprocess_exec(
+        *within,
         sys.executable,
         str(script),
         stdin=asyncio.subprocess.PIPE,
@@ -81,8 +88,9 @@ async def running(
 
 
 async def answer_of(top: Bus, wanted: m.Body) -> None:
-    while (await next_of(top)).body != wanted:
-        pass
+    async with asyncio.timeout(STARTED_S):
+        while (await top.receive()).body != wanted:
+            pass
 
 
 def test_a_worker_registers_is_switched_and_leaves(tmp_path: Path) -> None:
@@ -95,7 +103,8 @@ async def switched(tmp_path: Path) -> None:
         placed(proxy(1), top, serves=True, job="the-job") as relay,
         running(tmp_path, TRAIN, relay.port) as process,
     ):
-        hello = await next_of(top)
+        async with asyncio.timeout(STARTED_S):
+            hello = await top.receive()
         assert (hello.src, hello.body) == (worker(1, 5), m.WorkerRegistered())
         order = m.SetProfiling(True, True)
         await until_delivered(lambda: top.send(worker(1, 5), order))
@@ -106,7 +115,7 @@ async def switched(tmp_path: Path) -> None:
         await answer_of(top, m.ProfilingSet(0, 0))
         assert process.stdin is not None
         process.stdin.write(b"\n")
-        out, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        out, _ = await asyncio.wait_for(process.communicate(), STARTED_S)
         assert (out.decode(), process.returncode) == ("trained\n", 0)
     (file,) = (tmp_path / "profiling/the-job/5").iterdir()
     told = [json.loads(line) for line in file.read_text().splitlines()]
@@ -134,7 +143,80 @@ async def alone(tmp_path: Path) -> None:
         async with running(tmp_path, text, reserved.getsockname()[1]) as process:
             assert process.stdin is not None
             process.stdin.write(b"\n")
-            out, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+            out, _ = await asyncio.wait_for(process.communicate(), STARTED_S)
     assert process.returncode == 0
     assert out.decode().endswith("trained\n")
     assert "profiling is a symbolic link" in out.decode()
+
+
+MOUNTED = {
+    "No space left": "mount -t tmpfs -o size=8k tmpfs",
+    "Read-only file system": "mount -t tmpfs -o ro tmpfs",
+    "symbolic link": "ln -s /",
+}
+
+
+@pytest.mark.parametrize("why", MOUNTED)
+def test_a_directory_that_takes_nothing_is_answered_with_2(tmp_path: Path, why: str) -> None:
+    """Training goes on, and so it does once the directory is gone."""
+    unshared = ["unshare", "--mount", "--propagation", "private"]
+    if subprocess.run([*unshared, "mount", "-t", "tmpfs", "x", "/mnt"]).returncode:
+        pytest.skip("needs to be allowed to mount")
+    target = tmp_path / "profiling"
+    if not why.startswith("symbolic"):
+        target.mkdir()
+    within = [*unshared, "sh", "-c", f'{MOUNTED[why]} {target} && exec "$@"', "sh"]
+    asyncio.run(kept_nowhere(tmp_path, within, why))
+
+
+async def kept_nowhere(tmp_path: Path, within: list[str], why: str) -> None:
+    async with (
+        placed(manager(), None, serves=True, job="the-job") as top,
+        placed(proxy(1), top, serves=True, job="the-job") as relay,
+        running(tmp_path, TRAIN, relay.port, within) as process,
+    ):
+        await answer_of(top, m.WorkerRegistered())
+        await until_delivered(lambda: top.send(worker(1, 5), m.SetProfiling(True, True)))
+        await answer_of(top, m.ProfilingSet(2, 2))
+        await until_delivered(lambda: top.send(worker(1, 5), m.SetProfiling(False, False)))
+        await answer_of(top, m.ProfilingSet(0, 0))
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        out, _ = await asyncio.wait_for(process.communicate(), STARTED_S)
+    assert process.returncode == 0
+    assert out.decode().endswith("trained\n")
+    assert why in out.decode()
+
+
+def test_the_file_switches_until_there_is_a_manager(tmp_path: Path) -> None:
+    (tmp_path / "switch").write_text('{"Step": "on"}')
+    asyncio.run(first_alone(tmp_path))
+
+
+async def first_alone(tmp_path: Path) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    env = {"TASKD_PROFILING_SWITCH": str(tmp_path / "switch")}
+    async with running(tmp_path, TRAIN, port, **env) as process:
+        folder = tmp_path / "profiling/the-job/5"
+        async with asyncio.timeout(STARTED_S):
+            while not any(file.stat().st_size for file in folder.glob("*")):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)  # another process's disk tells us nothing by itself
+        async with (
+            placed(manager(), None, serves=True, job="the-job") as top,
+            placed(proxy(1), top, serves=True, job="the-job", listen=f"127.0.0.1:{port}"),
+        ):
+            await answer_of(top, m.ProfilingSet(1, 0))
+            await until_delivered(lambda: top.send(worker(1, 5), m.SetProfiling(False, False)))
+            await answer_of(top, m.ProfilingSet(0, 0))
+            (tmp_path / "switch").write_text('{"Step": "on", "FP": "on"}')  # nobody looks any more
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            out, _ = await asyncio.wait_for(process.communicate(), STARTED_S)
+    assert process.returncode == 0
+    assert "asks to record Step\n" in out.decode()
+    assert out.decode().endswith("trained\n")
+    told = "".join(file.read_text() for file in folder.iterdir())
+    assert '"step ' in told
+    assert "forward" not in told

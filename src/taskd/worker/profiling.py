@@ -52,7 +52,7 @@ class Profiling:
         self.limit_mb = settings.limit_mb
         self.rank = rank
         self._job, self._incarnation = job, incarnation
-        self._problem = ""
+        self._problem = self._told_problem = ""
         self._listeners: list[Callable[[], None]] = []
         self._changing = threading.RLock()
         self._library: Library | None = None
@@ -73,7 +73,7 @@ class Profiling:
             self.follow(None)
 
     def listen(self, changed: Callable[[], None]) -> None:
-        """Be told, on the training thread, whenever what was asked for has been tried."""
+        """Be told, in any thread, when what was asked for has been tried, succeeds or fails."""
         self._listeners.append(changed)
 
     def unlisten(self, changed: Callable[[], None]) -> None:
@@ -103,7 +103,11 @@ class Profiling:
                 self._problem = f"{type(error).__name__}: {error}"
                 if hooks is not None:
                     hooks.remove()
-        for changed in self._listeners:
+            self._told_problem = self.problem
+        self._changed()
+
+    def _changed(self) -> None:
+        for changed in tuple(self._listeners):
             changed()
 
     def _change(self, wanted: Part, hooks: Hooks | None) -> None:
@@ -164,6 +168,10 @@ class Profiling:
         return Shelf(base_dir(self.settings.dir), self._job, self.rank, self.limit_mb)
 
     def _tell(self) -> None:
+        """Once a second, by the recorder: the pace, and whether the records are still kept."""
+        if self.problem != self._told_problem:
+            self._told_problem = self.problem
+            self._changed()
         try:
             self.page.tell(self.pace())
         except OSError as error:
