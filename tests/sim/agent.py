@@ -29,10 +29,12 @@ from taskd.model.workers import (
     Interrupted,
     KillWorker,
     LinkUp,
+    Prepare,
     RenewStore,
     SayHello,
     Started,
     StartFailed,
+    Starting,
     StartWorker,
     Tell,
     Tick,
@@ -133,6 +135,10 @@ class World:
             case AskToEnd(rank, incarnation):
                 if self.random.random() < 0.7:
                     self._later(20.0, lambda: self._die((rank, incarnation), None))
+            case Prepare():
+                assert isinstance(self.state, Training)
+                there = not any(isinstance(w, Starting) for w in self.state.workers.values())
+                self._check(there, "an understudy before everybody is there")
             case RenewStore():
                 self._check(not self.living, "a new store while old processes live")
                 self.stores += 1

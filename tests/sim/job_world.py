@@ -389,7 +389,7 @@ class World:
                     NodeRank(node), f"host{node}", workers, f"host{node}:1", attempt, remaining
                 )
                 self.to_manager(node, f"agent {node}", hello)
-            case local.RenewStore():
+            case local.RenewStore() | local.Prepare():
                 pass
 
     def _born(

@@ -27,6 +27,7 @@ from taskd.model.workers import (
     Interrupted,
     KillWorker,
     LinkUp,
+    Prepare,
     RenewStore,
     SayHello,
     Started,
@@ -105,7 +106,8 @@ def test_the_manager_hears_of_the_start_once_all_are_there() -> None:
         m.LocalWorker(Rank(2), Incarnation(0), 2),
         m.LocalWorker(Rank(3), Incarnation(0), 3),
     )
-    assert play.start(3, 0) == (Tell(m.WorkersStarted(NodeRank(1), workers)),)
+    told = Tell(m.WorkersStarted(NodeRank(1), workers))
+    assert play.start(3, 0) == (told, Prepare())
 
 
 @pytest.mark.parametrize("order", [m.StartWorkers(-1), m.RestartAgent(-1)])

@@ -24,6 +24,7 @@ from taskd.model.workers import (
     AskToEnd,
     Command,
     KillWorker,
+    Prepare,
     RenewStore,
     SayHello,
     Started,
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 0.5
 """How long a death report waits for the last lines of the worker's output."""
+REST_S = 1.0
+"""How long after its last start a node has better things to do than to prepare for the next."""
 
 Life = tuple[Rank, Incarnation]
 
@@ -64,6 +67,7 @@ class Hands:
         self._tell, self._happened, self._tasks = agent.tell, agent.happened, tasks
         self._lives: dict[Life, Process] = {}
         self._store: Process | None = None
+        self._rest: asyncio.TimerHandle | None = None
 
     async def perform(self, command: Command) -> None:
         match command:
@@ -77,6 +81,8 @@ class Hands:
                     # A stopped process cannot hear; it must be let go to be able to end.
                     self._nursery.send_signal(process, signum)
                     self._nursery.send_signal(process, signal.SIGCONT)
+            case Prepare():
+                self._prepare_later()
             case RenewStore():
                 # Forked workers put the attempt into their keys (`attempts.py`), and those of
                 # another node may be using the store by now. Spawned ones cannot be taught that.
@@ -90,6 +96,16 @@ class Hands:
                 state = workers, served, attempt, remaining
                 more = self._addresses.door, self._nursery.warm
                 await self._tell(m.AgentHello(node, host, *state, *more))
+
+    def _prepare_later(self) -> None:
+        self.close()
+        self._rest = asyncio.get_running_loop().call_later(
+            REST_S, lambda: self._tasks.create_task(self._nursery.prepare())
+        )
+
+    def close(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
 
     async def serve_store(self) -> None:
         """A store that knows nothing, on the port that everybody knows."""

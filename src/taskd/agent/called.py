@@ -24,6 +24,7 @@ from taskd.model.workers import (
     AskToEnd,
     Command,
     KillWorker,
+    Prepare,
     RenewStore,
     SayHello,
     Started,
@@ -94,7 +95,7 @@ class CalledHands:
                 self._soon()
             case KillWorker(rank, incarnation) | AskToEnd(rank, incarnation):
                 self._end(rank, incarnation)
-            case RenewStore():
+            case RenewStore() | Prepare():
                 pass  # the framework's own affair
             case Tell(body):
                 await self._agent.tell(body)

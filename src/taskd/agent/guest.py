@@ -85,14 +85,11 @@ async def _proxy(config: AgentConfig) -> Proxy | None:
 
 
 async def _train(framework: Framework, told: Agent, node: Node, workers: WorkersConfig) -> Over:
-    made: list[CalledHands] = []
-
     def hands(tasks: asyncio.TaskGroup) -> CalledHands:
-        made.append(CalledHands(node.node, framework, told, tasks))
-        return made[0]
+        return CalledHands(node.node, framework, told, tasks)
 
     def look() -> NodeBeat:
         return NodeBeat(node.node, ())
 
     waiting = Waiting(node, monotonic() + workers.permission_timeout_s)
-    return await told.run(waiting, hands, look, lambda: LOOK_S, lambda: made[0].close())
+    return await told.run(waiting, hands, look, lambda: LOOK_S)

@@ -32,6 +32,13 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Rehearse:
+    """Fork an understudy. With the letter comes a pipe, where it waits for its `Start`."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServeStore:
     """Fork a process that serves torch's TCPStore on the listening socket in the letter."""
 
@@ -75,9 +82,10 @@ class Exited:
     signal: int | None
 
 
-Letter = Start | ServeStore | Leave | Ready | Started | Refused | Exited
+Letter = Start | Rehearse | ServeStore | Leave | Ready | Started | Refused | Exited
 _KINDS: dict[str, type[Letter]] = {
-    kind.__name__: kind for kind in (Start, ServeStore, Leave, Ready, Started, Refused, Exited)
+    kind.__name__: kind
+    for kind in (Start, Rehearse, ServeStore, Leave, Ready, Started, Refused, Exited)
 }
 
 

@@ -38,6 +38,9 @@ def _unrecorded(order: m.SetProfiling) -> None:
 class Performs(Protocol):
     async def perform(self, command: Command) -> None: ...
 
+    def close(self) -> None:
+        """Let go of whatever would go on by itself."""
+
 
 class Agent:
     def __init__(
@@ -71,7 +74,6 @@ class Agent:
         make_hands: Callable[[asyncio.TaskGroup], Performs],
         look: Callable[[], m.NodeBeat],
         pace_s: Callable[[], float],
-        close_hands: Callable[[], None] = lambda: None,
     ) -> Over:
         """Until the node's part of the job is over."""
         async with asyncio.TaskGroup() as tasks:
@@ -85,7 +87,7 @@ class Agent:
                 ),
             ]
             over = await self._decide(state, hands.perform)
-            close_hands()
+            hands.close()
             for task in senses:
                 task.cancel()
         return over

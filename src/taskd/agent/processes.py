@@ -66,6 +66,13 @@ class _Child:
     timer: asyncio.TimerHandle | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Understudy:
+    process: Process
+    pipe: socket.socket
+    """Where it waits for its part."""
+
+
 @dataclass
 class Nursery:
     """One zygote and its children. All methods belong to the event loop's thread."""
@@ -89,6 +96,7 @@ class Nursery:
         default_factory=dict
     )
     _children: dict[int, _Child] = field(default_factory=dict)
+    _understudy: _Understudy | None = None
 
     def open(self) -> None:
         """Start the zygote's process. Needs no event loop, so that it can come first of all."""
@@ -134,9 +142,29 @@ class Nursery:
         stderr: int,
         on_death: Callable[[Death], None],
     ) -> Process:
-        """Fork a worker. The two files stay the caller's, to be closed by it."""
-        start = letters.Start(self._new_id(), name, env)
-        return await self._ask(start, (stdout, stderr), on_death)
+        """A new worker: the understudy, or a fork. The two files stay the caller's to close."""
+        files = stdout, stderr
+        if (ready := self._cast(name, env, files, on_death)) is not None:
+            return ready
+        return await self._ask(letters.Start(self._new_id(), name, env), files, on_death)
+
+    async def prepare(self) -> None:
+        """Have a process ready that becomes the next worker without being forked first."""
+        if self.spawn or self._understudy is not None:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                process = await self._ask(
+                    letters.Rehearse(self._new_id()), (theirs.fileno(),), self._understudy_died
+                )
+            except (StartRefused, ZygoteLost) as error:
+                ours.close()
+                log.info("there is no understudy: %s", error)
+                return
+        ours.setblocking(False)
+        self._dismiss()
+        self._understudy = _Understudy(process, ours)
 
     async def serve_store(
         self, host: str, port: int, listener: int, on_death: Callable[[Death], None]
@@ -160,6 +188,7 @@ class Nursery:
 
     async def close(self) -> None:
         """End the zygote and with it every descendant; returns when they are gone, unreported."""
+        self._dismiss()
         for child in list(self._children.values()):
             self._forget(child)
         if self._pipe is not None:
@@ -172,13 +201,44 @@ class Nursery:
             await asyncio.to_thread(self._popen.wait)
             self._popen = None
 
+    def _cast(
+        self,
+        name: str,
+        env: dict[str, str],
+        files: tuple[int, ...],
+        on_death: Callable[[Death], None],
+    ) -> Process | None:
+        """Give the understudy this part. None: there is none, or it has just died."""
+        ready = self._understudy
+        if ready is None:
+            return None
+        try:
+            letters.write(ready.pipe, letters.Start(ready.process.id, name, env), files)
+        except (BrokenPipeError, ConnectionResetError):
+            return None
+        finally:
+            self._dismiss()
+        self._children[ready.process.id].on_death = on_death
+        return ready.process
+
+    def _dismiss(self) -> None:
+        """Without a part it ends by itself."""
+        if self._understudy is not None:
+            self._understudy.pipe.close()
+            self._understudy = None
+
+    def _understudy_died(self, death: Death) -> None:
+        if self._understudy is not None and self._understudy.process == death.process:
+            log.info("the understudy has died (signal %s)", death.signal)
+            self._dismiss()
+
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id
 
     async def _ask(
         self,
-        letter: letters.Start | letters.ServeStore,
+        letter: letters.Start | letters.Rehearse | letters.ServeStore,
         files: tuple[int, ...],
         on_death: Callable[[Death], None],
     ) -> Process:

@@ -4,6 +4,9 @@ Importing torch and what the first optimizer step needs takes seconds, a fork mi
 zygote has no threads of its own and never touches CUDA, so a fork is as good as a new process.
 It is the parent of every worker: it relays their exit status to the agent (`processes.py`), and
 ends them all, with all their descendants, when the agent is gone for whatever reason.
+
+One child is forked ahead of its time: the understudy. It goes once through what every training
+script does first (`torch/rehearsal.py`), then waits to be told which rank it is.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from taskd.agent import attempts, letters, linux, program
 from taskd.agent.program import Program
 
 WORKER_NAME = "taskd:{}"
+REHEARSAL = "taskd.torch.rehearsal"
 
 
 @dataclass
@@ -86,7 +90,7 @@ class Zygote:
 
     def _handle(self, letter: letters.Letter, files: tuple[int, ...]) -> bool:
         """True in a child that must now become the worker."""
-        assert isinstance(letter, letters.Start | letters.ServeStore), letter
+        assert isinstance(letter, letters.Start | letters.Rehearse | letters.ServeStore), letter
         try:
             pid = os.fork()
         except OSError as error:
@@ -100,6 +104,8 @@ class Zygote:
                 from taskd.agent import store
 
                 store.serve(letter.host, letter.port, files[0])
+            if isinstance(letter, letters.Rehearse):
+                letter, files = _rehearse(files[0])
             _become(letter, files)
             if not self.forked:
                 _replace_by(self.program)
@@ -147,7 +153,19 @@ class Zygote:
                     letters.write(self.pipe, letters.Exited(child, gone.si_pid, code, signum))
 
 
-def _become(letter: letters.Start | letters.ServeStore, files: tuple[int, ...]) -> None:
+def _rehearse(file: int) -> tuple[letters.Letter, tuple[int, ...]]:
+    """Returns when there is a part for this process; ends it when there will never be one."""
+    linux.name_process("taskd:understudy")
+    if "taskd.torch" in sys.modules:
+        importlib.import_module(REHEARSAL).run()
+    with socket.socket(fileno=file) as pipe:
+        received = letters.read(pipe)
+    if received is None:
+        os._exit(0)
+    return received
+
+
+def _become(letter: letters.Letter, files: tuple[int, ...]) -> None:
     """The parts of a process's start that a fork does not do by itself."""
     assert isinstance(letter, letters.Start)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -123,6 +123,11 @@ class AskToEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """Have a process ready for the next rank that has to be started, once there is time for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class RenewStore:
     """The old attempt's keys must not be seen by the new one."""
 
@@ -145,4 +150,4 @@ class SayHello:
     remaining: int
 
 
-Command = StartWorker | KillWorker | AskToEnd | RenewStore | Tell | SayHello
+Command = StartWorker | KillWorker | AskToEnd | Prepare | RenewStore | Tell | SayHello

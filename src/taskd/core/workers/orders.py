@@ -34,6 +34,7 @@ from taskd.model.workers import (
     Dying,
     Ended,
     KillWorker,
+    Prepare,
     RenewStore,
     Running,
     Started,
@@ -74,7 +75,8 @@ def started(state: Training | Stopping, event: Started) -> Step:
     assert isinstance(after, Training)
     if after.pending or any(isinstance(other, Starting) for other in after.workers.values()):
         return Step(after, because=f"rank {event.rank} runs")
-    return Step(after, (present(after.node, after.workers),), "every rank of the node runs")
+    told = present(after.node, after.workers)
+    return Step(after, (told, Prepare()), "every rank of the node runs")
 
 
 def replace_some(

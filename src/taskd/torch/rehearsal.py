@@ -1,0 +1,57 @@
+"""A replacement's first moments, played through with nobody else on the stage.
+
+A forked process pays for its first model, backward pass and update with page faults, lazy imports
+and set-up inside torch: half of the processor time that it takes to the end of its first step. The
+understudy (`agent/zygote.py`) has paid before it is needed. Nothing of it stays: groups and threads
+are gone, and random numbers are seeded anew when the process gets its part.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from taskd.torch import buckets, group
+from taskd.torch.job import Job
+from taskd.worker.settings import WorkerSettings
+
+WORLD = 2
+
+
+def run() -> None:
+    if torch.accelerator.current_accelerator() is not None:
+        # Autograd would count the devices, before anybody has said which of them are visible.
+        return
+    torch.manual_seed(0)
+    job = Job(WorkerSettings(), rank=0, world_size=WORLD)
+    groups = job._groups
+    group.register(groups, {"cpu": "gloo"})
+    patience, uncaught = timedelta(minutes=1), sys.excepthook
+    dist.init_process_group(
+        group.BACKEND, store=groups.store, rank=0, world_size=WORLD, timeout=patience
+    )
+    try:
+        _train(job)
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = uncaught  # torch's own would name this rank for good
+
+
+def _train(job: Job) -> None:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    # The hooks behind every update belong to the rank that this process becomes.
+    update = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]
+    job.protect(model=model, optimizer=optimizer)
+    buckets.settle(model, job._groups)
+    for step in job.steps(2):
+        with step:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.arange(4))
+            torch.autograd.backward(loss)
+            update(optimizer)
