@@ -332,3 +332,9 @@ def test_a_mistake_of_ours_costs_one_event(caplog: pytest.LogCaptureFixture) -> 
 
     asyncio.run(main())
     assert "cannot decide" in caplog.text
+
+
+def test_a_clock_that_was_set_back_makes_no_wait_longer(caplog: pytest.LogCaptureFixture) -> None:
+    clock = steady_wall(lambda: 1_000.0, lambda: 5.0, not_before=9_000.0)
+    assert clock() == 9_000.0
+    assert "set back by 8000 s" in caplog.text

@@ -40,6 +40,7 @@ def test_what_was_appended_is_there_after_reopening(tmp_path: Path) -> None:
     async def second() -> None:
         journal = Journal(tmp_path / "journal")
         assert await journal.records() == {"job": "record 2"}
+        assert await journal.newest() == 2.0
         told = await journal.history("job")
         assert [line.event for line in told] == ["event 1", "event 2"]
         assert told[0].commands == ("do this",)

@@ -102,23 +102,31 @@ class Server:
         return f"127.0.0.1:{self.port}"
 
 
-def steady_wall(wall_clock: Clock = wall, ticking: Clock = monotonic) -> Clock:
+def steady_wall(
+    wall_clock: Clock = wall, ticking: Clock = monotonic, not_before: float = 0.0
+) -> Clock:
     """The time of day at the start, plus what has passed since.
 
     Deadlines in the journal must mean something to the next process, and must not jump when
-    somebody sets the clock.
+    somebody sets the clock. `not_before` is the newest time in the journal: had the clock been set
+    back while nobody ran, every wait would be longer by as much.
     """
-    offset = wall_clock() - ticking()
+    today = wall_clock()
+    if today < not_before:
+        log.warning(
+            "the clock was set back by %.0f s; it is taken from the journal", not_before - today
+        )
+    offset = max(today, not_before) - ticking()
     return lambda: offset + ticking()
 
 
 @asynccontextmanager
 async def serve(config: ServerConfig) -> AsyncIterator[Server]:
     """Raises before anything is served if the journal, the cluster or the port cannot be had."""
-    clock = steady_wall()
     async with AsyncExitStack() as stack:
         journal = Journal(config.journal, config.history)
         stack.push_async_callback(journal.aclose)
+        clock = steady_wall(not_before=await journal.newest())
         cluster = _cluster(config)
         await cluster.start()
         stack.push_async_callback(cluster.close)

@@ -153,6 +153,14 @@ class Journal:
         """Write one note by itself; None removes it."""
         await self._ask(lambda connection: _note(connection, name, text))
 
+    async def newest(self) -> float:
+        """When anything was written last; 0 when nothing was."""
+
+        def read(connection: sqlite3.Connection) -> float:
+            return float(connection.execute("SELECT MAX(changed) FROM jobs").fetchone()[0] or 0)
+
+        return await self._ask(read)
+
     async def record(self, job: str) -> str | None:
         """The newest record of one job, also when it has ended."""
 
