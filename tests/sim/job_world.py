@@ -384,10 +384,10 @@ class World:
                     self.later(0.01, partial(self.exits, proc, None, "killed"))
             case local.Tell(body):
                 self.to_manager(node, f"agent {node}", body)
-            case local.SayHello(workers, attempt, remaining):
-                hello = m.AgentHello(
-                    NodeRank(node), f"host{node}", workers, f"host{node}:1", attempt, remaining
-                )
+            case local.SayHello(workers, attempt, remaining, condemned):
+                host = f"host{node}"
+                state = workers, f"{host}:1", attempt, remaining
+                hello = m.AgentHello(NodeRank(node), host, *state, condemned=condemned)
                 self.to_manager(node, f"agent {node}", hello)
             case local.RenewStore() | local.Prepare():
                 pass

@@ -134,6 +134,7 @@ OURS: list[m.Ours] = [
     m.ReplaceWorkers(Incident(1), (MEMBER,)),
     m.RestartJob(Incident(1), 2, (MEMBER,)),
     m.EndJob(0, "every rank has finished"),
+    m.Condemned("rank 2: 1 of 9 products were wrong"),
 ]
 
 

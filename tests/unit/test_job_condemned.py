@@ -5,7 +5,7 @@ from __future__ import annotations
 from taskd.core.job.states import JobConfig, Repairing, Training
 from taskd.model import messages as m
 from taskd.model.faults import FaultKind
-from taskd.model.ids import NodeRank, Rank
+from taskd.model.ids import Incarnation, NodeRank, Rank, agent
 from taskd.model.job import NodesCondemned, ReportResult, ReportStopped, ReportStrategies
 from taskd.model.recovery import FaultRank
 from tests.unit.test_job import STOP, Play, change, signal
@@ -49,6 +49,18 @@ def test_the_job_goes_on_without_the_node_and_its_ranks_are_sent_home() -> None:
     assert isinstance(play.state, Repairing)
     assert [member.rank for member in play.state.plan.members] == [0, 1]
     assert len(play.asked(m.Leave)) == 2
+
+
+def test_the_nodes_agent_remembers_it_for_the_next_manager() -> None:
+    play = Play().training().tell(FOUND)
+    assert play.asked(m.Condemned) == [m.Condemned(FOUND.evidence)]
+    fresh = Play()
+    for node in (0, 1):
+        ranks = tuple(m.LocalWorker(Rank(2 * node + n), Incarnation(0), 7) for n in (0, 1))
+        found = FOUND.evidence if node else ""
+        hello = m.AgentHello(NodeRank(node), f"host{node}", ranks, "", condemned=found)
+        fresh.hear(agent(node), hello)
+    assert fresh.state.job.condemned == FOUND.nodes
 
 
 def test_where_a_cluster_replaces_nodes_none_is_condemned() -> None:

@@ -287,6 +287,13 @@ def test_a_new_manager_hears_of_the_living_and_the_dead() -> None:
     )
 
 
+def test_a_condemned_node_tells_every_new_manager() -> None:
+    play = Play().running()
+    assert play.hear(m.Condemned("rank 2: 1 of 9 products were wrong")) == ()
+    (said,) = (one for one in play.hear(LinkUp()) if isinstance(one, SayHello))
+    assert said.condemned == "rank 2: 1 of 9 products were wrong"
+
+
 def test_a_new_agent_takes_over_lives_that_were_counted_before() -> None:
     play = Play()
     order = m.RestartJob(Incident(3), 2, (member(2, 4), member(3, 2)))

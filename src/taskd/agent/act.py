@@ -90,11 +90,11 @@ class Hands:
                     await self.serve_store()
             case Tell(body):
                 await self._tell(body)
-            case SayHello(workers, attempt, remaining):
+            case SayHello(workers, attempt, remaining, condemned):
                 served = self._addresses.store if self._ground.serves else ""
                 node, host = NodeRank(self._plan.node), socket.gethostname()
                 state = workers, served, attempt, remaining
-                more = self._addresses.door, self._nursery.warm
+                more = self._addresses.door, self._nursery.warm, condemned
                 await self._tell(m.AgentHello(node, host, *state, *more))
 
     def _prepare_later(self) -> None:

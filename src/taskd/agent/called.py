@@ -99,10 +99,10 @@ class CalledHands:
                 pass  # the framework's own affair
             case Tell(body):
                 await self._agent.tell(body)
-            case SayHello(workers, attempt, remaining):
+            case SayHello(workers, attempt, remaining, condemned):
                 host = socket.gethostname()
-                hello = m.AgentHello(self._node, host, workers, "", attempt, remaining)
-                await self._agent.tell(hello)
+                state = workers, "", attempt, remaining
+                await self._agent.tell(m.AgentHello(self._node, host, *state, condemned=condemned))
 
     def close(self) -> None:
         self._looking.cancel()

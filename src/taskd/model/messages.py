@@ -329,6 +329,8 @@ class AgentHello:
     """host:port where the agent itself listens while it lives; empty: nowhere."""
     warm: bool = True
     """Whether ranks that it is told to start could run at once."""
+    condemned: str = ""
+    """What a stress test has found on this node, as a manager once told it; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +412,13 @@ class EndJob:
     because: str
 
 
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """To an agent: its node has failed a stress test. It says so to the managers that follow."""
+
+    evidence: str
+
+
 Upstream = (
     AgentRegistered
     | WorkerRegistered
@@ -449,5 +458,6 @@ Ours = (
     | ReplaceWorkers
     | RestartJob
     | EndJob
+    | Condemned
 )
 Body = Upstream | Ours

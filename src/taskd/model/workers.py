@@ -92,6 +92,7 @@ Order = (
     | m.StopWorkers
     | m.ExitAgent
     | m.EndJob
+    | m.Condemned
 )
 Event = Started | StartFailed | m.WorkerExited | Interrupted | LinkUp | LinkDown | Tick | Order
 
@@ -148,6 +149,7 @@ class SayHello:
     workers: tuple[m.LocalWorker, ...]
     attempt: int
     remaining: int
+    condemned: str = ""
 
 
 Command = StartWorker | KillWorker | AskToEnd | Prepare | RenewStore | Tell | SayHello

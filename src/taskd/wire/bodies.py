@@ -37,6 +37,7 @@ OUR_CODES: dict[int, type[m.Ours]] = {
     1031: m.ReplaceWorkers,
     1032: m.RestartJob,
     1033: m.EndJob,
+    1034: m.Condemned,
 }
 _CODE_OF: dict[type, int] = {kind: code for code, kind in OUR_CODES.items()}
 _PROFILING = {700: (False, False), 710: (True, False), 701: (False, True), 711: (True, True)}

@@ -47,7 +47,7 @@ from taskd.core.picture import (
     learn,
     node_lost,
 )
-from taskd.model.ids import ALL, NodeRank, Position, Role, worker
+from taskd.model.ids import ALL, NodeRank, Position, Role, agent, worker
 from taskd.model.job import (
     Event,
     Finish,
@@ -70,6 +70,7 @@ from taskd.model.messages import (
     AgentHello,
     Body,
     Committed,
+    Condemned,
     Dumped,
     Leave,
     Parked,
@@ -137,7 +138,9 @@ def step(state: State, event: Event, now: float, config: JobConfig) -> Taken:
                 return Taken(state, because="the cluster replaces these nodes")
             condemned = state.job.condemned | nodes
             why = f"nodes {sorted(nodes)} are left alone: {evidence}"
-            return Taken(with_facts(state, condemned=condemned), because=why)
+            # Their agents tell it to the managers that come after us.
+            kept = tuple(Tell(agent(node), Condemned(evidence)) for node in sorted(nodes))
+            return Taken(with_facts(state, condemned=condemned), kept, why)
         case Ordered(signal):
             return signals.ordered(state, signal, now, config)
         case Subscribed():

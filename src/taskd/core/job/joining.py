@@ -101,7 +101,9 @@ def agent_hello(state: State, hello: AgentHello, now: float, config: JobConfig) 
     left = job.restarts_left
     if hello.remaining > 0:
         left = min(left, max(0, hello.remaining - hello.attempt))
-    state = with_facts(state, attempt=max(job.attempt, hello.attempt), restarts_left=left)
+    condemned = job.condemned | ({hello.node} if hello.condemned else set())
+    attempt = max(job.attempt, hello.attempt)
+    state = with_facts(state, attempt=attempt, restarts_left=left, condemned=condemned)
     match state:
         case Awaiting():
             return strategies.carry_out(state.job, state.order, now, config)

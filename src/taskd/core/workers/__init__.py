@@ -93,6 +93,9 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
             return Step(waiting, because="the manager is out of reach")
         case _, LinkUp():
             return Step(state, hello(state), "the manager must know what is true here")
+        case _, m.Condemned(evidence):
+            known = replace(state, node=replace(state.node, condemned=evidence))
+            return Step(known, because=f"this node is not to be used again: {evidence}")
         case _, LinkDown():
             return Step(state, because="the manager will have to be told again what is true here")
         case Waiting(), Tick() if now >= state.deadline:

@@ -67,6 +67,8 @@ class Node:
     """The restart budget."""
     attempt: int = 0
     incident: Incident = NO_INCIDENT
+    condemned: str = ""
+    """What a stress test has found here; kept for managers that do not know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ def running(workers: Workers) -> tuple[m.LocalWorker, ...]:
 def hello(state: State) -> tuple[Command, ...]:
     workers: Workers = {} if isinstance(state, Waiting) else state.workers
     node = state.node
-    hello = SayHello(running(workers), node.attempt, node.remaining)
+    hello = SayHello(running(workers), node.attempt, node.remaining, node.condemned)
     if isinstance(state, Waiting):
         return Tell(m.AgentRegistered()), hello, Tell(m.RestartsLeft(node.remaining))
     ended = tuple(Tell(w.exited) for _, w in sorted(workers.items()) if isinstance(w, Ended))
