@@ -103,6 +103,31 @@ def ddp(told: dict[str, Any]) -> None:
     torch.save(digest(net, optimizer), Path(told["folder"]) / f"end-{told['rank']}.pt")
 
 
+def closure(told: dict[str, Any]) -> None:
+    """All of the step happens inside the optimizer, as under some frameworks."""
+    torch.manual_seed(1234)
+    job = taskd.init()
+    net = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+    model = DDP(net, bucket_cap_mb=0.01)
+    optimizer = told["optimizer"](model.parameters(), lr=1e-2)
+    job.protect(model=model, optimizer=optimizer)
+    for step in job.steps(told["steps"]):
+
+        def whole(step: taskd.Step = step) -> torch.Tensor:
+            optimizer.zero_grad()
+            data, target = batch(told["rank"], step)
+            output = model(data)
+            output.register_hook(lambda g: strike(told, step, "in backward"))
+            loss = nn.functional.cross_entropy(output, target)
+            torch.autograd.backward(loss)
+            strike(told, step, "after backward")
+            return loss
+
+        with step:
+            optimizer.step(whole)
+    torch.save(digest(net, optimizer), Path(told["folder"]) / f"end-{told['rank']}.pt")
+
+
 class Position:
     """Where a data loader would be: changed by reading, restored with the rest."""
 

@@ -7,10 +7,12 @@ job was told to stop, so that garbage never reaches the weights; the post-hook m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from taskd.errors import SettingsError
 
 if TYPE_CHECKING:
     from taskd.torch.job import Job
@@ -89,7 +91,35 @@ class Gates:
         """Not even begin a pass whose result nobody can use."""
         model.register_forward_pre_hook(self._before, prepend=True)
 
-    def _before_update(self, *_: Any) -> None:
+    def _before_update(self, optimizer: Any, args: tuple[Any, ...], told: dict[str, Any]) -> Any:
+        """`args` begin with the optimizer. A closure does all that belongs before the gate."""
+        closure = told.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None or not self._job._groups.absorbing:
+            self._gate()
+            return None
+        return args[:1], {**told, "closure": self._gated(optimizer, closure)}
+
+    def _gated(self, optimizer: Any, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure with the gate behind it. One evaluation is all that can be taken back."""
+        evaluated = False
+
+        def once() -> Any:
+            nonlocal evaluated
+            if evaluated:
+                raise SettingsError(
+                    [
+                        f"{type(optimizer).__name__} cannot be protected: it changes the weights, "
+                        "evaluates its closure again, and a fault in between could not be undone"
+                    ]
+                )
+            evaluated = True
+            loss = closure()
+            self._gate()
+            return loss
+
+        return once
+
+    def _gate(self) -> None:
         if self._job._groups.absorbing and not self._passed:
             self._pass()  # from here on the step may count elsewhere: no turning back
         else:
