@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: setup demo check test test-gpu explore test-mindspore bench proto settings clean
+.PHONY: setup demo check test test-gpu explore test-mindspore test-adapters bench proto settings clean
 
 setup: $(VENV)/.ready
 
@@ -39,6 +39,14 @@ test: setup  ## all tests but those of test-mindspore
 
 test-mindspore: setup .venvs/mindspore/.ready  ## our agent under MindSpore's own msrun (0.8 GB to install)
 	$(BIN)/pytest tests/mindspore
+
+.venvs/adapters/.ready: pyproject.toml
+	$(PYTHON) -m venv .venvs/adapters
+	.venvs/adapters/bin/pip --disable-pip-version-check --quiet install torch==2.13.0 transformers==5.22.2 accelerate==1.15.0 lightning==2.6.6 --editable .
+	touch $@
+
+test-adapters: setup .venvs/adapters/.ready  ## Accelerate, transformers and Lightning under taskd run (1 GB to install)
+	$(BIN)/pytest tests/adapters
 
 explore: setup  ## every interleaving of three ranks and two faults; a few minutes
 	$(BIN)/pytest -m explore

@@ -1,0 +1,48 @@
+"""Frameworks above PyTorch under `taskd run`: what docs/integrations.md says of them is true."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venvs/adapters/bin/python"
+
+
+def run(folder: Path, script: str, **env: str) -> tuple[list[str], str]:
+    """The digests that its two ranks have printed, and what the launcher says of the faults."""
+    folder.mkdir()
+    done = subprocess.run(
+        [PYTHON, "-m", "taskd", "run", "--nproc-per-node=2", ROOT / "tests/adapters" / script],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", **env},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    digests = [line.split("weights ")[1] for line in done.stdout.splitlines() if "weights " in line]
+    assert len(digests) == 2
+    return digests, done.stderr
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("script", ["with_accelerate.py", "with_fabric.py"])
+def test_a_loop_of_ones_own_loses_no_step(script: str, tmp_path: Path) -> None:
+    calm, _ = run(tmp_path / "calm", script)
+    disturbed, told = run(tmp_path / "disturbed", script, DIE="1.9")
+    assert disturbed == calm
+    assert "incident 1: rank 1 (exited) -> recover-in-place: recovered" in told
+    assert "state" in told, "nothing was taken from a peer"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("script", ["plain_trainer.py", "plain_lightning.py"])
+def test_a_frameworks_own_loop_restarts_from_its_checkpoint(script: str, tmp_path: Path) -> None:
+    calm, _ = run(tmp_path / "calm", script)
+    disturbed, told = run(tmp_path / "disturbed", script, DIE="1.13")
+    assert disturbed == calm
+    assert "1 fault: every rank has ended well" in told
