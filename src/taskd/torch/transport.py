@@ -115,7 +115,9 @@ class Transport:
                 one.join()
             remains.clear()
 
-        threading.Thread(target=let_go, name="taskd-bury").start()
+        # An abort may take long; the process need not wait for it to end.
+        daemon = bool(self._aborting)
+        threading.Thread(target=let_go, name="taskd-bury", daemon=daemon).start()
 
     def _exchange_ports(self) -> frozenset[int]:
         """Tell the peers where we listen, so that each knows which sockets are the group's."""
