@@ -35,9 +35,9 @@ def direct_nccl(interface: str, adapter: str) -> None:
 
 
 def keep_alive_under_nccl() -> None:
-    """Unless told otherwise, torch ends the process when NCCL has lost a peer of it, and holds up
-    its abort to write down what it was at."""
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    """What launchers tell torch is to end the process when NCCL has lost a peer of it; and torch
+    holds up the abort to write down what it was at."""
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
 
 
