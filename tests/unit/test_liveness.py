@@ -101,14 +101,45 @@ def test_nobody_is_named_while_nobody_waits() -> None:
 def test_a_rank_at_work_has_time() -> None:
     watch = Watch()
     told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
-    assert not watch.stand(50.0, *told, progress(3, watch.at_step, busy=True))
+    assert not watch.stand(250.0, *told, progress(3, watch.at_step, busy=True))
 
 
-def test_a_loop_without_end_is_named_in_the_end() -> None:
+def test_a_native_loop_without_end_is_named_in_the_end() -> None:
     watch = Watch()
     told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
-    found = watch.stand(100.0, *told, progress(3, watch.at_step, busy=True))
+    found = watch.stand(400.0, *told, progress(3, watch.at_step, busy=True))
     assert [type(each) for each in found] == [Hung]
+
+
+def test_a_loop_in_python_that_all_wait_for_is_named_in_time() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    spins = progress(3, watch.at_step, busy=True, spinning=True)
+    (hung,) = watch.stand(10.0, *told, spins)
+    assert hung.rank == 3
+    assert watch.idle <= 1.0 + 3 * STEP_S + 0.5 + 2 * BEAT_S
+
+
+def test_a_loop_in_python_has_time_while_others_go_their_way() -> None:
+    watch = Watch()
+    told = [progress(0, watch.at_step, waiting=True), progress(1, watch.at_step)]
+    spins = progress(3, watch.at_step, busy=True, spinning=True)
+    assert not [each for each in watch.stand(60.0, *told, spins) if each.rank == 3]
+    alone = Watch(size=1)
+    assert not alone.stand(60.0, progress(0, alone.at_step, busy=True, spinning=True))
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_who_does_new_things_is_never_named(busy: bool) -> None:
+    """It saves a checkpoint, say, for ten minutes, and is seen at it every half second."""
+    watch = Watch()
+    idle_s = 0.0
+    while idle_s < 600.0:
+        idle_s += BEAT_S
+        watch.now += BEAT_S
+        told = [progress(rank, watch.at_step, idle_s, waiting=True) for rank in (0, 1, 2)]
+        saves = replace(progress(3, watch.at_step, idle_s, busy=busy), moving_s=idle_s - 0.5)
+        assert watch.beat(*told, saves) == ()
 
 
 @pytest.mark.parametrize("pace", [2, 10])

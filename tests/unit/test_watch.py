@@ -98,15 +98,17 @@ def test_stacks_are_asked_for_once_and_told_once(tmp_path: Path) -> None:
     asked = []
     watch = Watch(str(tmp_path), clock)
     stacks = tmp_path / "stacks"
-    watch.add(LIFE, os.getpid(), stacks, lambda: asked.append(stacks.write_text("in read()")))
+    text = "Current thread 0x1 (most recent call first):\n  in read()\n"
+    watch.add(LIFE, os.getpid(), stacks, lambda: asked.append(stacks.write_text(text)))
     beacon = Beacon(watch.beacon(LIFE), clock)
     beacon.phase("training", 0)
+    beacon.collectives(3, 2)  # it waits for others, so that one look is enough
     told = []
     for _ in range(5):
         clock.now += 0.6
         told.append(watch.look()[0].stack)
     assert len(asked) == 1
-    assert [each for each in told if each] == ["in read()"]
+    assert [each for each in told if each] == [text]
     beacon.stepped(1)
     clock.now += 0.1
     assert watch.look()[0].stack == ""

@@ -1,8 +1,8 @@
 """How the node's ranks are getting on, read from their beacons and from the kernel.
 
 A rank shows its progress in a page of shared memory (`edge/beacon.py`), so looking costs neither
-side a message. Only for one that stands still the kernel is asked what its process is doing, and
-the process itself where its threads are.
+side a message. Only of one that stands still more is asked (`signs.py`): of the kernel what its
+process is doing, of the process itself where its threads are.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from taskd.agent.probes import Probes
+from taskd.agent.signs import Signs
+from taskd.agent.stacks import StackFile
 from taskd.edge import beacon
 from taskd.edge.clock import Clock, monotonic
 from taskd.model.ids import Incarnation, Rank, Step
@@ -27,13 +29,7 @@ STILL_S = 0.5
 STUCK_S = 0.5
 """From here on a rank that never stood nearly as long is asked for its stacks."""
 FORGET = 0.8
-AT_WORK = 0.1
-"""The part of a processor that counts as being at work."""
 STACK_CHARS = 4000
-
-_TICKS = os.sysconf("SC_CLK_TCK")
-_STOPPED, _WILLING = ("T", "t"), ("R", "D")
-"""Letters of /proc: stopped; and running or waiting for a processor or a disk."""
 
 Life = tuple[Rank, Incarnation]
 
@@ -42,16 +38,29 @@ Life = tuple[Rank, Incarnation]
 class _Watched:
     pid: int
     page: int
-    stacks: Path
+    stacks: StackFile
     ask_stacks: Callable[[], None]
     moved_at: float = 0.0
     idle_s: float = 0.0
     longest_s: float = 0.0
     uneasy: bool = False
-    cpu_s: float | None = None
-    since: float = 0.0
-    asked: bool = False
+    signs: Signs | None = None
     told: bool = False
+
+    def look_closer(self, now: float, again: bool) -> Signs:
+        if self.signs is None:
+            self.signs = Signs(self.pid, self.stacks, self.ask_stacks)
+        self.signs.look(now)
+        if not self.signs.stopped and self.idle_s >= max(STUCK_S, 3 * self.longest_s):
+            self.signs.read_stacks(now, again)
+        return self.signs
+
+    def tell_stack(self) -> str:
+        """Once each time it seems stuck."""
+        if self.signs is None or self.told:
+            return ""
+        self.told = bool(self.signs.text)
+        return self.signs.text[-STACK_CHARS:]
 
 
 class Watch:
@@ -66,7 +75,7 @@ class Watch:
 
     def add(self, life: Life, pid: int, stacks: Path, ask_stacks: Callable[[], None]) -> None:
         page = os.open(self.beacon(life), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._watched[life] = _Watched(pid, page, stacks, ask_stacks)
+        self._watched[life] = _Watched(pid, page, StackFile(stacks), ask_stacks)
 
     def remove(self, life: Life) -> None:
         self.probes.remove(life)
@@ -101,57 +110,23 @@ class Watch:
             # Long pauses are forgotten by and by: those of the start say nothing about training.
             watched.longest_s = max(FORGET * watched.longest_s, watched.idle_s)
             watched.moved_at = sight.moved_at
-            watched.cpu_s, watched.asked, watched.told = None, False, False
+            watched.signs, watched.told = None, False
         watched.idle_s = idle_s
         judged = sight.phase in JUDGED
         watched.uneasy = judged and idle_s > max(UNEASY_S, 2 * watched.longest_s)
-        busy = stopped = False
-        if judged and idle_s > STILL_S:
-            busy, stopped = self._ask_kernel(watched, now)
-        return Progress(
-            *life,
-            Step(sight.step),
-            idle_s,
-            sight.waiting,
-            sight.entered,
-            judged=judged,
-            busy=busy,
-            stopped=stopped,
-            stack=self._stack(watched, idle_s) if judged and not stopped else "",
+        told = Progress(
+            *life, Step(sight.step), idle_s, sight.waiting, sight.entered, judged=judged
         )
-
-    def _ask_kernel(self, watched: _Watched, now: float) -> tuple[bool, bool]:
-        """Whether it is at work, and whether it is stopped."""
-        try:
-            state, cpu_s = _process(watched.pid)
-        except (OSError, ValueError, IndexError):
-            return False, False
-        if watched.cpu_s is None:
-            watched.cpu_s, watched.since = cpu_s, now
-            return (
-                True,
-                state in _STOPPED,
-            )  # until it has been seen twice, nothing is held against it
-        used = (cpu_s - watched.cpu_s) / max(now - watched.since, 1e-3)
-        return used > AT_WORK or state in _WILLING, state in _STOPPED
-
-    def _stack(self, watched: _Watched, idle_s: float) -> str:
-        if idle_s < max(STUCK_S, 3 * watched.longest_s) or watched.told:
-            return ""
-        if not watched.asked:
-            watched.asked = True
-            watched.ask_stacks()
-            return ""
-        try:
-            text = watched.stacks.read_text(errors="replace")
-        except OSError:
-            return ""
-        watched.told = bool(text)
-        return text[-STACK_CHARS:]
-
-
-def _process(pid: int) -> tuple[str, float]:
-    """The state letter of a process, and the processor time that it has used."""
-    text = Path(f"/proc/{pid}/stat").read_text()
-    fields = text.rpartition(")")[2].split()
-    return fields[0], (int(fields[11]) + int(fields[12])) / _TICKS
+        if not judged or idle_s <= STILL_S:
+            return told
+        # Whoever waits for others has a good reason to stand still; one look at it is enough.
+        signs = watched.look_closer(now, again=not sight.waiting)
+        return replace(
+            told,
+            busy=signs.busy,
+            stopped=signs.stopped,
+            # Between two steps a script may do whatever it likes for as long as it likes.
+            spinning=signs.spinning and signs.busy and sight.phase == "training",
+            moving_s=max(0.0, signs.moved_at - sight.moved_at),
+            stack=watched.tell_stack(),
+        )

@@ -12,7 +12,6 @@ script does first (`torch/rehearsal.py`), then waits to be told which rank it is
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import gc
 import importlib
 import os
@@ -26,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from taskd.agent import attempts, letters, linux, program
+from taskd.agent import attempts, letters, linux, program, stacks
 from taskd.agent.program import Program
 
 WORKER_NAME = "taskd:{}"
@@ -180,11 +179,8 @@ def _become(letter: letters.Letter, files: tuple[int, ...]) -> None:
         numpy.random.seed()
     if (torch := sys.modules.get("torch")) is not None:
         torch.random.default_generator.seed()
-    # Asked for its stacks while it ends, when faulthandler has gone already, it must not die of it.
-    signal.signal(letters.STACK_SIGNAL, signal.SIG_IGN)
-    stacks = letter.env.get("TASKD_STACK_FILE")
-    if stacks:
-        faulthandler.register(letters.STACK_SIGNAL, open(stacks, "w"), all_threads=True)  # noqa: SIM115
+    if path := letter.env.get("TASKD_STACK_FILE"):
+        stacks.offer(path)
 
 
 def _replace_by(chosen: Program) -> NoReturn:

@@ -8,9 +8,11 @@ still the culprit is named, not its victims:
     2. one that is in no collective while others wait in one;
     3. one that has entered fewer collectives than the others.
 
-Ranks that all wait in the same collective name nobody. A rank that is at work, however slow, has a
-far longer limit. A rank that was named before has twice the limit the next time, so that a job
-with real pauses is disturbed a few times at most.
+Ranks that all wait in the same collective name nobody. A rank that is seen to do new things is
+slow, not hung, for as long as it does. One that is at work in a way that shows nothing new has a
+far longer limit, unless it is caught in a few lines of Python inside a step while all others
+wait: then only a little more. A rank that was named before has twice the limit the next time, so
+that a job with real pauses is disturbed a few times at most.
 """
 
 from __future__ import annotations
@@ -35,8 +37,11 @@ class LivenessConfig:
     busy_steps: float = 10.0
     """The same for a rank that is at work."""
 
-    busy_floor_s: float = 60.0
+    busy_floor_s: float = 300.0
     """The same for a rank that is at work."""
+
+    spin_floor_s: float = 1.2
+    """In place of `hang_floor_s` for a rank that runs in circles in a few lines of Python."""
 
     known_steps: int = 5
     """Nobody is judged before this many steps have shown the job's pace."""
@@ -139,7 +144,7 @@ def _judge(state: State, config: LivenessConfig) -> Found:
     stuck = {
         rank: seen
         for rank, seen in here.items()
-        if seen.progress.idle_s > _limit(state, seen, config)
+        if _still_s(seen.progress) > _limit(state, seen.progress, config)
     }
     culprits, why = _culprits(here, stuck)
     verdicts = []
@@ -156,14 +161,25 @@ def _judge(state: State, config: LivenessConfig) -> Found:
     return Found(replace(state, named=named, accused=frozenset(accused)), tuple(verdicts))
 
 
-def _limit(state: State, seen: Seen, config: LivenessConfig) -> float:
-    busy = seen.progress.busy and not seen.progress.stopped
-    steps, floor_s = (
-        (config.busy_steps, config.busy_floor_s)
-        if busy
-        else (config.hang_steps, config.hang_floor_s)
-    )
-    return float((floor_s + steps * state.usual_s) * 2 ** state.named.get(seen.progress.rank, 0))
+def _still_s(progress: Progress) -> float:
+    """How long nothing at all has been seen of it."""
+    return progress.idle_s - (0.0 if progress.stopped else progress.moving_s)
+
+
+def _limit(state: State, progress: Progress, config: LivenessConfig) -> float:
+    steps, floor_s = config.hang_steps, config.hang_floor_s
+    if progress.stopped:
+        pass
+    elif progress.spinning and _all_wait_for(progress.rank, state):
+        floor_s = config.spin_floor_s
+    elif progress.busy:
+        steps, floor_s = config.busy_steps, config.busy_floor_s
+    return float((floor_s + steps * state.usual_s) * 2 ** state.named.get(progress.rank, 0))
+
+
+def _all_wait_for(rank: Rank, state: State) -> bool:
+    others = [seen.progress for each, seen in state.ranks.items() if each != rank]
+    return bool(others) and all(each.waiting for each in others if each.judged)
 
 
 def _culprits(here: Mapping[Rank, Seen], stuck: Mapping[Rank, Seen]) -> tuple[list[Rank], str]:
@@ -186,6 +202,8 @@ def _culprits(here: Mapping[Rank, Seen], stuck: Mapping[Rank, Seen]) -> tuple[li
 def _evidence(state: State, seen: Seen, why: str) -> str:
     progress = seen.progress
     where = f"in collective {progress.collective}" if progress.waiting else "in no collective"
+    if progress.spinning:
+        why = f"it runs in circles, and {why}"
     told = (
         f"rank {progress.rank} has not moved for {progress.idle_s:.2f} s at step {progress.step}, "
         f"{where}, where a step usually takes {state.usual_s:.3f} s: {why}"

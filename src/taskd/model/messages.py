@@ -369,6 +369,11 @@ class Progress:
     """Stopped by a signal or a debugger."""
     stack: str = ""
     """Where its threads stand, told once each time it seems stuck."""
+    spinning: bool = False
+    """Inside a step, at work in the same few lines of Python, again and again."""
+    moving_s: float = 0.0
+    """So much of the idle time had passed when it was last seen to do something new: its stack
+    was another, it read or wrote, took memory, or its children worked."""
 
 
 @dataclass(frozen=True, slots=True)
