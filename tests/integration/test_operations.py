@@ -80,6 +80,7 @@ def running(
     steps: int = 150,
     pace_s: float = 0.1,
     spaces: Namespaces | None = None,
+    folder: Path = ROOT,
     **env: str,
 ) -> Iterator[Running]:
     """Four ranks on this machine, or two on each of two machines made of namespaces."""
@@ -102,6 +103,7 @@ def running(
                 stderr=subprocess.STDOUT,
                 text=True,
                 env=told,
+                cwd=folder,
             )
         )
     inside = [] if spaces is None else spaces.inside(spaces.a)
@@ -213,4 +215,24 @@ def test_a_dead_primary_is_left_by_itself_and_no_process_restarts(undisturbed: s
         codes, out = job.end()
     assert codes == [0, 0]
     assert "-> retry: recovered" in out
+    assert weights(out) == undisturbed
+
+
+@pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces")
+def test_without_failover_a_dead_primary_ends_the_job_with_a_checkpoint_and_the_reason(
+    undisturbed: str, tmp_path: Path
+) -> None:
+    with (
+        namespaces.two_machines() as spaces,
+        running("--nics", "eth0,eth1", spaces=spaces, folder=tmp_path) as job,
+    ):
+        job.at_step(10)
+        spaces.cut(0)
+        codes, out = job.end()
+    assert codes == [1, 1]
+    assert "eth0 has no carrier" in out
+    assert list(tmp_path.glob("*/step-*/taskd.json")), out
+    with running(pace_s=0.0, folder=tmp_path) as job:  # elsewhere, with all links
+        codes, out = job.end()
+    assert codes == [0]
     assert weights(out) == undisturbed

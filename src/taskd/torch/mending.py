@@ -14,7 +14,7 @@ from taskd.errors import Permanent, Transient
 from taskd.model.ids import Step as Committed
 from taskd.model.messages import Dump, Leave, Repair
 from taskd.model.rank import GiveUp, Order, Stood, Wrote
-from taskd.torch import buckets, dump, repair
+from taskd.torch import buckets, dump, repair, switch
 from taskd.torch.meeting import Meeting
 from taskd.torch.repair import Holding
 from taskd.worker.link import Link
@@ -124,6 +124,7 @@ class Mending:
         try:
             if job._holds != order.step:
                 raise dump.CannotDump(f"this rank holds step {job._holds}, not {order.step}")
+            switch.settle(address, order.incident, ranks, job.rank, may_leave=True)
             job._groups.gather(order.incident, address, f"{order.incident}/", timeout, ranks)
             job._groups.open()
             dump.save(job._kept_now, order.step, order.incident, order.directory)

@@ -2,8 +2,8 @@
 
 A switch is tried before it is trusted: while training stands still, all ranks reach for each other
 over the interfaces that they would use then, and only if that works everywhere do they keep them;
-the next repair forms the training's groups there. With failover on, every repair begins with such
-a trial, so that a dead interface is noticed and left. `nic.py` knows which one is in use; on Ascend
+the next repair forms the training's groups there. Every repair begins with such a trial, so that a
+dead interface is noticed and, with failover on, left. `nic.py` knows which one is in use; on Ascend
 the vendor's own call moves the links.
 """
 
@@ -87,22 +87,32 @@ def _votes(meeting: Meeting, ranks: Sequence[int], rank: int, why: str) -> list[
     return [text for text in told if text != "-"]
 
 
-def settle(store: str, incident: int, ranks: Sequence[int], rank: int, fresh: bool) -> None:
-    """Before a repair forms its groups: newcomers learn where the others are, and, with failover
-    on, all leave a dead interface together."""
+def settle(
+    store: str,
+    incident: int,
+    ranks: Sequence[int],
+    rank: int,
+    *,
+    fresh: bool = False,
+    may_leave: bool = False,
+) -> None:
+    """Before a repair forms its groups: newcomers learn where the others are, and all try the
+    interfaces in use. With failover on, a dead one is left by all together; otherwise the repair
+    fails at once, everywhere and with the reason, where gloo would hold some of us up.
+    `may_leave`: over any interface that works, since nothing is trained there."""
     nics = nic.chosen()
     if len(nics.names) < 2:
         return
     place = f"{incident}/nic/{{}}/"
     limit = timedelta(seconds=max(SWITCH_TRIAL_S, nics.trial_s))
     nics.to(_common_side(Meeting(store, place.format("side"), limit), ranks, rank, fresh))
-    if not nics.failover:
-        return
     try:
         trial(store, place.format("stay"), ranks, rank, nics.trial_s)
         return
     except DeadLink as error:
         log.warning("%s is dead: %s", nics.name, error)
+        if not nics.failover and not may_leave:
+            raise
     former = nics.side
     nics.to(BACKUP if former == PRIMARY else PRIMARY)
     try:
