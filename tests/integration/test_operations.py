@@ -183,6 +183,23 @@ def test_a_slow_link_is_found() -> None:
 
 
 @pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces")
+def test_a_slow_cable_is_found_by_its_bytes() -> None:
+    with (
+        namespaces.two_machines() as spaces,
+        running("--nics", "eth0,eth1", steps=100_000, spaces=spaces) as job,
+    ):
+        job.at_step(5)
+        spaces.shape(0, "40mbit")
+        code, told = job.taskd("stress", job.job, "--ops", "p2p")
+    assert code == 2, told
+    crossing = [line for line in told.splitlines() if "FAULT" in line]
+    assert len(crossing) == 2, told
+    assert all("MB/s towards rank" in line for line in crossing), told
+    assert "link 0-1" not in told
+    assert "link 2-3" not in told
+
+
+@pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces")
 def test_links_move_and_come_back_and_a_cut_of_the_idle_one_is_not_noticed(
     undisturbed: str,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from random import Random
 
@@ -84,6 +85,19 @@ def test_one_slow_link_is_blamed_on_one_of_its_ends(seed: int) -> None:
     assert "link 0-3" in verdicts[guilty[0]].text
     (other,) = {0, 3} - set(guilty)
     assert "to blame" in verdicts[Rank(other)].text
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_slow_direction_between_two_nodes_is_found(seed: int) -> None:
+    """Ranks 0 and 1 on one node, 2 and 3 on the other: four of six links cross the cable."""
+    seen = [
+        replace(one, mb_s=one.mb_s / 50) if one.rank < 2 <= one.peer else one
+        for one in world(4, seed)
+    ]
+    verdicts = {rank: stress.judge_links(rank, seen, FACTOR) for rank in ranks(4)}
+    guilty = {rank for rank, verdict in verdicts.items() if verdict.code == FAULTY}
+    assert guilty in ({0, 1}, {2, 3})
+    assert "towards rank" in verdicts[Rank(min(guilty))].text
 
 
 def test_a_damaged_message_is_a_bad_link_at_any_speed() -> None:

@@ -33,7 +33,7 @@ class Worked:
 
 @dataclass(frozen=True, slots=True)
 class Crossed:
-    """One link as seen from one end: what arrived there, and how fast."""
+    """One direction of a link: what arrived at `rank` from `peer`, and how fast."""
 
     rank: Rank
     peer: Rank
@@ -78,17 +78,20 @@ def judge_links(me: Rank, seen: Sequence[Crossed], slow_factor: float) -> OpResu
 def bad_links(seen: Sequence[Crossed], slow_factor: float) -> dict[tuple[Rank, Rank], str]:
     """Each bad link, and what is wrong with it."""
     wrong: dict[tuple[Rank, Rank], int] = {}
-    speed: dict[tuple[Rank, Rank], float] = {}
+    slowest: dict[tuple[Rank, Rank], Crossed] = {}
     for one in seen:
         wrong[one.link] = wrong.get(one.link, 0) + one.wrong
-        speed[one.link] = min(one.mb_s, speed.get(one.link, one.mb_s))
-    usual = median(speed.values()) if speed else 0.0
+        slowest[one.link] = min(one, slowest.get(one.link, one), key=lambda way: way.mb_s)
+    # Directions are compared, not links: between two nodes there may be one slow direction only,
+    # and yet most links have it.
+    usual = median(one.mb_s for one in seen) if seen else 0.0
     found = {}
-    for link, mb_s in speed.items():
+    for link, way in slowest.items():
         if wrong[link]:
             found[link] = f"{_links([link])}: {wrong[link]} messages arrived damaged"
-        elif len(speed) >= ENOUGH_LINKS and mb_s * slow_factor < usual:
-            found[link] = f"{_links([link])}: {mb_s:.0f} MB/s, where {usual:.0f} is usual"
+        elif len(slowest) >= ENOUGH_LINKS and way.mb_s * slow_factor < usual:
+            told = f"{way.mb_s:.0f} MB/s towards rank {way.rank}, where {usual:.0f} is usual"
+            found[link] = f"{_links([link])}: {told}"
     return found
 
 

@@ -199,7 +199,8 @@ class StressTest:
         return judge.judge_links(me, everybody, self._settings.slow_factor)
 
     def _exchange(self, request: Request, transport: Transport, peer: Rank) -> Crossed:
-        """Both directions in turn, so that one's bytes are not slowed by the other's."""
+        """Both directions in turn, so that one's bytes are not slowed by the other's. Each is timed
+        where it ends; a token says that it has."""
         me, ranks = request.rank, request.ranks
         place = ranks.index(peer)
         device = self._device if self._backends.get("cuda") == "nccl" else torch.device("cpu")
@@ -209,26 +210,24 @@ class StressTest:
         wrong, best = 0, 0.0
         slow = self._settings.inject == "slow:{}-{}".format(*sorted((me, peer)))
         token = torch.zeros(1, dtype=torch.uint8, device=device)
-        self._pass(transport, token, token, place, me < peer)  # both are here now
         for _ in range(self._settings.repeats):
             request.check()
             got.zero_()
-            begun = monotonic()
-            if slow:
-                request.stopped.wait(INJECTED_S)
-            self._pass(transport, mine, got, place, me < peer)
-            took = max(monotonic() - begun, 1e-9)
+            for sends in (me < peer, me > peer):
+                self._pass(transport, token, place, not sends)  # both are here now
+                begun = monotonic()
+                if slow:
+                    request.stopped.wait(INJECTED_S)
+                self._pass(transport, mine if sends else got, place, sends)
+                if not sends:
+                    best = max(best, self._settings.p2p_mb / max(monotonic() - begun, 1e-9))
             wrong += not torch.equal(got, due)
-            best = max(best, 2 * self._settings.p2p_mb / took)
         return Crossed(me, peer, wrong, best)
 
-    def _pass(
-        self, transport: Transport, out: torch.Tensor, into: torch.Tensor, peer: int, first: bool
-    ) -> None:
+    def _pass(self, transport: Transport, what: torch.Tensor, peer: int, sends: bool) -> None:
         inner: Any = transport.inner
-        for sends in (first, not first):
-            work = inner.send([out], peer, 0) if sends else inner.recv([into], peer, 0)
-            work.wait()
+        work = inner.send([what], peer, 0) if sends else inner.recv([what], peer, 0)
+        work.wait()
         self._wait_for_device()
 
     def _meet(self, request: Request, what: str) -> Meeting:
