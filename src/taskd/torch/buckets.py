@@ -8,6 +8,7 @@ order of the parameters and nothing else, and never again.
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import torch
@@ -29,12 +30,32 @@ def settle(model: DistributedDataParallel, groups: Groups) -> None:
         # in most backward passes.
         with torch.enable_grad():
             roots = [p.view_as(p) for p in parameters]
-        torch.autograd.backward(roots, [torch.zeros_like(p) for p in parameters])
+        torch.autograd.backward(roots, _zeros(parameters))
         model.reducer._rebuild_buckets()
     finally:
         groups.mode = before
     for parameter in parameters:
         parameter.grad = None
+
+
+def _zeros(parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """A zero gradient for each, all in the same memory.
+
+    On the CPU it comes from the kernel, not from malloc: a large block that malloc gets back makes
+    it keep the blocks that follow, and the optimizer's state would lie between gradients.
+    """
+    longest: dict[tuple[torch.device, torch.dtype], int] = {}
+    for one in parameters:
+        kind = one.device, one.dtype
+        longest[kind] = max(longest.get(kind, 1), one.numel())
+    memory = {kind: _memory(*kind, length) for kind, length in longest.items()}
+    return [memory[p.device, p.dtype].as_strided(p.size(), p.stride()) for p in parameters]
+
+
+def _memory(device: torch.device, dtype: torch.dtype, length: int) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(length, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, length * dtype.itemsize), dtype=dtype)
 
 
 def renew(model: Any, groups: Groups) -> None:
