@@ -41,6 +41,7 @@ VARIABLES = {
     "HCCL_ASYNC_ERROR_HANDLING": "`1` or unset: HCCL may end a process by itself; a warning.",
     "HCCL_CONNECT_TIMEOUT": "Seconds; a pause for a link switch may last 2.5 times as long, at "
     "most 7200, 600 if unset.",
+    "HIGH_AVAILABILITY": "A comma list; with `elastic-training` mindio_ttp may shrink the job.",
     "LD_LIBRARY_PATH": "Where libmspti is looked for.",
     "LOCAL_PROXY_ENABLE": "`on`: manager, proxy and clients connect to 127.0.0.1, where a sidecar "
     "encrypts.",

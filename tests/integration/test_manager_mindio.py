@@ -81,7 +81,7 @@ def test_mindio_mends_a_rank_in_place(tmp_path: Path) -> None:
             *("-m", "taskd.manager", "--listen", "127.0.0.1:0", "--procs-per-node", "2"),
             *("--strategies", "recover-in-place,dump", "--ready-fd", str(write)),
             *("--state-dir", str(tmp_path / "state")),
-            env=environment(tmp_path),
+            env={**environment(tmp_path), "HIGH_AVAILABILITY": "dump, elastic-training"},
             pass_fds=(write,),
         )
         os.close(write)
@@ -100,6 +100,7 @@ def test_mindio_mends_a_rank_in_place(tmp_path: Path) -> None:
     asyncio.run(play())
     names = [call[0] for call in calls(tmp_path)]
     assert names[:2] == ["init", "start"]
+    assert calls(tmp_path)[0][-1] is True, "it may shrink the job"
     assert names[2:5] == ["stop_train", "on_global_rank", "change_strategy"]
     assert names[-1] == "destroy"
     assert ["stop_train", {"1": 1}, "stop"] in calls(tmp_path)

@@ -24,6 +24,27 @@ PATHS = {
     "taskd.api": "init_taskd_manager start_taskd_manager init_taskd_worker start_taskd_worker "
     "destroy_taskd_worker init_taskd_agent start_taskd_agent register_func init_taskd_proxy "
     "destroy_taskd_proxy",
+    "taskd.api.taskd_manager_api": "init_taskd_manager start_taskd_manager",
+    "taskd.api.taskd_worker_api": "init_taskd_worker start_taskd_worker destroy_taskd_worker",
+    "taskd.api.taskd_agent_api": "init_taskd_agent start_taskd_agent register_func",
+    "taskd.api.taskd_proxy_api": "init_taskd_proxy destroy_taskd_proxy",
+    "taskd.python.adaptor.patch.torch_patch": "patch_torch_method patch_invoke_run "
+    "patch_default_signal patch_restart_workers patch_stop_workers stop_worker_task "
+    "patch_start_workers start_processes_with_log_dir start_processes_with_logs_spec "
+    "get_worker_env patch_monitor_workers context_wait_task get_use_agent_store "
+    "patch_launch_agent patch_create_c10d_store_decorator",
+    "taskd.python.framework.agent.base_agent.agent_network": "AgentMessageManager "
+    "init_network_client init_message_manager get_message_manager network_send_message "
+    "get_msg_network_instance",
+    "taskd.python.framework.agent.base_agent.base_agent": "BaseAgent DEFAULT_DST DEFAULT_MSG_TYPE "
+    "STATUS_MSG_TYPE",
+    "taskd.python.framework.agent.pt_agent.pt_agent": "PtAgent get_pids get_fault_workers",
+    "taskd.python.framework.agent.ms_agent.ms_agent": "MsAgent",
+    "taskd.python.framework.agent.ms_mgr.msrun_plugin": "MSRunPlugin",
+    "taskd.python.framework.agent.ms_mgr.ms_utils": "check_monitor_res_valid "
+    "calculate_global_rank calculate_local_rank_by_global_rank",
+    "taskd.python.framework.manager.manager": "Manager",
+    "taskd.python.framework.worker.worker": "Worker StressStatus",
     "taskd.python.adaptor.pytorch.group_info": "get_save_path get_group_info dump_group_info",
     "taskd.python.cython_api.cython_api": "load_lib_taskd lib",
     "taskd.python.framework.common.type": "Position TLSConfig NetworkConfig MessageInfo MsgBody "

@@ -27,6 +27,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api as launcher
 
 from taskd.agent import environment
+from taskd.agent.contexts import uses_agent_store
 from taskd.agent.ground import Ground
 from taskd.agent.node import NodeRun
 from taskd.agent.output import Output
@@ -43,6 +44,9 @@ from taskd.model.workers import Ended, Event, Interrupted
 from taskd.proxy import Proxy, ProxyConfig
 
 log = logging.getLogger(__name__)
+
+TORCHS_LAUNCH = launcher.launch_agent
+"""As it was before anybody put something in its place."""
 
 OLDEST = (2, 6)
 _SEAM = ("_invoke_run", "_rendezvous", "_worker_group", "_remaining_restarts", "_logs_specs")
@@ -234,7 +238,7 @@ class _Seam:
             virtual_local_rank=bool(getattr(spec, "virtual_local_rank", False)),
             state_dir="",
             prefix="",
-            agent_store=_uses_agent_store(spec.rdzv_handler),
+            agent_store=uses_agent_store(spec.rdzv_handler),
         )
 
     def _see(self, event: Event, before: State, after: State) -> None:
@@ -261,10 +265,6 @@ class _Seam:
         error_file = self.node_run.logs.files(gone.rank, gone.incarnation).error
         local_rank = gone.rank - self.node_run.plan.first_rank
         return ProcessFailure(local_rank, gone.pid, code or 1, str(error_file))
-
-
-def _uses_agent_store(handler: Any) -> bool:
-    return bool(getattr(handler, "use_agent_store", handler.get_backend() == "static"))
 
 
 def _logs(specs: DefaultLogsSpecs, size: int) -> Logs:

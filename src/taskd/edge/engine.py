@@ -26,6 +26,7 @@ Faults = Mapping[int, int]
 """The type of the fault of each rank."""
 
 STOP, PAUSE = "stop", "pause"
+ELASTIC = "elastic-training"
 STARTED_BY_CLUSTER = -1
 """The rank of a controller that is run by MindCluster and not by a training process."""
 
@@ -88,7 +89,10 @@ class MindioEngine:
     def start(self, frame: str) -> None:
         host, port, world = address_and_world(frame)
         recover = environ.get("PROCESS_RECOVER") == "on"
-        self._ttp.tft_init_controller(STARTED_BY_CLUSTER, world, False, recover)
+        # Only controllers that are new enough know of shrinking, which the fifth argument allows.
+        shrinks = ELASTIC in environ.get("HIGH_AVAILABILITY", "").replace(" ", "").split(",")
+        more = (True,) if shrinks else ()
+        self._ttp.tft_init_controller(STARTED_BY_CLUSTER, world, False, recover, *more)
         self._ttp.tft_start_controller(host, port, False, "")
 
     def register_callbacks(self) -> None:
