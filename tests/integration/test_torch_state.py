@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 from pathlib import Path
 
@@ -98,6 +99,37 @@ def test_all_zero_weights_with_a_valid_step_are_refused() -> None:
     content[-size:] = bytes(size)
     with pytest.raises(BadState, match="checksum"):
         state.take(trained(2), 2, 5, "", Tap(content), aside=True)
+
+
+def test_a_state_that_another_job_has_sealed_is_not_even_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever reaches torch's store could offer one; opening it would run what is in it."""
+    opened: list[str] = []
+
+    class Trap:
+        def __reduce__(self) -> tuple[object, ...]:
+            return opened.append, ("run by whoever opens it",)
+
+    def offered(seal: str) -> bytearray:
+        monkeypatch.setenv("TASKD_SEAL", seal)
+        state._key.cache_clear()
+        body = pickle.dumps(Trap())
+        letter = state._digest(body) + body
+        return bytearray(len(letter).to_bytes(8, "little") + letter)
+
+    stranger, ours = offered("a stranger's key"), offered("ours")
+    try:
+        with pytest.raises(BadState, match="not of this job"):
+            state.check(Tap(stranger))
+        assert not opened
+        with pytest.raises(AttributeError):
+            state.check(Tap(ours))
+        with pytest.raises(BadState, match="is none"):
+            state.check(Tap(b"\xff" * 64))
+    finally:
+        monkeypatch.undo()
+        state._key.cache_clear()
 
 
 def test_a_cut_connection_leaves_the_taker_as_it_was() -> None:

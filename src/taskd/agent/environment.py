@@ -52,7 +52,7 @@ def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str,
         "TORCHELASTIC_USE_AGENT_STORE": str(plan.agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "TASKD_JOB_ID": plan.job,
-        "TASKD_TOKEN": _badge(plan, start),
+        **_secrets(plan, start),
         "TASKD_PROXY": addresses.proxy,
         "TASKD_NODE_RANK": str(plan.node),
         "TASKD_INCARNATION": str(start.incarnation),
@@ -71,14 +71,15 @@ def _links(plan: Plan) -> dict[str, str]:
     return {**told, "TASKD_NIC_FAILOVER": "on"} if plan.nic_failover else told
 
 
-def _badge(plan: Plan, start: StartWorker) -> str:
-    """The secret stays with the agent: a script gets what opens its own place and no other."""
-    from taskd.edge.security import (
-        make_badge,
-    )  # with it comes gRPC, which the launch cannot wait for
+def _secrets(plan: Plan, start: StartWorker) -> dict[str, str]:
+    """The job's own stays with the agent: a script gets what opens its own place and no other."""
+    if not plan.token:
+        return {"TASKD_TOKEN": "", "TASKD_SEAL": ""}
+    # With it comes gRPC, which the launch cannot wait for.
+    from taskd.edge.security import make_badge, make_seal
 
-    me = worker(plan.node, start.rank)
-    return make_badge(plan.token, plan.job, me) if plan.token else ""
+    badge = make_badge(plan.token, plan.job, worker(plan.node, start.rank))
+    return {"TASKD_TOKEN": badge, "TASKD_SEAL": make_seal(plan.token, plan.job)}
 
 
 def _device(plan: Plan, local_rank: int) -> dict[str, str]:

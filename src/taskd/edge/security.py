@@ -109,6 +109,11 @@ def make_badge(secret: str, job: str, position: Position) -> str:
     return BADGE + make_token(secret, job, position)
 
 
+def make_seal(secret: str, job: str) -> str:
+    """The key under which the ranks of this job seal the state that they give each other."""
+    return hmac.new(secret.encode(), f"state of {job}".encode(), hashlib.sha256).hexdigest()
+
+
 def names_places(names: Iterable[str]) -> bool:
     return any(name.startswith(SCHEME) for name in names)
 

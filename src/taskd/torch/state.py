@@ -11,17 +11,24 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import blake2b
+from hmac import compare_digest
 from typing import Any
 
 import torch
 
+from taskd.config import load
 from taskd.errors import Transient
 from taskd.torch.protected import Protected
 from taskd.torch.sharded import is_distributed, local
 from taskd.torch.side import Side
+from taskd.worker.settings import WorkerSettings
 
 DIGEST = 16
+MAX_KEY_SIZE = blake2b.MAX_KEY_SIZE
+MOST_PLAIN = 2**32
+"""So much that is no tensor, in bytes, is believed to be one rank's state."""
 PLACE = 0x9E3779B97F4A7C15
 """Odd, so that no bit is lost: the same tensors in another order are not the same state."""
 
@@ -167,11 +174,14 @@ def check(receive: Callable[[memoryview], None]) -> None:
 def _open(receive: Callable[[memoryview], None]) -> Manifest:
     head = bytearray(8)
     receive(memoryview(head))
-    letter = bytearray(int.from_bytes(head, "little"))
+    length = int.from_bytes(head, "little")
+    if not DIGEST < length <= MOST_PLAIN:
+        raise BadState(f"a manifest of {length} bytes is none")
+    letter = bytearray(length)
     receive(memoryview(letter))
     body = bytes(letter[DIGEST:])
-    if _digest(body) != letter[:DIGEST]:
-        raise BadState("the manifest is damaged")
+    if not compare_digest(_digest(body), letter[:DIGEST]):
+        raise BadState("the manifest is damaged, or not of this job")
     manifest: Manifest = pickle.loads(body)
     return manifest
 
@@ -326,7 +336,14 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _digest(body: bytes) -> bytes:
-    return blake2b(body, digest_size=DIGEST).digest()
+    """Under the job's key, if it has one: torch's store asks nobody who he is, so whoever reaches
+    it could offer a state of his own, and unpickling is running what somebody has written."""
+    return blake2b(body, digest_size=DIGEST, key=_key()).digest()
+
+
+@cache
+def _key() -> bytes:
+    return load(WorkerSettings).seal.encode()[:MAX_KEY_SIZE]
 
 
 def checksum(raw: torch.Tensor) -> int:

@@ -20,6 +20,9 @@ class WorkerSettings:
     token: str = ""
     """The job's secret, shown to the proxy."""
 
+    seal: str = ""
+    """The key under which ranks seal the state that they give each other. Set by the agent."""
+
     node_rank: int = 0
     """The node that this process runs on."""
 
