@@ -42,6 +42,7 @@ from taskd.model.job import (
     Event,
     Finish,
     Heard,
+    NodeGone,
     NodeLinked,
     NodeSilent,
     NodeUnlinked,
@@ -83,15 +84,20 @@ class Group:
 
 
 class World:
-    def __init__(self, seed: int, *, friendly: bool = False) -> None:
-        """`friendly`: every strategy is wanted, and the script is protected."""
+    def __init__(self, seed: int, *, friendly: bool = False, only: str = "") -> None:
+        """`friendly`: every strategy is wanted, and the script is protected. `only`: this one is,
+        and there are several nodes."""
         self.random = random.Random(seed)
-        self.nodes, self.per_node = self.random.choice([(1, 3), (2, 2), (3, 1)])
+        friendly = friendly or bool(only)
+        shapes = [(1, 3), (2, 2), (3, 1)]
+        self.nodes, self.per_node = self.random.choice(shapes[1:] if only else shapes)
+        self.spares = self.random.choice([0, 0, 1]) if self.nodes > 1 else 0
         self.steps = self.random.randint(5, 30)
         self.protected = friendly or self.random.random() < 0.8
         """False: a script that does not use us. Its ranks say nothing."""
         self.size = self.nodes * self.per_node
         words = {s.value for s in Strategy if friendly or self.random.random() < 0.7}
+        words = {only} if only else words
         strategies = parse_strategies(",".join(sorted(words)))
         self.config = JobConfig(
             nodes=self.nodes,
@@ -123,14 +129,17 @@ class World:
         self.exit_code: int | None = None
         self._held: list[Heard] = []
         # agents and ranks
-        self.agents: dict[int, agents.State | None] = dict.fromkeys(range(self.nodes))
+        everywhere = range(self.nodes + self.spares)
+        self.agents: dict[int, agents.State | None] = dict.fromkeys(everywhere)
+        self._cold: set[int] = set()
+        """Agents that could not start a rank at once."""
         self.procs: dict[tuple[int, int], Process] = {}
         self.begun: set[int] = set()
         self.finished: set[int] = set()
         self.committed_by: dict[int, int] = {}
         self.meetings: dict[Incident, dict[Process, m.Repair]] = {}
         self.start_manager()
-        for node in range(self.nodes):
+        for node in everywhere:
             self.start_agent(node)
 
     def _ranks_of(self, node: int) -> range:
@@ -222,8 +231,8 @@ class World:
         for heard in held:
             if self.random.random() < 0.9:
                 self.tell_manager(heard)
-        for node in range(self.nodes):
-            if self.agents[node] is not None:
+        for node, state in self.agents.items():
+            if state is not None:
                 self.later(1.0, partial(self._link, node, self.manager_life))
         self.later(1.0, partial(self._subscribe, self.manager_life))
 
@@ -314,13 +323,19 @@ class World:
     def start_agent(self, node: int) -> None:
         if self.agents[node] is not None or self.exit_code is not None:
             return
-        ranks = tuple(map(Rank, self._ranks_of(node)))
+        ranks = tuple(map(Rank, self._ranks_of(node))) if node < self.nodes else ()
         budget = self.config.max_restarts or 32767
         self.agents[node] = agents.Waiting(
             agents.Node(NodeRank(node), ranks, budget), self.now + 900.0
         )
         self.note(f"agent {node} starts")
         self.later(1.0, partial(self._link, node, self.manager_life))
+        self._cold.add(node)
+        self.later(5.0, partial(self._warm, node))
+
+    def _warm(self, node: int) -> None:
+        self._cold.discard(node)
+        self.tell_agent(node, local.Warmed())
 
     def kill_agent(self, node: int) -> None:
         """The node is gone, with everything on it; it may come back."""
@@ -337,10 +352,21 @@ class World:
         if self.random.random() < 0.7:
             self.later(20.0, partial(self.start_agent, node))
 
+    def lose_node(self, node: int, back_s: float) -> None:
+        """It is lost, and comes back for certain."""
+        self.kill_agent(node)
+        self.later(back_s, partial(self.start_agent, node))
+
     def _unlink(self, node: int) -> None:
         self.tell_manager(NodeUnlinked(NodeRank(node)))
         life = self.manager_life
         self.at(self.now + SILENCE_S, partial(self._silent, node, life))
+        if self.random.random() < 0.5:
+            self.later(0.02, partial(self._knocked, node, life))
+
+    def _knocked(self, node: int, life: int) -> None:
+        if self.agents[node] is None and life == self.manager_life:
+            self.tell_manager(NodeGone(NodeRank(node), "nobody listens at its door"))
 
     def _silent(self, node: int, life: int) -> None:
         if self.agents[node] is None and life == self.manager_life:
@@ -348,8 +374,8 @@ class World:
 
     def tell_agent(self, node: int, event: object) -> None:
         state = self.agents[node]
-        known = local.Started | local.StartFailed | local.LinkUp | local.Tick | m.WorkerExited
-        if state is None or not isinstance(event, known | local.Order):
+        known = local.Started | local.StartFailed | local.LinkUp | local.Warmed | local.Tick
+        if state is None or not isinstance(event, known | m.WorkerExited | local.Order):
             return
         taken = agents.step(state, event, self.now, agents.WorkersConfig())
         self.note(f"agent {node} {_name(event)} -> {_name(taken.state)}: {taken.because}")
@@ -385,9 +411,9 @@ class World:
             case local.Tell(body):
                 self.to_manager(node, f"agent {node}", body)
             case local.SayHello(workers, attempt, remaining, condemned):
-                host = f"host{node}"
+                host, warm = f"host{node}", node not in self._cold
                 state = workers, f"{host}:1", attempt, remaining
-                hello = m.AgentHello(NodeRank(node), host, *state, condemned=condemned)
+                hello = m.AgentHello(NodeRank(node), host, *state, condemned=condemned, warm=warm)
                 self.to_manager(node, f"agent {node}", hello)
             case local.RenewStore() | local.Prepare():
                 pass
@@ -429,7 +455,8 @@ class World:
             group, plan = other.group, other.plan
             if isinstance(group, Group) and proc in group.members and self.random.random() < 0.7:
                 self.later(0.3, partial(other.fail, group, f"{proc} is gone"))
-            if plan is not None and any(member.rank == proc.rank for member in plan.members):
+            life = proc.rank, proc.me.incarnation
+            if plan is not None and any((w.rank, w.incarnation) == life for w in plan.members):
                 self.later(0.3, partial(other.cannot_meet, plan))
 
     def form_start(self, attempt: int) -> None:
@@ -527,7 +554,7 @@ class World:
                             self.later(0.1, partial(one.fail, group, "a link was cut"))
                     self.later(0.1, partial(proc.fail, group, "a link was cut"))
             case "node" if self.random.random() < 0.4:
-                self.kill_agent(self.random.randrange(self.nodes))
+                self.kill_agent(self.random.choice(list(self.agents)))
             case "manager":
                 self.kill_manager()
             case "stream":
@@ -542,8 +569,7 @@ class World:
                 by_hand = Fault(Rank(self.random.randrange(self.size)), evidence="by hand")
                 self._decide(told.FaultsReported((by_hand,)))
             case "relink":
-                node = self.random.randrange(self.nodes)
-                self._link(node, self.manager_life)
+                self._link(self.random.choice(list(self.agents)), self.manager_life)
             case _:
                 pass
 

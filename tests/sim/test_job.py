@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from taskd.core.job import BY_ORDER, LEGAL
@@ -47,7 +49,8 @@ def test_one_killed_rank_never_costs_a_step_or_a_restart() -> None:
     for seed in range(200):
         world = World(seed, friendly=True)
         world.steps = 40
-        world.at(world.random.uniform(2.0, 4.0), world.kill_one_that_trains)
+        # Late enough that every rank has been heard: before, nobody knows what it can do.
+        world.at(world.random.uniform(4.0, 6.0), world.kill_one_that_trains)
         world.run(until=END_S)
         assert world.exit_code == 0, "\n".join(world.story)
         assert world.manager is not None
@@ -65,6 +68,41 @@ def test_nor_does_it_when_the_manager_is_killed_around_the_same_time() -> None:
         assert world.exit_code == 0, "\n".join(world.story)
         assert world.manager is not None
         assert world.manager.job.attempt == 0, f"seed {seed}\n" + "\n".join(world.story)
+
+
+@pytest.mark.parametrize("manager_dies", [False, True])
+def test_a_job_shrinks_around_a_lost_node_and_grows_back(manager_dies: bool) -> None:
+    grown = 0
+    for seed in range(200):
+        world = World(seed, only="elastic-training")
+        world.steps = 400
+        lost = world.nodes - 1
+        world.at(world.random.uniform(6.0, 8.0), partial(world.lose_node, lost, 10.0))
+        if manager_dies:
+            world.at(world.random.uniform(5.0, 20.0), world.kill_manager)
+            world.at(world.random.uniform(5.0, 20.0), partial(world.break_stream, 5.0))
+        world.run(until=END_S)
+        tale = f"seed {seed}\n" + "\n".join(world.story[-300:])
+        assert world.exit_code == 0, tale
+        assert world.manager is not None
+        assert world.manager.job.attempt == 0, tale
+        assert world.manager.job.world <= world.finished, tale
+        grown += len(world.manager.job.world) == world.size
+    assert grown > 150
+
+
+def test_a_spare_node_keeps_the_world_whole() -> None:
+    for seed in range(200):
+        world = World(seed, only="recover")
+        world.steps = 100
+        world.at(world.random.uniform(6.0, 8.0), partial(world.lose_node, world.nodes - 1, 60.0))
+        if seed % 2:
+            world.at(world.random.uniform(5.0, 20.0), world.kill_manager)
+        world.run(until=END_S)
+        tale = f"seed {seed}\n" + "\n".join(world.story[-300:])
+        if world.spares or world.config.rescheduling:
+            assert world.exit_code == 0, tale
+            assert len(world.finished) == world.size, tale
 
 
 def test_without_trouble_every_job_ends_well() -> None:

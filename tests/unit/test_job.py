@@ -516,9 +516,10 @@ def test_shrinking_reports_who_is_left_out_and_goes_on_at_once() -> None:
 def test_the_job_grows_back_when_the_node_returns() -> None:
     play = Play().training().tell(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
     play.orders(change("downgrade")).says(m.Committed, 0, 1, step=8)
-    play.agent_joins(1)
-    assert not play.asked(m.StartWorkers)
+    play.hear(agent(1), m.AgentHello(NodeRank(1), "host1", (), ""))
     assert [offer.strategies for offer in play.asked(ReportStrategies)] == [("upgrade",)]
+    play.hear(agent(1), m.RestartsLeft(3))
+    assert not play.asked(m.StartWorkers)
 
     play.orders(change("upgrade", uuid="u2"))
     assert play.asked(m.Park) == [m.Park(Incident(2), "incident 2: failed ranks: none")]

@@ -9,8 +9,8 @@ from taskd.core import workers as local
 from taskd.core.job.states import Awaiting, Repairing, Reported, Training
 from taskd.core.workers import Node, Waiting, WorkersConfig
 from taskd.model import messages as m
-from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, agent
-from taskd.model.job import NodeGone, NodeUnlinked, ReportFaults, ReportStrategies
+from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step, agent, worker
+from taskd.model.job import NodeGone, NodeUnlinked, ReportFaults, ReportResult, ReportStrategies
 from taskd.model.workers import Event, Interrupted, LinkDown, LinkUp, SayHello, StartWorker, Tell
 from tests.unit.test_job import CONFIG, STOP, Play, change
 
@@ -25,8 +25,8 @@ def shrunk() -> Play:
 
 
 def joins(play: Play, node: NodeRank, *, warm: bool) -> Play:
-    play.hear(agent(node), m.AgentHello(node, f"host{node}", (), "", warm=warm))
-    return play.hear(agent(node), m.RestartsLeft(3))
+    play.hear(agent(node), m.RestartsLeft(3))
+    return play.hear(agent(node), m.AgentHello(node, f"host{node}", (), "", warm=warm))
 
 
 def test_a_node_that_is_gone_for_certain_is_reported_at_once() -> None:
@@ -42,7 +42,7 @@ def test_the_job_does_not_stop_for_a_node_that_is_still_getting_ready() -> None:
     play = joins(shrunk(), NodeRank(1), warm=False)
     assert not play.asked(ReportStrategies)
     play = joins(play, NodeRank(1), warm=True)
-    assert [offer.strategies for offer in play.asked(ReportStrategies)] == [("upgrade",)]
+    assert offers(play) == [("upgrade",)]
 
 
 def test_a_spare_node_starts_nothing_before_it_is_needed() -> None:
@@ -70,7 +70,7 @@ def test_a_spare_node_that_comes_late_is_taken_when_it_comes() -> None:
 
 def test_a_spare_lets_a_shrunk_job_grow() -> None:
     play = joins(shrunk(), SPARE, warm=True)
-    assert [offer.strategies for offer in play.asked(ReportStrategies)] == [("upgrade",)]
+    assert offers(play) == [("upgrade",)]
 
 
 def test_a_node_whose_ranks_have_moved_becomes_the_spare() -> None:
@@ -79,6 +79,79 @@ def test_a_node_whose_ranks_have_moved_becomes_the_spare() -> None:
     joins(play, NodeRank(1), warm=True)
     assert not play.asked(m.StartWorkers)
     assert not play.asked(m.ReplaceWorkers)
+
+
+# Growing that fails
+
+
+def grows(play: Play, uuid: str) -> Play:
+    order = replace(change("upgrade", uuid=uuid), incident=play.state.job.incident, sequence=0)
+    play.orders(order).parks(0, 1, step=9)
+    assert isinstance(play.state, Repairing)
+    return play
+
+
+def falls_back(play: Play, uuid: str) -> Play:
+    play.tell(NodeGone(NodeRank(1), "refused"))
+    incident = Incident(play.state.job.incident + 1)
+    stop = replace(STOP, uuid=uuid, incident=incident, sequence=0)
+    play.orders(stop).parks(0, 1, step=9)
+    play.orders(replace(change("downgrade", uuid=uuid), incident=incident, sequence=0))
+    play.says(m.Committed, 0, 1, step=10)
+    assert isinstance(play.state, Training)
+    return play
+
+
+def offers(play: Play) -> list[tuple[str, ...]]:
+    return [offer.strategies for offer in play.asked(ReportStrategies)]
+
+
+def test_a_node_that_is_lost_again_while_the_job_grows_has_to_wait() -> None:
+    play = falls_back(grows(joins(shrunk(), NodeRank(1), warm=True), "u2"), "u3")
+    assert joins(play, NodeRank(1), warm=True).state.deadline == play.state.job.grown_at + 10.0
+    assert offers(play) == []
+    assert offers(play.late()) == [("upgrade",)]
+    play = falls_back(grows(play, "u4"), "u5")
+    assert play.state.deadline == play.state.job.grown_at + 20.0
+
+
+def test_nobody_stands_still_for_a_node_that_has_left_again() -> None:
+    play = joins(shrunk(), NodeRank(1), warm=True).tell(NodeGone(NodeRank(1), "refused"))
+    play.orders(change("upgrade", uuid="u2")).parks(0, 1, step=9)
+    [report] = play.asked(ReportResult)
+    assert (report.code, report.strategy) == (406, "upgrade")
+
+
+def test_a_job_that_is_about_to_end_does_not_grow() -> None:
+    play = shrunk().dies(0, code=0)
+    assert offers(joins(play, NodeRank(1), warm=True)) == []
+
+
+def test_a_rank_that_comes_when_the_job_has_gone_on_without_it_is_sent_away() -> None:
+    play = shrunk()
+    play.lives[3] = 1
+    [away] = play.hello(3, phase="joining").asked(m.Leave)
+    assert away.life == 1
+
+
+def test_a_restarted_manager_learns_that_the_job_has_shrunk() -> None:
+    play = Play()
+    for rank in (0, 1):
+        told = m.WorkerHello(
+            Rank(rank),
+            NodeRank(0),
+            Incarnation(0),
+            1,
+            Incident(3),
+            Step(7),
+            "training",
+            protected=True,
+            without=(Rank(2), Rank(3)),
+        )
+        play.hear(worker(0, rank), told)
+    assert isinstance(play.state, Training)
+    assert play.state.job.world == {0, 1}
+    assert offers(joins(play, NodeRank(1), warm=True)) == [("upgrade",)]
 
 
 # The agent of a spare

@@ -26,7 +26,7 @@ from taskd.edge.door import Door
 from taskd.errors import SettingsError
 from taskd.model import messages as m
 from taskd.model.ids import NodeRank, Rank, agent
-from taskd.model.workers import Interrupted, LinkUp
+from taskd.model.workers import Interrupted, Warmed
 from taskd.proxy import Proxy
 
 BEAT_S, HURRY = 0.4, 0.3
@@ -129,8 +129,7 @@ class NodeRun:
         if problems := [f"--preload {n}: {ready.failed[n]}" for n in wanted if n in ready.failed]:
             raise SettingsError(problems)
         await hands.serve_store()
-        if isinstance(self.agent.state, Waiting):
-            self.agent.happened(LinkUp())  # a job that trains without us need not wait any longer
+        self.agent.happened(Warmed())
 
 
 def _beat_s(nodes: int) -> float:

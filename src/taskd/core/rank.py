@@ -314,7 +314,7 @@ def _stood(state: State, stood: Stood, now: float, config: RankConfig) -> Taken:
 def _mended(state: State, mended: Mended) -> Taken:
     if not isinstance(state, Repairing) or mended.incident != state.incident:
         return Taken(state, because="that plan was given up")
-    resumed = Resumed(state.me, state.incident, mended)
+    resumed = Resumed(replace(state.me, without=state.plan.without), state.incident, mended)
     return Taken(resumed, (_said_repaired(resumed),), f"goes on at step {mended.step}")
 
 
@@ -407,6 +407,7 @@ def _hello(state: State, at: Step) -> tuple[Command, ...]:
         protected=True,
         shard=me.shard,
         replica=me.replica,
+        without=me.without,
     )
     return (Say(hello), *more)
 

@@ -164,6 +164,8 @@ class WorkerHello:
     """Ranks with the same shard hold the same state. Empty: the whole state, as under DDP."""
     replica: int = -1
     """Which complete copy of the state the rank belongs to. -1: it is a copy by itself."""
+    without: tuple[Rank, ...] = ()
+    """The ranks that it trains without, since the job has shrunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +282,8 @@ class Repair:
     store: str
     """host:port of the store where the groups meet, under a prefix of the incident."""
     timeout_s: float
+    without: tuple[Rank, ...] = ()
+    """The job's other ranks: it goes on without them."""
 
 
 @dataclass(frozen=True, slots=True)

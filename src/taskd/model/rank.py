@@ -22,6 +22,8 @@ class Me:
     pid: int
     shard: str = ""
     replica: int = -1
+    without: tuple[Rank, ...] = ()
+    """Ranks that were missing when it was last repaired."""
 
 
 # Events

@@ -79,6 +79,11 @@ class LinkDown:
 
 
 @dataclass(frozen=True, slots=True)
+class Warmed:
+    """From now on a worker could be started at once."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The deadline has passed."""
 
@@ -94,7 +99,9 @@ Order = (
     | m.EndJob
     | m.Condemned
 )
-Event = Started | StartFailed | m.WorkerExited | Interrupted | LinkUp | LinkDown | Tick | Order
+Event = (
+    Started | StartFailed | m.WorkerExited | Interrupted | LinkUp | LinkDown | Warmed | Tick | Order
+)
 
 
 # Commands

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from taskd.core.job import faults, joining, resume, signals, strategies
+from taskd.core.job import faults, growth, joining, resume, signals, strategies
 from taskd.core.job import stop as stopping
 from taskd.core.job.states import (
     Awaiting,
@@ -255,7 +255,9 @@ def _late(state: State, now: float, config: JobConfig) -> Taken:
     match state:
         case Gathering():
             return joining.never_joined(state, now, config)
-        case Training() | Ended():
+        case Training():
+            return growth.offer(Training(job), now, config)
+        case Ended():
             return Taken(state)
         case Suspecting():
             told = (ReportFaults(job.known_faults()),)

@@ -8,8 +8,9 @@ nothing: faults and orders wait in Gathering.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from taskd.core.job import signals, strategies
+from taskd.core.job import growth, signals, strategies
 from taskd.core.job.states import (
     FIRST_RANK,
     Awaiting,
@@ -38,6 +39,7 @@ from taskd.model.messages import (
     AgentRegistered,
     Body,
     KeptAlive,
+    Leave,
     Member,
     Park,
     ReplaceWorkers,
@@ -74,8 +76,7 @@ def permit(state: State, node: NodeRank) -> Taken:
     ours = job.picture.nodes.get(node, NodeView(node)).ours
     views = job.picture.on(node)
     if ours and (not views or any(view.life is not Life.ABSENT for view in views)):
-        offer = strategies.offer_to_grow(job) if isinstance(state, Training) else ()
-        return Taken(state, offer, f"the ranks of node {node} start with the next plan")
+        return Taken(state, because=f"the ranks of node {node} start with the next plan")
     state = with_facts(state, permitted=job.permitted | {node})
     if not ours:
         # They do not say when their ranks run, so the permission has to count for it.
@@ -107,6 +108,8 @@ def agent_hello(state: State, hello: AgentHello, now: float, config: JobConfig) 
     match state:
         case Awaiting():
             return strategies.carry_out(state.job, state.order, now, config)
+        case Training():
+            return growth.offer(state, now, config)
         case Repairing() | Restarting():
             return Taken(state, _ordered_again(state, hello.node))
         case Ending():
@@ -135,17 +138,29 @@ def _ordered_again(state: Repairing | Restarting, node: NodeRank) -> tuple[Comma
 
 
 def worker_hello(state: State, hello: WorkerHello, now: float, config: JobConfig) -> Taken:
-    if hello.incident > state.job.incident:
-        # We have been restarted: the ranks know better how far the job has got.
-        state = with_facts(state, incident=hello.incident)
+    state = _as_told(state, hello)
     job, me = state.job, worker(hello.node, hello.rank)
     match state:
         case Repairing() if _is_member(state, hello):
             return Taken(state, (Tell(me, strategies.repair_message(state, config)),))
         case Stopping() if hello.rank in state.running and hello.incident < job.incident:
             return Taken(state, (Tell(me, Park(job.incident, "it had not heard of it yet")),))
+        case _ if hello.rank not in job.world:
+            away = _send_away(job, hello.rank)
+            return Taken(state, (away,), f"rank {hello.rank} comes too late")
         case _:
             return Taken(state)
+
+
+def _as_told(state: State, hello: WorkerHello) -> State:
+    """We may have been restarted: the ranks know better how far the job has got, and with whom."""
+    known = state.job.incident
+    if isinstance(state, Gathering) and hello.phase != "joining" and hello.incident >= known:
+        world = RankSet(state.job.picture.ranks) - hello.without
+        # Ranks that say different things are in the middle of a repair: nobody is left out then.
+        world = world if hello.incident > known else world | state.job.world
+        state = with_facts(state, world=world)
+    return with_facts(state, incident=max(known, hello.incident))
 
 
 def _is_member(state: Repairing, hello: WorkerHello) -> bool:
@@ -220,9 +235,17 @@ def gathered(state: Gathering, now: float, config: JobConfig) -> Taken:
             () if deferred else told,
             "a rank is lost",
         )
+    strays = tuple(map(partial(_send_away, job), job.picture.alive() - job.world))
+    taken = then(taken, Taken(taken.state, strays))
     for signal in deferred:
         taken = then(taken, signals.carry_on(taken.state, signal, now, config))
     return taken
+
+
+def _send_away(job: Job, rank: Rank) -> Tell:
+    view = job.picture.ranks[rank]
+    because = "the job goes on without this rank"
+    return Tell(worker(view.node, rank), Leave(job.incident, because, view.incarnation))
 
 
 def never_joined(state: Gathering, now: float, config: JobConfig) -> Taken:

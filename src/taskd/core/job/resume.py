@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core.job import faults, strategies
+from taskd.core.job import faults, growth, strategies
 from taskd.core.job import stop as stopping
 from taskd.core.job.states import (
     Deciding,
@@ -100,6 +100,8 @@ def ended(state: State, now: float, config: JobConfig) -> Taken:
     if done and not isinstance(state, Ending | Dumping):
         return strategies.end(state.job, 0, "every rank has ended well", now, config)
     match state:
+        case Training():
+            return growth.offer(state, now, config)  # where a rank has made room, another can start
         case Dumping():
             return _left_while_writing(state, now, config)
         case Resuming():

@@ -76,6 +76,10 @@ class JobConfig:
     setback_s: float = 0.5
     """How long a failed repair may wait for the death that explains it."""
 
+    regrow_s: float = 10.0
+    """How long a job that had to shrink soon after it has grown waits before it grows again; twice
+    as long each time."""
+
     node_timeout_s: float = 300.0
     """How long a lost node may take to come back when the strategy is to replace it."""
 
@@ -145,6 +149,12 @@ class Job:
     fruitless: int = 0
     condemned: frozenset[NodeRank] = frozenset()
     """Nodes whose devices have failed a stress test, where nobody can replace them."""
+    growths: int = 0
+    """How often in a row the job has grown and has soon had to shrink again."""
+    offered: bool = False
+    """It has said that it could grow now."""
+    grown_at: float = -inf
+    """When it last began to grow."""
     best: Step = NO_STEP
     """The highest step that any rank has reached."""
     settled_at: float = inf

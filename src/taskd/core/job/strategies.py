@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from taskd.core.job import growth
+from taskd.core.job.seats import lost, missing, seats_for
 from taskd.core.job.states import (
     Awaiting,
     Deciding,
@@ -19,16 +21,15 @@ from taskd.core.job.states import (
     Repairing,
     Restarting,
     Taken,
-    Training,
     closed,
     mark,
     then,
 )
-from taskd.core.picture import Life, RankView, node_lost, started, starting
+from taskd.core.picture import Life, node_lost, started, starting
 from taskd.core.ranks import RankSet
 from taskd.core.repair import Impossible, Plan, Seat, complete_step, plan, shrink
 from taskd.model.ids import EVERY_WORKER, Incarnation, NodeRank, Rank, Step, agent, worker
-from taskd.model.job import Command, ReportResult, ReportStrategies, Tell
+from taskd.model.job import Command, ReportResult, Tell
 from taskd.model.messages import (
     Dump,
     EndJob,
@@ -41,7 +42,6 @@ from taskd.model.messages import (
     RestartJob,
 )
 from taskd.model.recovery import Signal
-from taskd.model.strategies import UPGRADE
 
 IN_PLACE = "recover-in-place"
 ISOLATED, RETRY_FAILED, FAILED, DUMP_FAILED = 201, 405, 406, 407
@@ -80,6 +80,7 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
         case "recover":
             return _recover(job, order, now, config)
         case "downgrade":
+            job = growth.shrinks(job, now, config)
             return _repair(job, order, shrink(job.holders(), lost(job)), now, config)
         case "upgrade":
             return _grow(job, order, now, config)
@@ -107,25 +108,8 @@ def recovered(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     because = f"incident {job.incident} is over: {len(job.world)} ranks train"
     report = ReportResult(job.uuid, 0, because, order.strategy)
     job = replace(closed(job, "recovered", because), faults={}, settled_at=now + config.settled_s)
-    return Taken(Training(job), (report, *offer_to_grow(job)), because)
-
-
-def offer_to_grow(job: Job) -> tuple[Command, ...]:
-    """A job that has shrunk says so when every rank could have a place again, and at once."""
-    seats = _seats(job, _missing(job), in_place=False)
-    if job.ascend or not seats or not all(job.picture.nodes[seat.node].warm for seat in seats):
-        return ()
-    return (ReportStrategies(job.uuid, (), (UPGRADE,)),)
-
-
-def _missing(job: Job) -> list[Seat]:
-    views = job.picture.ranks
-    absent = (RankSet(views) - job.world) | job.broken()
-    return [_seat(views[rank]) for rank in absent]
-
-
-def _seat(view: RankView) -> Seat:
-    return Seat(view.rank, view.node, view.incarnation, view.shard, view.replica)
+    training = growth.training(job, now, config)
+    return then(Taken(training, (report,), because), growth.offer(training, now, config))
 
 
 def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -> Taken:
@@ -167,6 +151,7 @@ def repair_message(state: Repairing, config: JobConfig) -> Repair:
         state.plan.sources,
         store.store if store else "",
         config.repair_timeout_s,
+        tuple(RankSet(state.job.picture.ranks) - state.job.world),
     )
 
 
@@ -175,7 +160,7 @@ def repair_message(state: Repairing, config: JobConfig) -> Repair:
 
 def _recover(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     in_place = order.extra == IN_PLACE
-    seats = _seats(job, lost(job), in_place=in_place)
+    seats = seats_for(job, lost(job), in_place=in_place)
     if seats is None and in_place:
         return failed(job, order, "the node of a lost rank is not there", now, config)
     if seats is None:
@@ -188,11 +173,14 @@ def _recover(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
 
 
 def _grow(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
-    seats = _seats(job, _missing(job), in_place=False)
+    seats = seats_for(job, missing(job), in_place=False)
+    if seats is None and job.offered:
+        job = growth.grows(job, now)
+        return failed(job, order, "the node that came back is gone again", now, config)
     if seats is None:
         deadline = now + config.node_timeout_s
         return Taken(Awaiting(job, order, deadline), because="waiting for a node to come back")
-    return _repair(job, order, plan(job.holders(), seats), now, config)
+    return _repair(growth.grows(job, now), order, plan(job.holders(), seats), now, config)
 
 
 def _repair(
@@ -232,13 +220,12 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     if job.restarts_left < 1:
         return failed(job, order, "the restart budget is used up", now, config)
     everybody = job.picture.ranks
-    wanted = [
-        Seat(rank, view.node, view.incarnation)
-        for rank, view in sorted(everybody.items())
+    wanted = [Seat(rank, view.node, view.incarnation) for rank, view in sorted(everybody.items())]
+    seats = seats_for(job, wanted, in_place=False)
+    if seats is None:
         # A node that has never joined starts its ranks with this attempt when it does.
-        if view.life is not Life.ABSENT or job.picture.nodes[view.node].present
-    ]
-    seats = _seats(job, wanted, in_place=False)
+        late = {rank for rank, view in everybody.items() if view.life is Life.ABSENT}
+        seats = seats_for(job, [seat for seat in wanted if seat.rank not in late], in_place=False)
     if seats is None:
         return failed(job, order, "a node is missing", now, config)
     members = tuple(Member(seat.rank, seat.node, seat.incarnation) for seat in seats)
@@ -285,36 +272,10 @@ def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
 # Who, and where
 
 
-def lost(job: Job) -> list[Seat]:
-    """The ranks that need a new process, as they last were."""
-    return [_seat(job.picture.ranks[rank]) for rank in job.broken()]
-
-
-def _seats(job: Job, wanted: Iterable[Seat], *, in_place: bool) -> list[Seat] | None:
-    """Give each its next life, on its own node or, when that is gone, on a spare one."""
-    wanted = list(wanted)
-    nodes = job.picture.nodes
-    usable = {n for n in nodes if nodes[n].present and n not in job.condemned}
-    taken = {job.picture.ranks[rank].node for rank in job.world} | {seat.node for seat in wanted}
-    spares = [n for n in sorted(usable) if n not in taken and not in_place]
-    moved: dict[NodeRank, NodeRank] = {}
-    seats = []
-    for seat in wanted:
-        node = seat.node
-        if node not in usable:
-            if node not in moved:
-                if not spares:
-                    return None
-                moved[node] = spares.pop(0)
-            node = moved[node]
-        seats.append(replace(seat, node=node, incarnation=Incarnation(seat.incarnation + 1)))
-    return seats
-
-
 def _can_replace(job: Job, gone: list[Seat], config: JobConfig) -> bool:
     if job.fruitless >= config.fruitless_limit:
         return False
-    return config.rescheduling or _seats(job, gone, in_place=False) is not None
+    return config.rescheduling or seats_for(job, gone, in_place=False) is not None
 
 
 def _dump_step(job: Job) -> Step | None:

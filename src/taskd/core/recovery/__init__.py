@@ -212,6 +212,8 @@ def _expire(state: State, now: float, config: RecoveryConfig) -> Step:
             return decision.shrink(matter.since("the scheduler has found no new pods in time"))
         case Replacing() if now < state.report_by:
             return repair.replacing_expired(state, matter)
+        case Growing() if not state.job.config.cluster:
+            return repair.not_grown(matter, "the job has not grown in time")
         case Exiting():
             matter = replace(matter.since("the scheduler takes over"), cause=state.cause)
             return descent.hand_over(matter, state.order, ResetOperation.RESTART_ALL)

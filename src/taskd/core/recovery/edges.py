@@ -79,7 +79,7 @@ LEGAL: dict[type[State], set[type[State]]] = {
     },
     Replacing: {Idle, Ended, Stopping, AwaitingPods, Shrinking, Dumping, Exiting, HandedOver},
     Shrinking: {Shrunk, Ended, Stopping, Growing, Dumping, Exiting, HandedOver},
-    Growing: {Idle, Ended, Stopping, Dumping, Exiting, HandedOver},
+    Growing: {Idle, Stopping, Dumping, Exiting, HandedOver},
     Dumping: {Ended, Stopping, Exiting, HandedOver},
     Exiting: {HandedOver},
     HandedOver: {Idle, Killing},

@@ -65,12 +65,14 @@ def status_reported(state: Repairing, matter: Matter, event: StatusReported) -> 
         case Shrinking(), RecoverCode.OK:
             return _shrunk(matter)
         case Shrinking(), RecoverCode.ExitIsolateRanks:
-            return _isolate(matter, event)
+            return _isolate(state, matter, event)
         case (Growing(), RecoverCode.OK):
             return succeed(matter.since("the job has grown back"), "")
         case _, RecoverCode.OK:
             word = strategy_of(state).order
             return succeed(matter.since(f"{strategy_of(state)} worked"), f"{word}-success")
+        case Growing(), code if not matter.job.config.cluster:
+            return not_grown(matter, f"growing failed with {code}")
         case Retrying(), code:
             return _retry_failed(matter, code)
         case _, code:
@@ -102,8 +104,12 @@ def _dumped(matter: Matter, code: int) -> Step:
     return exit_job(matter, signals.dump_exit(matter.job, matter.round))
 
 
-def _isolate(matter: Matter, event: StatusReported) -> Step:
+def _isolate(state: Shrinking, matter: Matter, event: StatusReported) -> Step:
     """Whole replicas leave: healthy ranks, too, that shared one with a lost rank."""
+    if not matter.job.config.cluster:
+        # Nobody would bring their nodes back: they stay, and wait for the job to grow.
+        matter = matter.since(f"ranks {list(event.isolate)} leave with their replicas")
+        return matter.to(replace(state, deadline=matter.now + matter.config.status_timeout_s))
     known = set(matter.job.nodes_of(matter.round.ranks))
     nodes = tuple(node for node in matter.job.nodes_of(event.isolate) if node not in known)
     leavers = tuple(Fault(rank, evidence="leaves with its replica") for rank in event.isolate)
@@ -127,6 +133,11 @@ def _grow(matter: Matter) -> Step:
     order = signals.upgrade(matter.job, matter.round)
     deadline = matter.now + matter.config.status_timeout_s
     return matter.to(Growing(matter.job, matter.round, order, deadline), order)
+
+
+def not_grown(matter: Matter, because: str) -> Step:
+    """No reason to end a job that could train without these ranks: what can it do now?"""
+    return begin(matter.job, (), matter.now, matter.config, because, before=matter.round)
 
 
 def pods_changed(state: Replacing | Shrunk, matter: Matter) -> Step:

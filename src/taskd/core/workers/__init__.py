@@ -57,10 +57,12 @@ from taskd.model.workers import (
     Interrupted,
     LinkDown,
     LinkUp,
+    SayHello,
     Started,
     StartFailed,
     Tell,
     Tick,
+    Warmed,
 )
 
 __all__ = [
@@ -96,6 +98,12 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
         case _, m.Condemned(evidence):
             known = replace(state, node=replace(state.node, condemned=evidence))
             return Step(known, because=f"this node is not to be used again: {evidence}")
+        case Waiting(), Warmed():
+            node = state.node
+            word = SayHello((), node.attempt, node.remaining, node.condemned)
+            return Step(state, (word,), "a job that trains without us need not wait any longer")
+        case _, Warmed():
+            return Step(state, because="that the workers run is proof enough")
         case _, LinkDown():
             return Step(state, because="the manager will have to be told again what is true here")
         case Waiting(), Tick() if now >= state.deadline:
