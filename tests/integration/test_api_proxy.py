@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from taskd.agent.plan import free_port
 from taskd.api import destroy_taskd_proxy, init_taskd_proxy
 from taskd.edge.bus import Bus, BusConfig
 from taskd.edge.thread import LoopThread
@@ -66,12 +67,6 @@ def job() -> Iterator[Job]:
     running = Job()
     yield running
     running.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

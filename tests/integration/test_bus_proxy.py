@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from taskd import proxy
+from taskd.agent.plan import free_port
 from taskd.edge.thread import LoopThread
 from taskd.errors import Permanent, SettingsError
 from taskd.model.codes import NetCode
@@ -24,11 +25,6 @@ from tests.integration.bus_places import PATIENCE_S, next_of, placed
 def _stopped() -> Iterator[None]:
     yield
     proxy.stop()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def test_it_starts_once_forwards_and_stops_twice() -> None:

@@ -61,6 +61,8 @@ def test_without_the_token_of_this_job_and_place_nobody_enters(
             assert wrong.startswith("PERMISSION_DENIED: the token is not one for Agent:1")
             other = await trouble_of(agent(1), mgr.port, job="job-2", token="s3cret")
             assert other.startswith("PERMISSION_DENIED: this is another job")
+            nameless = await trouble_of(agent(1), mgr.port, token="s3cret")
+            assert nameless.startswith("PERMISSION_DENIED: this is another job")
             badge = make_badge("s3cret", "job-1", agent(1))
             thief = await trouble_of(agent(2), mgr.port, job="job-1", token=badge)
             assert thief.startswith("PERMISSION_DENIED: the token is not one for Agent:2")

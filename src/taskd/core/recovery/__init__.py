@@ -113,9 +113,10 @@ def _take(state: State, event: Event, now: float, config: RecoveryConfig) -> Ste
                 return Step(state, because="it is not yet time")
             return _expire(state, now, config)
         case FaultsSeen(seen):
-            here = {(fault.rank, fault.code) for fault in seen}
-            job = replace(state.job, seen=seen, handled=state.job.handled & here)
-            return faults.faults_seen(replace(state, job=job), now, config)
+            handled = state.job.handled & {(fault.rank, fault.code) for fault in seen}
+            if (seen, handled) != (state.job.seen, state.job.handled):
+                state = replace(state, job=replace(state.job, seen=seen, handled=handled))
+            return faults.faults_seen(state, now, config)
         case PodsSeen():
             return cluster.pods_seen(state, event, now, config)
         case PlatformSeen():
@@ -250,6 +251,8 @@ def _look_around(before: State, taken: Step, now: float) -> Step:
 
 def _number(taken: Step, now: float) -> Step:
     """Give each command its place in the job's sequence; one said again keeps its own."""
+    if not taken.commands:
+        return taken
     sequence = taken.state.job.sequence
     labelling = taken.state.job.labelling
     commands: list[Command] = []

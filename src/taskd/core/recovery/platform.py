@@ -10,6 +10,8 @@ from taskd.model.ids import Rank
 from taskd.model.recovery import AnnotatePodGroup
 
 CONFIRM = "ProcessConfirmFault"
+MOST_DIGITS = 7
+"""Of a rank."""
 
 
 def wanted(job: Job) -> str:
@@ -38,7 +40,7 @@ def read_faults(text: str) -> tuple[Fault, ...]:
     faults = []
     for entry in text.split(","):
         rank, _, kind = (part.strip() for part in entry.partition(":"))
-        if rank.isdecimal() and kind in list(FaultKind):
+        if rank.isdecimal() and len(rank) <= MOST_DIGITS and kind in list(FaultKind):
             faults.append(Fault(Rank(int(rank)), FaultKind(kind), evidence="named by the platform"))
     return tuple(faults)
 
