@@ -1,7 +1,7 @@
 """`make bench`: runs every bench, prints ratios, and rewrites docs/benchmarks.md.
 
-python -m tests.bench            all of them
-python -m tests.bench bus torch  some of them; the other sections of the page stay
+python -m tests.bench                 all of them
+python -m tests.bench bus torch_step  some of them; the other sections of the page stay
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def main(names: list[str]) -> int:
     sections = _sections(PAGE.read_text()) if PAGE.exists() else {}
     missed = 0
     for name in names or [one for one in BENCHES if one != "gpu" or torch.cuda.is_available()]:
-        rows = import_module(f"tests.bench.{name}").measure()
-        sections[name] = _table(rows)
+        bench = import_module(f"tests.bench.{name}")
+        rows = bench.measure()
+        sections[name] = _table(rows) + getattr(bench, "NOTES", "")
         print(f"\n{BENCHES[name]}\n{sections[name]}", flush=True)
         missed += sum(row.met is False for row in rows)
         known = [_section(key, sections[key]) for key in BENCHES if key in sections]

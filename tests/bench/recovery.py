@@ -2,7 +2,7 @@
 
 The same job, the same fault and the same measure for all (see peers/), in turns, so that a busy
 minute of the machine hits everybody. `TASKD_BENCH_QUICK=1` does one round instead of five. A peer
-that does not recover gets a row that says why, never a number.
+that does not recover, or cannot be installed, gets a row that says why, never a number.
 """
 
 from __future__ import annotations
@@ -16,20 +16,45 @@ from typing import Any, Generic, TypeVar
 
 from tests.bench.peers import dlrover, floor, nvrx, ours, torchft, torchrun
 from tests.bench.peers.ours import Incident
-from tests.bench.peers.trial import Outcome, TrialError
-from tests.bench.peers.venvs import prepare
+from tests.bench.peers.train.restarted import SAVE_EVERY
+from tests.bench.peers.trial import WARM_S, WARM_STEPS, Outcome, TrialError
+from tests.bench.peers.venvs import WANTED, prepare
+from tests.bench.peers.workload import BATCH, WORLD
 from tests.bench.rows import Row, ms
 
 ROUNDS = 5
-SLOW_ROUNDS = 3
-BUDGET_S = 400.0
-"""When it is spent, contenders that are slow anyway are not tried again."""
+BUDGET_S = 600.0
+"""When it is spent, the peers are not tried again; their rows say how many trials they had."""
 HOPELESS = 2
 """Who fails that often before it ever recovers is not tried again."""
 REASON_CHARS = 160
 HANG_GRACE_S = 1.5
 """A hung rank is to be named within three usual steps and this."""
 KILL = "SIGKILL of one rank of 4 until the next step of the full world"
+NOTES = f"""
+How the rows came about:
+
+- *The job*: an MLP of a million parameters, AdamW, batches of {BATCH}, {WORLD} ranks over gloo on
+  one machine, the same torch everywhere. All contenders take turns, {ROUNDS} rounds. A trial waits
+  until all ranks have done {WARM_STEPS} steps and {WARM_S:g} s more, kills one rank with SIGKILL,
+  and ends when all ranks of a full world have finished one and the same step after that.
+- *The floor*: plain PyTorch, and no recovery system at all. The survivors stay, a fifth process
+  stands by with model and optimizer built and warmed, is told by a pipe, and gets its state by a
+  broadcast. Nothing is decided, protected or checked.
+- *taskd*: `taskd run --nproc-per-node {WORLD}` with its defaults; manager and clusterd run on the
+  same machine and are part of the time.
+- *torchrun*: looks at its workers every 0.1 s, which is its default. The variable
+  TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set; without it restarted ranks often do not meet at all.
+  The script saves a checkpoint every {SAVE_EVERY} steps and goes on from it; the same script runs
+  under DLRover and NVIDIA's launcher.
+- *DLRover* ({WANTED["dlrover"][0]}): a local master and `dlrover-run`, looking every 0.1 s.
+- *NVIDIA* ({WANTED["nvrx"][0]}): in-job restart by `ft_launcher`, looking every 0.1 s;
+  in-process restart by its wrapper with a fifth process in reserve, all intervals at 0.1 s instead
+  of seconds, every lazy import done before, and our way of freeing ranks from gloo, which it lacks.
+- *torchft* ({WANTED["torchft"][0]}): a lighthouse and one torchrun for each rank, as in its own
+  example; heartbeats count for 1 s instead of 5, joining for 1 s instead of 60, its clock ticks
+  every 20 ms instead of 100. With a spare, a fifth replica computes along all the time.
+"""
 
 
 Result = TypeVar("Result", Outcome, Incident)
@@ -39,7 +64,7 @@ Result = TypeVar("Result", Outcome, Incident)
 class Contender(Generic[Result]):
     name: str
     trial: Callable[[], Result]
-    rounds: int = SLOW_ROUNDS
+    is_peer: bool = False
     spare: bool = False
     """A fifth rank is there all the time and waits, or computes along."""
     results: list[Result] = field(default_factory=list)
@@ -51,7 +76,7 @@ class Contender(Generic[Result]):
 
     def run(self, turn: int, late: bool) -> None:
         hopeless = not self.results and len(self.failures) >= HOPELESS
-        if turn >= self.rounds or hopeless or (late and turn and self.rounds < ROUNDS):
+        if hopeless or (late and self.is_peer and turn):
             return
         try:
             self.results.append(self.trial())
@@ -74,22 +99,22 @@ class Contender(Generic[Result]):
 
 
 def measure() -> list[Row]:
-    killed = Contender("taskd", ours.killed, ROUNDS)
-    cut = Contender("taskd, links cut", ours.cut, ROUNDS)
-    hung = Contender("taskd, a rank hangs", ours.hung, ROUNDS)
-    shrunk = Contender("taskd, a node is lost", ours.shrunk, ROUNDS)
-    plain = Contender("`taskd run` with a script that knows nothing of it", ours.unmodified, ROUNDS)
-    yardstick = Contender("the floor", floor.trial, ROUNDS)
-    restart = Contender("torchrun", torchrun.trial, ROUNDS)
-    peers = [
-        restart,
-        Contender("DLRover", dlrover.trial),
-        Contender("NVIDIA, in-job restart", nvrx.trial_in_job),
-        Contender(
-            "NVIDIA, in-process restart with a spare rank", nvrx.trial_in_process, spare=True
-        ),
-        Contender("torchft", torchft.trial),
-        Contender("torchft with a spare rank", torchft.trial_with_spare, spare=True),
+    killed = Contender("taskd", ours.killed)
+    cut = Contender("taskd, links cut", ours.cut)
+    hung = Contender("taskd, a rank hangs", ours.hung)
+    shrunk = Contender("taskd, a node is lost", ours.shrunk)
+    plain = Contender("`taskd run` with a script that knows nothing of it", ours.unmodified)
+    yardstick = Contender("the floor", floor.trial)
+    restart, *_ = peers = [
+        Contender(name, trial, is_peer=True, spare="spare" in name)
+        for name, trial in {
+            "torchrun": torchrun.trial,
+            "DLRover": dlrover.trial,
+            "NVIDIA, in-job restart": nvrx.trial_in_job,
+            "NVIDIA, in-process restart with a spare rank": nvrx.trial_in_process,
+            "torchft": torchft.trial,
+            "torchft with a spare rank": torchft.trial_with_spare,
+        }.items()
     ]
     prepare()  # installing does not count as measuring
     turns: list[Contender[Any]] = [killed, yardstick, cut, shrunk, plain, hung, *peers]
@@ -102,9 +127,9 @@ def measure() -> list[Row]:
         *_against_best(killed, peers),
         *(_against_peer(killed, peer) for peer in peers),
         _unprotected(plain, restart),
-        _cut(cut),
+        *_cut(cut),
         *_shrunk(shrunk),
-        _hung(hung),
+        *_hung(hung),
     ]
 
 
@@ -172,10 +197,10 @@ def _unprotected(plain: Contender[Outcome], restart: Contender[Outcome]) -> Row:
     return Row(what, str(plain), restart.brief, _times(restart.seconds, plain.seconds))
 
 
-def _cut(cut: Contender[Incident]) -> Row:
+def _cut(cut: Contender[Incident]) -> list[Row]:
     what = "links of one rank cut until the next step of all, in seconds"
     took = median(cut.seconds) if cut.results else None
-    return Row(what, str(cut), "no process is replaced", took, 0.2)
+    return [Row(what, str(cut), "no process is replaced", took, 0.2), *_account(cut)]
 
 
 def _shrunk(shrunk: Contender[Incident]) -> list[Row]:
@@ -195,11 +220,16 @@ def _account(contender: Contender[Incident]) -> list[Row]:
     return [Row("of which, in ms", told, "the job's own account; seen is the rest")]
 
 
-def _hung(hung: Contender[Incident]) -> Row:
+def _hung(hung: Contender[Incident]) -> list[Row]:
     what = "a rank that hangs (SIGSTOP) until it is named"
     if not hung.results:
-        return Row(what, str(hung), "")
+        return [Row(what, str(hung), "")]
     named = [incident.seen for incident in hung.results]
     limits = [3 * incident.usual_step_s + HANG_GRACE_S for incident in hung.results]
     against = f"3 usual steps + {HANG_GRACE_S:g} s: {ms(limits)}"
-    return Row(what, ms(named), against, median(named) / median(limits), 1.0)
+    after = [incident.seconds - incident.seen for incident in hung.results]
+    return [
+        Row(what, ms(named), against, median(named) / median(limits), 1.0),
+        Row("from there to the next step of all, in seconds", ms(after), "", median(after), 0.5),
+        *_account(hung),
+    ]

@@ -379,6 +379,18 @@ def test_a_failed_collective_with_no_death_is_a_link_fault_and_can_be_retried() 
     assert (repair.strategy, repair.sources) == ("retry", {})
 
 
+def test_nobody_waits_for_a_death_when_every_rank_has_spoken() -> None:
+    play = Play().training()
+    for rank in range(4):
+        assert not play.asked(ReportFaults)
+        failed = m.WorkerFailed(
+            Rank(rank), Incarnation(0), Incident(0), "communication", "peer reset"
+        )
+        play.hear(worker(rank // 2, rank), failed)
+    [report] = play.asked(ReportFaults)
+    assert {f.type for f in report.faults} == {"2"}
+
+
 def test_a_corrupt_rank_is_repaired_from_a_peer_by_retry() -> None:
     play = Play().training()
     failed = m.WorkerFailed(Rank(1), Incarnation(0), Incident(0), "corrupt", "bits differ")

@@ -25,7 +25,7 @@ from tests.bench.peers.workload import STEP_LOG, WORLD
 ROOT = Path(__file__).parents[3]
 VICTIM = 2
 WARM_STEPS = 15
-WARM_S = 3.0
+WARM_S = 1.5
 """Faults come to jobs that train, not to jobs that start: time enough to get everything ready."""
 START_LIMIT_S = 60.0
 SURVIVE_LIMIT_S = 45.0

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from tests.bench.peers.trial import ROOT, TrialError
 
 SETUP_LIMIT_S = 600.0
 SAID_CHARS = 1000
+_problems: dict[str, TrialError] = {}
+"""Who could not be installed; it is not tried again."""
 WANTED = {
     "torchft": ("torchft-nightly==2026.10.26",),
     "nvrx": ("nvidia-resiliency-ext==0.4.1",),
@@ -25,6 +26,8 @@ WANTED = {
 
 def peer_bin(name: str) -> Path:
     """The folder with the peer's python and commands; installs the peer if it is not there."""
+    if name in _problems:
+        raise _problems[name]
     home = ROOT / ".venvs" / f"peer-{name}"
     ready = home / ".ready"
     wanted = "\n".join(WANTED[name])
@@ -40,8 +43,11 @@ def peer_bin(name: str) -> Path:
 def prepare() -> None:
     """All of them, as far as they can be installed here. Who cannot says so in its trial."""
     for name in WANTED:
-        with suppress(TrialError):
+        try:
             peer_bin(name)
+        except TrialError as error:
+            print(f"{name} {error}", flush=True)
+            _problems[name] = error
 
 
 def _run(command: list[str]) -> None:

@@ -78,9 +78,15 @@ def worker_failed(state: State, told: WorkerFailed, now: float, config: JobConfi
         case Gathering() | Training() if told.kind == "communication":
             job = seen(state.job, (failure,), now)
             why = f"rank {told.rank} lost a collective: {_short(told.evidence)}"
-            return Taken(Suspecting(job, now + config.suspicion_s), because=why)
-        case Suspecting() if told.kind == "communication":
-            return Taken(replace(state, job=seen(state.job, (failure,), now)))
+            silent = job.running() - {told.rank}
+            return Taken(Suspecting(job, silent, now + config.suspicion_s), because=why)
+        case Suspecting(silent=silent) if told.kind == "communication":
+            job = seen(state.job, (failure,), now)
+            if silent := silent - {told.rank}:
+                return Taken(replace(state, job=job, silent=silent))
+            reports = (ReportFaults(job.known_faults()),)
+            because = "every rank is there to say that it lost a collective: a link has failed"
+            return Taken(Reported(job, now, now + config.report_timeout_s), reports, because)
         case Repairing() | Resuming() if told.incident < state.job.incident:
             return Taken(state, because="it failed before it was repaired")
         case Gathering() | Training() | Suspecting() | Repairing() | Resuming():

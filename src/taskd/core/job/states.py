@@ -243,6 +243,8 @@ class Suspecting:
     """A collective has failed. If somebody died, we are about to hear."""
 
     job: Job
+    silent: RankSet
+    """Who has not said yet that it lost one, too."""
     deadline: float
 
 
