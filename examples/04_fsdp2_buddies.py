@@ -22,6 +22,7 @@ with training("train_fsdp.py", STEPS, PACE_S, nodes=2) as job:
     job.hurt(2, signal.SIGKILL, job.at_step(15))
     job.recovered()
     job.lose_node(1, job.at_step(45))
+    job.return_node(1)
     job.recovered()
     disturbed = job.end()
 

@@ -59,6 +59,18 @@ class Job:
             f"step {step}",
         )
 
+    def at_size(self, ranks: int) -> dict[str, Any]:
+        """Wait until so many ranks train, and show how it came to that."""
+
+        def trains(view: dict[str, Any]) -> bool:
+            at_rest = view["line"]["state"] in ("Idle", "Shrunk")
+            size = view["line"].get("world", 0)
+            return at_rest and size == ranks and view.get("manager", "").startswith("Training")
+
+        view = self.until(trains, f"{ranks} ranks trained")
+        say(f"{ranks} ranks at step {view['line']['step']}: {_last(view)}")
+        return view
+
     def hurt(self, rank: int, how: signal.Signals, view: dict[str, Any]) -> None:
         pid = pids(view)[rank]
         self.incident = int(view["line"].get("incident", 0))
@@ -78,11 +90,15 @@ class Job:
         say(f"{count} links of rank {rank} cut at step {view['line']['step']}")
 
     def lose_node(self, node: int, view: dict[str, Any]) -> None:
-        """Kill its launcher, which takes its ranks and their memory along; start it again."""
+        """Kill its launcher, which takes its ranks and their memory along."""
         self.incident = int(view["line"].get("incident", 0))
-        say(f"SIGKILL to node {node} at step {view['line']['step']}; it is started again")
+        say(f"SIGKILL to node {node} at step {view['line']['step']}")
         self.nodes[node].kill()
         self.nodes[node].wait()
+
+    def return_node(self, node: int) -> None:
+        """The same command again, on the same node."""
+        say(f"node {node} is started again")
         self.nodes[node] = self.start_node(node)
 
     def recovered(self) -> dict[str, Any]:
@@ -94,7 +110,7 @@ class Job:
             return incident > self.incident and view["line"]["state"] == "Idle" and told
 
         view = self.until(over, "it had recovered")
-        say(view["manager"].split("| last: ")[-1])
+        say(_last(view))
         return view
 
     def end(self) -> str:
@@ -165,6 +181,11 @@ def training(
             one.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+def _last(view: dict[str, Any]) -> str:
+    """The manager's account of the last incident."""
+    return str(view["manager"].split("| last: ")[-1])
 
 
 def _free_port() -> int:

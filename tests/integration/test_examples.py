@@ -21,3 +21,16 @@ def test_an_example_ends_with_the_same_weights(name: str) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "weights identical to the undisturbed run: yes" in ran.stdout
+
+
+@pytest.mark.timeout(240)
+def test_a_lost_node_costs_no_sample() -> None:
+    ran = subprocess.run(
+        [sys.executable, str(EXAMPLES / "05_lose_a_node.py")],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "400 steps with 2 and 4 ranks" in ran.stdout
+    assert "each of 1600 samples used once: yes" in ran.stdout
