@@ -200,6 +200,24 @@ def test_a_slow_cable_is_found_by_its_bytes() -> None:
 
 
 @pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces")
+def test_a_node_that_lies_is_sent_home_and_the_others_go_on() -> None:
+    words = ("--nics", "eth0,eth1", "--strategies", "retry,elastic-training,exit")
+    with (
+        namespaces.two_machines() as spaces,
+        running(*words, spaces=spaces, TASKD_STRESS_INJECT="flip:2") as job,
+    ):
+        job.at_step(10)
+        code, told = job.taskd("stress", job.job, "--nodes", "node1", "--ops", "compute")
+        assert code == 2
+        assert "isolate node:node1" in told
+        assert told.count("passed") == 1, told  # of the node's two devices one is well
+        job.until(lambda view: view["line"].get("world") == 2)
+        codes, out = job.end()
+    assert codes[0] == 0, out
+    assert "150 steps" in out
+
+
+@pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces")
 def test_links_move_and_come_back_and_a_cut_of_the_idle_one_is_not_noticed(
     undisturbed: str,
 ) -> None:
