@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from random import Random
 
 from taskd.core import rank as machine
 from taskd.core.rank import RankConfig
 from taskd.core.repair import Holder, Impossible, Seat, plan
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
-from taskd.model.messages import Park, Parked, Repair, Repaired
+from taskd.model.messages import Park, Parked, Repair
 from taskd.model.rank import (
     Abort,
     Broke,
@@ -31,6 +32,8 @@ from taskd.model.rank import (
 )
 
 CONFIG = RankConfig()
+RARE = 0.05
+"""How likely a death is among the moves of a walk, so that it does not always come first."""
 NODE = NodeRank(0)
 
 COMPUTING, ENTERED, REDUCED, UPDATING = "computing", "entered", "reduced", "updating"
@@ -52,6 +55,10 @@ class Proc:
     aborted: bool = False
     inbox: tuple[Park | Repair, ...] = ()
     plan: Repair | None = None
+    copying: int = -1
+    """The step that is being copied aside (`explore_sharded.py`); -1: none."""
+    both: bool = False
+    """It stands inside a step, and can still go either way."""
 
     def key(self) -> tuple[object, ...]:
         told = tuple((type(order).__name__, order.incident) for order in self.inbox)
@@ -71,7 +78,13 @@ class Proc:
             self.aborted,
             told,
             carried,
+            self.copying,
+            self.both,
         )
+
+
+Files = tuple[int, int]
+"""The steps of the two copies that a rank has on its node; -1: none, or torn."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +100,19 @@ class World:
     incident: int = 0
     parked: tuple[Parked, ...] = ()
     plans: tuple[Repair, ...] = ()
+    stale: bool = False
+    """Somebody has died since everybody was told to park (`explore_sharded.py`)."""
+    files: tuple[Files, ...] = ()
+    """What lies in the node's memory, by rank; it outlives them."""
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.incident > (self.plans[-1].incident if self.plans else 0)
 
     def key(self) -> tuple[object, ...]:
         procs = tuple(proc.key() for proc in self.procs)
         parked = tuple(sorted((told.rank, told.step, told.whole) for told in self.parked))
-        if not self.plans:
+        if not self.plans and not self.files:
             return self._nameless_key(parked)
         plans = tuple((one.incident, one.resume) for one in self.plans)
         return (
@@ -102,7 +123,10 @@ class World:
             self.taken,
             self.incident,
             parked,
+            tuple((told.rank, told.undo, told.copies) for told in self.parked),
             plans,
+            self.stale,
+            self.files,
         )
 
     def _nameless_key(self, parked: tuple[tuple[int, int, bool], ...]) -> tuple[object, ...]:
@@ -127,8 +151,7 @@ class Explorer:
 
     def run(self) -> int:
         """How many states there are. Raises in the first that is wrong."""
-        procs = tuple(self._first(rank) for rank in range(self.ranks))
-        start = World(procs, (0,) * self.ranks, self.faults)
+        start = self._start()
         stack: list[tuple[World, tuple[str, ...]]] = [(start, ())]
         self.visited = {start.key()}
         while stack:
@@ -144,6 +167,19 @@ class Explorer:
                 self._ended(world, story)
         return len(self.visited)
 
+    def walk(self, seed: int) -> None:
+        """One way through a world that is too large to be walked wholly."""
+        dice, world, story = Random(seed), self._start(), list[str]()
+        while moves := list(self._moves(world, tuple(story))):
+            weights = [RARE if " dies" in what else 1.0 for what, _ in moves]
+            what, world = dice.choices(moves, weights)[0]
+            story.append(what)
+        self._ended(world, tuple(story))
+
+    def _start(self) -> World:
+        procs = tuple(self._first(rank) for rank in range(self.ranks))
+        return World(procs, (0,) * self.ranks, self.faults)
+
     def _first(self, rank: int) -> Proc:
         me = Me(Rank(rank), NODE, Incarnation(0), 0)
         return Proc(rank, 0, machine.Training(me, Incident(0)), COMPUTING, 0, 0)
@@ -154,17 +190,25 @@ class Explorer:
         for proc in world.procs:
             if proc.inbox:
                 order, rest = proc.inbox[0], proc.inbox[1:]
-                heard = _tell(replace(proc, inbox=rest), order)
-                yield f"{proc.rank} hears {type(order).__name__}", _put(world, proc, *heard)
+                heard = self._hear(world, replace(proc, inbox=rest), order)
+                yield f"{proc.rank} hears {type(order).__name__}", self._put(world, proc, *heard)
             for what, event_proc, said in self._thread(world, proc, story):
-                yield f"{proc.rank} {what}", _put(world, proc, event_proc, said, what)
+                yield f"{proc.rank} {what}", self._put(world, proc, event_proc, said, what)
             if world.faults_left and proc.thread != DONE:
-                yield f"{proc.rank} dies", _die(world, proc)
+                yield from self._deaths(world, proc)
         if self._someone_is_missing(world):
             yield "the manager stops all", self._stop(world)
         planned = self._planned(world, story)
         if planned is not None:
             yield "the manager plans", planned
+
+    def _hear(
+        self, world: World, proc: Proc, order: Park | Repair
+    ) -> tuple[Proc, tuple[object, ...]]:
+        return tell(proc, order)
+
+    def _deaths(self, world: World, proc: Proc) -> Iterator[tuple[str, World]]:
+        yield f"{proc.rank} dies", _die(world, proc)
 
     def _thread(
         self, world: World, proc: Proc, story: tuple[str, ...]
@@ -172,7 +216,7 @@ class Explorer:
         members = self._members(world, proc.group)
         match proc.thread:
             case "computing" if proc.aborted:
-                yield self._stand(proc)
+                yield self._stand(world, proc)
             case "computing":
                 yield "enters", replace(proc, thread=ENTERED), ()
             case "entered":
@@ -182,20 +226,20 @@ class Explorer:
                     last = proc.held == self.steps
                     yield "has reduced", replace(proc, thread=DONE if last else REDUCED), ()
                 if proc.aborted:
-                    yield self._stand(proc)
+                    yield self._stand(world, proc)
                 elif self._is_broken(world, proc.group):
-                    failed, said = _tell(proc, Failed("communication", "a peer is gone"))
-                    what, stood, more = self._stand(failed)
+                    failed, said = tell(proc, Failed("communication", "a peer is gone"))
+                    what, stood, more = self._stand(world, failed)
                     yield f"fails and {what}", stood, said + more
             case "reduced" if proc.aborted:
-                yield self._stand(proc)
+                yield self._stand(world, proc)
             case "reduced":
                 yield "passes the gate", replace(proc, thread=UPDATING), ()
             case "updating":
                 assert proc.held is not None
                 stepped = replace(proc, thread=COMPUTING, held=proc.held + 1)
                 if isinstance(proc.machine, machine.Resumed):
-                    yield "commits", *_tell(stepped, Stepped(Step(proc.held + 1)))
+                    yield "commits", *tell(stepped, Stepped(Step(proc.held + 1)))
                 else:
                     yield "commits", stepped, ()
             case "meeting" | "met":
@@ -203,11 +247,11 @@ class Explorer:
             case _:
                 return
 
-    def _stand(self, proc: Proc) -> tuple[str, Proc, tuple[object, ...]]:
+    def _stand(self, world: World, proc: Proc) -> tuple[str, Proc, tuple[object, ...]]:
         held = proc.held
         stood = Stood(Step(held or 0), whole=held is not None)
         standing = replace(proc, thread=STANDING, aborted=False)
-        return ("stands", *_tell(standing, stood))
+        return ("stands", *tell(standing, stood))
 
     def _meeting(
         self, world: World, proc: Proc, story: tuple[str, ...]
@@ -225,8 +269,8 @@ class Explorer:
         gone = members - {one.rank for one in world.procs}
         if proc.aborted or gone:
             broken = replace(proc, plan=None, aborted=False)
-            told, said = _tell(broken, Broke(plan_.incident, "a peer is gone"))
-            what, stood, more = self._stand(told)
+            told, said = tell(broken, Broke(plan_.incident, "a peer is gone"))
+            what, stood, more = self._stand(world, told)
             yield f"gives the plan up and {what}", stood, said + more
             return
         if proc.thread == MEETING and (members <= set(there) or self._all_met(world, plan_)):
@@ -236,16 +280,16 @@ class Explorer:
                 giver = there.get(int(source))
                 if giver is None:
                     return
-                assert giver.held == plan_.resume, _tale("the source holds another step", story)
+                assert giver.held == plan_.resume, tale("the source holds another step", story)
                 held = giver.held
-            assert held == plan_.resume, _tale(f"rank {proc.rank} resumes wrongly", story)
+            assert held == plan_.resume, tale(f"rank {proc.rank} resumes wrongly", story)
             yield "has its state", replace(proc, thread=MET, held=held), ()
         takers = {int(taker) for taker, giver in plan_.sources.items() if giver == proc.rank}
         given = all((plan_.incident, taker) in world.taken for taker in takers)
         if proc.thread == MET and given:
             mended = replace(proc, thread=COMPUTING, group=plan_.incident, plan=None)
             done = Mended(plan_.incident, Step(plan_.resume))
-            yield "is mended", *_tell(mended, done)
+            yield "is mended", *tell(mended, done)
 
     def _all_met(self, world: World, plan_: Repair) -> bool:
         """The group is formed once everybody has come; some may have gone on since."""
@@ -274,13 +318,28 @@ class Explorer:
     def _members(self, world: World, group: int) -> set[int]:
         return {rank for rank, _ in self._lives(world, group)}
 
+    def _put(
+        self, world: World, before: Proc, after: Proc, said: tuple[object, ...], what: str = ""
+    ) -> World:
+        procs = tuple(after if proc is before else proc for proc in world.procs)
+        world = replace(world, procs=procs)
+        if what == "enters":
+            assert after.held is not None
+            world = replace(world, entered=world.entered | {(after.group, after.held, after.rank)})
+        if what == "has its state" and after.plan is not None:
+            world = replace(world, taken=world.taken | {(int(after.plan.incident), after.rank)})
+        for body in said:
+            if isinstance(body, Parked) and body.incident == world.incident:
+                rest = tuple(told for told in world.parked if told.rank != body.rank)
+                world = replace(world, parked=(*rest, body))
+        return world
+
     # The manager, as simply as can be
 
     def _someone_is_missing(self, world: World) -> bool:
         living = {proc.rank for proc in world.procs}
         faulted = [p for p in world.procs if isinstance(p.machine, machine.Faulted)]
-        stopped = world.incident > len(world.plans)
-        return not stopped and (len(living) < self.ranks or bool(faulted))
+        return not world.is_stopped and (len(living) < self.ranks or bool(faulted))
 
     def _stop(self, world: World) -> World:
         incident = world.incident + 1
@@ -292,27 +351,22 @@ class Explorer:
         return replace(world, incident=incident, parked=(), procs=procs)
 
     def _planned(self, world: World, story: tuple[str, ...]) -> World | None:
-        if world.incident == len(world.plans):
+        if not world.is_stopped:
             return None
         told = {int(parked.rank): parked for parked in world.parked}
         living = {proc.rank: proc for proc in world.procs if proc.thread != DONE}
         if not set(living) <= set(told):
             return None
-        holders = [
-            Holder(Rank(r), NODE, Incarnation(p.life), told[r].step, whole=told[r].whole)
-            for r, p in living.items()
-        ]
+        holders = [self._holder(p, told[r]) for r, p in living.items()]
         missing = [r for r in range(self.ranks) if r not in living]
-        seats = [Seat(Rank(r), NODE, Incarnation(world.lives[r] + 1)) for r in missing]
+        seats = [
+            Seat(Rank(r), NODE, Incarnation(world.lives[r] + 1), self._shard(r)) for r in missing
+        ]
         made = plan(holders, seats)
         if isinstance(made, Impossible):
-            assert all(not holder.whole for holder in holders), _tale("a holder is left", story)
-            left = any(proc.thread == DONE for proc in world.procs)
-            assert left or world.faults_left == 0, _tale("state is lost without need", story)
-            self.endings.add("lost at the end" if left else "no survivor holds any state")
+            self._is_lost(world, holders, story)
             return None
-        best = max(proc.held for proc in living.values() if proc.held is not None)
-        assert made.resume == best, _tale(f"step {best} is lost, {made.resume} is not", story)
+        self._is_the_best(made.resume, list(living.values()), story)
         repair = Repair(
             Incident(world.incident), "recover", made.members, made.resume, made.sources, "", 60.0
         )
@@ -329,7 +383,23 @@ class Explorer:
         plans = (*world.plans, repair)
         return replace(world, procs=tuple(procs), lives=tuple(lives), plans=plans, parked=())
 
+    def _holder(self, proc: Proc, told: Parked) -> Holder:
+        return Holder(Rank(proc.rank), NODE, Incarnation(proc.life), told.step, whole=told.whole)
+
+    def _shard(self, rank: int) -> str:
+        return ""
+
     # What must hold
+
+    def _is_lost(self, world: World, holders: list[Holder], story: tuple[str, ...]) -> None:
+        assert all(not holder.whole for holder in holders), tale("a holder is left", story)
+        left = any(proc.thread == DONE for proc in world.procs)
+        assert left or world.faults_left == 0, tale("state is lost without need", story)
+        self.endings.add("lost at the end" if left else "no survivor holds any state")
+
+    def _is_the_best(self, resume: int, living: list[Proc], story: tuple[str, ...]) -> None:
+        best = max(proc.held for proc in living if proc.held is not None)
+        assert resume == best, tale(f"step {best} is lost, {resume} is not", story)
 
     def _check_collective(
         self, world: World, proc: Proc, members: set[int], story: tuple[str, ...]
@@ -338,21 +408,21 @@ class Explorer:
         for other in world.procs:
             if other.rank in members and other.group == proc.group and other.held is not None:
                 assert proc.held is not None
-                assert abs(other.held - proc.held) <= 1, _tale("two steps apart", story)
+                assert abs(other.held - proc.held) <= 1, tale("two steps apart", story)
 
     def _ended(self, world: World, story: tuple[str, ...]) -> None:
         if not world.procs:
             self.endings.add("nobody is left")
             return
         if all(proc.thread == DONE for proc in world.procs):
-            assert {proc.held for proc in world.procs} == {self.steps}, _tale("not all", story)
+            assert {proc.held for proc in world.procs} == {self.steps}, tale("not all", story)
             self.endings.add("trained")
             return
         holders = [proc for proc in world.procs if proc.held is not None]
-        assert not holders, _tale(f"stuck: {[p.key() for p in world.procs]}", story)
+        assert not holders, tale(f"stuck: {[p.key() for p in world.procs]}", story)
 
 
-def _tell(proc: Proc, event: Event) -> tuple[Proc, tuple[object, ...]]:
+def tell(proc: Proc, event: Event) -> tuple[Proc, tuple[object, ...]]:
     """Run the real machine; its commands change the thread, its words go to the manager."""
     taken = machine.step(proc.machine, event, 0.0, CONFIG)
     proc, said = replace(proc, machine=taken.state), []
@@ -370,30 +440,11 @@ def _tell(proc: Proc, event: Event) -> tuple[Proc, tuple[object, ...]]:
     return proc, tuple(said)
 
 
-def _put(
-    world: World, before: Proc, after: Proc, said: tuple[object, ...], what: str = ""
-) -> World:
-    procs = tuple(after if proc is before else proc for proc in world.procs)
-    world = replace(world, procs=procs)
-    if what == "enters":
-        assert after.held is not None
-        world = replace(world, entered=world.entered | {(after.group, after.held, after.rank)})
-    if what == "has its state" and after.plan is not None:
-        world = replace(world, taken=world.taken | {(int(after.plan.incident), after.rank)})
-    for body in said:
-        if isinstance(body, Parked) and body.incident == world.incident:
-            rest = tuple(told for told in world.parked if told.rank != body.rank)
-            world = replace(world, parked=(*rest, body))
-        elif isinstance(body, Repaired):
-            pass
-    return world
-
-
 def _die(world: World, victim: Proc) -> World:
     procs = tuple(proc for proc in world.procs if proc is not victim)
     parked = tuple(told for told in world.parked if told.rank != victim.rank)
     return replace(world, procs=procs, parked=parked, faults_left=world.faults_left - 1)
 
 
-def _tale(what: str, story: tuple[str, ...]) -> str:
+def tale(what: str, story: tuple[str, ...]) -> str:
     return "\n  ".join([what, *story])

@@ -9,6 +9,7 @@ import pytest
 from taskd.core.repair import Holder, Impossible, Plan, Seat, plan
 from tests.sim import explore_repair
 from tests.sim.explore_repair import Explorer
+from tests.sim.explore_sharded import ShardedExplorer
 
 
 @pytest.mark.timeout(1800)
@@ -30,6 +31,42 @@ def test_no_interleaving_loses_a_step_or_resumes_wrongly(
     explorer = Explorer(ranks, faults, steps)
     assert explorer.run() > 1000
     assert "trained" in explorer.endings
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("ranks", "faults", "steps"),
+    [
+        (2, 1, 1),
+        (2, 1, 2),
+        pytest.param(2, 2, 1, marks=pytest.mark.explore),
+        pytest.param(3, 1, 1, marks=pytest.mark.explore),
+    ],
+    ids=lambda n: str(n),
+)
+def test_where_no_shard_exists_twice_only_the_step_in_flight_is_lost(
+    ranks: int, faults: int, steps: int
+) -> None:
+    explorer = ShardedExplorer(ranks, faults, steps)
+    assert explorer.run() > 1000
+    allowed = {"trained", "lost before the first copy", "lost at the end", "nobody is left"}
+    assert {"trained"} <= explorer.endings <= allowed
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_three_shards_and_two_faults_by_chance(first: int) -> None:
+    """The whole of it would take hours."""
+    explorer = ShardedExplorer(3, 2, 2)
+    for seed in range(first, first + 50):
+        explorer.walk(seed)
+    assert "trained" in explorer.endings
+
+
+@pytest.mark.parametrize("missing", ["vote", "wait"])
+def test_without_the_vote_or_the_wait_state_is_lost(missing: str) -> None:
+    explorer = ShardedExplorer(2, 1, 2, votes=missing != "vote", waits=missing != "wait")
+    with pytest.raises(AssertionError, match="lost, with"):
+        explorer.run()
 
 
 def test_a_plan_that_throws_a_step_away_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

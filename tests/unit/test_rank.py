@@ -20,6 +20,7 @@ from taskd.model.rank import (
     Failed,
     GiveUp,
     Linked,
+    Listed,
     Me,
     Mended,
     Say,
@@ -131,6 +132,16 @@ def test_a_replacement_that_is_still_setting_up_has_nothing_to_put_down() -> Non
     taken = walk(rank.Joining(ME, ONE, plan()), m.Park(TWO, "another died"))
     assert taken.commands == (Say(m.Parked(ME.rank, ME.incarnation, TWO, Step(0), False)),)
     assert taken.state == rank.Joining(ME, TWO)
+
+
+def test_a_second_incident_is_told_what_the_node_keeps_by_then() -> None:
+    """While we stood, a neighbour finished its copy, and died."""
+    late = (m.Copy("3of4", Step(7)),)
+    for before in (parked(), rank.Joining(ME, ONE)):
+        told = walk(before, Listed(late), m.Park(TWO, "another one"))
+        said = [command.body for command in told.commands if isinstance(command, Say)]
+        assert [body.copies for body in said if isinstance(body, m.Parked)] == [late]
+    assert walk(training(), Listed(late)).state == training()
 
 
 def test_a_plan_for_another_life_is_not_for_us() -> None:

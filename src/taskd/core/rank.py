@@ -33,6 +33,7 @@ from taskd.model.rank import (
     Failed,
     GiveUp,
     Linked,
+    Listed,
     Me,
     Mended,
     Order,
@@ -71,6 +72,8 @@ class Joining:
     me: Me
     incident: Incident
     plan: m.Repair | None = None
+    copies: tuple[m.Copy, ...] = ()
+    """What its node has kept, perhaps of its own former life."""
     deadline: float = inf
 
 
@@ -195,6 +198,8 @@ def step(state: State, event: Event, now: float, config: RankConfig) -> Taken:
             return _failed(state, event, now, config)
         case Stood():
             return _stood(state, event, now, config)
+        case Listed(copies=copies):
+            return _listed(state, copies)
         case Mended():
             return _mended(state, event)
         case Broke():
@@ -226,7 +231,7 @@ def _park(state: State, told: m.Park, now: float, config: RankConfig) -> Taken:
     match state:
         case Joining():
             # It holds nothing that it would have to put down first.
-            joining = Joining(me, incident)
+            joining = Joining(me, incident, copies=state.copies)
             return Taken(joining, (_empty_handed(joining),), "it has not begun to train")
         case Parked(stood=stood) | Faulted(stood=Stood() as stood):
             parked = Parked(me, incident, stood, now + config.order_timeout_s)
@@ -247,7 +252,7 @@ def _repair(state: State, plan: m.Repair, now: float, config: RankConfig) -> Tak
         case _ if not _is_member(state.me, plan):
             return Taken(state, because="the plan does not count on this life of this rank")
         case Joining():
-            joining = Joining(state.me, plan.incident, plan)
+            joining = Joining(state.me, plan.incident, plan, state.copies)
             return Taken(joining, because="the plan is there before the first step")
         case Parked() if plan.incident == state.incident:
             return _carry_out(state.me, plan, now)
@@ -309,6 +314,17 @@ def _stood(state: State, stood: Stood, now: float, config: RankConfig) -> Taken:
             return Taken(state, because="an order is on its way to the training thread")
         case _:
             assert_never(state)
+
+
+def _listed(state: State, copies: tuple[m.Copy, ...]) -> Taken:
+    because = "what the node keeps is known anew"
+    match state:
+        case Joining():
+            return Taken(replace(state, copies=copies), because=because)
+        case Parked(stood=stood) | Faulted(stood=Stood() as stood):
+            return Taken(replace(state, stood=replace(stood, copies=copies)), because=because)
+        case _:
+            return Taken(state, because="it will be looked at when this rank stands")
 
 
 def _mended(state: State, mended: Mended) -> Taken:
@@ -429,7 +445,8 @@ def _where(parked: Parked) -> Say:
 
 def _empty_handed(joining: Joining) -> Say:
     me = joining.me
-    return Say(m.Parked(me.rank, me.incarnation, joining.incident, Step(0), whole=False))
+    nothing = m.Parked(me.rank, me.incarnation, joining.incident, Step(0), whole=False)
+    return Say(replace(nothing, copies=joining.copies))
 
 
 def _said_repaired(resumed: Resumed) -> Say:

@@ -64,6 +64,13 @@ class Stood:
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """What lies in the node's memory now. It changes while this rank stands: others still copy."""
+
+    copies: tuple[Copy, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Mended:
     """The order to repair has been carried out."""
 
@@ -103,7 +110,8 @@ class Tick:
 
 
 Order = Repair | Dump | Leave
-Event = Linked | Described | Failed | Stood | Mended | Broke | Stepped | Wrote | Tick | Park | Order
+Word = Linked | Described | Failed | Stood | Listed | Mended | Broke | Stepped | Wrote
+Event = Word | Tick | Park | Order
 
 # Commands
 

@@ -14,7 +14,7 @@ from taskd.model.messages import Copy
 from taskd.torch.buddy import Keeper
 from taskd.torch.meeting import Meeting
 from taskd.torch.protected import Protected
-from taskd.torch.snapshots import Snapshots
+from taskd.torch.snapshots import Snapshots, lying_in
 
 log = logging.getLogger(__name__)
 
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 class Copying:
     """One rank's copies, every so many steps. Never, as long as `start` is not called."""
 
-    def __init__(self) -> None:
-        self._every = 1
+    def __init__(self, folder: Path | None) -> None:
+        """`folder` is the node's memory, if it has any."""
+        self._folder, self._every = folder, 1
         self.snapshots: Snapshots | None = None
         self._keeper: Keeper | None = None
 
-    def start(
-        self, every: int, folder: Path, rank: int, node: int, shard: str, kept: Protected
-    ) -> None:
-        self._every = every
-        self._keeper = Keeper(folder, rank, node)
-        self.snapshots = Snapshots(folder, rank, shard, kept, self._keeper.send)
+    def start(self, every: int, rank: int, node: int, shard: str, kept: Protected) -> None:
+        if self._folder is not None:
+            self._every = every
+            self._keeper = Keeper(self._folder, rank, node)
+            self.snapshots = Snapshots(self._folder, rank, shard, kept, self._keeper.send)
 
     def committed(self, step: int, incident: int) -> None:
         """The state stands at this step, and does not change before `wait` returns."""
@@ -43,8 +43,12 @@ class Copying:
         if self.snapshots is not None:
             self.snapshots.wait()
 
+    def look(self) -> tuple[Copy, ...]:
+        """What lies on this node at this moment. From any thread."""
+        return () if self._folder is None else lying_in(self._folder)
+
     def held(self) -> tuple[Copy, ...]:
-        """What this node could give to others."""
+        """What this node could give to others, our own newest copy included."""
         if self.snapshots is None:
             return ()
         self.snapshots.wait()

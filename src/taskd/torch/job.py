@@ -61,7 +61,7 @@ class Job:
         """Models whose buffers we send round in each step."""
         self._is_sharded = False
         self._shard = ""
-        self._copying = Copying()
+        self._copying = Copying(Path(settings.beacon).parent if settings.beacon else None)
         self._guard: Guard | None = None
         self._resumed_from: Path | None = None
         self._retry_on: tuple[type[Exception], ...] = ()
@@ -125,9 +125,9 @@ class Job:
             self._guard = Guard(guard_every, self._shard, self._kept, self._groups)
         if snapshot_every is None:
             snapshot_every = 1 if self._is_sharded and not sharded.has_replicas(self._kept) else 0
-        if snapshot_every and self._settings.beacon:
-            folder, node = Path(self._settings.beacon).parent, self._settings.node_rank
-            self._copying.start(snapshot_every, folder, self.rank, node, self._shard, self._kept)
+        if snapshot_every:
+            node = self._settings.node_rank
+            self._copying.start(snapshot_every, self.rank, node, self._shard, self._kept)
 
     def steps(self, total: int) -> Iterator[Step]:
         """The steps that are still to do, also in a process that joins in the middle."""

@@ -49,7 +49,7 @@ def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: time
         Rank(job.rank), NodeRank(settings.node_rank), Incarnation(settings.incarnation), os.getpid()
     )
     groups = job._groups
-    job._link = Link(settings, me, joining, groups.abort)
+    job._link = Link(settings, me, joining, groups.abort, job._copying.look)
     job._mending = Mending(job, job._link)
     backends = transport.choose(backend)
     group.register(groups, backends)

@@ -65,7 +65,7 @@ class Snapshots:
 
     def copies(self) -> tuple[Copy, ...]:
         """What this node could give to others."""
-        return tuple({Copy(one.shard, Step(one.step)) for one in self._all()})
+        return lying_in(self._folder)
 
     def find(self, shard: str, step: int) -> Found | None:
         return next((o for o in self._all() if (o.shard, o.step) == (shard, step)), None)
@@ -96,10 +96,19 @@ class Snapshots:
             self._problem = f"{path}: {error}"
 
     def _all(self) -> Iterator[Found]:
-        for path in sorted(self._folder.glob("snapshot-*")):
-            found = look(path)
-            if found is not None:
-                yield found
+        return _all_in(self._folder)
+
+
+def lying_in(folder: Path) -> tuple[Copy, ...]:
+    """All whole copies on this node, whoever made them."""
+    return tuple({Copy(one.shard, Step(one.step)) for one in _all_in(folder)})
+
+
+def _all_in(folder: Path) -> Iterator[Found]:
+    for path in sorted(folder.glob("snapshot-*")):
+        found = look(path)
+        if found is not None:
+            yield found
 
 
 def older(held: dict[Path, Found | None]) -> Path:

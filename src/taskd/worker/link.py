@@ -31,6 +31,7 @@ from taskd.model.rank import (
     Failed,
     GiveUp,
     Linked,
+    Listed,
     Me,
     Mended,
     Order,
@@ -58,8 +59,10 @@ class Link:
         me: Me,
         joining: bool,
         abort: Callable[[int, str], None],
+        look: Callable[[], tuple[m.Copy, ...]],
     ) -> None:
-        self._settings, self._abort = settings, abort
+        """`abort` frees the training thread; `look` lists the copies in the node's memory."""
+        self._settings, self._abort, self._look = settings, abort, look
         self.step = Step(0)
         """Committed steps; the training thread writes it, hellos read it."""
         self.awaited = False
@@ -167,6 +170,8 @@ class Link:
         while True:
             received = await bus.receive()
             line.heard(received.body)
+            if isinstance(received.body, m.Park):
+                self._inbox.put_nowait(Listed(self._look()))
             if isinstance(received.body, m.Park | m.Repair | m.Dump | m.Leave):
                 self._inbox.put_nowait(received.body)
             elif isinstance(received.body, m.WhoIsThere):

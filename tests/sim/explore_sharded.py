@@ -1,0 +1,281 @@
+"""The same walk where every rank holds a part of the state that nobody else has.
+
+Before they update, the ranks vote; who is stopped in the vote stands there and can still go either
+way. After each commit the state is copied into one of two files in the node's memory, which outlive
+the rank; the gate waits for the copy. As in `taskd.torch`: `job._vote`, `mending.may_finish`,
+`snapshots.begin`. Asked in each state: can everybody go on from one step, and was no more than
+the step in flight lost?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from taskd.core import rank as machine
+from taskd.core.repair import Holder
+from taskd.model.ids import Rank, Step
+from taskd.model.messages import Copy, Park, Parked, Repair
+from taskd.model.rank import Broke, Failed, Listed, Mended, Stepped, Stood
+from tests.sim.explore_repair import (
+    COMPUTING,
+    DONE,
+    MEETING,
+    MET,
+    STANDING,
+    Explorer,
+    Files,
+    Proc,
+    World,
+    tale,
+    tell,
+)
+
+VOTING = "voting"
+VOTE = 1000
+"""Added to a step's number, it names the step's vote among the collectives."""
+
+Moved = tuple[str, Proc, tuple[object, ...]]
+
+
+@dataclass
+class ShardedExplorer(Explorer):
+    votes: bool = True
+    """False: a planted bug, to see that the walk would notice."""
+    waits: bool = True
+    """False: another one, the update does not wait for the copy of what it changes."""
+
+    def _start(self) -> World:
+        world = super()._start()
+        procs = tuple(replace(proc, copying=0) for proc in world.procs)
+        return replace(world, procs=procs, files=((-1, -1),) * self.ranks)
+
+    def _shard(self, rank: int) -> str:
+        return f"shard {rank}"
+
+    def _holder(self, proc: Proc, told: Parked) -> Holder:
+        plain = super()._holder(proc, told)
+        return replace(plain, undo=told.undo, copies=told.copies, shard=self._shard(proc.rank))
+
+    # What can happen next
+
+    def _hear(
+        self, world: World, proc: Proc, order: Park | Repair
+    ) -> tuple[Proc, tuple[object, ...]]:
+        if isinstance(order, Park):
+            proc, _ = tell(proc, Listed(_copies(world)))
+        return tell(proc, order)
+
+    def _someone_is_missing(self, world: World) -> bool:
+        return world.stale or super()._someone_is_missing(world)
+
+    def _stop(self, world: World) -> World:
+        return replace(super()._stop(world), stale=False)
+
+    def _planned(self, world: World, story: tuple[str, ...]) -> World | None:
+        """A death that comes after the order to park begins an incident of its own."""
+        return None if world.stale else super()._planned(world, story)
+
+    def _deaths(self, world: World, proc: Proc) -> Iterator[tuple[str, World]]:
+        for what, gone in super()._deaths(world, proc):
+            yield what, replace(gone, stale=world.is_stopped)
+        if proc.copying >= 0 and not self._is_watched(world):
+            whole = self._put(world, proc, after := replace(proc, copying=-1), (), "has a copy")
+            for what, gone in super()._deaths(whole, after):
+                yield f"{what} with its copy whole", replace(gone, stale=world.is_stopped)
+
+    def _is_watched(self, world: World) -> bool:
+        """Whether others may look at the node's memory. If not, when a copy is whole matters only
+        to its own rank: at its gate, and at its death."""
+        return world.faults_left < self.faults
+
+    def _thread(self, world: World, proc: Proc, story: tuple[str, ...]) -> Iterator[Moved]:
+        watched = self._is_watched(world)
+        if proc.copying >= 0 and watched:
+            yield "has a copy", replace(proc, copying=-1), ()
+        match proc.thread:
+            case "reduced" if proc.aborted:
+                yield from self._stands(world, proc)
+            case "reduced" if proc.copying < 0 or not self.waits or not watched:
+                # The gate waits for the copy of what it is about to change.
+                yield "votes", replace(proc, thread=VOTING), ()
+            case "reduced":
+                return
+            case "voting":
+                yield from self._voting(world, proc)
+            case "computing" | "entered" if proc.copying >= 0:
+                yield from self._until_copied(world, proc, story)
+            case "meeting" | "met":
+                yield from self._meeting(world, proc, story)
+            case _:
+                yield from super()._thread(world, proc, story)
+
+    def _until_copied(self, world: World, proc: Proc, story: tuple[str, ...]) -> Iterator[Moved]:
+        """Standing still waits for the copy; a collective that is complete completes anyway."""
+        for what, after, said in super()._thread(world, replace(proc, copying=-1), story):
+            if after.thread != STANDING:
+                yield what, replace(after, copying=proc.copying), said
+
+    def _stands(self, world: World, proc: Proc) -> Iterator[Moved]:
+        if proc.copying < 0:
+            yield self._stand(world, proc)
+
+    def _voting(self, world: World, proc: Proc) -> Iterator[Moved]:
+        assert proc.held is not None
+        members = self._members(world, proc.group)
+        here = {r for g, s, r in world.entered if (g, s) == (proc.group, proc.held + VOTE)}
+        if here >= members or not self.votes:
+            yield self._commit(proc, COMPUTING)
+        if proc.aborted:
+            yield self._stand_inside(world, proc)
+        elif self._is_broken(world, proc.group):
+            failed, said = tell(proc, Failed("communication", "a peer is gone"))
+            what, stood, more = self._stand_inside(world, failed)
+            yield f"fails and {what}", stood, said + more
+
+    def _stand_inside(self, world: World, proc: Proc) -> Moved:
+        assert proc.held is not None
+        stood = Stood(Step(proc.held + 1), whole=True, undo=True, copies=_copies(world))
+        standing = replace(proc, thread=STANDING, aborted=False, both=True)
+        return ("stands in the vote", *tell(standing, stood))
+
+    def _stand(self, world: World, proc: Proc) -> Moved:
+        held = proc.held
+        stood = Stood(Step(held or 0), whole=held is not None, copies=_copies(world))
+        return ("stands", *tell(replace(proc, thread=STANDING, aborted=False), stood))
+
+    def _commit(self, proc: Proc, then: str) -> Moved:
+        """One move: whoever dies in its update leaves behind what it would have before it."""
+        assert proc.held is not None
+        step = Step(proc.held + 1)
+        stepped = replace(proc, thread=then, held=step, both=False)
+        if isinstance(proc.machine, machine.Resumed):
+            return ("commits", *tell(stepped, Stepped(step)))
+        return "commits", stepped, ()
+
+    def _meeting(self, world: World, proc: Proc, story: tuple[str, ...]) -> Iterator[Moved]:
+        plan_ = proc.plan
+        assert plan_ is not None
+        if proc.copying >= 0:
+            return  # a repair waits for it, too
+        if proc.both:
+            assert proc.held is not None
+            if plan_.resume == proc.held + 1:
+                yield self._commit(proc, MEETING)
+            else:
+                yield "leaves the vote", replace(proc, both=False), ()
+            return
+        members = {int(member.rank) for member in plan_.members}
+        if proc.aborted or members - {one.rank for one in world.procs}:
+            yield self._given_up(world, proc)
+            return
+        there = {
+            one.rank
+            for one in world.procs
+            if one.plan is not None
+            and one.plan.incident == plan_.incident
+            and one.thread in (MEETING, MET)
+            and not one.both
+        }
+        if proc.thread == MEETING and (members <= there or self._all_met(world, plan_)):
+            if self._has_source(world, proc, story):
+                yield "has its state", replace(proc, thread=MET, held=plan_.resume), ()
+            else:
+                yield self._given_up(world, proc)
+        takers = {int(taker) for taker, giver in plan_.sources.items() if giver == proc.rank}
+        given = all((plan_.incident, taker) in world.taken for taker in takers)
+        if proc.thread == MET and given:
+            mended = replace(proc, thread=COMPUTING, group=plan_.incident, plan=None)
+            yield "is mended", *tell(mended, Mended(plan_.incident, Step(plan_.resume)))
+
+    def _given_up(self, world: World, proc: Proc) -> Moved:
+        assert proc.plan is not None
+        broke = Broke(proc.plan.incident, "it does not come about")
+        told, said = tell(replace(proc, plan=None, aborted=False), broke)
+        what, stood, more = self._stand(world, told)
+        return f"gives the plan up and {what}", stood, said + more
+
+    def _has_source(self, world: World, proc: Proc, story: tuple[str, ...]) -> bool:
+        """A copy that was listed may have been written over since: then there is a next plan."""
+        assert proc.plan is not None
+        resume, source = proc.plan.resume, proc.plan.sources.get(Rank(proc.rank))
+        if source is None and proc.held == resume:
+            return True
+        assert source is None or source != proc.rank, tale("its own source", story)
+        return resume in world.files[proc.rank]
+
+    # The files
+
+    def _put(
+        self, world: World, before: Proc, after: Proc, said: tuple[object, ...], what: str = ""
+    ) -> World:
+        files = list(world.files)
+        mine = files[after.rank]
+        if what == "votes":
+            assert after.held is not None
+            vote = (after.group, after.held + VOTE, after.rank)
+            if self.waits and after.copying >= 0:
+                files[after.rank] = _written(mine, after.copying)
+                after = replace(after, copying=-1)
+            world = replace(world, entered=world.entered | {vote})
+        elif what == "has a copy" and before.copying == before.held:
+            files[after.rank] = _written(mine, before.copying)
+        elif what == "commits" or what == "is mended":
+            assert after.held is not None
+            if what == "is mended":
+                mine = (_unless_after(mine[0], after.held), _unless_after(mine[1], after.held))
+            copying = -1 if after.held in mine else after.held
+            if copying >= 0:
+                mine = _torn(mine)
+            files[after.rank] = mine
+            moved = replace(after, copying=copying)
+            return super()._put(replace(world, files=tuple(files)), before, moved, said, what)
+        return super()._put(replace(world, files=tuple(files)), before, after, said, what)
+
+    # What must hold
+
+    def _is_lost(self, world: World, holders: list[Holder], story: tuple[str, ...]) -> None:
+        """Only a rank that was lost before its first copy was whole takes the job along."""
+        if not world.procs or any(proc.thread == DONE for proc in world.procs):
+            self.endings.add("lost at the end" if world.procs else "nobody is left")
+            return
+        living = {proc.rank for proc in world.procs}
+        never = [rank for rank, files in enumerate(world.files) if files == (-1, -1)]
+        gone = [rank for rank in never if rank not in living or self._is_empty(world, rank)]
+        assert gone, tale(f"lost, with {world.files} on the node", story)
+        self.endings.add("lost before the first copy")
+
+    def _is_empty(self, world: World, rank: int) -> bool:
+        return any(proc.rank == rank and proc.held is None for proc in world.procs)
+
+    def _is_the_best(self, resume: int, living: list[Proc], story: tuple[str, ...]) -> None:
+        best = max((proc.held for proc in living if proc.held is not None), default=0)
+        assert resume >= best - 1, tale(f"step {best} is gone back from to {resume}", story)
+
+    def _ended(self, world: World, story: tuple[str, ...]) -> None:
+        done = all(proc.thread == DONE for proc in world.procs)
+        left = any(proc.thread == DONE for proc in world.procs)
+        if done or not (left or (-1, -1) in world.files):
+            super()._ended(world, story)
+
+
+def _copies(world: World) -> tuple[Copy, ...]:
+    return tuple(
+        Copy(f"shard {rank}", Step(step))
+        for rank, files in enumerate(world.files)
+        for step in sorted(files)
+        if step >= 0
+    )
+
+
+def _torn(files: Files) -> Files:
+    """The older one is written over."""
+    return (-1, files[1]) if files[0] <= files[1] else (files[0], -1)
+
+
+def _written(files: Files, step: int) -> Files:
+    return (step, files[1]) if files[0] == -1 else (files[0], step)
+
+
+def _unless_after(step: int, resume: int) -> int:
+    return -1 if step > resume else step
