@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -11,14 +12,20 @@ from pathlib import Path
 
 import psutil
 
+from taskd.agent import letters
 from tests.integration.test_run_zygote import DEADLINE_S, Trial, script, trial
 
 
 async def understudy(it: Trial) -> psutil.Process:
-    """The one child of the zygote that is no worker yet."""
+    """The one child of the zygote that is no worker yet; it has rehearsed."""
     await it.nursery.prepare()
-    assert it.nursery._understudy is not None
-    return psutil.Process(it.nursery._understudy.process.pid)
+    waiting = it.nursery._understudy
+    assert waiting is not None
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(waiting.pipe, ready.set)
+    await ready.wait()
+    loop.remove_reader(waiting.pipe)
+    return psutil.Process(waiting.process.pid)
 
 
 def test_it_becomes_the_next_worker(tmp_path: Path) -> None:
@@ -54,6 +61,19 @@ def test_one_is_enough(tmp_path: Path) -> None:
     async def story(it: Trial) -> None:
         waiting = await understudy(it)
         assert await understudy(it) == waiting
+
+    trial(tmp_path, script(tmp_path, ""), story)
+
+
+def test_one_that_still_rehearses_is_not_waited_for(tmp_path: Path) -> None:
+    async def story(it: Trial) -> None:
+        waiting = await understudy(it)
+        os.kill(waiting.pid, signal.SIGSTOP)
+        assert it.nursery._understudy is not None
+        letters.read(it.nursery._understudy.pipe)  # as if it had not said so yet
+        assert (await it.start()).pid != waiting.pid
+        assert (await it.death()).exit_code == 0
+        assert it.nursery._understudy is not None
 
     trial(tmp_path, script(tmp_path, ""), story)
 

@@ -208,16 +208,21 @@ class Nursery:
         files: tuple[int, ...],
         on_death: Callable[[Death], None],
     ) -> Process | None:
-        """Give the understudy this part. None: there is none, or it has just died."""
+        """Give the understudy this part. None: there is none that is ready for it."""
         ready = self._understudy
         if ready is None:
             return None
         try:
-            letters.write(ready.pipe, letters.Start(ready.process.id, name, env), files)
-        except (BrokenPipeError, ConnectionResetError):
+            alive = letters.read(ready.pipe) is not None
+            if alive:
+                letters.write(ready.pipe, letters.Start(ready.process.id, name, env), files)
+        except BlockingIOError:
+            return None  # it still rehearses, and is there for the next one
+        except BrokenPipeError:
+            alive = False
+        self._dismiss()
+        if not alive:
             return None
-        finally:
-            self._dismiss()
         self._children[ready.process.id].on_death = on_death
         return ready.process
 

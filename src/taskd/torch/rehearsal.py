@@ -1,13 +1,16 @@
 """A replacement's first moments, played through with nobody else on the stage.
 
-A forked process pays for its first model, backward pass and update with page faults, lazy imports
-and set-up inside torch: half of the processor time that it takes to the end of its first step. The
-understudy (`agent/zygote.py`) has paid before it is needed. Nothing of it stays: groups and threads
-are gone, and random numbers are seeded anew when the process gets its part.
+A forked process pays for its first connection, model, backward pass and update with page faults,
+lazy imports and set-up inside gRPC and torch: half of the processor time that it takes to the end
+of its first step. The understudy (`agent/zygote.py`) has paid before it is needed. Nothing of it
+stays: groups and threads are gone, and random numbers are seeded anew when the process gets its
+part.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
 import sys
 from datetime import timedelta
 
@@ -16,14 +19,51 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from taskd.edge.bus import Bus, BusConfig
+from taskd.edge.thread import LoopThread
+from taskd.errors import TaskdError
+from taskd.model.ids import manager, worker
+from taskd.model.messages import WhoIsThere
 from taskd.torch import buckets, group
 from taskd.torch.job import Job
 from taskd.worker.settings import WorkerSettings
 
-WORLD = 2
+log = logging.getLogger(__name__)
+
+JOB, WORLD = "rehearsal", 2
+JOIN_S = 5.0
 
 
 def run() -> None:
+    """Whatever goes wrong here would go wrong again, and be told, when it counts."""
+    line = LoopThread("taskd-rehearsal")
+    try:
+        line.run(_talk()).result()
+        _train()
+    except (OSError, RuntimeError, TaskdError) as error:
+        log.info("the rehearsal was cut short: %s", error)
+    finally:
+        line.stop()
+        gc.collect()  # gRPC's threads end with the last object of it
+
+
+async def _talk() -> None:
+    """A manager and a worker of nobody's job exchange a word."""
+    here = Bus(BusConfig(me=manager(), listen="127.0.0.1:0", job=JOB))
+    await here.start()
+    try:
+        there = Bus(BusConfig(me=worker(0, 0), upstream=f"127.0.0.1:{here.port}", job=JOB))
+        await there.start()
+        try:
+            if await there.join(JOIN_S):
+                await there.send(manager(), WhoIsThere())
+        finally:
+            await there.close()
+    finally:
+        await here.close()
+
+
+def _train() -> None:
     if torch.accelerator.current_accelerator() is not None:
         # Autograd would count the devices, before anybody has said which of them are visible.
         return
@@ -36,13 +76,13 @@ def run() -> None:
         group.BACKEND, store=groups.store, rank=0, world_size=WORLD, timeout=patience
     )
     try:
-        _train(job)
+        _step(job)
     finally:
         dist.destroy_process_group()
         sys.excepthook = uncaught  # torch's own would name this rank for good
 
 
-def _train(job: Job) -> None:
+def _step(job: Job) -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))
     optimizer = torch.optim.AdamW(model.parameters())
     # The hooks behind every update belong to the rank that this process becomes.
