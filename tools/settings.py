@@ -38,6 +38,7 @@ VARIABLES = {
     "`mindx_elastic`.",
     "ELASTIC_GRPC_SECURE_CONNECT": "`on`: `mindx_elastic` encrypts its connection to clusterd.",
     "GROUP_BASE_DIR": "Where `parallel_group.json` is written, if that directory exists.",
+    "GROUP_WORLD_SIZE": "How many nodes the job was started with (torchrun).",
     "HCCL_ASYNC_ERROR_HANDLING": "`1` or unset: HCCL may end a process by itself; a warning.",
     "HCCL_CONNECT_TIMEOUT": "Seconds; a pause for a link switch may last 2.5 times as long, at "
     "most 7200, 600 if unset.",

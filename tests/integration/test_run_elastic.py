@@ -102,6 +102,38 @@ SAME = """
 """Its result does not depend on the nodes where its four ranks stand."""
 
 
+CROWDED = """
+    import hashlib, sys, threading
+
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    import taskd.torch as taskd
+
+    job = taskd.init()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    net = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 16))
+    mesh = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("replicate", "shard"))
+    fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    job.protect(model=net, optimizer=optimizer)
+    for step in job.steps(60):
+        with step:
+            batch = torch.randn(8, 16) + job.rank
+            (net(batch) - batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            threading.Event().wait(float(sys.argv[1]))
+        print(f"step {int(step)}", flush=True)
+    parts = [tensor.full_tensor().flatten() for tensor in net.state_dict().values()]
+    if job.rank == 0:
+        print("weights", hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest(), flush=True)
+"""
+"""Both replicas of each half of the model are on one node: its user has put them there."""
+
+
 class Nodes:
     """Launchers of one job on one machine: the same command for each node."""
 
@@ -155,6 +187,22 @@ def test_a_spare_node_takes_over_the_ranks_of_a_lost_one(tmp_path: Path) -> None
     assert [each.code for each in ended] == [0, 0], ended
     assert "rank 2 (lost), rank 3 (lost) -> recover: recovered" in ended[0].err
     assert "[rank 2]: place 0 of node 1" in ended[1].out
+    weights = [re.findall(r"weights \w+", out) for out in (ended[0].out, calm.out)]
+    assert weights[0] == weights[1] != []
+
+
+def test_replicas_that_share_a_node_are_copied_to_another(tmp_path: Path) -> None:
+    path = script(tmp_path, CROWDED)
+    calm = Job(tmp_path, "--nproc-per-node=4", path, "0").end()
+    nodes = Nodes(tmp_path, "--strategies=recover", path, "0.05")
+    first, second = nodes.start(0), nodes.start(1)
+    first.wait_for("step 5")
+    kill(second)
+    again = nodes.start(1)
+    ended = [launcher.end() for launcher in (first, again)]
+    assert [each.code for each in ended] == [0, 0], ended
+    assert "all replicas of a shard are on this node" in ended[0].err
+    assert "step 0\n" not in ended[0].out  # nothing was started over
     weights = [re.findall(r"weights \w+", out) for out in (ended[0].out, calm.out)]
     assert weights[0] == weights[1] != []
 

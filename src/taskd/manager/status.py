@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from taskd.core.job.states import State
+from taskd.core import placement
+from taskd.core.job.states import Job, State
 from taskd.core.picture import Life
 from taskd.edge.clock import monotonic, wait_until
 from taskd.manager.clusterd import Clusterd
@@ -84,6 +85,8 @@ def progress_of(config: ManagerConfig, seen: Seen) -> control.JobProgress:
     summary = type(seen.state).__name__
     if seen.because:
         summary += f": {seen.because}"
+    if at_risk := _at_risk(job):
+        summary += f" | {at_risk}"
     if job.stories:
         summary += f" | last: {tell(job.stories[-1])}"
     return control.JobProgress(
@@ -116,6 +119,14 @@ def _rank(seen: Seen, rank: Rank) -> control.RankStatus:
         idle_s=beat.idle_s if beat is not None and current else 0.0,
         note=f"{fault.kind}: {fault.evidence[-200:]}" if fault else "",
     )
+
+
+def _at_risk(job: Job) -> str:
+    """What would be lost with a single node, replicas alone considered."""
+    views = [job.picture.ranks[rank] for rank in job.world]
+    alone = placement.exposed((view.shard, view.node) for view in views if view.heard)
+    nodes = ", ".join(str(node) for node in sorted(set(alone.values())))
+    return f"{len(alone)} shards have no replica beyond their node ({nodes})" if alone else ""
 
 
 def tell(story: Story) -> str:

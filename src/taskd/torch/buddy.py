@@ -1,8 +1,8 @@
 """A second copy of each snapshot on another node: a lost node takes its shared memory along.
 
-Each rank keeps copies for others and sends its own to the first rank after it that lives on another
-node. The keepers' addresses are in the store of the current meeting. Sending follows the local copy
-in the same thread, so it costs the training nothing but the link.
+Each rank keeps copies for others and sends its own to a rank on another node (`core/placement.py`
+says whom to ask first). The keepers' addresses are in the store of the current meeting. Sending
+follows the local copy in the same thread, so it costs the training nothing but the link.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from taskd import config
+from taskd.core import placement
 from taskd.torch import page, snapshots
 from taskd.torch.meeting import Meeting
 
@@ -50,9 +52,9 @@ class Keeper:
 
     def choose(self, meeting: Meeting, ranks: list[int]) -> bool:
         """Find the buddy among all who have announced themselves. False: there is no other node."""
-        after = [r for r in ranks if r > self._rank] + [r for r in ranks if r < self._rank]
+        per_node = int(config.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._buddy = None
-        for rank in after:
+        for rank in placement.keepers(self._rank, ranks, per_node):
             node, host, port, secret = meeting.store.get(f"keeper/{rank}").decode().split()
             if int(node) != self._node:
                 self._buddy = host, int(port), bytes.fromhex(secret)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from taskd import config
 from taskd.model.messages import Copy
 from taskd.torch.buddy import Keeper
 from taskd.torch.meeting import Meeting
@@ -27,6 +28,8 @@ class Copying:
         self._folder, self._every = folder, 1
         self.snapshots: Snapshots | None = None
         self._keeper: Keeper | None = None
+        self._alone = int(config.environ.get("GROUP_WORLD_SIZE", "1")) == 1
+        """There is no other node that could keep a copy. News only where there was one."""
 
     def start(self, every: int, rank: int, node: int, shard: str, kept: Protected) -> None:
         if self._folder is not None:
@@ -66,5 +69,7 @@ class Copying:
         if self._keeper is None:
             return
         self._keeper.announce(meeting)
-        if not self._keeper.choose(meeting, list(ranks)):
-            log.info("snapshots have no second copy: all ranks are on one node")
+        alone = not self._keeper.choose(meeting, list(ranks))
+        if alone and not self._alone:
+            log.warning("snapshots have no second copy: all ranks are on one node now")
+        self._alone = alone

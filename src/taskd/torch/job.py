@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from taskd import config
 from taskd.edge.beacon import Beacon
 from taskd.errors import SettingsError
 from taskd.model.ids import Step as Committed
@@ -124,10 +125,18 @@ class Job:
         elif guard_every:
             self._guard = Guard(guard_every, self._shard, self._kept, self._groups)
         if snapshot_every is None:
-            snapshot_every = 1 if self._is_sharded and not sharded.has_replicas(self._kept) else 0
+            snapshot_every = 1 if self._is_sharded and not self._outlives_a_node(self._kept) else 0
         if snapshot_every:
             node = self._settings.node_rank
             self._copying.start(snapshot_every, self.rank, node, self._shard, self._kept)
+
+    def _outlives_a_node(self, kept: Protected) -> bool:
+        """Whether replicas are enough. They are not if they are all on one node of several."""
+        per_node = int(config.environ.get("LOCAL_WORLD_SIZE", "1"))
+        safe = sharded.outlives_a_node(kept, self.world_size, per_node)
+        if not safe and sharded.has_replicas(kept) and self.rank % per_node == 0:
+            log.warning("all replicas of a shard are on this node: copies go to another node")
+        return safe
 
     def steps(self, total: int) -> Iterator[Step]:
         """The steps that are still to do, also in a process that joins in the middle."""

@@ -8,12 +8,14 @@ them, since a model that needs them has done so.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
 import torch
 from torch import nn
 
+from taskd.core.placement import survive_a_node
 from taskd.torch.protected import Protected
 from taskd.torch.seam import UnknownTorch
 
@@ -61,6 +63,21 @@ def has_replicas(kept: Protected) -> bool:
         )
         for one in distributed
     )
+
+
+def outlives_a_node(kept: Protected, size: int, per_node: int) -> bool:
+    """Whether each shard has a replica on another node, or at all where there is one node only."""
+    return all(survive_a_node(ranks, size, per_node) for ranks in _holders(kept))
+
+
+def _holders(kept: Protected) -> Iterator[list[int]]:
+    """For each parameter that is cut: the ranks that hold the same part of it as this one."""
+    for parameter in kept.parameters:
+        if is_distributed(parameter):
+            mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+            here = zip(mesh.get_coordinate(), placements, strict=True)
+            where = tuple(slice(None) if how.is_replicate() else at for at, how in here)
+            yield mesh.mesh[where].flatten().tolist()
 
 
 def _place(parameter: Any) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
