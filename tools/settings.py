@@ -37,6 +37,7 @@ VARIABLES = {
     "ELASTIC_GRPC_SECURE_CERTIFICATES_PATH": "The certificate that clusterd must show to "
     "`mindx_elastic`.",
     "ELASTIC_GRPC_SECURE_CONNECT": "`on`: `mindx_elastic` encrypts its connection to clusterd.",
+    "ENABLE_RESTART_FAULT_PROCESS": "`on`: MSRunPlugin starts only the failed ranks anew.",
     "GROUP_BASE_DIR": "Where `parallel_group.json` is written, if that directory exists.",
     "GROUP_WORLD_SIZE": "How many nodes the job was started with (torchrun).",
     "HCCL_ASYNC_ERROR_HANDLING": "`1` or unset: HCCL may end a process by itself; a warning.",
@@ -46,6 +47,7 @@ VARIABLES = {
     "LD_LIBRARY_PATH": "Where libmspti is looked for.",
     "LOCAL_PROXY_ENABLE": "`on`: manager, proxy and clients connect to 127.0.0.1, where a sidecar "
     "encrypts.",
+    "LOCAL_RANK": "The rank of a worker on its node (torchrun).",
     "LOCAL_WORLD_SIZE": "Ranks of the node (torchrun).",
     "MASTER_ADDR": "Where the ranks, and the node's proxy, find node 0.",
     "MASTER_PORT": "The port of the ranks' store.",
@@ -55,23 +57,31 @@ VARIABLES = {
     "MS_NODE_RANK": "The node's rank (MindSpore).",
     "MS_SCHED_HOST": "Where MindSpore's scheduler, and the manager, is.",
     "MS_WORKER_NUM": "Ranks of the job (MindSpore).",
+    "OMP_NUM_THREADS": "Threads of a worker; `1` if unset and the node has several (torchrun).",
     "POD_IP": "The address that the manager listens on; 127.0.0.1 if unset.",
     "PROCESS_RECOVER": "`on`: recovery by process is wanted.",
     "RANK": "The rank of a worker (torchrun), or of a node (its agent and proxy).",
     "RANK_TABLE_FILE": "Empty: there is no rank table to wait for.",
     "TASKD_CLUSTERD": "host:port of clusterd for `taskd status` and its like.",
     "TASKD_CLUSTERD_TOKEN": "What clusterd asks of its clients.",
+    "TASKD_DUMP_DIR": "Where survivors leave a checkpoint, and the next start looks for one; "
+    "`taskd-dump` if unset.",
     "TASKD_JOB_ID": "The job's name; MINDX_TASK_ID if unset.",
     "TASKD_LOG_LEVEL": "The least level that `python -m taskd.manager` prints.",
+    "TASKD_PRELOAD": "A comma list of modules that torchrun's agent, patched, imports before it "
+    "forks workers.",
     "TASKD_PROCESS_ENABLE": "`off`: the manager does not take part in recovery.",
+    "TASKD_PROFILING_SWITCH": "The file that switches profiling on and off.",
     "TASKD_REPORT_FAULT_TIMEOUT": "Seconds, 300 to 600, that an agent waits for orders after it "
     "has reported a fault; otherwise for ever.",
+    "TASKD_START_METHOD": "`spawn`: torchrun's agent, patched, does not fork workers.",
     "TASKD_TLS_CA": "The authority for mutual TLS on the bus; with it TASKD_TLS_SERVER_KEY, "
     "TASKD_TLS_SERVER_CRT (manager), TASKD_TLS_CLIENT_KEY, TASKD_TLS_CLIENT_CRT (nodes).",
     "TASKD_TOKEN": "The job's secret.",
     "TORCHELASTIC_ERROR_FILE": "Where a worker leaves its traceback (torchrun).",
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "How lines of workers begin (torchrun).",
     "TORCHELASTIC_RESTART_COUNT": "How often the ranks have been started anew (torchrun).",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "A comma list of signals that end the job (torchrun).",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "Seconds that workers have to end after SIGTERM (torchrun).",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "Passed on to workers; `1` if unset (torchrun).",
     "TTP_PORT": "The port of mindio_ttp's controller.",

@@ -122,6 +122,18 @@ class Proxy:
         await self.close()
 
 
+async def started(config: Mapping[str, object], environ: Mapping[str, str]) -> Proxy:
+    """For an agent that tells its workers the port: the documented one, or any that is free."""
+    proxy = Proxy(ProxyConfig.of(config, environ))
+    try:
+        await proxy.start()
+    except SettingsError as error:
+        log.warning("%s; taking a free port", error)
+        proxy = Proxy(ProxyConfig.of({**config, "ListenPort": "0"}, environ))
+        await proxy.start()
+    return proxy
+
+
 class _Threaded:
     """The one proxy of a process that is not ours."""
 

@@ -26,12 +26,15 @@ class Ended:
 class Job:
     """One running `taskd run`, with its output in pipes."""
 
+    under: tuple[str, ...] = ()
+    """A command that runs it, and becomes it."""
+
     def __init__(self, folder: Path, *words: str, **env: str) -> None:
         self.folder = folder
         self.temporary = folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "taskd", "run", *words],
+            [*self.under, sys.executable, "-m", "taskd", "run", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -66,6 +66,19 @@ def test_one_rank_is_replaced_and_the_weights_are_the_same(
         assert "in <module>" in incident["faults"][0]["evidence"], "its stack is missing"
 
 
+def test_the_survivors_dump_where_they_are_told_and_the_next_start_goes_on_there(
+    tmp_path: Path, weights: list[str]
+) -> None:
+    path, place = script(tmp_path, PROTECTED), tmp_path / "kept"
+    words = ["--nproc-per-node=2", "--strategies=dump", f"--dump-dir={place}", path]
+    ended = run(tmp_path, *words, HANGS["killed"])
+    assert ended.code == 1, ended.err
+    assert list(place.glob("step-*/taskd.json")), ended.err
+    resumed = run(tmp_path, *words, "pass")
+    assert resumed.code == 0, resumed.err
+    assert sorted(resumed.out.splitlines()) == weights
+
+
 SLOW = """
     import os, sys, threading, time
     import torch

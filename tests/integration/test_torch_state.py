@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 from pathlib import Path
 
@@ -10,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from taskd.torch import page, state
+from taskd.torch import page, sealed, state
 from taskd.torch.page import HEAD, Reader
 from taskd.torch.protected import Protected
+from taskd.torch.sealed import BadState
 from taskd.torch.snapshots import Snapshots
-from taskd.torch.state import BadState, Parcel
+from taskd.torch.state import Parcel
 
 
 def trained(seed: int, steps: int = 2) -> Protected:
@@ -113,9 +113,8 @@ def test_a_state_that_another_job_has_sealed_is_not_even_opened(
 
     def offered(seal: str) -> bytearray:
         monkeypatch.setenv("TASKD_SEAL", seal)
-        state._key.cache_clear()
-        body = pickle.dumps(Trap())
-        letter = state._digest(body) + body
+        sealed._key.cache_clear()
+        letter = sealed.seal(Trap())
         return bytearray(len(letter).to_bytes(8, "little") + letter)
 
     stranger, ours = offered("a stranger's key"), offered("ours")
@@ -129,7 +128,7 @@ def test_a_state_that_another_job_has_sealed_is_not_even_opened(
             state.check(Tap(b"\xff" * 64))
     finally:
         monkeypatch.undo()
-        state._key.cache_clear()
+        sealed._key.cache_clear()
 
 
 def test_a_cut_connection_leaves_the_taker_as_it_was() -> None:

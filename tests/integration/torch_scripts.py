@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -101,6 +102,41 @@ def ddp(told: dict[str, Any]) -> None:
             with log.open("a") as file:
                 file.write(f"{job.step}\n")
     torch.save(digest(net, optimizer), Path(told["folder"]) / f"end-{told['rank']}.pt")
+
+
+def setup(told: dict[str, Any]) -> None:
+    """What scripts agree on before they train: a seed, a flag, a plan, a place to write to."""
+    job = taskd.init()
+    seed = torch.tensor([random.SystemRandom().randrange(1 << 40) if job.rank == 0 else 0])
+    dist.broadcast(seed, src=0)
+    torch.manual_seed(int(seed) + job.rank)
+    found = torch.tensor([1.0 if job.rank == 3 else 0.0])
+    dist.all_reduce(found)
+    plan = [{"width": 48, "seed": int(seed)} if job.rank == 0 else None]
+    dist.broadcast_object_list(plan, src=0)
+    names: list[Any] = [None] * job.world_size
+    dist.all_gather_object(names, f"rank {job.rank}")
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = torch.tensor([float(job.rank)])
+    dist.all_reduce(mine, group=pairs[job.rank // 2])
+    dist.barrier()
+    agreed = {"seed": int(seed), "found": float(found), "plan": plan, "names": names}
+    agreed["pair"] = float(mine)
+    assert plan[0] is not None
+    net = nn.Sequential(nn.Linear(WIDTH, plan[0]["width"]), nn.Linear(plan[0]["width"], CLASSES))
+    model = DDP(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    job.protect(model=model, optimizer=optimizer)
+    drawn = torch.zeros(())
+    for step in job.steps(told["steps"]):
+        with step:
+            optimizer.zero_grad()
+            drawn = torch.rand(BATCH, WIDTH)
+            strike(told, step, "in forward")
+            torch.autograd.backward(model(drawn).square().mean())
+            optimizer.step()
+    end = {**digest(net, optimizer), "agreed": agreed, "drawn": drawn}
+    torch.save(end, Path(told["folder"]) / f"end-{told['rank']}.pt")
 
 
 def closure(told: dict[str, Any]) -> None:

@@ -28,8 +28,8 @@ MANAGER = """
     import os
 
     job_id=os.getenv("MINDX_TASK_ID")
-    node_nums=1         # Total number of nodes (set by yourself)
-    proc_per_node=2     # Number of training processes on each node (set by yourself)
+    node_nums=int(os.getenv("NODES"))   # Total number of nodes (set by yourself)
+    proc_per_node=2//node_nums          # Number of training processes on each node
 
     init_taskd_manager({"job_id":job_id, "node_nums": node_nums, "proc_per_node": proc_per_node})
     start_taskd_manager()
@@ -50,6 +50,23 @@ TRAIN_START = """
     wait
     exit $code
 """
+
+TWO_NODES = """
+    python manager.py &
+    export MS_ENABLE_TFT='{RSC:1}' MS_WORKER_NUM=2 MS_LOCAL_WORKER=1
+    for node in 1 0; do
+        MS_NODE_RANK=$node msrun --worker_num=2 --local_worker_num=1 --node_rank=$node \\
+            --master_addr=127.0.0.1 --master_port=8118 --join=True --log_dir=log$node $TRAIN . &
+        msruns="$msruns $!"
+    done
+    code=0
+    for msrun in $msruns; do
+        wait $msrun || code=$?
+    done
+    wait
+    exit $code
+"""
+"""The same job on two nodes, which here are one machine; the second takes another proxy's port."""
 
 Then = Callable[[], object]
 
@@ -73,11 +90,17 @@ class Done:
 
 
 def run(
-    folder: Path, *, manager: bool = True, on: Mapping[str, Then] | None = None, **env: str
+    folder: Path,
+    *,
+    manager: bool = True,
+    nodes: int = 1,
+    on: Mapping[str, Then] | None = None,
+    **env: str,
 ) -> Done:
     """To its end. Each `on` is done when a line of the output holds the words, the first time."""
     (folder / "manager.py").write_text(textwrap.dedent(MANAGER))
-    (folder / "train_start.sh").write_text(textwrap.dedent(TRAIN_START))
+    start = TRAIN_START if nodes == 1 else TWO_NODES
+    (folder / "train_start.sh").write_text(textwrap.dedent(start))
     mark = f"TASKD_TEST_MARK={folder}"
     settings = {
         "PATH": f"{VENV / 'bin'}:{os.environ['PATH']}",
@@ -86,6 +109,7 @@ def run(
         "TRAIN": str(HERE / "train.py"),
         "MSRUN": "msrun",
         "MINDX_TASK_ID": "ms",
+        "NODES": str(nodes),
         "POD_IP": "127.0.0.1",
         "MS_SCHED_HOST": "127.0.0.1" if manager else "127.0.0.2",
     }

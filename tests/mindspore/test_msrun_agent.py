@@ -50,3 +50,15 @@ def test_sigterm_ends_the_whole_job(tmp_path: Path) -> None:
     assert done.code == 1, done.told
     assert "node 0 was ended by SIGTERM" in (tmp_path / "taskd_log/manager.log").read_text()
     assert done.left == []
+
+
+def test_a_worker_of_another_node_is_killed_and_both_nodes_restart(
+    tmp_path: Path, healthy: Path
+) -> None:
+    done = run(tmp_path, nodes=2, DIE="1.3")
+    assert done.code == 0, done.told
+    assert incidents(tmp_path) == ["rank 1 exited: signal 9"]
+    assert done.starts == 4
+    assert steps(tmp_path) == {0: ALL, 1: ALL}
+    assert weights(tmp_path) == weights(healthy)
+    assert done.left == []

@@ -13,7 +13,7 @@ ALL = [0, 1, 2, 3, 4, 5]
 def job(folder: Path, on: dict[str, Then] | None = None, **env: str) -> Done:
     env |= {"TASKD_PROCESS_ENABLE": "off", "RESET_FILES": str(folder)}
     env["MSRUN"] = f"python {HERE / 'msrun_elsewhere.py'}"
-    return run(folder, manager=False, on=on, **env)
+    return run(folder, manager=False, nodes=1, on=on, **env)
 
 
 def test_a_retried_job_is_restarted(tmp_path: Path) -> None:

@@ -109,10 +109,11 @@ def test_a_native_call_is_no_loop_in_python(tmp_path: Path) -> None:
 
 
 def test_who_is_asked_while_it_ends_ends_well(tmp_path: Path) -> None:
-    code = f"{HEAD}import os, atexit, threading\n"
-    # Registered later, so run earlier than ours; the thread goes on until the very end.
+    code = f"{HEAD}import os, threading\npace = threading.Event()\n"
+    # The thread goes on until the very end; but asked by itself without a pause, a process never
+    # comes back from the handler.
     code += f"threading.Thread(target=lambda: [os.kill(os.getpid(), {int(STACK_SIGNAL)})"
-    code += " for _ in iter(int, 1)], daemon=True).start()\n"
+    code += " for _ in iter(lambda: pace.wait(1e-4), 1)], daemon=True).start()\n"
     for _ in range(5):
         ended = subprocess.run([sys.executable, "-c", code, str(tmp_path / "stacks")])
         assert ended.returncode == 0

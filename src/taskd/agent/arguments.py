@@ -154,6 +154,11 @@ def _add_ours(group: argparse._ArgumentGroup) -> None:
         "--metrics", default="", metavar="HOST:PORT", help="the manager serves Prometheus here"
     )
     group.add_argument(
+        "--dump-dir",
+        default=environ.get("TASKD_DUMP_DIR", "taskd-dump"),
+        help="where survivors leave a checkpoint that the next start goes on from",
+    )
+    group.add_argument(
         "--state-dir", default="", help="where the journal is kept, for `taskd replay`"
     )
 

@@ -60,6 +60,7 @@ def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str,
         "TASKD_STORE": addresses.store,
         # Ascend's in-process recovery reads it: was the whole pod started, or this worker alone?
         "RESTART_FAULT_PROCESS_TYPE": "worker" if start.incident and not whole else "pod",
+        **({"TASKD_DUMP_DIR": plan.dump_dir} if plan.dump_dir else {}),
         **_device(plan, local_rank),
         **_links(plan),
     }

@@ -19,7 +19,7 @@ from taskd.edge.security import membership
 from taskd.model.ids import NodeRank, Rank, agent
 from taskd.model.messages import NodeBeat
 from taskd.model.workers import Interrupted
-from taskd.proxy import Proxy, ProxyConfig
+from taskd.proxy import Proxy, started
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,9 +79,7 @@ async def _proxy(config: AgentConfig) -> Proxy | None:
     if config.upstream:
         return None
     told = {"UpstreamAddr": config.manager, "ServerRank": str(config.node)}
-    proxy = Proxy(ProxyConfig.of(told, environ))
-    await proxy.start()
-    return proxy
+    return await started(told, environ)
 
 
 async def _train(framework: Framework, told: Agent, node: Node, workers: WorkersConfig) -> Over:

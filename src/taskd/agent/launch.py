@@ -87,6 +87,8 @@ def _launch(chosen: Plan, run_dir: str, beacons: str) -> int:
     first = chosen.node == 0
     here = LOOPBACK if chosen.nodes == 1 else "0.0.0.0"
     listener = plan.listen(here, chosen.master_port) if first else None
+    if first and chosen.manager_port:
+        plan.listen(here, chosen.manager_port).close()  # if it is taken, that is said now
     nursery.open()
     port = listener.getsockname()[1] if listener is not None else chosen.master_port
     manager_port = chosen.manager_port or plan.free_port()
@@ -122,6 +124,7 @@ def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:
         f"--strategies={','.join(chosen.strategies)}",
         f"--state-dir={chosen.state_dir or run_dir}",
         f"--join-timeout={chosen.join_timeout_s}",
+        f"--dump-dir={chosen.dump_dir}",
         *(["--precheck"] if chosen.precheck else []),
         *([f"--metrics={chosen.metrics}"] if chosen.metrics else []),
     )

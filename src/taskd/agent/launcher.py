@@ -79,8 +79,9 @@ class _Launcher:
     async def _say_where(self, proxy: Proxy) -> None:
         """Once there is something to see: the manager has announced where before it answers."""
         if await proxy.bus.join(self.plan.join_timeout_s):
-            ranks = f"{self.plan.world_size} ranks on {self.plan.nodes} nodes"
-            say(f"job {self.plan.job}, {ranks}; look with `taskd status {self.plan.job}`")
+            ranks, nodes = self.plan.world_size, self.plan.nodes
+            size = f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
+            say(f"job {self.plan.job}, {size}; look with `taskd status {self.plan.job}`")
 
     async def _train(self, node: NodeRun) -> Over:
         beside = []

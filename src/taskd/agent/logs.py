@@ -104,7 +104,10 @@ class Logs:
         trace = _traceback(files.error)
         if trace and trace.rstrip().rpartition("\n")[2] in tail:
             trace = ""  # it has been printed, and is there already
-        return f"{tail}\n{trace}".strip()[-EVIDENCE_CHARS:]
+        told = f"{tail}\n{trace}".strip()
+        if _is_full(files.folder):
+            told = f"{told}\nthe disk is full: there is no room for logs in {files.folder}"
+        return told.strip()[-EVIDENCE_CHARS:]
 
 
 def _traceback(path: Path) -> str:
@@ -114,6 +117,13 @@ def _traceback(path: Path) -> str:
         return message if isinstance(message, str) else str(message["extraInfo"]["py_callstack"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return os.statvfs(folder).f_bavail == 0
+    except OSError:
+        return False
 
 
 def _end_of(path: Path) -> str:

@@ -80,6 +80,8 @@ class Plan:
     nic_failover: bool = False
     metrics: str = ""
     """host:port where the manager serves Prometheus; empty: nowhere."""
+    dump_dir: str = ""
+    """Where survivors leave a checkpoint for the next start; empty: as the environment says."""
     events: bool = False
     """Whether torchelastic's events are shown on the console."""
     prefix: str = "[rank {rank}]: "
@@ -153,8 +155,11 @@ def read(told: argparse.Namespace) -> Plan:
         nics=_nics(told, problems),
         nic_failover=told.nic_failover,
         metrics=told.metrics,
+        dump_dir=os.path.abspath(told.dump_dir),
         events=told.event_log_handler == "console",
     )
+    if os.path.isfile(told.dump_dir):
+        problems.append(f"--dump-dir {told.dump_dir} is a file")
     if told.event_log_handler not in ("null", "console"):
         problems.append(f"--event-log-handler: there is no {told.event_log_handler!r}")
     if problems:

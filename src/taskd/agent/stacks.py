@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from taskd.agent.letters import STACK_SIGNAL
-from taskd.edge.clock import wall
+from taskd.edge.clock import file_time
 
-PROMPT_S = 0.004
-"""Between two bytecodes passes much less; a native call that does real work takes longer."""
+PROMPT_S = 0.001
+"""Between two bytecodes passes much less; a native call that does real work takes longer. It is
+told in ticks of the kernel's clock, of 1 to 10 ms."""
 _PYTHON_RUNS = "taskd: Python runs, {:.6f} s later\n"
 _LATER = re.compile(r"^taskd: Python runs, ([\d.]+) s later$", re.MULTILINE)
 _ANSWER = re.compile(r"^Current thread [^\n]*\n((?:  [^\n]*\n)*)", re.MULTILINE)
@@ -33,7 +34,7 @@ def offer(path: str) -> None:
     def say(signum: int, frame: object) -> None:
         with suppress(OSError):
             stacks_written_at = os.fstat(file.fileno()).st_mtime
-            later_s = max(0.0, wall() - stacks_written_at)
+            later_s = max(0.0, file_time() - stacks_written_at)
             file.write(_PYTHON_RUNS.format(later_s).encode())
 
     signal.signal(STACK_SIGNAL, say)

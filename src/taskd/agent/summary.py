@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from taskd.agent.account import Incident, count
 from taskd.core.workers import Over, State, Training, how, running
 from taskd.model import messages as m
 from taskd.model.workers import Event
@@ -53,16 +54,15 @@ class Summary:
             if fault.until_s is None:
                 fault.answer = what
 
-    def lines(self, over: Over, trouble: str, incidents: list[str]) -> list[str]:
+    def lines(self, over: Over, trouble: str, incidents: list[Incident]) -> list[str]:
         """The whole story, the first line first."""
         took = self._clock() - self._began
         word = "done" if over.exit_code == 0 else "failed"
-        count = len(incidents or self._faults)
-        faults = f"{count} fault{'s' * (count != 1)}"
-        told = [f"{word} after {took:.1f} s, {faults}: {over.because}"]
+        story = incidents or [Incident(_line(fault), True) for fault in self._faults]
+        told = [f"{word} after {took:.1f} s, {count(story)}: {over.because}"]
         if trouble and over.exit_code:
             told.append(trouble)
-        told += incidents or [_line(fault) for fault in self._faults]
+        told += [incident.line for incident in story]
         if over.exit_code and self._faults:
             told += self._root_cause(self._faults[-1])
         return told

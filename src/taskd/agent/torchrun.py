@@ -41,7 +41,7 @@ from taskd.edge.security import membership
 from taskd.errors import SettingsError
 from taskd.model.messages import WorkerExited
 from taskd.model.workers import Ended, Event, Interrupted
-from taskd.proxy import Proxy, ProxyConfig
+from taskd.proxy import Proxy, started
 
 log = logging.getLogger(__name__)
 
@@ -187,13 +187,7 @@ class _Seam:
         """The node's proxy, once the manager has let it join."""
         host = environ.get("MASTER_ADDR") or "127.0.0.1"
         told = {"UpstreamAddr": host, "ServerRank": str(self.node)}
-        for port in ("", "0"):  # the documented one, or any that is free
-            proxy = Proxy(ProxyConfig.of({**told, "ListenPort": port}, environ))
-            try:
-                await proxy.start()
-                break
-            except SettingsError as error:
-                log.warning("%s; taking a free port", error)
+        proxy = await started(told, environ)
         patient = environ.get("TASKD_PROCESS_ENABLE") == "on"
         timeout_s = PATIENT_S if patient else EAGER_S
         if await proxy.bus.join(timeout_s):

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from taskd.agent import attempts, letters, linux, program, stacks
+from taskd.agent import attempts, letters, linux, program, stacks, sweeper
 from taskd.agent.program import Program
 
 WORKER_NAME = "taskd:{}"
@@ -234,15 +234,15 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe = socket.socket(fileno=told.fd)
+    dismiss_sweeper = sweeper.post(tuple(told.remove), os.getppid(), pipe.fileno())
     ready = preload([name for name in told.preload.split(",") if name])
     attempts.keep_apart()
     gc.collect()
     gc.freeze()
     linux.die_with_parent(0)
-    try:
+    dismiss_sweeper()
+    with suppress(BrokenPipeError):  # which is seen, and dealt with, at the next read
         letters.write(pipe, ready)
-    except BrokenPipeError:
-        return
     forks = not told.spawn and told.kind != "exec"
     forked = Zygote(pipe, chosen, forks, tuple(told.remove)).serve()
     if forked is not None:

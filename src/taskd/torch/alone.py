@@ -19,7 +19,7 @@ Alone = Callable[[int, tuple[Any, ...]], Tensors]
 
 def _keep(rank: int, args: tuple[Any, ...]) -> Tensors:
     """In place: what we have is all there is."""
-    return _flat(args[0])
+    return flat(args[0])
 
 
 def _nothing(rank: int, args: tuple[Any, ...]) -> Tensors:
@@ -28,9 +28,9 @@ def _nothing(rank: int, args: tuple[Any, ...]) -> Tensors:
 
 def _everywhere(rank: int, args: tuple[Any, ...]) -> Tensors:
     """Gather lists: our input takes every place."""
-    outputs, inputs = args[0], _flat(args[1])
+    outputs, inputs = args[0], flat(args[1])
     if not outputs or isinstance(outputs[0], torch.Tensor):
-        return _fill(_flat(outputs), inputs[0]) if inputs else []
+        return _fill(flat(outputs), inputs[0]) if inputs else []
     if len(outputs) == len(inputs):
         for places, own in zip(outputs, inputs, strict=True):
             _fill(places, own)
@@ -38,12 +38,12 @@ def _everywhere(rank: int, args: tuple[Any, ...]) -> Tensors:
         for places in outputs:
             for place, own in zip(places, inputs, strict=True):
                 _copy(place, own)
-    return _flat(outputs)
+    return flat(outputs)
 
 
 def _tile(rank: int, args: tuple[Any, ...]) -> Tensors:
     """Gather into one tensor: our input, over and over."""
-    outputs, inputs = _flat(args[0]), _flat(args[1])
+    outputs, inputs = flat(args[0]), flat(args[1])
     for output, own in zip(outputs, inputs, strict=True):
         if own.numel():
             # The input is often a view of the output: copy it before it is written over.
@@ -53,7 +53,7 @@ def _tile(rank: int, args: tuple[Any, ...]) -> Tensors:
 
 def _share(rank: int, args: tuple[Any, ...]) -> Tensors:
     """Scatter from one tensor: our part of our own input."""
-    outputs, inputs = _flat(args[0]), _flat(args[1])
+    outputs, inputs = flat(args[0]), flat(args[1])
     for output, own in zip(outputs, inputs, strict=True):
         if output.numel():
             output.view(-1).copy_(own.reshape(-1, output.numel())[rank].clone())
@@ -62,7 +62,7 @@ def _share(rank: int, args: tuple[Any, ...]) -> Tensors:
 
 def _share_list(rank: int, args: tuple[Any, ...]) -> Tensors:
     """Scatter from lists: our item of our own input. A receiver of `scatter` has none."""
-    outputs = _flat(args[0])
+    outputs = flat(args[0])
     lists = args[1] if args[1] and not isinstance(args[1][0], torch.Tensor) else [args[1]]
     for output, items in zip(outputs, lists, strict=False):
         if items:
@@ -72,19 +72,16 @@ def _share_list(rank: int, args: tuple[Any, ...]) -> Tensors:
 
 def _exchange(rank: int, args: tuple[Any, ...]) -> Tensors:
     """All-to-all: as if every peer had sent what we send ourselves."""
-    outputs, inputs = _flat(args[0]), _flat(args[1])
+    outputs, inputs = flat(args[0]), flat(args[1])
     for output, own in zip(outputs, inputs, strict=True):
         _copy(output, own)
     return outputs
 
 
-def _flat(value: Any) -> Tensors:
+def flat(value: Any) -> Tensors:
     if isinstance(value, torch.Tensor):
         return [value]
-    flat: Tensors = []
-    for item in value:
-        flat += _flat(item)
-    return flat
+    return [tensor for item in value for tensor in flat(item)]
 
 
 def _fill(places: Sequence[torch.Tensor], own: torch.Tensor) -> Tensors:

@@ -75,7 +75,7 @@ class ResilientGroup(dist.ProcessGroup):
             operation: Callable[..., dist.Work] = getattr(self.inner, name)
             if not groups.absorbing:
                 groups.done += 1
-                return operation(*args, **kwargs)
+                return groups.setup.keep(self._name, name, args, operation(*args, **kwargs))
             spoilt = partial(effect, self.shape.rank, args)
             try:
                 work: dist.Work | None = operation(*args, **kwargs)
@@ -85,6 +85,10 @@ class ResilientGroup(dist.ProcessGroup):
                 groups.absorb(error)
         elif groups.mode is Mode.BROKEN and not groups.absorbing:
             raise dist.DistBackendError(f"the process group was aborted: {groups.why}")
+        elif groups.mode is Mode.ALONE:
+            recalled = groups.setup.recall(self._name, name, args)
+            if recalled is not None:
+                return Finished(recalled)
         return Finished(effect(self.shape.rank, args))
 
     def monitored_barrier(

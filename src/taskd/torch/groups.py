@@ -19,6 +19,7 @@ from taskd.errors import Transient
 from taskd.torch import threads
 from taskd.torch.landing import Landing
 from taskd.torch.meeting import Meeting, SharedStore
+from taskd.torch.setup import Setup
 
 if TYPE_CHECKING:
     from taskd.torch.group import ResilientGroup
@@ -58,6 +59,7 @@ class Groups:
         self._landing = Landing(self._ask)
         self._landed = threading.Condition()
         self.store = SharedStore(world)
+        self.setup = Setup()
         self.why = ""
         self._on_fault, self._on_collective = on_fault, on_collective
         self._all: list[ResilientGroup] = []

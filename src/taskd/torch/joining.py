@@ -10,7 +10,7 @@ import os
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from taskd import config
 from taskd.model.ids import Incarnation, NodeRank, Rank
@@ -22,6 +22,8 @@ from taskd.worker.link import Link
 from taskd.worker.settings import WorkerSettings
 
 TIMEOUT = timedelta(minutes=30)
+BEGUN = "begun"
+"""In the store of an attempt: all ranks have met, and whoever starts from now on joins them."""
 
 
 def init(backend: str | None = None, timeout: timedelta = TIMEOUT) -> Job:
@@ -41,10 +43,12 @@ def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: time
     seam.check()
     address = settings.store or "{MASTER_ADDR}:{MASTER_PORT}".format_map(dict(config.environ))
     attempt = config.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    begun = f"attempt/{attempt}/begun"
     host, _, port = address.rpartition(":")
-    store = TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False)
-    joining = store.check([begun])
+    store = PrefixStore(
+        f"attempt/{attempt}/",
+        TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False),
+    )
+    joining = store.check([BEGUN])
     me = Me(
         Rank(job.rank), NodeRank(settings.node_rank), Incarnation(settings.incarnation), os.getpid()
     )
@@ -59,6 +63,7 @@ def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: time
     operations.offer(settings, job.rank, address, backends, lambda: job.members)
     if joining:
         job._holds = None
+        groups.setup.read(store, job.rank)
     else:
         groups.meet(settings.incident, address, f"start/{attempt}/", timeout)
         groups.open()
@@ -70,4 +75,5 @@ def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: time
         timeout=timeout,
     )
     if not joining:
-        store.set(begun, "1")
+        store.set(BEGUN, "1")
+        job._on_first_step = lambda: groups.setup.publish(store, job.rank)

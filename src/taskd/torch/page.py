@@ -18,7 +18,8 @@ import torch
 
 from taskd.torch import state
 from taskd.torch.courier import Receive
-from taskd.torch.state import BadState, Parcel
+from taskd.torch.sealed import BadState
+from taskd.torch.state import Parcel
 
 log = logging.getLogger(__name__)
 

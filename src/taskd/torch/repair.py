@@ -21,8 +21,9 @@ from taskd.torch.groups import Groups
 from taskd.torch.meeting import Meeting
 from taskd.torch.page import Reader
 from taskd.torch.protected import Protected
+from taskd.torch.sealed import BadState
 from taskd.torch.snapshots import Snapshots
-from taskd.torch.state import BadState, Parcel
+from taskd.torch.state import Parcel
 
 
 class CannotRepair(Transient):

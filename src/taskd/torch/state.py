@@ -11,30 +11,19 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
-from hashlib import blake2b
-from hmac import compare_digest
 from typing import Any
 
 import torch
 
-from taskd.config import load
-from taskd.errors import Transient
 from taskd.torch.protected import Protected
+from taskd.torch.sealed import DIGEST, BadState, seal, unseal
 from taskd.torch.sharded import is_distributed, local
 from taskd.torch.side import Side
-from taskd.worker.settings import WorkerSettings
 
-DIGEST = 16
-MAX_KEY_SIZE = blake2b.MAX_KEY_SIZE
 MOST_PLAIN = 2**32
 """So much that is no tensor, in bytes, is believed to be one rank's state."""
 PLACE = 0x9E3779B97F4A7C15
 """Odd, so that no bit is lost: the same tensors in another order are not the same state."""
-
-
-class BadState(Transient):
-    """What came is not what was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +85,7 @@ class Parcel:
                 with self._side.work():
                     self._tensors = [_raw(tensor) for tensor in self._tensors]
                     manifest = replace(self._draft, sums=_checksums(self._tensors))
-                body = pickle.dumps(manifest)
-                self._letter = _digest(body) + body
+                self._letter = seal(manifest)
 
     @property
     def on_device(self) -> bool:
@@ -179,10 +167,7 @@ def _open(receive: Callable[[memoryview], None]) -> Manifest:
         raise BadState(f"a manifest of {length} bytes is none")
     letter = bytearray(length)
     receive(memoryview(letter))
-    body = bytes(letter[DIGEST:])
-    if not compare_digest(_digest(body), letter[:DIGEST]):
-        raise BadState("the manifest is damaged, or not of this job")
-    manifest: Manifest = pickle.loads(body)
+    manifest: Manifest = unseal(letter)
     return manifest
 
 
@@ -333,17 +318,6 @@ def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _digest(body: bytes) -> bytes:
-    """Under the job's key, if it has one: torch's store asks nobody who he is, so whoever reaches
-    it could offer a state of his own, and unpickling is running what somebody has written."""
-    return blake2b(body, digest_size=DIGEST, key=_key()).digest()
-
-
-@cache
-def _key() -> bytes:
-    return load(WorkerSettings).seal.encode()[:MAX_KEY_SIZE]
 
 
 def checksum(raw: torch.Tensor) -> int:

@@ -16,10 +16,12 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
+from taskd import proxy
 from taskd.agent import scheduler
 from taskd.agent.msrun import leave, shown_ranks
 from taskd.config import environ
 from taskd.edge.clock import monotonic
+from taskd.errors import SettingsError
 from taskd.python.framework.agent.ms_mgr.ms_utils import (
     calculate_global_rank,
     calculate_local_rank_by_global_rank,
@@ -120,6 +122,7 @@ class MSRunPlugin:
         shown = shown_ranks(self._funcs[constants.MONITOR_CALLBACK_NAME])
         self.node_global_rank_ids = calculate_global_rank() or [int(rank) for rank in shown]
         signal.signal(signal.SIGTERM, leave)
+        threading.Thread(target=self._join_manager, name="taskd-proxy", daemon=True).start()
         try:
             self.start_mindspore_workers()
             if self.ms_node_rank == FIRST_NODE:
@@ -131,6 +134,16 @@ class MSRunPlugin:
             self._kill_all()
             if (msrun := self._msrun()) is not None:
                 scheduler.end(msrun)
+            proxy.stop()
+
+    def _join_manager(self) -> None:
+        """Our part needs no manager, but ranks that are to be recorded reach theirs through us."""
+        manager = environ.get("MS_SCHED_HOST") or constants.LOCAL_PROXY_IP
+        told = {"UpstreamAddr": manager, "ServerRank": self.ms_node_rank}
+        try:
+            proxy.start(proxy.ProxyConfig.of(told, environ))
+        except SettingsError as error:
+            run_log.warning("there is no proxy for this node's ranks: %s", error)
 
     def take_a_round(self) -> Next:
         """Look, decide, act; may end the interpreter."""
