@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskd.clusterd.cluster import Json
+from taskd.clusterd.main import ServerConfig
 from taskd.core.recovery.states import Killing
 from taskd.wire._pb import profiling_pb2
 from taskd.wire._pb import recover_pb2 as pb
@@ -16,6 +17,7 @@ from tests.integration.clusterd_client import (
     WAIT_S,
     Client,
     eventually,
+    started,
     switch,
 )
 from tests.integration.clusterd_objects import (
@@ -261,26 +263,77 @@ def test_a_deleted_podgroup_ends_the_job(objects: Objects) -> None:
     asyncio.run(main())
 
 
-def test_a_profiling_switch_reaches_subscriber_and_config_map(objects: Objects) -> None:
-    objects.group()
+TRACE = profiling_pb2.DataStatusReq(jobNsName="team/train")
+
+
+def wanted(**values: str) -> profiling_pb2.DataTypeReq:
+    return profiling_pb2.DataTypeReq(jobNsName="team/train", profilingSwitch=switch(**values))
+
+
+def mount_trace(objects: Objects) -> None:
+    """Both pods read the profiling switch from its ConfigMap."""
     for node in range(2):
         body = objects.read("pods", f"train-{node}")
         mount = {"mountPath": "/user/cluster-info/datatrace-config"}
         body["spec"]["containers"] = [{"volumeMounts": [mount]}]
         objects.write("Pod", f"train-{node}", {k: v for k, v in body.items() if k != "kind"})
 
+
+def test_a_profiling_switch_reaches_subscriber_and_config_map(objects: Objects) -> None:
+    objects.group()
+    mount_trace(objects)
+
     async def main() -> None:
         async with cluster(objects) as (_, client):
-            request = profiling_pb2.DataTypeReq(
-                jobNsName="team/train", profilingSwitch=switch(Step="on")
-            )
-            assert await client.code("ModifyTrainingDataTraceSwitch", request) == 200
+            assert await client.code("ModifyTrainingDataTraceSwitch", wanted(Step="on")) == 200
             body = objects.read("configmaps", "data-trace-train")
             assert json.loads(body["data"]["profilingSwitch"])["Step"] == "on"
             assert body["metadata"]["labels"] == {"reset": "true"}
             info = profiling_pb2.ProfilingClientInfo(jobId=JOB)
             told = await client.trace.SubscribeDataTraceSwitch(info).read()
             assert (told.code, told.profilingSwitch.Step) == (200, "on")
+
+    asyncio.run(main())
+
+
+def test_a_switch_that_the_cluster_did_not_take_is_refused_for_good(
+    objects: Objects, tmp_path: Path
+) -> None:
+    """500, and neither this life nor the next one applies it."""
+    objects.group()
+    mount_trace(objects)
+    config = ServerConfig(cluster_dir=objects.directory, journal=tmp_path / "journal")
+    maps, away = objects.directory / "configmaps", objects.directory / "away"
+    get, modify = "GetTrainingDataTraceSwitch", "ModifyTrainingDataTraceSwitch"
+
+    async def main() -> None:
+        async with started(config, job=JOB) as (_, client):
+            assert await client.code(modify, wanted(Step="on")) == 200
+            maps.rename(away)
+            answer = await client.call(modify, wanted(Step="off"))
+            assert answer.code == 500
+            assert "data-trace-train" in answer.message
+            assert (await client.call(get, TRACE)).profilingSwitch.Step == "on"
+        away.rename(maps)
+        async with started(config, job=JOB) as (_, client):
+            assert (await client.call(get, TRACE)).profilingSwitch.Step == "on"
+            body = objects.read("configmaps", "data-trace-train")
+            assert json.loads(body["data"]["profilingSwitch"])["Step"] == "on"
+
+    asyncio.run(main())
+
+
+def test_a_switch_that_is_in_the_map_but_could_not_be_kept_is_told_so(objects: Objects) -> None:
+    objects.group()
+    mount_trace(objects)
+
+    async def main() -> None:
+        async with cluster(objects) as (server, client):
+            await server.journal.aclose()
+            answer = await client.call("ModifyTrainingDataTraceSwitch", wanted(Step="on"))
+            assert answer.code == 500
+            assert "data-trace-train has the new switch" in answer.message
+            assert "the journal is closed" in answer.message
 
     asyncio.run(main())
 

@@ -122,13 +122,16 @@ class Trace(TrainingDataTraceServicer):
         return facts
 
     async def _store(self, facts: JobFacts, switch: pb.ProfilingSwitch) -> None:
+        """The map first: what was refused must not come back with the next start."""
         text = json.dumps({name: getattr(switch, name) for name in FIELDS})
+        told = ""
         try:
-            await self._journal.note(note_name(facts.job), text)
             if facts.trace_mounted:
                 await self._write_map(facts, text)
+                told = f"{trace_key(facts)} has the new switch, and yet: "
+            await self._journal.note(note_name(facts.job), text)
         except (JournalFailed, ClusterRefused, ClusterUnreachable) as error:
-            raise Problem(TraceCode.ServerFault, str(error)) from error
+            raise Problem(TraceCode.ServerFault, f"{told}{error}") from error
 
     async def _write_map(self, facts: JobFacts, text: str) -> None:
         key = trace_key(facts)
