@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,11 +14,13 @@ import pytest
 from taskd.clusterd.cluster import Json
 from taskd.clusterd.main import ServerConfig
 from taskd.core.recovery.states import Killing
+from taskd.model.ids import JobId
 from taskd.wire._pb import profiling_pb2
 from taskd.wire._pb import recover_pb2 as pb
 from tests.integration.clusterd_client import (
     WAIT_S,
     Client,
+    connected,
     eventually,
     started,
     switch,
@@ -350,5 +355,62 @@ def test_operations_are_checked_against_the_pods(objects: Objects) -> None:
             request.nicOps["host1"].dev[0] = "1"
             assert await client.code("SwitchNicTrack", request) == 0
             assert await client.code("SwitchNicTrack", request) == 411
+
+    asyncio.run(main())
+
+
+@contextmanager
+def no_end(path: Path) -> Iterator[None]:
+    """Writing this object takes for ever: its new file is a pipe that nobody reads."""
+    pipe = path.with_name(f".{path.name}.{os.getpid()}")
+    os.mkfifo(pipe)
+    try:
+        yield
+    finally:
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        pipe.unlink()
+        os.close(reader)
+
+
+def calm(objects: Objects) -> None:
+    """A second job in the same cluster."""
+    owner = [{"uid": "calm", "name": "calm", "controller": True}]
+    about = {
+        "ownerReferences": owner,
+        "labels": {"process-recover-enable": "on"},
+        "annotations": {"recover-strategy": "recover"},
+    }
+    objects.write("PodGroup", "calm", {"metadata": about, "status": {"phase": "Running"}})
+    body = objects.read("pods", "train-0")
+    about = {**body["metadata"], "uid": "calm-0", "name": "calm-0", "ownerReferences": owner}
+    objects.write("Pod", "calm-0", {"metadata": about, "spec": {"nodeName": "host5"}})
+
+
+def test_a_write_that_takes_for_ever_holds_up_no_other_job(objects: Objects) -> None:
+    """Not even its own: what it has been told goes on to be decided."""
+    objects.group()
+    calm(objects)
+
+    async def main() -> None:
+        async with (
+            cluster(objects) as (server, client),
+            connected(server.address, job="calm") as other,
+        ):
+            signals = await joined(server, client)
+            with no_end(objects.directory / "podgroups" / "team.train.yaml"):
+                await client.code("Register")
+                owner = server.jobs.served[JobId(JOB)]
+                (label,) = owner.record.undone
+                await other.join()
+                heard = other.subscribe()
+                second = server.jobs.served[JobId("calm")]
+                await eventually(lambda: second.state.job.subscribed, server, "calm")
+                assert await other.fault(1) == 0
+                told = await heard.next()
+                assert (told.signalType, told.jobId) == ("stopTrain", "calm")
+                assert await client.fault(2) == 0
+                assert (await signals.next()).signalType == "stopTrain"
+                assert label in owner.record.undone
+            await quiet(server)
 
     asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from contextlib import AsyncExitStack
 
@@ -384,6 +385,35 @@ def test_strangers_share_what_one_address_may_ask() -> None:
                 except aio.AioRpcError as error:
                     refused += error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert refused >= 15
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+def test_one_ipv6_address_is_one_stranger_whatever_its_port() -> None:
+    """And another address is another: it does not end at its first colon."""
+    config = ServerConfig(listen="[::]:0", stranger_rate=Rate(0.001, 10))
+    apart = [("grpc.use_local_subchannel_pool", 1)]
+
+    async def calls(address: str, number: int) -> list[object]:
+        """On a connection, and so with a port, of their own."""
+        codes: list[object] = []
+        async with aio.insecure_channel(address, options=apart) as channel:
+            for _ in range(number):
+                try:
+                    codes.append(await Client(channel).code("HealthCheck"))
+                except aio.AioRpcError as error:
+                    codes.append(error.code())
+        return codes
+
+    async def main() -> None:
+        async with started(config) as (server, _):
+            first = await calls(f"[::1]:{server.port}", 4)
+            second = await calls(f"[::1]:{server.port}", 8)
+            assert first == [0] * 4
+            assert second[0] == 0
+            assert second[-1] is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert await calls(f"127.0.0.1:{server.port}", 4) == [0] * 4
 
     asyncio.run(main())
 

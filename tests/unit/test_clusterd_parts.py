@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,14 +15,22 @@ from hypothesis import strategies as st
 
 from taskd.clusterd.bare import BareCluster, version_of
 from taskd.clusterd.book import Record
-from taskd.clusterd.cluster import Key, Kind, key_of, owner_of
+from taskd.clusterd.cluster import ClusterUnreachable, Json, Key, Kind, key_of, owner_of
+from taskd.clusterd.guard import _host
 from taskd.clusterd.jobs import ABANDONED_S, Jobs, JobsConfig
 from taskd.clusterd.limits import Buckets, Rate
 from taskd.clusterd.main import steady_wall
-from taskd.clusterd.objects import DEVICE_KEYS, facts_of, fault_job_info, reset_data
+from taskd.clusterd.objects import (
+    DEVICE_KEYS,
+    FAULT_JOB_INFO,
+    facts_of,
+    fault_job_info,
+    reset_data,
+)
 from taskd.clusterd.owner import Owner
 from taskd.clusterd.sense import device_faults, faults_seen, rank_of
 from taskd.clusterd.streams import End, Line
+from taskd.clusterd.turns import Turns
 from taskd.core.recovery.config import RecoveryConfig
 from taskd.core.recovery.states import Negotiating, Stopping
 from taskd.edge.journal import Journal
@@ -30,6 +39,7 @@ from taskd.model.ids import JobId, Rank
 from taskd.model.recovery import (
     FaultsReported,
     LabelPodGroup,
+    RemoveFaultJobInfo,
     ResetOperation,
     StopCompleted,
     Subscribed,
@@ -91,11 +101,61 @@ def test_only_so_many_keys_are_kept() -> None:
     assert buckets.take("0")
 
 
+@dataclass
+class Caller:
+    address: str
+
+    def peer(self) -> str:
+        """As gRPC writes it."""
+        return self.address
+
+
+def test_a_machine_is_told_from_another_by_its_whole_address() -> None:
+    same = {_host(Caller(f"ipv6:%5Bfd00::7%5D:{port}")) for port in (1024, 1025, 50_000)}
+    assert len(same) == 1
+    others = ["ipv6:%5Bfd00::8%5D:1024", "ipv6:%5Bfd01::7%5D:1024", "ipv4:10.0.0.7:1024"]
+    assert len(same | {_host(Caller(address)) for address in others}) == 4
+
+
 def test_the_clock_of_the_journal_does_not_jump_with_the_wall_clock() -> None:
     wall, ticking = [1000.0], [5.0]
     clock = steady_wall(lambda: wall[0], lambda: ticking[0])
     wall[0], ticking[0] = 9.0, 8.0
     assert clock() == 1003.0
+
+
+def test_a_turn_is_one_users_and_other_keys_do_not_wait() -> None:
+    async def main() -> None:
+        turns: Turns[str] = Turns()
+        inside, order = 0, []
+        came, gates = ({name: asyncio.Event() for name in "abc"} for _ in range(2))
+
+        async def use(name: str) -> None:
+            nonlocal inside
+            async with turns.of("key"):
+                inside += 1
+                assert inside == 1
+                order.append(name)
+                came[name].set()
+                await gates[name].wait()
+                inside -= 1
+
+        first, second = asyncio.create_task(use("a")), asyncio.create_task(use("b"))
+        await came["a"].wait()
+        async with turns.of("another"):
+            assert order == ["a"]
+        gates["a"].set()
+        await first
+        # "b" has been promised its turn and has not taken it yet: "c" comes after it.
+        third = asyncio.create_task(use("c"))
+        await came["b"].wait()
+        gates["b"].set()
+        gates["c"].set()
+        await asyncio.gather(second, third)
+        assert order == ["a", "b", "c"]
+        assert not len(turns)
+
+    asyncio.run(main())
 
 
 # Jobs
@@ -154,6 +214,69 @@ def test_writes_that_were_ordered_are_done_after_a_restart() -> None:
         assert body is not None
         assert body["metadata"]["labels"]["process-recover-enable"] == "pause"
         await again.close()
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+class Away(BareCluster):
+    """A cluster that takes no write until it has refused so many."""
+
+    refusals = 0
+
+    async def patch(self, key: Key, patch: Mapping[str, Any], version: str | None = None) -> Json:
+        if self.refusals:
+            self.refusals -= 1
+            raise ClusterUnreachable("the cluster is away")
+        return await super().patch(key, patch, version)
+
+
+@pytest.mark.parametrize("refusals", [2, 4])
+def test_an_entry_that_could_not_be_removed_is_tried_again_and_then_told_of(
+    refusals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskd.clusterd.owner.WRITE_PAUSES_S", (0.0, 0.0, 0.0))
+
+    async def main() -> None:
+        journal, cluster = Journal(None), Away()
+        jobs = make_jobs([0.0], journal, cluster)
+        await jobs.start()
+        await joined(jobs, "a")
+        await cluster.create(FAULT_JOB_INFO, {"data": {"a": "{}", "b": "{}"}})
+        state = jobs.served[JobId("a")].state
+        await jobs.close()
+        cluster.refusals = refusals
+        again = Owner(JobId("a"), Record(state, (RemoveFaultJobInfo(sequence=7),)), jobs._tools)
+        news = again.changes()
+        while again.record.undone:
+            await news.wait()
+            news.clear()
+        left = (cluster.get(FAULT_JOB_INFO) or {})["data"]
+        told = [entry.because for entry in await journal.history("a")]
+        assert left == ({"b": "{}"} if refusals == 2 else {"a": "{}", "b": "{}"})
+        assert any("the cluster is away" in because for because in told) == (refusals == 4)
+        await again.close()
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+def test_objects_are_read_again_only_when_one_has_changed() -> None:
+    async def main() -> None:
+        journal, cluster = Journal(None), BareCluster()
+        jobs = make_jobs([0.0], journal, cluster)
+        await jobs.start()
+        await joined(jobs, "a")
+        await joined(jobs, "b")
+        a, b = jobs.facts(JobId("a")), jobs.facts(JobId("b"))
+        assert jobs.facts(JobId("a")) is a
+        label = {"metadata": {"labels": {"framework": "mindspore"}}}
+        await cluster.patch(Key(Kind.POD_GROUP, "default", "a"), label)
+        changed = jobs.facts(JobId("a"))
+        assert changed is not None
+        assert changed.config.framework == "mindspore"
+        assert jobs.facts(JobId("b")) is b
+        await jobs.close()
         await journal.aclose()
 
     asyncio.run(main())

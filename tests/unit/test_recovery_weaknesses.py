@@ -23,6 +23,7 @@ from taskd.core.recovery.states import (
     PreExiting,
     Replacing,
     Resuming,
+    Retrying,
     Settling,
     Shrinking,
     Shrunk,
@@ -620,6 +621,61 @@ def test_37_pods_need_not_be_alike() -> None:
     machine.stopped()
     assert machine.order.nodes == (NodeRank(2),)
     assert [fault.rank for fault in machine.order.faults] == [4, 5]
+
+
+@pytest.mark.parametrize("sub_health", ["ignore", "graceExit", "hotSwitch"])
+@pytest.mark.parametrize(
+    "levels", [("SubHealthFault", "SeparateNPU"), ("SeparateNPU", "SubHealthFault")]
+)
+def test_38_and_40_what_ails_a_device_does_not_hide_that_it_is_broken(
+    levels: tuple[str, str], sub_health: str
+) -> None:
+    """Whichever is listed first, and whatever is to be done about ailing devices."""
+    machine = Machine("recover-in-place,recover", pods=(2, 2), sub_health=sub_health)
+    picture = [SeenFault(Rank(3), f"code{n}", level) for n, level in enumerate(levels)]
+    machine.tell(FaultsSeen(tuple(picture)))
+    at(machine, PreExiting)
+    machine.wait(10)
+    machine.stopped()
+    assert machine.order.actions == ("on_global_rank", "fault_nodes_exit")
+    assert machine.order.nodes == (NodeRank(1),)
+    machine.offers()
+    assert machine.order.extra == ""
+
+
+class TestNetworkFaults:
+    """39: that a link is down is never recorded as evidence for what the job feels."""
+
+    down = SeenFault(Rank(3), "81078603", "NotHandleFault")
+
+    def test_the_job_is_taken_at_its_word_without_any_evidence(self) -> None:
+        machine = Machine("retry,recover", pods=(2, 2))
+        machine.fault(3, kind=FaultKind.NETWORK)
+        machine.stopped()
+        machine.offers()
+        assert machine.order.strategy == "retry"
+
+    def test_what_the_device_says_of_its_link_is_in_the_picture(self) -> None:
+        machine = Machine("retry,recover", pods=(2, 2))
+        machine.tell(FaultsSeen((self.down,)))
+        assert machine.state.job.seen == (self.down,)
+        machine.tell(FaultsSeen((self.down, SeenFault(Rank(3), "8C1F860B", "RestartBusiness"))))
+        assert machine.taken.because.endswith("network error of rank 3 (RestartBusiness 8C1F860B)")
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_41_a_retry_ends_with_its_result_or_at_its_deadline(answered: bool) -> None:
+    machine = Machine("retry", pods=(2, 2))
+    machine.fault(3, kind=FaultKind.MEMORY)
+    machine.stopped()
+    machine.offers()
+    at(machine, Retrying)
+    assert machine.state.deadline == machine.now + 900
+    if answered:
+        machine.reports(0, "retry")
+    else:
+        machine.wait(900)
+    at(machine, Idle if answered else HandedOver)
 
 
 class TestOperations:

@@ -27,6 +27,7 @@ from taskd.clusterd.cluster import (
     merged,
 )
 from taskd.clusterd.inotify import Watch
+from taskd.clusterd.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class FileCluster(Picture):
         self._directory = directory
         self._keys: dict[Path, Key] = {}
         self._paths: dict[Key, Path] = {}
-        self._writing = asyncio.Lock()
+        self._writing: Turns[Key] = Turns()
         self._watch: Watch | None = None
 
     async def start(self) -> None:
@@ -68,7 +69,7 @@ class FileCluster(Picture):
             self._watch = None
 
     async def patch(self, key: Key, patch: Mapping[str, Any], version: str | None = None) -> Json:
-        async with self._writing:
+        async with self._writing.of(key):
             path = self._path(key)
             while True:
                 self._read(path)
@@ -83,7 +84,7 @@ class FileCluster(Picture):
                     return body
 
     async def create(self, key: Key, body: Json) -> Json:
-        async with self._writing:
+        async with self._writing.of(key):
             if self.get(key) is not None:
                 raise ClusterRefused(f"{key} exists already")
             whole = named(key, body)
@@ -92,7 +93,7 @@ class FileCluster(Picture):
             return whole
 
     async def delete(self, key: Key) -> None:
-        async with self._writing:
+        async with self._writing.of(key):
             path = self._path(key)
             try:
                 await asyncio.to_thread(path.unlink, missing_ok=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from operator import is_not
 from secrets import token_hex
@@ -28,6 +27,7 @@ from taskd.clusterd.cluster import (
 from taskd.clusterd.declare import Declaration
 from taskd.clusterd.objects import JobFacts, facts_of
 from taskd.clusterd.owner import Answer, Owner, Tools
+from taskd.clusterd.turns import Turns
 from taskd.core.recovery.config import ON, RecoveryConfig
 from taskd.core.recovery.states import Ended, Idle
 from taskd.edge.clock import Clock
@@ -73,7 +73,8 @@ class Jobs:
         self._declared: dict[JobId, Declaration] = {}
         self._told: dict[JobId, tuple[Event, ...]] = {}
         self._ailing: dict[JobId, frozenset[Rank]] = {}
-        self._busy: dict[JobId, asyncio.Lock] = {}
+        self._alone: Turns[JobId] = Turns()
+        """One change to a job's life at a time; other jobs do not wait."""
         self._read: dict[JobId, tuple[list[Json], JobFacts]] = {}
         self.on_forgotten: list[Callable[[JobId], None]] = []
         self._watching: asyncio.Task[None] | None = None
@@ -155,7 +156,7 @@ class Jobs:
         return Answer.of(RecoverCode.OK)
 
     async def register(self, job: JobId) -> Answer:
-        async with self._alone(job):
+        async with self._alone.of(job):
             if job not in self._known:
                 return Answer.of(RecoverCode.UnInit)
             facts = self.facts(job)
@@ -191,7 +192,7 @@ class Jobs:
         return Answer.of(RecoverCode.OK, "register success")
 
     async def declare(self, told: Declaration) -> Answer:
-        async with self._alone(told.job):
+        async with self._alone.of(told.job):
             if told.job not in self._declared:
                 if len(self._declared) >= self._config.max_jobs and not await self._make_room():
                     return Answer.of(RecoverCode.OutOfMaxServeJobs)
@@ -217,7 +218,7 @@ class Jobs:
 
     async def end(self, job: JobId, because: str) -> Answer:
         """The job is over. Its history stays readable."""
-        async with self._alone(job):
+        async with self._alone.of(job):
             owner = self.served.get(job)
             if owner is not None:
                 answer = await owner.ask(JobDeleted(because))
@@ -279,17 +280,6 @@ class Jobs:
             for key, _ in declare.objects_of(before):
                 if key not in wanted:
                     await self._cluster.delete(key)
-
-    @asynccontextmanager
-    async def _alone(self, job: JobId) -> AsyncIterator[None]:
-        """One change to a job's life at a time; other jobs do not wait."""
-        lock = self._busy.setdefault(job, asyncio.Lock())
-        try:
-            async with lock:
-                yield
-        finally:
-            if not lock.locked():
-                self._busy.pop(job, None)
 
     # What the cluster says
 
