@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,9 +96,12 @@ class Job:
 
 
 @contextmanager
-def process(journal: Path, listen: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def process(
+    journal: Path, listen: str, within: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    words = ["taskd", "clusterd", "--listen", listen, "--journal", str(journal)]
     running = subprocess.Popen(
-        [sys.executable, "-m", "taskd", "clusterd", "--listen", listen, "--journal", str(journal)],
+        [*within, sys.executable, "-m", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -242,6 +245,82 @@ def test_a_full_disk_is_said_and_survived(tmp_path: Path) -> None:
 
     with process(journal, "127.0.0.1:0") as (running, port):
         asyncio.run(main(running, f"127.0.0.1:{port}"))
+
+
+def mounted(command: str) -> list[str]:
+    """What runs behind these words sees the mount; nobody else does, and it ends with them."""
+    within = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{command} && "$@"']
+    within += ["sh"]
+    if subprocess.run([*within, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs to be allowed to mount")
+    return [word.replace('"$@"', 'exec "$@"') for word in within]
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_disk_that_is_read_only_at_the_start_is_said(tmp_path: Path, used: bool) -> None:
+    """Whether or not there is a journal on it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if used:
+        with process(disk / "journal", "127.0.0.1:0"):
+            pass
+    within = mounted(f"mount --bind {disk} {disk} && mount -o remount,bind,ro {disk}")
+    before = {path.name: path.read_bytes() for path in disk.iterdir()}
+    said = "the journal .*/disk/journal cannot be .*Read-only file system"
+    with pytest.raises(AssertionError, match=said):
+        process(disk / "journal", "127.0.0.1:0", within).__enter__()
+    assert {path.name: path.read_bytes() for path in disk.iterdir()} == before
+
+
+def test_a_disk_that_becomes_read_only_is_said_and_the_last_good_state_stands(
+    tmp_path: Path,
+) -> None:
+    """As a kernel does it that has found an error in the file system."""
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    disk.mkdir()
+    made = shutil.which("mkfs.ext4", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    if made is None:
+        pytest.skip("needs mkfs.ext4")
+    with image.open("wb") as file:
+        file.truncate(16 * 1024 * 1024)
+    subprocess.run([made, "-q", str(image)], check=True)
+    within = mounted(f"mount -o loop,errors=remount-ro {image} {disk}")
+
+    async def stop_writing(running: subprocess.Popen[str], address: str) -> None:
+        mounts = Path(f"/proc/{running.pid}/mounts").read_text().splitlines()
+        device = next(line.split()[0] for line in mounts if line.split()[1] == str(disk))
+        trigger = Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error")
+        if not trigger.exists():
+            pytest.skip("the kernel cannot be asked to stop writing")
+        async with connected(address) as client:
+            await client.declare("recover-in-place")
+            await client.join()
+            assert await client.fault(1) == 0
+            trigger.write_text("tested")
+            for _ in range(2):
+                refused = await client.call(
+                    "ReportProcessFault",
+                    pb.ProcessFaultRequest(jobId="job", faultRanks=[pb.FaultRank(rankId="2")]),
+                )
+                assert refused.code == 599
+                assert f"the journal {disk}/journal cannot be written" in refused.info
+                assert "Read-only file system" in refused.info
+            status = await client.status()
+            assert (status.line.state, status.line.incident) == ("Stopping", 1)
+            assert await client.code("HealthCheck") == 0
+
+    async def goes_on(address: str) -> None:
+        async with connected(address) as client:
+            status = await client.status()
+            assert (status.line.state, status.line.incident) == ("Stopping", 1)
+            stop = await client.subscribe().next()
+            assert [fault.rankId for fault in stop.faultRanks] == ["1"]
+            assert await client.fault(2) == 0
+
+    with process(disk / "journal", "127.0.0.1:0", within) as (running, port):
+        asyncio.run(stop_writing(running, f"127.0.0.1:{port}"))
+    with process(disk / "journal", "127.0.0.1:0", within) as (_, port):
+        asyncio.run(goes_on(f"127.0.0.1:{port}"))
 
 
 def test_a_journal_that_cannot_be_used_is_said_before_anything_is_served(tmp_path: Path) -> None:

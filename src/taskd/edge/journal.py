@@ -24,6 +24,7 @@ from errno import EISDIR
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 from taskd.errors import Permanent, Transient
@@ -235,7 +236,9 @@ class Journal:
         """Give up the transaction; a fresh connection tries again with the next one."""
         self._let_go()
         self._kept.clear()
-        self.last_error = f"the journal {self._path or 'in memory'} cannot be written: {error}"
+        self.last_error = (
+            f"the journal {self._path or 'in memory'} cannot be written: {_told(error, self._path)}"
+        )
         log.error("%s; the last good state stays in force", self.last_error)
         _tell([(asked, JournalFailed(self.last_error)) for asked in batch])
 
@@ -354,7 +357,9 @@ def _connect(path: Path | None) -> sqlite3.Connection:
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         connection.close()
-        raise JournalUnusable(f"the journal {where} cannot be used: {error}") from error
+        raise JournalUnusable(
+            f"the journal {where} cannot be used: {_told(error, path)}"
+        ) from error
     except JournalUnusable:
         connection.close()
         raise
@@ -367,6 +372,17 @@ def _create(path: Path) -> None:
         raise IsADirectoryError(EISDIR, "it is a directory; name a file in it")
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _told(error: Exception, path: Path | None) -> str:
+    """SQLite calls anything a disk I/O error; who tries to write beside it is told the reason."""
+    if path is not None and isinstance(error, sqlite3.OperationalError):
+        try:
+            with TemporaryFile(dir=path.parent, buffering=0) as beside:
+                beside.write(b"?")
+        except OSError as reason:
+            return f"{error} ({reason.strerror})"
+    return str(error)
 
 
 def _note(connection: sqlite3.Connection, name: str, text: str | None) -> None:
