@@ -256,6 +256,15 @@ def mounted(command: str) -> list[str]:
     return [word.replace('"$@"', 'exec "$@"') for word in within]
 
 
+def make_read_only(running: subprocess.Popen[str], disk: Path) -> None:
+    mounts = Path(f"/proc/{running.pid}/mounts").read_text().splitlines()
+    device = next(line.split()[0] for line in mounts if line.split()[1] == str(disk))
+    trigger = Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error")
+    if not trigger.exists():
+        pytest.skip("the kernel cannot be asked to stop writing")
+    trigger.write_text("tested")
+
+
 @pytest.mark.parametrize("used", [False, True])
 def test_a_disk_that_is_read_only_at_the_start_is_said(tmp_path: Path, used: bool) -> None:
     """Whether or not there is a journal on it."""
@@ -286,17 +295,12 @@ def test_a_disk_that_becomes_read_only_is_said_and_the_last_good_state_stands(
     subprocess.run([made, "-q", str(image)], check=True)
     within = mounted(f"mount -o loop,errors=remount-ro {image} {disk}")
 
-    async def stop_writing(running: subprocess.Popen[str], address: str) -> None:
-        mounts = Path(f"/proc/{running.pid}/mounts").read_text().splitlines()
-        device = next(line.split()[0] for line in mounts if line.split()[1] == str(disk))
-        trigger = Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error")
-        if not trigger.exists():
-            pytest.skip("the kernel cannot be asked to stop writing")
+    async def refuses(running: subprocess.Popen[str], address: str) -> None:
         async with connected(address) as client:
             await client.declare("recover-in-place")
             await client.join()
             assert await client.fault(1) == 0
-            trigger.write_text("tested")
+            make_read_only(running, disk)
             for _ in range(2):
                 refused = await client.call(
                     "ReportProcessFault",
@@ -318,7 +322,7 @@ def test_a_disk_that_becomes_read_only_is_said_and_the_last_good_state_stands(
             assert await client.fault(2) == 0
 
     with process(disk / "journal", "127.0.0.1:0", within) as (running, port):
-        asyncio.run(stop_writing(running, f"127.0.0.1:{port}"))
+        asyncio.run(refuses(running, f"127.0.0.1:{port}"))
     with process(disk / "journal", "127.0.0.1:0", within) as (_, port):
         asyncio.run(goes_on(f"127.0.0.1:{port}"))
 
