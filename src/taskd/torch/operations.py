@@ -8,8 +8,9 @@ from taskd import config
 from taskd.edge.bus import BusConfig
 from taskd.model.ids import Rank, worker
 from taskd.torch.stress import StressSettings, StressTest
-from taskd.torch.switch import NicSwitcher
+from taskd.torch.switch import Switcher
 from taskd.worker import line
+from taskd.worker.nic import NicSwitcher
 from taskd.worker.settings import WorkerSettings
 from taskd.worker.stress import StressTester
 
@@ -27,4 +28,5 @@ def offer(
     tester = StressTester(Rank(rank), test.operations())
     bus = BusConfig(me=worker(settings.node_rank, rank), upstream=settings.proxy)
     line.board(tester, bus)
-    line.board(NicSwitcher(rank, store, backends, world), bus)
+    switcher = Switcher(rank, store, backends, world)
+    line.board(NicSwitcher(switcher.switch), bus)

@@ -26,18 +26,10 @@ from taskd.core import stress as judge
 from taskd.core.stress import Crossed, Worked
 from taskd.edge.clock import monotonic
 from taskd.model.ids import Rank
-from taskd.model.operations import (
-    COMPUTE,
-    FAULTY,
-    NOT_RUN,
-    P2P,
-    PASSED,
-    TIMED_OUT,
-    UNSETTLED,
-    OpResult,
-)
+from taskd.model.operations import COMPUTE, NOT_RUN, P2P, OpResult
 from taskd.torch.meeting import Meeting
 from taskd.torch.transport import Shape, Transport
+from taskd.worker import ascend
 from taskd.worker.stress import Operation, Request
 
 SIZES = {"cpu": 384}
@@ -54,14 +46,6 @@ PATIENCE_S = 20.0
 MB = 1024 * 1024
 INJECTED_S = 1.0
 """What a link that was made slow for a test takes longer."""
-NPU_NAMES = {COMPUTE: "aic", P2P: "hccs"}
-NPU_CODES = {
-    0: OpResult(PASSED, "OK"),
-    1: OpResult(NOT_RUN, "exec failed"),
-    2: OpResult(FAULTY, "find fault rank"),
-    3: OpResult(TIMED_OUT, "exec timeout"),
-    4: OpResult(UNSETTLED, "voltage recovery failed"),
-}
 
 T = TypeVar("T", Worked, Crossed)
 
@@ -104,22 +88,8 @@ class StressTest:
 
     def operations(self) -> dict[int, Operation]:
         if "npu" in self._backends and find_spec("torch_npu") is not None:
-            return {op: self._vendor(name) for op, name in NPU_NAMES.items()}
+            return ascend.operations(ascend.TORCH)
         return {COMPUTE: self.compute, P2P: self.cross}
-
-    def _vendor(self, name: str) -> Operation:
-        def detect(request: Request) -> OpResult:
-            import torch_npu
-
-            local = int(config.environ.get("LOCAL_RANK", "0"))
-            torch_npu.npu.set_device(f"npu:{local}")
-            try:
-                code = torch_npu.npu.stress_detect(name)
-            except RuntimeError as error:
-                return OpResult(UNSETTLED, str(error)[:500])
-            return NPU_CODES.get(code, NPU_CODES[1])
-
-        return detect
 
     # Compute
 

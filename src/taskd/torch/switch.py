@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
 
-from taskd.errors import SettingsError, Transient
+from taskd.errors import Transient
 from taskd.model import messages as m
 from taskd.torch import nic
 from taskd.torch.meeting import Meeting
 from taskd.torch.nic import BACKUP, PRIMARY
-from taskd.worker.line import Say
+from taskd.worker import ascend
 
 log = logging.getLogger(__name__)
 
@@ -137,42 +136,17 @@ def _common_side(meeting: Meeting, ranks: Sequence[int], rank: int, fresh: bool)
 # The order to switch
 
 
-class NicSwitcher:
-    """A rider on the process's line to the manager."""
+class Switcher:
+    """Carries out what `worker/nic.py` has heard."""
 
     def __init__(
         self, rank: int, store: str, backends: dict[str, str], world: Callable[[], Sequence[int]]
     ) -> None:
         self._rank, self._store, self._backends, self._world = rank, store, backends, world
-        self._say: Say | None = None
-        self._answer: m.NicSwitched | None = None
-        self._uuid = ""
 
-    def joined(self, say: Say) -> None:
-        self._say = say
-        if self._answer is not None:
-            say(self._answer)
-
-    def heard(self, body: m.Body) -> None:
-        if not isinstance(body, m.SwitchNic) or not body.uuid or body.uuid == self._uuid:
-            return
-        self._uuid, self._answer = body.uuid, None
-        threading.Thread(target=self._run, args=(body,), name="taskd-nic", daemon=True).start()
-
-    def _run(self, order: m.SwitchNic) -> None:
-        try:
-            self._switch(order)
-            ok = True
-        except (Transient, SettingsError, RuntimeError, ValueError) as error:
-            log.warning("the links stay where they are: %s", error)
-            ok = False
-        self._answer = m.NicSwitched(order.uuid, ok)
-        if self._say is not None:
-            self._say(self._answer)
-
-    def _switch(self, order: m.SwitchNic) -> None:
+    def switch(self, order: m.SwitchNic) -> None:
         if "npu" in self._backends and find_spec("torch_npu") is not None:
-            _switch_npu(order)
+            ascend.switch(ascend.TORCH, order)
             return
         nics = nic.chosen()
         wanted = dict(zip(order.ranks, order.to_backup, strict=True))
@@ -182,24 +156,16 @@ class NicSwitcher:
                 side = BACKUP if to_backup else PRIMARY
         problem = nics.problem(side) if self._rank in wanted else ""
         former = nics.side
-        if not problem:
-            nics.to(side)
+        moved = False
         try:
             if problem:
                 # The others wait at the trial: they are told there.
                 meeting = Meeting(self._store, f"nic/{order.uuid}/", timedelta(seconds=10))
                 meeting.store.set(f"vote/{self._rank}", problem)
                 raise DeadLink(problem)
-            ranks = self._world()
-            trial(self._store, f"nic/{order.uuid}/", ranks, self._rank, SWITCH_TRIAL_S)
-        except (Transient, RuntimeError):
-            nics.to(former)
-            raise
-
-
-def _switch_npu(order: m.SwitchNic) -> None:
-    import torch_npu
-
-    ranks, ways = list(order.ranks), list(order.to_backup)
-    if not torch_npu.npu._comm_switch_nic(ranks, ways):
-        raise DeadLink("torch_npu could not switch")
+            nics.to(side)
+            trial(self._store, f"nic/{order.uuid}/", self._world(), self._rank, SWITCH_TRIAL_S)
+            moved = True
+        finally:
+            if not moved:
+                nics.to(former)

@@ -6,7 +6,8 @@
 
 In any order, as often as one likes, without a signal handler, with or without Ascend's libraries.
 What is recorded is done by `profiling.py` at the end of a training step. As long as no manager has
-been found, the switch is looked for in Ascend's file.
+been found, the switch is looked for in Ascend's file. Stress tests and link switches are the
+vendor's (`ascend.py`), unless in-process recovery has its own (`torch/operations.py`).
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, replace
+from functools import partial
 
 from taskd import config
 from taskd.edge.bus import BusConfig
 from taskd.edge.switch_file import LOOK_S, SwitchFile
 from taskd.errors import SettingsError
 from taskd.model import messages as m
-from taskd.model.ids import worker
+from taskd.model.ids import Rank, worker
 from taskd.model.profiling import FAILED, NOTHING, OFF, names_of, parts_ordered
-from taskd.worker import line, profiling
-from taskd.worker.line import Say
+from taskd.worker import ascend, line, profiling
+from taskd.worker.line import Rider, Say
+from taskd.worker.nic import NicSwitcher
 from taskd.worker.settings import WorkerSettings
+from taskd.worker.stress import StressTester
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,15 @@ class Worker:
         self.identity = identity
         self._say: Say | None = None
         self._managed = threading.Event()
+        self._operations: tuple[Rider, ...] = ()
+
+    def operate(self) -> None:
+        """Whoever asks for a stress test or a link switch gets an answer, from now on."""
+        rank, framework = Rank(self.identity.rank), self.identity.framework
+        self._operations = (
+            StressTester(rank, ascend.operations(framework)),
+            NicSwitcher(partial(ascend.switch, framework)),
+        )
 
     def watch(self, file: SwitchFile) -> None:
         """Until the manager, which looks at the file for all, is found."""
@@ -68,8 +81,13 @@ class Worker:
         self._say = say
         say(m.WorkerRegistered())
         self.report()
+        for operation in self._operations:
+            operation.joined(say)
 
     def heard(self, body: m.Body) -> None:
+        for operation in self._operations:
+            if not line.carries(type(operation)):  # in-process recovery answers for itself
+                operation.heard(body)
         if isinstance(body, m.SetProfiling):
             ours = profiling.of_process()
             wanted = parts_ordered(body.default_domain, body.communication, body.parts)
@@ -132,6 +150,7 @@ def start() -> bool:
     if not _started:
         profiling.of_process().listen(_worker.report)
         _started = True
+        _worker.operate()
         _worker.watch(SwitchFile(profiling.of_process().settings.switch))
     line.board(_worker, bus)
     return True

@@ -131,6 +131,11 @@ def leave(rider: Rider) -> None:
         own.close()
 
 
+def carries(kind: type) -> bool:
+    """Whether a rider of this kind is on board."""
+    return any(isinstance(rider, kind) for rider in tuple(_riders))
+
+
 def joined(say: Say) -> None:
     for rider in tuple(_riders):
         rider.joined(say)
