@@ -101,14 +101,19 @@ class Objects:
         told: Json = json.loads(data["reset.json"])
         return told
 
-    def sub_health(self, node: int, level: str = "SubHealthFault") -> None:
+    def sub_health(self, node: int, level: str = "SubHealthFault", code: str = "") -> None:
+        """`code`: a CheckCode that need not fit."""
         entry = {
             "fault_type": "CardUnhealthy",
             "npu_name": "Ascend910-1",
             "fault_level": level,
             "fault_code": "80E18005",
         }
-        info = {"DeviceInfo": {"DeviceList": {"huawei.com/Ascend910-Fault": json.dumps([entry])}}}
+        listed = {"huawei.com/Ascend910-Fault": json.dumps([entry])}
+        devices = {"DeviceList": listed, "UpdateTime": 1_700_000_000}
+        text = json.dumps(devices, separators=(",", ":"))
+        check = code or hashlib.sha256(text.encode()).hexdigest()
+        info = {"DeviceInfo": devices, "SuperPodID": -1, "CheckCode": check}
         self.write(
             "ConfigMap",
             f"mindx-dl-deviceinfo-host{node}",

@@ -252,6 +252,30 @@ def test_a_hardware_fault_in_the_cluster_starts_a_round_by_itself(objects: Objec
     asyncio.run(main())
 
 
+def test_a_damaged_device_report_is_ignored_and_the_last_good_one_stands(
+    objects: Objects, caplog: pytest.LogCaptureFixture
+) -> None:
+    objects.group()
+    (objects.directory / "configmaps").mkdir()
+
+    async def main() -> None:
+        async with cluster(objects) as (server, client):
+            signals = await joined(server, client)
+            owner = server.jobs.served[JobId(JOB)]
+            objects.sub_health(1, level="NotHandleFault")
+            await eventually(lambda: bool(owner.state.job.seen), server, JOB)
+            objects.sub_health(1, level="SeparateNPU", code="0" * 64)
+            # Changes come in their order: once this one is known, so is the one before.
+            objects.sub_health(0, level="NotHandleFault")
+            await eventually(lambda: len(owner.state.job.seen) == 2, server, JOB)
+            assert {seen.level for seen in owner.state.job.seen} == {"NotHandleFault"}
+            assert "mindx-dl-deviceinfo-host1 is ignored" in caplog.text
+            objects.sub_health(1, level="SeparateNPU")
+            assert (await signals.next()).signalType == "preExitProcess"
+
+    asyncio.run(main())
+
+
 def test_a_deleted_podgroup_ends_the_job(objects: Objects) -> None:
     objects.group()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,7 +29,7 @@ from taskd.clusterd.objects import (
     reset_data,
 )
 from taskd.clusterd.owner import Owner
-from taskd.clusterd.sense import device_faults, faults_seen, rank_of
+from taskd.clusterd.sense import device_faults, faults_seen, is_whole, rank_of
 from taskd.clusterd.streams import End, Line
 from taskd.clusterd.turns import Turns
 from taskd.core.recovery.config import RecoveryConfig
@@ -388,6 +389,38 @@ def test_who_must_release_what_in_a_super_pod() -> None:
 )
 def test_a_device_report_that_makes_no_sense_reports_nothing(data: dict[str, str]) -> None:
     assert list(device_faults({"data": data})) == []
+    assert not is_whole({"data": data})
+
+
+REPORT = (
+    '{"DeviceInfo":{"DeviceList":{"huawei.com/Ascend910":"Ascend910-0",'
+    '"huawei.com/Ascend910-Fault":"[{\\"npu_name\\":\\"a \\u003c b \\u0026 ü\\"}]"},'
+    '"UpdateTime":1700000000},"SuperPodID":-1,"ServerIndex":-1,"CheckCode":"CODE"}'
+)
+"""As Go writes it."""
+
+
+def checked(report: str) -> dict[str, Any]:
+    told = report[len('{"DeviceInfo":') : report.index(',"SuperPodID"')]
+    code = hashlib.sha256(told.encode()).hexdigest()
+    return {"data": {"DeviceInfoCfg": report.replace("CODE", code)}}
+
+
+def test_a_device_report_is_whole_when_its_code_fits_its_text() -> None:
+    whole = checked(REPORT)
+    assert is_whole(whole)
+    text = whole["data"]["DeviceInfoCfg"]
+    for damaged in (
+        text.replace("Ascend910-0", "Ascend910-1"),
+        text.replace("1700000000", "1700000001"),
+        text.replace('"CheckCode":"', '"CheckCode":"0'),
+        text.replace("CheckCode", "Other"),
+        REPORT.replace("CODE", ""),
+    ):
+        assert not is_whole({"data": {"DeviceInfoCfg": damaged}})
+    # Spaces and the order of keys are the writer's business.
+    again = json.dumps(json.loads(text), indent=1, sort_keys=True)
+    assert is_whole({"data": {"DeviceInfoCfg": again}})
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.0", "x", "10000000", "9" * 40, "\u0663"])

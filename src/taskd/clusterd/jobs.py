@@ -76,6 +76,8 @@ class Jobs:
         self._alone: Turns[JobId] = Turns()
         """One change to a job's life at a time; other jobs do not wait."""
         self._read: dict[JobId, tuple[list[Json], JobFacts]] = {}
+        self._reports: dict[str, tuple[Json, Json | None]] = {}
+        """Of each node's devices: the last one read, and the last one that was whole."""
         self.on_forgotten: list[Callable[[JobId], None]] = []
         self._watching: asyncio.Task[None] | None = None
 
@@ -344,9 +346,22 @@ class Jobs:
         self._tell_facts(job)
 
     def _device_reports(self, facts: JobFacts) -> list[tuple[str, Json]]:
-        reports = []
-        for node in {pod.node for pod in facts.pods}:
-            body = self._cluster.get(sense.device_report(node))
-            if body is not None:
-                reports.append((node, body))
-        return reports
+        nodes = {pod.node for pod in facts.pods}
+        reports = [(node, self._device_report(node)) for node in nodes]
+        return [(node, body) for node, body in reports if body is not None]
+
+    def _device_report(self, node: str) -> Json | None:
+        """The last one that was whole: what was damaged on its way says nothing new."""
+        key = sense.device_report(node)
+        there = self._cluster.get(key)
+        if there is None:
+            self._reports.pop(node, None)
+            return None
+        read, whole = self._reports.get(node, (None, None))
+        if read is not there:
+            if sense.is_whole(there):
+                whole = there
+            else:
+                log.warning("%s is ignored: its CheckCode does not fit its DeviceInfo", key)
+            self._reports[node] = (there, whole)
+        return whole

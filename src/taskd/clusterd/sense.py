@@ -6,6 +6,7 @@ hide the others.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence, Sized
 
@@ -35,6 +36,8 @@ SHORT_TEXT = 200
 KINDS = {kind.value: kind for kind in FaultKind}
 STRESS_OPS = {0, 1}
 DEVICE_REPORT = "mindx-dl-deviceinfo-"
+ESCAPED = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
+"""What Go's JSON escapes and ours does not."""
 STRAGGLER, SUB_HEALTH = "straggler", "SubHealthFault"
 
 
@@ -163,6 +166,22 @@ def stress_result(request: pb.StressTestResult) -> StressResult:
 
 def device_report(node: str) -> Key:
     return Key(Kind.CONFIG_MAP, "kube-system", f"{DEVICE_REPORT}{node}")
+
+
+def is_whole(body: Json) -> bool:
+    """Does the report's CheckCode fit? It is the SHA-256 of DeviceInfo, as Go writes JSON."""
+    try:
+        told = json.loads(body["data"]["DeviceInfoCfg"])
+        info = told["DeviceInfo"]
+        counted = {
+            "DeviceList": dict(sorted(info["DeviceList"].items())),
+            "UpdateTime": info.get("UpdateTime", 0),
+        }
+        text = json.dumps(counted, separators=(",", ":"), ensure_ascii=False)
+        found = hashlib.sha256(text.translate(ESCAPED).encode()).hexdigest()
+        return bool(found == told["CheckCode"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
 
 
 def faults_seen(facts: JobFacts, device_maps: Iterable[tuple[str, Json]]) -> tuple[SeenFault, ...]:
