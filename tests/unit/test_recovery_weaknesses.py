@@ -471,6 +471,20 @@ class TestPlatform:
         machine.tell(PlatformSeen(strategy="recover", confirm="3:0", result="0:1"))
         assert [fault.rank for fault in machine.order.faults] == [0, 1, 2, 3]
 
+    def test_processes_are_restarted_in_place_by_the_strategy_alone(self) -> None:
+        """The platform makes an ordinary round of a passing fault: nobody is told to leave yet."""
+        machine = Machine("retry,recover-in-place,recover", pods=(2, 2), platform=True)
+        machine.tell(PlatformSeen(strategy="retry"))
+        machine.fault(3, kind=FaultKind.MEMORY)
+        machine.stopped()
+        machine.tell(PlatformSeen(strategy="recover", confirm="3:0", result="0:1"))
+        assert machine.order.actions == ("on_global_rank", "fault_nodes_exit")
+        assert (machine.order.nodes, machine.order.timeout_s) == ((), 0)
+        machine.offers()
+        machine.tell(PlatformSeen("recover", "3:0", "0:1", "true"))
+        assert machine.order.actions == ("change_strategy", "fault_nodes_restart")
+        assert machine.order.nodes == (NodeRank(0), NodeRank(1))
+
     def test_a_confirmation_of_somebody_else_is_not_overwritten(self) -> None:
         machine = Machine("retry,recover", pods=(2, 2), platform=True)
         machine.tell(PlatformSeen(strategy="recover", confirm="7:1"))
@@ -718,6 +732,37 @@ class TestOperations:
         machine.tell(NicResult(True))
         machine.reports(499, "continue")
         at(machine, Ended)
+        assert "(499)" in machine.taken.because
+
+    @pytest.mark.parametrize(
+        ("told", "text"),
+        [
+            (["499", "0"], "om failed, pause train failed"),
+            (["silence", "0"], "pause train timeout"),
+            (["0", "no"], "switch nic failed, switch nic failed"),
+            (["0", "406"], "switch nic failed, report error when switching nic"),
+            (["0", "silence"], "switch nic failed, report switch nic timeout"),
+            (["0", "yes", "0"], "switch nic finish"),
+            (["0", "yes", "499"], "switch nic failed, continue train failed"),
+            (["0", "yes", "silence"], "switch nic failed, continue train timeout"),
+        ],
+    )
+    def test_the_operator_is_told_in_the_words_that_are_known(
+        self, told: list[str], text: str
+    ) -> None:
+        machine = Machine("retry")
+        machine.tell(OperatorAskedNic((Rank(0),), (True,)))
+        for number, word in enumerate(told):
+            if word == "silence":
+                machine.wait(900)
+            elif word in ("yes", "no"):
+                machine.tell(NicResult(word == "yes"))
+            elif number == 0:
+                machine.stopped(int(word))
+            else:
+                machine.reports(int(word), "continue")
+        (reply,) = machine.said(ReplyOperator)
+        assert reply.text == text
 
 
 def test_a_label_that_cannot_be_written_leads_to_the_last_resort() -> None:

@@ -213,7 +213,8 @@ def resumed(state: Resuming, matter: Matter, event: StatusReported) -> Step:
         return matter.to(
             Idle(matter.retired().job), ReplyOperator(state.task.operation, state.text)
         )
-    return _not_resumed(state, matter, f"continue train failed ({event.code})", RecoverCode.OK)
+    matter = matter.since(f"the job could not go on ({event.code})")
+    return _not_resumed(state, matter, "continue train failed", RecoverCode.OK)
 
 
 def resume_expired(state: Resuming, matter: Matter) -> Step:
