@@ -74,6 +74,11 @@ def test_clusterd_tells_of_all_its_jobs(tmp_path: Path) -> None:
     assert of(samples, "taskd_clusterd_decisions_total", 'job="job"') >= 2
     assert of(samples, "taskd_clusterd_subscribed", 'job="job"') == 1
     assert of(samples, "taskd_clusterd_step", 'job="job"') == 7
+    assert of(samples, "taskd_clusterd_steps_per_second", 'job="job"') == 2.5
+    assert of(samples, "taskd_clusterd_world_size", 'job="job"') == 4
+    assert of(samples, "taskd_clusterd_ranks", 'job="job"', 'phase="training"') == 3
+    assert of(samples, "taskd_clusterd_straggler", 'rank="2"', 'cause="compute"') == 1
+    assert of(samples, "taskd_clusterd_operation_running", 'job="job"') == 1
     assert of(samples, "taskd_clusterd_recent_rounds", 'strategy="recover-in-place"') == 1
     assert of(samples, "taskd_clusterd_last_round_seconds", 'job="job"') >= 0
 
@@ -84,7 +89,15 @@ async def a_round(port: int, metrics: int) -> Samples:
         await client.declare("recover-in-place")
         await client.join()
         signals = client.subscribe()
-        told = control_pb2.JobProgress(job="job", step=7, world=4)
+        told = control_pb2.JobProgress(
+            job="job",
+            step=7,
+            world=4,
+            steps_per_s=2.5,
+            operation="stress test",
+            ranks=[control_pb2.RankStatus(rank=rank, phase="training") for rank in range(3)],
+            stragglers=[control_pb2.Straggler(rank=2, cause="compute")],
+        )
         assert await client.code("PublishProgress", told) == 0
         assert await client.fault(1) == 0
         stop = await signals.next("stopTrain")

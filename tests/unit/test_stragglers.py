@@ -15,7 +15,7 @@ from taskd.core.stragglers import (
     step,
 )
 from taskd.model.ids import Incarnation, Rank
-from taskd.model.profiling import EVERYTHING, Pace, Wire
+from taskd.model.profiling import EVERYTHING, NOTHING, Pace, Wire
 
 CONFIG = StragglerConfig(window_s=10.0, least_steps=5)
 
@@ -196,3 +196,26 @@ def test_one_rank_has_nobody_to_be_compared_with() -> None:
     job.paces = {0: job.paces[0]}
     job.run(30, wait={0: 0.0})
     assert not job.found
+
+
+def test_who_is_not_recorded_any_more_is_let_go() -> None:
+    job = Job()
+    job.run(20, wait={1: 0.05, 2: 0.05})
+    accused = set(job.state.slow)
+    assert accused
+    off = tuple(Pace(rank, Incarnation(0), NOTHING) for rank in map(Rank, range(4)))
+    taken = job.tell(off)
+    assert {slow.rank for slow in taken.cleared} == accused
+    assert taken.because
+    assert taken.state.slow == {}
+    assert taken.state.samples == {}
+    assert not job.tell(off).cleared, "said once"
+
+
+def test_one_that_is_not_recorded_leaves_the_others_judged() -> None:
+    job = Job()
+    job.run(20, wait={2: 0.05})
+    job.tell((replace(job.paces.pop(0), recorded=NOTHING),))
+    assert list(job.state.slow) == [2]
+    job.run(20)
+    assert job.state.slow == {}

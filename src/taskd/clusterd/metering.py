@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from taskd.clusterd.jobs import Jobs
 from taskd.edge.metrics import Metric, Sample, one
+from taskd.wire._pb.control_pb2 import JobProgress
 
 
 def metrics(jobs: Jobs) -> Iterable[Metric]:
@@ -40,6 +41,7 @@ def metrics(jobs: Jobs) -> Iterable[Metric]:
         "The highest committed step, as the manager told it.",
         tuple(Sample(progress.step, {"job": job}) for job, progress in told),
     )
+    yield from _progress(told)
     rounds: Counter[tuple[str, str]] = Counter()
     for job, owner in owners:
         rounds.update((job, past.strategy) for past in owner.record.rounds)
@@ -56,4 +58,38 @@ def metrics(jobs: Jobs) -> Iterable[Metric]:
             for job, owner in owners
             if owner.record.rounds
         ),
+    )
+
+
+def _progress(told: Sequence[tuple[str, JobProgress]]) -> Iterable[Metric]:
+    """What the managers tell of their jobs, beside the step."""
+    yield Metric(
+        "taskd_clusterd_steps_per_second",
+        "The pace between the last two tellings.",
+        tuple(Sample(progress.steps_per_s, {"job": job}) for job, progress in told),
+    )
+    yield Metric(
+        "taskd_clusterd_world_size",
+        "Ranks that train together.",
+        tuple(Sample(progress.world, {"job": job}) for job, progress in told),
+    )
+    phases = Counter((job, rank.phase) for job, progress in told for rank in progress.ranks)
+    yield Metric(
+        "taskd_clusterd_ranks",
+        "Ranks by phase.",
+        tuple(Sample(n, {"job": j, "phase": phase}) for (j, phase), n in sorted(phases.items())),
+    )
+    yield Metric(
+        "taskd_clusterd_straggler",
+        "1 for each rank that holds the others up.",
+        tuple(
+            Sample(1, {"job": job, "rank": str(slow.rank), "cause": slow.cause})
+            for job, progress in told
+            for slow in progress.stragglers
+        ),
+    )
+    yield Metric(
+        "taskd_clusterd_operation_running",
+        "1 while a stress test or a link switch runs.",
+        tuple(Sample(bool(progress.operation), {"job": job}) for job, progress in told),
     )

@@ -121,7 +121,17 @@ def step(state: State, event: Event, now: float, config: StragglerConfig) -> Ste
         return Step(State(slow=state.slow), because="the job was disturbed: measured anew")
     samples = dict(state.samples)
     for pace in event.paces:
-        samples[pace.rank] = _with(samples.get(pace.rank, ()), Sample(now, pace), config)
+        if pace.recorded:
+            samples[pace.rank] = _with(samples.get(pace.rank, ()), Sample(now, pace), config)
+        else:
+            samples.pop(pace.rank, None)
+    # Who is not recorded any more cannot show that he has become faster.
+    unseen = [pace.rank for pace in event.paces if not pace.recorded and pace.rank in state.slow]
+    if unseen:
+        slow = {rank: accused for rank, accused in state.slow.items() if rank not in unseen}
+        cleared = tuple(state.slow[rank] for rank in unseen)
+        because = "what is not recorded cannot be judged"
+        return Step(replace(state, samples=samples, slow=slow), (), cleared, because)
     if now < state.next_look:
         return Step(replace(state, samples=samples))
     state = replace(state, samples=samples, next_look=now + config.window_s / LOOKS)

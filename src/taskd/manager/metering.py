@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 
 from taskd.core.goodput import Goodput
 from taskd.edge.clock import monotonic
@@ -17,11 +18,14 @@ class Meter:
     def __init__(self, config: ManagerConfig, look: Callable[[], Seen]) -> None:
         self._config, self._look = config, look
         self._goodput = Goodput(monotonic())
+        self._incidents = Incidents()
 
     def beat(self) -> None:
         """A node has told how its ranks are doing."""
-        steps = [progress.step for progress in self._look().progress.values()]
+        seen = self._look()
+        steps = [progress.step for progress in seen.progress.values()]
         self._goodput = self._goodput.at(max(steps, default=0), monotonic())
+        self._incidents.count(seen.state.job.stories)
 
     def metrics(self) -> Iterable[Metric]:
         seen = self._look()
@@ -53,7 +57,8 @@ class Meter:
             "Ranks by phase.",
             tuple(Sample(n, {"job": job, "phase": phase}) for phase, n in sorted(phases.items())),
         )
-        yield from _incidents(job, seen.state.job.stories)
+        self._incidents.count(seen.state.job.stories)
+        yield from self._incidents.metrics(job)
         yield Metric(
             "taskd_straggler",
             "1 for each rank that holds the others up.",
@@ -72,24 +77,37 @@ class Meter:
         yield one("taskd_manager_state", "1 for the state it is in.", 1, job=job, state=state)
 
 
-def _incidents(job: str, stories: tuple[Story, ...]) -> Iterable[Metric]:
-    counts: Counter[tuple[str, str]] = Counter()
-    seconds: Counter[tuple[str, str]] = Counter()
-    for story in stories:
-        key = story.strategy or "none", story.outcome or "open"
-        counts[key] += 1
-        seconds[key] += story.moments[-1][1] - story.moments[0][1]  # type: ignore[assignment]
-    for name, text, sums in (
-        ("taskd_incidents_total", "Incidents by strategy and outcome.", counts),
-        ("taskd_recovery_seconds_total", "Time from a fault to the next step.", seconds),
-    ):
-        samples = tuple(
-            Sample(value, {"job": job, "strategy": strategy, "outcome": outcome})
-            for (strategy, outcome), value in sorted(sums.items())
-        )
-        yield Metric(name, text, samples, "counter")
-    if stories:
-        last = stories[-1].moments
-        yield one(
-            "taskd_last_recovery_seconds", "The newest of these.", last[-1][1] - last[0][1], job=job
-        )
+class Incidents:
+    """Sums that never fall, over stories of which only the newest are kept."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._seconds: Counter[tuple[str, str]] = Counter()
+        self._last: Story | None = None
+
+    def count(self, stories: Sequence[Story]) -> None:
+        """Those that have ended since the last call; call it more often than they are dropped."""
+        news = list(takewhile(lambda story: story is not self._last, reversed(stories)))
+        for story in news:
+            key = story.strategy or "none", story.outcome or "open"
+            self._counts[key] += 1
+            self._seconds[key] += _took_s(story)  # type: ignore[assignment]
+        self._last = stories[-1] if stories else self._last
+
+    def metrics(self, job: str) -> Iterable[Metric]:
+        for name, text, sums in (
+            ("taskd_incidents_total", "Incidents by strategy and outcome.", self._counts),
+            ("taskd_recovery_seconds_total", "Time from a fault to the next step.", self._seconds),
+        ):
+            samples = tuple(
+                Sample(value, {"job": job, "strategy": strategy, "outcome": outcome})
+                for (strategy, outcome), value in sorted(sums.items())
+            )
+            yield Metric(name, text, samples, "counter")
+        if self._last is not None:
+            newest = _took_s(self._last)
+            yield one("taskd_last_recovery_seconds", "The newest of these.", newest, job=job)
+
+
+def _took_s(story: Story) -> float:
+    return story.moments[-1][1] - story.moments[0][1]

@@ -53,4 +53,4 @@ class Stragglers:
         for slow in taken.found:
             log.warning("%s", slow.evidence)
         for slow in taken.cleared:
-            log.info("rank %d is as fast as the others again", slow.rank)
+            log.info("rank %d does not count as slow any more", slow.rank)
