@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from taskd.edge import own_folder
 from taskd.worker import disk
 from taskd.worker.disk import CannotKeep, Shelf, base_dir
 
@@ -149,3 +150,25 @@ def test_where_records_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert str(os.getuid()) in str(base_dir(""))
     (tmp_path / "cluster-info").mkdir()
     assert base_dir("") == tmp_path / "cluster-info" / "profiling"
+
+
+@pytest.mark.parametrize("spoil", ["mode", "owner", "link"])
+def test_a_folder_in_tmp_that_others_can_write_is_refused(
+    spoil: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "ASCEND_DIR", tmp_path / "nowhere" / "profiling")
+    monkeypatch.setattr(own_folder, "SHARED", tmp_path)
+    base = base_dir("")
+    assert shelf(base).keep(["{}\n"]) == 0
+    assert base.parent.stat().st_mode & 0o777 == 0o700
+    if spoil == "mode":
+        base.parent.chmod(0o777)
+    elif spoil == "link":
+        base.parent.rename(tmp_path / "elsewhere")
+        base.parent.symlink_to(tmp_path / "elsewhere")
+    elif os.geteuid():
+        pytest.skip("needs root")
+    else:
+        os.chown(base.parent, 65534, 65534)
+    with pytest.raises(CannotKeep, match="only you can write"):
+        shelf(base).keep(["{}\n"])

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from taskd.config import environ
+from taskd.edge import own_folder
 from taskd.edge.address import Address
 from taskd.errors import SettingsError
 
@@ -33,16 +33,7 @@ class Place:
 def directory() -> Path:
     """Made if need be. Raises SettingsError if somebody else could have put files there."""
     base = environ.get("XDG_RUNTIME_DIR", "")
-    path = Path(base) / "taskd" if base else Path(f"/tmp/taskd-{os.getuid()}")
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-        there = path.lstat()
-    except OSError as error:
-        raise SettingsError([f"{path} cannot be used: {error}"]) from error
-    mine = there.st_uid == os.getuid() and not there.st_mode & 0o022
-    if not stat.S_ISDIR(there.st_mode) or not mine:
-        raise SettingsError([f"{path} is not a directory that only you can write"])
-    return path
+    return own_folder.make(Path(base) / "taskd" if base else own_folder.place())
 
 
 def announce(job: str, address: str, token: str = "") -> Path:

@@ -5,7 +5,7 @@
 A file is closed for good at 10 MiB. The limit counts everything under `base`; whoever wants to
 write holds a lock on it, and removes the oldest files of any rank until there is room, so the
 limit is never passed, however small it is. Links are refused at every level: whoever may write
-there could aim one at any file.
+there could aim one at any file. So is a folder in /tmp that is not ours alone.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from taskd.edge import own_folder
 from taskd.edge.clock import Clock, wall
-from taskd.errors import Transient
+from taskd.errors import SettingsError, Transient
 
 FILE_BYTES = 10 * 1024 * 1024
 FILES_AT_LEAST = 8
@@ -56,6 +57,8 @@ class Shelf:
             raise CannotKeep(f"{error.filename or self._rank_dir}: {error.strerror}") from error
 
     def _keep(self, lines: list[str]) -> int:
+        if self._base.parent == own_folder.place():
+            _make_own(self._base.parent)
         for folder in (self._base, self._rank_dir.parent, self._rank_dir):
             _make(folder)
         with _locked(self._base / LOCK):
@@ -150,6 +153,13 @@ def _make(folder: Path) -> None:
         raise CannotKeep(f"{folder} is no directory")
 
 
+def _make_own(folder: Path) -> None:
+    try:
+        own_folder.make(folder)
+    except SettingsError as error:
+        raise CannotKeep(str(error)) from error
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """For a moment only, and in a thread that nobody waits for."""
@@ -168,4 +178,4 @@ def base_dir(configured: str) -> Path:
         return Path(configured)
     if os.path.isdir(ASCEND_DIR.parent):
         return ASCEND_DIR
-    return Path(f"/tmp/taskd-{os.getuid()}/profiling")
+    return own_folder.place() / "profiling"

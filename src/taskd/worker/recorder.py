@@ -22,7 +22,7 @@ from taskd.worker.records import Span, lines
 log = logging.getLogger(__name__)
 
 MOST_SPANS = 200_000
-"""Waiting for the disk. When it does not take them, the oldest are lost first."""
+"""Waiting for the disk, or for the device. When there are more, the oldest are lost."""
 END_S = 10.0
 """How long the end of the process waits for the last records."""
 
@@ -39,11 +39,13 @@ class Later(Protocol):
 class Recorder:
     """From switching on to switching off."""
 
-    def __init__(self, shelf: Shelf, save_s: float, told: Callable[[], None]) -> None:
+    def __init__(
+        self, shelf: Shelf, save_s: float, told: Callable[[], None], most: int = MOST_SPANS
+    ) -> None:
         self.shelf = shelf
-        self._save_s, self._told = save_s, told
-        self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
-        self._later: deque[Later] = deque(maxlen=MOST_SPANS)
+        self._save_s, self._told, self._most = save_s, told, most
+        self._spans: deque[Span] = deque(maxlen=most)
+        self._later: deque[Later] = deque(maxlen=most)
         self.add = self._spans.append
         self.add_later = self._later.append
         self.next_id = itertools.count(1).__next__
@@ -52,7 +54,6 @@ class Recorder:
         """Where further lines come from, ready to be kept: Ascend's library."""
         self.problem = ""
         """Why records are not kept; empty while they are."""
-        self.lost = 0
         self._pid = os.getpid()
         self._over = threading.Event()
         self._saving = threading.Lock()
@@ -91,19 +92,21 @@ class Recorder:
                 self._spans.append(span)
 
     def _save(self) -> None:
+        full = self._most in (len(self._spans), len(self._later))
         self._settle()
         taken: list[Span] = []
         while self._spans:
             taken.append(self._spans.popleft())
         kept = [*lines(taken, self._pid), *(self.source() if self.source is not None else ())]
-        if not kept:
+        if not kept and not full:
             return
         try:
             left_out = self.shelf.keep(kept)
             problem = "the limit on profiling data is too small" if left_out else ""
         except CannotKeep as error:
-            left_out, problem = len(kept), str(error)
-        self.lost += left_out
+            problem = str(error)
+        if full and not problem:
+            problem = f"more than {self._most} records at once: the oldest are lost"
         if problem and problem != self.problem:
             log.warning("profiling records are lost, training goes on: %s", problem)
         self.problem = problem
