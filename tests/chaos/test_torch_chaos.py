@@ -65,4 +65,6 @@ def test_not_a_bit_is_different(
     calm = ends(run(tmp_path / "calm", script, run_s=500.0, steps=STEPS))
     world = run(tmp_path / "chaos", script, run_s=500.0, steps=STEPS, kills=kills, cuts=cuts)
     sys.stdout.write(f"{len(kills)} deaths, {len(cuts)} cuts, {world.incident} incidents\n")
+    for rank, end in enumerate(ends(world)):
+        assert end["done"] == list(range(STEPS)), f"rank {rank} has lost a step, or done one twice"
     assert_same(calm, world)

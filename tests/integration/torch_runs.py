@@ -11,9 +11,9 @@ import torch
 from tests.integration.torch_world import Script, World
 
 
-def run(folder: Path, script: Script, run_s: float = 150.0, **told: Any) -> World:
+def run(folder: Path, script: Script, run_s: float = 150.0, size: int = 4, **told: Any) -> World:
     folder.mkdir()
-    world = World(script, folder, told=told, run_s=run_s)
+    world = World(script, folder, size, told=told, run_s=run_s)
 
     async def live() -> None:
         try:

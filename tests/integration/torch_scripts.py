@@ -53,6 +53,34 @@ def declare(told: dict[str, Any], step: int) -> None:
         raise taskd.Corrupt("the memory controller says so")
 
 
+class Hiccup(Exception):
+    """What a script may list in `retry_on`."""
+
+
+class SmallHiccup(Hiccup): ...
+
+
+def stumble(told: dict[str, Any], step: int, moment: str) -> None:
+    """Raise an exception of the script's own here, once, if the test wants it."""
+    here = (told["rank"], told["life"], int(step), moment)
+    if here in told.get("raises", ()):
+        told["raises"] = [one for one in told["raises"] if one != here]
+        raise SmallHiccup(f"in step {int(step)}")
+
+
+class Tally:
+    """The steps that have gone into the state, in their order. It travels with the state."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+
+    def state_dict(self) -> dict[str, list[int]]:
+        return {"done": list(self.done)}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        self.done = list(state["done"])
+
+
 def batch(rank: int, step: int, part: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(step * 1000 + rank * 10 + part)
     return (
@@ -78,7 +106,8 @@ def ddp(told: dict[str, Any]) -> None:
     )
     model = DDP(net, bucket_cap_mb=0.01)  # many buckets, so that their layout matters
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    job.protect(model=model, optimizer=optimizer, **told.get("protect", {}))
+    tally = Tally()
+    job.protect(model=model, optimizer=optimizer, tally=tally, **told.get("protect", {}))
     optimizer.register_step_pre_hook(lambda *_: strike(told, job.step, "in the optimizer"))
     optimizer.register_step_post_hook(lambda *_: strike(told, job.step, "after the optimizer"))
     log = Path(told["folder"]) / f"log-{told['rank']}"
@@ -88,20 +117,24 @@ def ddp(told: dict[str, Any]) -> None:
         corrupt(told, step, "a weight", net.parameters())
         corrupt(told, step, "momentum", (one["exp_avg"] for one in optimizer.state.values()))
         with step:
+            tally.done.append(int(step))
             optimizer.zero_grad()
             data, target = batch(told["rank"], step)
             strike(told, step, "in forward")
             declare(told, step)
             output = model(data)
+            stumble(told, step, "in forward")
             output.register_hook(lambda g, s=step: strike(told, s, "in backward"))
             torch.autograd.backward(nn.functional.cross_entropy(output, target))
             strike(told, step, "after backward")
+            stumble(told, step, "after backward")
             optimizer.step()
             corrupt(told, step, "a weight, updated", net.parameters())
         if job.step > step:
             with log.open("a") as file:
                 file.write(f"{job.step}\n")
-    torch.save(digest(net, optimizer), Path(told["folder"]) / f"end-{told['rank']}.pt")
+    end = {**digest(net, optimizer), "done": tally.done}
+    torch.save(end, Path(told["folder"]) / f"end-{told['rank']}.pt")
 
 
 def setup(told: dict[str, Any]) -> None:
@@ -260,13 +293,15 @@ def _fully_sharded(told: dict[str, Any], shape: tuple[int, ...], names: tuple[st
     fully_shard(net[1], mesh=mesh)
     fully_shard(net, mesh=mesh)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    job.protect(model=net, optimizer=optimizer, **told.get("protect", {}))
+    tally = Tally()
+    job.protect(model=net, optimizer=optimizer, tally=tally, **told.get("protect", {}))
     optimizer.register_step_pre_hook(lambda *_: strike(told, job.step, "in the optimizer"))
     optimizer.register_step_post_hook(lambda *_: strike(told, job.step, "after the optimizer"))
     for step in job.steps(told["steps"]):
         strike(told, step, "between steps")
         corrupt(told, step, "a weight", net.parameters())
         with step:
+            tally.done.append(int(step))
             optimizer.zero_grad()
             data, target = batch(told["rank"], step)
             strike(told, step, "in forward")
@@ -283,6 +318,7 @@ def _fully_sharded(told: dict[str, Any], shape: tuple[int, ...], names: tuple[st
             for p in net.parameters()
         ],
         "random": torch.get_rng_state(),
+        "done": tally.done,
     }
     torch.save(end, Path(told["folder"]) / f"end-{told['rank']}.pt")
 

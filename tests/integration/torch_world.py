@@ -75,6 +75,8 @@ class World:
         self._telling: set[asyncio.Task[None]] = set()
         self.changed = asyncio.Event()
         self.story: list[str] = []
+        self.heard: list[m.Body] = []
+        self.plans: list[Plan] = []
 
     async def start(self) -> None:
         self.store = TCPStore(
@@ -135,6 +137,7 @@ class World:
         while True:
             body = (await self.bus.receive()).body
             self._note(str(body))
+            self.heard.append(body)
             match body:
                 case m.WorkerHello():
                     self.hellos[body.rank] = body
@@ -251,6 +254,7 @@ class World:
         made = plan(holders, seats)
         assert isinstance(made, Plan), f"{made}\n" + "\n".join(self.story)
         self._note(str(made))
+        self.plans.append(made)
         await self.until(
             lambda: all(
                 r in self.dead or (r in self.hellos and self.hellos[r].incarnation == self.lives[r])
@@ -299,6 +303,14 @@ class World:
 
     async def dump(self) -> None:
         """The survivors write what they have, and end."""
+        ranks = await self.order_dump()
+        await self.until(
+            lambda: ranks <= self.dumped.keys() and ranks <= self.done | self.dead,
+            "the survivors write, and end",
+        )
+
+    async def order_dump(self) -> set[int]:
+        """Tell the survivors to write what they have; returns who they are."""
         stand = await self.park("dump")
         step = complete_step(self._holders(stand), {self._part(r)[0] for r in range(self.size)})
         assert step is not None
@@ -306,11 +318,7 @@ class World:
         members = tuple(m.Member(h.rank, h.node, h.incarnation) for h in writers)
         order = m.Dump(self.incident, step, str(self.folder.parent / "dump"), members)
         await asyncio.gather(*(self.tell(one.rank, order) for one in members))
-        ranks = {one.rank for one in members}
-        await self.until(
-            lambda: ranks <= self.dumped.keys() and ranks <= self.done | self.dead,
-            "the survivors write, and end",
-        )
+        return {one.rank for one in members}
 
     def _place(self, rank: int) -> tuple[Rank, NodeRank, Incarnation]:
         return Rank(rank), NodeRank(self.nodes[rank]), Incarnation(self.lives[rank])
