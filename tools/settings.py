@@ -37,6 +37,10 @@ VARIABLES = {
     "ELASTIC_GRPC_SECURE_CERTIFICATES_PATH": "The certificate that clusterd must show to "
     "`mindx_elastic`.",
     "ELASTIC_GRPC_SECURE_CONNECT": "`on`: `mindx_elastic` encrypts its connection to clusterd.",
+    "ELASTIC_LOG_PATH": "Where `mindx_elastic` writes `run.log`, `/var/log/mindx-dl/elastic` if "
+    "unset. If set, TaskD's lines go there, too.",
+    "ELASTIC_PROCESS_RECOVER_ENABLE": "Set, and not to `1`: `mindx_elastic.api` leaves torchrun as "
+    "it is.",
     "ENABLE_RESTART_FAULT_PROCESS": "`on`: MSRunPlugin starts only the failed ranks anew.",
     "GROUP_BASE_DIR": "Where `parallel_group.json` is written, if that directory exists.",
     "GROUP_WORLD_SIZE": "How many nodes the job was started with (torchrun).",

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from mindx_elastic import pb
+from mindx_elastic.log import run_log
 from taskd.config import environ
 from taskd.edge.engine import Faults
 from taskd.edge.recover_channel import Security, server_address
 from taskd.python.toolkit.recover_module import recover_manager as taskd_recover_manager
-from taskd.python.utils.log import run_log
 from taskd.wire._pb import recover_pb2
 
 __all__ = [
