@@ -29,7 +29,7 @@ check: setup  ## style, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: setup  ## all tests but those of test-mindspore
+test: setup  ## all tests but those of explore, test-gpu, test-mindspore and test-adapters
 	$(BIN)/pytest
 
 .venvs/mindspore/.ready: pyproject.toml

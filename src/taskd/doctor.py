@@ -7,7 +7,6 @@ no framework: their versions are read from what pip has installed.
 from __future__ import annotations
 
 import argparse
-import ctypes.util
 import json
 import os
 import platform
@@ -23,17 +22,13 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from taskd.config import environ
 from taskd.edge import log
 from taskd.version import __version__
+from taskd.worker import mspti
 
 TORCH_SEAM = ((2, 6), (2, 13))
 """The versions of torch whose elastic agent and process groups we know."""
 
-MSPTI_PLACES = (
-    "/usr/local/Ascend/ascend-toolkit/latest/lib64/libmspti.so",
-    "/usr/local/Ascend/cann/lib64/libmspti.so",
-)
 SEAM_CHECK = "from taskd.torch import seam; seam.check()"
 SEAM_TIMEOUT_S = 120.0
 
@@ -179,14 +174,12 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _mspti() -> Finding:
-    folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    places = [*(str(Path(folder) / "libmspti.so") for folder in folders if folder), *MSPTI_PLACES]
-    found = next((place for place in places if Path(place).exists()), None)
-    found = found or ctypes.util.find_library("mspti")
-    if found:
-        return Finding("libmspti", Verdict.FINE, found)
+    found = next((place for place in mspti.places() if place.is_file()), None)
+    if found is not None:
+        return Finding("libmspti", Verdict.FINE, str(found))
     because = "profiles of Ascend devices hold no device times"
-    return Finding("libmspti", Verdict.ABSENT, "not found", because, "install Ascend's CANN")
+    remedy = "install Ascend's CANN, or name the library in TASKD_PROFILING_MSPTI"
+    return Finding("libmspti", Verdict.ABSENT, "not found", because, remedy)
 
 
 def _port(port: int, user: str) -> Finding:

@@ -3,12 +3,9 @@
     TaskdError
     ├── SettingsError      the operator: a setting is missing or wrong
     ├── Transient          nobody: wait, then try again
-    │   ├── PeerUnreachable
-    │   └── PeerBusy
-    ├── Permanent          the caller: trying again cannot help
-    │   ├── PeerRefused    the peer understood and said no
-    │   └── PeerConfused   the peer broke the protocol
-    └── Bug                us: an invariant is broken
+    │   └── PeerUnreachable
+    └── Permanent          the caller: trying again cannot help
+        └── PeerRefused    the peer understood and said no
 
 A fault in training is not an error. It is a value, and it travels as an event.
 """
@@ -32,21 +29,7 @@ class Transient(TaskdError): ...
 class PeerUnreachable(Transient): ...
 
 
-class PeerBusy(Transient): ...
-
-
 class Permanent(TaskdError): ...
 
 
 class PeerRefused(Permanent): ...
-
-
-class PeerConfused(Permanent): ...
-
-
-class Bug(TaskdError):
-    """Carries the story so far: the events that led here, oldest first."""
-
-    def __init__(self, what: str, story: list[str]) -> None:
-        super().__init__("\n  ".join([what, *story]))
-        self.story = story

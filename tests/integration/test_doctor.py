@@ -14,6 +14,7 @@ import pytest
 import taskd
 from taskd import doctor
 from taskd.doctor import Finding, Verdict
+from taskd.worker import mspti
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -123,9 +124,12 @@ def test_log_directories_that_will_not_do(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_library_of_ascend_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "libmspti.so").touch()
+    (tmp_path / mspti.NAME).touch()
+    monkeypatch.setattr(mspti, "PLACES", ())
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
-    assert doctor._mspti().value == str(tmp_path / "libmspti.so")
+    assert doctor._mspti().verdict is Verdict.ABSENT, "anybody could have put it there"
+    monkeypatch.setattr(mspti, "PLACES", (tmp_path / mspti.NAME,))
+    assert doctor._mspti().value == str(tmp_path / mspti.NAME)
 
 
 def test_what_cannot_be_done_says_so() -> None:

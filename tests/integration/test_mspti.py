@@ -103,7 +103,24 @@ def test_only_what_root_alone_can_change_is_loaded_by_itself(
             shutil.copy(library, place)
             monkeypatch.setenv("LD_LIBRARY_PATH", str(place))
             assert mspti.find("") is not None
+            monkeypatch.delenv("LD_LIBRARY_PATH")
+            assert mspti.find("") is None
+            cached(tmp_path, place / mspti.NAME, monkeypatch)
+            assert mspti.find("") is not None
             place.chmod(0o777)
             assert mspti.find("") is None
         finally:
             shutil.rmtree(place)
+
+
+def cached(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the library were in the loader's cache."""
+    told = tmp_path / "ldconfig"
+    lines = (
+        "2 libs found in cache `/etc/ld.so.cache'",
+        f"\t{mspti.NAME} (libc6,x86-64) => {library}",
+        f"\t{mspti.NAME}.1 (libc6,x86-64) => /nowhere/{mspti.NAME}.1",
+    )
+    told.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n")
+    told.chmod(0o755)
+    monkeypatch.setattr(mspti, "LDCONFIG", str(told))

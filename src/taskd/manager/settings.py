@@ -13,10 +13,9 @@ from taskd.core.silence import SilenceConfig
 from taskd.core.stragglers import StragglerConfig
 from taskd.edge.clusterd_tls import ClusterdTlsSettings, from_environment
 from taskd.edge.security import Tls, tls_from_environment
+from taskd.worker.settings import SWITCH
 
 PORT = 9601
-CLUSTERD_PORT = 8899
-SWITCH = "/user/cluster-info/datatrace-config/profilingSwitch"
 EMBEDDED = "embedded"
 """In place of clusterd's address: run it in the manager's own process."""
 

@@ -25,16 +25,6 @@ class Roots:
     python: bytes
     numpy: bytes
 
-    def pack(self) -> bytes:
-        return self.torch + self.cuda + self.python + self.numpy
-
-
-WIDTH = 8
-
-
-def unpack(packed: bytes) -> Roots:
-    return Roots(*(packed[at : at + WIDTH] for at in range(0, 4 * WIDTH, WIDTH)))
-
 
 def roots() -> Roots:
     """As the script has left its generators."""
@@ -68,4 +58,4 @@ def _has_cuda() -> bool:
 
 
 def _condense(state: bytes) -> bytes:
-    return blake2b(state, digest_size=WIDTH).digest()
+    return blake2b(state, digest_size=8).digest()

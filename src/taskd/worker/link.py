@@ -46,7 +46,6 @@ from taskd.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-JOIN_TIMEOUT_S = 30.0
 FLUSH_TIMEOUT_S = 5.0
 
 

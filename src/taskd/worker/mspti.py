@@ -12,7 +12,10 @@ import json
 import logging
 import os
 import stat
+import subprocess
 from collections import deque
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,8 @@ PLACES = (
     Path("/usr/local/Ascend/cann/lib64") / NAME,
 )
 NEVER = "off"
+LDCONFIG = "/sbin/ldconfig"
+LDCONFIG_S = 10.0
 MARKER = 1
 COMMUNICATION = b"communication"
 BUFFER_BYTES = 2 * 1024 * 1024
@@ -148,7 +153,7 @@ def find(configured: str) -> Library | None:
     """None: it is not installed here, not wanted, or not one that we know."""
     if configured == NEVER:
         return None
-    for path in (Path(configured),) if configured else (*_trusted(), *PLACES):
+    for path in (Path(configured),) if configured else places():
         if not path.is_file():
             continue
         try:
@@ -158,11 +163,34 @@ def find(configured: str) -> Library | None:
     return None
 
 
-def _trusted() -> list[Path]:
-    """In the loader's search path, and nobody but root can have put it there."""
-    named = [Path(name) for name in config.environ.get("LD_LIBRARY_PATH", "").split(":") if name]
-    real = [Path(os.path.realpath(folder / NAME)) for folder in named if (folder / NAME).is_file()]
-    return [path for path in real if all(_is_roots(place) for place in (path, *path.parents))]
+def places() -> Iterator[Path]:
+    """Where it may be, the best first: where the loader would find it, then where CANN puts it.
+
+    What the loader would find counts only if nobody but root can have put it there.
+    """
+    for path in chain(_in_search_path(), _in_cache()):
+        real = Path(os.path.realpath(path))
+        if real.is_file() and all(_is_roots(place) for place in (real, *real.parents)):
+            yield real
+    yield from PLACES
+
+
+def _in_search_path() -> Iterator[Path]:
+    named = config.environ.get("LD_LIBRARY_PATH", "").split(":")
+    yield from (Path(folder) / NAME for folder in named if folder)
+
+
+def _in_cache() -> Iterator[Path]:
+    """`ldconfig -p` has a line for each: name (kind) => path."""
+    try:
+        asked = subprocess.run([LDCONFIG, "-p"], capture_output=True, text=True, timeout=LDCONFIG_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        log.debug("the loader's cache is not known: %s", error)
+        return
+    for line in asked.stdout.splitlines():
+        name, _, path = line.strip().partition(" => ")
+        if name.startswith(f"{NAME} "):
+            yield Path(path)
 
 
 def _is_roots(place: Path) -> bool:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from taskd.core.rank import RankConfig
 
+SWITCH = "/user/cluster-info/datatrace-config/profilingSwitch"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSettings:
@@ -71,9 +73,9 @@ class ProfilingSettings:
     probe: str = ""
     """The file in shared memory where the agent says what to record. Set by the agent."""
 
-    switch: str = "/user/cluster-info/datatrace-config/profilingSwitch"
+    switch: str = SWITCH
     """The file with Ascend's switch, which a worker looks at until it has found its manager."""
 
     mspti: str = ""
-    """Ascend's profiling library. Empty: it is looked for in `LD_LIBRARY_PATH` and where CANN is
-    installed; `off`: it is not used."""
+    """Ascend's profiling library. Empty: it is looked for in `LD_LIBRARY_PATH`, in the loader's
+    cache and where CANN is installed; `off`: it is not used."""

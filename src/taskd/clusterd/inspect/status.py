@@ -26,7 +26,7 @@ RETURN_S = 30.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", default="")
     parser.add_argument("--json", action="store_true", help="one JSON object a status")
-    parser.add_argument("--watch", action="store_true", help="live, until interrupted")
+    parser.add_argument("--watch", action="store_true", help="live, until the job ends")
     add_server_arguments(parser)
 
 
