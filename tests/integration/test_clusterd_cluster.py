@@ -15,7 +15,7 @@ from taskd.clusterd.cluster import Json
 from taskd.clusterd.main import ServerConfig
 from taskd.core.recovery.states import Killing
 from taskd.model.ids import JobId
-from taskd.wire._pb import profiling_pb2
+from taskd.wire._pb import control_pb2, profiling_pb2
 from taskd.wire._pb import recover_pb2 as pb
 from tests.integration.clusterd_client import (
     WAIT_S,
@@ -436,5 +436,31 @@ def test_a_write_that_takes_for_ever_holds_up_no_other_job(objects: Objects) -> 
                 assert (await signals.next()).signalType == "stopTrain"
                 assert label in owner.record.undone
             await quiet(server)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("strategy", ["hotSwitch", "graceExit", "ignore"])
+def test_a_straggler_is_sub_health_and_the_jobs_strategy_says_what_follows(
+    objects: Objects, strategy: str
+) -> None:
+    objects.group("dump", labels={"subHealthyStrategy": strategy})
+    slow = control_pb2.Straggler(rank=2, cause="compute", evidence="rank 2 comes last")
+
+    async def main() -> None:
+        async with cluster(objects) as (server, client):
+            signals = await joined(server, client)
+            report = control_pb2.SubHealth(job=JOB, stragglers=[slow])
+            assert await client.code("ReportSubHealth", report) == 0
+            if strategy == "hotSwitch":
+                told = await signals.next("hot-switch")
+                assert [fault.rankId for fault in told.faultRanks] == ["2", "3"], "the whole pod"
+                return
+            if strategy == "ignore":
+                assert await client.fault(0) == 0  # nothing else begins a round
+            await signals.next("saveAndExit")
+            began = [line.because for line in await client.history() if line.after == "Dumping"]
+            why = "fault of rank 0" if strategy == "ignore" else "a device is ailing"
+            assert began[0].startswith(why), began
 
     asyncio.run(main())
