@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from taskd.model.ids import Rank
 from taskd.torch import courier
 from taskd.torch.state import Parcel
+from tests.integration import run_job
 from tests.integration import torch_scripts as scripts
 from tests.integration.torch_runs import assert_same, ends, run
 from tests.integration.torch_world import Script, World
@@ -187,3 +188,62 @@ def test_a_rank_dies_while_the_last_checkpoint_is_written(ddp: list[Any], tmp_pa
     assert all(told.because for told in world.dumped.values()), world.dumped
     assert not list((tmp_path / "dump").glob("step-*/taskd.json"))
     assert_same(ddp, run(tmp_path / "next", scripts.ddp, steps=STEPS))
+
+
+WITH_ITS_OWN_CHECKPOINT = """
+    import os, pathlib, signal
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    import taskd.torch as taskd
+
+    job = taskd.init()
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    torch.manual_seed(0)
+    net = torch.nn.Linear(8, 8)
+    fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    own, begun = pathlib.Path(f"own-{job.rank}.pt"), 0
+    if own.exists():
+        begun, weights = torch.load(own, weights_only=False)
+        net.load_state_dict(weights)
+    job.protect(model=net, optimizer=optimizer, snapshot_every=0)
+    print("begins at", begun, "in attempt", attempt, flush=True)
+    for step in job.steps(6 - begun):
+        if (attempt, job.rank, step) == (0, 1, 4):
+            os.kill(os.getpid(), signal.SIGKILL)
+        with step:
+            net(torch.full((2, 8), begun + step + 1.0)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if job.step == 3 and not attempt:
+            torch.save((3, net.state_dict()), own)
+    weights = net.weight.full_tensor().detach()
+    if job.rank == 0:
+        torch.save(weights, "weights.pt")
+"""
+
+
+def test_a_shard_that_nobody_holds_is_the_scripts_own_checkpoints_business(tmp_path: Path) -> None:
+    """Every shard exists once and no copies are made: all ranks are started anew."""
+    path = run_job.script(tmp_path, WITH_ITS_OWN_CHECKPOINT)
+    ended = run_job.run(tmp_path, "--nproc-per-node=2", path)
+    assert ended.code == 0, ended.err
+    for rank in (0, 1):
+        for begun, attempt in ((0, 0), (3, 1)):
+            assert f"[rank {rank}]: begins at {begun} in attempt {attempt}\n" in ended.out
+    assert "1 fault: every rank has ended well" in ended.err
+    assert torch.allclose(torch.load(tmp_path / "weights.pt"), _trained_alone())
+
+
+def _trained_alone() -> torch.Tensor:
+    """The same six steps in one process."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(6):
+        loss = net(torch.full((2, 8), step + 1.0)).square().mean()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return net.weight.detach()
