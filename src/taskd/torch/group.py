@@ -75,7 +75,8 @@ class ResilientGroup(dist.ProcessGroup):
             operation: Callable[..., dist.Work] = getattr(self.inner, name)
             if not groups.absorbing:
                 groups.done += 1
-                return groups.setup.keep(self._name, name, args, operation(*args, **kwargs))
+                native = operation(*args, **kwargs)
+                return groups.setup.keep(self._name, name, args, native)  # type: ignore[return-value]
             spoilt = partial(effect, self.shape.rank, args)
             try:
                 work: dist.Work | None = operation(*args, **kwargs)

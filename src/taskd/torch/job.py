@@ -8,7 +8,7 @@ to be done about a fault is in `mending.py`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,6 @@ class Job:
         self._link: Link | None = None
         """Our line to the manager, and what is done with its orders: both are there, or none."""
         self._mending: Mending | None = None
-        self._on_first_step: Callable[[], None] = lambda: None
         self._incident = settings.incident
         self._holds: int | None = 0
         """The step whose state we hold; None: none, as in a replacement before it is given one."""
@@ -144,7 +143,7 @@ class Job:
         if self._mending is not None and self._kept is None:
             raise SettingsError(["steps() needs protect() first: what is it that steps?"])
         if self._mending is not None:
-            self._on_first_step()
+            self._groups.setup.end()
             if self._groups.mode is Mode.ALONE:
                 self._mending.mend()
             elif self.step == 0:

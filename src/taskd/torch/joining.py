@@ -10,20 +10,18 @@ import os
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from taskd import config
 from taskd.model.ids import Incarnation, NodeRank, Rank
 from taskd.model.rank import Me
 from taskd.torch import group, nic, operations, seam, transport
+from taskd.torch.begun import Begun
 from taskd.torch.job import Job
 from taskd.torch.mending import Mending
 from taskd.worker.link import Link
 from taskd.worker.settings import WorkerSettings
 
 TIMEOUT = timedelta(minutes=30)
-BEGUN = "begun"
-"""In the store of an attempt: all ranks have met, and whoever starts from now on joins them."""
 
 
 def init(backend: str | None = None, timeout: timedelta = TIMEOUT) -> Job:
@@ -43,18 +41,15 @@ def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: time
     seam.check()
     address = settings.store or "{MASTER_ADDR}:{MASTER_PORT}".format_map(dict(config.environ))
     attempt = config.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    host, _, port = address.rpartition(":")
-    store = PrefixStore(
-        f"attempt/{attempt}/",
-        TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False),
-    )
-    joining = store.check([BEGUN])
+    begun = Begun(address, attempt)
+    started_alone = config.environ.get("RESTART_FAULT_PROCESS_TYPE") == "worker"
+    joining = begun.is_set(is_expected=started_alone)
     me = Me(
         Rank(job.rank), NodeRank(settings.node_rank), Incarnation(settings.incarnation), os.getpid()
     )
     groups = job._groups
     job._link = Link(settings, me, joining, groups.abort, job._copying.look)
-    job._mending = Mending(job, job._link)
+    job._mending = Mending(job, job._link, begun)
     backends = transport.choose(backend)
     group.register(groups, backends)
     nics = nic.setup(settings)
@@ -63,10 +58,10 @@ def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: time
     operations.offer(settings, job.rank, address, backends, lambda: job.members)
     if joining:
         job._holds = None
-        groups.setup.read(store, job.rank)
     else:
         groups.meet(settings.incident, address, f"start/{attempt}/", timeout)
         groups.open()
+    groups.setup.begin(begun.store, job.rank)
     dist.init_process_group(
         group.BACKEND,
         store=groups.store,
@@ -75,5 +70,4 @@ def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: time
         timeout=timeout,
     )
     if not joining:
-        store.set(BEGUN, "1")
-        job._on_first_step = lambda: groups.setup.publish(store, job.rank)
+        begun.set()

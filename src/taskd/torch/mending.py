@@ -15,6 +15,7 @@ from taskd.model.ids import Step as Committed
 from taskd.model.messages import Dump, Leave, Repair
 from taskd.model.rank import GiveUp, Order, Stood, Wrote
 from taskd.torch import buckets, dump, repair, switch
+from taskd.torch.begun import Begun
 from taskd.torch.meeting import Meeting
 from taskd.torch.repair import Holding
 from taskd.worker.link import Link
@@ -34,8 +35,8 @@ class NotRepaired(Permanent):
 class Mending:
     """One for each job that has a manager."""
 
-    def __init__(self, job: Job, link: Link) -> None:
-        self._job, self._link = job, link
+    def __init__(self, job: Job, link: Link, begun: Begun) -> None:
+        self._job, self._link, self._begun = job, link, begun
         self._order: Order | GiveUp | None = None
         """An order that came while we stood inside a step, to be carried out at its end."""
         self._sized_for = job.world_size
@@ -82,6 +83,8 @@ class Mending:
 
     def _stand(self, stood: Stood) -> Order | GiveUp:
         self._job._beacon.phase("parked", self._job._incident)
+        if stood.whole:  # a replacement has nothing to tell
+            self._begun.renew()
         return self._link.stand(stood)
 
     def _repaired(self, plan: Repair) -> bool:

@@ -2,9 +2,9 @@
 
 A replacement runs the script from its first line, alone. A seed that rank 0 has sent round, a flag
 that all have agreed on, an object that was broadcast: its predecessor got them from its peers, who
-are far beyond by now. So each rank writes down, until its first step, what every collective left
-in its outputs, and puts that into the job's store; its replacement reads it back, call by call.
-Large results are left out: they are weights, and those come from a peer anyway. `group.py` asks.
+are far beyond by now. So each rank leaves in the job's store, until its first step, what every
+collective has put into its outputs; its replacement reads it back, call by call. Large numbers
+with fractions are left out: they are weights, and come from a peer anyway. `group.py` asks.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from taskd.torch.works import NO_TIMEOUT
 log = logging.getLogger(__name__)
 
 LARGE = 1 << 16
-"""Bytes of one collective from which on it is not written down."""
-ALL = 4 << 20
-"""Bytes that one rank writes down at most."""
-MOST = 10_000
+"""Bytes of one collective from which on it carries weights, if it carries fractions."""
+ALL = 16 << 20
+"""Bytes that one rank leaves at most."""
+MOST = 1000
 """Collectives, beyond which this is no set-up any more."""
-WITHOUT_RESULT = {"send", "recv", "recv_anysource", "barrier"}
+WITHOUT_RESULT = {"send", "barrier"}
 
 Call = tuple[str, int]
 """The group, and the how-manieth of its collectives."""
@@ -42,85 +42,112 @@ Call = tuple[str, int]
 class Result:
     name: str
     outputs: list[torch.Tensor] | None
-    """None: too large to be written down."""
+    """None: left out."""
+    weights: bool
+    """So nobody misses it."""
 
 
 class Setup:
-    """Of one process: it writes down, or reads back, or its script is past its set-up."""
+    """Of one process, whose script is past its set-up until `begin` is called."""
 
     def __init__(self) -> None:
+        self._store: Store | None = None
+        self._place = ""
         self._calls: Counter[str] = Counter()
-        self._given: dict[Call, Result] = {}
         self._size = 0
-        self._over = False
         self._warned = False
+
+    def begin(self, store: Store, rank: int) -> None:
+        self._store, self._place = store, f"setup/{rank}"
+
+    def end(self) -> None:
+        """The first step begins."""
+        self._store = None
 
     # Of the first life
 
-    def keep(self, group: str, name: str, args: tuple[Any, ...], work: dist.Work) -> dist.Work:
-        """A handle that writes the result down when it is waited for."""
-        if self._over or work is None:
+    def keep(
+        self, group: str, name: str, args: tuple[Any, ...], work: dist.Work | None
+    ) -> dist.Work | None:
+        """A handle that writes the result down once it is there."""
+        if self._store is None:
             return work
         call = self._count(group)
-        return work if name in WITHOUT_RESULT else Kept(self, call, name, flat(args[0]), work)
+        if name in WITHOUT_RESULT:
+            return work
+        if work is None:  # it is in the stream that the caller works in, and so are we
+            self.note(call, name, flat(args[0]))
+            return None
+        return Kept(self, call, name, flat(args[0]), work)
 
     def note(self, call: Call, name: str, outputs: list[torch.Tensor]) -> None:
-        size = sum(one.nbytes for one in outputs)
-        if len(self._given) > MOST:
-            self._over, self._given = True, {}  # a script that has no steps
+        store = self._store
+        if store is None:
             return
-        if self._over or self._size + size > ALL or size > LARGE:
-            self._given[call] = Result(name, None)
-            return
-        self._size += size
-        self._given[call] = Result(name, [one.detach().cpu().clone() for one in outputs])
+        try:
+            store.set(self._key(call), seal(self._result(name, outputs)))  # type: ignore[arg-type]
+        except RuntimeError as error:
+            log.warning("what this rank's set-up agreed on cannot be left for others: %s", error)
+            self.end()
 
-    def publish(self, store: Store, rank: int) -> None:
-        """The first step begins."""
-        if not self._over:
-            self._over = True
-            store.set(f"setup/{rank}", seal(self._given))  # type: ignore[arg-type]
-            self._given = {}
+    def _result(self, name: str, outputs: list[torch.Tensor]) -> Result:
+        if any(one.layout != torch.strided for one in outputs):
+            return Result(name, None, weights=False)
+        size = sum(one.nbytes for one in outputs)
+        weights = size > LARGE and all(one.is_floating_point() for one in outputs)
+        if weights or self._size + size > ALL:
+            return Result(name, None, weights)
+        self._size += size
+        return Result(name, [one.detach().cpu().clone() for one in outputs], weights)
 
     # Of a replacement
 
-    def read(self, store: Store, rank: int) -> None:
-        """What our predecessor got. Nothing, if it was lost before its first step."""
-        if store.check([f"setup/{rank}"]):
-            self._given = unseal(store.get(f"setup/{rank}"))
-
+    @torch.no_grad()
     def recall(self, group: str, name: str, args: tuple[Any, ...]) -> list[torch.Tensor] | None:
         """Give the outputs what they were given then. None: that is not known."""
-        if self._over:
+        if self._store is None:
             return None
         call = self._count(group)
-        if name in WITHOUT_RESULT:
+        if name in WITHOUT_RESULT or self._store is None:
             return None
-        known, outputs = self._given.get(call), flat(args[0])
-        if known is not None and known.outputs is None:
+        key, outputs = self._key(call), flat(args[0])
+        known: Result | None = None
+        if self._store.check([key]):
+            known = unseal(self._store.get(key))
+        if known is not None and known.weights:
             return None
-        if known is None or known.name != name or not _fit(known.outputs, outputs):
-            self._warn(call, name)
-            return None
-        for place, value in zip(outputs, known.outputs or (), strict=True):
-            place.copy_(value)
-        return outputs
+        if known is None:
+            self._warn(call, name, "it left nothing")
+        elif known.outputs is None:
+            self._warn(call, name, "that was too large, or sparse")
+        elif known.name != name or not _fit(known.outputs, outputs):
+            self._warn(call, name, f"that was another call, {known.name}")
+        else:
+            for place, value in zip(outputs, known.outputs, strict=True):
+                place.copy_(value)
+            return outputs
+        return None
+
+    def _key(self, call: Call) -> str:
+        return f"{self._place}/{call[0]}/{call[1]}"
 
     def _count(self, group: str) -> Call:
         self._calls[group] += 1
+        if self._calls.total() > MOST:
+            self.end()  # a script that has no steps
         return group, self._calls[group]
 
-    def _warn(self, call: Call, name: str) -> None:
+    def _warn(self, call: Call, name: str, why: str) -> None:
         if not self._warned:
             self._warned = True
             log.warning(
-                "this rank joins a job that has begun, and its set-up takes another way than the "
-                "one before it: %s, number %d of group %r, sees only this rank's own data. "
-                "Make the set-up the same in every life, or exchange such things after steps() "
-                "has begun",
+                "this rank joins a job that has begun, and what %s, number %d of group %r, gave "
+                "its predecessor is not known: %s. It sees only this rank's own data. Make the "
+                "set-up the same in every life, or exchange such things after steps() has begun",
                 name,
                 call[1],
                 call[0],
+                why,
             )
 
 
@@ -133,17 +160,26 @@ class Kept(dist.Work):
         super().__init__()
         self._setup, self._call, self._name = setup, call, name
         self._outputs, self._inner = outputs, inner
+        self._is_noted = False
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         done = self._inner.wait(timeout)
-        self._setup.note(self._call, self._name, self._outputs)
+        self._note()
         return done
 
     def get_future(self) -> Future[Any]:
-        return self._inner.get_future()
+        def note(future: Future[Any]) -> Any:
+            told = future.value()
+            self._note()
+            return told
+
+        return self._inner.get_future().then(note)
 
     def is_completed(self) -> bool:
-        return self._inner.is_completed()
+        done = self._inner.is_completed()
+        if done and self._inner.is_success():
+            self._note()
+        return done
 
     def is_success(self) -> bool:
         return self._inner.is_success()
@@ -159,9 +195,16 @@ class Kept(dist.Work):
 
     def block_current_stream(self) -> None:
         self._inner.block_current_stream()
+        self._note()
+
+    def _source_rank(self) -> int:
+        return self._inner._source_rank()
+
+    def _note(self) -> None:
+        if not self._is_noted:
+            self._is_noted = True
+            self._setup.note(self._call, self._name, self._outputs)
 
 
-def _fit(known: list[torch.Tensor] | None, outputs: list[torch.Tensor]) -> bool:
-    return known is not None and [(one.shape, one.dtype) for one in known] == [
-        (one.shape, one.dtype) for one in outputs
-    ]
+def _fit(known: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+    return [(one.shape, one.dtype) for one in known] == [(one.shape, one.dtype) for one in outputs]

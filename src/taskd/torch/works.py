@@ -34,7 +34,7 @@ class _Quiet(dist.Work):
     def exception(self) -> Any:
         return None
 
-    def source_rank(self) -> int:
+    def _source_rank(self) -> int:
         return 0
 
     def synchronize(self) -> None:
@@ -98,8 +98,8 @@ class Guarded(_Quiet):
     def is_completed(self) -> bool:
         return self._future.done()
 
-    def source_rank(self) -> int:
-        return self._inner.source_rank()
+    def _source_rank(self) -> int:
+        return 0 if self._groups.trouble() else self._inner._source_rank()
 
     def give_up(self) -> None:
         """Let whoever waits go on. gloo may still hold the memory: see `Groups.settle`."""
