@@ -155,7 +155,7 @@ async def signals_not_taken(_: Objects) -> int:
         await client.join()
         unread = Client(channel).subscribe()
         many = [pb.FaultRank(rankId=str(rank)) for rank in range(10_000)]
-        for number in range(60):
+        for number in range(400):
             extra = pb.FaultRank(rankId=str(100_000 + number))
             request = pb.ProcessFaultRequest(jobId="job", faultRanks=[*many, extra])
             if code := await client.code("ReportProcessFault", request):
