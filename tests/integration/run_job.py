@@ -30,7 +30,7 @@ class Job:
     """A command that runs it, and becomes it."""
 
     def __init__(self, folder: Path, *words: str, **env: str) -> None:
-        self.folder = folder
+        self.folder, self.words = folder, words
         self.temporary = folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
         self.popen = subprocess.Popen(

@@ -7,8 +7,13 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from taskd.agent.plan import free_port
+from taskd.agent.rendezvous import is_here
 from tests.integration.run_job import TRAIN, Job, script
+
+REMEDY = "set TASKD_TOKEN"
 
 
 def nodes(folder: Path, *words: str, **env: str) -> list[Job]:
@@ -28,6 +33,7 @@ def test_two_nodes_train_together(tmp_path: Path) -> None:
     ended = [job.end() for job in jobs]
     assert [each.code for each in ended] == [0, 0], ended
     assert "[rank 0]: weights" in ended[0].out
+    assert [REMEDY in each.err for each in ended] == [True, False], "who listens says it"
 
 
 def test_a_rank_lost_on_one_node_restarts_both(tmp_path: Path) -> None:
@@ -36,6 +42,57 @@ def test_a_rank_lost_on_one_node_restarts_both(tmp_path: Path) -> None:
     assert [each.code for each in ended] == [0, 0], ended
     assert "attempt 1" in ended[0].out
     assert "rank 1.0 killed by signal 9 -> restart" in ended[1].err
+
+
+def met(folder: Path, *words: str, host: str = "localhost", **env: str) -> list[Job]:
+    """torchrun's usual command for several machines: the same on each, without a node's rank."""
+    endpoint = f"--rdzv-endpoint={host}:{free_port()}"
+    meet = ["--rdzv-backend=c10d", endpoint, "--rdzv-id=met", f"--manager-port={free_port()}"]
+    jobs = []
+    for place in (folder / f"place{place}" for place in range(2)):
+        place.mkdir()
+        jobs.append(Job(place, "--nnodes=2", *meet, *words, **env))
+    return jobs
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+def test_nodes_that_are_not_told_their_rank_draw_it(tmp_path: Path, host: str) -> None:
+    if ":" in host and not is_here("::1"):
+        pytest.skip("there is no IPv6 here")
+    words = ["--nproc-per-node=2", "--rdzv-conf=join_timeout=80", script(tmp_path, TRAIN)]
+    jobs = met(tmp_path, *words, host=host, DIE="3.0.1", TASKD_TOKEN="s3cret")
+    ended = [job.end() for job in jobs]
+    assert not any(REMEDY in each.err for each in ended)
+    assert [each.code for each in ended] == [0, 0], ended
+    assert "attempt 1" in ended[0].out + ended[1].out
+    assert [each.err.count("this is node 1 of job met\n") for each in ended].count(1) == 1
+
+
+def test_a_node_that_drew_its_rank_gets_it_again(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import os, signal
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        print("up as", os.environ["RANK"], flush=True)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            signal.pause()
+        dist.barrier()
+        dist.destroy_process_group()
+        """,
+    )
+    jobs = met(tmp_path, path)
+    ranks = [job.wait_for("up as")[-1].split()[-1] for job in jobs]
+    assert sorted(ranks) == ["0", "1"]
+    first, second = (jobs[ranks.index(rank)] for rank in "01")
+    second.popen.kill()
+    second.popen.communicate()
+    again = Job(second.folder, *second.words)
+    ended = [job.end() for job in (first, again)]
+    assert [each.code for each in ended] == [0, 0], ended
+    assert "this is node 1 of job met\n" in ended[1].err
 
 
 def test_stopping_one_node_ends_the_job_on_both(tmp_path: Path) -> None:

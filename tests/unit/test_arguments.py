@@ -83,3 +83,60 @@ def test_streams_can_be_chosen_by_rank(tmp_path: Path) -> None:
     made = read(tmp_path, "--nproc-per-node=2", "--redirects=0:1,1:2", "--tee=3")
     assert made.logs.redirects == {0: 1, 1: 2}
     assert made.logs.tee == {0: 3, 1: 3}
+
+
+def test_nodes_that_meet_by_c10d_need_no_rank(tmp_path: Path) -> None:
+    words = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=head:29401"]
+    made = read(tmp_path, *words, "--rdzv-conf=join_timeout=70,last_call_timeout=3,is_host=0")
+    assert (made.draws, made.hosts, made.join_timeout_s) == (True, False, 70.0)
+    assert (made.master_addr, made.master_port) == ("head", 29401)
+    assert list(made.placed(1).ranks) == [1]
+    assert made.placed(2).spare
+    given = read(tmp_path, *words, "--node-rank=0")
+    assert (given.draws, given.node) == (False, 0)
+
+
+def test_a_nodes_rank_may_be_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PET_NODE_RANK", "1")
+    made = read(tmp_path, "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=head")
+    assert (made.draws, made.node) == (False, 1)
+
+
+@pytest.mark.parametrize(("backend", "port"), [("static", 29500), ("c10d", 29400)])
+def test_the_usual_ports_are_torchruns(tmp_path: Path, backend: str, port: int) -> None:
+    words = ["--nnodes=2", "--node-rank=1", f"--rdzv-backend={backend}"]
+    assert read(tmp_path, *words).master_port == port
+    assert read(tmp_path, f"--rdzv-backend={backend}").master_port is None
+
+
+def test_ours_beats_torchruns_timeout(tmp_path: Path) -> None:
+    conf = "--rdzv-conf=timeout=70"
+    assert read(tmp_path).join_timeout_s == 900.0
+    assert read(tmp_path, conf).join_timeout_s == 70.0
+    assert read(tmp_path, conf, "--join-timeout=5").join_timeout_s == 5.0
+
+
+@pytest.mark.parametrize(
+    ("word", "complaint"),
+    [
+        ("--rdzv-backend=etcd-v2", "--rdzv-backend etcd-v2 is not supported"),
+        ("--rdzv-backend=mine", "--rdzv-backend mine is not supported"),
+        ("--rdzv-conf=timeout", "KEY=VALUE"),
+        ("--rdzv-conf=timeout=soon", "timeout must be a number of seconds"),
+        ("--rdzv-conf=is_host=perhaps", "is_host must be true or false"),
+    ],
+)
+def test_a_rendezvous_that_we_do_not_know_is_refused(
+    tmp_path: Path, word: str, complaint: str
+) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        read(tmp_path, word)
+
+
+@pytest.mark.parametrize(
+    ("method", "spawn"), [("fork", False), ("spawn", True), ("forkserver", True)]
+)
+def test_only_fork_forks(tmp_path: Path, method: str, spawn: bool) -> None:
+    assert read(tmp_path, f"--start-method={method}").spawn is spawn

@@ -47,6 +47,7 @@ BAD = """
 
     plugin = Bad()
 """
+KEPT = "from taskd.model.messages import KeptAlive"
 
 
 def snapshot(state: str = "Training") -> Snapshot:
@@ -81,6 +82,12 @@ def bad(
     return {"predicate": predicate, "handle": handle, "pull": pull}
 
 
+def named(name: str) -> str:
+    """A plugin that is sound but for its name."""
+    text = textwrap.dedent(BAD).format(**bad())
+    return text.replace("'bad'", name).replace('"bad"', name)
+
+
 def test_a_plugin_sees_acts_speaks_and_is_released(tmp_path: Path) -> None:
     async def play() -> None:
         write(tmp_path, "greet.py", GOOD, log=tmp_path / "log")
@@ -107,6 +114,9 @@ def test_a_plugin_sees_acts_speaks_and_is_released(tmp_path: Path) -> None:
         ("import a_module_that_is_not_there", "ModuleNotFoundError"),
         ("raise SystemExit(3)", "it called exit(3)"),
         ("plugin = object()", "lacks name, predicate"),
+        (named("['x']"), "its name must be a text, got ['x']"),
+        (named("''"), "its name must be a text, got ''"),
+        (named("property(lambda self: 1 / 0)"), "ZeroDivisionError"),
     ],
 )
 def test_a_file_that_offers_no_plugin_is_passed_over(
@@ -138,6 +148,14 @@ def test_a_file_that_offers_no_plugin_is_passed_over(
         (bad(pull="return [('Nobody', None)]"), "is no receiver"),
         (bad(pull="return [('Worker99', None)]"), "is no receiver"),
         (bad(pull="return 5"), "TypeError"),
+        (
+            bad(pull=f"{KEPT}; return [('Agent0', KeptAlive(fault_ranks=5))]"),
+            "KeptAlive(fault_ranks=5, restart_times=-1) cannot be sent",
+        ),
+        (
+            bad(pull=f"{KEPT}; return [('Agent0', KeptAlive(restart_times=object()))]"),
+            "cannot be sent",
+        ),
     ],
 )
 def test_a_plugin_that_misbehaves_is_disabled_and_the_others_go_on(
@@ -157,6 +175,25 @@ def test_a_plugin_that_misbehaves_is_disabled_and_the_others_go_on(
     with caplog.at_level(logging.ERROR):
         asyncio.run(play())
     assert why in caplog.text
+
+
+def test_the_first_of_two_plugins_with_one_name_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play() -> None:
+        write(tmp_path, "a.py", GOOD, log=tmp_path / "log")
+        (tmp_path / "b.py").write_text(named("'greeter'"))
+        stage = Stage(tmp_path)
+        running = asyncio.create_task(stage.plugins.run())
+        stage.plugins.show(snapshot())
+        await stage.until_sent()
+        assert stage.plugins.names == ("greeter",)
+        running.cancel()
+        await stage.plugins.close()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(play())
+    assert "plugin b.py is disabled: a.py is named greeter" in caplog.text
 
 
 def test_a_plugin_that_never_returns_is_left_behind(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ class Hands:
         self._tell, self._happened, self._tasks = agent.tell, agent.happened, tasks
         self._lives: dict[Life, Process] = {}
         self._store: Process | None = None
+        self._stores = 0
         self._rest: asyncio.TimerHandle | None = None
 
     async def perform(self, command: Command) -> None:
@@ -115,8 +116,9 @@ class Hands:
         if self._store is not None:
             self._nursery.kill(self._store)
         host, _, port = self._addresses.store.rpartition(":")
+        renewed, self._stores = self._stores > 0, self._stores + 1
         self._store = await self._nursery.serve_store(
-            host, int(port), listener.fileno(), self._store_died
+            host, int(port), listener.fileno(), renewed, self._store_died
         )
 
     def _store_died(self, death: Death) -> None:

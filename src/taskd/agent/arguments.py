@@ -29,6 +29,7 @@ class FromEnvironment(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         setattr(namespace, self.dest, values)
+        namespace.given = {*getattr(namespace, "given", ()), self.dest}
 
 
 class Flag(FromEnvironment):
@@ -54,12 +55,12 @@ def _words(text: str) -> list[str]:
 
 
 _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("--nnodes", {"default": "1:1"}, "number of nodes"),
+    ("--nnodes", {"default": "1:1"}, "number of nodes; of MIN:MAX the job starts with MAX"),
     ("--nproc-per-node", {"default": "1"}, "workers a node: a number, auto, cpu, gpu or xpu"),
-    ("--rdzv-backend", {"default": "static"}, "static or c10d"),
+    ("--rdzv-backend", {"default": "static"}, "static, or c10d: the nodes draw their ranks"),
     ("--rdzv-endpoint", {"default": ""}, "host:port of the first node"),
     ("--rdzv-id", {"default": "none"}, "a name for the job"),
-    ("--rdzv-conf", {"default": ""}, "key=value,…"),
+    ("--rdzv-conf", {"default": ""}, "key=value,…: timeout, join_timeout, is_host"),
     ("--max-restarts", {"type": int, "default": 0}, "faults to survive; 0: as many as may come"),
     ("--monitor-interval", {"type": float, "default": 0.1}, "unused: deaths are seen at once"),
     ("--event-log-handler", {"default": "null"}, "null or console"),
@@ -70,10 +71,18 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--local-ranks-filter", {"default": ""}, "the local ranks shown on the console"),
     ("--duplicate-stdout-filters", {"type": _words, "default": []}, "words to collect lines by"),
     ("--duplicate-stderr-filters", {"type": _words, "default": []}, "words to collect lines by"),
-    ("--node-rank", {"type": int, "default": 0}, "which of the nodes this is"),
+    (
+        "--node-rank",
+        {"type": int, "default": 0},
+        "which of the nodes this is; all or none with c10d",
+    ),
     ("--master-addr", {"default": "127.0.0.1"}, "the first node"),
-    ("--master-port", {"type": int, "default": None}, "the store's port on the first node"),
-    ("--local-addr", {"default": None}, "this node's address"),
+    (
+        "--master-port",
+        {"type": int, "default": None},
+        "the store's port there; 29500 for several nodes",
+    ),
+    ("--local-addr", {"default": None}, "this machine's name where c10d hands out ranks"),
     (
         "--signals-to-handle",
         {"default": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
@@ -111,7 +120,7 @@ def _add_torchruns(group: argparse._ArgumentGroup) -> None:
         action=FromEnvironment,
         default=FORK,
         choices=[SPAWN, FORK, "forkserver"],
-        help="fork: from a process that has torch already; spawn: for scripts that cannot bear it",
+        help="fork: from a process that has torch already; others: for scripts that cannot bear it",
     )
     group.add_argument(*_spellings("--logs-specs"), default=None, help="not supported")
     group.add_argument(*_spellings("--numa-binding"), default=None, help="not supported")
@@ -132,10 +141,13 @@ def _add_ours(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--preload", action="append", default=[], help="a module to import once")
     group.add_argument("--job-id", default="", help="a name for the job, if not by --rdzv-id")
     group.add_argument(
-        "--manager-port", type=int, default=None, help="the manager's port on the first node"
+        "--manager-port",
+        type=int,
+        default=None,
+        help="the manager's port on the first node; 9601 for several nodes",
     )
     group.add_argument(
-        "--join-timeout", type=float, default=900.0, help="seconds a node may take to join"
+        "--join-timeout", type=float, default=None, help="seconds a node may take to join: 900"
     )
     group.add_argument(
         "--precheck",

@@ -9,7 +9,6 @@ to us by the kernel.
 from __future__ import annotations
 
 import argparse
-import errno
 import logging
 import os
 import shutil
@@ -19,7 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from taskd.agent import arguments, environment, plan
+from taskd.agent import arguments, environment, places, plan, rendezvous
 from taskd.agent.account import SUMMARY, is_over
 from taskd.agent.ground import Ground
 from taskd.agent.plan import Plan
@@ -27,6 +26,7 @@ from taskd.agent.processes import Nursery
 from taskd.agent.shared_folder import make_folder
 from taskd.agent.supervise import Supervisor
 from taskd.config import environ
+from taskd.edge.address import Address
 from taskd.errors import SettingsError
 
 log = logging.getLogger(__name__)
@@ -41,28 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(told: argparse.Namespace) -> int:
     chosen = plan.read(told)
     _log()
-    claim = _claim(chosen)
     folders = tempfile.mkdtemp(prefix="taskd-"), make_folder()
     try:
         return _launch(chosen, *folders)
     finally:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
-        claim.close()
 
 
 def _claim(chosen: Plan) -> socket.socket:
     """The name of this node's part of the job, held for as long as this process lives."""
-    claim = socket.socket(socket.AF_UNIX)
-    try:
-        claim.bind(f"\0taskd/{chosen.job}/{chosen.node}")
-    except OSError as error:
-        claim.close()
-        if error.errno != errno.EADDRINUSE:
-            raise
-        taken = f"job {chosen.job} is being run on node {chosen.node} already"
-        raise SettingsError([f"{taken}: wait for its end, or give --job-id"]) from None
-    return claim
+    if (claim := places.claim(chosen.job, chosen.node)) is not None:
+        return claim
+    taken = f"job {chosen.job} is being run on node {chosen.node} already"
+    raise SettingsError([f"{taken}: wait for its end, or give --job-id"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +76,22 @@ def _launch(chosen: Plan, run_dir: str, beacons: str) -> int:
         remove=(run_dir, beacons),
         env=environment.base(chosen),
     )
-    first = chosen.node == 0
-    here = LOOPBACK if chosen.nodes == 1 else "0.0.0.0"
-    listener = plan.listen(here, chosen.master_port) if first else None
-    if first and chosen.manager_port:
+    here = LOOPBACK if chosen.nodes == 1 else rendezvous.everywhere(chosen.master_addr)
+    claim = None if chosen.draws else _claim(chosen)
+    listener = _listener(chosen, here)
+    if chosen.draws and listener is not None:
+        claim = _claim(chosen)
+    if listener is not None and chosen.manager_port:
         plan.listen(here, chosen.manager_port).close()  # if it is taken, that is said now
     nursery.open()
+    if claim is None:
+        chosen, claim = _draw(chosen)
     port = listener.getsockname()[1] if listener is not None else chosen.master_port
     manager_port = chosen.manager_port or plan.free_port()
     supervisor = None
-    if first:
-        supervisor = _manager(chosen, f"{here}:{manager_port}", run_dir)
+    if listener is not None:
+        _warn(chosen)
+        supervisor = _manager(chosen, str(Address(here, manager_port)), run_dir)
         supervisor.start()
     ground = Ground(
         nursery=nursery,
@@ -102,15 +99,49 @@ def _launch(chosen: Plan, run_dir: str, beacons: str) -> int:
         beacons=beacons,
         store=f"{chosen.master_addr}:{port}",
         listener=listener,
-        serves=first,
+        serves=listener is not None,
     )
-    manager = f"{chosen.master_addr}:{manager_port}"
+    manager = str(Address(chosen.master_addr, manager_port))
     started = Started(ground, manager, chosen.state_dir or run_dir, supervisor)
     # gRPC tells every closed connection on stderr, which here is the user's.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - read by gRPC at its import
     from taskd.agent.launcher import launch  # what it needs is slow to import
 
-    return launch(chosen, started)
+    try:
+        return launch(chosen, started)
+    finally:
+        claim.close()
+
+
+def _listener(chosen: Plan, here: str) -> socket.socket | None:
+    """The store's, if this is the first node. Of those that draw, the first one here is that."""
+    if not chosen.draws:
+        return plan.listen(here, chosen.master_port) if chosen.node == 0 else None
+    if chosen.hosts is not None:
+        return plan.listen(here, chosen.master_port) if chosen.hosts else None
+    if not rendezvous.is_here(chosen.master_addr):
+        return None
+    try:
+        return plan.listen(here, chosen.master_port)
+    except SettingsError:
+        return None
+
+
+def _draw(chosen: Plan) -> tuple[Plan, socket.socket]:
+    assert chosen.master_port is not None, "several nodes have a port where they meet"
+    where = chosen.master_addr, chosen.master_port
+    least = max(chosen.node, 1)
+    name, limit_s = chosen.local_addr, chosen.join_timeout_s
+    node, claim = places.ask(where, chosen.job, least, name, limit_s)
+    spare = ", a spare" if node >= chosen.nodes else ""
+    say(f"this is node {node} of job {chosen.job}{spare}")
+    return chosen.placed(node), claim
+
+
+def _warn(chosen: Plan) -> None:
+    """What is open to others must be said, also where it was wanted."""
+    if chosen.nodes > 1 and not chosen.token and not environ.get("TASKD_TLS_CA"):
+        say("whoever reaches this machine can join the job: set TASKD_TOKEN to one secret on all")
 
 
 def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:

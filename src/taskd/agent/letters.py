@@ -45,6 +45,8 @@ class ServeStore:
     id: int
     host: str
     port: int
+    renewed: bool
+    """Whether it takes the place of another, whose keys it does not have."""
 
 
 @dataclass(frozen=True, slots=True)

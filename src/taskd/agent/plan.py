@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from taskd.agent.arguments import SPAWN
+from taskd.agent import rendezvous
+from taskd.agent.arguments import FORK
 from taskd.agent.program import Program
 from taskd.config import environ
 from taskd.errors import SettingsError
@@ -88,11 +89,22 @@ class Plan:
     """What stands before a line of a worker on the console."""
     agent_store: bool = True
     """Whether MASTER_ADDR and MASTER_PORT name a store that is served by an agent."""
+    draws: bool = False
+    """Whether `node` is not known yet: the least that it may be."""
+    hosts: bool | None = None
+    """With `draws`, whether this is the first node; None: look."""
+    local_addr: str = ""
+    """This machine's name among those that draw; empty: its own."""
 
     @property
     def spare(self) -> bool:
         """A node beyond those that the job starts with: it has no ranks before one is lost."""
         return self.node >= self.nodes
+
+    def placed(self, node: int) -> Plan:
+        """The same once the node's rank is known."""
+        first = node * self.local_size
+        return replace(self, node=node, first_rank=first, draws=False)
 
     @property
     def ranks(self) -> range:
@@ -109,10 +121,9 @@ def read(told: argparse.Namespace) -> Plan:
     """Raises SettingsError with everything that is wrong."""
     problems: list[str] = []
     nodes = _nodes(told.nnodes, problems)
-    address, port = _endpoint(told, problems)
     if told.standalone:
-        nodes, address, port = 1, "127.0.0.1", None
-    node = _node(told, nodes, problems)
+        nodes = 1
+    meeting = rendezvous.read(told, nodes, problems)
     if int(told.max_restarts) < 0:
         problems.append(f"--max-restarts must not be negative, got {told.max_restarts}")
     if told.logs_specs:
@@ -128,27 +139,30 @@ def read(told: argparse.Namespace) -> Plan:
     job = told.job_id or (run_id if run_id != "none" and not told.standalone else "")
     plan = Plan(
         program=program,
-        spawn=told.start_method == SPAWN or program.kind == "exec",
+        spawn=told.start_method != FORK or program.kind == "exec",
         preload=(*PRELOAD, *_modules(told.preload)),
         job=job or f"job-{uuid.uuid4().hex[:8]}" if nodes == 1 else job or "job",
         run_id=run_id,
         role=told.role,
         nodes=nodes,
-        node=node,
+        node=meeting.node,
+        draws=meeting.draws,
+        hosts=meeting.hosts,
         local_size=local_size,
         world_size=nodes * local_size,
-        first_rank=node * local_size,
+        first_rank=meeting.node * local_size,
         max_restarts=int(told.max_restarts) or UNLIMITED_RESTARTS,
-        master_addr=address if nodes > 1 else "127.0.0.1",
-        master_port=port,
+        master_addr=meeting.address,
+        master_port=meeting.port,
+        local_addr=told.local_addr or "",
         manager_port=told.manager_port or (MANAGER_PORT if nodes > 1 else None),
-        token=_token(nodes, job),
+        token=_token(nodes),
         clusterd=told.clusterd,
         strategies=_strategies(told.strategies, problems),
         logs=_logs(told, local_size, problems),
         signals=_signals(told.signals_to_handle, problems),
         grace_s=_grace(told, problems),
-        join_timeout_s=told.join_timeout,
+        join_timeout_s=meeting.join_timeout_s,
         virtual_local_rank=told.virtual_local_rank,
         state_dir=told.state_dir,
         precheck=told.precheck,
@@ -173,32 +187,6 @@ def _nodes(text: str, problems: list[str]) -> int:
     if not 0 < least <= most:
         problems.append(f"--nnodes must be a number or MIN:MAX, got {text!r}")
     return most
-
-
-def _node(told: argparse.Namespace, nodes: int, problems: list[str]) -> int:
-    node: int = told.node_rank
-    if not told.spare:
-        if not 0 <= node < max(nodes, 1):
-            problems.append(f"--node-rank {node} is not one of {nodes} nodes; is it a --spare?")
-        return node
-    if nodes < 2:
-        problems.append("--spare: the spare stands in for one of several --nnodes")
-    if 0 < node < nodes:
-        problems.append(f"--spare: --node-rank {node} is one of the {nodes} nodes themselves")
-    return node or nodes
-
-
-def _endpoint(told: argparse.Namespace, problems: list[str]) -> tuple[str, int | None]:
-    port = None if told.master_port is None else int(told.master_port)
-    if not told.rdzv_endpoint:
-        return told.master_addr.strip("[]"), port
-    host, colon, tail = told.rdzv_endpoint.rpartition(":")
-    if not colon:
-        return tail.strip("[]"), port
-    if not tail.isdecimal() or int(tail) > 65535:
-        problems.append(f"--rdzv-endpoint must be HOST:PORT, got {told.rdzv_endpoint!r}")
-        return host, None
-    return host.strip("[]"), int(tail) or None
 
 
 def _local_size(text: str, problems: list[str]) -> int:
@@ -235,8 +223,11 @@ def _modules(preload: list[str]) -> list[str]:
     return [name for text in preload for name in text.split(",") if name]
 
 
-def _token(nodes: int, job: str) -> str:
-    """A secret that nobody had to choose, where one process starts the whole job."""
+def _token(nodes: int) -> str:
+    """A secret that nobody had to choose, where one process starts the whole job.
+
+    Several launchers have nothing in common before they meet: theirs must be given to them.
+    """
     return environ.get("TASKD_TOKEN") or (uuid.uuid4().hex if nodes == 1 else "")
 
 

@@ -167,11 +167,15 @@ class Nursery:
         self._understudy = _Understudy(process, ours)
 
     async def serve_store(
-        self, host: str, port: int, listener: int, on_death: Callable[[Death], None]
+        self,
+        host: str,
+        port: int,
+        listener: int,
+        renewed: bool,
+        on_death: Callable[[Death], None],
     ) -> Process:
-        return await self._ask(
-            letters.ServeStore(self._new_id(), host, port), (listener,), on_death
-        )
+        wanted = letters.ServeStore(self._new_id(), host, port, renewed)
+        return await self._ask(wanted, (listener,), on_death)
 
     def send_signal(self, process: Process, signum: int) -> None:
         """To the one process, if it still lives."""

@@ -12,9 +12,10 @@ from datetime import timedelta
 from typing import NoReturn
 
 from taskd.agent import linux
+from taskd.agent.places import RENEWED
 
 
-def serve(host: str, port: int, listener: int) -> NoReturn:
+def serve(host: str, port: int, listener: int, renewed: bool) -> NoReturn:
     """Serve until killed."""
     linux.name_process("taskd:store")
     from torch._C._distributed_c10d import TCPStore
@@ -27,6 +28,8 @@ def serve(host: str, port: int, listener: int) -> NoReturn:
         timeout=timedelta(seconds=60),
         master_listen_fd=listener,
     )
+    if renewed:
+        server.set(RENEWED, "1")
     while server is not None:
         signal.pause()
     os._exit(0)

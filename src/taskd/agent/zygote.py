@@ -102,7 +102,7 @@ class Zygote:
             if isinstance(letter, letters.ServeStore):
                 from taskd.agent import store
 
-                store.serve(letter.host, letter.port, files[0])
+                store.serve(letter.host, letter.port, files[0], letter.renewed)
             if isinstance(letter, letters.Rehearse):
                 letter, files = _rehearse(files[0])
             _become(letter, files)

@@ -2,7 +2,7 @@
 
 A file offers `plugin`, an object with
 
-    name                    for the log
+    name                    a text that no other plugin has, for the log
     predicate(snapshot)     True: it wants to act on what it sees
     handle()                act; return FINAL when done, PROCESS to be called again next time
     pull_messages()         what to send: pairs of a receiver and a message
@@ -31,6 +31,7 @@ from taskd.edge.thread import LoopThread
 from taskd.errors import SettingsError
 from taskd.model.ids import Position, Role
 from taskd.model.messages import Body
+from taskd.wire.bodies import decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -137,11 +138,17 @@ class Plugins:
         self._thread.stop()
 
     async def _load(self) -> None:
+        files: dict[str, str] = {}
         for path in sorted(self._directory.glob("*.py")):
-            plugin = await self._call(path.name, lambda path=path: _load(path))  # type: ignore[misc]
-            if plugin is not None:
-                log.info("plugin %s of %s", plugin.name, path.name)
-                self._plugins[plugin.name] = plugin
+            loaded = await self._call(path.name, lambda path=path: _load(path))  # type: ignore[misc]
+            if loaded is None:
+                continue
+            name, plugin = loaded
+            if name in files:
+                log.error("plugin %s is disabled: %s is named %s", path.name, files[name], name)
+                continue
+            log.info("plugin %s of %s", name, path.name)
+            files[name], self._plugins[name] = path.name, plugin
 
     async def _look(self, name: str, snapshot: Snapshot) -> None:
         messages = await self._call(name, lambda: self._turn(name, snapshot))
@@ -201,7 +208,7 @@ async def _as_task(work: Callable[[], T]) -> T:
         raise Broken(f"it called exit({ended.code})") from None
 
 
-def _load(path: Path) -> Plugin:
+def _load(path: Path) -> tuple[str, Plugin]:
     spec = importlib.util.spec_from_file_location(f"taskd_plugin_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise Broken(f"{path} cannot be loaded")
@@ -212,10 +219,16 @@ def _load(path: Path) -> Plugin:
     missing = [name for name in wanted if not hasattr(plugin, name)]
     if missing:
         raise Broken(f"its `plugin` lacks {', '.join(missing)}")
-    return plugin  # type: ignore[no-any-return]
+    if type(named := plugin.name) is not str or not named:
+        raise Broken(f"its name must be a text, got {named!r}")
+    return named, plugin
 
 
 def _body(body: object) -> Body:
     if not isinstance(body, BODIES):
         raise Broken(f"{type(body).__name__} is no message of taskd.model.messages")
+    try:
+        decode(encode(cast(Body, body)), Role.MANAGER)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise Broken(f"{body!r} cannot be sent: {error}") from error
     return cast(Body, body)
