@@ -11,7 +11,7 @@ STEPS = 120
 PACE_S = 0.02
 
 print("four ranks, undisturbed")
-with training("train_ddp.py", STEPS, PACE_S) as job:
+with training("train_ddp.py", STEPS) as job:
     undisturbed = job.end()
 
 print("four ranks, rank 1 is stopped")

@@ -16,6 +16,8 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
+from machines import Machines
+
 HERE = Path(__file__).resolve().parent
 TASKD = str(Path(sys.executable).with_name("taskd"))
 PATIENCE_S = 120.0
@@ -24,8 +26,8 @@ PATIENCE_S = 120.0
 class Job:
     """A running `taskd run`, its output, and the view that `taskd status --watch` gives of it."""
 
-    def __init__(self, process: subprocess.Popen[str], job_id: str) -> None:
-        self.process, self.id = process, job_id
+    def __init__(self, process: subprocess.Popen[str], job_id: str, inside: list[str]) -> None:
+        self.process, self.id, self._inside = process, job_id, inside
         self.output: list[str] = []
         self.incident = 0
         """The last one before somebody was hurt."""
@@ -36,7 +38,7 @@ class Job:
 
     def _watch(self) -> Iterator[dict[str, Any]]:
         """One view of the job after every change, until it ends. None is missed between waits."""
-        command = [TASKD, "status", self.id, "--watch", "--json"]
+        command = [*self._inside, TASKD, "status", self.id, "--watch", "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
             assert watching.stdout is not None
             try:
@@ -140,22 +142,29 @@ def training(
     options: tuple[str, ...] = (),
     folder: str = ".",
     nodes: int = 1,
+    machines: Machines | None = None,
 ) -> Iterator[Job]:
     """Four ranks of the script under `taskd run`; whatever happens, they end with this block."""
+    nodes = 2 if machines else nodes
     job_id = f"example-{os.getpid()}-{os.urandom(2).hex()}"
     command = [TASKD, "run", "--nproc-per-node", str(4 // nodes), "--job-id", job_id, *options]
     if nodes > 1:
         ports = ["--master-port", str(_free_port()), "--manager-port", str(_free_port())]
         command += ["--nnodes", str(nodes), *ports]
+    if machines:
+        command += ["--master-addr", machines.address(0, 1)]
+    inside = [machines.inside(node) if machines else [] for node in range(nodes)]
     what = [str(HERE / script), *map(str, arguments)]
 
     def start_node(node: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [*command, "--node-rank", str(node), *what], cwd=folder, stderr=subprocess.DEVNULL
+            [*inside[node], *command, "--node-rank", str(node), *what],
+            cwd=folder,
+            stderr=subprocess.DEVNULL,
         )
 
     process = subprocess.Popen(
-        command + what,
+        inside[0] + command + what,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -164,7 +173,7 @@ def training(
     )
     deadline = Timer(PATIENCE_S, process.kill)
     deadline.start()
-    job = Job(process, job_id)
+    job = Job(process, job_id, inside[0])
     job.start_node = start_node
     try:
         job.nodes = {node: start_node(node) for node in range(1, nodes)}

@@ -13,7 +13,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "name", ["01_kill_a_rank.py", "04_fsdp2_buddies.py", "06_dying_gasp.py", "demo.py"]
+    "name",
+    [
+        "01_kill_a_rank.py",
+        "02_hung_rank.py",
+        "03_cut_links.py",
+        "04_fsdp2_buddies.py",
+        "06_dying_gasp.py",
+        "demo.py",
+    ],
 )
 def test_an_example_ends_with_the_same_weights(name: str) -> None:
     ran = subprocess.run(
@@ -21,6 +29,7 @@ def test_an_example_ends_with_the_same_weights(name: str) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "weights identical to the undisturbed run: yes" in ran.stdout
+    assert "joins a job that has begun" not in ran.stdout, "a warning that nobody can act on"
 
 
 @pytest.mark.timeout(240)

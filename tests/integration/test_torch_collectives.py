@@ -162,10 +162,11 @@ def barrier(at: Place) -> Any:
 
 @collective
 def send_and_recv(at: Place) -> Any:
-    """Along the ring."""
+    """Round the ring; the last one does not know who sends."""
     token = at.mine()
     if not at.is_first:
-        dist.recv(token, at.left)
+        source = None if at.rank == RANKS - 1 else at.left
+        dist.recv(token, source)
         token += at.mine()
     if at.rank < RANKS - 1:
         dist.send(token, at.right)

@@ -2,7 +2,7 @@
 
 DDP rearranges its buckets after its first iteration. A rank that joins later would still have the
 first layout; the sums would be cut, and rounded, differently. So one pass over zero gradients is
-run on every rank before training, while its groups are alone: DDP then settles at once, by the
+run on every rank before training, while its groups ask nobody: DDP then settles at once, by the
 order of the parameters and nothing else, and never again.
 """
 
@@ -22,7 +22,7 @@ def settle(model: DistributedDataParallel, groups: Groups) -> None:
     if model.find_unused_parameters:
         return  # it keeps its first layout for life
     before = groups.mode
-    groups.mode = Mode.ALONE
+    groups.mode = Mode.MENDING  # not alone: this is no part of the script's set-up (`setup.py`)
     try:
         model.reducer.prepare_for_backward([])
         parameters = [p for p in model.module.parameters() if p.requires_grad]
