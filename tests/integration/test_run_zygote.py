@@ -96,8 +96,8 @@ def test_spawn_and_fork_say_the_same(tmp_path: Path) -> None:
         """
         import atexit, sys, threading
         atexit.register(print, "at exit")
-        threading.Thread(target=print, args=["thread"]).start()
-        print(sys.argv[1:], sys.path[0], sys.stdin.read() == "")
+        threading.Thread(target=sys.stdout.write, args=["thread\\n"]).start()
+        sys.stdout.write(f"{sys.argv[1:]} {sys.path[0]} {sys.stdin.read() == ''}\\n")
         def fails(): raise ValueError("bad")
         fails()
         """,
@@ -295,3 +295,45 @@ _LAUNCHER = """
 
     asyncio.run(main())
 """
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_who_has_only_just_been_born_can_be_ended(tmp_path: Path, signum: int) -> None:
+    """Right after the fork a child is in its parent's group still, and deaf as its parent is."""
+
+    async def story(trial: Trial) -> None:
+        for _ in range(100):
+            child = await trial.start()
+            if signum == signal.SIGKILL:
+                trial.nursery.kill(child)
+            else:
+                trial.nursery.send_signal(child, signum)
+            assert await trial.death() == Death(child, None, signum)
+
+    trial(tmp_path, script(tmp_path, "import signal; signal.pause()"), story)
+
+
+@pytest.mark.parametrize(
+    ("text", "harm"),
+    [
+        (
+            "from threading import *; Thread(target=Event().wait, daemon=True).start()",
+            "it has started a thread",
+        ),
+        ("import torch; torch.cuda.is_initialized = lambda: True", "it has touched CUDA"),
+    ],
+)
+def test_a_module_that_would_harm_the_forked_is_named(
+    tmp_path: Path, text: str, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "harmful.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def story(trial: Trial) -> None:
+        ready = await trial.nursery.ready()
+        assert ready.modules == ["json"]
+        because = f"{harm}, so it cannot be forked: use --start-method spawn"
+        assert ready.failed == {"harmful": because}
+
+    program = script(tmp_path, "")
+    trial(tmp_path, program, story, preload=("json", "harmful"))

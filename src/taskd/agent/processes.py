@@ -189,6 +189,8 @@ class Nursery:
         if process.id in self._children:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+            # Who was born a moment ago has no group yet.
+            self.send_signal(process, signal.SIGKILL)
 
     async def close(self) -> None:
         """End the zygote and with it every descendant; returns when they are gone, unreported."""

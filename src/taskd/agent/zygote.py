@@ -30,6 +30,7 @@ from taskd.agent.program import Program
 
 WORKER_NAME = "taskd:{}"
 REHEARSAL = "taskd.torch.rehearsal"
+HELD = {signal.SIGTERM}
 
 
 @dataclass
@@ -90,9 +91,12 @@ class Zygote:
     def _handle(self, letter: letters.Letter, files: tuple[int, ...]) -> bool:
         """True in a child that must now become the worker."""
         assert isinstance(letter, letters.Start | letters.Rehearse | letters.ServeStore), letter
+        # A child is deaf to SIGTERM until it has its own handlers: meanwhile it is kept for it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         try:
             pid = os.fork()
         except OSError as error:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
             letters.write(self.pipe, letters.Refused(letter.id, f"cannot fork: {error.strerror}"))
             for file in files:
                 os.close(file)
@@ -109,6 +113,7 @@ class Zygote:
             if not self.forked:
                 _replace_by(self.program)
             return True
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         self.ids[pid] = letter.id
         for file in files:
             os.close(file)
@@ -128,6 +133,7 @@ class Zygote:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         self.pipe.close()
 
     def _reap(self) -> None:
