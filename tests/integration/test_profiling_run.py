@@ -98,6 +98,68 @@ def test_a_directory_that_cannot_be_used_harms_nobody(tmp_path: Path) -> None:
     assert not list(elsewhere.iterdir())
 
 
+SLOW_LOADING = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    class Samples(torch.utils.data.Dataset):
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, index):
+            time.sleep(0.03 if dist.get_rank() == 1 else 0.0)  # a slow disk
+            return torch.ones(8)
+
+    over = torch.zeros(1)
+    while not over:
+        for batch in torch.utils.data.DataLoader(Samples()):
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if dist.get_rank() == 0:
+            over.fill_(os.path.exists("stop"))
+        dist.broadcast(over, 0)
+    dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_loads_slowly_is_named_until_recording_ends(tmp_path: Path) -> None:
+    job = Job(
+        tmp_path,
+        "--nproc-per-node=2",
+        "--job-id=loading",
+        script(tmp_path, SLOW_LOADING),
+        TASKD_PROFILING_DIR=str(tmp_path / "profiling"),
+        TASKD_STRAGGLER_WINDOW_S="4",
+    )
+
+    def taskd(*words: str) -> str:
+        command = [sys.executable, "-m", "taskd", *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path).stdout
+
+    def named() -> list[tuple[int, str]] | None:
+        """None: it cannot be asked yet."""
+        if not (told := taskd("status", "loading", "--json")):
+            return None
+        view = json.loads(told)
+        return [(slow["rank"], slow["cause"]) for slow in view.get("stragglers", ())]
+
+    until(lambda: named() == [], "the job runs")
+    taskd("profile", "loading", "on")
+    until(lambda: bool(named()), "somebody is found slow")
+    assert named() == [(1, "data loading")]
+    taskd("profile", "loading", "off")
+    until(lambda: named() == [], "nobody is accused of what is not recorded")
+    (tmp_path / "stop").touch()
+    ended = job.end()
+    assert ended.code == 0, ended.err
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", ["07_profile.py", "08_straggler.py"])
 def test_an_example_ends_with_the_same_weights(name: str) -> None:

@@ -16,7 +16,7 @@ from taskd.model.ids import Incarnation, Incident, NodeRank, Position, Rank, Rol
 from taskd.model.ids import agent as at_node
 from taskd.model.ids import worker as at_rank
 from taskd.model.job import Event, Heard, NodeLinked, NodeSilent, NodeUnlinked, RankHung, Tick
-from taskd.model.profiling import Pace
+from taskd.model.profiling import EVERYTHING, Pace
 
 few = st.integers(0, 4)
 rank, node = few.map(Rank), few.map(NodeRank)
@@ -103,3 +103,9 @@ def test_everybody_speaks_for_himself_in_numbers_that_can_be(
     src: Position, body: m.Body, why: str
 ) -> None:
     assert doubt(src, body) == why
+
+
+def test_a_beat_with_the_paces_of_recorded_ranks_is_believed() -> None:
+    """Found in a real run: looking for a flag in a range took minutes."""
+    paces = tuple(Pace(Rank(number), Incarnation(0), EVERYTHING, steps=7) for number in range(2))
+    assert doubt(at_node(0), m.NodeBeat(NodeRank(0), (), paces=paces)) == ""

@@ -78,7 +78,8 @@ def _absurd(hint: Any, value: object) -> str:
     if isinstance(value, bool | str):
         return ""
     if isinstance(value, int):
-        return "" if value in _WITHIN.get(hint, _OTHERS) else f"{value} is out of range"
+        # A range looks at each of its numbers for anything but a plain one, such as a flag.
+        return "" if int(value) in _WITHIN.get(hint, _OTHERS) else f"{value} is out of range"
     if isinstance(value, float):
         return "" if isfinite(value) else f"{value} is no number"
     if isinstance(value, Sequence):
