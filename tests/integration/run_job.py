@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from taskd.agent.shared_folder import SHARED_MEMORY
+
 DEADLINE_S = 90.0
 
 
@@ -42,6 +44,8 @@ class Job:
             env={**os.environ, "TMPDIR": str(self.temporary), **env},
         )
         self.process = psutil.Process(self.popen.pid)
+        self.memory: set[Path] = set()
+        self.ports: set[int] = set()
         weakref.finalize(self, _end, self.popen)
 
     def wait_for(self, text: str) -> list[str]:
@@ -60,7 +64,10 @@ class Job:
 
     def family(self) -> list[psutil.Process]:
         """Everybody who descends from the launcher now."""
-        return self.process.children(recursive=True)
+        try:
+            return self.process.children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
 
     def worker(self, rank: int) -> psutil.Process:
         return next(p for p in self.family() if _thread_name(p.pid) == f"taskd:rank{rank}")
@@ -70,10 +77,27 @@ class Job:
 
     def left(self) -> list[Path]:
         """Our own temporary files. Torch's compiler leaves a directory, with torchrun too."""
-        return list(self.temporary.glob("taskd*"))
+        return [*self.temporary.glob("taskd*"), *(path for path in self.memory if path.exists())]
+
+    def look(self) -> None:
+        """Note what is the job's now, outside of its own temporary folder."""
+        for process in (self.process, *self.family()):
+            try:
+                command, opened = process.cmdline(), process.net_connections("tcp")
+            except psutil.Error:
+                continue
+            self.ports |= {each.laddr.port for each in opened if each.status == "LISTEN"}
+            removed = (word.partition("=")[2] for word in command if word.startswith("--remove="))
+            self.memory |= {Path(word) for word in removed if word.startswith(SHARED_MEMORY)}
+
+    def listening(self) -> set[int]:
+        """Those of its ports where somebody listens still."""
+        there = psutil.net_connections("tcp")
+        return self.ports & {each.laddr.port for each in there if each.status == "LISTEN"}
 
     def end(self) -> Ended:
         """Wait for its end; fails when anything is left behind."""
+        self.look()
         family = self.family() if self.popen.poll() is None else []
         try:
             out, err = self.popen.communicate(timeout=DEADLINE_S)
@@ -82,7 +106,8 @@ class Job:
             raise
         _, alive = psutil.wait_procs(family, timeout=DEADLINE_S)
         assert not alive, f"left behind: {alive}"
-        assert not self.left(), "files are left behind"
+        assert not self.left(), f"files are left behind: {self.left()}"
+        assert not self.listening(), f"ports are left open: {self.listening()}"
         return Ended(self.popen.returncode, out, err)
 
 

@@ -182,14 +182,14 @@ def test_much_output_arrives_whole(tmp_path: Path) -> None:
         """
         import os, sys
         line = "x" * 999 + "\\n"
-        for _ in range(20_000):
+        for _ in range(50_000):
             sys.stdout.write(line)
         """,
     )
     ended = run(tmp_path, "--nproc-per-node=2", path)
     assert ended.code == 0
     lines = ended.out.splitlines()
-    assert len(lines) == 40_000
+    assert len(lines) == 100_000
     assert {len(line) for line in lines} == {999 + len("[rank 0]: ")}
 
 
@@ -256,11 +256,29 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
         job.wait_for("up")
     family = job.family()
     assert len(family) >= 7  # zygote, manager, store, two workers and their children
+    job.look()
+    assert job.left(), "there is something to leave"
+    assert len(job.memory) == 1
+    assert len(job.listening()) >= 3  # store, manager, proxy
     job.popen.kill()
     job.popen.communicate()
     _, alive = psutil.wait_procs(family, timeout=DEADLINE_S)
     assert not alive
     assert not job.left()
+    assert not job.listening()
+
+
+def test_nothing_is_left_after_a_job(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    job = Job(tmp_path, script(tmp_path, "print('up', flush=True); open('go').read()"))
+    job.wait_for("up")
+    job.look()
+    assert len(job.memory) == 1
+    assert len(job.listening()) >= 3
+    (tmp_path / "go").write_text("")
+    assert job.end().code == 0
+    assert not job.left()
+    assert not job.listening()
 
 
 def test_the_manager_may_die_while_training_goes_on(tmp_path: Path) -> None:

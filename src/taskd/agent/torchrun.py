@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -69,8 +70,10 @@ def install() -> bool:
 
 def _stranger() -> str:
     """Why this torch is not one that we know; empty if it is."""
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < OLDEST:
+    numbers = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if numbers is None:
+        return f"torch {torch.__version__!r} is of no version that can be read"
+    if (int(numbers[1]), int(numbers[2])) < OLDEST:
         return f"torch {torch.__version__} is older than {OLDEST[0]}.{OLDEST[1]}"
     if not hasattr(launcher, "LocalElasticAgent"):
         return f"torch {torch.__version__} has no LocalElasticAgent in its launcher"
