@@ -66,8 +66,8 @@ VARIABLES = {
     "PROCESS_RECOVER": "`on`: recovery by process is wanted.",
     "RANK": "The rank of a worker (torchrun), or of a node (its agent and proxy).",
     "RANK_TABLE_FILE": "Empty: there is no rank table to wait for.",
-    "RESTART_FAULT_PROCESS_TYPE": "`worker`: this process alone was started anew, not its node; set "
-    "by the agent.",
+    "RESTART_FAULT_PROCESS_TYPE": "`worker`: this process alone was started anew, not its node; "
+    "set by the agent.",
     "TASKD_CLUSTERD": "host:port of clusterd for `taskd status` and its like.",
     "TASKD_CLUSTERD_TOKEN": "What clusterd asks of its clients.",
     "TASKD_DUMP_DIR": "Where survivors leave a checkpoint, and the next start looks for one; "
