@@ -10,6 +10,7 @@ import asyncio
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -351,6 +352,23 @@ def _lose_a_peer(told: dict[str, Any]) -> None:
         (Path(told["folder"]) / "raised").write_text(kind)
 
 
+def a_wrong_collective(told: dict[str, Any]) -> None:
+    """A list of the wrong sizes, inside a step."""
+    if told.get("native"):
+        _join_natively(told["rank"], 2)
+        step: Any = nullcontext()
+    else:
+        job = taskd.init()
+        model = DDP(nn.Linear(WIDTH, 1))
+        job.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        step = next(job.steps(3))
+    try:
+        with step:
+            dist.all_gather([torch.zeros(WIDTH), torch.zeros(5)], torch.ones(WIDTH))
+    except RuntimeError as error:
+        (Path(told["folder"]) / f"raised-{told['rank']}").write_text(str(error))
+
+
 def _join_natively(rank: int, size: int = RANKS) -> None:
     host, _, port = os.environ["TASKD_STORE"].partition(":")
     store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=60))
@@ -420,3 +438,14 @@ def test_outside_a_step_errors_are_raised_as_by_gloo(tmp_path: Path) -> None:
     raised = (ours.folder / "raised").read_text()
     assert raised == (native.folder / "raised").read_text()
     assert ours.lives == {0: 0, 1: 1}
+
+
+def test_a_wrong_argument_is_raised_also_inside_a_step(tmp_path: Path) -> None:
+    """It is a mistake of the script and no fault: a replay would only make it again."""
+    native = run(tmp_path / "native", a_wrong_collective, size=2, native=True)
+    ours = run(tmp_path / "ours", a_wrong_collective, size=2)
+    for rank in range(2):
+        told = [(world.folder / f"raised-{rank}").read_text() for world in (native, ours)]
+        assert told[0] == told[1]
+        assert "invalid tensor size" in told[1]
+    assert ours.incident == 0

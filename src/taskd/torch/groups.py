@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 GLANCE_S = 0.005
 """How often gloo's threads are looked at while they do not report their end."""
+MISUSE = "ProcessGroupGloo::"
+"""How gloo begins its complaints about arguments, before it asks any peer."""
 
 
 class Mode(Enum):
@@ -149,6 +151,8 @@ class Groups:
 
     def absorb(self, error: RuntimeError) -> None:
         """A collective has failed inside a step. The first failure is told; the peers notice."""
+        if str(error).startswith(MISUSE) and not self.trouble():
+            raise error  # the script's own mistake: no replay would make it right
         self._break(f"{type(error).__name__}: {error}", self._on_fault)
 
     def abort(self, incident: int, why: str) -> None:
