@@ -207,6 +207,24 @@ def test_the_profiling_switch_is_checked_kept_and_told_to_new_subscribers(tmp_pa
     asyncio.run(main())
 
 
+def test_the_switch_of_a_job_that_ended_is_not_the_next_ones(tmp_path: Path) -> None:
+    """Also when it never registered."""
+    config = ServerConfig(journal=tmp_path / "journal")
+    asked = profiling_pb2.DataStatusReq(jobNsName="default/job")
+    wanted = profiling_pb2.DataTypeReq(jobNsName="default/job", profilingSwitch=switch(FP="on"))
+
+    async def main() -> None:
+        async with started(config) as (_, client):
+            await client.declare("retry")
+            assert await client.code("ModifyTrainingDataTraceSwitch", wanted) == 200
+            assert await client.code("EndJob", control_pb2.JobEnd(job="job")) == 0
+        async with started(config) as (_, client):
+            await client.declare("retry")
+            assert await client.code("GetTrainingDataTraceSwitch", asked) == 404
+
+    asyncio.run(main())
+
+
 # Declaration, progress, the end
 
 

@@ -243,7 +243,8 @@ class Jobs:
             tell(job)
         declared = self._declared.pop(job, None)
         if declared is not None:
-            await self._journal.note(declare.note_name(job), None)
+            for name in (declare.note_name(job), f"trace/{job}"):
+                await self._journal.note(name, None)
             for key, _ in declare.objects_of(declared):
                 await self._cluster.delete(key)
         self._read.pop(job, None)
