@@ -93,7 +93,7 @@ class Job:
     def listening(self) -> set[int]:
         """Those of its ports where somebody listens still."""
         there = psutil.net_connections("tcp")
-        return self.ports & {each.laddr.port for each in there if each.status == "LISTEN"}
+        return self.ports & {e.laddr.port for e in there if e.laddr and e.status == "LISTEN"}
 
     def end(self) -> Ended:
         """Wait for its end; fails when anything is left behind."""

@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 
 from taskd.agent.plan import free_port
+from taskd.edge.bus import Bus, BusConfig
+from taskd.edge.thread import LoopThread
+from taskd.model import ids
+from taskd.model import messages as m
 
 DEADLINE_S = 60.0
 
@@ -46,6 +50,8 @@ MSRUN = """
         return {rank: one(rank) for rank in range(size)}
 
     def kill(pids):
+        named = [rank for rank, process in enumerate(processes) if process and process.pid in pids]
+        print("kill", "all" if -1 in pids else named, file=sys.stderr, flush=True)
         for process in processes:
             if process is not None and (-1 in pids or process.pid in pids):
                 process.kill()
@@ -87,6 +93,7 @@ def msrun(folder: Path, worker: str, port: str) -> subprocess.CompletedProcess[s
     env = {**os.environ, "MS_NODE_RANK": "0", "MS_LOCAL_WORKER": "2", "MS_WORKER_NUM": "2"}
     env |= {"TASKD_LOG_PATH": str(folder / "log"), "TASKD_LOG_STDOUT": "0"}
     env["TASKD_AGENT_SETTLE_ALL_S"] = "2"  # longer than from one look to the next
+    env["TASKD_AGENT_SETTLE_SOME_S"] = "1.5"
     words = [str(folder / "msrun.py"), str(folder / "worker.py"), port, str(free_port())]
     return subprocess.run(
         [sys.executable, *words],
@@ -119,6 +126,49 @@ def test_a_killed_worker_restarts_the_job(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["start [0, 1]", "start [0, 1]"]
     (incident,) = json.loads((tmp_path / "state/summary.json").read_text())["incidents"]
     assert [fault["rank"] for fault in incident["faults"]] == [1]
+
+
+def test_one_worker_is_killed_and_started_while_the_other_goes_on(tmp_path: Path) -> None:
+    worker = f"""
+        import os, signal
+        fifo = {str(tmp_path / "again")!r}
+        rank, life = os.environ["RANK_ID"], os.environ["LIFE"]
+        if rank == "0":
+            open(fifo).read()
+            print("rank 0 in life", life, flush=True)
+        elif life == "0":
+            signal.pause()
+        else:
+            open(fifo, "w").close()
+    """
+    os.mkfifo(tmp_path / "again")
+    thread, port = LoopThread("manager"), free_port()
+    bus = Bus(BusConfig(me=ids.manager(), listen=f"127.0.0.1:{port}"))
+
+    async def manage() -> None:
+        """As Ascend's manager does where only the faulty process is to start anew."""
+        up = 0
+        while True:
+            received = await bus.receive()
+            if isinstance(received.body, m.RestartsLeft):
+                await bus.send(ids.agent(0), m.StartWorkers(received.body.remaining))
+            elif isinstance(received.body, m.KeptAlive):
+                up += 1
+                if up == 2:  # it looks at its workers
+                    await bus.send(ids.agent(0), m.RestartWorkers((ids.Rank(1),)))
+
+    thread.run(bus.start()).result(DEADLINE_S)
+    managing = thread.run(manage())
+    try:
+        done = msrun(tmp_path, worker, str(port))
+    finally:
+        managing.cancel()
+        thread.run(bus.close()).result(DEADLINE_S)
+        thread.stop()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["start [0, 1]", "start [1]", "rank 0 in life 0"]
+    kills = [line for line in done.stderr.splitlines() if line.startswith("kill")]
+    assert kills == ["kill [1]", "kill all"], "the last is the end of everything"
 
 
 def test_a_job_that_always_fails_ends_with_1(tmp_path: Path) -> None:

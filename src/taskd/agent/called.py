@@ -200,10 +200,11 @@ class CalledHands:
             os.close(pidfd)
 
     def _gone(self, rank: Rank, pid: int) -> None:
-        self._look()  # it may know how; if not, it is dead all the same
+        how = _how_it_ended(self._pidfds[rank])  # as long as nobody has waited for it
+        self._look()  # the framework may know it, too; if nobody does, it is dead all the same
         life = self._lives.get(rank)
         if life is not None and self._pids.get(rank) == pid:
-            self._ended(rank, life, Sight(pid, None))
+            self._ended(rank, life, Sight(pid, how))
 
 
 def _how_it_ended(pidfd: int) -> int | None:

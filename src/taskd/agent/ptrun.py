@@ -45,13 +45,18 @@ class Torch:
         state, failures = self.result.state.value, self.result.failures
         if state not in ("HEALTHY", "FAILED", "UNHEALTHY", "SUCCEEDED"):
             return None
-        seen = {}
+        seen, codes = {}, self._codes()
         for worker in self.group.workers:
             rank, pid = Rank(worker.global_rank), worker.id if isinstance(worker.id, int) else None
             failed = failures.get(worker.global_rank)
-            status = failed.exitcode if failed else 0 if state == "SUCCEEDED" else None
-            seen[rank] = Sight(pid, status)
+            done = 0 if state == "SUCCEEDED" else codes.get(worker.local_rank)
+            seen[rank] = Sight(pid, failed.exitcode if failed else done)
         return seen
+
+    def _codes(self) -> Mapping[int, int | None]:
+        """How each process ended: torch calls a group healthy until all have, or one has failed."""
+        started = getattr(getattr(self.agent, "_pcontext", None), "subprocess_handlers", {})
+        return {local: handler.proc.returncode for local, handler in started.items()}
 
     def settle_s(self, ranks: tuple[Rank, ...]) -> float:
         return 0.0
