@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from taskd.agent.plan import free_port
 from taskd.agent.rendezvous import is_here
 from tests.integration.run_job import TRAIN, Job, script
+from tests.integration.test_run_elastic import SAME, Nodes, kill
 
 REMEDY = "set TASKD_TOKEN"
 
@@ -93,6 +96,44 @@ def test_a_node_that_drew_its_rank_gets_it_again(tmp_path: Path) -> None:
     ended = [job.end() for job in (first, again)]
     assert [each.code for each in ended] == [0, 0], ended
     assert "this is node 1 of job met\n" in ended[1].err
+
+
+def clusterd(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    words = [f"--listen=127.0.0.1:{port}", f"--journal={folder / 'journal'}"]
+    return subprocess.Popen([sys.executable, "-m", "taskd", "clusterd", *words])
+
+
+def test_one_part_after_another_is_killed_and_the_job_finishes(tmp_path: Path) -> None:
+    """A rank, the manager, clusterd, a rank again, and all of a node."""
+    path, port = script(tmp_path, SAME), free_port()
+    calm = Job(tmp_path, "--nproc-per-node=4", path, "0").end()
+    server = clusterd(tmp_path, port)
+    try:
+        nodes = Nodes(tmp_path, "--strategies=recover", f"--clusterd=127.0.0.1:{port}", path, "0.2")
+        first, second = nodes.start(0), nodes.start(1)
+        first.wait_for("step 5")
+        second.worker(3).kill()
+        first.wait_for("step 14")
+        first.manager().kill()
+        first.wait_for("step 22")
+        server.kill()
+        server.wait()
+        server = clusterd(tmp_path, port)
+        first.wait_for("step 30")
+        first.worker(1).kill()
+        first.wait_for("step 40")
+        kill(second)
+        again = nodes.start(1)
+        ended = [launcher.end() for launcher in (first, again)]
+    finally:
+        server.kill()
+        server.wait()
+    assert [each.code for each in ended] == [0, 0], ended
+    assert "the manager has ended" in ended[0].err
+    for lost in ("rank 3 (", "rank 1 (", "rank 2 (lost), rank 3 (lost)"):
+        assert re.search(rf"{re.escape(lost)}.*recovered", ended[0].err), ended[0].err
+    weights = [re.findall(r"weights \w+", out) for out in (ended[0].out, calm.out)]
+    assert weights[0] == weights[1] != []
 
 
 def test_stopping_one_node_ends_the_job_on_both(tmp_path: Path) -> None:
