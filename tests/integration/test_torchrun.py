@@ -107,6 +107,22 @@ def test_the_documented_job_trains_and_recovers(place: Path, die: str, token: st
     assert "ld.so" not in done.stderr
 
 
+def test_the_line_of_the_retired_package_does_the_same(place: Path) -> None:
+    (edited,) = place.glob("venv/lib/*/site-packages/torch/distributed/run.py")
+    text, line = edited.read_text(), SED.replace("taskd.python.adaptor.patch", "mindx_elastic.api")
+    edited.write_text((documented_venv.SITE / "torch/distributed/run.py").read_text())
+    try:
+        subprocess.run(line, shell=True, check=True, env=_env(place / "venv/bin"))
+        assert "import mindx_elastic.api" in edited.read_text()
+        assert "taskd" not in edited.read_text()
+        env = {"RANK": "0", "POD_IP": "127.0.0.1", "MINDX_TASK_ID": "retired", "DIE": "1.0.1"}
+        done = _start(place, ["bash", "train_start.sh"], **env)
+    finally:
+        edited.write_text(text)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "attempt 1" in done.stdout
+
+
 def test_without_a_manager_torchrun_is_torchrun(place: Path) -> None:
     words = ["torchrun", "--nproc_per_node=2", "--master_port=29400", "train.py"]
     done = _start(place, words)
