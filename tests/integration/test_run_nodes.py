@@ -98,6 +98,15 @@ def test_a_node_that_drew_its_rank_gets_it_again(tmp_path: Path) -> None:
     assert "this is node 1 of job met\n" in ended[1].err
 
 
+def test_nobody_to_draw_a_rank_from_is_named(tmp_path: Path) -> None:
+    meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-id=nobody"]
+    words = ["--nnodes=2", *meet, "--rdzv-conf=is_host=false,join_timeout=3"]
+    ended = Job(tmp_path, *words, script(tmp_path, "")).end()
+    assert ended.code == 1
+    assert "no first node at localhost:" in ended.err
+    assert "--node-rank" in ended.err
+
+
 def clusterd(folder: Path, port: int) -> subprocess.Popen[bytes]:
     words = [f"--listen=127.0.0.1:{port}", f"--journal={folder / 'journal'}"]
     return subprocess.Popen([sys.executable, "-m", "taskd", "clusterd", *words])
