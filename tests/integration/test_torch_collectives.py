@@ -298,11 +298,13 @@ def every_collective(told: dict[str, Any]) -> None:
     warnings.simplefilter("ignore", FutureWarning)  # torch renames some of them
     rank = told["rank"]
     if told.get("native"):
-        _join_natively(rank)
+        store = _join_natively(rank)
         at = Place(rank)
         for at.step in range(told["steps"]):
             _write(told, at.step, {name: do(at) for name, do in COLLECTIVES.items()})
-        dist.destroy_process_group()
+        # Who leaves closes its connections, and a peer might still be in the last collective.
+        store.set(f"done/{rank}", "")
+        store.wait([f"done/{other}" for other in range(RANKS)])
         return
     job = taskd.init()
     at = Place(rank)
@@ -369,10 +371,11 @@ def a_wrong_collective(told: dict[str, Any]) -> None:
         (Path(told["folder"]) / f"raised-{told['rank']}").write_text(str(error))
 
 
-def _join_natively(rank: int, size: int = RANKS) -> None:
+def _join_natively(rank: int, size: int = RANKS) -> TCPStore:
     host, _, port = os.environ["TASKD_STORE"].partition(":")
     store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    return store
 
 
 def _write(told: dict[str, Any], step: int, got: dict[str, Any]) -> None:
