@@ -108,3 +108,10 @@ def test_a_damaged_message_is_a_bad_link_at_any_speed() -> None:
 
 def test_a_rank_without_peers_passes() -> None:
     assert stress.judge_links(Rank(0), [], FACTOR).code == PASSED
+
+
+def test_a_link_that_is_tested_again_is_as_good_as_its_best() -> None:
+    first, second = Crossed(Rank(0), Rank(1), 1, 30.0), Crossed(Rank(0), Rank(1), 0, 900.0)
+    assert first.added_to(None) == first
+    assert second.added_to(first) == Crossed(Rank(0), Rank(1), 1, 900.0)
+    assert first.added_to(second) == second.added_to(first)

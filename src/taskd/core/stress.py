@@ -44,6 +44,13 @@ class Crossed:
     def link(self) -> tuple[Rank, Rank]:
         return min(self.rank, self.peer), max(self.rank, self.peer)
 
+    def added_to(self, before: Crossed | None) -> Crossed:
+        """Both turns of the same direction: its best, and all that was wrong."""
+        if before is None:
+            return self
+        wrong, mb_s = before.wrong + self.wrong, max(before.mb_s, self.mb_s)
+        return Crossed(self.rank, self.peer, wrong, mb_s)
+
 
 def judge_work(me: Rank, all_work: Iterable[Worked], slow_factor: float) -> OpResult:
     """The verdict on one rank, given what all ranks that answered have done."""
