@@ -41,9 +41,6 @@ class Place:
         self.left, self.right = (rank - 1) % RANKS, (rank + 1) % RANKS
         halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         self.half = halves[rank // 2]
-        parity = rank % 2
-        world: Any = dist.group.WORLD
-        self.split = world.split_group([parity, parity + 2], group_name=f"parity {parity}")
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
 
     def mine(self, width: int = WIDTH) -> torch.Tensor:
@@ -265,14 +262,6 @@ def in_a_group_of_some(at: Place) -> Any:
     dist.all_reduce(mine, group=at.half)
     dist.all_gather(room, mine, group=at.half)
     dist.broadcast(mine, group=at.half, group_src=1)
-    return [mine, room]
-
-
-@collective
-def in_a_group_that_was_split_off(at: Place) -> Any:
-    mine, room = at.mine(), at.room(2)
-    dist.all_reduce(mine, group=at.split)
-    dist.all_gather(room, at.mine(), group=at.split)
     return [mine, room]
 
 
