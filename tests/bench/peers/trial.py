@@ -149,6 +149,7 @@ class Trial:
             for pid in strays:
                 _kill(pid)
         for process in self._started:
+            process.kill()  # its environment may not have been there yet when we looked
             process.wait()
         self._bury(list(self._alive))
         os.close(self._pipe)
