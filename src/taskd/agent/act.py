@@ -101,8 +101,12 @@ class Hands:
     def _prepare_later(self) -> None:
         self.close()
         self._rest = asyncio.get_running_loop().call_later(
-            REST_S, lambda: self._tasks.create_task(self._nursery.prepare())
+            REST_S, lambda: self._tasks.create_task(self._prepare())
         )
+
+    async def _prepare(self) -> None:
+        sibling = max((process.pid for process in self._lives.values()), default=0)
+        await self._nursery.prepare(sibling)
 
     def close(self) -> None:
         if self._rest is not None:

@@ -36,6 +36,8 @@ class Rehearse:
     """Fork an understudy. With the letter comes a pipe, where it waits for its `Start`."""
 
     id: int
+    sibling: int
+    """The pid of a rank whose memory shows what it will need; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,15 +148,20 @@ class Nursery:
             return ready
         return await self._ask(letters.Start(self._new_id(), name, env), files, on_death)
 
-    async def prepare(self) -> None:
-        """Have a process ready that becomes the next worker without being forked first."""
+    async def prepare(self, sibling: int = 0) -> None:
+        """Have a process ready that becomes the next worker without being forked first.
+
+        `sibling`: the pid of a worker that it will resemble.
+        """
         if self.spawn or self._understudy is not None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
                 process = await self._ask(
-                    letters.Rehearse(self._new_id()), (theirs.fileno(),), self._understudy_died
+                    letters.Rehearse(self._new_id(), sibling),
+                    (theirs.fileno(),),
+                    self._understudy_died,
                 )
             except (StartRefused, ZygoteLost) as error:
                 ours.close()

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from taskd.agent import attempts, letters, linux, program, stacks, sweeper
+from taskd.agent import attempts, letters, linux, program, stacks, sweeper, warm
 from taskd.agent.program import Program
 
 WORKER_NAME = "taskd:{}"
@@ -108,7 +108,7 @@ class Zygote:
 
                 store.serve(letter.host, letter.port, files[0], letter.renewed)
             if isinstance(letter, letters.Rehearse):
-                letter, files = _rehearse(files[0])
+                letter, files = _rehearse(files[0], letter.sibling)
             _become(letter, files)
             if not self.forked:
                 _replace_by(self.program)
@@ -158,11 +158,14 @@ class Zygote:
                     letters.write(self.pipe, letters.Exited(child, gone.si_pid, code, signum))
 
 
-def _rehearse(file: int) -> tuple[letters.Letter, tuple[int, ...]]:
+def _rehearse(file: int, sibling: int) -> tuple[letters.Letter, tuple[int, ...]]:
     """Returns when there is a part for this process; ends it when there will never be one."""
     linux.name_process("taskd:understudy")
     if "taskd.torch" in sys.modules:
         importlib.import_module(REHEARSAL).run()
+    warm.fill_heap()
+    if sibling:
+        warm.own_what_others_own(sibling)
     with socket.socket(fileno=file) as pipe:
         letters.write(pipe, letters.Ready([]))
         received = letters.read(pipe)

@@ -181,7 +181,10 @@ def step(state: State, event: Event, now: float, config: RankConfig) -> Taken:
         case Linked(step=at):
             return Taken(state, _hello(state, at), "the manager must know what is true here")
         case Described(shard=shard, replica=replica, step=at):
-            state = replace(state, me=replace(state.me, shard=shard, replica=replica))
+            described = replace(state.me, shard=shard, replica=replica)
+            if described == state.me:
+                return Taken(state, because="what this rank holds was known")
+            state = replace(state, me=described)
             return Taken(state, _hello(state, at), "what this rank holds is known now")
         case m.Park():
             return _park(state, event, now, config)

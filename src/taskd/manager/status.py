@@ -29,6 +29,7 @@ from taskd.wire._pb import control_pb2 as control
 log = logging.getLogger(__name__)
 
 SUMMARY = "summary.json"
+SETTLING_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,16 @@ def declaration(config: ManagerConfig) -> control.JobDeclaration:
 async def publish(
     clusterd: Clusterd, config: ManagerConfig, look: Callable[[], Seen], changed: asyncio.Event
 ) -> None:
-    """At once when the job's state has changed; its steps now and then."""
+    """Soon after the job's state has changed; its steps now and then.
+
+    Not at once: a recovery changes it several times, and has better things to do.
+    """
     last_told: tuple[object, ...] = ()
     ailing: frozenset[tuple[int, str]] = frozenset()
     last_step, last_at = 0, monotonic()
     while True:
-        await wait_until(changed, config.publish_s)
+        if await wait_until(changed, config.publish_s):
+            await asyncio.sleep(min(SETTLING_S, config.publish_s))
         changed.clear()
         seen = look()
         told = progress_of(config, seen)

@@ -242,7 +242,9 @@ class Groups:
             first = not self.why
             self.mode, self.why = Mode.BROKEN, self.why or why
             meeting = self._meeting
-        if first and tell is not None:
+        if tell is not None:
+            if not first:
+                return  # it fails with the first one, which frees them all
             tell(why)  # before the training thread is freed, which would say that it stands
         if meeting is not None:
             meeting.cut()

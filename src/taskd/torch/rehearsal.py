@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import socket
 import sys
 from datetime import timedelta
 
@@ -31,6 +32,7 @@ from taskd.worker.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 JOB, WORLD = "rehearsal", 2
+LOOPBACK = "127.0.0.1"
 JOIN_S = 5.0
 
 
@@ -38,6 +40,7 @@ def run() -> None:
     """Whatever goes wrong here would go wrong again, and be told, when it counts."""
     line = LoopThread("taskd-rehearsal")
     try:
+        socket.getaddrinfo(LOOPBACK, 0)  # the first name of a host loads how names are written
         line.run(_talk()).result()
         _train()
     except (OSError, RuntimeError, TaskdError) as error:
@@ -49,10 +52,10 @@ def run() -> None:
 
 async def _talk() -> None:
     """A manager and a worker of nobody's job exchange a word."""
-    here = Bus(BusConfig(me=manager(), listen="127.0.0.1:0", job=JOB))
+    here = Bus(BusConfig(me=manager(), listen=f"{LOOPBACK}:0", job=JOB))
     await here.start()
     try:
-        there = Bus(BusConfig(me=worker(0, 0), upstream=f"127.0.0.1:{here.port}", job=JOB))
+        there = Bus(BusConfig(me=worker(0, 0), upstream=f"{LOOPBACK}:{here.port}", job=JOB))
         await there.start()
         try:
             if await there.join(JOIN_S):

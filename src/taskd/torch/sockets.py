@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,10 +35,9 @@ def scan(known: frozenset[int] = frozenset()) -> list[Found]:
     found = []
     for fd in _descriptors():
         try:
-            inode = os.fstat(fd).st_ino
-            if inode in known or not os.readlink(f"{FOLDER}/{fd}").startswith("socket:"):
-                continue
-            found.append(_look(fd, inode))
+            inode = _socket(fd)
+            if inode is not None and inode not in known:
+                found.append(_look(fd, inode))
         except OSError:
             continue  # closed since, or no TCP socket
     return [one for one in found if one is not None]
@@ -45,7 +45,11 @@ def scan(known: frozenset[int] = frozenset()) -> list[Found]:
 
 def inodes() -> frozenset[int]:
     """The sockets that exist now."""
-    return frozenset(one.inode for one in scan())
+    found = set()
+    for fd in _descriptors():
+        with suppress(OSError):
+            found.add(_socket(fd))
+    return frozenset(inode for inode in found if inode is not None)
 
 
 def cut(one: Found) -> bool:
@@ -86,6 +90,12 @@ def host(one: Found) -> str:
 def _descriptors() -> Iterator[int]:
     for name in os.listdir(FOLDER):
         yield int(name)
+
+
+def _socket(fd: int) -> int | None:
+    """Its inode; None: it is something else."""
+    what = os.fstat(fd)
+    return what.st_ino if stat.S_ISSOCK(what.st_mode) else None
 
 
 def _look(fd: int, inode: int) -> Found | None:

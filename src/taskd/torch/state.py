@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from taskd.torch.protected import Protected
+from taskd.torch.raw import raw
 from taskd.torch.sealed import DIGEST, BadState, seal, unseal
 from taskd.torch.sharded import is_distributed, local
 from taskd.torch.side import Side
@@ -83,7 +84,7 @@ class Parcel:
         with self._once:
             if not self._letter:
                 with self._side.work():
-                    self._tensors = [_raw(tensor) for tensor in self._tensors]
+                    self._tensors = [raw(tensor) for tensor in self._tensors]
                     manifest = replace(self._draft, sums=_checksums(self._tensors))
                 self._letter = seal(manifest)
 
@@ -144,7 +145,7 @@ def take(
     places = _places(kept, manifest, aside)
     for piece, place, told in zip(manifest.pieces, places, manifest.sums, strict=True):
         _fetch(place, receive)
-        if checksum(_raw(place)) != told:
+        if checksum(raw(place)) != told:
             raise BadState(f"the checksum of {piece.key} does not match")
     _adopt(kept, manifest, places)
 
@@ -155,7 +156,7 @@ def check(receive: Callable[[memoryview], None]) -> None:
     for piece, told in zip(manifest.pieces, manifest.sums, strict=True):
         place = torch.empty(piece.shape, dtype=piece.dtype)
         _fetch(place, receive)
-        if checksum(_raw(place)) != told:
+        if checksum(raw(place)) != told:
             raise BadState(f"the checksum of {piece.key} does not match")
 
 
@@ -176,10 +177,10 @@ def _fetch(place: torch.Tensor, receive: Callable[[memoryview], None]) -> None:
     if not place.numel():
         return
     if place.is_contiguous() and place.device.type == "cpu":
-        receive(_raw(place).numpy().data)
+        receive(raw(place).numpy().data)
         return
     landing = torch.empty(place.shape, dtype=place.dtype)
-    receive(_raw(landing).numpy().data)
+    receive(raw(landing).numpy().data)
     place.copy_(landing)
 
 
@@ -249,7 +250,7 @@ def fingerprint(kept: Protected) -> int:
 
     Buffers are left out: a forward pass changes them on each rank by its own batch.
     """
-    raws = [_raw(local(tensor)) for key, tensor in _tensors(kept) if key[0] != "buffer"]
+    raws = [raw(local(tensor)) for key, tensor in _tensors(kept) if key[0] != "buffer"]
     number = 0
     for one in _checksums(raws):
         number = (number * PLACE + one) % (1 << 63)
@@ -316,26 +317,22 @@ def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def checksum(raw: torch.Tensor) -> int:
+def checksum(data: torch.Tensor) -> int:
     """The sum of its 64-bit words: as fast as memory, and no zero or stale payload passes."""
-    return _checksums([raw])[0]
+    return _checksums([data])[0]
 
 
 def _checksums(raws: list[torch.Tensor]) -> tuple[int, ...]:
     """One for each. A device is waited for once, not once for each tensor."""
-    sums = [_sum(raw) for raw in raws]
+    sums = [_sum(one) for one in raws]
     on_devices = [one for one in sums if one.device.type != "cpu"]
     fetched = iter(torch.stack(on_devices).tolist() if on_devices else ())
     told = (int(one) if one.device.type == "cpu" else next(fetched) for one in sums)
     return tuple(one & 0xFFFFFFFFFFFFFFFF for one in told)
 
 
-def _sum(raw: torch.Tensor) -> torch.Tensor:
-    whole = raw.numel() // 8 * 8
-    if raw.data_ptr() % 8:
-        raw = raw.clone()
-    return raw[:whole].view(torch.int64).sum() + raw[whole:].sum(dtype=torch.int64) * 31
+def _sum(data: torch.Tensor) -> torch.Tensor:
+    whole = data.numel() // 8 * 8
+    if data.data_ptr() % 8:
+        data = data.clone()
+    return data[:whole].view(torch.int64).sum() + data[whole:].sum(dtype=torch.int64) * 31

@@ -185,13 +185,15 @@ class Link:
     async def _speak(self, bus: Bus) -> None:
         """In order, and never in the way of what is heard.
 
-        What cannot be delivered is dropped: when the link is there again, all that is still true
-        is said anew.
+        Nobody waits for a receipt: between living ends nothing is lost, and when the link is there
+        again, all that is still true is said anew.
         """
         while True:
             body = await self._outbox.get()
-            if bus.joined and not await bus.send(manager(), body):
-                log.warning("%s was not delivered: %s", type(body).__name__, bus.trouble)
+            if bus.joined:
+                sent = await bus.send(manager(), body, sync=False)
+                if not sent:
+                    log.warning("%s was not sent: %s", type(body).__name__, sent.code.sentence)
             self._outbox.task_done()
 
     async def _drive(self) -> None:
