@@ -17,6 +17,8 @@ os.environ |= {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.distributed_c10d import _coalescing_manager  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -59,7 +61,7 @@ def exchange(told: torch.Tensor) -> torch.Tensor:
     dist.all_to_all_single(swapped, all_heard)
     dist.broadcast(swapped, src=0)
     sums = [told.clone(), told.clone()]
-    with dist._coalescing_manager(device=told.device, async_ops=True) as both:
+    with _coalescing_manager(device=told.device, async_ops=True) as both:
         for one in sums:
             dist.all_reduce(one)
     both.wait()
@@ -67,10 +69,16 @@ def exchange(told: torch.Tensor) -> torch.Tensor:
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-job = taskd.init(backend=backend)
+splits = kind in ("split", "mesh")
+keeps_to = torch.device(device, 0) if splits else None
+job = taskd.init(backend=backend, device_id=keeps_to)
 before = connections()
 stores = {int(os.environ["MASTER_PORT"]), int(os.environ["TASKD_STORE"].rpartition(":")[2])}
 torch.manual_seed(0)
+if kind == "exchange":
+    # A set-up that talks: a replacement gets what its predecessor got.
+    agreed = exchange(torch.ones(1, device=device))
+    assert agreed.item() == 1, agreed
 parts = [
     nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(0.1)).to(device) for _ in range(4)
 ]
@@ -79,7 +87,12 @@ if kind == "fsdp":
     for part in (*parts, net):
         fully_shard(part)
 model = net if kind == "fsdp" else DistributedDataParallel(net)
-half = dist.new_group([0, 1]) if kind == "subgroups" else None
+half: Any = dist.new_group([0, 1]) if kind == "subgroups" else None
+if kind == "split":
+    half = dist.split_group(split_ranks=[[0, 1]])
+    dist.new_group([0])  # not ours, on one of the two
+if kind == "mesh":
+    half = init_device_mesh(device, (1, 2), mesh_dim_names=("row", "column")).get_group("column")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 job.protect(model=model, optimizer=optimizer)
 

@@ -36,11 +36,15 @@ RANKS, WIDTH = 4, 8
 class Place:
     """Where a rank stands: its number, the groups it has made, and what it brings to a step."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, *, native: bool = False) -> None:
         self.rank, self.step = rank, 0
         self.left, self.right = (rank - 1) % RANKS, (rank + 1) % RANKS
         halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         self.half = halves[rank // 2]
+        # Natively gloo's own way to split a group is not safe; who is in it is what counts.
+        world: Any = dist.group.WORLD
+        mine = [0, 1] if rank < 2 else [2, 3]
+        self.split = self.half if native else world.split_group(mine, group_name=f"split{mine}")
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
 
     def mine(self, width: int = WIDTH) -> torch.Tensor:
@@ -266,6 +270,14 @@ def in_a_group_of_some(at: Place) -> Any:
 
 
 @collective
+def in_a_group_that_was_split_off(at: Place) -> Any:
+    mine, room = at.mine(), at.room(2)
+    at.split.allreduce([mine]).wait()
+    at.split.allgather([room], [mine]).wait()
+    return [mine, room]
+
+
+@collective
 def on_a_mesh(at: Place) -> Any:
     mine = at.mine()
     dist.all_reduce(mine, group=at.mesh.get_group("row"))
@@ -288,7 +300,7 @@ def every_collective(told: dict[str, Any]) -> None:
     rank = told["rank"]
     if told.get("native"):
         store = _join_natively(rank)
-        at = Place(rank)
+        at = Place(rank, native=True)
         for at.step in range(told["steps"]):
             _write(told, at.step, {name: do(at) for name, do in COLLECTIVES.items()})
         # Who leaves closes its connections, and a peer might still be in the last collective.

@@ -18,10 +18,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d as c10d
 
-from taskd.torch.alone import ALONE, Alone
+from taskd.torch.alone import ALONE, Alone, flat
+from taskd.torch.coalesced import Joint, teach_batches
 from taskd.torch.groups import Groups, Mode
-from taskd.torch.transport import Shape, Transport, alone
-from taskd.torch.works import Finished, Guarded, Streamed
+from taskd.torch.setup import WITHOUT_RESULT
+from taskd.torch.transport import Shape, Splittable, Transport, alone
+from taskd.torch.works import Finished, Guarded, Spoilt, Streamed
 
 BACKEND = "taskd"
 
@@ -35,6 +37,7 @@ class ResilientGroup(dist.ProcessGroup):
         self._groups = groups
         self._transport: Transport | None = None
         self._alone: dist.ProcessGroup | None = None
+        self._joint: Joint | None = None
         self._name, self._desc = shape.name, "undefined"
         only_gloo = set(shape.backends.values()) == {"gloo"}
         self._handle: type[Guarded | Streamed] = Guarded if only_gloo else Streamed
@@ -76,21 +79,54 @@ class ResilientGroup(dist.ProcessGroup):
             if not groups.absorbing:
                 groups.done += 1
                 native = operation(*args, **kwargs)
+                if self._joint is not None:
+                    self._joint.outputs += flat(args[0]) if name not in WITHOUT_RESULT else []
+                    return native
                 return groups.setup.keep(self._name, name, args, native)  # type: ignore[return-value]
             spoilt = partial(effect, self.shape.rank, args)
             try:
-                work: dist.Work | None = operation(*args, **kwargs)
-                # None: it is in the stream that the caller works in, who need not wait for it.
-                return self._handle(groups, Finished([]) if work is None else work, spoilt)
+                return self._guarded(operation(*args, **kwargs), spoilt)
             except RuntimeError as error:
                 groups.absorb(error)
         elif groups.mode is Mode.BROKEN and not groups.absorbing:
             raise dist.DistBackendError(f"the process group was aborted: {groups.why}")
+        elif groups.mode is Mode.ALONE and self._joint is not None:
+            self._joint.outputs += flat(args[0]) if name not in WITHOUT_RESULT else []
         elif groups.mode is Mode.ALONE:
             recalled = groups.setup.recall(self._name, name, args)
             if recalled is not None:
                 return Finished(recalled)
         return Finished(effect(self.shape.rank, args))
+
+    def _guarded(self, work: dist.Work | None, spoilt: Spoilt) -> dist.Work:
+        """None: it is in the stream that the caller works in, who need not wait for it."""
+        return self._handle(self._groups, Finished([]) if work is None else work, spoilt)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """What follows is to be taken as one, until `_end_coalescing`."""
+        inner = self.inner if self._groups.mode is Mode.LIVE else None
+        if inner is not None:
+            inner._start_coalescing(device)
+        self._joint = Joint(inner)
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        groups, joint, self._joint = self._groups, self._joint, None
+        assert joint is not None, "_end_coalescing without _start_coalescing"
+        outputs = joint.outputs
+        if joint.inner is None:
+            if groups.mode is Mode.ALONE:
+                groups.setup.recall(self._name, "coalesced", (outputs,))
+            return Finished(outputs)
+        try:
+            work: dist.Work | None = joint.inner._end_coalescing(device)
+        except RuntimeError as error:
+            if not groups.absorbing:
+                raise
+            groups.absorb(error)
+            return Finished(outputs)
+        if groups.absorbing:
+            return self._guarded(work, lambda: outputs)
+        return groups.setup.keep(self._name, "coalesced", (outputs,), work)  # type: ignore[return-value]
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -172,7 +208,14 @@ class ResilientGroup(dist.ProcessGroup):
         return [torch.device(device) for device in self.shape.backends]
 
     def _get_backend(self, device: torch.device) -> Any:
-        return self.inner._get_backend(device)
+        real = self.inner._get_backend(device)
+        is_nccl = self.shape.backends.get(device.type) == "nccl"
+        if is_nccl and (self._transport is None or self.bound_device_id is not None):
+            return Splittable(real)
+        return real
+
+    def get_group_store(self) -> Store:
+        return self._groups.store
 
     def _get_sequence_number_for_group(self) -> int:
         return self._groups.begun
@@ -208,6 +251,7 @@ for _name, _effect in ALONE.items():
 
 def register(groups: Groups, backends: dict[str, str]) -> None:
     """Make "taskd" a backend of torch.distributed that creates resilient groups."""
+    teach_batches(lambda group: isinstance(group, ResilientGroup))
 
     def create(told: Any, options: Any) -> ResilientGroup:
         ranks = tuple(told.global_ranks_in_group) or tuple(range(told.group_size))

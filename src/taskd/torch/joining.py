@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from taskd import config
@@ -24,20 +25,33 @@ from taskd.worker.settings import WorkerSettings
 TIMEOUT = timedelta(minutes=30)
 
 
-def init(backend: str | None = None, timeout: timedelta = TIMEOUT) -> Job:
-    """Join the job. Without one, or without any launcher, training is simply not protected."""
+def init(
+    backend: str | None = None,
+    timeout: timedelta = TIMEOUT,
+    device_id: torch.device | None = None,
+) -> Job:
+    """Join the job. Without one, or without any launcher, training is simply not protected.
+
+    `device_id`: the device that this process keeps to, which `dist.split_group` needs to know.
+    """
     settings = config.load(WorkerSettings)
     rank = int(config.environ.get("RANK", "0"))
     world_size = int(config.environ.get("WORLD_SIZE", "1"))
     job = Job(settings, rank, world_size)
     if settings.proxy:
-        _join(job, settings, backend, timeout)
+        _join(job, settings, backend, timeout, device_id)
     elif world_size > 1:
-        dist.init_process_group(backend, timeout=timeout)
+        dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     return job
 
 
-def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: timedelta) -> None:
+def _join(
+    job: Job,
+    settings: WorkerSettings,
+    backend: str | None,
+    timeout: timedelta,
+    device_id: torch.device | None,
+) -> None:
     seam.check()
     address = settings.store or "{MASTER_ADDR}:{MASTER_PORT}".format_map(dict(config.environ))
     attempt = config.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -68,6 +82,8 @@ def _join(job: Job, settings: WorkerSettings, backend: str | None, timeout: time
         rank=job.rank,
         world_size=job.world_size,
         timeout=timeout,
+        device_id=device_id,
     )
+    groups.world.bound_device_id = device_id
     if not joining:
         begun.set()

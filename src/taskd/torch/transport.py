@@ -129,6 +129,28 @@ class Transport:
         return frozenset(int(port) for port in told.split(",") if port)
 
 
+class Splittable:
+    """NCCL as torch sees it where it would split communicators, also before there is one.
+
+    Ours are formed at the meeting, each for itself: nobody has to take part but its members.
+    """
+
+    supports_splitting = supports_coalescing = True
+    options = None
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """It connects when it is first used, as after every repair."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Who is not in the new group need not be there."""
+
+
 def choose(backend: str | None) -> dict[str, str]:
     """Which backend serves which device: what the user said, or what the machine has."""
     if backend is None:
