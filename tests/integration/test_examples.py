@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration import namespaces
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -30,6 +32,8 @@ def test_an_example_ends_with_the_same_weights(name: str) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "weights identical to the undisturbed run: yes" in ran.stdout
     assert "joins a job that has begun" not in ran.stdout, "a warning that nobody can act on"
+    if name == "03_cut_links.py" and namespaces.possible():
+        assert "eth0 cut" in ran.stdout, "there are namespaces, but no cable was cut between them"
 
 
 @pytest.mark.timeout(240)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -195,7 +196,9 @@ def test_a_full_shared_memory_costs_the_snapshot_and_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = trained(1)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", tmp_path], check=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("a file system cannot be mounted here")
     try:
         mine = Snapshots(tmp_path, 0, "a", kept)
         mine.begin(1, 0)
