@@ -23,7 +23,7 @@ from tests.bench.peers.workload import BATCH, WORLD
 from tests.bench.rows import Row, ms
 
 ROUNDS = 5
-BUDGET_S = 600.0
+BUDGET_S = 1500.0
 """When it is spent, the peers are not tried again; their rows say how many trials they had."""
 HOPELESS = 2
 """Who fails that often before it ever recovers is not tried again."""

@@ -134,13 +134,18 @@ def _full_steps(job: Trial, since_ns: int, count: int, world: int = WORLD) -> li
 
 
 def _parts(job: Trial) -> dict[str, float]:
-    """Looks after each further step, until the account of the first incident is there."""
+    """Looks after each further step, until the account of the incident is there.
+
+    A death may be seen in two parts (a broken link, then a lost node): the second then replaces the
+    first, and has the account.
+    """
     summary = job.folder / STATE / "summary.json"
     try:
         for _ in job.finished(ACCOUNT_LIMIT_S):
             incidents = json.loads(summary.read_text())["incidents"] if summary.exists() else []
-            if incidents and incidents[0]["outcome"] == "recovered":
-                return {name: ms / 1000 for name, ms in incidents[0]["parts_ms"].items()}
+            for one in incidents:
+                if one["outcome"] == "recovered":
+                    return {name: ms / 1000 for name, ms in one["parts_ms"].items()}
     except TrialError as error:
         raise TrialError(f"recovered, but gave no account of it; {error}") from error
     raise AssertionError("finished() ends by returning a line or by raising")
