@@ -3,6 +3,9 @@ comes back. Needs CUDA; `make bench` leaves this section as it is where there is
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -12,22 +15,29 @@ from time import perf_counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
+import taskd.torch as taskd
 from taskd.torch.protected import Protected
 from taskd.torch.snapshots import Snapshots
 from tests.bench.rows import Row, ms
 from tests.gpu.test_recovery import run
+from tests.integration.torch_world import World
 
 WIDTH, DEPTH, BATCH = 8192, 16, 16384
 """1.07 billion parameters, and a step that is longer than a copy of them."""
 ROUNDS, PAIRS, RECOVERIES = 8, 12, 3
+STRETCH, STRETCHES = 10, 8
+"""Protected and plain steps: ten at a time, so that the host may run ahead."""
 
 
 def measure() -> list[Row]:
     rows = _snapshots()
     torch.cuda.empty_cache()
-    return [*rows, _recovery("gloo", 4), _recovery("nccl", 2)]
+    alone, shared = _protection(1, WIDTH, DEPTH, BATCH), _protection(2, 2048, 4, 8192)
+    return [*rows, alone, shared, _recovery("gloo", 4), _recovery("nccl", 2)]
 
 
 def _snapshots() -> list[Row]:
@@ -118,6 +128,81 @@ def _timed(work: Callable[[], Any]) -> float:
     work()
     torch.cuda.synchronize()
     return perf_counter() - begun
+
+
+def _protection(ranks: int, width: int, depth: int, batch: int) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_train(Path(folder), ranks, {"shape": (width, depth, batch)}))
+        took = json.loads((Path(folder) / "took").read_text())
+    who = "one rank" if ranks == 1 else f"{ranks} ranks that share the device"
+    return Row(
+        f"a DDP step of {depth * (width + 1) * width / 1e6:.0f}M parameters over nccl, protected "
+        f"or plain; {who}, {STRETCH} steps at a time",
+        ms(took["ours"]),
+        ms(took["plain"]),
+        median(ours / plain for ours, plain in zip(took["ours"], took["plain"], strict=True)),
+    )
+
+
+async def _train(folder: Path, ranks: int, told: dict[str, Any]) -> None:
+    world = World(stretches, folder, size=ranks, told=told, run_s=300.0)
+    try:
+        await world.run()
+    finally:
+        await world.stop()
+
+
+def stretches(told: dict[str, Any]) -> None:
+    """Inside a rank: both kinds in turns, and how long a step of each took."""
+    os.environ |= {"NCCL_HOSTID": f"host-{told['rank']}", "NCCL_SOCKET_IFNAME": "lo"}
+    job = taskd.init("nccl")
+    width, depth, size = told["shape"]
+    plain = _ddp(width, depth, size, dist.new_group(backend="nccl"))
+    work = _ddp(width, depth, size, None, job)
+    steps = job.steps(1_000_000)
+
+    def ours() -> None:
+        with next(steps):
+            work()
+
+    took: dict[str, list[float]] = {"plain": [], "ours": []}
+    for number in range(STRETCHES + 1):
+        for kind, step in (("plain", plain), ("ours", ours)):
+            dist.barrier()
+
+            def stretch(step: Callable[[], None] = step) -> None:
+                for _ in range(STRETCH):
+                    step()
+
+            if (seconds := _timed(stretch)) and number:  # the first ones connect
+                took[kind].append(seconds / STRETCH)
+    if told["rank"] == 0:
+        (Path(told["folder"]) / "took").write_text(json.dumps(took))
+    dist.barrier()
+
+
+def _ddp(
+    width: int,
+    depth: int,
+    size: int,
+    group: dist.ProcessGroup | None,
+    job: taskd.Job | None = None,
+) -> Callable[[], None]:
+    layers = [nn.Linear(width, width, device="cuda") for _ in range(depth)]
+    model = DDP(nn.Sequential(*layers), process_group=group)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    batch = torch.randn(size, width, device="cuda")
+    if job is not None:
+        job.protect(model=model, optimizer=optimizer)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(batch).float().square().mean()
+        torch.autograd.backward(loss)
+        optimizer.step()
+
+    return step
 
 
 def _recovery(backend: str, ranks: int) -> Row:

@@ -8,13 +8,15 @@ blocks; of a block the fastest steps of either kind count, and give one ratio. T
 these ratios is told, with the interval in which it lies with 95 % certainty. The processor time
 of the same steps is told beside it: other load stretches it far less.
 
-Peak memory needs processes that have only one of the two: each kind also runs by itself.
+Peak memory needs processes that have only one of the two: each kind also runs by itself, and the
+plain one without anything of ours.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
@@ -137,8 +140,8 @@ def _build() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def _plain() -> Callable[[], None]:
-    model = DDP(_build(), process_group=dist.new_group(backend="gloo"))
+def _plain(group: dist.ProcessGroup | None = None) -> Callable[[], None]:
+    model = DDP(_build(), process_group=group)
     return _worker(model, torch.optim.AdamW(model.parameters(), fused=True))
 
 
@@ -168,7 +171,7 @@ def _worker(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], 
 
 def pairs(told: dict[str, Any]) -> None:
     job = taskd.init()
-    kinds = {"plain": _plain(), "ours": _protected(job)}
+    kinds = {"plain": _plain(dist.new_group(backend="gloo")), "ours": _protected(job)}
     turns: dict[str, Turns] = {kind: [] for kind in kinds}
 
     def pair(number: int) -> None:
@@ -196,8 +199,13 @@ def pairs(told: dict[str, Any]) -> None:
 
 def alone(told: dict[str, Any]) -> None:
     """As many steps as it takes until memory does not grow any more, of one kind only."""
-    job = taskd.init()
-    work = _plain() if told["kind"] == "plain" else _protected(job)
+    if told["kind"] == "plain":
+        host, _, port = os.environ["TASKD_STORE"].partition(":")
+        store = TCPStore(host, int(port), is_master=False)
+        dist.init_process_group("gloo", store=store, rank=told["rank"], world_size=WORLD)
+        work = _plain()
+    else:
+        work = _protected(taskd.init())
     for _ in range(STEPS_ALONE):
         work()
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -51,6 +51,7 @@ def calm(kind: str, backend: str) -> str:
         ("mesh", "nccl", "0 20 killed", "recover-in-place"),
         ("exchange", "nccl", "1 20 killed", "recover-in-place"),
         ("exchange", "nccl", "0 20 cut off", "retry"),
+        ("exchange", "nccl", "1 20 stumbles", "retry"),
         pytest.param(
             "fsdp",
             "nccl",

@@ -48,6 +48,18 @@ def hurt() -> None:
                 one.shutdown(socket.SHUT_RDWR)
 
 
+class Hiccup(Exception):
+    """Worth another try."""
+
+
+def stumble() -> None:
+    """In the middle of operations that belong together."""
+    global how
+    if how == "stumbles" and first_life and rank == int(hurt_rank) and job.step == int(hurt_step):
+        how = "done"
+        raise Hiccup
+
+
 def exchange(told: torch.Tensor) -> torch.Tensor:
     """What the ranks tell each other, by every way that NCCL offers; 1 if all arrives."""
     peer, world = 1 - rank, dist.get_world_size()
@@ -64,6 +76,7 @@ def exchange(told: torch.Tensor) -> torch.Tensor:
     with _coalescing_manager(device=told.device, async_ops=True) as both:
         for one in sums:
             dist.all_reduce(one)
+            stumble()
     both.wait()
     return heard * part * swapped.prod() * sums[0] * sums[1] / world**3
 
@@ -94,7 +107,7 @@ if kind == "split":
 if kind == "mesh":
     half = init_device_mesh(device, (1, 2), mesh_dim_names=("row", "column")).get_group("column")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-job.protect(model=model, optimizer=optimizer)
+job.protect(model=model, optimizer=optimizer, retry_on=(Hiccup,))
 
 for step in job.steps(steps):
     with step:
@@ -107,7 +120,7 @@ for step in job.steps(steps):
             loss = loss * scale / 2
         if kind == "exchange":
             loss = loss * exchange(torch.ones(1, device=device))
-        if now:
+        if now and how != "stumbles":
             hurt()
             how = "done"
             first_life = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -109,6 +109,15 @@ class Running:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    def hear_unknown(self, tell: Callable[[str], None]) -> None:
+        """Be told of each call of a method that is not offered here."""
+
+        class Unknown(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+            def service(self, details: grpc.HandlerCallDetails) -> None:
+                tell(details.method)
+
+        self._server.add_generic_rpc_handlers((Unknown(),))
 
     def stop(self) -> None:
         self.clusterd.signals.put(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import queue
 import socket
 import sys
 from asyncio.subprocess import Process
@@ -15,6 +16,7 @@ from pathlib import Path
 from taskd.edge.bus import Bus, BusConfig
 from taskd.model import messages as m
 from taskd.model.ids import Rank, agent, manager
+from tests.integration.recover_server import Running
 
 PATIENCE_S = 60.0
 
@@ -80,6 +82,29 @@ def test_ascends_agents_are_permitted_restarted_and_sent_away(tmp_path: Path) ->
             await peer.bus.close()
 
     asyncio.run(play())
+
+
+def test_a_clusterd_of_ascends_is_no_reason_to_leave(tmp_path: Path) -> None:
+    """It knows neither our progress reports nor our declarations, and says so."""
+    server, asked = Running(), queue.Queue[str]()
+    server.hear_unknown(asked.put)
+
+    async def play() -> None:
+        async with managing(tmp_path, "--clusterd", server.address, "--job-id", "job") as port:
+            peer = AscendAgent(port)
+            await peer.join(2)
+            while not (await asyncio.to_thread(asked.get, timeout=PATIENCE_S)).endswith("Progress"):
+                pass
+            for left in (2, 1, 1):  # the answer has come before the last of these
+                assert await peer.bus.send(manager(), m.RestartsLeft(left))
+            await peer.bus.send(manager(), m.RanksFailed((Rank(0),), 1735689600))
+            await asyncio.to_thread(server.clusterd.next_call, "ReportProcessFault")
+            await peer.bus.close()
+
+    try:
+        asyncio.run(play())
+    finally:
+        server.stop()
 
 
 def test_a_port_that_is_taken_is_said_and_is_no_reason_to_hang(tmp_path: Path) -> None:

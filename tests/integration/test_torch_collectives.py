@@ -22,7 +22,7 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.distributed.distributed_c10d import _coalescing_manager, _world
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
@@ -42,9 +42,11 @@ class Place:
         halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         self.half = halves[rank // 2]
         # Natively gloo's own way to split a group is not safe; who is in it is what counts.
+        # torch names it by the groups that this process is in, which are not the same everywhere.
+        dist.new_group([0])
         world: Any = dist.group.WORLD
-        mine = [0, 1] if rank < 2 else [2, 3]
-        self.split = self.half if native else world.split_group(mine, group_name=f"split{mine}")
+        mine, name = [0, 1] if rank < 2 else [2, 3], f"the {len(_world.pg_names)}th"
+        self.split = self.half if native else world.split_group(mine, group_name=name)
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
 
     def mine(self, width: int = WIDTH) -> torch.Tensor:

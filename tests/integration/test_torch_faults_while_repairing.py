@@ -45,7 +45,7 @@ def dies_giving(told: dict[str, Any]) -> None:
     def torn(meeting: Any, me: int, takers: Any, write: courier.Write) -> None:
         left = bytes_left
 
-        def write_some(wanted: str, send: courier.Send) -> None:
+        def write_some(wanted: courier.Wanted, send: courier.Send) -> None:
             def send_some(view: memoryview) -> None:
                 nonlocal left
                 raw = view.cast("B")

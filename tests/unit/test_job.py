@@ -465,6 +465,8 @@ def test_without_protection_everybody_is_restarted_and_one_restart_is_spent() ->
     play.lives = dict.fromkeys(range(4), 1)
     assert isinstance(play.started(0).started(1).state, Training)
     assert [r.code for r in play.asked(ReportResult)] == [0]
+    (story,) = play.state.job.stories
+    assert (story.strategy, story.outcome) == ("recover-in-place", "restarted")
 
 
 def test_a_used_up_budget_leaves_only_the_exit() -> None:

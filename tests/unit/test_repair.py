@@ -59,6 +59,24 @@ def test_takers_are_spread_over_the_holders() -> None:
     assert Counter(repair.sources.values()) == {0: 3, 1: 3}
 
 
+def test_whoever_else_holds_the_state_helps_to_give_it() -> None:
+    six = made(plan([holder(rank, 5) for rank in range(6)], [seat(6), seat(7)]))
+
+    assert six.sources == {6: 0, 7: 1}
+    assert six.helpers == {6: (1, 2, 3), 7: (2, 3, 4)}
+    behind = made(plan([holder(0, 8), holder(1, 7), holder(2, 8, whole=False)], [seat(3)]))
+    assert behind.helpers == {}, "nobody else stands at step 8"
+
+
+def test_nobody_helps_with_a_copy() -> None:
+    kept = (("b", 4),)
+    survivors = [holder(0, 4, shard="a", copies=kept), holder(2, 4, shard="a", copies=kept)]
+    repair = made(plan(survivors, [seat(1, shard="b")]))
+
+    assert repair.sources == {1: 0}
+    assert repair.helpers == {}
+
+
 def test_a_source_on_the_same_node_is_preferred_until_it_has_much_to_do() -> None:
     far = [holder(rank, 5, node=1) for rank in range(4, 8)]
     repair = made(plan([holder(0, 5), *far], [seat(1), seat(2), seat(3)]))

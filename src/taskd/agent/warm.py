@@ -9,6 +9,7 @@ understudy (`zygote.py`) has the time to do it beforehand.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +18,7 @@ LARGEST = 32 << 20
 """glibc asks the kernel for each larger block, and gives it back; smaller ones it may keep."""
 BLOCK, BLOCKS = LARGEST - (1 << 20), 2
 """glibc keeps up to twice the largest block that it was given back."""
-PAGE, ENTRY = 4096, 8
+PAGE, ENTRY = os.sysconf("SC_PAGE_SIZE"), 8
 OWN = 1 << 63 | 1 << 56
 """In the kernel's map of pages: present, and nobody else's."""
 POPULATE_WRITE = 23
@@ -69,8 +70,8 @@ def _runs(sibling: int) -> Iterator[tuple[int, int]]:
 
 
 def _writable(maps: Path) -> Iterator[tuple[int, int]]:
-    for line in maps.read_text().splitlines():
+    for line in maps.read_bytes().splitlines():
         where, rights, *_ = line.split()
-        if rights == "rw-p":
-            start, _, end = where.partition("-")
+        if rights == b"rw-p":
+            start, _, end = where.partition(b"-")
             yield int(start, 16), int(end, 16)

@@ -230,6 +230,8 @@ def _park(state: State, told: m.Park, now: float, config: RankConfig) -> Taken:
     if incident == state.incident:
         if isinstance(state, Parked):
             return Taken(state, (_where(state),), "asked again")
+        if isinstance(state, Joining):
+            return Taken(state, (_empty_handed(state),), "asked again")
         return Taken(state, because=f"incident {incident} is known")
     match state:
         case Joining():

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from taskd.model.ids import Incarnation, NodeRank, Rank, Step
 from taskd.model.messages import Copy, Member
 
+COPY = 2
+MOST_HELPERS = 3
 FAR_AWAY = 2
 """A source on another node costs as much as two more takers at a source on one's own."""
 
@@ -40,8 +42,8 @@ class Holder:
     copies: tuple[Copy, ...] = ()
 
     def offers(self) -> dict[tuple[str, Step], int]:
-        """What it can give, and how good that is: 0 as it stands, 1 by going back, 2 a copy."""
-        given = {(copy.shard, copy.step): 2 for copy in self.copies}
+        """What it can give, and how good that is: 0 as it stands, 1 by going back, a copy."""
+        given = {(copy.shard, copy.step): COPY for copy in self.copies}
         if self.whole and self.undo and self.step > 0:
             given[self.shard, Step(self.step - 1)] = 1
         if self.whole:
@@ -69,6 +71,8 @@ class Plan:
     replaced: tuple[Member, ...]
     leaving: tuple[Rank, ...]
     because: str
+    helpers: Mapping[Rank, tuple[Rank, ...]] = field(default_factory=dict)
+    """Who else holds what a taker needs, and can give it a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,28 @@ def _plan(
     stay = tuple(Member(held.rank, held.node, held.incarnation) for held in staying)
     members = tuple(sorted((*stay, *replaced), key=lambda member: member.rank))
     because = f"{len(members)} ranks resume at step {resume}, {len(sources)} of them from a peer"
-    return Plan(members, resume, sources, replaced, leaving, because)
+    helpers = _helpers(staying, arriving, resume, sources)
+    return Plan(members, resume, sources, replaced, leaving, because, helpers)
+
+
+def _helpers(
+    staying: list[Holder], arriving: list[Seat], resume: Step, sources: Mapping[Rank, Rank]
+) -> dict[Rank, tuple[Rank, ...]]:
+    """Of those who stand there themselves: a copy of somebody else's state is asked for whole."""
+    needy: list[Holder | Seat] = [*staying, *arriving]
+    shards = {one.rank: one.shard for one in needy}
+    able: dict[str, list[Rank]] = {}
+    for held in staying:
+        if held.offers().get((held.shard, resume), COPY) < COPY:
+            able.setdefault(held.shard, []).append(held.rank)
+    found = {}
+    for taker, source in sources.items():
+        others = able.get(shards[taker], [])
+        if source in others:
+            # Beginning behind the source, so that not all takers have the same helpers.
+            at = others.index(source) + 1
+            found[taker] = tuple((others[at:] + others[: at - 1])[:MOST_HELPERS])
+    return {taker: others for taker, others in found.items() if others}
 
 
 def _sources(staying: list[Holder], arriving: list[Seat], resume: Step) -> dict[Rank, Rank]:

@@ -81,7 +81,7 @@ async def publish(
         told.steps_per_s = max(0.0, (told.step - last_step) / (now - last_at))
         last_told, last_step, last_at = key, told.step, now
         if not await clusterd.publish(told):
-            return
+            await asyncio.Event().wait()  # it never will; that is no reason to end
 
 
 def progress_of(config: ManagerConfig, seen: Seen) -> control.JobProgress:

@@ -284,6 +284,8 @@ class Repair:
     timeout_s: float
     without: tuple[Rank, ...] = ()
     """The job's other ranks: it goes on without them."""
+    helpers: Mapping[Rank, tuple[Rank, ...]] = field(default_factory=dict)
+    """Who gives a taker a part of a large state, beside its source."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+OURS = "_taskd"
+"""Marks the function that we have put there."""
+
 
 @dataclass(slots=True)
 class Joint:
@@ -24,6 +27,7 @@ class Joint:
 
     inner: dist.ProcessGroup | None
     """Where it was begun, and must be ended whatever comes; None: nowhere."""
+    device: torch.device
     outputs: list[torch.Tensor] = field(default_factory=list)
     """What they have to fill."""
 
@@ -31,7 +35,7 @@ class Joint:
 def teach_batches(is_ours: Callable[[Any], bool]) -> None:
     """From now on `dist.batch_isend_irecv` works in our groups as in torch's own."""
     natively = c10d.batch_isend_irecv
-    if hasattr(natively, "__wrapped__"):
+    if hasattr(natively, OURS):
         return
 
     @wraps(natively)
@@ -51,4 +55,5 @@ def teach_batches(is_ours: Callable[[Any], bool]) -> None:
         works: list[Any] = together.works
         return works
 
+    setattr(batch_isend_irecv, OURS, True)
     dist.batch_isend_irecv = c10d.batch_isend_irecv = batch_isend_irecv

@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from taskd.errors import PeerRefused, PeerUnreachable, TaskdError
 from taskd.torch.meeting import Meeting
@@ -19,8 +20,26 @@ SECRET_BYTES, WANTED_BYTES = 32, 160
 
 Send = Callable[[memoryview], None]
 Receive = Callable[[memoryview], None]
-Write = Callable[[str, Send], None]
-"""Given the shard that is wanted: send its state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a taker asks a giver for: a shard, or one lot of it where several give."""
+
+    shard: str
+    givers: int = 1
+    lot: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.lot} {self.givers} {self.shard}"
+
+    @staticmethod
+    def read(text: str) -> Wanted:
+        lot, givers, shard = text.split(" ", 2)
+        return Wanted(shard, int(givers), int(lot))
+
+
+Write = Callable[[Wanted, Send], None]
 
 
 def give(meeting: Meeting, rank: int, takers: Sequence[int], write: Write) -> None:
@@ -58,19 +77,19 @@ def _serve(guest: socket.socket, secret: bytes, write: Write, problems: list[str
             _read(guest, memoryview(told))
             if not secrets.compare_digest(told[:SECRET_BYTES], secret):
                 raise PeerRefused("a stranger asked for the state")
-            write(told[SECRET_BYTES:].rstrip(b"\0").decode(), guest.sendall)
+            write(Wanted.read(told[SECRET_BYTES:].rstrip(b"\0").decode()), guest.sendall)
             _read(guest, memoryview(bytearray(1)))  # the taker has it all
     except (OSError, TaskdError) as error:
         problems.append(f"a taker was not served: {error}")
 
 
-def take(meeting: Meeting, source: int, wanted: str, read: Callable[[Receive], None]) -> None:
+def take(meeting: Meeting, source: int, wanted: Wanted, read: Callable[[Receive], None]) -> None:
     """Ask the giver, and tell it when everything has come."""
     host, port, secret = meeting.store.get(f"state/{source}").decode().split()
     try:
         with socket.create_connection((host, int(port)), meeting.timeout.total_seconds()) as link:
             meeting.guard(link)
-            link.sendall(bytes.fromhex(secret) + wanted.encode().ljust(WANTED_BYTES, b"\0"))
+            link.sendall(bytes.fromhex(secret) + str(wanted).encode().ljust(WANTED_BYTES, b"\0"))
             read(lambda place: _read(link, place))
             link.sendall(b"!")
     except OSError as error:

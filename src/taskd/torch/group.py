@@ -8,6 +8,7 @@ they are raised, as natively. `groups.py` holds the mode that all groups share.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -58,6 +59,7 @@ class ResilientGroup(dist.ProcessGroup):
 
     def drop(self, at_rest: bool) -> None:
         """Let go of the transport of the last incident."""
+        self._leave_joint()
         if self._transport is not None:
             self._transport.bury(at_rest)
             self._transport = None
@@ -107,7 +109,16 @@ class ResilientGroup(dist.ProcessGroup):
         inner = self.inner if self._groups.mode is Mode.LIVE else None
         if inner is not None:
             inner._start_coalescing(device)
-        self._joint = Joint(inner)
+        self._joint = Joint(inner, device)
+
+    def _leave_joint(self) -> None:
+        """An exception has left such a block in the middle, and torch does not end it then."""
+        joint, self._joint = self._joint, None
+        if joint is not None:
+            c10d._world.pg_coalesce_state.pop(self, None)
+            if joint.inner is not None:
+                with suppress(RuntimeError):
+                    joint.inner._end_coalescing(joint.device)
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
         groups, joint, self._joint = self._groups, self._joint, None
@@ -142,23 +153,29 @@ class ResilientGroup(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
     ) -> dist.ProcessGroup | None:
-        """A child of some of our ranks. Formed at the meeting like any other group."""
+        """A child of some of our ranks. Formed at the meeting like any other group.
+
+        Under a name of our own: torch's depends on how many groups this process is in.
+        """
         if self.shape.rank not in ranks:
             return None
+        members = tuple(self.shape.ranks[rank] for rank in ranks)
         backends = self.shape.backends
         if device_types is not None:
             backends = {one.type: backends[one.type] for one in device_types}
         child = ResilientGroup(
             self._groups,
             Shape(
-                name=group_name or f"{self._name}:split:{'-'.join(map(str, ranks))}",
-                ranks=tuple(self.shape.ranks[rank] for rank in ranks),
+                name=self._groups.name_split(members),
+                ranks=members,
                 rank=list(ranks).index(self.shape.rank),
                 timeout=timeout or self.shape.timeout,
                 backends=backends,
             ),
         )
+        child._set_group_name(group_name or child.shape.name)
         child._set_group_desc(group_desc or "undefined")
+        child.bound_device_id = self.bound_device_id
         self._groups.add(child)
         return child
 
@@ -254,9 +271,13 @@ def register(groups: Groups, backends: dict[str, str]) -> None:
     teach_batches(lambda group: isinstance(group, ResilientGroup))
 
     def create(told: Any, options: Any) -> ResilientGroup:
-        ranks = tuple(told.global_ranks_in_group) or tuple(range(told.group_size))
+        ranks = tuple(told.global_ranks_in_group)
+        # torch numbers the ranks that are in the job now; we name them as the job was started.
+        ranks = tuple(groups.world.shape.ranks[at] for at in ranks) or tuple(range(told.group_size))
         shape = Shape(told.group_id, ranks, told.group_rank, told.timeout, backends)
         group = ResilientGroup(groups, shape)
+        if told.global_ranks_in_group:
+            group.bound_device_id = groups.world.bound_device_id
         groups.add(group)
         return group
 

@@ -10,6 +10,7 @@ thread change it.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum
@@ -70,6 +71,7 @@ class Groups:
         """Why the groups are to be aborted once the next step begins."""
         self._told = 0
         """The newest incident that we were told of."""
+        self._splits: Counter[tuple[int, ...]] = Counter()
         self._lock = threading.Lock()
 
     def add(self, group: ResilientGroup) -> None:
@@ -79,6 +81,11 @@ class Groups:
 
     def discard(self, group: ResilientGroup) -> None:
         self._all = [other for other in self._all if other is not group]
+
+    def name_split(self, ranks: tuple[int, ...]) -> str:
+        """The same on all of these ranks: they make their groups in the same order."""
+        self._splits[ranks] += 1
+        return f"split/{'-'.join(map(str, ranks))}/{self._splits[ranks]}"
 
     @property
     def world(self) -> ResilientGroup:
@@ -153,7 +160,12 @@ class Groups:
         """A collective has failed inside a step. The first failure is told; the peers notice."""
         if str(error).startswith(MISUSE) and not self.trouble():
             raise error  # the script's own mistake: no replay would make it right
-        self._break(f"{type(error).__name__}: {error}", self._on_fault)
+        why = f"{type(error).__name__}: {error}"
+        with self._lock:
+            if not self._flip(why):
+                return  # it fails with the first one, which frees them all
+        self._on_fault(why)  # before the training thread is freed, which would say that it stands
+        self._free()
 
     def abort(self, incident: int, why: str) -> None:
         """Free the training thread from whatever collective it waits in. From any thread.
@@ -168,20 +180,26 @@ class Groups:
             if self.mode is Mode.LIVE and not self.absorbing:
                 self._pending = why
                 return
-        self._break(why)
+            self._flip(why)
+        self._free()
 
     def enter(self) -> None:
         """A protected step begins."""
         with self._lock:
             self.absorbing, pending = True, self._pending
+            if pending:
+                self._flip(pending)
         if pending:
-            self._break(pending)
+            self._free()
 
-    def leave(self) -> None:
-        """It has ended, well or not."""
-        self.absorbing = False
+    def leave(self) -> bool:
+        """It has ended, well or not. Whether the groups are in trouble at that very moment."""
+        with self._lock:
+            self.absorbing = False
+            trouble = self.trouble()
         self._landing.forget()
         self.done = self.begun
+        return trouble
 
     def trouble(self) -> bool:
         return self.mode is Mode.BROKEN or bool(self._pending)
@@ -237,15 +255,15 @@ class Groups:
                     before = now
         return True
 
-    def _break(self, why: str, tell: Callable[[str], None] | None = None) -> None:
-        with self._lock:
-            first = not self.why
-            self.mode, self.why = Mode.BROKEN, self.why or why
-            meeting = self._meeting
-        if tell is not None:
-            if not first:
-                return  # it fails with the first one, which frees them all
-            tell(why)  # before the training thread is freed, which would say that it stands
+    def _flip(self, why: str) -> bool:
+        """From here on nothing that the groups give is used. Under the lock; False: it is so."""
+        first = not self.why
+        self.mode, self.why = Mode.BROKEN, self.why or why
+        return first
+
+    def _free(self) -> None:
+        """Whoever waits in a collective, or at the store."""
+        meeting = self._meeting
         if meeting is not None:
             meeting.cut()
         for group in self._all:

@@ -64,6 +64,7 @@ class Job:
         self._shard = ""
         self._copying = Copying(Path(settings.beacon).parent if settings.beacon else None)
         self._guard: Guard | None = None
+        self._stepping = False
         self._resumed_from: Path | None = None
         self._retry_on: tuple[type[Exception], ...] = ()
 
@@ -138,18 +139,25 @@ class Job:
             log.warning("all replicas of a shard are on this node: copies go to another node")
         return safe
 
-    def steps(self, total: int) -> Iterator[Step]:
-        """The steps that are still to do, also in a process that joins in the middle."""
+    def steps(self, total: int, start: int = 0) -> Iterator[Step]:
+        """The steps that are still to do, also in a process that joins in the middle.
+
+        `start`: how many are done already, in a state that the script has loaded by itself. A last
+        checkpoint of the run before (`dump`) that is further than that is gone on from instead.
+        """
         if self._mending is not None and self._kept is None:
             raise SettingsError(["steps() needs protect() first: what is it that steps?"])
-        if self._mending is not None:
+        if self._mending is None:
+            self.step = max(self.step, start)
+        else:
             self._groups.setup.end()
             if self._groups.mode is Mode.ALONE:
                 self._mending.mend()
-            elif self.step == 0:
-                self._resume()
+            elif not self._stepping:
+                self._begin_at(start)
                 self._mending.meet_buddy(self._groups.meeting)
                 self._copying.committed(self.step, self._incident)
+        self._stepping = True
         while self.step < total or not self._all_arrived():
             if self._mending is not None and self._in_trouble():
                 self._mending.mend()
@@ -162,20 +170,23 @@ class Job:
         self._beacon.phase("leaving", self._incident)
         random.begin(self._roots, self.step)
 
-    def _resume(self) -> None:
-        """Go on from the last checkpoint of the run before, if there is one that all can see."""
-        found = dump.find(self._kept_now, self._settings.dump_dir)
-        seen: list[int] = [0] * self.world_size
-        dist.all_gather_object(seen, found[1].step if found else 0)
-        if found is None or len(set(seen)) > 1:
-            if any(seen):
-                log.warning("a last checkpoint is not used, since only some ranks see it: %s", seen)
-            return
-        path, note = found
-        dump.load(self._kept_now, path)
-        self._resumed_from = path
-        self.step = self._holds = note.step
-        log.info("going on at step %d, from %s", note.step, path)
+    def _begin_at(self, start: int) -> None:
+        """Where all begin: at the script's own start, or at a last checkpoint that is further."""
+        found = dump.find(self._kept_now, self._settings.dump_dir, start)
+        places: list[tuple[int, int]] = [(0, 0)] * self.world_size
+        dist.all_gather_object(places, (start, found[1].step if found else 0))
+        starts, dumps = zip(*places, strict=True)
+        if len(set(starts)) > 1:
+            raise SettingsError([f"steps(start=…) must be the same on all ranks, got {starts}"])
+        if found is not None and len(set(dumps)) == 1:
+            self._resumed_from, start = found[0], found[1].step
+            dump.load(self._kept_now, self._resumed_from)
+            log.info("going on at step %d, from %s", start, self._resumed_from)
+        elif any(dumps):
+            log.warning("a last checkpoint is not used, since only some ranks see it: %s", dumps)
+        self.step = self._holds = start
+        if self._link is not None:
+            self._link.step = Committed(start)
 
     def _all_arrived(self) -> bool:
         """Nobody leaves before all have committed the last step: a late loss needs a source."""
@@ -257,8 +268,7 @@ class Job:
                 self._gates.end()
             except Abandon as abandoned:
                 error = abandoned
-        trouble = self._link is not None and self._groups.trouble()
-        self._groups.leave()
+        trouble = self._groups.leave() and self._link is not None
         if error is None and (self._gates.updated or not trouble):
             self._commit()
         elif self._link is not None and isinstance(error, Corrupt):
@@ -289,7 +299,7 @@ class Job:
                 self._link.committed(Committed(self.step))
 
     def _abandon(self) -> None:
-        if self._gates.updated:
+        if self._gates.updating:
             # The update is done, or half done, and what had to follow it is not: no use to anybody.
             self._holds = None
         if self._undo is not None and self._kept is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from taskd.edge.clock import monotonic
 from taskd.errors import PeerUnreachable, Transient
@@ -17,6 +18,7 @@ from taskd.model.messages import Repair
 from taskd.model.rank import Mended
 from taskd.model.strategies import CONTINUE
 from taskd.torch import courier, page, state, switch
+from taskd.torch.courier import Wanted
 from taskd.torch.groups import Groups
 from taskd.torch.meeting import Meeting
 from taskd.torch.page import Reader
@@ -51,8 +53,14 @@ def carry_out(
 ) -> Mended:
     """Returns when this rank stands at the plan's step and its groups are open."""
     begun = monotonic()
+    if mine.step != plan.resume and any(mine.rank in others for others in plan.helpers.values()):
+        raise CannotRepair(f"this rank holds step {mine.step}, and is to help with {plan.resume}")
     takers = [taker for taker, giver in plan.sources.items() if giver == mine.rank]
     parcel = _parcel(plan, mine) if takers else None
+    helped = [taker for taker, others in plan.helpers.items() if mine.rank in others]
+    if helped and state.is_large(mine.kept):
+        parcel = parcel or Parcel(mine.kept, plan.resume, plan.incident, mine.shard)
+        takers += helped
     timeout = timedelta(seconds=plan.timeout_s)
     store = plan.store or default_store
     if plan.strategy != CONTINUE:
@@ -87,22 +95,30 @@ def _exchange(
     aside = mine.step is not None
     given: list[page.Found] = []
 
-    def read(receive: courier.Receive) -> None:
-        state.take(mine.kept, plan.resume, plan.incident, mine.shard, receive, aside)
+    helpers = plan.helpers.get(Rank(mine.rank), ())
+    givers = 1 + len(helpers)
 
-    def write(wanted: str, send: courier.Send) -> None:
-        copy = mine.snapshots.find(wanted, plan.resume) if mine.snapshots is not None else None
-        if parcel is not None and wanted == mine.shard:
-            parcel.give(send)
+    def ask(helper: Rank, lot: int, fetch: Callable[[courier.Receive], None]) -> None:
+        courier.take(meeting, helper, Wanted(mine.shard, givers, lot), fetch)
+
+    def read(receive: courier.Receive) -> None:
+        asks = [partial(ask, helper) for helper in helpers]
+        state.take(mine.kept, plan.resume, plan.incident, mine.shard, receive, aside, asks)
+
+    def write(wanted: Wanted, send: courier.Send) -> None:
+        kept = mine.snapshots
+        copy = kept.find(wanted.shard, plan.resume) if kept is not None else None
+        if parcel is not None and wanted.shard == mine.shard:
+            parcel.give(send, wanted.givers, wanted.lot)
         elif copy is not None:
             given.append(copy)
             page.send(copy, send)
         else:
-            raise CannotRepair(f"nothing here of shard {wanted!r} at step {plan.resume}")
+            raise CannotRepair(f"nothing here of shard {wanted.shard!r} at step {plan.resume}")
 
     source = plan.sources.get(Rank(mine.rank))
     if source is not None:
-        courier.take(meeting, source, mine.shard, read)
+        courier.take(meeting, source, Wanted(mine.shard, givers), read)
     elif mine.step != plan.resume:
         _find_own(plan, mine, read)
     if not takers:

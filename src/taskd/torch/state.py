@@ -7,14 +7,18 @@ replacement, which holds nothing, takes it in place. `repair.py` says who gives 
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from taskd.torch.courier import Receive, Send
 from taskd.torch.protected import Protected
 from taskd.torch.raw import raw
 from taskd.torch.sealed import DIGEST, BadState, seal, unseal
@@ -23,8 +27,13 @@ from taskd.torch.side import Side
 
 MOST_PLAIN = 2**32
 """So much that is no tensor, in bytes, is believed to be one rank's state."""
+LARGE = 64 << 20
+"""Bytes of state that are worth more than one giver."""
 PLACE = 0x9E3779B97F4A7C15
 """Odd, so that no bit is lost: the same tensors in another order are not the same state."""
+
+Ask = Callable[[int, Callable[[Receive], None]], None]
+"""Given the number of a lot: reach the helper that has it, and read what it sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,10 @@ class Piece:
     """It is the local part of a distributed tensor."""
     on_host: bool
     """An optimizer may keep its counters there, or with the weights."""
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +111,15 @@ class Parcel:
         """In bytes, once sealed."""
         return 8 + len(self._letter) + sum(tensor.numel() for tensor in self._tensors)
 
-    def give(self, send: Callable[[memoryview], None]) -> None:
-        self.seal()
-        send(memoryview(self._head()))
+    def give(self, send: Send, givers: int = 1, lot: int = 0) -> None:
+        """All of it, or one of several givers' lots. The first giver tells what is in all."""
+        if lot == 0:
+            self.seal()
+            send(memoryview(self._head()))
         with self._side.work():
-            for tensor in self._tensors:
-                if tensor.numel():
-                    send(tensor.cpu().numpy().data)
+            for index in share_out(self._draft.pieces, givers)[lot]:
+                if self._tensors[index].numel():
+                    send(raw(self._tensors[index]).cpu().numpy().data)
 
     def lay(self, place: torch.Tensor) -> None:
         """Write what `give` would send into these bytes: by the device itself, where it can."""
@@ -129,12 +144,14 @@ def take(
     step: int,
     incident: int,
     shard: str,
-    receive: Callable[[memoryview], None],
+    receive: Receive,
     aside: bool,
+    helpers: Sequence[Ask] = (),
 ) -> None:
     """Receive that state, or raise and, if `aside`, be none the worse for it.
 
     A copy may be of an earlier incident than the one it is asked for in, never of a later one.
+    `helpers` are asked for their lots of a large state while the first giver's comes in.
     """
     manifest = _open(receive)
     if (manifest.step, manifest.shard) != (step, shard) or manifest.incident > incident:
@@ -143,24 +160,71 @@ def take(
             f"{manifest.step} of shard {manifest.shard!r} in incident {manifest.incident}"
         )
     places = _places(kept, manifest, aside)
-    for piece, place, told in zip(manifest.pieces, places, manifest.sums, strict=True):
-        _fetch(place, receive)
-        if checksum(raw(place)) != told:
-            raise BadState(f"the checksum of {piece.key} does not match")
+    lots = share_out(manifest.pieces, 1 + len(helpers))
+
+    def fetch(lot: range, source: Receive) -> None:
+        for index in lot:
+            _fetch(places[index], source)
+            if checksum(raw(places[index])) != manifest.sums[index]:
+                raise BadState(f"the checksum of {manifest.pieces[index].key} does not match")
+
+    with ThreadPoolExecutor(max(1, len(lots) - 1)) as beside:
+        asked = [
+            beside.submit(ask, number, partial(fetch, lot))
+            for number, (ask, lot) in enumerate(zip(helpers, lots[1:], strict=False), 1)
+        ]
+        fetch(lots[0], receive)
+        for one in asked:
+            one.result()
     _adopt(kept, manifest, places)
 
 
-def check(receive: Callable[[memoryview], None]) -> None:
+def check(receive: Receive) -> None:
     """Read a parcel and keep nothing of it; raise if it is damaged."""
+    for _ in unpack(receive)[1]:
+        pass
+
+
+def unpack(receive: Receive) -> tuple[Manifest, Iterator[tuple[Piece, torch.Tensor]]]:
+    """What a parcel holds, whoever's it is. Its pieces come one by one, until one is damaged."""
     manifest = _open(receive)
+    return manifest, _unpacked(manifest, receive)
+
+
+def _unpacked(manifest: Manifest, receive: Receive) -> Iterator[tuple[Piece, torch.Tensor]]:
     for piece, told in zip(manifest.pieces, manifest.sums, strict=True):
         place = torch.empty(piece.shape, dtype=piece.dtype)
         _fetch(place, receive)
         if checksum(raw(place)) != told:
             raise BadState(f"the checksum of {piece.key} does not match")
+        yield piece, place
 
 
-def _open(receive: Callable[[memoryview], None]) -> Manifest:
+def is_large(kept: Protected) -> bool:
+    """Whether several give parts of this state to one who needs it."""
+    return _is_large(sum(local(tensor).nbytes for _, tensor in _tensors(kept)))
+
+
+def _is_large(size: int) -> bool:
+    return size >= LARGE
+
+
+def share_out(pieces: Sequence[Piece], givers: int) -> list[range]:
+    """Which pieces each giver sends, in its order: about equal lots, or one if all is small."""
+    total = sum(piece.size for piece in pieces)
+    if givers < 2 or not _is_large(total):
+        return [range(len(pieces))]
+    ends, at, size = [], 0, 0
+    for lot in range(1, givers):
+        while at < len(pieces) and size < total * lot / givers:
+            size += pieces[at].size
+            at += 1
+        ends.append(at)
+    starts = [0, *ends]
+    return [range(*both) for both in zip(starts, [*ends, len(pieces)], strict=True)]
+
+
+def _open(receive: Receive) -> Manifest:
     head = bytearray(8)
     receive(memoryview(head))
     length = int.from_bytes(head, "little")
@@ -173,7 +237,7 @@ def _open(receive: Callable[[memoryview], None]) -> Manifest:
 
 
 @torch.no_grad()
-def _fetch(place: torch.Tensor, receive: Callable[[memoryview], None]) -> None:
+def _fetch(place: torch.Tensor, receive: Receive) -> None:
     if not place.numel():
         return
     if place.is_contiguous() and place.device.type == "cpu":

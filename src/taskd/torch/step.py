@@ -8,11 +8,12 @@ job was told to stop, so that garbage never reaches the weights; the post-hook m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from taskd.errors import SettingsError
+from taskd.torch import sharded
 
 if TYPE_CHECKING:
     from taskd.torch.job import Job
@@ -50,7 +51,7 @@ class Step(int):
         """
         mine = self._job._parts()
         for part in mine[:-1]:
-            with model.no_sync() if hasattr(model, "no_sync") else nullcontext():
+            with _unsummed(model):
                 yield part
         yield mine[-1]
 
@@ -63,6 +64,15 @@ class Step(int):
         return self._job._end(error)
 
 
+def _unsummed(model: Any) -> AbstractContextManager[Any]:
+    """Backward passes in here keep their gradients from the other replicas."""
+    if hasattr(model, "no_sync"):
+        return model.no_sync()  # type: ignore[no-any-return]
+    if hasattr(model, "set_requires_all_reduce"):
+        return sharded.unsummed(model)
+    return nullcontext()
+
+
 class Gates:
     """The hooks in the optimizers and models of one job."""
 
@@ -72,11 +82,14 @@ class Gates:
         """How many optimizers have finished in the current step."""
         self.finishing = False
         """The groups are broken, but the step has everything it needs and is to be finished."""
+        self.updating = False
+        """An optimizer has been let through in this step: weights may have changed."""
         self._passed = False
-        """The gate before the update has been passed in this step."""
+        """All that has to be exchanged in this step has been."""
 
     def begin(self) -> None:
-        self.updated, self._passed, self.finishing = 0, False, False
+        self.updated, self.updating = 0, False
+        self._passed, self.finishing = False, False
 
     def end(self) -> None:
         """The step was left well; also one whose optimizer a grad scaler has skipped."""
@@ -124,6 +137,7 @@ class Gates:
             self._pass()  # from here on the step may count elsewhere: no turning back
         else:
             self._before()
+        self.updating = True
 
     def _pass(self) -> None:
         """All that has to be exchanged before this step can count."""

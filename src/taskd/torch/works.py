@@ -109,7 +109,7 @@ class Guarded(_Quiet):
         try:
             outputs = future.value()
         except RuntimeError as error:
-            self._groups.absorb(error)
+            self._failed(error)
             outputs = None
         self._groups.end(self)
         self._finish(outputs)
@@ -118,9 +118,14 @@ class Guarded(_Quiet):
         try:
             self._inner.wait()
         except RuntimeError as error:
-            self._groups.absorb(error)
+            self._failed(error)
         self._groups.end(self)
         self._finish([])
+
+    def _failed(self, error: RuntimeError) -> None:
+        """What has been given up fails late, and says nothing about the groups of today."""
+        if not self._over:
+            self._groups.absorb(error)
 
     def _finish(self, outputs: list[torch.Tensor] | None) -> None:
         with self._once:

@@ -186,12 +186,12 @@ class Link:
         """In order, and never in the way of what is heard.
 
         Nobody waits for a receipt: between living ends nothing is lost, and when the link is there
-        again, all that is still true is said anew.
+        again, all that is still true is said anew. Not so a last word: this end will not live on.
         """
         while True:
             body = await self._outbox.get()
             if bus.joined:
-                sent = await bus.send(manager(), body, sync=False)
+                sent = await bus.send(manager(), body, sync=isinstance(body, m.Dumped))
                 if not sent:
                     log.warning("%s was not sent: %s", type(body).__name__, sent.code.sentence)
             self._outbox.task_done()

@@ -143,7 +143,7 @@ def worker_hello(state: State, hello: WorkerHello, now: float, config: JobConfig
     match state:
         case Repairing() if _is_member(state, hello):
             return Taken(state, (Tell(me, strategies.repair_message(state, config)),))
-        case Stopping() if hello.rank in state.running and hello.incident < job.incident:
+        case Stopping() if hello.rank in state.running and _is_unheard_of(hello, job):
             return Taken(state, (Tell(me, Park(job.incident, "it had not heard of it yet")),))
         case _ if hello.rank not in job.world:
             away = _send_away(job, hello.rank)
@@ -163,6 +163,11 @@ def _as_told(state: State, hello: WorkerHello) -> State:
     return with_facts(state, incident=max(known, hello.incident))
 
 
+def _is_unheard_of(hello: WorkerHello, job: Job) -> bool:
+    """That all have to park; or its answer is lost, which one that joins does not say again."""
+    return hello.incident < job.incident or hello.phase == "joining"
+
+
 def _is_member(state: Repairing, hello: WorkerHello) -> bool:
     return hello.rank in state.unrepaired and any(
         member.rank == hello.rank and member.incarnation == hello.incarnation
@@ -178,7 +183,7 @@ def came_up(state: State, rank: Rank, now: float, config: JobConfig) -> Taken:
             unstarted = state.unstarted - {rank}
             if unstarted:
                 return Taken(replace(state, unstarted=unstarted))
-            return strategies.recovered(mark(state.job, "forked", now), state.order, now, config)
+            return strategies.restarted(mark(state.job, "forked", now), state.order, now, config)
         case _:
             return Taken(state)
 
