@@ -104,12 +104,19 @@ def failed(job: Job, order: Signal, because: str, now: float, config: JobConfig)
     return Taken(Deciding(job, now + config.decide_timeout_s), (report,), because)
 
 
-def recovered(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+def recovered(
+    job: Job, order: Signal, now: float, config: JobConfig, outcome: str = "recovered"
+) -> Taken:
     because = f"incident {job.incident} is over: {len(job.world)} ranks train"
     report = ReportResult(job.uuid, 0, because, order.strategy)
-    job = replace(closed(job, "recovered", because), faults={}, settled_at=now + config.settled_s)
+    job = replace(closed(job, outcome, because), faults={}, settled_at=now + config.settled_s)
     training = growth.training(job, now, config)
     return then(Taken(training, (report,), because), growth.offer(training, now, config))
+
+
+def restarted(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    """To clusterd that is the same; people see that steps may be lost."""
+    return recovered(job, order, now, config, "restarted")
 
 
 def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -> Taken:
@@ -152,6 +159,7 @@ def repair_message(state: Repairing, config: JobConfig) -> Repair:
         store.store if store else "",
         config.repair_timeout_s,
         tuple(RankSet(state.job.picture.ranks) - state.job.world),
+        state.plan.helpers,
     )
 
 
@@ -254,14 +262,15 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     if unstarted:
         return taken
     job = replace(job, picture=started(job.picture, RankSet(_places(members))))
-    return then(taken, recovered(job, order, now, config))
+    return then(taken, restarted(job, order, now, config))
 
 
 def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     step = _dump_step(job)
     if step is None:
         return failed(job, order, "no step exists completely", now, config)
-    writers = tuple(h for h in job.holders() if (h.shard, step) in h.offers())
+    # Also one that stands elsewhere, if it can reach a copy: it may be of a rank that is lost.
+    writers = tuple(h for h in job.holders() if step in {at for _, at in h.offers()})
     members = tuple(Member(h.rank, h.node, h.incarnation) for h in writers)
     told = Tell(EVERY_WORKER, Dump(job.incident, step, config.dump_dir, members))
     unwritten = RankSet(member.rank for member in members)
