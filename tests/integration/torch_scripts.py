@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -24,13 +25,22 @@ from taskd.torch.sharded import local
 WIDTH, CLASSES, BATCH = 32, 8, 16
 
 
+def happens(told: dict[str, Any], kind: str, *here: int | str) -> bool:
+    """Whether the test wants this fault in this rank, life and place: once, and it is noted."""
+    place = (told["rank"], told["life"], *here)
+    if place not in told.get(kind, ()):
+        return False
+    told[kind] = [other for other in told[kind] if other != place]
+    with (Path(told["folder"]) / "faults").open("a") as file:
+        file.write(f"{json.dumps([kind, *place])}\n")
+    return True
+
+
 def strike(told: dict[str, Any], step: int, moment: str) -> None:
     """Die here, or lose the links to the peers, if the test wants it. Each fault strikes once."""
-    here = (told["rank"], told["life"], int(step), moment)
-    if here in told.get("kills", ()):
+    if happens(told, "kills", int(step), moment):
         os.kill(os.getpid(), signal.SIGKILL)
-    if here in told.get("cuts", ()):
-        told["cuts"] = [cut for cut in told["cuts"] if cut != here]
+    if happens(told, "cuts", int(step), moment):
         for one in sockets.scan():
             if not one.listening and one.peer_port not in told["ports"]:
                 sockets.cut(one)
@@ -38,18 +48,14 @@ def strike(told: dict[str, Any], step: int, moment: str) -> None:
 
 def corrupt(told: dict[str, Any], step: int, moment: str, tensors: Iterable[torch.Tensor]) -> None:
     """Flip one bit in the last of these tensors, if the test wants it. Each flip strikes once."""
-    here = (told["rank"], told["life"], int(step), moment)
-    if here in told.get("flips", ()):
-        told["flips"] = [flip for flip in told["flips"] if flip != here]
+    if happens(told, "flips", int(step), moment):
         *_, last = tensors
         local(last).view(-1).view(torch.int32)[1] ^= 1 << 12
 
 
 def declare(told: dict[str, Any], step: int) -> None:
     """Say that this rank's state is wrong, once, if the test wants it."""
-    here = (told["rank"], told["life"], int(step))
-    if here in told.get("declares", ()):
-        told["declares"] = [one for one in told["declares"] if one != here]
+    if happens(told, "declares", int(step)):
         raise taskd.Corrupt("the memory controller says so")
 
 
@@ -62,10 +68,14 @@ class SmallHiccup(Hiccup): ...
 
 def stumble(told: dict[str, Any], step: int, moment: str) -> None:
     """Raise an exception of the script's own here, once, if the test wants it."""
-    here = (told["rank"], told["life"], int(step), moment)
-    if here in told.get("raises", ()):
-        told["raises"] = [one for one in told["raises"] if one != here]
+    if happens(told, "raises", int(step), moment):
         raise SmallHiccup(f"in step {int(step)}")
+
+
+def witness(told: dict[str, Any], job: taskd.Job, incident: int, step: int) -> None:
+    """Write down where the job stood when a step began, and where it stands after it."""
+    with (Path(told["folder"]) / f"commits-{told['rank']}").open("a") as file:
+        file.write(f"{told['life']} {incident} {int(step)} {job._incident} {job.step}\n")
 
 
 class Tally:
@@ -89,18 +99,39 @@ def batch(rank: int, step: int, part: int = 0) -> tuple[torch.Tensor, torch.Tens
     )
 
 
+def seed(number: int) -> None:
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
+
+
+def noise() -> float:
+    """What a script draws from Python and NumPy goes into its weights."""
+    return random.random() * 0.1 + float(np.random.rand()) * 0.1
+
+
+def generators() -> dict[str, Any]:
+    """Where the random numbers of torch, Python and NumPy stand."""
+    numpy = np.random.get_state(legacy=False)["state"]
+    return {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": [numpy["key"].tolist(), numpy["pos"]],
+    }
+
+
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {
         "model": {name: value.clone() for name, value in model.state_dict().items()},
         "optimizer": optimizer.state_dict()["state"],
-        "random": torch.get_rng_state(),
+        "random": generators(),
     }
 
 
 def ddp(told: dict[str, Any]) -> None:
     """DDP with dropout over gloo."""
-    torch.manual_seed(1234 + told["rank"])
-    job = taskd.init()
+    seed(1234 + told["rank"])
+    job = taskd.init(told.get("backend"))
     net = nn.Sequential(
         nn.Linear(WIDTH, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.Linear(64, CLASSES)
     )
@@ -113,6 +144,7 @@ def ddp(told: dict[str, Any]) -> None:
     log = Path(told["folder"]) / f"log-{told['rank']}"
     strike(told, 1, "joining")
     for step in job.steps(told["steps"]):
+        incident = job._incident
         strike(told, step, "between steps")
         corrupt(told, step, "a weight", net.parameters())
         corrupt(told, step, "momentum", (one["exp_avg"] for one in optimizer.state.values()))
@@ -122,7 +154,7 @@ def ddp(told: dict[str, Any]) -> None:
             data, target = batch(told["rank"], step)
             strike(told, step, "in forward")
             declare(told, step)
-            output = model(data)
+            output = model(data + noise())
             stumble(told, step, "in forward")
             output.register_hook(lambda g, s=step: strike(told, s, "in backward"))
             torch.autograd.backward(nn.functional.cross_entropy(output, target))
@@ -130,6 +162,7 @@ def ddp(told: dict[str, Any]) -> None:
             stumble(told, step, "after backward")
             optimizer.step()
             corrupt(told, step, "a weight, updated", net.parameters())
+        witness(told, job, incident, step)
         if job.step > step:
             with log.open("a") as file:
                 file.write(f"{job.step}\n")
@@ -216,10 +249,7 @@ class Position:
 
 def everything(told: dict[str, Any]) -> None:
     """BatchNorm, dropout, accumulation, autocast, grad scaler, scheduler, and a data position."""
-    seed = 99 + told["rank"]
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
+    seed(99 + told["rank"])
     job = taskd.init()
     net = nn.Sequential(
         nn.Linear(WIDTH, 64),
@@ -241,7 +271,7 @@ def everything(told: dict[str, Any]) -> None:
         with step:
             for part in range(3):
                 inputs, target = data.next(told["rank"])
-                inputs = inputs + random.random() * 0.1 + float(np.random.rand()) * 0.1
+                inputs = inputs + noise()
                 synced = contextlib.nullcontext() if part == 2 else model.no_sync()
                 with synced, torch.autocast("cpu", dtype=torch.bfloat16):
                     strike(told, step, "in forward")
@@ -282,7 +312,7 @@ def _fully_sharded(told: dict[str, Any], shape: tuple[int, ...], names: tuple[st
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    torch.manual_seed(7)
+    seed(7)
     job = taskd.init()
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     net = nn.Sequential(
@@ -298,6 +328,7 @@ def _fully_sharded(told: dict[str, Any], shape: tuple[int, ...], names: tuple[st
     optimizer.register_step_pre_hook(lambda *_: strike(told, job.step, "in the optimizer"))
     optimizer.register_step_post_hook(lambda *_: strike(told, job.step, "after the optimizer"))
     for step in job.steps(told["steps"]):
+        incident = job._incident
         strike(told, step, "between steps")
         corrupt(told, step, "a weight", net.parameters())
         with step:
@@ -305,19 +336,23 @@ def _fully_sharded(told: dict[str, Any], shape: tuple[int, ...], names: tuple[st
             optimizer.zero_grad()
             data, target = batch(told["rank"], step)
             strike(told, step, "in forward")
-            output = net(data)
+            declare(told, step)
+            output = net(data + noise())
+            stumble(told, step, "in forward")
             output.register_hook(lambda g, s=step: strike(told, s, "in backward"))
             torch.autograd.backward(nn.functional.cross_entropy(output, target))
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             strike(told, step, "after backward")
+            stumble(told, step, "after backward")
             optimizer.step()
+        witness(told, job, incident, step)
     end = {
         "model": {name: local(value).clone() for name, value in net.state_dict().items()},
         "optimizer": [
             {name: local(value).clone() for name, value in optimizer.state[p].items()}
             for p in net.parameters()
         ],
-        "random": torch.get_rng_state(),
+        "random": generators(),
         "done": tally.done,
     }
     torch.save(end, Path(told["folder"]) / f"end-{told['rank']}.pt")
