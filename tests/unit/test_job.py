@@ -557,6 +557,9 @@ def test_a_dump_is_written_by_those_that_hold_the_step() -> None:
     play.orders(replace(change("exit", extra="dump_exit"), sequence=9))
     assert isinstance(play.state, Ending)
     assert play.state.exit_code == 1
+    assert "step 8 is written to taskd-dump" in play.state.because
+    (story,) = play.state.job.stories
+    assert (story.strategy, story.outcome) == ("dump", "ended")
 
 
 def test_a_dump_that_fails_is_reported() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taskd.model.ids import Incident, NodeRank, Position, Rank
+from taskd.model.ids import Incident, NodeRank, Position, Rank, Step
 from taskd.model.messages import Body
 from taskd.model.recovery import Signal
 
@@ -22,7 +22,7 @@ RETRYABLE = {"corrupt": "0", "exception": "0", "communication": "2"}
 class RankFault:
     rank: Rank
     kind: str
-    """exited, silent, hung, stuck, lost; or corrupt, exception, communication"""
+    """exited, silent, hung, stuck, lost, named, unmended; or corrupt, exception, communication"""
     evidence: str
     seen_at: float
 
@@ -180,6 +180,8 @@ class Story:
     strategy: str = ""
     outcome: str = ""
     because: str = ""
+    written: Step | None = None
+    """The step that its survivors have left in a checkpoint."""
 
     def parts_ms(self) -> dict[str, float]:
         """How long each part took, in the order in which they ended."""

@@ -89,9 +89,12 @@ def dumped(state: State, told: Dumped, now: float, config: JobConfig) -> Taken:
         return Taken(replace(state, unwritten=unwritten), because=f"{len(unwritten)} still write")
     because = f"step {told.step} is written"
     report = ReportResult(state.job.uuid, 0, because, "dump")
+    job = state.job
+    if job.story is not None:
+        job = replace(job, story=replace(job.story, written=told.step))
     if state.order.type == "saveAndExit":
-        return then(Taken(state, (report,)), strategies.end(state.job, 1, because, now, config))
-    return Taken(Deciding(state.job, now + config.decide_timeout_s), (report,), because)
+        return then(Taken(state, (report,)), strategies.leave_written(job, now, config))
+    return Taken(Deciding(job, now + config.decide_timeout_s), (report,), because)
 
 
 def ended(state: State, now: float, config: JobConfig) -> Taken:

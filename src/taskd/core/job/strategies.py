@@ -69,6 +69,8 @@ def feasible(job: Job, config: JobConfig) -> tuple[str, ...]:
 def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     """The decision has come and everybody stands still."""
     job = mark(job, "decided", now)
+    if job.story is not None and job.story.written is not None and order.strategy == "exit":
+        return leave_written(job, now, config)
     if job.story is not None:
         chosen = IN_PLACE if order.extra == IN_PLACE else order.strategy
         job = replace(job, story=replace(job.story, strategy=chosen))
@@ -93,6 +95,13 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
             return end(job, 1, f"no strategy is left: {why}", now, config)
         case other:
             return failed(job, order, f"strategy {other!r} is unknown here", now, config)
+
+
+def leave_written(job: Job, now: float, config: JobConfig) -> Taken:
+    """The survivors have done what was left to do; the next start goes on from there."""
+    step = job.story.written if job.story is not None else None
+    because = f"step {step} is written to {config.dump_dir}: start the job again to go on from it"
+    return end(job, 1, because, now, config)
 
 
 def failed(job: Job, order: Signal, because: str, now: float, config: JobConfig) -> Taken:
