@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,36 @@ from tests.integration.torch_world import Script, World
 STEPS = 8
 
 
-def lose_and_dump(folder: Path, script: Script, kill: tuple[int, int, int, str]) -> World:
+Calm = Callable[[Script], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """How a script ends that nothing happens to."""
+
+    @cache
+    def end(script: Script) -> list[Any]:
+        return ends(run(tmp_path_factory.mktemp("calm") / "run", script, steps=STEPS))
+
+    return end
+
+
+def lose_and_dump(
+    folder: Path,
+    script: Script,
+    *kills: tuple[int, int, int, str],
+    ranks_per_node: int = 4,
+    then: Callable[[World], None] = lambda world: None,
+) -> World:
     folder.mkdir()
-    world = World(script, folder, told={"steps": STEPS, "kills": [kill]})
+    told = {"steps": STEPS, "kills": kills}
+    world = World(script, folder, told=told, ranks_per_node=ranks_per_node)
 
     async def live() -> None:
         try:
             await world.start()
-            await world.until(lambda: bool(world.dead), "a death", world.run_s)
+            await world.until(lambda: len(world.dead) == len(kills), "the deaths", world.run_s)
+            then(world)
             await world.dump()
         finally:
             await world.stop()
@@ -38,29 +62,62 @@ def lose_and_dump(folder: Path, script: Script, kill: tuple[int, int, int, str])
         (scripts.everything, "in forward"),
         (scripts.hsdp, "in backward"),
         (scripts.hsdp, "after backward"),
+        (scripts.fsdp, "in backward"),
+        (scripts.fsdp, "in the optimizer"),  # the survivors are a step ahead of the copy
     ],
 )
 def test_the_next_start_goes_on_where_the_last_one_ended(
-    script: Script, moment: str, tmp_path: Path
+    script: Script, moment: str, calm: Calm, tmp_path: Path
 ) -> None:
-    calm = ends(run(tmp_path / "calm", script, steps=STEPS))
     lost = lose_and_dump(tmp_path / "lost", script, (1, 0, 4, moment))
     assert [told.because for told in lost.dumped.values()] == [""] * 3
     assert list((tmp_path / "dump").glob("step-*/taskd.json"))
     resumed = run(tmp_path / "resumed", script, steps=STEPS)
-    assert_same(calm, resumed)
+    assert_same(calm(script), resumed)
     assert not list((tmp_path / "dump").glob("step-*/taskd.json")), "it must not be used again"
 
 
+def test_what_a_lost_node_held_is_written_from_its_buddies_copies(
+    calm: Calm, tmp_path: Path
+) -> None:
+    kills = [(rank, 0, 4, "in backward") for rank in (0, 1)]
+    lost = lose_and_dump(
+        tmp_path / "lost",
+        scripts.fsdp,
+        *kills,
+        ranks_per_node=2,
+        then=lambda world: world.lose_node(0, to=2),
+    )
+    assert [told.because for told in lost.dumped.values()] == [""] * 2
+    assert list((tmp_path / "dump").glob("step-*/taskd.json"))
+    assert_same(calm(scripts.fsdp), run(tmp_path / "resumed", scripts.fsdp, steps=STEPS))
+
+
+def damage(world: World) -> None:
+    """One bit of all that is left of rank 1 is another; its heads still look whole."""
+    for copy in world.memory(0).glob("snapshot-1.*"):
+        content = bytearray(copy.read_bytes())
+        content[-1] ^= 1
+        copy.write_bytes(content)
+
+
+def test_a_part_that_nobody_has_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    kill = (1, 0, 4, "in the optimizer")
+    lost = lose_and_dump(tmp_path / "lost", scripts.fsdp, kill, then=damage)
+    because = "nobody has step 4 of what rank 1 held"
+    assert [told.because for told in lost.dumped.values()] == [because] * 3
+    assert not (tmp_path / "dump").exists()
+
+
 def test_a_checkpoint_of_another_model_is_not_used(tmp_path: Path) -> None:
-    calm: list[Any] = ends(run(tmp_path / "calm", scripts.ddp, steps=2))
+    short: list[Any] = ends(run(tmp_path / "calm", scripts.ddp, steps=2))
     lose_and_dump(tmp_path / "lost", scripts.everything, (1, 0, 4, "in forward"))
-    assert_same(calm, run(tmp_path / "other", scripts.ddp, steps=2))
+    assert_same(short, run(tmp_path / "other", scripts.ddp, steps=2))
 
 
 def test_half_a_checkpoint_is_not_used(tmp_path: Path) -> None:
-    calm: list[Any] = ends(run(tmp_path / "calm", scripts.ddp, steps=3))
+    short: list[Any] = ends(run(tmp_path / "calm", scripts.ddp, steps=3))
     lose_and_dump(tmp_path / "lost", scripts.ddp, (1, 0, 2, "in forward"))
     for note in (tmp_path / "dump").glob("step-*/taskd.json"):
         note.write_text("{")
-    assert_same(calm, run(tmp_path / "next", scripts.ddp, steps=3))
+    assert_same(short, run(tmp_path / "next", scripts.ddp, steps=3))

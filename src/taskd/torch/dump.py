@@ -1,7 +1,8 @@
 """The dying gasp: the survivors write one complete checkpoint; the next start goes on from it.
 
 Written with `torch.distributed.checkpoint`, so other tools can read it too and another number of
-ranks can load it. Beside it lies a note of ours that says which step it is and of what model; it is
+ranks can load it. What a lost rank held alone is written from a copy of it (`orphans.py`,
+`planner.py`). Beside it lies a note of ours that says which step it is and of what model; it is
 written last, and a checkpoint without it does not count.
 """
 
@@ -11,23 +12,22 @@ import json
 import logging
 import pickle
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from taskd.errors import Transient
-from taskd.torch import state
+from taskd.torch import orphans, state
+from taskd.torch.orphans import CannotDump
 from taskd.torch.protected import Protected
+from taskd.torch.repair import Holding
+from taskd.torch.sealed import BadState
 
 log = logging.getLogger(__name__)
 
 NOTE, USED = "taskd.json", "taskd.used.json"
-
-
-class CannotDump(Transient):
-    """The checkpoint could not be written, or not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,25 @@ class Note:
     """A fingerprint: names and shapes of all parameters."""
 
 
-def save(kept: Protected, step: int, incident: int, directory: str) -> Path:
+def save(mine: Holding, step: int, incident: int, directory: str) -> Path:
     """Write this rank's part. All ranks of the default group do it together."""
     from torch.distributed.checkpoint import state_dict_saver
     from torch.distributed.checkpoint.api import CheckpointException
 
     path = Path(directory) / f"step-{step}"
     try:
-        state_dict_saver.save(_content(kept), checkpoint_id=path)
+        stands = mine.step == step or _went_back(mine, step, incident)
+        adopted = orphans.adopt(mine, stands, step, incident)
+        content = _content(mine.kept)
+        planner = None
+        if adopted or not stands:
+            from taskd.torch.planner import Planner
+
+            planner = Planner(mine.kept, stands, adopted)
+        state_dict_saver.save(content, checkpoint_id=path, planner=planner)
         if dist.get_rank() == 0:
             draft = path / f"{NOTE}.new"
-            draft.write_text(json.dumps(asdict(Note(step, incident, fingerprint(kept)))))
+            draft.write_text(json.dumps(asdict(Note(step, incident, fingerprint(mine.kept)))))
             draft.rename(path / NOTE)
         dist.barrier()
     except (OSError, RuntimeError, CheckpointException) as error:
@@ -56,8 +64,8 @@ def save(kept: Protected, step: int, incident: int, directory: str) -> Path:
     return path
 
 
-def find(kept: Protected, directory: str) -> tuple[Path, Note] | None:
-    """The newest complete checkpoint of this very model."""
+def find(kept: Protected, directory: str, beyond: int = 0) -> tuple[Path, Note] | None:
+    """The furthest complete checkpoint of this very model, if it is further than that step."""
     found: list[tuple[int, Path, Note]] = []
     for path in Path(directory).glob(f"step-*/{NOTE}"):
         try:
@@ -67,6 +75,9 @@ def find(kept: Protected, directory: str) -> tuple[Path, Note] | None:
             continue
         if note.model != fingerprint(kept):
             log.warning("%s is of another model and is not used", path.parent)
+            continue
+        if note.step <= beyond:
+            log.info("%s is not used: the script begins at step %d", path.parent, beyond)
             continue
         found.append((note.step, path.parent, note))
     if not found:
@@ -103,6 +114,21 @@ def use_up(path: Path) -> None:
     note = path / NOTE
     if note.exists():
         note.rename(path / USED)
+
+
+def _went_back(mine: Holding, step: int, incident: int) -> bool:
+    """Whether there was a copy of our own of that step: some are a step ahead of the lost one."""
+    kept = mine.snapshots
+    found = kept.find(mine.shard, step) if kept is not None else None
+    if kept is None or found is None:
+        return False
+    aside = mine.step is not None
+    take = partial(state.take, mine.kept, step, incident, mine.shard, aside=aside)
+    try:
+        kept.read(found, take)
+    except BadState:
+        return False
+    return True
 
 
 def _content(kept: Protected) -> dict[str, Any]:

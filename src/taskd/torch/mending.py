@@ -92,10 +92,9 @@ class Mending:
         job._copying.wait()
         job._incident = plan.incident
         job._beacon.phase("repairing", plan.incident)
-        mine = Holding(job.rank, job._shard, job._holds, job._kept_now, job._copying.snapshots)
         store = job._settings.store
         try:
-            mended = repair.carry_out(plan, mine, job._groups, store, self.meet_buddy)
+            mended = repair.carry_out(plan, self._holding(), job._groups, store, self.meet_buddy)
         except Transient as error:
             self._link.broke(plan.incident, str(error))
             return False
@@ -107,6 +106,10 @@ class Mending:
         job._beacon.phase("between steps", plan.incident)
         self._link.mended(mended)
         return True
+
+    def _holding(self) -> Holding:
+        job = self._job
+        return Holding(job.rank, job._shard, job._holds, job._kept_now, job._copying.snapshots)
 
     def _admit(self, members: tuple[int, ...]) -> None:
         """The job may have another size now."""
@@ -125,12 +128,10 @@ class Mending:
         address, timeout = job._settings.store, timedelta(seconds=DUMP_TIMEOUT_S)
         because = ""
         try:
-            if job._holds != order.step:
-                raise dump.CannotDump(f"this rank holds step {job._holds}, not {order.step}")
             switch.settle(address, order.incident, ranks, job.rank, may_leave=True)
             job._groups.gather(order.incident, address, f"{order.incident}/", timeout, ranks)
             job._groups.open()
-            dump.save(job._kept_now, order.step, order.incident, order.directory)
+            dump.save(self._holding(), order.step, order.incident, order.directory)
         except Transient as error:
             because = str(error)
         self._link.wrote(Wrote(order.incident, order.step, because))

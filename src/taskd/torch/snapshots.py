@@ -13,14 +13,18 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from taskd.model.ids import Step
 from taskd.model.messages import Copy
-from taskd.torch.page import Found, Page, look, spoil
+from taskd.torch.courier import Receive
+from taskd.torch.page import Found, Page, Reader, look, spoil
 from taskd.torch.protected import Protected
+from taskd.torch.sealed import BadState
 from taskd.torch.state import Parcel
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Snapshots:
@@ -69,6 +73,21 @@ class Snapshots:
 
     def find(self, shard: str, step: int) -> Found | None:
         return next((o for o in self._all() if (o.shard, o.step) == (shard, step)), None)
+
+    def made_by(self, ranks: Collection[int], step: int) -> Found | None:
+        """A copy of what one of these ranks, which hold the same, had at that step."""
+        return next((o for o in self._all() if o.step == step and _maker(o.path) in ranks), None)
+
+    def read(self, found: Found, by: Callable[[Receive], T]) -> T:
+        """What `by` makes of a copy. One that turns out damaged is never offered again."""
+        reader = Reader(found)
+        try:
+            return by(reader.receive)
+        except BadState:
+            self.refuse(found)
+            raise
+        finally:
+            reader.close()
 
     def refuse(self, found: Found) -> None:
         """It does not match its sums: never offer it again."""
