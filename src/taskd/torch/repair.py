@@ -21,9 +21,7 @@ from taskd.torch import courier, page, state, switch
 from taskd.torch.courier import Wanted
 from taskd.torch.groups import Groups
 from taskd.torch.meeting import Meeting
-from taskd.torch.page import Reader
 from taskd.torch.protected import Protected
-from taskd.torch.sealed import BadState
 from taskd.torch.snapshots import Snapshots
 from taskd.torch.state import Parcel
 
@@ -138,11 +136,4 @@ def _find_own(plan: Repair, mine: Holding, read: Callable[[courier.Receive], Non
     found = mine.snapshots.find(mine.shard, plan.resume) if mine.snapshots is not None else None
     if mine.snapshots is None or found is None:
         raise CannotRepair(f"this rank holds step {mine.step}, the plan resumes at {plan.resume}")
-    reader = Reader(found)
-    try:
-        read(reader.receive)
-    except BadState:
-        mine.snapshots.refuse(found)
-        raise
-    finally:
-        reader.close()
+    mine.snapshots.read(found, read)
