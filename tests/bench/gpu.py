@@ -36,7 +36,7 @@ STRETCH, STRETCHES = 10, 8
 def measure() -> list[Row]:
     rows = _snapshots()
     torch.cuda.empty_cache()
-    alone, shared = _protection(1, WIDTH, DEPTH, BATCH), _protection(2, 2048, 4, 8192)
+    alone, shared = _protection(1, 2048, 4, 8192), _protection(2, 2048, 4, 8192)
     return [*rows, alone, shared, _recovery("gloo", 4), _recovery("nccl", 2)]
 
 
