@@ -61,7 +61,7 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--rdzv-endpoint", {"default": ""}, "host:port of the first node"),
     ("--rdzv-id", {"default": "none"}, "a name for the job"),
     ("--rdzv-conf", {"default": ""}, "key=value,…: timeout, join_timeout, is_host"),
-    ("--max-restarts", {"type": int, "default": 0}, "restarts of all ranks, which repairs are not; 0: as many as it takes"),
+    ("--max-restarts", {"type": int, "default": 0}, "restarts of all ranks; 0: no limit"),
     ("--monitor-interval", {"type": float, "default": 0.1}, "unused: deaths are seen at once"),
     ("--event-log-handler", {"default": "null"}, "null or console"),
     ("--role", {"default": "default"}, "a name for the workers' role"),
