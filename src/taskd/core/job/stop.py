@@ -108,6 +108,7 @@ def proceed(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     if "fault_nodes_exit" in order.actions:
         job, exits = strategies.send_away(job, order, config)
     if order.type != "globalFault":
+        job = _past_retrying(job, order)
         return then(Taken(Deciding(job, now), exits), strategies.carry_out(job, order, now, config))
     job = _named(job, order, now)
     possible = strategies.feasible(job, config)
@@ -127,6 +128,23 @@ def _named(job: Job, order: Signal, now: float) -> Job:
         if fault.rank in job.running() and fault.kind is FaultKind.ORDINARY
     )
     return seen(job, found, now) if found else job
+
+
+def _past_retrying(job: Job, order: Signal) -> Job:
+    """Nobody is lost, but retries have not helped: whom clusterd names is as good as lost now.
+
+    Otherwise the next strategy would only do once more what has failed.
+    """
+    before = job.stories[-1] if job.stories else None
+    retried = before is not None and (before.strategy, before.outcome) == ("retry", "superseded")
+    if not retried or order.strategy not in ("recover", "downgrade") or job.broken():
+        return job
+    named = {fault.rank for fault in order.faults if fault.kind is FaultKind.ORDINARY}
+    faults = {
+        rank: replace(fault, kind="unmended") if rank in named else fault
+        for rank, fault in job.faults.items()
+    }
+    return replace(job, faults=faults)
 
 
 def _weigh_progress(job: Job, now: float) -> Job:
