@@ -72,6 +72,8 @@ class World:
         self.done: set[int] = set()
         self.away: set[int] = set()
         """Ranks that the job goes on without."""
+        self.left: dict[int, int | None] = {}
+        """Of these, those that the last shrink told to leave, and how they ended."""
         self._telling: set[asyncio.Task[None]] = set()
         self.changed = asyncio.Event()
         self.story: list[str] = []
@@ -130,7 +132,10 @@ class World:
         asyncio.get_running_loop().remove_reader(process.sentinel)
         process.join()
         self._note(f"rank {rank} life {life} ended with {process.exitcode}")
-        (self.done if process.exitcode == 0 else self.dead).add(rank)
+        if rank in self.away:
+            self.left[rank] = process.exitcode
+        else:
+            (self.done if process.exitcode == 0 else self.dead).add(rank)
         self.changed.set()
 
     async def _hear(self) -> None:
@@ -232,10 +237,12 @@ class World:
         made = shrink([one for one in self._holders(stand) if one.rank not in self.dead], lost)
         assert isinstance(made, Plan)
         self.away |= self.dead | set(made.leaving)
+        self.left.clear()
         for rank in made.leaving:
             self._tell_aside(rank, m.Leave(self.incident, made.because))
         self.dead.clear()
         await self._order(made, "downgrade")
+        await self.until(lambda: set(made.leaving) <= self.left.keys(), "healthy ranks leave, too")
 
     async def grow(self) -> None:
         """Everybody comes back."""
@@ -273,6 +280,7 @@ class World:
             made.sources,
             f"127.0.0.1:{self.store.port}",
             PATIENCE_S,
+            helpers=made.helpers,
         )
         incident = self.incident
         for one in made.members:

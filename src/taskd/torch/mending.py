@@ -14,7 +14,7 @@ from taskd.errors import Permanent, Transient
 from taskd.model.ids import Step as Committed
 from taskd.model.messages import Dump, Leave, Repair
 from taskd.model.rank import GiveUp, Order, Stood, Wrote
-from taskd.torch import buckets, dump, repair, switch
+from taskd.torch import buckets, dump, repair, sharded, switch
 from taskd.torch.begun import Begun
 from taskd.torch.meeting import Meeting
 from taskd.torch.repair import Holding
@@ -118,7 +118,7 @@ class Mending:
             for wrapped in job._kept_now.reducers():
                 buckets.renew(wrapped, job._groups)
             self._sized_for = len(members)
-        job.members = members
+        job.members = sharded.by_replica(job._kept_now, members)
 
     def _dump(self, order: Dump) -> None:
         """Write the last checkpoint together with the other survivors."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
@@ -80,6 +81,21 @@ def _holders(kept: Protected) -> Iterator[list[int]]:
             yield mesh.mesh[where].flatten().tolist()
 
 
+def by_replica(kept: Protected, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """These ranks, one replica after the other. Those that share one must go through their passes
+    together, so they have to be dealt equally many parts of a batch."""
+    for parameter in kept.parameters:
+        if is_distributed(parameter):
+            mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+            copied = [dim for dim, how in enumerate(placements) if how.is_replicate()]
+            if len(copied) < len(placements):
+                cut = [dim for dim in range(len(placements)) if dim not in copied]
+                order = mesh.mesh.permute(*copied, *cut).flatten().tolist()
+                place = {rank: at for at, rank in enumerate(order)}
+                return tuple(sorted(ranks, key=lambda rank: place.get(rank, len(place))))
+    return ranks
+
+
 def _place(parameter: Any) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
     """Where this rank stands along the dimensions that cut, and along those that copy."""
     mesh = parameter.device_mesh
@@ -110,6 +126,16 @@ def check(kept: Protected) -> None:
                 "protect sharded models with torch 2.13 or newer, or leave protect() out "
                 "and let a fault restart the ranks from your own checkpoint"
             )
+
+
+@contextmanager
+def unsummed(model: Any) -> Iterator[None]:
+    """Backward passes in here are summed within the replica only, the next one with all."""
+    model.set_requires_all_reduce(False)
+    try:
+        yield
+    finally:
+        model.set_requires_all_reduce(True)
 
 
 def forget(model: nn.Module) -> None:
