@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
+import taskd.torch as taskd
 from tests.integration import torch_scripts as scripts
 from tests.integration.torch_runs import ends, run
 from tests.integration.torch_world import World
@@ -47,3 +53,46 @@ def test_shrink_and_grow_back(lost: tuple[int, ...], tmp_path: Path) -> None:
             assert torch.equal(ended[0]["model"][name], ended[rank]["model"][name])
         # The same batches, summed in another order: the same training up to rounding.
         assert torch.allclose(tensor, ended[0]["model"][name], rtol=1e-3, atol=1e-5), name
+
+
+def with_a_group_made_later(told: dict[str, Any]) -> None:
+    """When a rank is lost, two of the others found a group, by the numbers that torch has then."""
+    job = taskd.init()
+    model = DDP(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    job.protect(model=model, optimizer=optimizer)
+    pair, sums = None, []
+    for step in job.steps(told["steps"]):
+        if pair is None and len(job.members) == 3:
+            pair = dist.new_group([0, 1])
+        number = torch.tensor([float(told["rank"])])
+        with step:
+            scripts.strike(told, step, "in forward")
+            optimizer.zero_grad()
+            torch.autograd.backward(model(torch.ones(4)).square().mean())
+            if pair is not None and job.rank in (1, 2):
+                dist.all_reduce(number, group=pair)
+            optimizer.step()
+        if job.step > step and pair is not None:
+            sums.append(int(number))
+        threading.Event().wait(told["pace_s"])
+    (Path(told["folder"]) / f"sums-{told['rank']}").write_text(" ".join(map(str, set(sums))))
+
+
+def test_a_group_made_while_ranks_are_missing_survives_the_next_incident(tmp_path: Path) -> None:
+    told = {"steps": STEPS, "kills": [(0, 0, 3, "in forward")], "pace_s": 0.05}
+    world = World(with_a_group_made_later, tmp_path, told=told)
+
+    async def live() -> None:
+        try:
+            await world.start()
+            await world.until(lambda: world.dead == {0}, "the loss", world.run_s)
+            await world.shrink()
+            await world.mend()
+            await world.until(lambda: len(world.done) == 3, "the end", world.run_s)
+        finally:
+            await world.stop()
+
+    asyncio.run(live())
+    told_sums = [(tmp_path / f"sums-{rank}").read_text() for rank in (1, 2, 3)]
+    assert told_sums == ["3", "3", "3"], "1 + 2, and rank 3 by itself"
