@@ -93,9 +93,11 @@ class Mending:
         job._incident = plan.incident
         job._beacon.phase("repairing", plan.incident)
         store = job._settings.store
+        job._kept_now.step = job._holds
         try:
             mended = repair.carry_out(plan, self._holding(), job._groups, store, self.meet_buddy)
         except Transient as error:
+            job._holds = job._kept_now.step  # perhaps it had been given another state already
             self._link.broke(plan.incident, str(error))
             return False
         job.step = job._holds = plan.resume

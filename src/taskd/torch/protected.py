@@ -39,6 +39,8 @@ class Protected:
         self.optimizers: list[Optimizer] = _listed(optimizer)
         self.scalers: list[torch.amp.GradScaler] = _listed(scaler)
         self.parts = parts
+        self.step: int | None = None
+        """In a repair: the step whose state this is. None: of no step, or partly of another."""
         self.parameters = list(dict.fromkeys(p for m in self.models for p in m.parameters()))
         self._homes = [
             (module, name)

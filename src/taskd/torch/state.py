@@ -275,6 +275,7 @@ def _home(kept: Protected, piece: Piece) -> torch.Tensor:
 @torch.no_grad()
 def _adopt(kept: Protected, manifest: Manifest, places: list[torch.Tensor]) -> None:
     """From here on it is our own."""
+    kept.step = None
     own = dict(_tensors(kept))
     optimized = _optimized(kept)
     fresh: dict[int, dict[str, Any]] = {}
@@ -294,6 +295,7 @@ def _adopt(kept: Protected, manifest: Manifest, places: list[torch.Tensor]) -> N
         else:
             optimizer.state.pop(parameter, None)
     adopt_plain(kept, manifest.plain)
+    kept.step = manifest.step
 
 
 def adopt_plain(kept: Protected, plain: dict[str, Any]) -> None:
