@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
@@ -18,12 +17,6 @@ from tests.integration.torch_runs import assert_same, ends, run
 from tests.integration.torch_scripts import ddp
 
 STEPS = 6
-
-
-class Stream:
-    """The package brings a device, too. This one is done when the host is."""
-
-    def synchronize(self) -> None: ...
 
 
 def plugged(told: dict[str, Any]) -> None:
@@ -43,7 +36,6 @@ def plugged(told: dict[str, Any]) -> None:
     dist.Backend.register_backend(
         "standin", create_extended if extended else create, extended_api=extended, devices=["cpu"]
     )
-    torch.accelerator.current_stream = Stream  # type: ignore[assignment]
     ddp({**told, "backend": "standin"})
 
 

@@ -42,7 +42,8 @@ class Landing:
         for work in self._launched:
             work.wait()
         self._launched.clear()
-        torch.accelerator.current_stream().synchronize()
+        if torch.accelerator.is_available():
+            torch.accelerator.current_stream().synchronize()
         self._ask()
         return True
 
