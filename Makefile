@@ -30,7 +30,7 @@ check: setup  ## style, types, layers
 	$(BIN)/lint-imports
 
 test: setup  ## all tests but those of explore, test-gpu, test-mindspore and test-adapters
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 .venvs/mindspore/.ready: pyproject.toml
 	$(PYTHON) -m venv .venvs/mindspore

@@ -207,7 +207,7 @@ def setup(told: dict[str, Any]) -> None:
 
 def closure(told: dict[str, Any]) -> None:
     """All of the step happens inside the optimizer, as under some frameworks."""
-    torch.manual_seed(1234)
+    seed(1234)
     job = taskd.init()
     net = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, CLASSES))
     model = DDP(net, bucket_cap_mb=0.01)
