@@ -5,7 +5,6 @@ The rank itself flips a bit of chosen files when its newest copy is whole, and d
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from itertools import groupby
@@ -71,18 +70,10 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 def rot(folder: Path, ranks_per_node: int, *files: tuple[int, str, int, int]) -> World:
     """One rank dies before anybody can have finished the step, and these files are damaged."""
-    folder.mkdir()
-    told = {"steps": STEPS, "kills": [(LOST, 0, AT, "after backward")], "rot": files}
-    world = World(rotten_fsdp, folder, told=told, ranks_per_node=ranks_per_node)
-
-    async def live() -> None:
-        try:
-            await world.run()
-        finally:
-            await world.stop()
-
-    asyncio.run(live())
-    return world
+    kills = [(LOST, 0, AT, "after backward")]
+    return run(
+        folder, rotten_fsdp, ranks_per_node=ranks_per_node, steps=STEPS, kills=kills, rot=files
+    )
 
 
 def plans(world: World) -> list[tuple[int, int]]:

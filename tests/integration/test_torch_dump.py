@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration import torch_scripts as scripts
-from tests.integration.torch_runs import assert_same, ends, run
+from tests.integration.torch_runs import assert_same, ends, lose_and_dump, run
 from tests.integration.torch_world import Script, World
 
 STEPS = 8
@@ -31,30 +30,6 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
     return end
 
 
-def lose_and_dump(
-    folder: Path,
-    script: Script,
-    *kills: tuple[int, int, int, str],
-    ranks_per_node: int = 4,
-    then: Callable[[World], None] = lambda world: None,
-) -> World:
-    folder.mkdir()
-    told = {"steps": STEPS, "kills": kills}
-    world = World(script, folder, told=told, ranks_per_node=ranks_per_node)
-
-    async def live() -> None:
-        try:
-            await world.start()
-            await world.until(lambda: len(world.dead) == len(kills), "the deaths", world.run_s)
-            then(world)
-            await world.dump()
-        finally:
-            await world.stop()
-
-    asyncio.run(live())
-    return world
-
-
 @pytest.mark.parametrize(
     ("script", "moment"),
     [
@@ -69,7 +44,7 @@ def lose_and_dump(
 def test_the_next_start_goes_on_where_the_last_one_ended(
     script: Script, moment: str, calm: Calm, tmp_path: Path
 ) -> None:
-    lost = lose_and_dump(tmp_path / "lost", script, (1, 0, 4, moment))
+    lost = lose_and_dump(tmp_path / "lost", script, (1, 0, 4, moment), steps=STEPS)
     assert [told.because for told in lost.dumped.values()] == [""] * 3
     assert list((tmp_path / "dump").glob("step-*/taskd.json"))
     resumed = run(tmp_path / "resumed", script, steps=STEPS)
@@ -87,6 +62,7 @@ def test_what_a_lost_node_held_is_written_from_its_buddies_copies(
         *kills,
         ranks_per_node=2,
         then=lambda world: world.lose_node(0, to=2),
+        steps=STEPS,
     )
     assert [told.because for told in lost.dumped.values()] == [""] * 2
     assert list((tmp_path / "dump").glob("step-*/taskd.json"))
@@ -103,7 +79,7 @@ def damage(world: World) -> None:
 
 def test_a_part_that_nobody_has_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     kill = (1, 0, 4, "in the optimizer")
-    lost = lose_and_dump(tmp_path / "lost", scripts.fsdp, kill, then=damage)
+    lost = lose_and_dump(tmp_path / "lost", scripts.fsdp, kill, then=damage, steps=STEPS)
     because = "nobody has step 4 of what rank 1 held"
     assert [told.because for told in lost.dumped.values()] == [because] * 3
     assert not (tmp_path / "dump").exists()
@@ -111,13 +87,13 @@ def test_a_part_that_nobody_has_is_named_and_nothing_is_written(tmp_path: Path) 
 
 def test_a_checkpoint_of_another_model_is_not_used(tmp_path: Path) -> None:
     short: list[Any] = ends(run(tmp_path / "calm", scripts.ddp, steps=2))
-    lose_and_dump(tmp_path / "lost", scripts.everything, (1, 0, 4, "in forward"))
+    lose_and_dump(tmp_path / "lost", scripts.everything, (1, 0, 4, "in forward"), steps=STEPS)
     assert_same(short, run(tmp_path / "other", scripts.ddp, steps=2))
 
 
 def test_half_a_checkpoint_is_not_used(tmp_path: Path) -> None:
     short: list[Any] = ends(run(tmp_path / "calm", scripts.ddp, steps=3))
-    lose_and_dump(tmp_path / "lost", scripts.ddp, (1, 0, 2, "in forward"))
+    lose_and_dump(tmp_path / "lost", scripts.ddp, (1, 0, 2, "in forward"), steps=STEPS)
     for note in (tmp_path / "dump").glob("step-*/taskd.json"):
         note.write_text("{")
     assert_same(short, run(tmp_path / "next", scripts.ddp, steps=3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
 from taskd.errors import SettingsError
-from tests.integration.torch_runs import assert_same, ends, run
+from tests.integration.torch_runs import assert_same, ends, lose_and_dump, play, run
 from tests.integration.torch_scripts import WIDTH, batch, digest, seed, strike
 from tests.integration.torch_world import World
 
@@ -63,23 +62,6 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return ends(run(folder, with_checkpoints, steps=STEPS))
 
 
-def leave_a_dump(folder: Path, step: int) -> None:
-    """A run that loses a rank in this step, and whose survivors may only write it down."""
-    folder.mkdir()
-    kill = (1, 0, step, "in forward")
-    world = World(with_checkpoints, folder, told={"steps": STEPS, "kills": [kill]})
-
-    async def live() -> None:
-        try:
-            await world.start()
-            await world.until(lambda: bool(world.dead), "a death", world.run_s)
-            await world.dump()
-        finally:
-            await world.stop()
-
-    asyncio.run(live())
-
-
 def test_a_rank_lost_in_the_very_first_step_comes_back_to_it(
     calm: list[Any], tmp_path: Path
 ) -> None:
@@ -94,7 +76,7 @@ def test_a_rank_lost_in_the_very_first_step_comes_back_to_it(
 def test_an_older_dump_does_not_undo_what_the_script_has_loaded(
     calm: list[Any], tmp_path: Path
 ) -> None:
-    leave_a_dump(tmp_path / "dumped", step=2)
+    lose_and_dump(tmp_path / "dumped", with_checkpoints, (1, 0, 2, "in forward"), steps=STEPS)
     old = tmp_path / "dump"
     old.rename(tmp_path / "aside")
     run(tmp_path / "before", with_checkpoints, steps=4, save_at=4)
@@ -107,7 +89,7 @@ def test_an_older_dump_does_not_undo_what_the_script_has_loaded(
 
 def test_a_later_dump_is_gone_on_from(calm: list[Any], tmp_path: Path) -> None:
     run(tmp_path / "before", with_checkpoints, steps=2, save_at=2)
-    leave_a_dump(tmp_path / "dumped", step=5)
+    lose_and_dump(tmp_path / "dumped", with_checkpoints, (1, 0, 5, "in forward"), steps=STEPS)
     world = run(tmp_path / "after", with_checkpoints, steps=STEPS)
     assert first_steps(world) == [5] * 4
     assert_same(calm, world)
@@ -124,14 +106,11 @@ def noting_refusals(told: dict[str, Any]) -> None:
 def test_ranks_that_begin_at_different_steps_are_told_so(tmp_path: Path) -> None:
     world = World(noting_refusals, tmp_path, told={"steps": STEPS, "starts": {2: 3}})
 
-    async def live() -> None:
-        try:
-            await world.start()
-            await world.until(lambda: len(world.dead) == world.size, "an end", world.run_s)
-        finally:
-            await world.stop()
+    async def story() -> None:
+        await world.start()
+        await world.until(lambda: len(world.dead) == world.size, "an end", world.run_s)
 
-    asyncio.run(live())
+    play(world, story)
     for rank in range(world.size):
         told = (tmp_path / f"refused-{rank}").read_text()
         assert told == "steps(start=…) must be the same on all ranks, got (0, 0, 3, 0)"

@@ -1,8 +1,9 @@
-"""Runs a script in a small world to its end, and compares how two runs ended."""
+"""Runs a script in a small world to its end, well or not, and compares how two runs ended."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,53 @@ import torch
 from tests.integration.torch_world import Script, World
 
 
-def run(folder: Path, script: Script, run_s: float = 150.0, size: int = 4, **told: Any) -> World:
+def run(
+    folder: Path,
+    script: Script,
+    run_s: float = 150.0,
+    size: int = 4,
+    ranks_per_node: int = 4,
+    **told: Any,
+) -> World:
     folder.mkdir()
-    world = World(script, folder, size, told=told, run_s=run_s)
+    world = World(script, folder, size, told, ranks_per_node, run_s)
+    play(world, world.run)
+    return world
+
+
+def lose_and_dump(
+    folder: Path,
+    script: Script,
+    *kills: tuple[int, int, int, str],
+    steps: int,
+    ranks_per_node: int = 4,
+    then: Callable[[World], None] = lambda world: None,
+) -> World:
+    """A run that loses ranks, and whose survivors may only write down what they have."""
+    folder.mkdir()
+    told = {"steps": steps, "kills": kills}
+    world = World(script, folder, told=told, ranks_per_node=ranks_per_node)
+
+    async def story() -> None:
+        await world.start()
+        await world.until(lambda: len(world.dead) == len(kills), "the deaths", world.run_s)
+        then(world)
+        await world.dump()
+
+    play(world, story)
+    return world
+
+
+def play(world: World, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Nobody of this world is left afterwards, however the story ends."""
 
     async def live() -> None:
         try:
-            await world.run()
+            await story()
         finally:
             await world.stop()
 
     asyncio.run(live())
-    return world
 
 
 def ends(world: World) -> list[Any]:
