@@ -17,6 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from taskd.torch.alone import flat
+from taskd.torch.setup import WITHOUT_RESULT
+
 OURS = "_taskd"
 """Marks the function that we have put there."""
 
@@ -30,6 +33,10 @@ class Joint:
     device: torch.device
     outputs: list[torch.Tensor] = field(default_factory=list)
     """What they have to fill."""
+
+    def add(self, name: str, args: tuple[Any, ...]) -> None:
+        if name not in WITHOUT_RESULT:
+            self.outputs += flat(args[0])
 
 
 def teach_batches(is_ours: Callable[[Any], bool]) -> None:

@@ -19,10 +19,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d as c10d
 
-from taskd.torch.alone import ALONE, Alone, flat
+from taskd.torch.alone import ALONE, Alone
 from taskd.torch.coalesced import Joint, teach_batches
 from taskd.torch.groups import Groups, Mode
-from taskd.torch.setup import WITHOUT_RESULT
 from taskd.torch.transport import Shape, Splittable, Transport, alone
 from taskd.torch.works import Finished, Guarded, Spoilt, Streamed
 
@@ -82,7 +81,7 @@ class ResilientGroup(dist.ProcessGroup):
                 groups.done += 1
                 native = operation(*args, **kwargs)
                 if self._joint is not None:
-                    self._joint.outputs += flat(args[0]) if name not in WITHOUT_RESULT else []
+                    self._joint.add(name, args)
                     return native
                 return groups.setup.keep(self._name, name, args, native)  # type: ignore[return-value]
             spoilt = partial(effect, self.shape.rank, args)
@@ -93,7 +92,7 @@ class ResilientGroup(dist.ProcessGroup):
         elif groups.mode is Mode.BROKEN and not groups.absorbing:
             raise dist.DistBackendError(f"the process group was aborted: {groups.why}")
         elif groups.mode is Mode.ALONE and self._joint is not None:
-            self._joint.outputs += flat(args[0]) if name not in WITHOUT_RESULT else []
+            self._joint.add(name, args)
         elif groups.mode is Mode.ALONE:
             recalled = groups.setup.recall(self._name, name, args)
             if recalled is not None:
