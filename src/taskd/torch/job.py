@@ -58,8 +58,7 @@ class Job:
         self._holds: int | None = 0
         """The step whose state we hold; None: none, as in a replacement before it is given one."""
         self._gradients_carry = False
-        self._buffered: list[Any] = []
-        """Models whose buffers we send round in each step."""
+        self._exchanges: list[buffers.Exchange] = []
         self._is_sharded = False
         self._shard = ""
         self._copying = Copying(Path(settings.beacon).parent if settings.beacon else None)
@@ -113,8 +112,8 @@ class Job:
             return
         for wrapped in self._kept.reducers():
             buckets.settle(wrapped, self._groups)
-            if buffers.take_over(wrapped):
-                self._buffered.append(wrapped)
+            if (exchange := buffers.take_over(wrapped)) is not None:
+                self._exchanges.append(exchange)
         for one_model in self._kept.models:
             self._gates.watch(one_model)
         sharded.check(self._kept)
@@ -219,8 +218,8 @@ class Job:
         self._groups.enter()
 
     def _share_buffers(self) -> None:
-        for model in self._buffered:
-            buffers.share(model)
+        for exchange in self._exchanges:
+            exchange.make()
 
     def _compare(self, guard: Guard) -> None:
         """Leave the step if the replicas do not hold the same bits, and see that they do again."""

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from taskd.errors import SettingsError
+from taskd.torch import buffers
 
 
 class Stateful(Protocol):
@@ -42,26 +43,15 @@ class Protected:
         self.step: int | None = None
         """In a repair: the step whose state this is. None: of no step, or partly of another."""
         self.parameters = list(dict.fromkeys(p for m in self.models for p in m.parameters()))
-        self._homes = [
-            (module, name)
-            for model in self.models
-            for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
+        self._homes = [home for model in self.models for home in buffers.homes(model)]
         _check(self)
 
     def buffers(self) -> list[torch.Tensor]:
-        """Every buffer of every model, as it is now: a forward pass may put in new tensors."""
-        found = []
-        for module, name in self._homes:
-            buffer = module._buffers[name]
-            if buffer is not None:
-                found.append(buffer)
-        return found
+        """Every buffer of every model."""
+        return buffers.found(self._homes)
 
-    def put_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
-        for (module, name), buffer in zip(self._homes, buffers, strict=True):
+    def put_buffers(self, those: Iterable[torch.Tensor]) -> None:
+        for (module, name), buffer in zip(self._homes, those, strict=True):
             module._buffers[name] = buffer
 
     def reducers(self) -> list[DistributedDataParallel]:

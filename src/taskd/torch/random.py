@@ -54,7 +54,7 @@ def begin(origin: Roots, step: int) -> None:
 
 def _has_cuda() -> bool:
     """A GPU that is in use: asking one that is not would create its context."""
-    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return bool(torch.cuda.is_initialized()) and torch.cuda.is_available()  # type: ignore[no-untyped-call]
 
 
 def _condense(state: bytes) -> bytes:
