@@ -120,7 +120,7 @@ for step in job.steps(steps):
             loss = loss * scale / 2
         if kind == "exchange":
             loss = loss * exchange(torch.ones(1, device=device))
-        if now and how != "stumbles":
+        if now and how in ("killed", "cut off"):
             hurt()
             how = "done"
             first_life = False

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from taskd.core.placement import survive_a_node
+from taskd.torch import fsdp
 from taskd.torch.protected import Protected
 from taskd.torch.seam import UnknownTorch
 
@@ -120,10 +121,10 @@ def _number(copy: tuple[int, ...]) -> int:
 def check(kept: Protected) -> None:
     """Refuse what could not be brought back after a lost step, before there is one."""
     for model in kept.models:
-        if any(not hasattr(state, "_reset_iter_state") for state in _states(model)):
+        if not all(fsdp.can_reset(state) for state in _states(model)):
             raise UnknownTorch(
                 f"fully_shard of torch {torch.__version__} cannot forget a lost step: "
-                "protect sharded models with torch 2.13 or newer, or leave protect() out "
+                "protect sharded models with torch 2.11 or newer, or leave protect() out "
                 "and let a fault restart the ranks from your own checkpoint"
             )
 
@@ -154,8 +155,8 @@ def _states(model: nn.Module) -> list[Any]:
 
 def _forget(state: Any) -> None:
     if state._is_root:  # known since its first pass; before that there is nothing to forget
-        state._reset_iter_state()
-    for group in state._fsdp_param_groups:
+        fsdp.reset(state)
+    for group in fsdp.groups(state):
         for one in group.fsdp_params:
             one.unsharded_accumulated_grad = None
             if hasattr(one, "_unsharded_param"):
