@@ -35,7 +35,8 @@ class ResilientGroup(dist.ProcessGroup):
         super().__init__(shape.rank, shape.size)  # type: ignore[call-arg]
         self.shape, self._full = shape, shape.ranks
         self._groups = groups
-        self._transport: Transport | None = None
+        self.transport: Transport | None = None
+        """Of the current incident."""
         self._alone: dist.ProcessGroup | None = None
         self._joint: Joint | None = None
         self._name, self._desc = shape.name, "undefined"
@@ -43,8 +44,8 @@ class ResilientGroup(dist.ProcessGroup):
         self._handle: type[Guarded | Streamed] = Guarded if only_gloo else Streamed
 
     def form(self, store: Store) -> None:
-        self._transport = Transport(self.shape, store)
-        self._transport.form()
+        self.transport = Transport(self.shape, store)
+        self.transport.form()
 
     def become(self, members: tuple[int, ...]) -> None:
         """Of the ranks that the script made it of, those that are in the job now.
@@ -59,15 +60,15 @@ class ResilientGroup(dist.ProcessGroup):
     def drop(self, at_rest: bool) -> None:
         """Let go of the transport of the last incident."""
         self._leave_joint()
-        if self._transport is not None:
-            self._transport.bury(at_rest)
-            self._transport = None
+        if self.transport is not None:
+            self.transport.bury(at_rest)
+            self.transport = None
 
     @property
     def inner(self) -> dist.ProcessGroup:
         """The group underneath; one of our own while there are no peers."""
-        if self._transport is not None:
-            return self._transport.inner
+        if self.transport is not None:
+            return self.transport.inner
         if self._alone is None:
             self._alone = alone(list(self.shape.backends))
         return self._alone
@@ -226,7 +227,7 @@ class ResilientGroup(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         real = self.inner._get_backend(device)
         is_nccl = self.shape.backends.get(device.type) == "nccl"
-        if is_nccl and (self._transport is None or self.bound_device_id is not None):
+        if is_nccl and (self.transport is None or self.bound_device_id is not None):
             return Splittable(real)
         return real
 
@@ -241,11 +242,11 @@ class ResilientGroup(dist.ProcessGroup):
 
     def problem(self) -> str:
         """What the library underneath has against going on. Nothing: nothing that it knows of."""
-        return "" if self._transport is None else self._transport.problem()
+        return "" if self.transport is None else self.transport.problem()
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     def shutdown(self) -> None:
         self._groups.discard(self)

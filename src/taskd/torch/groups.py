@@ -156,16 +156,20 @@ class Groups:
                 raise GroupsAborted(self.why)
             self.mode = Mode.LIVE
 
-    def absorb(self, error: RuntimeError) -> None:
-        """A collective has failed inside a step. The first failure is told; the peers notice."""
+    def absorb(self, error: RuntimeError, met: Meeting | None = None) -> None:
+        """A collective has failed inside a step. The first failure is told; the peers notice.
+
+        `met`: where its group had met. What fails late says nothing about the groups of today.
+        """
         if str(error).startswith(MISUSE) and not self.trouble():
             raise error  # the script's own mistake: no replay would make it right
         why = f"{type(error).__name__}: {error}"
         with self._lock:
-            if not self._flip(why):
+            if met not in (None, self._meeting) or not self._flip(why):
                 return  # it fails with the first one, which frees them all
+            free = self._waiting()
         self._on_fault(why)  # before the training thread is freed, which would say that it stands
-        self._free()
+        free()
 
     def abort(self, incident: int, why: str) -> None:
         """Free the training thread from whatever collective it waits in. From any thread.
@@ -181,16 +185,18 @@ class Groups:
                 self._pending = why
                 return
             self._flip(why)
-        self._free()
+            free = self._waiting()
+        free()
 
     def enter(self) -> None:
         """A protected step begins."""
         with self._lock:
-            self.absorbing, pending = True, self._pending
-            if pending:
-                self._flip(pending)
-        if pending:
-            self._free()
+            self.absorbing = True
+            if not self._pending:
+                return
+            self._flip(self._pending)
+            free = self._waiting()
+        free()
 
     def leave(self) -> bool:
         """It has ended, well or not. Whether the groups are in trouble at that very moment."""
@@ -236,10 +242,11 @@ class Groups:
         self.land()
 
     def _ask(self) -> None:
+        met = self._meeting
         if self.absorbing and self.mode is Mode.LIVE:
             for group in self._all:
                 if problem := group.problem():
-                    self.absorb(RuntimeError(problem))
+                    self.absorb(RuntimeError(problem), met)
                     return
 
     def settle(self) -> bool:
@@ -261,14 +268,20 @@ class Groups:
         self.mode, self.why = Mode.BROKEN, self.why or why
         return first
 
-    def _free(self) -> None:
-        """Whoever waits in a collective, or at the store."""
-        meeting = self._meeting
-        if meeting is not None:
-            meeting.cut()
-        for group in self._all:
-            group.abort()
+    def _waiting(self) -> Callable[[], None]:
+        """What frees those who wait now, in a collective or at the store. Under the lock: by the
+        time it is called they may have been freed otherwise, and wait for something new."""
+        meeting, transports = self._meeting, [group.transport for group in self._all]
         with self._landed:
             flying = list(self._flying)
-        for work in flying:
-            work.give_up()
+
+        def free() -> None:
+            if meeting is not None:
+                meeting.cut()
+            for transport in transports:
+                if transport is not None:
+                    transport.abort()
+            for work in flying:
+                work.give_up()
+
+        return free

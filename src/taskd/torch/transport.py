@@ -48,6 +48,8 @@ class Transport:
         self._peers: frozenset[int] = frozenset()
         self._backends: dict[str, Any] = {}
         self._aborting: list[threading.Thread] = []
+        self._buried = False
+        self._lock = threading.Lock()
         self.inner = dist.ProcessGroup(self._store, shape.rank, shape.size)
 
     def form(self) -> None:
@@ -73,6 +75,11 @@ class Transport:
 
     def abort(self) -> None:
         """Free whoever waits in this group. Safe from any thread, at any time, and twice."""
+        with self._lock:
+            if not self._buried:
+                self._cut_off()
+
+    def _cut_off(self) -> None:
         found = sockets.scan(self._known)
         own = {one.port for one in found if one.listening}
         for one in found:
@@ -102,6 +109,8 @@ class Transport:
 
         When a thread of gloo's sleeps for good, its group must never end: it would wait for it.
         """
+        with self._lock:
+            self._buried = True  # sockets that come from now on are another's
         remains = [self.inner, *self._backends.values()]
         del self.inner
         self._backends = {}

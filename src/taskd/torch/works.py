@@ -145,13 +145,14 @@ class Streamed(_Quiet):
     def __init__(self, groups: Groups, inner: dist.Work, spoilt: Spoilt) -> None:
         super().__init__()
         self._groups, self._inner, self._spoilt = groups, inner, spoilt
+        self._met = groups.meeting
         groups.launch(self)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         try:
             self._inner.wait(timeout)
         except RuntimeError as error:
-            self._groups.absorb(error)
+            self._groups.absorb(error, self._met)
             self._spoilt()
         return True
 
@@ -162,7 +163,7 @@ class Streamed(_Quiet):
         try:
             outputs: list[torch.Tensor] = future.value()
         except RuntimeError as error:
-            self._groups.absorb(error)
+            self._groups.absorb(error, self._met)
             outputs = self._spoilt()
         return outputs
 
