@@ -9,15 +9,15 @@ hold, does everybody go on from the same step, and from the highest that was sti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from random import Random
+from itertools import chain, permutations, product
 
 from taskd.core import rank as machine
 from taskd.core.rank import RankConfig
-from taskd.core.repair import Holder, Impossible, Seat, plan
+from taskd.core.repair import Holder, Impossible, Plan, Seat, plan
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
-from taskd.model.messages import Park, Parked, Repair
+from taskd.model.messages import Copy, Park, Parked, Repair
 from taskd.model.rank import (
     Abort,
     Broke,
@@ -32,8 +32,6 @@ from taskd.model.rank import (
 )
 
 CONFIG = RankConfig()
-RARE = 0.05
-"""How likely a death is among the moves of a walk, so that it does not always come first."""
 NODE = NodeRank(0)
 
 COMPUTING, ENTERED, REDUCED, UPDATING = "computing", "entered", "reduced", "updating"
@@ -60,29 +58,33 @@ class Proc:
     both: bool = False
     """It stands inside a step, and can still go either way."""
 
-    def key(self) -> tuple[object, ...]:
+    def key(self, place: Places) -> tuple[object, ...]:
+        """All that its future depends on, apart from its name."""
         told = tuple((type(order).__name__, order.incident) for order in self.inbox)
-        state = (type(self.machine).__name__, self.machine.incident)
-        carried = self.plan.incident if self.plan else None
-        stood = getattr(self.machine, "stood", None)
-        known = getattr(self.machine, "plan", None) is not None
+        machine_ = self.machine
+        stood = getattr(machine_, "stood", None)
+        copies = stood.copies if stood else getattr(machine_, "copies", ())
         return (
-            self.rank,
             self.life,
-            state,
-            stood,
-            known,
+            type(machine_).__name__,
+            machine_.incident,
+            stood and (stood.step, stood.whole, stood.undo),
+            _placed(copies, place),
+            getattr(machine_, "plan", None) is not None,
+            type(getattr(machine_, "report", None)).__name__,
             self.thread,
             self.held,
             self.group,
             self.aborted,
             told,
-            carried,
+            self.plan.incident if self.plan else None,
             self.copying,
             self.both,
         )
 
 
+Places = Mapping[int, int]
+"""Which number each rank gets when names do not count."""
 Files = tuple[int, int]
 """The steps of the two copies that a rank has on its node; -1: none, or torn."""
 
@@ -110,35 +112,72 @@ class World:
         return self.incident > (self.plans[-1].incident if self.plans else 0)
 
     def key(self) -> tuple[object, ...]:
-        procs = tuple(proc.key() for proc in self.procs)
-        parked = tuple(sorted((told.rank, told.step, told.whole) for told in self.parked))
-        if not self.plans and not self.files:
-            return self._nameless_key(parked)
-        plans = tuple((one.incident, one.resume) for one in self.plans)
+        """All that its future depends on. Of worlds that are the same but for the ranks' names, one
+        is enough: see `_plans`."""
+        living = {proc.rank: proc for proc in self.procs}
+        told = {int(one.rank): one for one in self.parked}
+        alike: dict[int, list[int]] = {}
+        for rank in range(len(self.lives)):
+            alike.setdefault(hash(self._look(rank, living, told)), []).append(rank)
+        orders = product(*(permutations(alike[look]) for look in sorted(alike)))
+        keys = (self._ordered(tuple(chain(*order)), living, told) for order in orders)
+        return min(keys, key=hash)
+
+    def _ordered(
+        self, order: tuple[int, ...], living: Mapping[int, Proc], told: Mapping[int, Parked]
+    ) -> tuple[object, ...]:
+        """The same world, its ranks numbered in this order."""
+        place = {rank: at for at, rank in enumerate(order)}
+        used = {proc.group for proc in self.procs} | {
+            int(one.incident)
+            for proc in self.procs
+            for one in (proc.plan, getattr(proc.machine, "plan", None), *proc.inbox)
+            if isinstance(one, Repair)
+        }
         return (
-            procs,
-            self.lives,
             self.faults_left,
-            self.entered,
-            self.taken,
             self.incident,
-            parked,
-            tuple((told.rank, told.undo, told.copies) for told in self.parked),
-            plans,
+            self.is_stopped,
             self.stale,
-            self.files,
+            tuple(self._seen(rank, living, told, place) for rank in order),
+            frozenset((at, step, place[rank]) for at, step, rank in self.entered if at in used),
+            frozenset((at, place[rank]) for at, rank in self.taken if at in used),
+            tuple(_drawn(one, place) for one in self.plans if one.incident in used),
         )
 
-    def _nameless_key(self, parked: tuple[tuple[int, int, bool], ...]) -> tuple[object, ...]:
-        """Until the first plan ranks differ in name only, and a plan looks at names only to choose
-        among equals: of all worlds that are the same but for the names, one is enough."""
-        told = {rank: (step, whole) for rank, step, whole in parked}
-        living = {proc.rank: proc.key()[1:] for proc in self.procs}
-        entered: dict[int, set[tuple[int, int]]] = {rank: set() for rank in range(len(self.lives))}
-        for group, step, rank in self.entered:
-            entered[rank].add((group, step))
-        each = [(living.get(r), told.get(r), frozenset(went)) for r, went in entered.items()]
-        return (*sorted(each, key=hash), self.faults_left, self.incident)
+    def _look(
+        self, rank: int, living: Mapping[int, Proc], told: Mapping[int, Parked]
+    ) -> tuple[object, ...]:
+        """What tells it from others without naming any."""
+        proc, said = living.get(rank), told.get(rank)
+        return (
+            proc and (proc.thread, proc.held, proc.group, proc.copying, len(proc.inbox)),
+            proc and (type(proc.machine).__name__, proc.machine.incident, proc.aborted),
+            said and (said.step, said.whole),
+            self.lives[rank],
+            self.files[rank] if self.files else None,
+        )
+
+    def _seen(
+        self, rank: int, living: Mapping[int, Proc], told: Mapping[int, Parked], place: Places
+    ) -> tuple[object, ...]:
+        proc, said = living.get(rank), told.get(rank)
+        return (
+            proc and proc.key(place),
+            said and (said.step, said.whole, said.undo, _placed(said.copies, place)),
+            self.lives[rank],
+            self.files[rank] if self.files else None,
+        )
+
+
+def _placed(copies: Iterable[Copy], place: Places) -> frozenset[tuple[int, int]]:
+    """A shard is called after its rank."""
+    return frozenset((place[int(one.shard.split()[-1])], int(one.step)) for one in copies)
+
+
+def _drawn(plan_: Repair, place: Places) -> tuple[object, ...]:
+    given = frozenset((place[taker], place[giver]) for taker, giver in plan_.sources.items())
+    return plan_.incident, plan_.resume, given
 
 
 @dataclass
@@ -146,35 +185,27 @@ class Explorer:
     ranks: int
     faults: int
     steps: int
-    visited: set[tuple[object, ...]] = field(default_factory=set)
+    visited: set[int] = field(default_factory=set)
+    """By their hashes: among a few million, two that have the same are not to be expected."""
     endings: set[str] = field(default_factory=set)
 
     def run(self) -> int:
         """How many states there are. Raises in the first that is wrong."""
         start = self._start()
         stack: list[tuple[World, tuple[str, ...]]] = [(start, ())]
-        self.visited = {start.key()}
+        self.visited = {hash(start.key())}
         while stack:
             world, story = stack.pop()
             moved = False
             for what, after in self._moves(world, story):
                 moved = True
-                key = after.key()
+                key = hash(after.key())
                 if key not in self.visited:
                     self.visited.add(key)
                     stack.append((after, (*story, what)))
             if not moved:
                 self._ended(world, story)
         return len(self.visited)
-
-    def walk(self, seed: int) -> None:
-        """One way through a world that is too large to be walked wholly."""
-        dice, world, story = Random(seed), self._start(), list[str]()
-        while moves := list(self._moves(world, tuple(story))):
-            weights = [RARE if " dies" in what else 1.0 for what, _ in moves]
-            what, world = dice.choices(moves, weights)[0]
-            story.append(what)
-        self._ended(world, tuple(story))
 
     def _start(self) -> World:
         procs = tuple(self._first(rank) for rank in range(self.ranks))
@@ -198,8 +229,7 @@ class Explorer:
                 yield from self._deaths(world, proc)
         if self._someone_is_missing(world):
             yield "the manager stops all", self._stop(world)
-        planned = self._planned(world, story)
-        if planned is not None:
+        for planned in self._planned(world, story):
             yield "the manager plans", planned
 
     def _hear(
@@ -350,28 +380,33 @@ class Explorer:
         )
         return replace(world, incident=incident, parked=(), procs=procs)
 
-    def _planned(self, world: World, story: tuple[str, ...]) -> World | None:
+    def _planned(self, world: World, story: tuple[str, ...]) -> Iterator[World]:
         if not world.is_stopped:
-            return None
+            return
         told = {int(parked.rank): parked for parked in world.parked}
         living = {proc.rank: proc for proc in world.procs if proc.thread != DONE}
         if not set(living) <= set(told):
-            return None
+            return
         holders = [self._holder(p, told[r]) for r, p in living.items()]
         missing = [r for r in range(self.ranks) if r not in living]
         seats = [
             Seat(Rank(r), NODE, Incarnation(world.lives[r] + 1), self._shard(r)) for r in missing
         ]
-        made = plan(holders, seats)
-        if isinstance(made, Impossible):
-            self._is_lost(world, holders, story)
-            return None
-        self._is_the_best(made.resume, list(living.values()), story)
+        for made in _plans(holders, seats, self.ranks):
+            if isinstance(made, Impossible):
+                self._is_lost(world, holders, story)
+                continue
+            self._is_the_best(made.resume, list(living.values()), story)
+            yield self._ordered(world, made, list(living.values()), seats)
+
+    def _ordered(
+        self, world: World, made: Plan, living: Iterable[Proc], seats: Iterable[Seat]
+    ) -> World:
         repair = Repair(
             Incident(world.incident), "recover", made.members, made.resume, made.sources, "", 60.0
         )
         lives = list(world.lives)
-        procs = [replace(proc, inbox=(*proc.inbox, repair)) for proc in living.values()]
+        procs = [replace(proc, inbox=(*proc.inbox, repair)) for proc in living]
         for seat in seats:
             lives[seat.rank] += 1
             me = Me(seat.rank, NODE, seat.incarnation, 0)
@@ -419,7 +454,29 @@ class Explorer:
             self.endings.add("trained")
             return
         holders = [proc for proc in world.procs if proc.held is not None]
-        assert not holders, tale(f"stuck: {[p.key() for p in world.procs]}", story)
+        assert not holders, tale(f"stuck: {world.procs}", story)
+
+
+def _plans(holders: list[Holder], seats: list[Seat], ranks: int) -> list[Plan | Impossible]:
+    """The plan, and those that it could as well be: among equals it chooses by their numbers, so
+    the numbers are dealt out in every way."""
+    found: dict[object, Plan | Impossible] = {}
+    for names in permutations(map(Rank, range(ranks))):
+        real = {name: Rank(rank) for rank, name in enumerate(names)}
+        made = plan(
+            [replace(one, rank=names[one.rank]) for one in holders],
+            [replace(one, rank=names[one.rank]) for one in seats],
+        )
+        if isinstance(made, Plan):
+            made = replace(
+                made,
+                members=tuple(replace(one, rank=real[one.rank]) for one in made.members),
+                sources={real[taker]: real[giver] for taker, giver in made.sources.items()},
+            )
+            found.setdefault((made.resume, frozenset(made.sources.items())), made)
+        else:
+            found.setdefault(None, made)
+    return list(found.values())
 
 
 def tell(proc: Proc, event: Event) -> tuple[Proc, tuple[object, ...]]:

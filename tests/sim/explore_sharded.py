@@ -72,9 +72,10 @@ class ShardedExplorer(Explorer):
     def _stop(self, world: World) -> World:
         return replace(super()._stop(world), stale=False)
 
-    def _planned(self, world: World, story: tuple[str, ...]) -> World | None:
+    def _planned(self, world: World, story: tuple[str, ...]) -> Iterator[World]:
         """A death that comes after the order to park begins an incident of its own."""
-        return None if world.stale else super()._planned(world, story)
+        if not world.stale:
+            yield from super()._planned(world, story)
 
     def _deaths(self, world: World, proc: Proc) -> Iterator[tuple[str, World]]:
         for what, gone in super()._deaths(world, proc):
