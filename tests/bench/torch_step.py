@@ -1,12 +1,16 @@
 """What protection costs while nothing fails: the same DDP step with and without it, in turns.
 
-Both models live in the same processes and take turns step by step, the order changing, so that
-whatever else the machine does hits both alike. The plain one runs over torch's own gloo group.
+The two take turns step by step, the order changing, so that whatever else the machine does hits
+both alike. And they train the same model: where weights, gradients and the optimizer's state lie
+in memory makes steps some percent faster or slower, by luck. So one model and one optimizer are
+wrapped twice, by a DDP over torch's own gloo group and by a protected one. (The plain step passes
+our two hooks in the optimizer, which then do nothing: a few microseconds.)
 
-A step that something else has slowed down says nothing about protection. So the pairs are taken in
-blocks; of a block the fastest steps of either kind count, and give one ratio. The median of
-these ratios is told, with the interval in which it lies with 95 % certainty. The processor time
-of the same steps is told beside it: other load stretches it far less.
+A step has ended when both ranks are through: they wait for each other in different places, and
+waiting must not be left out on one side. Each pair of steps gives a ratio. The median of the ratios
+is told, with the interval in which it lies with 95 % certainty: for a model with buffers, which
+both send round in every step, and for one without. A third model is so small that little more than
+the cost of protection itself is left: it tells that cost in microseconds, far more exactly.
 
 Peak memory needs processes that have only one of the two: each kind also runs by itself, and the
 plain one without anything of ours.
@@ -18,11 +22,11 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import floor, sqrt
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from time import monotonic, perf_counter, process_time
 from typing import Any
 
@@ -34,16 +38,18 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
 from tests.bench.rows import Row
-from tests.integration.torch_world import World
+from tests.integration.torch_world import Script, World
 
-WORLD, WARM_UP = 2, 5
+WORLD, WARM_UP = 2, 6
 WIDTH, DEPTH, BATCH = 1664, 4, 16
-BLOCK, BLOCKS, FASTEST = 10, 60, 4
-"""Pairs a block, blocks, and how many steps of each kind count in a block."""
-BUDGET_S = 110.0
-"""On a busy machine there are fewer blocks, not more minutes."""
+SMALL = 16
+"""The width of the model of which little more than protection is left."""
+PAIRS, PAIRS_SMALL = 1200, 600
+BUDGET_S = 200.0
+"""On a busy machine there are fewer pairs, not more minutes."""
 STEPS_ALONE, RUNS_ALONE = 12, 3
 
+Work = Callable[[], None]
 Turns = list[tuple[float, float]]
 """For each step: wall time and processor time, in seconds."""
 
@@ -62,31 +68,11 @@ class Estimate:
 
 
 def measure() -> list[Row]:
-    told = _run("pairs")
-    plain, ours = ([_blocks(told[kind], clock) for clock in (0, 1)] for kind in ("plain", "ours"))
-    (wall, own_wall), (cpu, own_cpu) = (
-        (
-            estimate([a / b for a, b in zip(ours[clock], plain[clock], strict=True)]),
-            median(a - b for a, b in zip(ours[clock], plain[clock], strict=True)),
-        )
-        for clock in (0, 1)
-    )
-    size = told["parameters"] / 1e6
-    runs = [{kind: _run(kind) for kind in ("plain", "ours")} for _ in range(RUNS_ALONE)]
+    runs = [{kind: _run(alone, kind=kind) for kind in ("plain", "ours")} for _ in range(RUNS_ALONE)]
     return [
-        Row(
-            f"a DDP step of {size:.0f}M parameters on {WORLD} ranks, protected or plain",
-            f"{own_wall * 1e6:+.0f} µs ({wall}; {wall.size} blocks of {BLOCK} pairs)",
-            f"{median(plain[0]) * 1e3:.2f} ms",
-            wall.middle,
-            target=1.01,
-        ),
-        Row(
-            "processor time of the same steps, all threads",
-            f"{own_cpu * 1e6:+.0f} µs ({cpu})",
-            f"{median(plain[1]) * 1e3:.2f} ms",
-            cpu.middle,
-        ),
+        *_compared("", _run(pairs, norm="batch", width=WIDTH, pairs=PAIRS)),
+        *_compared(" without buffers", _run(pairs, norm="layer", width=WIDTH, pairs=PAIRS)),
+        _constant(_run(pairs, norm="layer", width=SMALL, pairs=PAIRS_SMALL)),
         _memory("peak memory of its own of such a rank, protected or plain", "own_mb", runs, 1.02),
         _memory(
             "the same with pages of programs and libraries, which a node has once for all ranks",
@@ -94,6 +80,30 @@ def measure() -> list[Row]:
             runs,
         ),
     ]
+
+
+def _compared(which: str, told: dict[str, Any]) -> Iterator[Row]:
+    for clock, what in enumerate(("a DDP step", "processor time of a DDP step, all threads,")):
+        plain, ours = ([turn[clock] for turn in told[kind]] for kind in ("plain", "ours"))
+        ratio = estimate([a / b for a, b in zip(ours, plain, strict=True)])
+        yield Row(
+            f"{what} of {told['parameters'] / 1e6:.0f}M parameters{which} on {WORLD} ranks, "
+            "protected or plain",
+            f"{(ratio.middle - 1) * median(plain) * 1e6:+.0f} µs ({ratio}; {ratio.size} pairs)",
+            f"{median(plain) * 1e3:.2f} ms",
+            ratio.middle,
+            target=None if clock else 1.01,
+        )
+
+
+def _constant(told: dict[str, Any]) -> Row:
+    plain, ours = ([turn[0] for turn in told[kind]] for kind in ("plain", "ours"))
+    more = estimate([(a - b) * 1e6 for a, b in zip(ours, plain, strict=True)])
+    return Row(
+        "the same where the model is next to nothing: what protection takes from every step",
+        f"{more.middle:+.0f} µs (95 %: {more.low:.0f} to {more.high:.0f})",
+        f"{median(plain) * 1e3:.2f} ms",
+    )
 
 
 def _memory(
@@ -112,23 +122,15 @@ def estimate(values: list[float]) -> Estimate:
     return Estimate(median(ordered), ordered[low], ordered[high], len(values))
 
 
-def _blocks(turns: Turns, clock: int) -> list[float]:
-    """One time for each block: the mean of its fastest steps."""
-    times = [turn[clock] for turn in turns]
-    blocks = (times[at : at + BLOCK] for at in range(0, len(times), BLOCK))
-    return [fmean(sorted(block)[:FASTEST]) for block in blocks]
-
-
-def _run(kind: str) -> dict[str, Any]:
+def _run(script: Script, **asked: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_play(kind, Path(folder)))
+        asyncio.run(_play(script, Path(folder), asked))
         told: dict[str, Any] = json.loads((Path(folder) / "told").read_text())
     return told
 
 
-async def _play(kind: str, folder: Path) -> None:
-    script = pairs if kind == "pairs" else alone
-    world = World(script, folder, size=WORLD, told={"kind": kind}, run_s=600.0)
+async def _play(script: Script, folder: Path, asked: dict[str, Any]) -> None:
+    world = World(script, folder, size=WORLD, told=asked, run_s=600.0)
     try:
         await world.run()
     finally:
@@ -138,22 +140,21 @@ async def _play(kind: str, folder: Path) -> None:
 # Inside a rank
 
 
-def _build() -> nn.Module:
+def _build(norm: str = "batch", width: int = WIDTH) -> nn.Module:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for _ in range(DEPTH):
-        layers += [nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()]
+        layers.append(nn.Linear(width, width))
+        layers.append(nn.BatchNorm1d(width) if norm == "batch" else nn.LayerNorm(width))
+        layers.append(nn.ReLU())
     return nn.Sequential(*layers)
 
 
-def _plain(group: dist.ProcessGroup | None = None) -> Callable[[], None]:
-    model = DDP(_build(), process_group=group)
-    return _worker(model, torch.optim.AdamW(model.parameters(), fused=True))
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), fused=True)
 
 
-def _protected(job: taskd.Job) -> Callable[[], None]:
-    model = DDP(_build())
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+def _protected(job: taskd.Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> Work:
     job.protect(model=model, optimizer=optimizer)
     steps, work = job.steps(1_000_000), _worker(model, optimizer)
 
@@ -164,8 +165,8 @@ def _protected(job: taskd.Job) -> Callable[[], None]:
     return turn
 
 
-def _worker(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    data = torch.randn(BATCH, WIDTH)
+def _worker(model: nn.Module, optimizer: torch.optim.Optimizer) -> Work:
+    data = torch.randn(BATCH, next(model.parameters()).shape[1])
 
     def work() -> None:
         optimizer.zero_grad()
@@ -177,30 +178,28 @@ def _worker(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], 
 
 def pairs(told: dict[str, Any]) -> None:
     job = taskd.init()
-    kinds = {"plain": _plain(dist.new_group(backend="gloo")), "ours": _protected(job)}
+    neutral = dist.new_group(backend="gloo")
+    model = _build(told["norm"], told["width"])
+    optimizer = _optimizer(model)
+    kinds = {
+        "plain": _worker(DDP(model, process_group=dist.new_group(backend="gloo")), optimizer),
+        "ours": _protected(job, DDP(model), optimizer),
+    }
     turns: dict[str, Turns] = {kind: [] for kind in kinds}
-
-    def pair(number: int) -> None:
-        for kind in list(kinds)[:: 1 if number % 2 else -1]:
-            dist.barrier()
-            begun, used = perf_counter(), process_time()
-            kinds[kind]()
-            turns[kind].append((perf_counter() - begun, process_time() - used))
-
-    for number in range(WARM_UP):
-        pair(number)
-    for kind in kinds:
-        turns[kind].clear()
     deadline = monotonic() + BUDGET_S
-    for _ in range(BLOCKS):
-        for number in range(BLOCK):
-            pair(number)
+    for number in range(WARM_UP + told["pairs"]):
         over = torch.tensor([monotonic() > deadline])
-        dist.broadcast(over, src=0)
+        dist.broadcast(over, src=0, group=neutral)
         if over:
             break
-    size = sum(parameter.numel() for parameter in _build().parameters())
-    _tell(told, {**turns, "parameters": size})
+        for kind in list(kinds)[:: 1 if number % 2 else -1]:
+            dist.barrier(neutral)
+            begun, used = perf_counter(), process_time()
+            kinds[kind]()
+            dist.barrier(neutral)
+            turns[kind].append((perf_counter() - begun, process_time() - used))
+    size = sum(parameter.numel() for parameter in model.parameters())
+    _tell(told, {kind: those[WARM_UP:] for kind, those in turns.items()} | {"parameters": size})
 
 
 def alone(told: dict[str, Any]) -> None:
@@ -209,9 +208,12 @@ def alone(told: dict[str, Any]) -> None:
         host, _, port = os.environ["TASKD_STORE"].partition(":")
         store = TCPStore(host, int(port), is_master=False)
         dist.init_process_group("gloo", store=store, rank=told["rank"], world_size=WORLD)
-        work = _plain()
+        model = DDP(_build())
+        work = _worker(model, _optimizer(model))
     else:
-        work = _protected(taskd.init())
+        job = taskd.init()
+        model = DDP(_build())
+        work = _protected(job, model, _optimizer(model))
     for _ in range(STEPS_ALONE):
         work()
     lines = Path("/proc/self/status").read_text().splitlines()
