@@ -131,6 +131,8 @@ def test_every_order_is_answered(
             assert refused["message"] == "switchFail"
             again = await answer(boss, switch("n2", "5", "7"), "n2")
             assert again["message"] == "switchFail"
+            odd = await answer(boss, switch("n3", "5", "6", "7"), "n3")
+            assert odd["message"] == "switchFail"
             tested = await answer(boss, stress("s1"), "s1")
             results = json.loads(tested["message"])["rankResult"]
             assert {op: result["code"] for op, result in results.items()} == codes

@@ -32,6 +32,14 @@ def test_whatever_goes_wrong_is_an_answer(error: type[Exception]) -> None:
     assert said.get(timeout=DEADLINE_S) == m.NicSwitched("u", False)
 
 
+def test_an_order_that_does_not_say_where_to_for_each_rank_is_refused() -> None:
+    said: queue.Queue[m.Body] = queue.Queue()
+    switcher = NicSwitcher(lambda order: None)
+    switcher.joined(said.put)
+    switcher.heard(m.SwitchNic("u", (Rank(0), Rank(1)), (True,)))
+    assert said.get(timeout=DEADLINE_S) == m.NicSwitched("u", False)
+
+
 def test_an_answer_is_said_again_on_a_new_line_and_to_the_same_order() -> None:
     said: queue.Queue[m.Body] = queue.Queue()
     switcher = NicSwitcher(moves)

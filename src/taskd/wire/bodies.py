@@ -179,8 +179,6 @@ def _read_switch_nic(message: str, extension: Mapping[str, str], sender: str) ->
     ops = _loads(extension.get("globalOps") or "[]", "globalOps")
     if not isinstance(ops, list) or not all(isinstance(op, bool) for op in ops):
         raise NotABody("globalOps must be a list of true and false")
-    if len(ops) != len(ranks):
-        raise NotABody(f"{len(ranks)} ranks but {len(ops)} operations")
     return m.SwitchNic(extension.get("switchNicUUID", ""), ranks, tuple(ops))
 
 

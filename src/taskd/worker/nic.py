@@ -43,6 +43,8 @@ class NicSwitcher:
 
     def _run(self, order: m.SwitchNic) -> None:
         try:
+            if len(order.ranks) != len(order.to_backup):
+                raise ValueError(f"{len(order.ranks)} ranks but {len(order.to_backup)} directions")
             self._switch(order)
             ok = True
         except Exception as error:
