@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
+from taskd.core.agreement import Verdict
+from taskd.torch.guard import Guard
 from tests.integration.run_job import Ended, script
 from tests.integration.run_job import run as job_run
 from tests.integration.torch_runs import assert_same, ends, run
@@ -15,6 +19,7 @@ from tests.integration.torch_world import World
 
 STEPS = 8
 GUARDED = {"guard_every": 1}
+HEARS_AFTER_S = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +94,33 @@ def test_two_replicas_go_back_to_where_they_agreed(tmp_path: Path) -> None:
     assert nobody_died(world)
     named = [line for line in world.story if "kind='corrupt'" in line]
     assert "the states of ranks 0, 2 differ, and none has a majority" in named[0]
+    assert any("resume=2" in line for line in world.story)
+
+
+def slow_of_hearing(told: dict[str, Any]) -> None:
+    """Rank 0 hears of a difference after the others; if they end the step first, not at all."""
+    hears = Guard.compare
+
+    def hears_late(self: Guard, step: int) -> Verdict | None:
+        verdict = hears(self, step)
+        if verdict is None or not verdict.named:
+            return verdict
+        deadline = monotonic() + HEARS_AFTER_S
+        while monotonic() < deadline and not self._groups.trouble():
+            os.sched_yield()
+        return None if self._groups.trouble() else verdict
+
+    if told["rank"] == 0:
+        setattr(Guard, "compare", hears_late)  # noqa: B010
+    hsdp(told)
+
+
+def test_of_two_that_differ_none_is_believed_because_it_has_heard_nothing(tmp_path: Path) -> None:
+    calm = ends(run(tmp_path / "calm", hsdp, steps=STEPS))
+    told = {"guard_every": 1, "snapshot_every": 1}
+    flips = [(0, 0, 3, "a weight")]
+    world = run(tmp_path / "run", slow_of_hearing, steps=STEPS, protect=told, flips=flips)
+    assert_same(calm, world)
     assert any("resume=2" in line for line in world.story)
 
 

@@ -229,6 +229,11 @@ class Job:
         if verdict is not None:
             self._copying.distrust(verdict.named, verdict.agreed)
             if self.rank in verdict.named:
+                self._holds = None
+            # Whoever speaks ends the step, and who has not heard the others by then would go on
+            # holding what may be wrong. So nobody speaks before all have heard.
+            self._groups.arrive()
+            if self.rank in verdict.named:
                 self._declare_corrupt(f"at step {self.step} {verdict.because}")
             else:
                 # They have said so, and do not come here. We go on when we are told to park.
