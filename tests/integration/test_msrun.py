@@ -51,7 +51,7 @@ MSRUN = """
 
     def kill(pids):
         named = [rank for rank, process in enumerate(processes) if process and process.pid in pids]
-        print("kill", "all" if -1 in pids else named, file=sys.stderr, flush=True)
+        os.write(2, f"kill {'all' if -1 in pids else named}\\n".encode())  # others write there, too
         for process in processes:
             if process is not None and (-1 in pids or process.pid in pids):
                 process.kill()
