@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -98,7 +99,8 @@ def test_two_replicas_go_back_to_where_they_agreed(tmp_path: Path) -> None:
 
 
 def slow_of_hearing(told: dict[str, Any]) -> None:
-    """Rank 0 hears of a difference after the others; if they end the step first, not at all."""
+    """Rank 0 hears of a difference after the others; if they end the step first, not at all. Rank 1
+    may die of it."""
     hears = Guard.compare
 
     def hears_late(self: Guard, step: int) -> Verdict | None:
@@ -110,16 +112,29 @@ def slow_of_hearing(told: dict[str, Any]) -> None:
             os.sched_yield()
         return None if self._groups.trouble() else verdict
 
+    def hears_and_dies(self: Guard, step: int) -> Verdict | None:
+        verdict = hears(self, step)
+        if verdict is not None and verdict.named:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return verdict
+
     if told["rank"] == 0:
         setattr(Guard, "compare", hears_late)  # noqa: B010
+    if told["rank"] == 1 and told["life"] == 0 and told.get("dies"):
+        setattr(Guard, "compare", hears_and_dies)  # noqa: B010
     hsdp(told)
 
 
-def test_of_two_that_differ_none_is_believed_because_it_has_heard_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dies", [False, True], ids=["", "a third one dies"])
+def test_of_two_that_differ_none_is_believed_because_it_has_heard_nothing(
+    dies: bool, tmp_path: Path
+) -> None:
     calm = ends(run(tmp_path / "calm", hsdp, steps=STEPS))
-    told = {"guard_every": 1, "snapshot_every": 1}
-    flips = [(0, 0, 3, "a weight")]
-    world = run(tmp_path / "run", slow_of_hearing, steps=STEPS, protect=told, flips=flips)
+    told: dict[str, Any] = {
+        "protect": GUARDED | {"snapshot_every": 1},
+        "flips": [(0, 0, 3, "a weight")],
+    }
+    world = run(tmp_path / "run", slow_of_hearing, steps=STEPS, dies=dies, **told)
     assert_same(calm, world)
     assert any("resume=2" in line for line in world.story)
 

@@ -8,6 +8,7 @@ step is abandoned by all, the named rank takes the state of a peer, and the step
 
 from __future__ import annotations
 
+from datetime import timedelta
 from zlib import crc32
 
 import torch
@@ -17,7 +18,10 @@ from taskd.core.agreement import Print, Verdict, judge
 from taskd.model.ids import Rank
 from taskd.torch import state
 from taskd.torch.groups import Groups
+from taskd.torch.meeting import Meeting
 from taskd.torch.protected import Protected
+
+WRONG = "wrong"
 
 
 class Corrupt(Exception):
@@ -34,6 +38,8 @@ class Guard:
         self._every, self._kept, self._groups = every, kept, groups
         self._shard = crc32(shard.encode())
         self._agreed = -1
+        self.found: Verdict | None = None
+        """What is to be told at the next meeting: somebody may not have heard it."""
 
     def is_due(self, step: int) -> bool:
         return step % self._every == 0
@@ -56,3 +62,16 @@ class Guard:
         if not verdict.named:
             self._agreed = step
         return verdict
+
+    def tell(self, address: str, place: str, timeout: timedelta) -> None:
+        """Before the others are met: whose state was found to differ, and from where on."""
+        if self.found is not None:
+            named = ",".join(map(str, self.found.named))
+            Meeting(address, place, timeout).store.set(WRONG, f"{self.found.agreed} {named}")
+
+    def heard(self, meeting: Meeting, rank: int) -> int | None:
+        """When all have met: the last step of ours that is right, if somebody has told so of us."""
+        if not meeting.store.check([WRONG]):
+            return None
+        agreed, named = meeting.store.get(WRONG).decode().split()
+        return int(agreed) if rank in map(int, named.split(",")) else None

@@ -227,6 +227,7 @@ class Job:
         if verdict is not None and not verdict.named:
             return
         if verdict is not None:
+            guard.found = verdict
             self._copying.distrust(verdict.named, verdict.agreed)
             if self.rank in verdict.named:
                 self._holds = None

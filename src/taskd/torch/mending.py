@@ -95,11 +95,15 @@ class Mending:
         store = job._settings.store
         job._kept_now.step = job._holds
         try:
-            mended = repair.carry_out(plan, self._holding(), job._groups, store, self.meet_buddy)
+            mended = repair.carry_out(
+                plan, self._holding(), job._groups, store, self.meet_buddy, job._guard
+            )
         except Transient as error:
             job._holds = job._kept_now.step  # perhaps it had been given another state already
             self._link.broke(plan.incident, str(error))
             return False
+        if job._guard is not None:
+            job._guard.found = None
         job.step = job._holds = plan.resume
         self._admit(tuple(sorted(member.rank for member in plan.members)))
         job._copying.committed(job.step, plan.incident)

@@ -20,6 +20,7 @@ from taskd.model.strategies import CONTINUE
 from taskd.torch import courier, page, state, switch
 from taskd.torch.courier import Wanted
 from taskd.torch.groups import Groups
+from taskd.torch.guard import Guard
 from taskd.torch.meeting import Meeting
 from taskd.torch.protected import Protected
 from taskd.torch.snapshots import Snapshots
@@ -48,6 +49,7 @@ def carry_out(
     groups: Groups,
     default_store: str,
     at_the_meeting: Callable[[Meeting], None],
+    guard: Guard | None,
 ) -> Mended:
     """Returns when this rank stands at the plan's step and its groups are open."""
     begun = monotonic()
@@ -65,9 +67,14 @@ def carry_out(
         ranks = [member.rank for member in plan.members]
         switch.settle(store, plan.incident, ranks, mine.rank, fresh=mine.step is None)
     members = tuple(sorted(member.rank for member in plan.members))
-    groups.meet(plan.incident, store, f"{plan.incident}/", timeout, members)
+    place = f"{plan.incident}/"
+    if guard is not None:
+        guard.tell(store, place, timeout)
+    groups.meet(plan.incident, store, place, timeout, members)
     met = monotonic()
     try:
+        if guard is not None:
+            _be_told(guard, mine, groups.meeting)
         _exchange(plan, mine, groups.meeting, takers, parcel)
         at_the_meeting(groups.meeting)
     except RuntimeError as error:
@@ -76,6 +83,17 @@ def carry_out(
         mine.snapshots.forget_after(plan.resume)
     groups.open()
     return Mended(plan.incident, Step(plan.resume), met - begun, monotonic() - met)
+
+
+def _be_told(guard: Guard, mine: Holding, meeting: Meeting) -> None:
+    """The groups may have broken before we heard that our state differs from others'."""
+    right = guard.heard(meeting, mine.rank)
+    if right is None or mine.step is None or mine.step <= right:
+        return
+    mine.kept.step = None
+    if mine.snapshots is not None:
+        mine.snapshots.distrust([mine.rank], right)
+    raise CannotRepair(f"the state of this rank differs from its replica's since step {right}")
 
 
 def _parcel(plan: Repair, mine: Holding) -> Parcel | None:
