@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,12 +32,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
 from tests.bench.rows import Row
-from tests.integration.torch_world import Script, World
+from tests.integration.torch_world import Script, World, join_natively
 
 WORLD, WARM_UP = 2, 6
 WIDTH, DEPTH, BATCH = 1664, 4, 16
@@ -205,9 +203,7 @@ def pairs(told: dict[str, Any]) -> None:
 def alone(told: dict[str, Any]) -> None:
     """As many steps as it takes until memory does not grow any more, of one kind only."""
     if told["kind"] == "plain":
-        host, _, port = os.environ["TASKD_STORE"].partition(":")
-        store = TCPStore(host, int(port), is_master=False)
-        dist.init_process_group("gloo", store=store, rank=told["rank"], world_size=WORLD)
+        join_natively()
         model = DDP(_build())
         work = _worker(model, _optimizer(model))
     else:

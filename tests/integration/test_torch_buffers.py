@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
 from taskd.torch import buffers
 from tests.integration.torch_runs import run, same
 from tests.integration.torch_scripts import BATCH, WIDTH, batch, strike
+from tests.integration.torch_world import join_natively
 
 STEPS, SIZE = 6, 2
 
@@ -74,9 +73,7 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
 
 
 def native(told: dict[str, Any]) -> None:
-    host, _, port = os.environ["TASKD_STORE"].partition(":")
-    store = TCPStore(host, int(port), is_master=False)
-    dist.init_process_group("gloo", store=store, rank=told["rank"], world_size=SIZE)
+    join_natively()
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):

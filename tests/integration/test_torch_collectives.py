@@ -7,11 +7,9 @@ that dies as each kind of collective begins. What the ranks got must be the same
 from __future__ import annotations
 
 import asyncio
-import os
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _coalescing_manager, _world
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -28,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import taskd.torch as taskd
 from tests.integration.torch_runs import run, same
 from tests.integration.torch_scripts import strike
-from tests.integration.torch_world import World
+from tests.integration.torch_world import World, join_natively
 
 RANKS, WIDTH = 4, 8
 
@@ -301,7 +298,7 @@ def every_collective(told: dict[str, Any]) -> None:
     warnings.simplefilter("ignore", FutureWarning)  # torch renames some of them
     rank = told["rank"]
     if told.get("native"):
-        store = _join_natively(rank)
+        store = join_natively()
         at = Place(rank, native=True)
         for at.step in range(told["steps"]):
             _write(told, at.step, {name: do(at) for name, do in COLLECTIVES.items()})
@@ -331,7 +328,7 @@ def every_collective(told: dict[str, Any]) -> None:
 def all_reduce_between_steps(told: dict[str, Any]) -> None:
     """Between two steps one of two ranks dies, and the other waits for it: what does it see?"""
     if told.get("native"):
-        _join_natively(told["rank"], 2)
+        join_natively()
         _lose_a_peer(told)
         return
     job = taskd.init()
@@ -360,7 +357,7 @@ def _lose_a_peer(told: dict[str, Any]) -> None:
 def a_wrong_collective(told: dict[str, Any]) -> None:
     """A list of the wrong sizes, inside a step."""
     if told.get("native"):
-        _join_natively(told["rank"], 2)
+        join_natively()
         step: Any = nullcontext()
     else:
         job = taskd.init()
@@ -372,13 +369,6 @@ def a_wrong_collective(told: dict[str, Any]) -> None:
             dist.all_gather([torch.zeros(WIDTH), torch.zeros(5)], torch.ones(WIDTH))
     except RuntimeError as error:
         (Path(told["folder"]) / f"raised-{told['rank']}").write_text(str(error))
-
-
-def _join_natively(rank: int, size: int = RANKS) -> TCPStore:
-    host, _, port = os.environ["TASKD_STORE"].partition(":")
-    store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    return store
 
 
 def _write(told: dict[str, Any], step: int, got: dict[str, Any]) -> None:

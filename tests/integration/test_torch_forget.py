@@ -5,7 +5,6 @@ An older torch itself is met by `tests/gpu` only, on machines that have one.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 from taskd.torch import fsdp, sharded
 from tests.integration.torch_runs import run
+from tests.integration.torch_world import join_natively
 
 SIZE, WIDTH, DEPTH = 2, 8, 3
 
@@ -49,9 +48,7 @@ def _leave(_: torch.Tensor) -> None:
 def lose(told: dict[str, Any]) -> None:
     if told["older"]:
         del FSDPState._reset_iter_state
-    host, _, port = os.environ["TASKD_STORE"].partition(":")
-    store = TCPStore(host, int(port), is_master=False)
-    dist.init_process_group("gloo", store=store, rank=told["rank"], world_size=SIZE)
+    join_natively()
     torch.manual_seed(0)
     trap = Trap()
     parts = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(DEPTH)]

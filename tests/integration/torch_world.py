@@ -19,6 +19,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from taskd.core.repair import Holder, Plan, Seat, complete_step, plan, shrink
@@ -42,6 +43,15 @@ def _rank_main(script: Script, env: dict[str, str], told: dict[str, Any]) -> Non
 
     torch.set_num_threads(1)
     script(told)
+
+
+def join_natively() -> TCPStore:
+    """Inside a rank: torch's own gloo group of all ranks, and nothing of ours. The store is its."""
+    host, _, port = os.environ["TASKD_STORE"].partition(":")
+    store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=PATIENCE_S))
+    rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    return store
 
 
 @dataclass
