@@ -22,6 +22,7 @@ from taskd.torch.meeting import Meeting
 from taskd.torch.protected import Protected
 
 WRONG = "wrong"
+"""The key at a meeting under which ranks stand that are not to be believed."""
 
 
 class Corrupt(Exception):

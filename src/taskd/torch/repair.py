@@ -69,7 +69,10 @@ def carry_out(
     members = tuple(sorted(member.rank for member in plan.members))
     place = f"{plan.incident}/"
     if guard is not None:
-        guard.tell(store, place, timeout)
+        try:
+            guard.tell(store, place, timeout)
+        except RuntimeError as error:
+            raise CannotRepair(f"nobody can be told whose state is wrong: {error}") from error
     groups.meet(plan.incident, store, place, timeout, members)
     met = monotonic()
     try:

@@ -147,10 +147,10 @@ def forget(model: nn.Module) -> None:
 
 def _states(model: nn.Module) -> list[Any]:
     """What FSDP2 keeps for each module that it has sharded."""
-    fsdp = sys.modules.get("torch.distributed.fsdp._fully_shard._fully_shard")
-    if fsdp is None:
+    loaded = sys.modules.get("torch.distributed.fsdp._fully_shard._fully_shard")
+    if loaded is None:
         return []
-    return [one._get_fsdp_state() for one in model.modules() if isinstance(one, fsdp.FSDPModule)]
+    return [one._get_fsdp_state() for one in model.modules() if isinstance(one, loaded.FSDPModule)]
 
 
 def _forget(state: Any) -> None:
