@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from taskd.edge.bus import Bus, BusConfig
+from taskd.bus.endpoint import Bus, BusConfig
 from taskd.model.ids import Position, agent, manager, worker
 from taskd.model.messages import Body, RestartsLeft, SetProfiling, StartWorkers, StopWorkers
 from taskd.proxy import Proxy, ProxyConfig

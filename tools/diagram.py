@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from taskd.core.recovery.edges import LEGAL
-from taskd.core.recovery.states import (
+from taskd.core.clusterd.edges import LEGAL
+from taskd.core.clusterd.states import (
     AwaitingBackup,
     AwaitingPause,
     AwaitingPods,

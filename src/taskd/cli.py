@@ -24,17 +24,17 @@ class Command:
 
 COMMANDS = {
     "run": Command(
-        "taskd.agent.launch", "run a training script, as torchrun does, and keep it running"
+        "taskd.agent.run.command", "run a training script, as torchrun does, and keep it running"
     ),
-    "clusterd": Command("taskd.clusterd.command", "the server that decides for all jobs"),
-    "status": Command("taskd.clusterd.inspect.status", "how a job is doing"),
-    "jobs": Command("taskd.clusterd.inspect.jobs", "all jobs of a server"),
-    "replay": Command("taskd.clusterd.inspect.replay", "every incident of a job, retold"),
-    "fault": Command("taskd.clusterd.inspect.fault", "report a fault by hand"),
-    "profile": Command("taskd.clusterd.inspect.profile", "record a running job, or stop that"),
-    "trace": Command("taskd.worker.trace", "all recorded ranks in one file for Perfetto"),
-    "stress": Command("taskd.clusterd.inspect.stress", "test a running job's devices and links"),
-    "nic": Command("taskd.clusterd.inspect.nic", "move ranks of a running job to other interfaces"),
+    "clusterd": Command("taskd.clusterd.clusterd_command", "the server that decides for all jobs"),
+    "status": Command("taskd.commands.status", "how a job is doing"),
+    "jobs": Command("taskd.commands.jobs", "all jobs of a server"),
+    "replay": Command("taskd.commands.replay", "every incident of a job, retold"),
+    "fault": Command("taskd.commands.fault", "report a fault by hand"),
+    "profile": Command("taskd.commands.profile", "record a running job, or stop that"),
+    "trace": Command("taskd.commands.trace", "all recorded ranks in one file for Perfetto"),
+    "stress": Command("taskd.commands.stress", "test a running job's devices and links"),
+    "nic": Command("taskd.commands.nic", "move ranks of a running job to other interfaces"),
     "doctor": Command("taskd.doctor", "what works on this machine, what will not, and why"),
 }
 

@@ -22,9 +22,9 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from taskd.edge import log
+from taskd.ascend import mspti
+from taskd.runtime import log
 from taskd.version import __version__
-from taskd.worker import mspti
 
 TORCH_SEAM = ((2, 6), (2, 13))
 """The versions of torch whose elastic agent and process groups we know."""

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from taskd.edge.address import Address
-from taskd.edge.bus import Bus, BusConfig, Tls
-from taskd.edge.clock import wall
-from taskd.edge.security import membership, tls_from_environment
-from taskd.edge.thread import LoopThread
+from taskd.bus.endpoint import Bus, BusConfig, Tls
+from taskd.bus.security import membership, tls_from_environment
 from taskd.errors import SettingsError
 from taskd.model.ids import Position, Role
+from taskd.runtime.address import Address
+from taskd.runtime.clock import wall
+from taskd.runtime.loop_thread import LoopThread
 
 log = logging.getLogger(__name__)
 

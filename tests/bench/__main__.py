@@ -11,13 +11,13 @@ import platform
 import re
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import torch
 
+from tests import ROOT
 from tests.bench.rows import Row
 
-PAGE = Path(__file__).parents[2] / "docs/benchmarks.md"
+PAGE = ROOT / "docs/benchmarks.md"
 BENCHES = {
     "bus": "The bus",
     "clusterd": "clusterd",

@@ -16,14 +16,14 @@ from typing import IO
 
 import grpc
 
-from taskd.edge.bus import Bus, BusConfig, PeerJoined
+from taskd.bus.endpoint import Bus, BusConfig, PeerJoined
 from taskd.model.codes import NetCode
 from taskd.model.ids import manager, worker
 from taskd.model.messages import Park
 from taskd.wire._pb import tasknet_pb2 as pb
 from taskd.wire._pb.tasknet_pb2_grpc import TaskNetStub
-from taskd.wire.bodies import encode
-from taskd.wire.frames import position_to_pb
+from taskd.wire.bus_bodies import encode
+from taskd.wire.bus_frames import position_to_pb
 from tests.bench.rows import Row, ms
 
 ROUNDS, CALLS, STREAMED = 7, 150, 4000

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import psutil
 
-from taskd.edge.bus import Bus, BusConfig
+from taskd.bus.endpoint import Bus, BusConfig
 from taskd.model.ids import EVERY_WORKER, Position, Role, agent, manager, worker
 from taskd.model.messages import Park
 from taskd.wire._pb import tasknet_pb2 as pb

@@ -24,10 +24,10 @@ import psutil
 from grpc import aio
 
 from taskd.wire._pb import recover_pb2 as pb
+from tests import ROOT
 from tests.bench.rows import Row, ms
-from tests.integration.clusterd_client import Client, Signals
+from tests.integration.clusterd.client import Client, Signals
 
-ROOT = Path(__file__).parents[2]
 OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.keepalive_time_ms", 30_000),

@@ -20,11 +20,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
-from taskd.torch.protected import Protected
-from taskd.torch.snapshots import Snapshots
+from taskd.torch.copies.snapshots import Snapshots
+from taskd.torch.state.protected import Protected
 from tests.bench.rows import Row, ms
 from tests.gpu.test_recovery import run
-from tests.integration.torch_world import World
+from tests.integration.torch.world import World
 
 WIDTH, DEPTH, BATCH = 8192, 16, 16384
 """1.07 billion parameters, and a step that is longer than a copy of them."""

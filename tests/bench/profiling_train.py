@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import taskd.torch  # noqa: F401 - puts its hook behind the optimizers
 from taskd.model.profiling import EVERYTHING, NOTHING
-from taskd.torch import glance
-from taskd.worker import profiling
+from taskd.torch.profiling import optimizer_hook as glance
+from taskd.worker.profiling import switch as profiling
 
 STEPS, STRETCHES = int(sys.argv[1]), int(sys.argv[2])
 

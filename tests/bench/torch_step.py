@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
 from tests.bench.rows import Row
-from tests.integration.torch_world import Script, World, join_natively
+from tests.integration.torch.world import Script, World, join_natively
 
 WORLD, WARM_UP = 2, 6
 WIDTH, DEPTH, BATCH = 1664, 4, 16

@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 
-from taskd.edge.bus import Bus, BusConfig
+from taskd.bus.endpoint import Bus, BusConfig
 from taskd.model.ids import Position
 from taskd.model.messages import RestartsLeft
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from taskd.model.messages import Parked, Repaired
-from tests.integration.torch_world import World
+from tests.integration.torch.world import World
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from taskd.edge.bus import Bus, Joined, Left, PeerJoined, PeerLeft, Sent
+from taskd.bus.endpoint import Bus, Joined, Left, PeerJoined, PeerLeft, Sent
 from taskd.model.codes import NetCode
 from taskd.model.ids import EVERY_WORKER, Position, agent, manager, worker
 from taskd.model.messages import RestartsLeft, StartWorkers
-from tests.integration.bus_places import (
+from tests.integration.bus.bus_places import (
     PATIENCE_S,
     bodies_of,
     next_of,

@@ -20,9 +20,9 @@ from grpc import aio
 
 from taskd.clusterd.main import ServerConfig
 from taskd.wire._pb import recover_pb2 as pb
-from tests.integration.clusterd_client import Client, connected, started
+from tests import ROOT
+from tests.integration.clusterd.client import Client, connected, started
 
-ROOT = Path(__file__).parents[2]
 KILLS = 8
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.integration.run_job import Ended, Job, script
+from tests.integration.run.run_job import Ended, Job, script
 
 TRAIN = """
     import hashlib, os, sys

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.run_job import DEADLINE_S, Job, run, script
+from tests.integration.run.run_job import DEADLINE_S, Job, run, script
 
 STEPS = 160
 

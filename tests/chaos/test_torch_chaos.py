@@ -21,9 +21,9 @@ import pytest
 
 from taskd.model.messages import WorkerFailed
 from tests.chaos import commits
-from tests.integration import torch_scripts as scripts
-from tests.integration.torch_runs import assert_same, ends, run
-from tests.integration.torch_world import Script, World
+from tests.integration.torch import scripts
+from tests.integration.torch.runs import assert_same, ends, run
+from tests.integration.torch.world import Script, World
 
 STEPS, RANKS, FAULTS = 200, 4, 24
 MOMENTS = (

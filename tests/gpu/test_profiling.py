@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests import ROOT
+
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 TRAIN = """
@@ -68,7 +70,7 @@ TRAIN = """
 def test_collectives_and_steps_have_device_times(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(TRAIN).replace("tcp://127.0.0.1:0", "tcp://127.0.0.1:29533"))
-    source = str(Path(__file__).parents[2] / "src")
+    source = str(ROOT / "src")
     done = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,

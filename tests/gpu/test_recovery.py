@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.integration import run_job
+from tests.integration.run import run_job
 
 TRAIN = str(Path(__file__).parent / "train.py")
 STEPS = 60

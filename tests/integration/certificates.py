@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from taskd.edge.security import Tls
+from taskd.bus.security import Tls
 
 DAY = timedelta(days=1)
 

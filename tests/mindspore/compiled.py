@@ -10,7 +10,7 @@ from mindspore import dataset, nn
 from mindspore.train import Callback, CheckpointConfig, Model, ModelCheckpoint
 
 from taskd.api import init_taskd_worker, start_taskd_worker
-from taskd.worker import profiling
+from taskd.worker.profiling import switch as profiling
 
 ENOUGH = 10
 

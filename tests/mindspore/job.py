@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from tests.integration.documented_venv import ROOT, alone
+from tests import ROOT
+from tests.integration.ascend.documented_venv import alone
 
 HERE = Path(__file__).parent
 VENV = ROOT / ".venvs/mindspore"

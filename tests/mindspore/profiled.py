@@ -16,7 +16,7 @@ from mindspore import dataset, mint, nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 
 from taskd.api import destroy_taskd_worker, init_taskd_worker, start_taskd_worker
-from taskd.worker import profiling
+from taskd.worker.profiling import switch as profiling
 
 STEPS = 12
 WANTED = os.environ.get("PROFILED", "")

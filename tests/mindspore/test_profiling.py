@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tests.mindspore.job import HERE, VENV, Done, run, weights
 
-from taskd.worker import trace
-from taskd.worker.records import COMMUNICATION, Span
+from taskd.commands import trace
+from taskd.worker.profiling.records import COMMUNICATION, Span
 
 ALL_ON = json.dumps(
     dict.fromkeys(("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader"), "on")

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from taskd.core.recovery import NEW, RecoveryConfig, State, step
-from taskd.core.recovery.states import Ended, Idle
-from taskd.model.faults import Fault, FaultKind, SeenFault
-from taskd.model.ids import JobId, NodeRank, Rank
-from taskd.model.recovery import (
+from taskd.core.clusterd.machine import NEW, RecoveryConfig, State, step
+from taskd.core.clusterd.states import Ended, Idle
+from taskd.model.clusterd import (
     ClusterWriteFailed,
     Command,
     Event,
@@ -45,6 +43,8 @@ from taskd.model.recovery import (
     Tick,
     Unsubscribed,
 )
+from taskd.model.faults import Fault, FaultKind, SeenFault
+from taskd.model.ids import JobId, NodeRank, Rank
 from taskd.model.strategies import parse_strategies
 
 STORIES = sorted(Path(__file__).parent.glob("*.txt"))

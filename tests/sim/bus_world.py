@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
-from taskd.core.delivery import Frame, Session
-from taskd.core.relay import Relay, RelayConfig
-from taskd.core.routing import Hop, Side, is_for_many, place
+from taskd.core.bus.delivery import Frame, Session
+from taskd.core.bus.relay import Relay, RelayConfig
+from taskd.core.bus.routing import Hop, Side, is_for_many, place
 from taskd.model.bus import Parcel
 from taskd.model.codes import NetCode
 from taskd.model.ids import ALL, Position, Role, agent, manager, worker
@@ -193,7 +193,7 @@ class World:
         parent.relay.broken(hop, self.now)
         self._settle(parent)
 
-    # Joining, as edge/uplink.py does it
+    # Joining, as bus/client.py does it
 
     def _join(self, node: Node, life: int) -> None:
         if not node.alive or node.life != life or node.connection is not None:
@@ -373,7 +373,7 @@ class World:
             self._write(connection, sender, frame)
 
     def _settle(self, node: Node) -> None:
-        """Fetch what a relay has left, as edge/switch.py does."""
+        """Fetch what a relay has left, as bus/relay_loop.py does."""
         relay = node.relay
         while relay.inbox:
             self._delivered(node, relay.fetch())

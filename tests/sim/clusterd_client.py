@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from taskd.core.recovery import Step
-from taskd.model.faults import Fault, FaultKind
-from taskd.model.ids import Rank
-from taskd.model.recovery import (
+from taskd.core.clusterd.machine import Step
+from taskd.model.clusterd import (
     Event,
     FaultsReported,
     Signal,
@@ -20,6 +18,8 @@ from taskd.model.recovery import (
     Subscribed,
     Unsubscribed,
 )
+from taskd.model.faults import Fault, FaultKind
+from taskd.model.ids import Rank
 from tests.sim.clusterd_truth import AWAY, DEAD, ERRING, STANDING, TRAINING
 
 if TYPE_CHECKING:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from taskd.model.faults import SeenFault
-from taskd.model.ids import NodeRank, Rank
-from taskd.model.recovery import (
+from taskd.model.clusterd import (
     AnnotatePod,
     AnnotatePodGroup,
     ClusterWriteDone,
@@ -27,6 +25,8 @@ from taskd.model.recovery import (
     Signal,
     StressResult,
 )
+from taskd.model.faults import SeenFault
+from taskd.model.ids import NodeRank, Rank
 
 if TYPE_CHECKING:
     from tests.sim.clusterd_world import World

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from taskd.model.clusterd import Pod
 from taskd.model.faults import SeenFault
 from taskd.model.ids import NodeRank, Rank
-from taskd.model.recovery import Pod
 
 TRAINING, STANDING, ERRING, DEAD, AWAY = "training", "standing", "erring", "dead", "away"
 """AWAY: the job goes on without this rank."""

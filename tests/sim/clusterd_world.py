@@ -11,10 +11,9 @@ import random
 from collections.abc import Callable
 from itertools import count
 
-from taskd.core.recovery import NEW, RecoveryConfig, State, Step, step
-from taskd.core.recovery.states import Ended, HandedOver, Idle, Killing
-from taskd.model.ids import JobId
-from taskd.model.recovery import (
+from taskd.core.clusterd.machine import NEW, RecoveryConfig, State, Step, step
+from taskd.core.clusterd.states import Ended, HandedOver, Idle, Killing
+from taskd.model.clusterd import (
     Command,
     Event,
     FaultsReported,
@@ -25,6 +24,7 @@ from taskd.model.recovery import (
     Tick,
     Unsubscribed,
 )
+from taskd.model.ids import JobId
 from taskd.model.strategies import Strategy, parse_strategies
 from tests.sim.clusterd_client import REPAIRS, Client
 from tests.sim.clusterd_cluster import Cluster

@@ -1,4 +1,5 @@
-"""Every way in which a small job can go: `core/rank` and `core/repair`, all interleavings.
+"""Every way in which a small job can go: `core/worker/machine` and `core/manager/repair_plan`,
+all interleavings.
 
 A model of the training threads around the real machines. Each rank computes, enters the step's
 collective, leaves it with the result (or not), passes the gate, updates, commits. Ranks die at any
@@ -13,12 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, permutations, product
 
-from taskd.core import rank as machine
-from taskd.core.rank import RankConfig
-from taskd.core.repair import Holder, Impossible, Plan, Seat, plan
+from taskd.core.manager.repair_plan import Holder, Impossible, Plan, Seat, plan
+from taskd.core.worker import machine
+from taskd.core.worker.machine import RankConfig
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.messages import Copy, Park, Parked, Repair
-from taskd.model.rank import (
+from taskd.model.worker import (
     Abort,
     Broke,
     CarryOut,

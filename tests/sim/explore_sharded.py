@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from taskd.core import rank as machine
-from taskd.core.repair import Holder
+from taskd.core.manager.repair_plan import Holder
+from taskd.core.worker import machine
 from taskd.model.ids import Rank, Step
 from taskd.model.messages import Copy, Park, Parked, Repair
-from taskd.model.rank import Broke, Failed, Listed, Mended, Stepped, Stood
+from taskd.model.worker import Broke, Failed, Listed, Mended, Stepped, Stood
 from tests.sim.explore_repair import (
     COMPUTING,
     DONE,

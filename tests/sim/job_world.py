@@ -15,15 +15,15 @@ from functools import partial
 from itertools import count
 from math import inf
 
-from taskd.core import job as manager
-from taskd.core import recovery as clusterd
-from taskd.core import workers as agents
-from taskd.core.job.states import Ended, Ending, JobConfig
-from taskd.core.job.states import State as ManagerState
-from taskd.core.recovery.config import RecoveryConfig
+from taskd.core.agent import machine as agents
+from taskd.core.clusterd import machine as clusterd
+from taskd.core.clusterd.job_config import RecoveryConfig
+from taskd.core.manager import machine as manager
+from taskd.core.manager.states import Ended, Ending, JobConfig
+from taskd.core.manager.states import State as ManagerState
+from taskd.model import agent as local
+from taskd.model import clusterd as told
 from taskd.model import messages as m
-from taskd.model import recovery as told
-from taskd.model import workers as local
 from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import (
     ALL,
@@ -37,7 +37,7 @@ from taskd.model.ids import (
     agent,
     worker,
 )
-from taskd.model.job import (
+from taskd.model.manager import (
     Command,
     Event,
     Finish,
@@ -57,9 +57,9 @@ from taskd.model.job import (
     Tell,
     Tick,
 )
-from taskd.model.rank import Me
 from taskd.model.strategies import Strategy, parse_strategies
-from tests.sim.job_ranks import Process
+from taskd.model.worker import Me
+from tests.sim.job_workers import Process
 
 MAX_EVENTS = 200_000
 SILENCE_S = 3.0

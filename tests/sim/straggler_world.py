@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from taskd.core.stragglers import Cause, Paced, State, StragglerConfig, step
+from taskd.core.manager.stragglers import Cause, Paced, State, StragglerConfig, step
 from taskd.model.ids import Incarnation, Rank
 from taskd.model.profiling import EVERYTHING, Pace, Wire
 

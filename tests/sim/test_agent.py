@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from taskd.core.workers import LEGAL, Over
-from tests.sim.agent import World
+from taskd.core.agent.machine import LEGAL, Over
+from tests.sim.agent_world import World
 
 SEEDS = range(300)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskd.core.routing import is_for_many
+from taskd.core.bus.routing import is_for_many
 from taskd.model.codes import NetCode
 from taskd.model.ids import ALL, EVERY_AGENT, EVERY_WORKER, Position, Role
 from tests.sim.bus_world import World, fits

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from taskd.core.recovery.edges import LEGAL
-from taskd.core.recovery.states import Ended, Idle, Shrunk, State
+from taskd.core.clusterd.edges import LEGAL
+from taskd.core.clusterd.states import Ended, Idle, Shrunk, State
 from taskd.model.faults import FaultKind
-from taskd.wire.plain import from_plain, to_plain
+from taskd.wire.json_codec import from_plain, to_plain
 from tests.sim.clusterd_truth import AWAY, ERRING, TRAINING
 from tests.sim.clusterd_world import TROUBLE_S, World
 

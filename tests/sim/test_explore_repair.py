@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from taskd.core.repair import Holder, Impossible, Plan, Seat, plan
+from taskd.core.manager.repair_plan import Holder, Impossible, Plan, Seat, plan
 from tests.sim import explore_repair
 from tests.sim.explore_repair import Explorer
 from tests.sim.explore_sharded import ShardedExplorer

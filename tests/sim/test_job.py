@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from taskd.core.job import BY_ORDER, LEGAL
-from taskd.core.job.states import (
+from taskd.core.manager.machine import BY_ORDER, LEGAL
+from taskd.core.manager.states import (
     Deciding,
     Dumping,
     Gathering,
@@ -123,7 +123,7 @@ RARE = {
     (Repairing, Training),
     (Dumping, Reported),
 }
-"""Legal, tested by tests/unit/test_job.py, and seldom met by chance."""
+"""Legal, tested by tests/unit/core/manager/test_machine.py, and seldom met by chance."""
 
 
 def test_the_map_is_the_territory() -> None:

@@ -1,4 +1,4 @@
-"""The agent's hands: turns the commands of `core/workers` into processes, signals and messages."""
+"""The agent's hands: turns the commands of `core/agent` into processes, signals and messages."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
-from taskd.agent.environment import Addresses, of_worker
-from taskd.agent.ground import Ground
-from taskd.agent.letters import STACK_SIGNAL
-from taskd.agent.logs import Logs
-from taskd.agent.output import Output
-from taskd.agent.plan import Plan
-from taskd.agent.processes import Death, Process, StartRefused, ZygoteLost
+from taskd.agent.run.plan import Plan
+from taskd.agent.run_folders import Ground
 from taskd.agent.watch import Watch
+from taskd.agent.worker_environment import Addresses, of_worker
+from taskd.agent.worker_logs import Logs
+from taskd.agent.worker_output import Output
+from taskd.agent.zygote.protocol import STACK_SIGNAL
+from taskd.agent.zygote.worker_processes import Death, Process, StartRefused, ZygoteLost
 from taskd.model import messages as m
-from taskd.model.ids import Incarnation, NodeRank, Rank
-from taskd.model.workers import (
+from taskd.model.agent import (
     AskToEnd,
     Command,
     KillWorker,
@@ -32,6 +31,7 @@ from taskd.model.workers import (
     StartWorker,
     Tell,
 )
+from taskd.model.ids import Incarnation, NodeRank, Rank
 
 if TYPE_CHECKING:
     from taskd.agent.main import Agent

@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from taskd.agent import sense
-from taskd.core.workers import Over, State, WorkersConfig, step
-from taskd.edge.bus import Bus
-from taskd.edge.clock import Clock, monotonic, next_before, wall
+from taskd.bus.endpoint import Bus
+from taskd.core.agent.machine import Over, State, WorkersConfig, step
 from taskd.model import messages as m
+from taskd.model.agent import Command, Event, Tick
 from taskd.model.ids import manager
-from taskd.model.workers import Command, Event, Tick
+from taskd.runtime.clock import Clock, monotonic, next_before, wall
 
 log = logging.getLogger(__name__)
 

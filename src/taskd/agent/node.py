@@ -11,23 +11,23 @@ import signal
 from dataclasses import dataclass, field
 
 from taskd.agent.act import Hands
-from taskd.agent.environment import Addresses
-from taskd.agent.ground import Ground
-from taskd.agent.logs import Logs
 from taskd.agent.main import Agent, Seer, unseen
-from taskd.agent.output import Output
-from taskd.agent.plan import PRELOAD, Plan
-from taskd.agent.processes import ZygoteLost
+from taskd.agent.run.plan import PRELOAD, Plan
+from taskd.agent.run_folders import Ground
 from taskd.agent.watch import Watch
-from taskd.core.workers import Node, Over, Waiting, WorkersConfig
-from taskd.edge.bus import Bus, BusConfig
-from taskd.edge.clock import monotonic
-from taskd.edge.door import Door
+from taskd.agent.worker_environment import Addresses
+from taskd.agent.worker_logs import Logs
+from taskd.agent.worker_output import Output
+from taskd.agent.zygote.worker_processes import ZygoteLost
+from taskd.bus.endpoint import Bus, BusConfig
+from taskd.bus.liveness_port import Door
+from taskd.core.agent.machine import Node, Over, Waiting, WorkersConfig
 from taskd.errors import SettingsError
 from taskd.model import messages as m
+from taskd.model.agent import Interrupted, Warmed
 from taskd.model.ids import NodeRank, Rank, agent
-from taskd.model.workers import Interrupted, Warmed
 from taskd.proxy import Proxy
+from taskd.runtime.clock import monotonic
 
 BEAT_S, HURRY = 0.4, 0.3
 """How often a heart beats, and how much sooner while a rank stands still."""

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import get_args
 
-from taskd.edge.bus import Bus, Joined, Left
+from taskd.bus.endpoint import Bus, Joined, Left
+from taskd.model.agent import Event, LinkDown, LinkUp, Order
 from taskd.model.messages import SetProfiling
-from taskd.model.workers import Event, LinkDown, LinkUp, Order
 
 log = logging.getLogger(__name__)
 

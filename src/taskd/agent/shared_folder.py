@@ -1,8 +1,9 @@
 """The folder in shared memory where a node's ranks show their progress and keep their snapshots.
 
-Whoever made it removes it, or the zygote does when that one has died (`agent/zygote.py`). When all
-of them were killed at once, gigabytes of snapshots would stay in memory for good; so each folder
-is locked for as long as its maker lives, and the next one here clears away what nobody holds.
+Whoever made it removes it, or the zygote does when that one has died (`agent/zygote/zygote.py`).
+When all of them were killed at once, gigabytes of snapshots would stay in memory for good; so
+each folder is locked for as long as its maker lives, and the next one here clears away what
+nobody holds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from taskd.edge.clock import wall
+from taskd.runtime.clock import wall
 
 SHARED_MEMORY = "/dev/shm"
 PREFIX = "taskd-node-"

@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from taskd.agent.letters import STACK_SIGNAL
-from taskd.edge.clock import file_time
+from taskd.agent.zygote.protocol import STACK_SIGNAL
+from taskd.runtime.clock import file_time
 
 PROMPT_S = 0.001
 """Between two bytecodes passes much less; a native call that does real work takes longer. It is

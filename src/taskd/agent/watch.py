@@ -1,6 +1,6 @@
 """How the node's ranks are getting on, read from their beacons and from the kernel.
 
-A rank shows its progress in a page of shared memory (`edge/beacon.py`), so looking costs neither
+A rank shows its progress in a page of shared memory (`runtime/beacon.py`), so looking costs neither
 side a message. Only of one that stands still more is asked (`signs.py`): of the kernel what its
 process is doing, of the process itself where its threads are.
 """
@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from taskd.agent.probes import Probes
-from taskd.agent.signs import Signs
+from taskd.agent.process_signs import Signs
+from taskd.agent.rank_profiling import Probes
 from taskd.agent.stacks import StackFile
-from taskd.edge import beacon
-from taskd.edge.clock import Clock, monotonic
 from taskd.model.ids import Incarnation, Rank, Step
 from taskd.model.messages import Progress
+from taskd.runtime import beacon
+from taskd.runtime.clock import Clock, monotonic
 
 JUDGED = ("training", "between steps")
 UNEASY_S = 0.2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, assert_never
 
-from taskd.clusterd.bare import version_of
-from taskd.clusterd.cluster import Cluster, ClusterRefused, Json, Key, Kind
-from taskd.clusterd.objects import (
+from taskd.clusterd.cluster.in_memory import version_of
+from taskd.clusterd.cluster.interface import Cluster, ClusterRefused, Json, Key, Kind
+from taskd.clusterd.cluster.objects import (
     FAULT_JOB_INFO,
     JobFacts,
     fault_job_info,
@@ -14,8 +14,7 @@ from taskd.clusterd.objects import (
     reset_key,
     sequence_of,
 )
-from taskd.model.ids import JobId
-from taskd.model.recovery import (
+from taskd.model.clusterd import (
     AnnotateNode,
     AnnotatePod,
     AnnotatePodGroup,
@@ -30,6 +29,7 @@ from taskd.model.recovery import (
     WriteFaultJobInfo,
     WriteResetConfig,
 )
+from taskd.model.ids import JobId
 from taskd.wire._pb import recover_pb2 as pb
 
 SEQUENCE = "taskd/sequence"

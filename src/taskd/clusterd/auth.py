@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from taskd.edge.tokens import BEARER, HEADER, JOB, OPERATOR, job_scope, token_for
 from taskd.errors import SettingsError
+from taskd.runtime.tokens import BEARER, HEADER, JOB, OPERATOR, job_scope, token_for
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from taskd.config import environ
-from taskd.edge import own_folder
-from taskd.edge.address import Address
 from taskd.errors import SettingsError
+from taskd.runtime import private_folder as own_folder
+from taskd.runtime.address import Address
 
 PORT = 8899
 

@@ -17,24 +17,24 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from taskd.clusterd import metering
+from taskd.bus.security import Tls, read_pem, server_credentials
+from taskd.clusterd import cluster_metrics as metering
 from taskd.clusterd.auth import Authority, Tokens
-from taskd.clusterd.bare import BareCluster
-from taskd.clusterd.cluster import Cluster
-from taskd.clusterd.control import Control
-from taskd.clusterd.guard import JOB_RATE, STRANGER_RATE, Guard
-from taskd.clusterd.jobs import Jobs, JobsConfig
-from taskd.clusterd.limits import Rate
-from taskd.clusterd.recover import Recover
-from taskd.clusterd.trace import Trace
-from taskd.core.recovery.config import RecoveryConfig
-from taskd.edge import metrics
-from taskd.edge.address import Address
-from taskd.edge.clock import Clock, monotonic, wall
-from taskd.edge.journal import Journal, JournalConfig
-from taskd.edge.security import Tls, read_pem, server_credentials
+from taskd.clusterd.cluster.in_memory import BareCluster
+from taskd.clusterd.cluster.interface import Cluster
+from taskd.clusterd.interceptors import JOB_RATE, STRANGER_RATE, Guard
+from taskd.clusterd.job_registry import Jobs, JobsConfig
+from taskd.clusterd.rate_limit import Rate
+from taskd.clusterd.services.control_service import Control
+from taskd.clusterd.services.profiling_service import Trace
+from taskd.clusterd.services.recover_service import Recover
+from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.errors import SettingsError
 from taskd.model.strategies import LADDER, Strategy
+from taskd.runtime import metrics
+from taskd.runtime.address import Address
+from taskd.runtime.clock import Clock, monotonic, wall
+from taskd.runtime.journal import Journal, JournalConfig
 from taskd.wire._pb.control_pb2_grpc import add_ControlServicer_to_server
 from taskd.wire._pb.profiling_pb2_grpc import add_TrainingDataTraceServicer_to_server
 from taskd.wire._pb.recover_pb2_grpc import add_RecoverServicer_to_server
@@ -177,7 +177,7 @@ def _add_services(server: aio.Server, *services: object) -> None:
 def _cluster(config: ServerConfig) -> Cluster:
     if config.cluster_dir is None:
         return BareCluster()
-    from taskd.clusterd.files import FileCluster  # needs PyYAML, which not everybody has
+    from taskd.clusterd.cluster.yaml_directory import FileCluster
 
     return FileCluster(config.cluster_dir)
 

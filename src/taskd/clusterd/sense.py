@@ -10,11 +10,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence, Sized
 
-from taskd.clusterd.cluster import Json, Key, Kind
-from taskd.clusterd.objects import JobFacts
-from taskd.model.faults import Fault, FaultKind, SeenFault
-from taskd.model.ids import Rank
-from taskd.model.recovery import (
+from taskd.clusterd.cluster.interface import Json, Key, Kind
+from taskd.clusterd.cluster.objects import JobFacts
+from taskd.model.clusterd import (
     FaultsReported,
     OperatorAskedNic,
     OperatorAskedStress,
@@ -25,6 +23,8 @@ from taskd.model.recovery import (
     StrategiesReported,
     StressResult,
 )
+from taskd.model.faults import Fault, FaultKind, SeenFault
+from taskd.model.ids import Rank
 from taskd.wire._pb import recover_pb2 as pb
 
 MAX_RANK = 10_000_000

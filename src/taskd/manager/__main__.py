@@ -2,6 +2,6 @@
 
 import sys
 
-from taskd.manager.command import main
+from taskd.manager.manager_command import main
 
 sys.exit(main())

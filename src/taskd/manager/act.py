@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from taskd.edge.bus import Bus
-from taskd.manager.clusterd import Clusterd
+from taskd.bus.endpoint import Bus
+from taskd.manager.clusterd_client import Clusterd
 from taskd.model.codes import NetCode
 from taskd.model.ids import Position
-from taskd.model.job import (
+from taskd.model.manager import (
     Command,
     Event,
     Finish,

@@ -13,24 +13,24 @@ import signal
 from contextlib import AsyncExitStack
 from typing import Any
 
+from taskd.ascend.mindio_controller import OWN_SIGNALS, Bridge, is_wanted
+from taskd.bus.endpoint import Bus, BusConfig
 from taskd.config import environ
-from taskd.core import job as machine
-from taskd.core.job.states import Ended, State
-from taskd.edge import metrics
-from taskd.edge.bus import Bus, BusConfig
-from taskd.edge.clock import monotonic, next_before
-from taskd.manager import status
+from taskd.core.manager import machine
+from taskd.core.manager.states import Ended, State
+from taskd.manager import job_status as status
 from taskd.manager.act import Act
-from taskd.manager.bridge import OWN_SIGNALS, Bridge, is_wanted
-from taskd.manager.clusterd import Clusterd
-from taskd.manager.metering import Meter
-from taskd.manager.operations import Operations, Precheck
+from taskd.manager.clusterd_client import Clusterd
+from taskd.manager.job_metrics import Meter
+from taskd.manager.operation_orders import Operations, Precheck
 from taskd.manager.plugins import Plugins, snapshot_of
 from taskd.manager.sense import Sense
 from taskd.manager.settings import EMBEDDED, ManagerConfig
+from taskd.model.clusterd import Signal
 from taskd.model.ids import NodeRank, Rank, manager
-from taskd.model.job import Heard, Ordered, Subscribed, Tick
-from taskd.model.recovery import Signal
+from taskd.model.manager import Heard, Ordered, Subscribed, Tick
+from taskd.runtime import metrics
+from taskd.runtime.clock import monotonic, next_before
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ async def run(config: ManagerConfig) -> int:
         await bus.start()
         stack.push_async_callback(bus.close)
         if config.clusterd == EMBEDDED:
-            from taskd.manager.embedded import clusterd as embedded  # weighs more than the manager
+            from taskd.manager.embedded_clusterd import clusterd as embedded
 
             config = await stack.enter_async_context(embedded(config))
         address = config.clusterd

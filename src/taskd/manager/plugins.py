@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, get_args
 
-from taskd.core.job.states import State
-from taskd.edge.thread import LoopThread
+from taskd.core.manager.states import State
 from taskd.errors import SettingsError
 from taskd.model.ids import Position, Role
 from taskd.model.messages import Body
-from taskd.wire.bodies import decode, encode
+from taskd.runtime.loop_thread import LoopThread
+from taskd.wire.bus_bodies import decode, encode
 
 log = logging.getLogger(__name__)
 

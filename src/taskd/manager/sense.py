@@ -9,16 +9,16 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from taskd.core import credible
-from taskd.edge.bus import Bus, PeerJoined, PeerLeft
-from taskd.manager.knocking import Knocking
-from taskd.manager.operations import Operations
-from taskd.manager.pulse import Pulse
-from taskd.manager.recording import Recording
+from taskd.bus.endpoint import Bus, PeerJoined, PeerLeft
+from taskd.core.manager import message_check as credible
+from taskd.manager.heartbeats import Pulse
+from taskd.manager.node_probes import Knocking
+from taskd.manager.operation_orders import Operations
+from taskd.manager.pace_reports import Stragglers
+from taskd.manager.profiling_orders import Recording
 from taskd.manager.settings import ManagerConfig
-from taskd.manager.stragglers import Stragglers
 from taskd.model.ids import NodeRank, Position, Role
-from taskd.model.job import Event, Heard, NodeLinked, NodeSilent, NodeUnlinked, StopAsked
+from taskd.model.manager import Event, Heard, NodeLinked, NodeSilent, NodeUnlinked, StopAsked
 from taskd.model.messages import AgentHello, EndJob, NodeBeat, Progress
 
 log = logging.getLogger(__name__)

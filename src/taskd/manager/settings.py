@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from taskd.bus.clusterd_tls import ClusterdTlsSettings, from_environment
+from taskd.bus.security import Tls, tls_from_environment
 from taskd.config import environ
-from taskd.core.job.states import JobConfig
-from taskd.core.liveness import LivenessConfig
-from taskd.core.operations import OperationsConfig
-from taskd.core.silence import SilenceConfig
-from taskd.core.stragglers import StragglerConfig
-from taskd.edge.clusterd_tls import ClusterdTlsSettings, from_environment
-from taskd.edge.security import Tls, tls_from_environment
+from taskd.core.manager.hung_ranks import LivenessConfig
+from taskd.core.manager.operation_progress import OperationsConfig
+from taskd.core.manager.silent_nodes import SilenceConfig
+from taskd.core.manager.states import JobConfig
+from taskd.core.manager.stragglers import StragglerConfig
 from taskd.worker.settings import SWITCH
 
 PORT = 9601

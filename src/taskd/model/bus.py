@@ -1,6 +1,7 @@
 """What passes over the bus and what its users see of it: parcels, receipts, results, changes.
 
-`core/relay.py` decides about these values, `edge/bus.py` gives them to the rest of the program.
+`core/bus/relay.py` decides about these values, `bus/endpoint.py` gives them to the rest of the
+program.
 """
 
 from __future__ import annotations

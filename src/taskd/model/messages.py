@@ -1,6 +1,6 @@
 """What travels on the bus between the manager, agents and workers.
 
-The first half are the messages of Ascend's TaskD; `wire/bodies.py` knows their codes and
+The first half are the messages of Ascend's TaskD; `wire/bus_bodies.py` knows their codes and
 spelling. The second half are ours: in-process recovery needs to say more than upstream can.
 """
 

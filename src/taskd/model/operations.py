@@ -1,7 +1,8 @@
 """Operations on a running job, in words: stress tests and links that move to another interface.
 
-`core/stress.py` judges what the ranks have measured, `core/operations.py` follows an operation in
-the manager. The messages themselves (codes 204 and 205) are in `model/messages.py`.
+`core/worker/stress_verdict.py` judges what the ranks have measured,
+`core/manager/operation_progress.py` follows an operation in the manager. The messages themselves
+(codes 204 and 205) are in `model/messages.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What can be recorded of a training job, and how a rank tells its pace while it is recorded.
 
 The five parts are switched by name (`Switch`, the JSON of Ascend's ConfigMap); inside a node the
-switch is one word of bits. `worker/` records, `core/stragglers.py` judges the paces.
+switch is one word of bits. `worker/` records, `core/manager/stragglers.py` judges the paces.
 """
 
 from __future__ import annotations

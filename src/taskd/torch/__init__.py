@@ -13,12 +13,12 @@ for step in job.steps(10_000):
         optimizer.step()
 """
 
-from taskd.torch import glance as _glance  # noqa: F401 - puts its hook behind the optimizers
+from taskd.torch.compat import UnknownTorch
 from taskd.torch.guard import Corrupt
+from taskd.torch.init import init
 from taskd.torch.job import Job
-from taskd.torch.joining import init
-from taskd.torch.mending import NotRepaired
-from taskd.torch.seam import UnknownTorch
+from taskd.torch.profiling import optimizer_hook as optimizer_hook
+from taskd.torch.recovery import NotRepaired
 from taskd.torch.step import Step
 
 __all__ = ["Corrupt", "Job", "NotRepaired", "Step", "UnknownTorch", "init"]

@@ -3,7 +3,7 @@
 Every so many steps, at the gate before the update (`step.py`), each rank tells all others the
 fingerprint of its state. A rank that is named there has not yet spoilt anything by this step: the
 step is abandoned by all, the named rank takes the state of a peer, and the step is replayed.
-`core/agreement.py` judges.
+`core/worker/state_vote.py` judges.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-from taskd.core.agreement import Print, Verdict, judge
+from taskd.core.worker.state_vote import Print, Verdict, judge
 from taskd.model.ids import Rank
-from taskd.torch import state
-from taskd.torch.groups import Groups
-from taskd.torch.meeting import Meeting
-from taskd.torch.protected import Protected
+from taskd.torch.groups.all_groups import Groups
+from taskd.torch.groups.store import Meeting
+from taskd.torch.state import transfer as state
+from taskd.torch.state.protected import Protected
 
 WRONG = "wrong"
 """The key at a meeting under which ranks stand that are not to be believed."""

@@ -17,18 +17,22 @@ from torch import nn
 from torch.optim import Optimizer
 
 from taskd import config
-from taskd.edge.beacon import Beacon
 from taskd.errors import SettingsError
 from taskd.model.ids import Step as Committed
-from taskd.torch import buckets, buffers, dump, random, sharded
-from taskd.torch.copying import Copying
-from taskd.torch.groups import Groups, Mode
+from taskd.runtime.beacon import Beacon
+from taskd.torch import random_state as random
+from taskd.torch.copies.copy_schedule import Copying
+from taskd.torch.groups import ddp_buckets as buckets
+from taskd.torch.groups import ddp_buffers as buffers
+from taskd.torch.groups.all_groups import Groups, Mode
 from taskd.torch.guard import Corrupt, Guard
-from taskd.torch.mending import Mending
-from taskd.torch.protected import Protected, Stateful
+from taskd.torch.recovery import Mending
+from taskd.torch.state import emergency_checkpoint as dump
+from taskd.torch.state import sharded
+from taskd.torch.state.protected import Protected, Stateful
+from taskd.torch.state.undo import Undo
 from taskd.torch.step import Abandon, Gates, Step
-from taskd.torch.undo import Undo
-from taskd.worker.link import Link
+from taskd.worker.manager_link import Link
 from taskd.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)

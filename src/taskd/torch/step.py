@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from taskd.errors import SettingsError
-from taskd.torch import sharded
+from taskd.torch.state import sharded
 
 if TYPE_CHECKING:
     from taskd.torch.job import Job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from taskd.core.rank import RankConfig
+from taskd.core.worker.machine import RankConfig
 
 SWITCH = "/user/cluster-info/datatrace-config/profilingSwitch"
 

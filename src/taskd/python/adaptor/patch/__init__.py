@@ -1,5 +1,5 @@
 """Importing this lets torchrun's agents work with TaskD; it is the documented line in `run.py`."""
 
-from taskd.python.adaptor.patch.torch_patch import patch_torch_method
+from taskd.ascend.documented.torch_patch import patch_torch_method
 
 patch_torch_method()

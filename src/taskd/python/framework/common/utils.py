@@ -1,27 +1,13 @@
-"""Two time limits that the environment may set."""
+"""Documented import path of `taskd.ascend.documented.timeouts`."""
 
-from __future__ import annotations
-
-from taskd.config import environ
-from taskd.edge.recover_client import hccl_switch_nic_timeout
-from taskd.python.toolkit.constants.constants import (
-    MAX_REPORT_FAULT_TIMEOUT,
-    MIN_REPORT_FAULT_TIMEOUT,
+from taskd.ascend.documented.timeouts import (
+    NO_LIMIT,
+    get_hccl_switch_nic_timeout,
+    get_report_fault_timeout,
 )
 
-NO_LIMIT = -1
-
-
-def get_hccl_switch_nic_timeout() -> int:
-    """How many seconds a pause for a link switch may last."""
-    return hccl_switch_nic_timeout()
-
-
-def get_report_fault_timeout() -> int:
-    """How many seconds an agent waits for orders after it has reported a fault; -1: for ever."""
-    text = environ.get("TASKD_REPORT_FAULT_TIMEOUT", "")
-    if not text.isdecimal():
-        return NO_LIMIT
-    seconds = int(text)
-    allowed = MIN_REPORT_FAULT_TIMEOUT <= seconds <= MAX_REPORT_FAULT_TIMEOUT
-    return seconds if allowed else NO_LIMIT
+__all__ = [
+    "NO_LIMIT",
+    "get_hccl_switch_nic_timeout",
+    "get_report_fault_timeout",
+]

@@ -1,5 +1,5 @@
 """The client of clusterd's Recover service."""
 
-from taskd.python.toolkit.recover_module.recover_manager import DLRecoverManager
+from taskd.ascend.documented.recover_manager import DLRecoverManager
 
 __all__ = ["DLRecoverManager"]

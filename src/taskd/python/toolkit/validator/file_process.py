@@ -1,15 +1,9 @@
-"""Reads files that other programs write, for callers that want no exceptions."""
+"""Documented import path of `taskd.ascend.toolkit.file_process`."""
 
-from __future__ import annotations
+from taskd.ascend.toolkit.file_process import (
+    safe_get_file_info,
+)
 
-from taskd.edge import small_file
-from taskd.python.utils.log import run_log
-
-
-def safe_get_file_info(path: str) -> str:
-    """The text of a file, or an empty text if it is missing, a link, no file or above 1 MiB."""
-    try:
-        return small_file.read(path).decode()
-    except (OSError, TypeError, ValueError) as error:
-        run_log.debug("%s is not read: %s", path, error)
-        return ""
+__all__ = [
+    "safe_get_file_info",
+]

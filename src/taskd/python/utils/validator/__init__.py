@@ -1,7 +1,7 @@
 """Chained checks of values from outside: `IntValidator(x, 0, 9).check_value().is_valid()`."""
 
-from taskd.python.utils.validator.paths import DirectoryValidator, FileValidator
-from taskd.python.utils.validator.values import (
+from taskd.ascend.toolkit.path_validators import DirectoryValidator, FileValidator
+from taskd.ascend.toolkit.value_validators import (
     ClassValidator,
     IntValidator,
     MapValidator,

@@ -1,5 +1,5 @@
 """The documented import path of MindSpore's agent."""
 
-from taskd.agent.msrun import MsAgent
+from taskd.agent.seams.msrun import MsAgent
 
 __all__ = ["MsAgent"]

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from taskd.agent.ptrun import PtAgent
+from taskd.agent.seams.pytorch_callbacks import PtAgent
 
 __all__ = ["PtAgent", "get_fault_workers", "get_pids"]
 

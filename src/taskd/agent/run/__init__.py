@@ -1,0 +1,1 @@
+"""The `taskd run` command: arguments, plan, launcher, summary."""

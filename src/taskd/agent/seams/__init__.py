@@ -1,0 +1,1 @@
+"""Agents inside another launcher: torchrun, msrun, and registered callbacks."""

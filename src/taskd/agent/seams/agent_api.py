@@ -1,0 +1,97 @@
+"""Behind `init_taskd_agent`, `register_func` and `start_taskd_agent`: one agent a process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from ipaddress import ip_address
+from typing import Any, Protocol
+
+from taskd.config import environ, load
+from taskd.errors import SettingsError
+from taskd.runtime.log import also_to, attach
+
+log = logging.getLogger(__name__)
+
+PYTORCH, MINDSPORE = "PyTorch", "MindSpore"
+_RANK_NAMES = {PYTORCH: "RANK", MINDSPORE: "MS_NODE_RANK"}
+
+
+class Runs(Protocol):
+    def register_callbacks(self, operator: str, func: Callable[..., Any]) -> None: ...
+    def start(self) -> Any: ...
+
+
+_agent: Runs | None = None
+
+
+def init(config: Mapping[str, Any], cls: Any = None) -> bool:
+    """Prepare the agent of this process. False, with the reason in the log: it cannot be."""
+    global _agent
+    attach()
+    framework = config.get("Framework")
+    if framework not in _RANK_NAMES:
+        return _refuse(f"Framework must be {PYTORCH} or {MINDSPORE}, got {framework!r}")
+    if framework == PYTORCH and cls is None:
+        return _refuse("for PyTorch the agent of torch must be given")
+    if framework == MINDSPORE and environ.get("TASKD_PROCESS_ENABLE") == "off":
+        return _refuse("TASKD_PROCESS_ENABLE is off: MSRunPlugin takes over, without a manager")
+    named = environ.get(_RANK_NAMES[framework]) or "0"
+    if not named.isdigit():
+        return _refuse(f"{_RANK_NAMES[framework]} must be a number, got {named!r}")
+    rank = str(config.get("ServerRank") or named)
+    address, port = config.get("UpstreamAddr"), str(config.get("UpstreamPort") or "9602")
+    if not rank.isdigit() or not port.isdigit():
+        return _refuse(f"ServerRank and UpstreamPort must be numbers, got {rank!r}, {port!r}")
+    if address is not None and not _is_address(address):
+        return _refuse(f"UpstreamAddr must be an IP address, got {address!r}")
+    also_to(f"agent-{rank}.log")
+    upstream = f"{address}:{port}" if address else ""
+    if framework == PYTORCH:
+        from taskd.agent.seams.pytorch_callbacks import PtAgent
+
+        _agent = PtAgent(cls, int(rank), upstream)
+    else:
+        # msrun forks its workers out of this process. gRPC's own handling of forks, meant for
+        # children that go on using it, can kill a child on its way to exec.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # noqa: TID251 - read by gRPC
+        from taskd.agent.seams.hosted_agent import AgentConfig
+        from taskd.agent.seams.msrun import MsAgent
+
+        manager = environ.get("MS_SCHED_HOST") or "127.0.0.1"
+        try:
+            told = load(AgentConfig, environ, prefix="TASKD_AGENT")
+        except SettingsError as error:
+            return _refuse(str(error))
+        _agent = MsAgent(replace(told, node=int(rank), upstream=upstream, manager=manager))
+    return True
+
+
+def register(operator: str, func: Callable[..., Any]) -> bool:
+    if _agent is None:
+        return _refuse("register_func comes after init_taskd_agent")
+    _agent.register_callbacks(operator, func)
+    return True
+
+
+def start() -> Any:
+    """Blocks while the node's part of the job runs. None: there is no agent."""
+    if _agent is None:
+        _refuse("start_taskd_agent comes after init_taskd_agent")
+        return None
+    return _agent.start()
+
+
+def _refuse(reason: str) -> bool:
+    log.error("the agent cannot do that: %s", reason)
+    return False
+
+
+def _is_address(text: object) -> bool:
+    try:
+        ip_address(str(text).strip("[]"))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,107 @@
+"""The documented agent for PyTorch, over functions that the caller has registered.
+
+torchrun's own seam (`torchrun.py`) does not need it. It is here for programs that drive torch's
+agent themselves: `init_taskd_agent({"Framework": "PyTorch"}, agent)`, `register_func`, `start`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from taskd.agent.run.plan import UNLIMITED_RESTARTS
+from taskd.agent.seams.callbacks import Sight
+from taskd.agent.seams.hosted_agent import AgentConfig, join_and_train
+from taskd.config import environ
+from taskd.core.agent.machine import WorkersConfig
+from taskd.errors import SettingsError
+from taskd.model.ids import Rank
+
+KILL, START_ALL, RESTART, LOOK = "KILL_WORKER", "START_ALL_WORKER", "RESTART", "MONITOR"
+
+Callbacks = dict[str, Callable[..., Any]]
+
+
+@dataclass
+class Torch:
+    """Torch's worker group and the functions on it, as `called.Framework`."""
+
+    agent: Any
+    ranks: tuple[Rank, ...]
+    callbacks: Callbacks
+    result: Any = None
+    """The last that MONITOR gave."""
+
+    @property
+    def group(self) -> Any:
+        return self.agent._worker_group
+
+    def look(self) -> Mapping[Rank, Sight] | None:
+        self.result = self.callbacks[LOOK](self.group)
+        state, failures = self.result.state.value, self.result.failures
+        if state not in ("HEALTHY", "FAILED", "UNHEALTHY", "SUCCEEDED"):
+            return None
+        seen, codes = {}, self._codes()
+        for worker in self.group.workers:
+            rank, pid = Rank(worker.global_rank), worker.id if isinstance(worker.id, int) else None
+            failed = failures.get(worker.global_rank)
+            done = 0 if state == "SUCCEEDED" else codes.get(worker.local_rank)
+            seen[rank] = Sight(pid, failed.exitcode if failed else done)
+        return seen
+
+    def _codes(self) -> Mapping[int, int | None]:
+        """How each process ended: torch calls a group healthy until all have, or one has failed."""
+        started = getattr(getattr(self.agent, "_pcontext", None), "subprocess_handlers", {})
+        return {local: handler.proc.returncode for local, handler in started.items()}
+
+    def settle_s(self, ranks: tuple[Rank, ...]) -> float:
+        return 0.0
+
+    def start(self, ranks: tuple[Rank, ...]) -> None:
+        if ranks == self.ranks:
+            self.callbacks[START_ALL](self.group)
+        else:
+            self.callbacks[RESTART](self._part(ranks))
+
+    def kill(self, ranks: tuple[Rank, ...], pids: tuple[int, ...]) -> None:
+        self.callbacks[KILL](self.group if ranks == self.ranks else self._part(ranks))
+
+    def _part(self, ranks: tuple[Rank, ...]) -> Any:
+        part = copy.copy(self.group)
+        part.workers = {w for w in self.group.workers if w.global_rank in ranks}
+        return part
+
+
+@dataclass
+class PtAgent:
+    agent: Any
+    node: int
+    upstream: str = ""
+    callbacks: Callbacks = field(default_factory=dict)
+
+    def register_callbacks(self, operator: str, func: Callable[..., Any]) -> None:
+        self.callbacks[operator] = func
+
+    def start(self) -> Any:
+        return self.invoke_run("DEFAULT_ROLE")
+
+    def invoke_run(self, role: str) -> Any:
+        """Torch's RunResult when all went well; otherwise the interpreter ends with the code."""
+        missing = [n for n in (KILL, START_ALL, RESTART, LOOK) if n not in self.callbacks]
+        if missing:
+            raise SettingsError([f"{name} is not registered" for name in missing])
+        size = self.agent._worker_group.spec.local_world_size
+        ranks = tuple(Rank(self.node * size + local) for local in range(size))
+        torch = Torch(self.agent, ranks, self.callbacks)
+        manager = environ.get("MASTER_ADDR") or "127.0.0.1"
+        config = AgentConfig(node=self.node, upstream=self.upstream, manager=manager)
+        restarts = self.agent._worker_group.spec.max_restarts or UNLIMITED_RESTARTS
+        workers = WorkersConfig(in_ascends_words=True)
+        over = asyncio.run(join_and_train(config, torch, ranks, restarts, workers))
+        if over.exit_code != 0:
+            sys.exit(over.exit_code)
+        return torch.result

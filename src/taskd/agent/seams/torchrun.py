@@ -1,0 +1,275 @@
+"""The seam to torchrun: one subclass of torch's own agent, assigned where torchrun takes it from.
+
+Everything up to the start of workers stays torch's: arguments, rendezvous, ranks, the store,
+events, the report of a failure. From there the node runs as under `taskd run` (`node.py`): workers
+come from a zygote, and the manager decides. Where no manager can be reached, or the job is of a
+kind that we cannot take over, torch's own agent goes on as if we were not there; the log says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.api import to_map
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher import api as launcher
+
+from taskd.agent import worker_environment as environment
+from taskd.agent.node import NodeRun
+from taskd.agent.run.plan import PRELOAD, UNLIMITED_RESTARTS, Logs, Plan
+from taskd.agent.run_folders import Ground
+from taskd.agent.seams.torchrun_contexts import uses_agent_store
+from taskd.agent.shared_folder import make_folder
+from taskd.agent.worker_output import Output
+from taskd.agent.zygote.program import Program
+from taskd.agent.zygote.worker_processes import Nursery
+from taskd.bus.security import membership
+from taskd.config import environ
+from taskd.core.agent.machine import Over, State
+from taskd.errors import SettingsError
+from taskd.model.agent import Ended, Event, Interrupted
+from taskd.model.messages import WorkerExited
+from taskd.proxy import Proxy, started
+
+log = logging.getLogger(__name__)
+
+TORCHS_LAUNCH = launcher.launch_agent
+"""As it was before anybody put something in its place."""
+
+OLDEST = (2, 6)
+_SEAM = ("_invoke_run", "_rendezvous", "_worker_group", "_remaining_restarts", "_logs_specs")
+
+EAGER_S, PATIENT_S = 10.0, 180.0
+"""How long a manager is waited for: without being told to, and with TASKD_PROCESS_ENABLE=on."""
+
+PERMISSION_S = 900.0
+
+
+def install() -> bool:
+    """Let torchrun use our agent. False, with the reason in the log: torch stays as it is."""
+    problem = _stranger()
+    if problem:
+        log.error("torchrun is left as it is: %s", problem)
+        return False
+    setattr(launcher, "LocalElasticAgent", ElasticAgent)  # noqa: B010 - torch marks it as final
+    return True
+
+
+def _stranger() -> str:
+    """Why this torch is not one that we know; empty if it is."""
+    numbers = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if numbers is None:
+        return f"torch {torch.__version__!r} is of no version that can be read"
+    if (int(numbers[1]), int(numbers[2])) < OLDEST:
+        return f"torch {torch.__version__} is older than {OLDEST[0]}.{OLDEST[1]}"
+    if not hasattr(launcher, "LocalElasticAgent"):
+        return f"torch {torch.__version__} has no LocalElasticAgent in its launcher"
+    code = "".join(LocalElasticAgent.__init__.__code__.co_names)
+    code += "".join(LocalElasticAgent.__mro__[1].__init__.__code__.co_names)  # type: ignore[misc]
+    missing = [n for n in _SEAM if not hasattr(LocalElasticAgent, n) and n not in code]
+    if missing:
+        return f"the agent of torch {torch.__version__} has no {', '.join(missing)}"
+    return ""
+
+
+class ElasticAgent(LocalElasticAgent):
+    """Torch's agent, with our way of running the workers."""
+
+    def _invoke_run(self, role: str = "default") -> RunResult:
+        taken = self._taken_over()
+        return super()._invoke_run(role) if taken is None else taken
+
+    def _taken_over(self) -> RunResult | None:
+        try:
+            node, program, logs = _readable(self)
+        except SettingsError as refusal:
+            log.warning("torch's own agent runs this job: %s", refusal)
+            return None
+        output = Output()
+        folders = tempfile.mkdtemp(prefix="taskd-"), make_folder()
+        try:
+            seam = _Seam(self, node, program, logs, output, folders)
+            over = asyncio.run(seam.run())
+            return None if over is None else seam.result(over)
+        finally:
+            output.stop()
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def worker_group(self) -> WorkerGroup:
+        return self._worker_group
+
+
+def _readable(agent: ElasticAgent) -> tuple[int, Program, DefaultLogsSpecs]:
+    """The node's rank and its program; raises SettingsError where we cannot take over."""
+    if environ.get("TASKD_PROCESS_ENABLE") == "off":
+        raise SettingsError(["TASKD_PROCESS_ENABLE is off"])
+    spec = agent.worker_group().spec
+    if not isinstance(spec.entrypoint, str):
+        raise SettingsError(["its workers are functions, not a script"])
+    if not isinstance(agent._logs_specs, DefaultLogsSpecs):
+        raise SettingsError([f"{type(agent._logs_specs).__name__} decides where its logs go"])
+    node = getattr(spec.rdzv_handler, "rank", None)
+    if node is None:
+        named = environ.get("RANK", "")
+        settings = getattr(spec.rdzv_handler, "settings", None)
+        single = getattr(settings, "max_nodes", 0) == 1
+        node = 0 if single else int(named) if named.isdecimal() else None
+    if node is None:
+        raise SettingsError(["with this rendezvous the node's rank is not known beforehand"])
+    return (
+        int(node),
+        _program(spec.entrypoint, [str(word) for word in spec.args]),
+        agent._logs_specs,
+    )
+
+
+def _program(entrypoint: str, words: list[str]) -> Program:
+    if entrypoint == sys.executable and words[:1] == ["-u"]:
+        if words[1:2] == ["-m"]:
+            return Program("module", words[2], tuple(words[3:]))
+        return Program("script", words[1], tuple(words[2:]))
+    return Program("exec", entrypoint, tuple(words))
+
+
+@dataclass
+class _Seam:
+    agent: ElasticAgent
+    node: int
+    program: Program
+    logs: DefaultLogsSpecs
+    output: Output
+    folders: tuple[str, str]
+    node_run: NodeRun | None = None
+    stopped_by: int | None = None
+
+    async def run(self) -> Over | None:
+        """None: there is no manager, so the job is torch's."""
+        proxy = await self._join()
+        if proxy is None:
+            return None
+        try:
+            # Torch's rendezvous blocks until every node is there.
+            await asyncio.to_thread(self.agent._rendezvous, self.agent.worker_group())
+            plan = self._plan()
+            nursery = Nursery(
+                self.program,
+                preload=() if plan.spawn else plan.preload,
+                spawn=plan.spawn,
+                remove=self.folders,
+                env=environment.base(plan),
+            )
+            nursery.open()
+            group = self.agent.worker_group()
+            ground = Ground(
+                nursery=nursery,
+                run_dir=self.folders[0],
+                beacons=self.folders[1],
+                store=f"{group.master_addr}:{group.master_port}",
+                serves=plan.node == 0,
+            )
+            self.node_run = NodeRun(plan, ground, self.output, proxy, self._see)
+            return await self.node_run.run()
+        finally:
+            await proxy.close()
+
+    async def _join(self) -> Proxy | None:
+        """The node's proxy, once the manager has let it join."""
+        host = environ.get("MASTER_ADDR") or "127.0.0.1"
+        told = {"UpstreamAddr": host, "ServerRank": str(self.node)}
+        proxy = await started(told, environ)
+        patient = environ.get("TASKD_PROCESS_ENABLE") == "on"
+        timeout_s = PATIENT_S if patient else EAGER_S
+        if await proxy.bus.join(timeout_s):
+            return proxy
+        log.warning(
+            "no manager in %g s, torch's own agent goes on: %s", timeout_s, proxy.bus.trouble
+        )
+        await proxy.close()
+        return None
+
+    def _plan(self) -> Plan:
+        agent, group = self.agent, self.agent.worker_group()
+        spec, workers = group.spec, group.workers
+        size = spec.local_world_size
+        handled = environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+        # Torch counts restarts down from its own maximum; 0 stands for as many as may come.
+        restarts = spec.max_restarts or UNLIMITED_RESTARTS
+        job, token = membership(environ)
+        return Plan(
+            program=self.program,
+            spawn=self.program.kind == "exec" or environ.get("TASKD_START_METHOD") == "spawn",
+            preload=(*PRELOAD, *filter(None, environ.get("TASKD_PRELOAD", "").split(","))),
+            job=job,
+            run_id=spec.rdzv_handler.get_run_id(),
+            role=spec.role,
+            nodes=group.group_world_size or 1,
+            node=self.node,
+            local_size=size,
+            world_size=workers[0].world_size,
+            first_rank=workers[0].global_rank,
+            max_restarts=restarts,
+            master_addr=str(group.master_addr),
+            master_port=group.master_port,
+            manager_port=None,
+            token=token,
+            clusterd="",
+            strategies=(),
+            logs=_logs(self.logs, size),
+            signals=tuple(signal.Signals[name] for name in handled.split(",") if name),
+            grace_s=float(getattr(agent, "_shutdown_timeout", 30)),
+            join_timeout_s=PERMISSION_S,
+            virtual_local_rank=bool(getattr(spec, "virtual_local_rank", False)),
+            state_dir="",
+            prefix="",
+            agent_store=uses_agent_store(spec.rdzv_handler),
+        )
+
+    def _see(self, event: Event, before: State, after: State) -> None:
+        if isinstance(event, Interrupted):
+            self.stopped_by = event.signal
+
+    def result(self, over: Over) -> RunResult:
+        """The node's end, as torch's launcher expects it: it reports failures, chooses the code."""
+        if self.stopped_by is not None:
+            signum = signal.Signals(self.stopped_by)
+            raise SignalException(f"Process {os.getpid()} got signal: {signum}", sigval=signum)
+        if over.exit_code == 0:
+            return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(over.node.ranks))
+        ended = (worker.exited for worker in over.workers.values() if isinstance(worker, Ended))
+        failures = {int(gone.rank): self._failure(gone) for gone in ended if gone.exit_code != 0}
+        if not failures:
+            log.error("the job has ended: %s", over.because)
+            sys.exit(over.exit_code)
+        return RunResult(WorkerState.FAILED, failures=failures)
+
+    def _failure(self, gone: WorkerExited) -> ProcessFailure:
+        assert self.node_run is not None
+        code = -gone.signal if gone.signal is not None else gone.exit_code
+        error_file = self.node_run.logs.files(gone.rank, gone.incarnation).error
+        local_rank = gone.rank - self.node_run.plan.first_rank
+        return ProcessFailure(local_rank, gone.pid, code or 1, str(error_file))
+
+
+def _logs(specs: DefaultLogsSpecs, size: int) -> Logs:
+    told: Any = specs
+    root = str(told._root_log_dir or "")
+    return Logs(
+        directory="" if root == os.devnull else root,
+        redirects={rank: int(std) for rank, std in to_map(told._redirects, size).items()},
+        tee={rank: int(std) for rank, std in to_map(told._tee, size).items()},
+        shown=frozenset(told._local_ranks_filter) if told._local_ranks_filter else None,
+    )

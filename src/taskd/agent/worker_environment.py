@@ -1,0 +1,96 @@
+"""The environment of a worker: torchrun's variables, and ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taskd.agent.run.plan import Plan
+from taskd.config import environ
+from taskd.errors import SettingsError
+from taskd.model.agent import StartWorker
+from taskd.model.ids import worker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Addresses:
+    """What is known once everything listens; each as host:port."""
+
+    store: str
+    proxy: str
+    door: str = ""
+    """The agent's own, which proves that it lives."""
+
+
+def base(plan: Plan) -> dict[str, str]:
+    """What every process of the node inherits, and what libraries read when they are loaded."""
+    env = dict(environ)
+    if plan.local_size > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")
+    env["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(signum.name for signum in plan.signals)
+    return env
+
+
+def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str, str]:
+    node, local_rank = plan.place_of(start.rank)
+    host, _, port = addresses.store.rpartition(":")
+    whole = start.incarnation == start.attempt
+    return {
+        "RANK": str(start.rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(plan.world_size),
+        "LOCAL_WORLD_SIZE": str(plan.local_size),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(plan.nodes),
+        "ROLE_RANK": str(start.rank),
+        "ROLE_NAME": plan.role,
+        "ROLE_WORLD_SIZE": str(plan.world_size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RESTART_COUNT": str(start.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
+        "TORCHELASTIC_RUN_ID": plan.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": str(plan.agent_store),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "TASKD_JOB_ID": plan.job,
+        **_secrets(plan, start),
+        "TASKD_PROXY": addresses.proxy,
+        "TASKD_NODE_RANK": str(plan.node),
+        "TASKD_INCARNATION": str(start.incarnation),
+        "TASKD_INCIDENT": str(start.incident),
+        "TASKD_STORE": addresses.store,
+        # Ascend's in-process recovery reads it: was the whole pod started, or this worker alone?
+        "RESTART_FAULT_PROCESS_TYPE": "worker" if start.incident and not whole else "pod",
+        **({"TASKD_DUMP_DIR": plan.dump_dir} if plan.dump_dir else {}),
+        **_device(plan, local_rank),
+        **_links(plan),
+    }
+
+
+def _links(plan: Plan) -> dict[str, str]:
+    """What the command line does not say, the environment of the launcher may."""
+    told = {"TASKD_NICS": ",".join(plan.nics)} if plan.nics else {}
+    return {**told, "TASKD_NIC_FAILOVER": "on"} if plan.nic_failover else told
+
+
+def _secrets(plan: Plan, start: StartWorker) -> dict[str, str]:
+    """The job's own stays with the agent: a script gets what opens its own place and no other."""
+    if not plan.token:
+        return {"TASKD_TOKEN": "", "TASKD_SEAL": ""}
+    # With it comes gRPC, which the launch cannot wait for.
+    from taskd.bus.security import make_badge, make_seal
+
+    badge = make_badge(plan.token, plan.job, worker(plan.node, start.rank))
+    return {"TASKD_TOKEN": badge, "TASKD_SEAL": make_seal(plan.token, plan.job)}
+
+
+def _device(plan: Plan, local_rank: int) -> dict[str, str]:
+    if not plan.virtual_local_rank:
+        return {}
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else None
+    if devices is not None and local_rank >= len(devices):
+        raise SettingsError(
+            [f"--virtual-local-rank: no device for local rank {local_rank} in {visible!r}"]
+        )
+    device = str(local_rank) if devices is None else devices[local_rank].strip()
+    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": device}

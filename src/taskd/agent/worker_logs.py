@@ -1,0 +1,135 @@
+"""Where a worker's files are, and which of its streams go where, as under torchrun.
+
+    <log dir>/<run id>_<random>/attempt_<life>/<local rank>/{stdout.log,stderr.log,error.json}
+
+Without `--log-dir` the same tree is made in a directory that is removed when the job ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from taskd.agent.run.plan import ERR, OUT, Plan
+from taskd.agent.worker_output import Output, Sink
+from taskd.config import environ
+from taskd.model.agent import StartWorker
+from taskd.model.ids import Incarnation, Rank
+
+EVIDENCE_CHARS = 4000
+_STREAMS = ((OUT, 1, "stdout"), (ERR, 2, "stderr"))
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Of one life of one rank."""
+
+    folder: Path
+
+    @property
+    def error(self) -> Path:
+        return self.folder / "error.json"
+
+    @property
+    def stacks(self) -> Path:
+        return self.folder / "stacks.txt"
+
+    def log(self, stream: str) -> Path:
+        return self.folder / f"{stream}.log"
+
+
+class Logs:
+    def __init__(self, plan: Plan, run_dir: str) -> None:
+        self._plan = plan
+        root = plan.logs.directory
+        if root:
+            os.makedirs(root, exist_ok=True)
+        prefix = f"{plan.run_id}_".replace("/", "_")
+        self._root = Path(tempfile.mkdtemp(prefix=prefix, dir=root)) if root else Path(run_dir)
+        self._template = environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+
+    def files(self, rank: Rank, incarnation: Incarnation) -> Files:
+        _, local_rank = self._plan.place_of(rank)
+        folder = self._root / f"attempt_{incarnation}" / str(local_rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        return Files(folder)
+
+    def open(self, start: StartWorker, output: Output) -> list[int]:
+        """The descriptors of the worker's stdout and stderr; close them once it has them."""
+        files = self.files(start.rank, start.incarnation)
+        _, local_rank = self._plan.place_of(start.rank)
+        logs = self._plan.logs
+        redirects, tee = logs.redirects.get(local_rank, 0), logs.tee.get(local_rank, 0)
+        shown = logs.shown is None or local_rank in logs.shown
+        ends: list[int] = []
+        for bit, console, name in _STREAMS:
+            path = str(files.log(name))
+            if redirects & bit and not tee & bit:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                ends.append(os.open(path, flags, 0o644))
+                continue
+            words = (
+                (logs.stdout_filters if bit == OUT else logs.stderr_filters) if tee & bit else ()
+            )
+            sink = Sink(
+                prefix=self._prefix(start, local_rank, bool(tee & bit)),
+                console=console if shown else None,
+                path=path if tee & bit else "",
+                collect=str(files.folder.parent / f"filtered_{name}.log"),
+                words=tuple(word.encode() for word in words),
+            )
+            ends += output.open((start.rank, start.incarnation), (sink,))
+        return ends
+
+    def _prefix(self, start: StartWorker, local_rank: int, teed: bool) -> bytes:
+        if self._template:
+            text = Template(self._template).safe_substitute(
+                role_name=self._plan.role, rank=start.rank, local_rank=local_rank
+            )
+        elif teed:
+            text = f"[{self._plan.role}{local_rank}]:"
+        else:
+            text = self._plan.prefix.format(rank=start.rank)
+        return text.encode()
+
+    def evidence(self, start: StartWorker, tail: str) -> str:
+        """The last traceback if the worker has left one, and its last lines."""
+        files = self.files(start.rank, start.incarnation)
+        if not tail:
+            tail = "".join(_end_of(files.log(name)) for _, _, name in _STREAMS)
+        trace = _traceback(files.error)
+        if trace and trace.rstrip().rpartition("\n")[2] in tail:
+            trace = ""  # it has been printed, and is there already
+        told = f"{tail}\n{trace}".strip()
+        if _is_full(files.folder):
+            told = f"{told}\nthe disk is full: there is no room for logs in {files.folder}"
+        return told.strip()[-EVIDENCE_CHARS:]
+
+
+def _traceback(path: Path) -> str:
+    try:
+        told = json.loads(path.read_text())
+        message = told["message"]
+        return message if isinstance(message, str) else str(message["extraInfo"]["py_callstack"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return os.statvfs(folder).f_bavail == 0
+    except OSError:
+        return False
+
+
+def _end_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - EVIDENCE_CHARS))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,128 @@
+"""Runs the user's program in a forked process as `python` itself would have run it.
+
+The zygote (`zygote.py`) forks; the child comes here. The script becomes `__main__`, with the
+argv, the path and the exit code that it would have in a process of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import runpy
+import signal
+import sys
+import traceback
+import types
+import zipfile
+from dataclasses import dataclass
+
+from taskd import config
+from taskd.runtime import clock
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run: a script, a module (`-m`), or any executable (`--no-python`)."""
+
+    kind: str
+    """script, module, or exec"""
+    target: str
+    arguments: tuple[str, ...] = ()
+
+    def argv(self) -> list[str]:
+        """The command line that starts it in a process of its own."""
+        match self.kind:
+            case "script":
+                return [sys.executable, "-u", self.target, *self.arguments]
+            case "module":
+                return [sys.executable, "-u", "-m", self.target, *self.arguments]
+            case _:
+                return [self.target, *self.arguments]
+
+
+def run(program: Program) -> None:
+    """Run it to its end. Returns or raises SystemExit; the caller lets the interpreter finish."""
+    try:
+        if program.kind == "module":
+            _run_module(program)
+        else:
+            _run_script(program)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - this is the bottom of the user's stack
+        _leave_by(error)
+
+
+def _run_script(program: Program) -> None:
+    path = program.target
+    sys.argv = [path, *program.arguments]
+    if os.path.isdir(path) or zipfile.is_zipfile(path):
+        sys.path.insert(0, path)
+        _fresh_main()
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        return
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    try:
+        with io.open_code(os.path.abspath(path)) as file:
+            source = file.read()
+    except OSError as error:
+        reason = f"[Errno {error.errno}] {error.strerror}"
+        sys.stderr.write(f"{sys.executable}: can't open file {os.path.abspath(path)!r}: {reason}\n")
+        sys.exit(2)
+    main = _fresh_main()
+    main.__file__ = path
+    main.__dict__["__cached__"] = None
+    exec(compile(source, path, "exec"), main.__dict__)
+
+
+def _run_module(program: Program) -> None:
+    sys.path.insert(0, os.getcwd())
+    sys.argv = [program.target, *program.arguments]
+    _fresh_main()
+    runpy._run_module_as_main(program.target, alter_argv=True)  # type: ignore[attr-defined]
+
+
+def _fresh_main() -> types.ModuleType:
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    return main
+
+
+def _leave_by(error: BaseException) -> None:
+    """Report an uncaught exception as the interpreter does, without our own frames in it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    error = error.with_traceback(trace)
+    _write_error_file(error)
+    sys.excepthook(type(error), error, trace)
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    sys.exit(1)
+
+
+_OURS = {__file__, runpy.__file__, "<frozen runpy>"}
+
+
+def _write_error_file(error: BaseException) -> None:
+    """As torchelastic's `@record` does it, for scripts that do not use it."""
+    path = config.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):
+        return
+    told = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {
+                "py_callstack": "".join(traceback.format_exception(error)),
+                "timestamp": str(int(clock.wall())),
+            },
+        }
+    }
+    try:
+        with open(path, "w") as file:
+            json.dump(told, file)
+    except OSError as problem:
+        sys.stderr.write(f"cannot write {path}: {problem}\n")

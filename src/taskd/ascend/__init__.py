@@ -1,0 +1,1 @@
+"""Everything that speaks to Ascend's own parts, and what stands behind their import paths."""

@@ -1,0 +1,1 @@
+"""Implementations behind `taskd.api` and `taskd.python`, which only re-export them."""

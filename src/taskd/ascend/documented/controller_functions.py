@@ -1,0 +1,115 @@
+"""MindIO's controller in the manager's process, under its documented names.
+
+The work is done by `taskd.ascend.mindio_controller`; these functions reach the one that is active
+in this process. Importing this module needs `mindio_ttp`, as documented.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from taskd.ascend import mindio_controller as bridge
+from taskd.ascend.toolkit.run_log import run_log
+from taskd.model.clusterd import FaultRank, Signal
+from taskd.model.faults import FaultKind
+from taskd.model.ids import Incident, Rank
+
+import_module("mindio_ttp.controller_ttp")
+
+KINDS = {int(kind): kind for kind in FaultKind}
+
+
+@dataclass
+class ControllerMessage:
+    action: str
+    code: int
+    msg: str
+    strategy: str
+    params: str
+    timeout: int
+    actions: list[str] = field(default_factory=list)
+    strategy_list: list[str] = field(default_factory=list)
+    fault_ranks: dict[int, int] = field(default_factory=dict)
+
+
+def init_controller() -> None:
+    """Start the controller that belongs to this process's manager."""
+    if bridge.active is None:
+        run_log.error("no manager with a MindIO bridge is running in this process")
+    else:
+        bridge.active.start("pytorch")
+
+
+def backend_send_callback(data_ptr: bytes | str) -> int:
+    """Carry out a message of the manager: JSON. 1 when it cannot be read."""
+    try:
+        told = json.loads(data_ptr)
+        ranks = {int(rank): int(kind) for rank, kind in (told.get("fault_ranks") or {}).items()}
+        message = ControllerMessage(
+            action=str(told.get("action", "")),
+            code=int(told.get("code", 0)),
+            msg=str(told.get("msg", "")),
+            strategy=str(told.get("strategy", "")),
+            params=str(told.get("params", "")),
+            timeout=int(told.get("timeout", 0)),
+            actions=list(told.get("actions") or []),
+            strategy_list=list(told.get("strategy_list") or []),
+            fault_ranks=ranks,
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        run_log.error("a message for the controller cannot be read: %s", error)
+        return 1
+    for action in message.actions:
+        send_msg_to_controller(action, message)
+    return 0
+
+
+def send_msg_to_controller(action: str, data: ControllerMessage) -> None:
+    if bridge.active is None:
+        run_log.error("%s is not done: no MindIO bridge is active in this process", action)
+        return
+    faults = tuple(
+        FaultRank(Rank(rank), KINDS.get(kind, FaultKind.ORDINARY))
+        for rank, kind in data.fault_ranks.items()
+    )
+    signal = Signal(
+        uuid="",
+        incident=Incident(0),
+        type="",
+        actions=(action,),
+        faults=faults,
+        strategy=data.strategy,
+        timeout_s=data.timeout,
+    )
+    bridge.active.carry_out(action, signal, data.fault_ranks)
+
+
+def report_stop_complete(code: int, msg: str, fault_ranks: Mapping[int, int]) -> None:
+    _report("report_stop_complete", code, msg, fault_ranks)
+
+
+def report_recover_strategy(fault_ranks: Mapping[int, int], strategy_list: Sequence[str]) -> None:
+    _report("report_recover_strategy", fault_ranks, strategy_list)
+
+
+def report_recover_status(
+    code: int, msg: str, fault_ranks: Mapping[int, int], strategy: str
+) -> None:
+    _report("report_recover_status", code, msg, fault_ranks, strategy)
+
+
+def report_process_fault(
+    fault_ranks: Mapping[int, int], fault_codes: Mapping[int, str] | None = None
+) -> None:
+    _report("report_process_fault", fault_ranks, fault_codes)
+
+
+def _report(name: str, *arguments: Any) -> None:
+    if bridge.active is None:
+        run_log.error("%s is lost: no MindIO bridge is active in this process", name)
+    else:
+        getattr(bridge.active, name)(*arguments)

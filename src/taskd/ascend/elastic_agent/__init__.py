@@ -1,0 +1,1 @@
+"""Implementations behind `mindx_elastic`, which only re-exports them."""

@@ -1,0 +1,218 @@
+"""Jobs whose ranks are mended by Ascend's MindIO: its controller runs in the manager's process.
+
+Used only where `mindio_ttp` is installed and configured (TTP_PORT). clusterd's signals then go to
+that controller, action by action, and to the agents in Ascend's own codes; what the controller
+reports goes to clusterd. The manager's machine only keeps the start handshake.
+
+The controller's calls may be slow: they are made in a thread of their own, in order. It calls
+back from threads of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from taskd.ascend.mindio import PAUSE, STOP, Engine, Faults, MindioEngine, has_mindio
+from taskd.ascend.recover_client import hccl_switch_nic_timeout
+from taskd.model.clusterd import Signal
+from taskd.model.ids import NodeRank, Position, Rank, agent
+from taskd.model.manager import (
+    Event,
+    Heard,
+    NodeGone,
+    NodeSilent,
+    NodeUnlinked,
+    RankFault,
+    RankHung,
+    Report,
+    ReportFaults,
+    ReportResult,
+    ReportStopped,
+    ReportStrategies,
+)
+from taskd.model.messages import (
+    AgentHello,
+    AgentRegistered,
+    Body,
+    ExitAgent,
+    RestartAgent,
+    RestartsLeft,
+    RestartWorkers,
+    StopWorkers,
+)
+from taskd.runtime.loop_thread import LoopThread
+
+log = logging.getLogger(__name__)
+
+KINDS = {0: "corrupt", 2: "communication"}
+KEPT = 64
+CLOSE_S = 5.0
+OWN_SIGNALS = ("pauseStartAgent", "continueStartAgent")
+"""What the manager's own machine still obeys."""
+
+active: Bridge | None = None
+"""The one of this process, for `taskd.python.framework.manager.controller`."""
+
+
+def is_wanted(environ: Mapping[str, str]) -> bool:
+    return bool(environ.get("TTP_PORT") and environ.get("POD_IP")) and has_mindio()
+
+
+class Bridge:
+    def __init__(
+        self,
+        report: Callable[[Report], None],
+        tell: Callable[[Position, Body], None],
+        present: Callable[[], Iterable[NodeRank]],
+        engine: Callable[[Bridge], Engine] = MindioEngine,
+    ) -> None:
+        """Made in the manager's loop. `present` names the nodes that have joined."""
+        global active
+        self._report, self._tell, self._present = report, tell, present
+        self._loop = asyncio.get_running_loop()
+        self._thread = LoopThread("taskd-mindio")
+        self._engine = engine(self)
+        self._uuid, self._restarts_left = "", -1
+        self._handled: list[object] = []
+        active = self
+
+    def start(self, frame: str) -> None:
+        self._in_order(self._engine.register_callbacks)
+        self._in_order(self._engine.start, frame)
+
+    async def close(self) -> None:
+        global active
+        active = None
+        last = asyncio.wrap_future(self._in_order(self._engine.destroy))
+        await asyncio.wait((last,), timeout=CLOSE_S)
+        self._thread.stop()
+
+    # clusterd's orders
+
+    def take(self, signal: Signal) -> None:
+        key = (signal.uuid, signal.sequence or (signal.type, signal.actions, signal.strategy))
+        if signal.type == "keep-alive" or key in self._handled:
+            return
+        self._handled = [*self._handled, key][-KEPT:]
+        self._uuid = signal.uuid or self._uuid
+        faults = {int(fault.rank): int(fault.kind) for fault in signal.faults}
+        if signal.type == "killMaster":
+            self._in_order(self._engine.destroy)
+            self._tell(agent(0), ExitAgent())
+            return
+        before, after = _for_agents(signal)
+        for to, body in before:
+            self._tell(to, body)
+        for action in signal.actions:
+            self.carry_out(action, signal, faults)
+        for to, body in after:
+            self._in_order(self._loop.call_soon_threadsafe, self._tell, to, body)
+        if signal.strategy == "exit":
+            self._start_over(signal)
+
+    def carry_out(self, action: str, signal: Signal, faults: Faults) -> None:
+        engine, limit = self._engine, signal.timeout_s or None
+        match action:
+            case "stop_train":
+                self._in_order(engine.stop_train, faults, STOP)
+            case "pause_train":
+                self._in_order(engine.stop_train, faults, PAUSE, limit or hccl_switch_nic_timeout())
+            case "on_global_rank":
+                self._in_order(engine.on_global_rank, faults, limit)
+            case "change_strategy":
+                self._in_order(engine.change_strategy, signal.strategy)
+            case "save_and_exit":
+                self._in_order(engine.save_and_exit)
+            case "restart_controller":
+                self._in_order(engine.destroy)
+                self._in_order(engine.start, "pytorch")
+            case "destroy_controller":
+                self._in_order(engine.destroy)
+            case "hot switch" | "stop switch":
+                self._in_order(engine.prepare_action, action, faults)
+            case _:
+                log.info("the action %r is not for the controller", action)
+
+    def _start_over(self, signal: Signal) -> None:
+        """The listed nodes leave, the others start all ranks anew, and so does the controller."""
+        for node in self._present():
+            if node not in signal.nodes:
+                self._tell(agent(node), RestartAgent(max(self._restarts_left - 1, 0)))
+        self._in_order(self._engine.destroy)
+        self._in_order(self._engine.start, "pytorch")
+
+    def lets_pass(self, event: Event) -> bool:
+        """Whether the manager's own machine is to know of it."""
+        match event:
+            case Heard(body=RestartsLeft(remaining)):
+                self._restarts_left = remaining
+                return True
+            case Heard(body=body):
+                return isinstance(body, AgentRegistered | AgentHello)
+            case NodeSilent() | NodeGone() | NodeUnlinked() | RankHung():
+                return False
+            case _:
+                return True
+
+    def _in_order(self, call: Callable[..., object], *arguments: object) -> Future[None]:
+        async def work() -> None:
+            call(*arguments)
+
+        done = self._thread.run(work())
+        done.add_done_callback(partial(_complain, call))
+        return done
+
+    # What the controller reports, from its own threads
+
+    def report_stop_complete(self, code: int, msg: str, fault_ranks: Faults) -> int:
+        return self._pass_on(ReportStopped(self._uuid, _faults(fault_ranks, msg), code, msg))
+
+    def report_recover_strategy(self, fault_ranks: Faults, strategy_list: Sequence[str]) -> int:
+        told = ReportStrategies(self._uuid, _faults(fault_ranks, ""), tuple(strategy_list))
+        return self._pass_on(told)
+
+    def report_recover_status(self, code: int, msg: str, fault_ranks: Faults, strategy: str) -> int:
+        isolated = tuple(Rank(rank) for rank in fault_ranks)
+        return self._pass_on(ReportResult(self._uuid, code, msg, strategy, isolated))
+
+    def report_process_fault(
+        self, fault_ranks: Faults, fault_codes: Mapping[int, str] | None = None
+    ) -> int:
+        evidence = ", ".join(f"{rank}: {code}" for rank, code in (fault_codes or {}).items())
+        return self._pass_on(ReportFaults(_faults(fault_ranks, evidence)))
+
+    def _pass_on(self, report: Report) -> int:
+        self._loop.call_soon_threadsafe(self._report, report)
+        return 0
+
+
+def _for_agents(signal: Signal) -> tuple[list[tuple[Position, Body]], list[tuple[Position, Body]]]:
+    """What the agents are told before the controller is, and what after."""
+    ranks = tuple(fault.rank for fault in signal.faults)
+    nodes = [agent(node) for node in signal.nodes]
+    in_place = signal.extra == "recover-in-place" or "fault_nodes_restart" in signal.actions
+    if signal.type == "preExitProcess":
+        return [(node, StopWorkers(ranks)) for node in nodes], []
+    if in_place:
+        return [], [(node, RestartWorkers(ranks)) for node in nodes]
+    if signal.strategy == "recover" or "fault_nodes_exit" in signal.actions:
+        return [(node, ExitAgent()) for node in nodes], []
+    if signal.type == "saveAndExit" or signal.strategy == "exit":
+        return [], [(node, ExitAgent()) for node in nodes]
+    return [], []
+
+
+def _faults(ranks: Faults, evidence: str) -> tuple[RankFault, ...]:
+    return tuple(
+        RankFault(Rank(rank), KINDS.get(kind, "exited"), evidence, 0.0)
+        for rank, kind in ranks.items()
+    )
+
+
+def _complain(call: Callable[..., object], ended: Future[None]) -> None:
+    if not ended.cancelled() and (error := ended.exception()) is not None:
+        log.error("mindio: %s failed: %s", getattr(call, "__name__", call), error)

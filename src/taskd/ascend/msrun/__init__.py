@@ -1,0 +1,1 @@
+"""MindSpore's msrun plugin and the fault checker that it uses."""

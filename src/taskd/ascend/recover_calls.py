@@ -1,0 +1,166 @@
+"""The single calls of a recover client: join the job, report, and try again where that helps.
+
+`ascend/recover_client.py` adds the subscription. Every call has a deadline, which the channel sets
+(`ascend/recover_channel.py`); whatever gRPC raises goes to the caller, as documented.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from taskd.ascend.mindio import Faults
+from taskd.ascend.recover_answers import Answers
+from taskd.ascend.recover_channel import RecoverClientSettings, Security, open_channel, settings
+from taskd.errors import PeerRefused
+from taskd.model.codes import RecoverCode
+from taskd.wire._pb import recover_pb2 as pb
+from taskd.wire._pb.recover_pb2_grpc import RecoverStub
+
+log = logging.getLogger("taskd.recover")
+
+
+class RecoverCalls:
+    def __init__(self, info: pb.ClientInfo, server_addr: str, security: Security | None) -> None:
+        self.client_info = info
+        self.server_addr = server_addr
+        self.register_event = threading.Event()
+        self._settings: RecoverClientSettings = settings()
+        self._security = security
+        self._answers = Answers()
+        self._closed = threading.Event()
+        self._joining = threading.Lock()
+        self.grpc_channel: Any = None
+        self.grpc_stub: Any = None
+        self._init_client()
+
+    def _init_client(self) -> None:
+        before = self.grpc_channel
+        self.grpc_channel = open_channel(self.server_addr, self._settings, self._security)
+        self.grpc_stub = RecoverStub(self.grpc_channel)  # type: ignore[no-untyped-call]
+        if before is not None:
+            before.close()
+
+    def close(self) -> None:
+        self._closed.set()
+        self.grpc_channel.close()
+
+    # Joining
+
+    def register(self, request: pb.ClientInfo) -> pb.Status:
+        status: pb.Status = self.grpc_stub.Register(request)
+        return status
+
+    def init_clusterd(self) -> bool:
+        """Try until clusterd has taken the job up. False: recovery is off, or we were closed."""
+        while not self._closed.is_set():
+            try:
+                status = self.grpc_stub.Init(self.client_info)
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed.
+                log.warning("clusterd at %s is not reached: %s", self.server_addr, reason(error))
+                if not self._closed.wait(self._settings.retry_s):
+                    self._init_client()
+                continue
+            if status.code == RecoverCode.OK:
+                log.info("clusterd has initialised job %s", self.client_info.jobId)
+                return True
+            if status.code == RecoverCode.ProcessRecoverEnableOff:
+                log.warning("job %s has no recovery: %s", self.client_info.jobId, status.info)
+                return False
+            log.warning("Init was answered with %d: %s", status.code, status.info)
+            self._closed.wait(self._settings.retry_s)
+        return False
+
+    def join(self) -> bool:
+        """Init and Register; True once registered. PeerRefused: recovery is off, for good.
+
+        Two threads may want this at a time.
+        """
+        with self._joining:
+            if not self.init_clusterd():
+                raise PeerRefused(f"recovery is off for job {self.client_info.jobId}")
+            return self._register_once()
+
+    def register_some_times(self, attempts: int) -> bool:
+        for _ in range(attempts):
+            try:
+                if self._register_once():
+                    return True
+            except grpc.RpcError as error:
+                log.warning("Register failed: %s", reason(error))
+            if self._closed.wait(self._settings.retry_s):
+                break
+        return False
+
+    def _register_once(self) -> bool:
+        status = self.register(self.client_info)
+        if status.code == RecoverCode.OK:
+            self.register_event.set()
+            return True
+        log.warning("Register was answered with %d: %s", status.code, status.info)
+        return False
+
+    # Reporting
+
+    def report_stop_complete(self, code: int, msg: str, fault_ranks: Faults) -> int:
+        request = pb.StopCompleteRequest(
+            jobId=self.client_info.jobId,
+            status=pb.Status(code=code, info=msg),
+            faultRanks=_ranks(fault_ranks),
+        )
+        return self._answer("ReportStopComplete", request)
+
+    def report_recover_strategy(self, fault_ranks: Faults, strategy_list: Sequence[str]) -> int:
+        request = pb.RecoverStrategyRequest(
+            jobId=self.client_info.jobId, faultRanks=_ranks(fault_ranks), strategies=strategy_list
+        )
+        return self._answer("ReportRecoverStrategy", request)
+
+    def report_recover_status(self, code: int, msg: str, fault_ranks: Faults, strategy: str) -> int:
+        request = pb.RecoverStatusRequest(
+            jobId=self.client_info.jobId,
+            status=pb.Status(code=code, info=msg),
+            strategy=strategy,
+            isolateRankIds=[str(rank) for rank in fault_ranks],
+        )
+        return self._answer("ReportRecoverStatus", request)
+
+    def report_process_fault(
+        self, fault_ranks: Faults, fault_codes: Mapping[int, str] | None = None
+    ) -> int:
+        codes = fault_codes or {}
+        request = pb.ProcessFaultRequest(
+            jobId=self.client_info.jobId,
+            faultRanks=_ranks(fault_ranks),
+            evidence=[str(codes.get(rank, "")) for rank in fault_ranks] if codes else [],
+        )
+        return self.report("ReportProcessFault", request)
+
+    def _answer(self, method: str, request: Any) -> int:
+        request.uuid = self._answers.uuid_for(method)
+        self._answers.remember(method, request)
+        return self.report(method, request)
+
+    def report(self, method: str, request: Any) -> int:
+        """The code of the answer. A report that is refused is sent once more after Register: the
+        server may have forgotten us."""
+        status = getattr(self.grpc_stub, method)(request)
+        if status.code == RecoverCode.OK:
+            return int(RecoverCode.OK)
+        log.warning("%s was answered with %d: %s", method, status.code, status.info)
+        self.register(self.client_info)
+        return int(getattr(self.grpc_stub, method)(request).code)
+
+
+def _ranks(faults: Faults) -> list[pb.FaultRank]:
+    return [pb.FaultRank(rankId=str(rank), faultType=str(kind)) for rank, kind in faults.items()]
+
+
+def reason(error: Exception) -> str:
+    if isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return str(error)

@@ -1,0 +1,1 @@
+"""Constants, validators and the log behind the documented import paths."""

@@ -1,0 +1,88 @@
+"""The gate before a server: not too many calls, and only from peers who are who they claim."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import grpc
+
+from taskd.bus.security import JOB_KEY, TOKEN_KEY, check_token, is_certified, names_places
+from taskd.model.ids import Position
+from taskd.runtime.clock import Clock, monotonic
+
+log = logging.getLogger(__name__)
+
+MAX_CALLS_PER_S = 10_000
+Context = grpc.aio.ServicerContext[Any, Any]
+Problem = tuple[grpc.StatusCode, str] | None
+
+
+class Gate:
+    def __init__(
+        self,
+        *,
+        job: str = "",
+        secret: str = "",
+        tls: bool = False,
+        max_calls_per_s: int = MAX_CALLS_PER_S,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._job = job
+        self._secret = secret
+        self._tls = tls
+        self._rate = max_calls_per_s
+        self._clock = clock
+        self._tokens = float(max_calls_per_s)
+        self._filled_at = clock()
+
+    async def admit(self, context: Context, claimed: Position | None) -> None:
+        """Returns, or ends the call with the status that it deserves."""
+        if not self._take_one():
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {self._rate} calls a second"
+            )
+        if not self._secret and not self._tls:
+            return
+        shown = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        problem = self._token_problem(shown, claimed) if self._secret else None
+        if problem is None and self._tls:
+            problem = self._certificate_problem(context, claimed)
+        if problem is not None:
+            status, text = problem
+            log.warning("refused %s, who claims to be %s: %s", context.peer(), claimed, text)
+            await context.abort(status, text)
+
+    def _certificate_problem(self, context: Context, claimed: Position | None) -> Problem:
+        shown = context.auth_context().get("peer_uri", ())
+        names = [name.decode(errors="replace") for name in shown]
+        if not names_places(names):
+            if self._secret:
+                return None  # The token has told who this is.
+            text = "the certificate names no place (taskd://job/role/rank/rank), and without a "
+            return grpc.StatusCode.PERMISSION_DENIED, text + "token of the job it has to"
+        if claimed is not None and is_certified(names, self._job, claimed):
+            return None
+        return grpc.StatusCode.PERMISSION_DENIED, f"the certificate is not one for {claimed}"
+
+    def _token_problem(self, shown: dict[str, str], claimed: Position | None) -> Problem:
+        token, job = shown.get(TOKEN_KEY), shown.get(JOB_KEY, "")
+        if not token:
+            return grpc.StatusCode.UNAUTHENTICATED, "a token of the job is required"
+        if job != self._job:
+            return grpc.StatusCode.PERMISSION_DENIED, "this is another job"
+        if claimed is None:
+            return grpc.StatusCode.PERMISSION_DENIED, "a position is required"
+        if not check_token(token, self._secret, job, claimed):
+            return grpc.StatusCode.PERMISSION_DENIED, f"the token is not one for {claimed}"
+        return None
+
+    def _take_one(self) -> bool:
+        now = self._clock()
+        earned = (now - self._filled_at) * self._rate
+        self._tokens = min(float(self._rate), self._tokens + earned)
+        self._filled_at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True

@@ -1,0 +1,115 @@
+"""Jobs that no cluster describes: their manager declares them, and they become objects, too.
+
+So nothing else needs to know whether a job has a cluster behind it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from taskd.clusterd.cluster.interface import Json, Key, Kind
+from taskd.clusterd.cluster.objects import DECLARED, DEVICE_KEYS, RANK_INDEX
+from taskd.core.clusterd.job_config import ON
+from taskd.model.ids import JobId
+from taskd.model.strategies import parse_strategies
+from taskd.wire._pb import control_pb2 as pb
+from taskd.wire.tagged_json import read, write
+
+MAX_NAME = 253
+MAX_NODES, MAX_RANKS = 16_384, 131_072
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredNode:
+    node_rank: int
+    name: str
+    uid: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    job: JobId
+    strategies: str
+    name: str = ""
+    namespace: str = "default"
+    framework: str = "pytorch"
+    nodes: tuple[DeclaredNode, ...] = field(default=())
+
+
+TYPES: dict[str, type] = {kind.__name__: kind for kind in (Declaration, DeclaredNode)}
+
+
+def declaration_of(request: pb.JobDeclaration) -> Declaration:
+    """Raises ValueError with what is wrong."""
+    if not request.job or len(request.job) > MAX_NAME:
+        raise ValueError(f"a job needs an id of 1 to {MAX_NAME} characters")
+    strategies = ",".join(parse_strategies(",".join(request.strategies)))
+    nodes = [
+        DeclaredNode(
+            node.node_rank,
+            node.name or f"node{node.node_rank}",
+            node.uid or f"{request.job}-{node.node_rank}",
+            tuple(sorted(set(node.ranks))),
+        )
+        for node in request.nodes
+    ]
+    ranks = [rank for node in nodes for rank in node.ranks]
+    if len(nodes) > MAX_NODES or len(ranks) > MAX_RANKS:
+        raise ValueError(f"at most {MAX_NODES} nodes and {MAX_RANKS} ranks make a job")
+    if len({node.node_rank for node in nodes}) != len(nodes) or len(set(ranks)) != len(ranks):
+        raise ValueError("a node rank or a rank is named twice")
+    if any(rank < 0 for rank in ranks) or any(node.node_rank < 0 for node in nodes):
+        raise ValueError("ranks count from 0")
+    return Declaration(
+        job=JobId(request.job),
+        strategies=strategies,
+        name=request.name or request.job,
+        namespace=request.namespace or "default",
+        framework=request.framework or "pytorch",
+        nodes=tuple(nodes),
+    )
+
+
+def to_note(declaration: Declaration) -> tuple[str, str]:
+    return note_name(declaration.job), write(declaration)
+
+
+def note_name(job: JobId) -> str:
+    return f"declared/{job}"
+
+
+def from_notes(notes: dict[str, str]) -> list[Declaration]:
+    return [read(text, TYPES) for name, text in notes.items() if name.startswith("declared/")]
+
+
+def objects_of(told: Declaration) -> list[tuple[Key, Json]]:
+    owner = [{"uid": told.job, "name": told.name, "controller": True}]
+    group = {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "metadata": {
+            "ownerReferences": owner,
+            "labels": {ON: "on", "framework": told.framework},
+            "annotations": {"recover-strategy": told.strategies, DECLARED: "true"},
+        },
+        "status": {"phase": "Running"},
+    }
+    made: list[tuple[Key, Json]] = [(Key(Kind.POD_GROUP, told.namespace, told.job), group)]
+    for node in told.nodes:
+        devices = [{"device_id": str(i), "rank_id": str(r)} for i, r in enumerate(node.ranks)]
+        pod = {
+            "apiVersion": "v1",
+            "metadata": {
+                "uid": node.uid,
+                "ownerReferences": owner,
+                "annotations": {
+                    RANK_INDEX: str(node.node_rank),
+                    DEVICE_KEYS[0]: json.dumps({"devices": devices}),
+                },
+            },
+            "spec": {"nodeName": node.name},
+            "status": {"phase": "Running"},
+        }
+        made.append((Key(Kind.POD, told.namespace, f"{told.job}-{node.node_rank}"), pod))
+    return made

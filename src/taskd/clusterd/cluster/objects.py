@@ -1,0 +1,263 @@
+"""What the cluster's objects say, in our words: labels, annotations and keys have their names here.
+
+Pure translation, in both directions. cluster.py fetches and patches; sense.py and act.py use both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from taskd.clusterd.cluster.interface import Json, Key, Kind, key_of, owner_of
+from taskd.core.clusterd.job_config import is_on, read_pod_group
+from taskd.model.clusterd import JobConfig, PlatformSeen, Pod, PodsSeen, ResetOperation
+from taskd.model.ids import JobId, NodeRank, Rank
+
+PLATFORM_STRATEGY = "ProcessRecoverStrategy"
+RANK_INDEX = "hccl/rankIndex"
+DEVICE_KEYS = (
+    "ascend.kubectl.kubernetes.io/ascend-910-configuration",
+    "ascend.kubectl.kubernetes.io/ascend-npu-configuration",
+)
+TRACE_MOUNT = "/user/cluster-info/datatrace-config"
+DECLARED = "taskd/declared"
+"""On a PodGroup that a job's manager has told us of: no scheduler stands behind it."""
+FAULT_JOB_INFO = Key(Kind.CONFIG_MAP, "cluster-system", "fault-job-info")
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """A job as its PodGroup and pods describe it."""
+
+    job: JobId
+    name: str
+    namespace: str
+    pod_group: Key
+    config: JobConfig
+    enabled: bool
+    pods: tuple[Pod, ...] = ()
+    phase: str = ""
+    platform: PlatformSeen = field(default_factory=PlatformSeen)
+    pod_names: Mapping[str, str] = field(default_factory=dict)
+    """By uid."""
+    trace_mounted: bool = False
+    """Every pod reads the profiling switch from its ConfigMap."""
+
+    @property
+    def pods_seen(self) -> PodsSeen:
+        return PodsSeen(self.pods, self.phase)
+
+
+def facts_of(group: Json, pods: Iterable[Json]) -> JobFacts:
+    """Raises ValueError, with the words that are wrong, when the strategies cannot be read."""
+    owner, name = owner_of(group)
+    labels, notes = _labels(group), _annotations(group)
+    pods = list(pods)
+    members = tuple(sorted(pod for pod in map(pod_of, pods) if pod is not None))
+    config = replace(
+        read_pod_group(labels, notes),
+        cluster=DECLARED not in notes,
+        super_pod=any("super_pod_id" in _devices(pod) for pod in pods),
+        resources_timeout_s=_resources_timeout(pods),
+    )
+    return JobFacts(
+        job=JobId(owner),
+        name=name,
+        namespace=key_of(group).namespace,
+        pod_group=key_of(group),
+        config=config,
+        enabled=is_on(labels),
+        pods=members,
+        phase=_text(group, "status", "phase", default="Running"),
+        platform=platform_of(group),
+        pod_names={_text(pod, "metadata", "uid"): _text(pod, "metadata", "name") for pod in pods},
+        trace_mounted=bool(pods) and all(map(_mounts_trace, pods)),
+    )
+
+
+def pod_of(body: Json) -> Pod | None:
+    """None for a pod that has no place in the job yet."""
+    notes = _annotations(body)
+    index = _number(notes.get(RANK_INDEX))
+    if index is None:
+        return None
+    pairs = sorted(
+        (rank, _text(device, "device_id"))
+        for device in _maps(_devices(body).get("devices"))
+        if (rank := _number(device.get("rank_id"))) is not None
+    )
+    return Pod(
+        node_rank=NodeRank(index),
+        uid=_text(body, "metadata", "uid"),
+        name=_text(body, "metadata", "name"),
+        node=_text(body, "spec", "nodeName"),
+        ranks=tuple(Rank(rank) for rank, _ in pairs),
+        devices=tuple(device for _, device in pairs),
+        running=_text(body, "status", "phase", default="Running") == "Running",
+        backup=notes.get("podType") == "backup",
+    )
+
+
+def platform_of(group: Json) -> PlatformSeen:
+    notes = _annotations(group)
+    return PlatformSeen(
+        strategy=notes.get(PLATFORM_STRATEGY),
+        confirm=notes.get("ProcessConfirmFault"),
+        result=notes.get("ProcessResultFault"),
+        rank_table=notes.get("RankTableReady"),
+    )
+
+
+# The reset-config ConfigMap, which agents of older releases read
+
+
+def reset_key(facts: JobFacts) -> Key:
+    return Key(Kind.CONFIG_MAP, facts.namespace, f"reset-config-{facts.name}")
+
+
+def reset_data(
+    before: Mapping[str, Any],
+    operation: ResetOperation,
+    ranks: Iterable[int],
+    again: bool,
+    now: int,
+) -> dict[str, str]:
+    """The keys to write. Raises ValueError when a hot reset owns the map at present."""
+    try:
+        old = json.loads(_text(before, "reset.json"))
+    except ValueError as error:
+        raise ValueError(f"reset.json is not readable: {error}") from error
+    if any(entry.get("Policy") in ("reset", "restart") for entry in _maps(_at(old, "RankList"))):
+        raise ValueError("a hot reset is going on")
+    faults = operation is ResetOperation.FAULT
+    retries = _number(_at(old, "RetryTime")) or 0
+    body = {
+        "RankList": [_reset_rank(rank) for rank in ranks] if faults else [],
+        "UpdateTime": now,
+        "RetryTime": retries + (operation is ResetOperation.RESTART_ALL),
+        "FaultFlushing": operation is ResetOperation.FLUSHING,
+        "GracefulExit": 0,
+        "RestartFaultProcess": faults and again,
+    }
+    text = json.dumps(body, separators=(",", ":"))
+    return {"reset.json": text, "checkCode": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def sequence_of(body: Json, annotation: str) -> int:
+    """The number of the last command that was carried out on this object."""
+    return _number(_annotations(body).get(annotation)) or 0
+
+
+def _reset_rank(rank: int) -> Json:
+    return {
+        "RankId": rank,
+        "LogicId": 0,
+        "Status": "fault",
+        "Policy": "",
+        "InitialPolicy": "",
+        "ErrorCode": None,
+        "ErrorCodeHex": "",
+    }
+
+
+def fault_job_info(facts: JobFacts, pods: Iterable[Json], nodes: Iterable[str], now: int) -> str:
+    """By super pod: the lost nodes' device ids, and the healthy nodes that hold on to them."""
+    lost = set(nodes)
+    pods_of: dict[str, list[tuple[str, Json]]] = {}
+    for pod in pods:
+        devices = _devices(pod)
+        node = _text(pod, "spec", "nodeName")
+        pods_of.setdefault(_text(devices, "super_pod_id"), []).append((node, devices))
+    told = {
+        super_pod: {
+            "SdIds": [
+                _text(device, "super_device_id")
+                for node, devices in members
+                if node in lost
+                for device in _maps(devices.get("devices"))
+            ],
+            "FaultNodes": {node: {} for node, _ in members if node in lost},
+            "NodeNames": [node for node, _ in members if node not in lost],
+            "FaultTimes": now,
+            "JobId": facts.job,
+        }
+        for super_pod, members in pods_of.items()
+        if any(node in lost for node, _ in members)
+    }
+    return json.dumps(told)
+
+
+# The data-trace ConfigMap
+
+
+def trace_key(facts: JobFacts) -> Key:
+    return Key(Kind.CONFIG_MAP, facts.namespace, f"data-trace-{facts.name}")
+
+
+# Reading parts of objects that anybody may have written
+
+
+def _at(body: object, *path: str) -> Any:
+    for name in path:
+        body = body.get(name) if isinstance(body, dict) else None
+    return body
+
+
+def _text(body: object, *path: str, default: str = "") -> str:
+    found = _at(body, *path)
+    return default if found is None else str(found)
+
+
+def _maps(value: object) -> list[Json]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _number(value: object) -> int | None:
+    text = str(value)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else None
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
+
+
+def _labels(body: Json) -> dict[str, str]:
+    return _texts(_at(body, "metadata", "labels"))
+
+
+def _annotations(body: Json) -> dict[str, str]:
+    return _texts(_at(body, "metadata", "annotations"))
+
+
+def _devices(body: Json) -> Json:
+    notes = _annotations(body)
+    for key in DEVICE_KEYS:
+        try:
+            told = json.loads(notes.get(key, ""))
+        except ValueError:
+            continue
+        if isinstance(told, dict):
+            return told
+    return {}
+
+
+def _containers(body: Json) -> list[Json]:
+    return _maps(_at(body, "spec", "containers"))
+
+
+def _mounts_trace(body: Json) -> bool:
+    mounts = [mount for c in _containers(body) for mount in _maps(c.get("volumeMounts"))]
+    return any(mount.get("mountPath") == TRACE_MOUNT for mount in mounts)
+
+
+def _resources_timeout(pods: Iterable[Json]) -> float | None:
+    for pod in pods:
+        if _annotations(pod).get(RANK_INDEX) == "0":
+            for variable in [v for c in _containers(pod) for v in _maps(c.get("env"))]:
+                if variable.get("name") == "MINDIO_WAIT_MINDX_TIME":
+                    wait = _number(variable.get("value"))
+                    return wait - 10.0 if wait is not None and 10 <= wait <= 3600 else None
+    return None

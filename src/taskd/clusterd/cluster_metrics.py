@@ -1,0 +1,95 @@
+"""What clusterd tells Prometheus about all its jobs: states, incidents, rounds, progress."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from taskd.clusterd.job_registry import Jobs
+from taskd.runtime.metrics import Metric, Sample, one
+from taskd.wire._pb.control_pb2 import JobProgress
+
+
+def metrics(jobs: Jobs) -> Iterable[Metric]:
+    owners = sorted(jobs.served.items())
+    yield one("taskd_clusterd_jobs", "Jobs that are served.", len(owners))
+    yield Metric(
+        "taskd_clusterd_job_state",
+        "1 for the state each job is in.",
+        tuple(Sample(1, {"job": j, "state": type(o.state).__name__}) for j, o in owners),
+    )
+    yield Metric(
+        "taskd_clusterd_incident",
+        "The number of each job's newest incident.",
+        tuple(Sample(o.state.job.incident, {"job": job}) for job, o in owners),
+        "counter",
+    )
+    yield Metric(
+        "taskd_clusterd_decisions_total",
+        "Commands that clusterd has given, by job.",
+        tuple(Sample(o.state.job.sequence, {"job": job}) for job, o in owners),
+        "counter",
+    )
+    yield Metric(
+        "taskd_clusterd_subscribed",
+        "1 while the job's manager listens.",
+        tuple(Sample(o.signals.heard, {"job": job}) for job, o in owners),
+    )
+    told = [(job, owner.progress) for job, owner in owners if owner.progress is not None]
+    yield Metric(
+        "taskd_clusterd_step",
+        "The highest committed step, as the manager told it.",
+        tuple(Sample(progress.step, {"job": job}) for job, progress in told),
+    )
+    yield from _progress(told)
+    rounds: Counter[tuple[str, str]] = Counter()
+    for job, owner in owners:
+        rounds.update((job, past.strategy) for past in owner.record.rounds)
+    yield Metric(
+        "taskd_clusterd_recent_rounds",
+        "The last finished rounds of each job, by what ended them.",
+        tuple(Sample(n, {"job": j, "strategy": s}) for (j, s), n in sorted(rounds.items())),
+    )
+    yield Metric(
+        "taskd_clusterd_last_round_seconds",
+        "How long the newest finished round took.",
+        tuple(
+            Sample(owner.record.rounds[0].took_s, {"job": job})
+            for job, owner in owners
+            if owner.record.rounds
+        ),
+    )
+
+
+def _progress(told: Sequence[tuple[str, JobProgress]]) -> Iterable[Metric]:
+    """What the managers tell of their jobs, beside the step."""
+    yield Metric(
+        "taskd_clusterd_steps_per_second",
+        "The pace between the last two tellings.",
+        tuple(Sample(progress.steps_per_s, {"job": job}) for job, progress in told),
+    )
+    yield Metric(
+        "taskd_clusterd_world_size",
+        "Ranks that train together.",
+        tuple(Sample(progress.world, {"job": job}) for job, progress in told),
+    )
+    phases = Counter((job, rank.phase) for job, progress in told for rank in progress.ranks)
+    yield Metric(
+        "taskd_clusterd_ranks",
+        "Ranks by phase.",
+        tuple(Sample(n, {"job": j, "phase": phase}) for (j, phase), n in sorted(phases.items())),
+    )
+    yield Metric(
+        "taskd_clusterd_straggler",
+        "1 for each rank that holds the others up.",
+        tuple(
+            Sample(1, {"job": job, "rank": str(slow.rank), "cause": slow.cause})
+            for job, progress in told
+            for slow in progress.stragglers
+        ),
+    )
+    yield Metric(
+        "taskd_clusterd_operation_running",
+        "1 while a stress test or a link switch runs.",
+        tuple(Sample(bool(progress.operation), {"job": job}) for job, progress in told),
+    )

@@ -1,0 +1,173 @@
+"""What stands before every method: who is calling, how often, and what if we fail.
+
+A failure of our own is answered (599, or INTERNAL where no code fits), logged with its traceback,
+and ends nothing but the call. This is the server's one broad net; everything inside it raises and
+catches by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from taskd.clusterd.auth import Authority
+from taskd.clusterd.rate_limit import Buckets, Rate
+from taskd.model.codes import RecoverCode
+from taskd.runtime.clock import Clock
+from taskd.wire._pb import control_pb2, recover_pb2
+
+log = logging.getLogger(__name__)
+
+OPERATOR_METHODS = {
+    "/Recover/SwitchNicTrack",
+    "/Recover/SubscribeSwitchNicSignal",
+    "/Recover/StressTest",
+    "/Recover/SubscribeStressTestResponse",
+    "/TrainingDataTrace/ModifyTrainingDataTraceSwitch",
+    "/TrainingDataTrace/GetTrainingDataTraceSwitch",
+}
+OPEN_METHODS = {"/taskd.v1.Control/Jobs"}
+"""They show each caller what is his."""
+HEALTH = "/grpc.health.v1.Health/"
+OFTEN = {"/Recover/HealthCheck", "/taskd.v1.Control/PublishProgress"}
+"""Counted apart, so that they never use up what a report needs."""
+INNER = RecoverCode.ServerInnerError.sentence
+
+JOB_RATE, OFTEN_RATE, STRANGER_RATE = Rate(100, 400), Rate(20, 100), Rate(2_000, 6_000)
+LOG_RATE = Rate(0.1, 10)
+"""Of refusals, for each machine: who knocks forever does not fill the disk."""
+BYTES_A_TOKEN = 4096
+"""A large request takes the place of many small ones."""
+KEYS = 20_000
+
+
+class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]
+    def __init__(
+        self,
+        authority: Authority,
+        is_served: Callable[[str], bool],
+        clock: Clock,
+        job_rate: Rate = JOB_RATE,
+        stranger_rate: Rate = STRANGER_RATE,
+    ) -> None:
+        self._authority, self._is_served = authority, is_served
+        self._jobs = Buckets(job_rate, KEYS, clock)
+        self._often = Buckets(OFTEN_RATE, KEYS, clock)
+        self._strangers = Buckets(stranger_rate, KEYS, clock)
+        self._told = Buckets(LOG_RATE, KEYS, clock)
+        self._guarded: dict[str, Any] = {}
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        method = details.method
+        if method in self._guarded:
+            return self._guarded[method]
+        handler = await continuation(details)
+        if handler is None or method.startswith(HEALTH):
+            return handler
+        if handler.response_streaming:
+            guarded = grpc.unary_stream_rpc_method_handler(
+                self._streaming(method, handler.unary_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        else:
+            guarded = grpc.unary_unary_rpc_method_handler(
+                self._single(method, handler.unary_unary),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        self._guarded[method] = guarded
+        return guarded
+
+    def _single(self, method: str, serve: Any) -> Any:
+        async def guarded(request: Any, context: Any) -> Any:
+            await self._admit(method, request, context)
+            try:
+                return await serve(request, context)
+            except aio.BaseError:
+                raise
+            except Exception:
+                log.exception("%s failed", method)
+                answer = _answer_type(method)
+                if answer is None:
+                    await context.abort(grpc.StatusCode.INTERNAL, INNER)
+                return answer(code=RecoverCode.ServerInnerError, info=INNER)
+
+        return guarded
+
+    def _streaming(self, method: str, serve: Any) -> Any:
+        async def guarded(request: Any, context: Any) -> None:
+            await self._admit(method, request, context)
+            try:
+                await serve(request, context)
+            except aio.InternalError:
+                # The client went away while it was written to. There is nobody left to tell.
+                log.debug("%s: the client has gone", method)
+            except aio.BaseError:
+                raise
+            except Exception:
+                log.exception("%s failed", method)
+                await context.abort(grpc.StatusCode.INTERNAL, INNER)
+
+        return guarded
+
+    async def _admit(self, method: str, request: Any, context: Any) -> None:
+        cost = 1.0 + request.ByteSize() / BYTES_A_TOKEN
+        refusal = self._refusal(method, job_of(request), cost, context)
+        if refusal is not None:
+            status, text = refusal
+            if status is not grpc.StatusCode.RESOURCE_EXHAUSTED and self._told.take(_host(context)):
+                log.warning("refused %s to %s: %s", method, context.peer(), text)
+            await context.abort(status, text)
+
+    def _refusal(
+        self, method: str, job: str, cost: float, context: Any
+    ) -> tuple[grpc.StatusCode, str] | None:
+        sent = dict(context.invocation_metadata() or ())
+        caller = self._authority.caller(sent, context.auth_context())
+        allowed = caller is not None and (method in OPEN_METHODS or caller.may(job))
+        # Only the job itself may use up its own share.
+        if allowed and self._is_served(job):
+            within = self._often.take(job) if method in OFTEN else self._jobs.take(job, cost)
+        else:
+            within = self._strangers.take(_host(context), cost)
+        if not within:
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, RecoverCode.RateLimited.sentence
+        if caller is None:
+            return grpc.StatusCode.UNAUTHENTICATED, "no token or certificate of this server's"
+        if not caller.operator and method in OPERATOR_METHODS:
+            return grpc.StatusCode.PERMISSION_DENIED, f"{method} is for the operator only"
+        if not allowed:
+            return grpc.StatusCode.PERMISSION_DENIED, f"{caller.scope} may not use job {job!r}"
+        return None
+
+
+def job_of(request: Any) -> str:
+    """The job that a request speaks of, however its message spells that."""
+    for name in ("jobId", "jobID", "job"):
+        job = getattr(request, name, None)
+        if isinstance(job, str):
+            return job
+    return ""
+
+
+def _host(context: Any) -> str:
+    """The peer without its port, so that one machine is one caller."""
+    return str(context.peer()).rpartition(":")[0]
+
+
+def _answer_type(method: str) -> Any:
+    """Where the answer has a code, failing is an answer, too."""
+    service, _, name = method.removeprefix("/").rpartition("/")
+    module = recover_pb2 if service == "Recover" else control_pb2
+    described = module.DESCRIPTOR.services_by_name.get(service.rpartition(".")[2])
+    if described is None:
+        return None
+    answer = described.methods_by_name[name].output_type.name
+    return {"Status": recover_pb2.Status, "Answer": control_pb2.Answer}.get(answer)

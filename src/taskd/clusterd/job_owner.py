@@ -1,0 +1,296 @@
+"""One job's owner: the only task that decides for it. Wait, decide, remember, act, repeat.
+
+A decision is in the journal before anybody hears of it. Whoever asks waits for exactly that, so an
+answer of 0 means that it will not be forgotten. Jobs share nothing but the journal's transactions,
+and none can hold up another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from taskd.clusterd import act
+from taskd.clusterd import journal_records as book
+from taskd.clusterd.cluster.interface import Cluster, ClusterRefused, ClusterUnreachable
+from taskd.clusterd.cluster.objects import JobFacts
+from taskd.clusterd.journal_records import PastRound, Record
+from taskd.clusterd.listeners import End, Line
+from taskd.core.clusterd.job_config import RecoveryConfig
+from taskd.core.clusterd.machine import step
+from taskd.core.clusterd.states import Ended, Idle, Shrunk, State, Step
+from taskd.model.clusterd import (
+    ClusterCommand,
+    ClusterWriteDone,
+    ClusterWriteFailed,
+    Command,
+    Event,
+    Operation,
+    OperatorAskedNic,
+    OperatorAskedStress,
+    ReplyOperator,
+    SendStressRanks,
+    SendSwitchRanks,
+    Signal,
+    Tick,
+)
+from taskd.model.codes import RecoverCode
+from taskd.model.ids import JobId
+from taskd.runtime.clock import Clock, next_before
+from taskd.runtime.journal import Journal, JournalFailed
+from taskd.wire._pb import control_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 1.0
+"""After the journal refused: when what nobody waits for is tried again."""
+RESUME_S = 15.0
+"""A deadline that passed while no server ran: the client is given this long to come back first."""
+WRITE_PAUSES_S = (1.0, 2.0, 3.0)
+ROUNDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    code: int
+    info: str = ""
+
+    @classmethod
+    def of(cls, code: RecoverCode, info: str = "") -> Answer:
+        return cls(int(code), info or code.sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    event: Event
+    answer: asyncio.Future[Answer] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What an owner works with; the same for all."""
+
+    journal: Journal
+    cluster: Cluster
+    facts: Callable[[JobId], JobFacts | None]
+    clock: Clock
+    config: RecoveryConfig
+    inbox: int = 64
+    """How many of one job's reports may wait; the next is told to come back later."""
+    signals: int = 64
+    """How many signals may wait for a slow listener."""
+
+
+class Owner:
+    def __init__(self, job: JobId, record: Record, tools: Tools) -> None:
+        self.job, self.record, self._tools = job, record, tools
+        self.because = ""
+        self.changed_at = self.heard_at = tools.clock()
+        self.progress: pb.JobProgress | None = None
+        """What the job's manager last told, for people."""
+        self.signals: Line[Signal] = Line(tools.signals, self._listeners_changed)
+        self.nic: Line[SendSwitchRanks] = Line(tools.signals)
+        self.stress: Line[SendStressRanks] = Line(tools.signals)
+        self.replies: dict[Operation, Line[ReplyOperator]] = {
+            operation: Line(1) for operation in Operation
+        }
+        self.unread: dict[Operation, ReplyOperator] = {}
+        self._inbox: asyncio.Queue[Asked] = asyncio.Queue()
+        self._asking = 0
+        self._not_before = -inf
+        missed = record.state.deadline < self.changed_at and not isinstance(record.state, Idle)
+        self._patient_until = self.changed_at + RESUME_S if missed else -inf
+        self._watchers: set[asyncio.Event] = set()
+        self._writing: asyncio.Task[None] | None = None
+        self._written = 0
+        self._task = asyncio.create_task(self._run(), name=f"owner of {job}")
+        self._write_undone()
+
+    @property
+    def state(self) -> State:
+        return self.record.state
+
+    @property
+    def closed(self) -> bool:
+        """Nothing will change any more: the job is over, or the server stops."""
+        return self._task.done()
+
+    async def ask(self, event: Event) -> Answer:
+        """Have the event decided and remembered; the answer says what came of it."""
+        if self._asking >= self._tools.inbox:
+            return Answer.of(RecoverCode.EventQueueBusy)
+        if self.closed:
+            return Answer.of(RecoverCode.ControllerEventCancel)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asking += 1
+        try:
+            self._inbox.put_nowait(Asked(event, answer))
+            return await answer
+        finally:
+            self._asking -= 1
+
+    def tell(self, event: Event) -> None:
+        """For what nobody waits for: it is decided in its turn, and tried again if need be."""
+        self._inbox.put_nowait(Asked(event))
+
+    def _listeners_changed(self) -> None:
+        self.heard_at = self._tools.clock()
+
+    def changes(self) -> asyncio.Event:
+        """Set whenever there is something new to show; unwatch when done."""
+        watcher = asyncio.Event()
+        self._watchers.add(watcher)
+        return watcher
+
+    def unwatch(self, watcher: asyncio.Event) -> None:
+        self._watchers.discard(watcher)
+
+    def touch(self) -> None:
+        for watcher in self._watchers:
+            watcher.set()
+
+    async def close(self) -> None:
+        """Stop deciding. Those who wait are told that it was cut short."""
+        for task in (self._task, self._writing):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        while not self._inbox.empty():
+            self._answer(self._inbox.get_nowait(), Answer.of(RecoverCode.ControllerEventCancel))
+        lines: list[Line[Any]] = [self.signals, self.nic, self.stress, *self.replies.values()]
+        for line in lines:
+            line.end(End.OVER)
+        self.touch()
+
+    async def _run(self) -> None:
+        clock = self._tools.clock
+        while True:
+            wake = max(self.state.deadline, self._not_before, self._patient_until)
+            asked = await next_before(self._inbox, wake, clock) or Asked(Tick())
+            now = clock()
+            try:
+                taken = step(self.state, asked.event, now, self._tools.config)
+                after = self._after(asked.event, taken, now)
+                if after != self.record or taken.commands:
+                    await self._tools.journal.append(
+                        book.write(self.job, self.record, after, asked.event, taken, now)
+                    )
+            except JournalFailed as error:
+                self._refuse(asked, str(error), now, again=True)
+            except Exception:
+                # A mistake of ours costs this one event; the job keeps its owner and its state.
+                log.exception("job=%s cannot decide on %r", self.job, asked.event)
+                self._refuse(asked, RecoverCode.ServerInnerError.sentence, now, again=False)
+            else:
+                self._enact(asked, taken, after, now)
+
+    def _after(self, event: Event, taken: Step, now: float) -> Record:
+        undone = self.record.undone
+        if isinstance(event, ClusterWriteDone | ClusterWriteFailed):
+            undone = tuple(c for c in undone if c.sequence != event.sequence)
+        ordered = tuple(c for c in taken.commands if isinstance(c, ClusterCommand))
+        rounds = self.record.rounds
+        ended = past_round(self.state, taken, now)
+        if ended is not None:
+            rounds = (ended, *rounds)[:ROUNDS]
+        return Record(taken.state, undone + ordered, rounds)
+
+    def _refuse(self, asked: Asked, because: str, now: float, *, again: bool) -> None:
+        """The last good state stays. A clock's or cluster's event comes again, a caller may."""
+        self._not_before = now + AGAIN_S
+        if asked.answer is not None:
+            self._answer(asked, Answer.of(RecoverCode.ServerInnerError, because))
+        elif again and not isinstance(asked.event, Tick):
+            asyncio.get_running_loop().call_later(AGAIN_S, self.tell, asked.event)
+
+    def _enact(self, asked: Asked, taken: Step, after: Record, now: float) -> None:
+        if type(taken.state) is not type(self.state):
+            log.info(
+                "job=%s incident=%d %s -> %s: %s",
+                self.job,
+                taken.state.job.incident,
+                type(self.state).__name__,
+                type(taken.state).__name__,
+                taken.because,
+            )
+            self.because, self.changed_at = taken.because, now
+        # A clock's event that moved nothing must not come again at once.
+        idle = isinstance(asked.event, Tick) and taken.state == self.state
+        self._not_before = now + AGAIN_S if idle else -inf
+        self.record = after
+        if isinstance(asked.event, OperatorAskedNic | OperatorAskedStress) and not taken.answer:
+            self.unread.clear()
+        for command in taken.commands:
+            self._perform(command)
+        self._answer(asked, Answer(int(taken.answer), taken.because))
+        self.touch()
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Signal():
+                self.signals.put(command)
+            case SendSwitchRanks():
+                self.nic.put(command)
+            case SendStressRanks():
+                self.stress.put(command)
+            case ReplyOperator(operation=operation):
+                self.unread[operation] = command
+                self.replies[operation].put(command)
+            case _:
+                self._write_undone()
+
+    def _answer(self, asked: Asked, answer: Answer) -> None:
+        if asked.answer is not None and not asked.answer.done():
+            asked.answer.set_result(answer)
+
+    # Writes to the cluster: in order, one after the other, beside the decisions
+
+    def _write_undone(self) -> None:
+        if self.record.undone and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.create_task(self._write_all())
+
+    async def _write_all(self) -> None:
+        while todo := [c for c in self.record.undone if c.sequence > self._written]:
+            event = await self._write(todo[0])
+            self._written = event.sequence
+            self.tell(event)
+
+    async def _write(self, command: ClusterCommand) -> ClusterWriteDone | ClusterWriteFailed:
+        because = ""
+        for pause_s in (*WRITE_PAUSES_S, None):
+            facts = self._tools.facts(self.job)
+            if facts is None:
+                return ClusterWriteFailed(command.sequence, "the cluster does not know the job")
+            try:
+                await act.in_cluster(command, facts, self._tools.cluster, self._tools.clock())
+            except (ClusterRefused, ValueError) as error:
+                return ClusterWriteFailed(command.sequence, str(error))
+            except ClusterUnreachable as error:
+                because = str(error)
+            else:
+                return ClusterWriteDone(command.sequence)
+            if pause_s is not None:
+                await asyncio.sleep(pause_s)
+        log.warning("job=%s %s: %s", self.job, book.told(command), because)
+        return ClusterWriteFailed(command.sequence, because)
+
+
+def past_round(before: State, taken: Step, now: float) -> PastRound | None:
+    """The round that this step has brought to its end."""
+    at_rest = isinstance(taken.state, Idle | Shrunk | Ended)
+    if not at_rest or isinstance(before, Idle | Ended) or type(before) is type(taken.state):
+        return None
+    task = getattr(before, "task", None)
+    tried = task.operation if task else getattr(before, "strategy", "") or type(before).__name__
+    return PastRound(
+        incident=before.job.incident,
+        began=before.round.began,
+        took_s=now - before.round.began,
+        strategy=str(tried),
+        outcome=taken.because,
+        faults=before.round.faults,
+    )

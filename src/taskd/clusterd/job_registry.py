@@ -1,0 +1,370 @@
+"""All jobs of this server: which are known, which are served, and by whom.
+
+A job is known once Init has found it in the cluster, served once Register has given it an owner.
+Served jobs are in the journal, and have their owners again after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from operator import is_not
+from secrets import token_hex
+
+from taskd.clusterd import act, sense
+from taskd.clusterd import journal_records as book
+from taskd.clusterd.cluster import declared_jobs as declare
+from taskd.clusterd.cluster.declared_jobs import Declaration
+from taskd.clusterd.cluster.interface import (
+    Changed,
+    Cluster,
+    ClusterRefused,
+    ClusterUnreachable,
+    Json,
+    Kind,
+    key_of,
+    owner_of,
+)
+from taskd.clusterd.cluster.objects import JobFacts, facts_of
+from taskd.clusterd.job_owner import Answer, Owner, Tools
+from taskd.clusterd.keyed_lock import Turns
+from taskd.core.clusterd.job_config import ON, RecoveryConfig
+from taskd.core.clusterd.states import Ended, Idle
+from taskd.model.clusterd import Event, FaultsSeen, JobDeleted, JobRegistered, Unsubscribed
+from taskd.model.codes import RecoverCode
+from taskd.model.ids import JobId, Rank
+from taskd.model.strategies import Strategy
+from taskd.runtime.clock import Clock
+from taskd.runtime.journal import Journal, JournalFailed
+from taskd.wire.tagged_json import Illegible
+
+log = logging.getLogger(__name__)
+
+ABANDONED_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobsConfig:
+    max_jobs: int = 10_000
+    """How many jobs are served at the same time."""
+    strategies: tuple[Strategy, ...] | None = None
+    """For jobs that nobody describes; None: they are not accepted."""
+    inbox: int = 64
+    """How many reports of one job may wait."""
+    signals: int = 64
+    """How many signals may wait for a slow listener."""
+
+
+class Jobs:
+    def __init__(
+        self,
+        journal: Journal,
+        cluster: Cluster,
+        clock: Clock,
+        config: JobsConfig,
+        recovery: RecoveryConfig,
+    ) -> None:
+        self._journal, self._cluster, self._config = journal, cluster, config
+        self._tools = Tools(
+            journal, cluster, self.facts, clock, recovery, config.inbox, config.signals
+        )
+        self.served: dict[JobId, Owner] = {}
+        self._known: set[JobId] = set()
+        self._declared: dict[JobId, Declaration] = {}
+        self._told: dict[JobId, tuple[Event, ...]] = {}
+        self._ailing: dict[JobId, frozenset[Rank]] = {}
+        self._alone: Turns[JobId] = Turns()
+        """One change to a job's life at a time; other jobs do not wait."""
+        self._read: dict[JobId, tuple[list[Json], JobFacts]] = {}
+        self._reports: dict[str, tuple[Json, Json | None]] = {}
+        """Of each node's devices: the last one read, and the last one that was whole."""
+        self.on_forgotten: list[Callable[[JobId], None]] = []
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Take up every job where the journal left it."""
+        notes = await self._journal.notes()
+        for declaration in declare.from_notes(notes):
+            await self._make_known(declaration)
+        for name, text in (await self._journal.records()).items():
+            job = JobId(name)
+            try:
+                record = book.read(job, text, notes)
+            except Illegible as error:
+                log.error("job=%s cannot be taken up, it has to register anew: %s", job, error)
+                continue
+            self._known.add(job)
+            self._serve(job, record)
+            if record.state.job.subscribed:
+                self.served[job].tell(Unsubscribed())
+        self._watching = asyncio.create_task(self._watch(self._cluster.changes()))
+        for job in self.served:
+            self._tell_facts(job)
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for owner in list(self.served.values()):
+            await owner.close()
+
+    def get(self, job: str) -> Owner | None:
+        return self.served.get(JobId(job))
+
+    def is_served(self, job: str) -> bool:
+        return job in self.served
+
+    def facts(self, job: JobId) -> JobFacts | None:
+        """What the cluster says now; None when it knows no such job or says nothing legible."""
+        try:
+            return self._facts(job)
+        except ValueError as error:
+            log.warning("job=%s %s", job, error)
+            return None
+
+    def named(self, namespace: str, name: str) -> JobFacts | None:
+        """The job of this name, if the cluster knows one."""
+        for group in self._cluster.all(Kind.POD_GROUP):
+            uid, owner = owner_of(group)
+            if owner == name and key_of(group).namespace == namespace:
+                return self.facts(JobId(uid))
+        return None
+
+    # The life of a job
+
+    async def init(self, job: JobId) -> Answer:
+        if job in self._known:
+            return Answer.of(RecoverCode.OK)
+        if not job or len(job) > declare.MAX_NAME:
+            return Answer.of(RecoverCode.InvalidReqParam, "the job has no usable id")
+        try:
+            facts = self._facts(job)
+            if facts is None and self._config.strategies is not None:
+                if len(self._declared) >= self._config.max_jobs and not await self._make_room():
+                    return Answer.of(RecoverCode.OutOfMaxServeJobs)
+                await self._make_known(
+                    Declaration(job, ",".join(self._config.strategies), name=job)
+                )
+                facts = self._facts(job)
+        except ValueError as error:
+            return Answer.of(RecoverCode.InvalidReqParam, str(error))
+        if facts is None:
+            return Answer.of(
+                RecoverCode.OperatePodGroupError, "the cluster has no PodGroup for this job"
+            )
+        if not facts.enabled:
+            return Answer.of(RecoverCode.ProcessRecoverEnableOff)
+        self._known.add(job)
+        return Answer.of(RecoverCode.OK)
+
+    async def register(self, job: JobId) -> Answer:
+        async with self._alone.of(job):
+            if job not in self._known:
+                return Answer.of(RecoverCode.UnInit)
+            facts = self.facts(job)
+            if facts is None:
+                self._known.discard(job)
+                return Answer.of(RecoverCode.JobNotExist)
+            if job in self.served:
+                return await self._registered(self.served[job], facts)
+            if len(self.served) >= self._config.max_jobs and not await self._make_room():
+                return Answer.of(RecoverCode.OutOfMaxServeJobs)
+            try:
+                await act.clear_reset(facts, self._cluster, self._tools.clock())
+            except (ClusterRefused, ClusterUnreachable) as error:
+                return Answer.of(RecoverCode.OperateConfigMapError, str(error))
+            try:
+                await self._cluster.patch(facts.pod_group, {"metadata": {"labels": {ON: "on"}}})
+            except (ClusterRefused, ClusterUnreachable) as error:
+                return Answer.of(RecoverCode.OperatePodGroupError, str(error))
+            owner = self._serve(job, book.first(job))
+            answer = await self._registered(owner, facts)
+            if answer.code != RecoverCode.OK:
+                del self.served[job]
+                await owner.close()
+            return answer
+
+    async def _registered(self, owner: Owner, facts: JobFacts) -> Answer:
+        """Also for a job that is served already: it may have changed, or have been restarted."""
+        answer = await owner.ask(JobRegistered(owner.job, facts.config, token_hex(16), facts.name))
+        if answer.code != RecoverCode.OK:
+            return answer
+        self._told.pop(owner.job, None)
+        self._tell_facts(owner.job)
+        return Answer.of(RecoverCode.OK, "register success")
+
+    async def declare(self, told: Declaration) -> Answer:
+        async with self._alone.of(told.job):
+            if told.job not in self._declared:
+                if len(self._declared) >= self._config.max_jobs and not await self._make_room():
+                    return Answer.of(RecoverCode.OutOfMaxServeJobs)
+                if self._cluster.find(Kind.POD_GROUP, told.job):
+                    return Answer.of(
+                        RecoverCode.InvalidReqParam, "the cluster describes this job itself"
+                    )
+            try:
+                await self._journal.note(*declare.to_note(told))
+                await self._make_known(told)
+            except JournalFailed as error:
+                return Answer.of(RecoverCode.ServerInnerError, str(error))
+            except (ClusterRefused, ClusterUnreachable) as error:
+                return Answer.of(RecoverCode.OperatePodGroupError, str(error))
+            owner, facts = self.served.get(told.job), self.facts(told.job)
+            if owner is not None and facts is not None:
+                if facts.config != owner.state.job.config:
+                    owner.tell(
+                        JobRegistered(told.job, facts.config, owner.state.job.seed, facts.name)
+                    )
+                self._tell_facts(told.job)
+            return Answer.of(RecoverCode.OK)
+
+    async def end(self, job: JobId, because: str) -> Answer:
+        """The job is over. Its history stays readable."""
+        async with self._alone.of(job):
+            owner = self.served.get(job)
+            if owner is not None:
+                answer = await owner.ask(JobDeleted(because))
+                if answer.code == RecoverCode.ServerInnerError:
+                    return answer
+                del self.served[job]
+                await owner.close()
+                log.info("job=%s is over: %s", job, because)
+            try:
+                await self._forget(job)
+            except (JournalFailed, ClusterUnreachable) as error:
+                return Answer.of(RecoverCode.ServerInnerError, str(error))
+            return Answer.of(RecoverCode.OK)
+
+    async def _forget(self, job: JobId) -> None:
+        self._known.discard(job)
+        self._told.pop(job, None)
+        self._ailing.pop(job, None)
+        for tell in self.on_forgotten:
+            tell(job)
+        declared = self._declared.pop(job, None)
+        if declared is not None:
+            for name in (declare.note_name(job), f"trace/{job}"):
+                await self._journal.note(name, None)
+            for key, _ in declare.objects_of(declared):
+                await self._cluster.delete(key)
+        self._read.pop(job, None)
+
+    async def _make_room(self) -> bool:
+        """A declared job that nobody has listened for in a long time has ended without a word."""
+        now = self._tools.clock()
+        abandoned = [
+            owner
+            for owner in self.served.values()
+            if owner.job in self._declared
+            and isinstance(owner.state, Idle | Ended)
+            and not owner.signals.heard
+            and now - owner.heard_at > ABANDONED_S
+        ]
+        if not abandoned:
+            return False
+        oldest = min(abandoned, key=lambda owner: owner.heard_at)
+        answer = await self.end(oldest.job, "nobody has listened for it in a long time")
+        return answer.code == RecoverCode.OK
+
+    def _serve(self, job: JobId, record: book.Record) -> Owner:
+        owner = self.served[job] = Owner(job, record, self._tools)
+        return owner
+
+    async def _make_known(self, told: Declaration) -> None:
+        before = self._declared.get(told.job)
+        wanted = dict(declare.objects_of(told))
+        self._declared[told.job] = told
+        for key, body in wanted.items():
+            if self._cluster.get(key) is None:
+                await self._cluster.create(key, body)
+            else:
+                await self._cluster.patch(key, body)
+        if before is not None:
+            for key, _ in declare.objects_of(before):
+                if key not in wanted:
+                    await self._cluster.delete(key)
+
+    # What the cluster says
+
+    def _facts(self, job: JobId) -> JobFacts | None:
+        """Read anew when one of the objects is another than last time."""
+        groups = self._cluster.find(Kind.POD_GROUP, job)
+        if not groups:
+            return None
+        objects = [groups[0], *self._cluster.find(Kind.POD, job)]
+        read = self._read.get(job)
+        if read is None or len(read[0]) != len(objects) or any(map(is_not, read[0], objects)):
+            read = self._read[job] = (objects, facts_of(objects[0], objects[1:]))
+        return read[1]
+
+    async def _watch(self, changes: AsyncIterator[Changed]) -> None:
+        async for change in changes:
+            try:
+                for job in self._touched(change):
+                    if not self._cluster.find(Kind.POD_GROUP, job):
+                        await self.end(job, "the cluster has deleted the job")
+                    else:
+                        self._tell_facts(job)
+            except Exception:
+                # A mistake of ours about one object must not make us blind to all others.
+                log.exception("the change of %s could not be taken in", change.key)
+
+    def _touched(self, change: Changed) -> set[JobId]:
+        if change.key.kind is Kind.CONFIG_MAP:
+            if not change.key.name.startswith(sense.DEVICE_REPORT):
+                return set()
+            node = change.key.name.removeprefix(sense.DEVICE_REPORT)
+            return {
+                job
+                for job, owner in self.served.items()
+                if any(pod.node == node for pod in owner.state.job.pods)
+            }
+        owners = {owner_of(body)[0] for body in (change.before, change.after) if body is not None}
+        return {JobId(owner) for owner in owners if owner in self.served}
+
+    def _tell_facts(self, job: JobId) -> None:
+        """Whole pictures, each told when it differs from the last."""
+        owner, facts = self.served.get(job), self.facts(job)
+        if owner is None or facts is None:
+            return
+        pictures: tuple[Event, ...] = ()
+        if facts.pods or facts.config.cluster:
+            pictures = (facts.pods_seen,)
+        if facts.config.cluster:
+            devices = sense.faults_seen(facts, self._device_reports(facts))
+            slow = sense.stragglers_seen(facts, self._ailing.get(job, frozenset()))
+            seen = FaultsSeen(tuple(sorted((*devices, *slow))))
+            pictures = (*pictures, facts.platform, seen)
+        before = self._told.get(job, ())
+        for picture in pictures:
+            if picture not in before:
+                owner.tell(picture)
+        self._told[job] = pictures
+
+    def ailing(self, job: JobId, ranks: set[Rank]) -> None:
+        """Its manager says that these ranks hold the others up: all of them, as of now."""
+        self._ailing[job] = frozenset(ranks)
+        self._tell_facts(job)
+
+    def _device_reports(self, facts: JobFacts) -> list[tuple[str, Json]]:
+        nodes = {pod.node for pod in facts.pods}
+        reports = [(node, self._device_report(node)) for node in nodes]
+        return [(node, body) for node, body in reports if body is not None]
+
+    def _device_report(self, node: str) -> Json | None:
+        """The last one that was whole: what was damaged on its way says nothing new."""
+        key = sense.device_report(node)
+        there = self._cluster.get(key)
+        if there is None:
+            self._reports.pop(node, None)
+            return None
+        read, whole = self._reports.get(node, (None, None))
+        if read is not there:
+            if sense.is_whole(there):
+                whole = there
+            else:
+                log.warning("%s is ignored: its CheckCode does not fit its DeviceInfo", key)
+            self._reports[node] = (there, whole)
+        return whole

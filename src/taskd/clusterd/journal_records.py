@@ -1,0 +1,126 @@
+"""How a job is written into the journal and read back.
+
+A record holds the machine's whole state, and the cluster writes that are ordered but not yet done:
+after a restart they are done again, which changes nothing where they had been done already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from itertools import islice
+from typing import Any
+
+from taskd.core.clusterd import job_facts as recovery_job
+from taskd.core.clusterd import states as recovery_states
+from taskd.core.clusterd.states import NEW, State, Step
+from taskd.model import clusterd as recovery
+from taskd.model import faults, strategies
+from taskd.model.clusterd import ClusterCommand, Command, Event
+from taskd.model.faults import Fault
+from taskd.model.ids import JobId
+from taskd.runtime.journal import Entry, Write
+from taskd.wire import tagged_json as tagged
+
+SHOWN = 8
+"""How many of a list are told."""
+TYPES = tagged.types_of(faults, strategies, recovery, recovery_job, recovery_states)
+
+
+@dataclass(frozen=True, slots=True)
+class PastRound:
+    incident: int
+    began: float
+    took_s: float
+    strategy: str
+    outcome: str
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    state: State
+    undone: tuple[ClusterCommand, ...] = ()
+    """Ordered from the cluster, not yet known to be done; in the order of their sequence."""
+    rounds: tuple[PastRound, ...] = ()
+    """The last ones that came to an end, newest first."""
+
+
+TYPES |= {kind.__name__: kind for kind in (Record, PastRound)}
+
+
+def first(job: JobId) -> Record:
+    return Record(replace(NEW, job=replace(NEW.job, id=job)))
+
+
+def write(job: JobId, before: Record, after: Record, event: Event, step: Step, at: float) -> Write:
+    """What is large and changes seldom is noted when it does, not with every decision."""
+    ended = isinstance(event, recovery.JobDeleted)
+    old, new = _seldom(before), _seldom(after)
+    notes: list[tuple[str, str | None]] = []
+    if ended:
+        # With the job goes whatever is noted of it, in the same transaction.
+        notes = [(f"{kind}/{job}", None) for kind in (*new, "declared", "trace")]
+    else:
+        changed = [kind for kind in new if new[kind] != old[kind]]
+        notes = [(f"{kind}/{job}", tagged.write(new[kind])) for kind in changed]
+    slim = tagged.write(_with(after, pods=(), places={}, rounds=()))
+    return Write(job, slim, at, (entry(job, before, event, step, at),), ended, tuple(notes))
+
+
+def read(job: JobId, text: str, notes: Mapping[str, str]) -> Record:
+    """Raises Illegible when another version wrote what this one cannot read."""
+    record: Record = tagged.read(text, TYPES)
+    noted = {
+        kind: tagged.read(notes[f"{kind}/{job}"], TYPES)
+        for kind in _seldom(record)
+        if f"{kind}/{job}" in notes
+    }
+    return _with(record, **(_seldom(record) | noted))
+
+
+def entry(job: JobId, before: Record, event: Event, step: Step, at: float) -> Entry:
+    return Entry(
+        job=job,
+        incident=step.state.job.incident,
+        at=at,
+        event=told(event),
+        before=type(before.state).__name__,
+        after=type(step.state).__name__,
+        because=step.because,
+        commands=tuple(told(command) for command in step.commands),
+    )
+
+
+def told(value: Event | Command) -> str:
+    """One line for people: the name, and the fields that say something."""
+    return _told(value)
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
+    if is_dataclass(value) and not isinstance(value, type):
+        shown = []
+        for item in fields(value):
+            there = getattr(value, item.name)
+            if there not in ("", None, (), {}, frozenset()) and there != item.default:
+                shown.append(f"{item.name}={_told(there)}")
+        return f"{type(value).__name__}({', '.join(shown)})"
+    if isinstance(value, tuple | frozenset):
+        shown = [_told(item) for item in islice(value, SHOWN)]
+        return f"[{', '.join(shown)}{f', … {len(value)} in all' if len(value) > SHOWN else ''}]"
+    if isinstance(value, Mapping):
+        return _told(tuple(f"{key}: {_told(item)}" for key, item in value.items()))
+    return str(value)
+
+
+def _seldom(record: Record) -> dict[str, Any]:
+    job = record.state.job
+    return {"pods": job.pods, "places": job.places, "rounds": record.rounds}
+
+
+def _with(record: Record, *, pods: Any, places: Any, rounds: Any) -> Record:
+    job = replace(record.state.job, pods=pods, places=places)
+    return replace(record, state=replace(record.state, job=job), rounds=rounds)

@@ -1,0 +1,233 @@
+"""The Recover service: each method turns its request into an event and asks the job's owner.
+
+Names, codes and texts are Ascend's. What is ours: a subscription lasts for as long as the job,
+and a report is answered when its decision is on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from taskd.clusterd import act, sense
+from taskd.clusterd.cluster.objects import JobFacts
+from taskd.clusterd.job_owner import Answer, Owner
+from taskd.clusterd.job_registry import Jobs
+from taskd.clusterd.listeners import SUBSCRIBED, End, Line
+from taskd.core.clusterd.states import Pausing, Resuming, StressTesting, SwitchingNic
+from taskd.model.clusterd import (
+    Event,
+    NicResult,
+    Operation,
+    ReplyOperator,
+    SendStressRanks,
+    SendSwitchRanks,
+    Signal,
+    SignalDelivered,
+    SignalFailed,
+    Stream,
+    Subscribed,
+    Unsubscribed,
+)
+from taskd.model.codes import RecoverCode
+from taskd.model.ids import JobId
+from taskd.wire._pb import recover_pb2 as pb
+from taskd.wire._pb.recover_pb2_grpc import RecoverServicer
+
+T = TypeVar("T", Signal, SendSwitchRanks, SendStressRanks)
+
+KEEP_ALIVE_S = 4.0
+REPLY_S = 15 * 60.0
+OPERATING = Pausing | SwitchingNic | StressTesting | Resuming
+WHY = {
+    End.TAKEN_OVER: (grpc.StatusCode.ABORTED, "another client has subscribed to this job"),
+    End.TOO_SLOW: (grpc.StatusCode.RESOURCE_EXHAUSTED, "the signals are not taken fast enough"),
+    End.OVER: (grpc.StatusCode.UNAVAILABLE, "the job or the server has ended"),
+}
+
+
+class Recover(RecoverServicer):
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+
+    async def Init(self, request: pb.ClientInfo, context: Any) -> pb.Status:
+        return _status(await self._jobs.init(JobId(request.jobId)))
+
+    async def Register(self, request: pb.ClientInfo, context: Any) -> pb.Status:
+        return _status(await self._jobs.register(JobId(request.jobId)))
+
+    async def HealthCheck(self, request: pb.ClientInfo, context: Any) -> pb.Status:
+        return _status(Answer.of(RecoverCode.OK))
+
+    # Reports
+
+    async def ReportProcessFault(self, request: pb.ProcessFaultRequest, context: Any) -> pb.Status:
+        return await self._report(request.jobId, lambda: sense.faults_reported(request))
+
+    async def ReportStopComplete(self, request: pb.StopCompleteRequest, context: Any) -> pb.Status:
+        return await self._report(request.jobId, lambda: sense.stop_completed(request))
+
+    async def ReportRecoverStrategy(
+        self, request: pb.RecoverStrategyRequest, context: Any
+    ) -> pb.Status:
+        return await self._report(request.jobId, lambda: sense.strategies_reported(request))
+
+    async def ReportRecoverStatus(
+        self, request: pb.RecoverStatusRequest, context: Any
+    ) -> pb.Status:
+        return await self._report(request.jobId, lambda: sense.status_reported(request))
+
+    async def ReplySwitchNicResult(self, request: pb.SwitchResult, context: Any) -> pb.Status:
+        return await self._report(request.jobId, lambda: NicResult(request.result))
+
+    async def ReplyStressTestResult(self, request: pb.StressTestResult, context: Any) -> pb.Status:
+        return await self._report(request.jobId, lambda: sense.stress_result(request))
+
+    async def _report(self, job: str, event: Callable[[], Event]) -> pb.Status:
+        owner = self._jobs.get(job)
+        if owner is None:
+            return _status(Answer.of(RecoverCode.UnRegistry))
+        if owner.signals.full:
+            return _status(Answer.of(RecoverCode.SignalQueueBusy))
+        try:
+            return _status(await owner.ask(event()))
+        except sense.Invalid as problem:
+            return _status(Answer.of(RecoverCode.InvalidReqParam, str(problem)))
+
+    # Operations
+
+    async def SwitchNicTrack(self, request: pb.SwitchNics, context: Any) -> pb.Status:
+        return await self._operate(request.jobID, sense.nic_asked, request)
+
+    async def StressTest(self, request: pb.StressTestParam, context: Any) -> pb.Status:
+        return await self._operate(request.jobID, sense.stress_asked, request)
+
+    async def _operate(
+        self, job: str, read: Callable[[Any, JobFacts], Event], request: Any
+    ) -> pb.Status:
+        owner, facts = self._jobs.get(job), self._jobs.facts(JobId(job))
+        if owner is None or facts is None:
+            return _status(Answer.of(RecoverCode.OMParamInvalid, "no such job is registered here"))
+        try:
+            event = read(request, facts)
+        except sense.Invalid as problem:
+            return _status(Answer.of(RecoverCode.OMParamInvalid, str(problem)))
+        return _status(await owner.ask(event))
+
+    async def SubscribeSwitchNicSignal(self, request: pb.SwitchNicRequest, context: Any) -> None:
+        text = await self._reply(request.jobID, Operation.NIC, context)
+        await context.write(pb.SwitchNicResponse(jobID=request.jobID, msg=text))
+
+    async def SubscribeStressTestResponse(
+        self, request: pb.StressTestRequest, context: Any
+    ) -> None:
+        text = await self._reply(request.jobID, Operation.STRESS, context)
+        await context.write(pb.StressTestResponse(jobID=request.jobID, msg=text))
+
+    async def _reply(self, job: str, operation: Operation, context: Any) -> str:
+        """How the operation went: once it is known, or at once where nobody has asked yet."""
+        owner = await self._owner(job, context)
+        if operation in owner.unread:
+            return owner.unread.pop(operation).text
+        state = owner.state
+        if not isinstance(state, OPERATING) or state.task.operation != operation:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"no {operation} is going on for {job!r}"
+            )
+        line = owner.replies[operation]
+        listener = line.open()
+        try:
+            told = await listener.next(REPLY_S)
+        finally:
+            line.close(listener)
+        match told:
+            case ReplyOperator(text=text):
+                owner.unread.pop(operation, None)
+                return text
+            case End():
+                return await _abort(context, *WHY[told])
+            case None:
+                return await _abort(
+                    context, grpc.StatusCode.DEADLINE_EXCEEDED, f"the {operation} has no result"
+                )
+
+    # Streams to the job
+
+    async def SubscribeProcessManageSignal(self, request: pb.ClientInfo, context: Any) -> None:
+        owner = await self._owner(request.jobId, context)
+
+        def alive() -> pb.ProcessManageSignal:
+            round_ = getattr(owner.state, "round", None)
+            return act.keep_alive(
+                owner.job, round_.uuid if round_ else "", owner.state.job.incident
+            )
+
+        def said(told: Signal) -> pb.ProcessManageSignal:
+            return act.signal(owner.job, told)
+
+        await _serve(owner, owner.signals, Stream.SIGNALS, context, said, alive)
+
+    async def SubscribeNotifySwitch(self, request: pb.ClientInfo, context: Any) -> None:
+        owner = await self._owner(request.jobId, context)
+
+        def said(told: SendSwitchRanks) -> pb.SwitchRankList:
+            return act.switch_ranks(owner.job, told)
+
+        await _serve(owner, owner.nic, Stream.NIC, context, said)
+
+    async def SubscribeNotifyExecStressTest(self, request: pb.ClientInfo, context: Any) -> None:
+        owner = await self._owner(request.jobId, context)
+
+        def said(told: SendStressRanks) -> pb.StressTestRankParams:
+            return act.stress_ranks(owner.job, told)
+
+        await _serve(owner, owner.stress, Stream.STRESS, context, said)
+
+    async def _owner(self, job: str, context: Any) -> Owner:
+        owner = self._jobs.get(job)
+        if owner is None:
+            return await _abort(context, grpc.StatusCode.NOT_FOUND, RecoverCode.UnRegistry.sentence)
+        return owner
+
+
+async def _serve(
+    owner: Owner,
+    line: Line[T],
+    stream: Stream,
+    context: Any,
+    said: Callable[[T], Any],
+    alive: Callable[[], Any] | None = None,
+) -> None:
+    """Pass on what the line carries until the client goes; tell the owner what was delivered."""
+    listener = line.open()
+    owner.tell(Subscribed(stream))
+    under_way: T | None = None
+    try:
+        await context.send_initial_metadata(SUBSCRIBED)
+        while True:
+            told = await listener.next(KEEP_ALIVE_S)
+            if isinstance(told, End):
+                await context.abort(*WHY[told])
+            elif told is not None:
+                under_way = told
+                await context.write(said(told))
+                under_way = None
+                owner.tell(SignalDelivered(told.sequence))
+            elif alive is not None:
+                await context.write(alive())
+    finally:
+        if under_way is not None:
+            owner.tell(SignalFailed(under_way.sequence))
+        if line.close(listener):
+            owner.tell(Unsubscribed(stream))
+
+
+async def _abort(context: Any, code: grpc.StatusCode, why: str) -> NoReturn:
+    await context.abort(code, why)
+    raise AssertionError("abort does not return")
+
+
+def _status(answer: Answer) -> pb.Status:
+    return pb.Status(code=answer.code, info=answer.info)

@@ -1,0 +1,1 @@
+"""How an agent decides: which processes to start and stop, and what their deaths mean."""

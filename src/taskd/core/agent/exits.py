@@ -1,0 +1,74 @@
+"""How a node's part of the job comes to its end: processes are asked, then killed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from taskd.core.agent.states import (
+    Node,
+    Over,
+    Step,
+    Stopping,
+    Training,
+    Workers,
+    WorkersConfig,
+    alive,
+    finished,
+    kill,
+    life_of,
+)
+from taskd.model import messages as m
+from taskd.model.agent import AskToEnd, Command
+
+SIGTERM = 15
+
+
+def how(exited: m.WorkerExited) -> str:
+    """How a process ended, in a few words."""
+    if exited.signal is not None:
+        return f"killed by signal {exited.signal}"
+    return "no exit status" if exited.exit_code is None else f"exit code {exited.exit_code}"
+
+
+def waited(state: Training, now: float, config: WorkersConfig) -> Step:
+    if now < state.deadline:
+        return Step(state, because="the deadline has moved")
+    if all(finished(worker) for worker in state.workers.values()):
+        return over(state.node, 0, "every rank of the node has finished", state.workers)
+    late = f"nobody decided about the dead ranks in {config.order_timeout_s:g} s"
+    return stop(state, 1, late, SIGTERM, now + config.grace_s)
+
+
+def stop(
+    state: Training,
+    exit_code: int,
+    because: str,
+    signum: int | None,
+    deadline: float,
+    told: tuple[Command, ...] = (),
+) -> Step:
+    living = alive(state.workers)
+    if not living:
+        return over(state.node, exit_code, because, state.workers, told)
+    stopping = Stopping(state.node, state.workers, exit_code, because, deadline)
+    if signum is None:
+        return stop_now(stopping, because, told)
+    asked = tuple(AskToEnd(rank, life_of(worker), signum) for rank, worker in living.items())
+    return Step(stopping, (*told, *asked), because)
+
+
+def stop_now(state: Stopping, why: str, told: tuple[Command, ...] = ()) -> Step:
+    workers, commands = kill(state.workers, state.workers)
+    stopped = replace(state, workers=workers, deadline=inf)
+    return Step(stopped, (*told, *commands), f"killing what is left: {why}")
+
+
+def over(
+    node: Node,
+    exit_code: int,
+    because: str,
+    workers: Workers | None = None,
+    told: tuple[Command, ...] = (),
+) -> Step:
+    return Step(Over(node, exit_code, because, workers or {}), told, because)

@@ -1,0 +1,202 @@
+"""One node's training processes: start, stop, replace some, give up.
+
+    Waiting -> Training -> Stopping -> Over
+       |           |                    ^
+       +-----------+--------------------+
+
+The manager decides for the job; this machine carries its orders out on one node, in an order that
+is always safe. Orders come twice, late, or out of order: an older incident or attempt is refused, a
+repeated one is answered again. The states are in `states`, the reactions in `orders` (processes
+start) and `endings` (all of them end).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import assert_never
+
+from taskd.core.agent.exits import SIGTERM, how, over, stop, stop_now, waited
+from taskd.core.agent.orders import (
+    begin,
+    first_start,
+    go_on,
+    replace_some,
+    restart_all,
+    restart_job,
+    started,
+)
+from taskd.core.agent.states import (
+    LEGAL,
+    Node,
+    Over,
+    State,
+    Step,
+    Stopping,
+    Training,
+    Waiting,
+    WorkersConfig,
+    alive,
+    finished,
+    hello,
+    kill,
+    life_of,
+    local,
+    names,
+    next_life,
+    present,
+    running,
+    with_worker,
+)
+from taskd.model import messages as m
+from taskd.model.agent import (
+    Command,
+    Dying,
+    Ended,
+    Event,
+    Interrupted,
+    LinkDown,
+    LinkUp,
+    SayHello,
+    Started,
+    StartFailed,
+    Tell,
+    Tick,
+    Warmed,
+)
+
+__all__ = [
+    "LEGAL",
+    "Node",
+    "Over",
+    "State",
+    "Step",
+    "Stopping",
+    "Training",
+    "Waiting",
+    "WorkersConfig",
+    "how",
+    "running",
+    "step",
+]
+
+
+def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
+    """Decide. Same state, same event, same time: same answer."""
+    match state, event:
+        case Over(), _:
+            return Step(state, because="the node's part of the job is over")
+        case Waiting(Node(ranks=())), LinkUp():
+            # A spare waits for as long as there is a job that may need it.
+            waiting = replace(state, deadline=inf)
+            return Step(waiting, hello(state), "ready to take over ranks of another node")
+        case Waiting(Node(ranks=())), LinkDown():
+            waiting = replace(state, deadline=now + config.permission_timeout_s)
+            return Step(waiting, because="the manager is out of reach")
+        case _, LinkUp():
+            return Step(state, hello(state), "the manager must know what is true here")
+        case _, m.Condemned(evidence):
+            known = replace(state, node=replace(state.node, condemned=evidence))
+            return Step(known, because=f"this node is not to be used again: {evidence}")
+        case Waiting(), Warmed():
+            node = state.node
+            word = SayHello((), node.attempt, node.remaining, node.condemned)
+            return Step(state, (word,), "a job that trains without us need not wait any longer")
+        case _, Warmed():
+            return Step(state, because="that the workers run is proof enough")
+        case _, LinkDown():
+            return Step(state, because="the manager will have to be told again what is true here")
+        case Waiting(), Tick() if now >= state.deadline:
+            return over(
+                state.node, 1, f"no permission to start in {config.permission_timeout_s:g} s"
+            )
+        case Waiting(), (m.StartWorkers(remaining) | m.RestartAgent(remaining)):
+            return first_start(replace(state.node, remaining=remaining), ())
+        case Waiting(), m.RestartJob(incident, attempt, members):
+            return first_start(replace(state.node, incident=incident, attempt=attempt), members)
+        case Waiting(), m.ReplaceWorkers(incident, members):
+            return first_start(replace(state.node, incident=incident), members)
+        case Waiting(Node(ranks=())), Interrupted(because):
+            return over(state.node, 1, because, told=(Tell(m.RanksFailed(())),))
+        case Waiting(), Interrupted(because):
+            ended = m.EndJob(1, f"node {state.node.node} was {because}")
+            return over(state.node, 1, because, told=(Tell(ended),))
+        case Waiting(), m.ExitAgent():
+            return over(state.node, 1, "the manager ordered the agent to exit")
+        case Waiting(), m.EndJob(exit_code, because):
+            return over(state.node, exit_code, because)
+        case Waiting(), _:
+            return Step(state, because=f"{type(event).__name__} changes nothing before the start")
+        case _, Started():
+            return started(state, event)
+        case _, StartFailed(rank, incarnation, because):
+            gone = m.WorkerExited(
+                rank, incarnation, 0, None, None, f"it could not start: {because}"
+            )
+            return _exited(state, gone, now, config)
+        case _, m.WorkerExited():
+            return _exited(state, event, now, config)
+        case Stopping(), (Interrupted() | Tick()):
+            if isinstance(event, Tick) and now < state.deadline:
+                return Step(state, because="the workers still have time")
+            return stop_now(state, "told twice" if isinstance(event, Interrupted) else "time is up")
+        case Stopping(), _:
+            return Step(state, because=f"already stopping: {state.because}")
+        case Training(), Interrupted(because, signum):
+            ended = m.EndJob(1, f"node {state.node.node} was {because}")
+            last_words = Tell(ended), Tell(m.RanksFailed(()))
+            return stop(state, 1, because, signum, now + config.grace_s, last_words)
+        case Training(), m.ExitAgent():
+            told = Tell(m.RanksFailed(()))
+            return stop(state, 1, "the manager ordered the agent to exit", None, now, (told,))
+        case Training(), m.EndJob(exit_code, because):
+            return stop(state, exit_code, because, SIGTERM, now + config.grace_s)
+        case Training(), Tick():
+            return waited(state, now, config)
+        case Training(), m.StartWorkers():
+            return Step(state, (present(state.node, state.workers),), "the workers run already")
+        case Training(), m.ReplaceWorkers():
+            return replace_some(state, event, now, config)
+        case Training(), m.RestartJob():
+            return restart_job(state, event, now, config)
+        case Training(), m.RestartAgent(remaining):
+            return restart_all(state, remaining, now, config)
+        case Training(), m.RestartWorkers(ranks):
+            again = {r: next_life(state, r) for r in local(state.node, ranks)}
+            return begin(state, again, False, now, config, f"ordered to restart {names(again)}")
+        case Training(), m.StopWorkers(ranks):
+            here = local(state.node, ranks)
+            pending = {r: i for r, i in state.pending.items() if r not in here}
+            workers, commands = kill(state.workers, here)
+            stopped = replace(state, workers=workers, pending=pending)
+            return Step(stopped, commands, f"ordered to stop {names(here)}")
+        case _:
+            assert_never(event)
+
+
+# A process ends
+
+
+def _exited(
+    state: Training | Stopping, exited: m.WorkerExited, now: float, config: WorkersConfig
+) -> Step:
+    worker = state.workers.get(exited.rank)
+    if worker is None or isinstance(worker, Ended) or life_of(worker) != exited.incarnation:
+        return Step(state, because=f"an older life of rank {exited.rank} has ended")
+    after = with_worker(state, exited.rank, Ended(exited))
+    if isinstance(after, Stopping):
+        if alive(after.workers):
+            return Step(after, because=f"{len(alive(after.workers))} ranks still to end")
+        return over(after.node, after.exit_code, after.because, after.workers)
+    if exited.rank in after.pending:
+        return go_on(after, (), f"the last life of rank {exited.rank} is over")
+    deadline = after.deadline
+    if all(finished(w) for w in after.workers.values()):
+        deadline = now + config.farewell_s
+    elif exited.exit_code != 0 and not isinstance(worker, Dying):
+        deadline = min(deadline, now + config.order_timeout_s)
+    told: tuple[Command, ...] = (Tell(exited),)
+    if config.in_ascends_words and exited.exit_code != 0:
+        told += (Tell(m.RanksFailed((exited.rank,))),)
+    because = f"rank {exited.rank} ended: {how(exited)}"
+    return go_on(replace(after, deadline=deadline), told, because)

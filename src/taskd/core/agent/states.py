@@ -1,0 +1,204 @@
+"""The states of one node's processes, and how to look at the workers in them.
+
+Used by `core/agent` and the modules it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from taskd.model import messages as m
+from taskd.model.agent import (
+    Command,
+    Dying,
+    Ended,
+    KillWorker,
+    Running,
+    SayHello,
+    Starting,
+    Tell,
+    Worker,
+)
+from taskd.model.ids import Incarnation, Incident, NodeRank, Rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkersConfig:
+    permission_timeout_s: float = 900.0
+    """How long the manager may take to permit the first start."""
+
+    order_timeout_s: float = 600.0
+    """How long a dead rank may wait for an order before the node gives up."""
+
+    farewell_s: float = 600.0
+    """How long a node whose ranks have all finished waits to be told that the job has ended."""
+
+    in_ascends_words: bool = False
+    """Tell of deaths in Ascend's words too, for a manager that knows no others."""
+
+    grace_s: float = 30.0
+    """How long workers may take to end after SIGTERM before they are killed."""
+
+    def __post_init__(self) -> None:
+        for name in ("permission_timeout_s", "order_timeout_s", "farewell_s", "grace_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+
+NO_INCIDENT = Incident(0)
+
+
+Workers = Mapping[Rank, Worker]
+
+
+# What the node is doing
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What stays true in every state."""
+
+    node: NodeRank
+    ranks: tuple[Rank, ...]
+    """None at all on a spare node, until it is told to take over those of a lost one."""
+    remaining: int
+    """The restart budget."""
+    attempt: int = 0
+    incident: Incident = NO_INCIDENT
+    condemned: str = ""
+    """What a stress test has found here; kept for managers that do not know it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """For the manager's permission to start."""
+
+    node: Node
+    deadline: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    node: Node
+    workers: Workers
+    pending: Mapping[Rank, Incarnation]
+    """Lives to start as soon as what is in their way is dead."""
+    together: bool
+    """True: nothing pending starts before every old process of the node is dead."""
+    deadline: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    node: Node
+    workers: Workers
+    exit_code: int
+    because: str
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    node: Node
+    exit_code: int
+    because: str
+    workers: Workers = field(default_factory=dict)
+    deadline: float = inf
+
+
+State = Waiting | Training | Stopping | Over
+
+LEGAL: dict[type[State], set[type[State]]] = {
+    Waiting: {Training, Over},
+    Training: {Training, Stopping, Over},
+    Stopping: {Stopping, Over},
+    Over: set(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The next state, what the outside must do to get there, and why."""
+
+    state: State
+    commands: tuple[Command, ...] = ()
+    because: str = ""
+
+
+# Looking at workers
+
+
+def kill(workers: Workers, ranks: Iterable[Rank]) -> tuple[Workers, tuple[Command, ...]]:
+    after, commands = dict(workers), []
+    for rank in ranks:
+        match workers.get(rank):
+            case Running(incarnation, pid):
+                after[rank] = Dying(incarnation, pid)
+                commands.append(KillWorker(rank, incarnation))
+            case Starting(incarnation):
+                after[rank] = Dying(incarnation, None)
+            case Dying() | Ended() | None:
+                pass
+    return after, tuple(commands)
+
+
+def with_worker(state: Training | Stopping, rank: Rank, worker: Worker) -> Training | Stopping:
+    return replace(state, workers={**state.workers, rank: worker})
+
+
+def life_of(worker: Worker) -> Incarnation:
+    return worker.exited.incarnation if isinstance(worker, Ended) else worker.incarnation
+
+
+def newest(state: Training, rank: Rank) -> Incarnation:
+    worker = state.workers.get(rank)
+    known = Incarnation(-1) if worker is None else life_of(worker)
+    return max(known, state.pending.get(rank, known))
+
+
+def next_life(state: Training, rank: Rank) -> Incarnation:
+    return Incarnation(newest(state, rank) + 1)
+
+
+def alive(workers: Workers) -> Workers:
+    return {rank: worker for rank, worker in workers.items() if not isinstance(worker, Ended)}
+
+
+def finished(worker: Worker) -> bool:
+    return isinstance(worker, Ended) and worker.exited.exit_code == 0
+
+
+def local(node: Node, ranks: Iterable[Rank]) -> tuple[Rank, ...]:
+    return tuple(rank for rank in ranks if rank in node.ranks)
+
+
+def names(ranks: Iterable[Rank]) -> str:
+    return "rank " + ", ".join(map(str, ranks))
+
+
+# What the manager is told
+
+
+def present(node: Node, workers: Workers) -> Tell:
+    return Tell(m.WorkersStarted(node.node, running(workers)))
+
+
+def running(workers: Workers) -> tuple[m.LocalWorker, ...]:
+    """The processes that are there, in the order of their ranks."""
+    return tuple(
+        m.LocalWorker(rank, worker.incarnation, worker.pid)
+        for rank, worker in sorted(workers.items())
+        if isinstance(worker, Running)
+    )
+
+
+def hello(state: State) -> tuple[Command, ...]:
+    workers: Workers = {} if isinstance(state, Waiting) else state.workers
+    node = state.node
+    hello = SayHello(running(workers), node.attempt, node.remaining, node.condemned)
+    if isinstance(state, Waiting):
+        return Tell(m.AgentRegistered()), hello, Tell(m.RestartsLeft(node.remaining))
+    ended = tuple(Tell(w.exited) for _, w in sorted(workers.items()) if isinstance(w, Ended))
+    return Tell(m.AgentRegistered()), hello, *ended

@@ -1,0 +1,1 @@
+"""How the bus decides: delivery on one link, routing, and the relay of one node."""

@@ -1,0 +1,232 @@
+"""Where a message goes next, and what code a bad one gets.
+
+A bus node knows its own position, the children that have registered, and for every position
+below it the child through which it is reached. That is all a decision needs:
+
+    for me            -> me
+    known below       -> down through that child
+    anything else     -> up, or NoRoute at the top, or when it has come from up there
+
+A message for many (`All`, or a list of ranks) goes to every matching side once. The next hop
+splits it again, and it never goes back where it came from. `core/bus/relay.py` acts on this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from taskd.model.codes import NetCode
+from taskd.model.ids import ALL, NO_PROCESS, Position, Role
+
+MAX_CHILDREN = 5000
+MAX_ROUTES = 100_000
+MAX_DIGITS = 9
+MAX_FREE_TEXT = 32
+MAX_LIST = 100_000
+"""No longer list of ranks is looked at, in characters."""
+
+_ROLES = frozenset(Role)
+
+
+class Side(Enum):
+    """The two directions that are no child."""
+
+    ME = "me"
+    UP = "up"
+
+
+Hop = Position | Side
+"""A neighbour: a child by its place, or one of the two sides."""
+
+
+def place(position: Position) -> Position:
+    """What a position is known by. Only workers have a process rank that tells them apart;
+    a proxy's is the time of its start."""
+    if position.role == Role.WORKER or position.process_rank == NO_PROCESS:
+        return position
+    return replace(position, process_rank=NO_PROCESS)
+
+
+def as_destination(given: Position | None) -> Position | NetCode:
+    """The destination in its one normal spelling, or what is wrong with it."""
+    if given is None:
+        return NetCode.NilPosition
+    if given.role not in _ROLES:
+        return NetCode.DstRoleIllegal
+    servers = _ranks(given.server_rank)
+    if servers is None:
+        return NetCode.DstSrvRankIllegal
+    if given.role != Role.WORKER:
+        return Position(given.role, servers)
+    processes = _ranks(given.process_rank)
+    if processes is None:
+        return NetCode.DstProcessRankIllegal
+    return Position(given.role, servers, processes)
+
+
+def as_member(given: Position | None) -> Position | NetCode:
+    """A position that a peer claims for itself: one place, never a pattern."""
+    if given is None:
+        return NetCode.NilPosition
+    if given.role not in _ROLES:
+        return NetCode.DstRoleIllegal
+    if not _is_one_rank(given.server_rank):
+        return NetCode.DstSrvRankIllegal
+    free_text = given.role != Role.WORKER and len(given.process_rank) <= MAX_FREE_TEXT
+    if not (free_text or _is_one_rank(given.process_rank)):
+        return NetCode.DstProcessRankIllegal
+    return given
+
+
+def is_for_many(dst: Position) -> bool:
+    return _is_pattern(dst.server_rank) or _is_pattern(dst.process_rank)
+
+
+def _is_pattern(ranks: str) -> bool:
+    return ranks == ALL or "," in ranks
+
+
+def _is_rank(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+
+
+def _is_one_rank(text: str) -> bool:
+    return _is_rank(text) and (text == "0" or text[0] != "0")
+
+
+def _ranks(text: str) -> str | None:
+    """`All`, or the natural numbers of the list in their order without repetition."""
+    if ALL in text:
+        return ALL
+    if _is_one_rank(text):
+        return text
+    parts = text.split(",") if len(text) <= MAX_LIST else [""]
+    if not all(_is_rank(part) for part in parts):
+        return None
+    return ",".join(dict.fromkeys(str(int(part)) for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A destination for many, taken apart once."""
+
+    role: str
+    servers: frozenset[str] | None
+    processes: frozenset[str] | None
+
+    @staticmethod
+    def of(dst: Position) -> Pattern:
+        def members(ranks: str) -> frozenset[str] | None:
+            return None if ranks == ALL else frozenset(ranks.split(","))
+
+        processes = members(dst.process_rank) if dst.role == Role.WORKER else None
+        return Pattern(dst.role, members(dst.server_rank), processes)
+
+    def fits(self, position: Position) -> bool:
+        return (
+            position.role == self.role
+            and (self.servers is None or position.server_rank in self.servers)
+            and (self.processes is None or position.process_rank in self.processes)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where one message goes from here. With a code other than OK it goes nowhere."""
+
+    hops: tuple[Hop, ...] = ()
+    code: NetCode = NetCode.OK
+    because: str = ""
+
+
+@dataclass(slots=True)
+class Routes:
+    """What one node knows about who is where. Bounded: what does not fit is refused."""
+
+    me: Position
+    top: bool
+    """Nothing is above this node."""
+    max_children: int = MAX_CHILDREN
+    max_routes: int = MAX_ROUTES
+    children: dict[Position, Position] = field(default_factory=dict)
+    """Place of each registered child -> the position it registered with."""
+    _hop_to: dict[Position, Position] = field(default_factory=dict)
+    _below: dict[Position, dict[Position, Position]] = field(default_factory=dict)
+    """Child -> place -> the position announced, in the order of announcement."""
+
+    def register(self, child: Position) -> NetCode:
+        key = place(child)
+        if key not in self.children and len(self.children) >= self.max_children:
+            return NetCode.ExceedMaxRegistryNum
+        self.children[key] = child
+        return NetCode.OK
+
+    def announce(
+        self, through: Position, path: Iterable[Position], *, anew: bool = False
+    ) -> NetCode:
+        """These positions are reached through this child; `anew` forgets what it said before."""
+        hop = place(through)
+        if hop not in self.children:
+            return NetCode.ClientErr
+        if anew:
+            self._forget_below(hop)
+        below = self._below.setdefault(hop, {})
+        for position in path:
+            key = place(position)
+            before = self._hop_to.get(key)
+            if key == place(self.me) or (key in self.children and key != hop):
+                continue  # Nobody can be behind a child who is a child itself, or be me.
+            if before is None and len(self._hop_to) >= self.max_routes:
+                return NetCode.ExceedMaxRegistryNum
+            if before is not None and before != hop:
+                del self._below[before][key]
+            self._hop_to[key] = hop
+            below[key] = position
+        return NetCode.OK
+
+    def withdraw(self, child: Position) -> None:
+        """The child has been gone for too long: neither it nor what was below it is reached."""
+        hop = place(child)
+        self._forget_below(hop)
+        self._below.pop(hop, None)
+        self.children.pop(hop, None)
+
+    def _forget_below(self, hop: Position) -> None:
+        for key in self._below.pop(hop, {}):
+            del self._hop_to[key]
+
+    def below(self) -> tuple[Position, ...]:
+        """Everything that this node can reach downwards, as it was announced."""
+        return tuple(position for known in self._below.values() for position in known.values())
+
+    def hop_to(self, position: Position) -> Position | None:
+        return self._hop_to.get(place(position))
+
+    def decide(self, dst: Position, came_from: Hop) -> Decision:
+        """`dst` is in its normal spelling."""
+        if is_for_many(dst):
+            return self._decide_many(Pattern.of(dst), came_from)
+        if dst == place(self.me):
+            return Decision((Side.ME,))
+        hop = self._hop_to.get(dst)
+        if hop is not None and hop != came_from:
+            return Decision((hop,))
+        if hop is None and not self.top and came_from is not Side.UP:
+            return Decision((Side.UP,))
+        where = "it came from there" if hop is not None else f"{self.me} knows no path to it"
+        return Decision(code=NetCode.NoRoute, because=f"{dst}: {where}")
+
+    def _decide_many(self, pattern: Pattern, came_from: Hop) -> Decision:
+        hops: dict[Hop, None] = {}
+        if came_from is not Side.ME and pattern.fits(place(self.me)):
+            hops[Side.ME] = None
+        for key, hop in self._hop_to.items():
+            if hop not in hops and hop != came_from and pattern.fits(key):
+                hops[hop] = None
+        if not self.top and came_from is not Side.UP:
+            hops[Side.UP] = None
+        if not hops:
+            return Decision(code=NetCode.NoRoute, because=f"nobody fits {pattern}")
+        return Decision(tuple(hops))

@@ -1,0 +1,1 @@
+"""How clusterd decides: one recovery machine per job."""

@@ -1,0 +1,221 @@
+"""What the cluster and the streams tell: pods, platform, writes, registrations, subscriptions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from taskd.core.clusterd import decision
+from taskd.core.clusterd import hot_switch as hotswitch
+from taskd.core.clusterd import repair_progress as repair
+from taskd.core.clusterd import round_end as descent
+from taskd.core.clusterd import stop_and_ask as rounds
+from taskd.core.clusterd.job_config import ON, RecoveryConfig
+from taskd.core.clusterd.new_faults import faults_seen
+from taskd.core.clusterd.new_incident import begin
+from taskd.core.clusterd.operation_round import resume, stress_over
+from taskd.core.clusterd.states import (
+    Asking,
+    AwaitingBackup,
+    AwaitingPods,
+    AwaitingRemoval,
+    Ended,
+    Exiting,
+    HandedOver,
+    Idle,
+    Killing,
+    Pausing,
+    PlatformChoosing,
+    PlatformConfirming,
+    PlatformRanking,
+    Repairing,
+    Replacing,
+    Shrunk,
+    State,
+    Step,
+    StressTesting,
+    SwitchingNic,
+    Undecided,
+)
+from taskd.core.clusterd.turn import Matter
+from taskd.model.clusterd import (
+    ClusterWriteDone,
+    ClusterWriteFailed,
+    Command,
+    JobDeleted,
+    JobRegistered,
+    LabelPodGroup,
+    PlatformSeen,
+    PodsSeen,
+    ResetOperation,
+    SendStressRanks,
+    SendSwitchRanks,
+    SignalDelivered,
+    SignalFailed,
+    Stream,
+    Subscribed,
+    Unsubscribed,
+)
+from taskd.model.codes import RecoverCode
+from taskd.model.faults import Fault
+
+
+def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig) -> Step:
+    promoted = state.job.promoted & {pod.uid for pod in event.pods}
+    pods = tuple(replace(pod, backup=False) if pod.uid in promoted else pod for pod in event.pods)
+    held = {pod.node_rank: pod.ranks for pod in pods if pod.ranks and not pod.backup}
+    places = {**state.job.places, **held}
+    job = replace(state.job, pods=pods, promoted=promoted, phase=event.phase, places=places)
+    state = replace(state, job=job)
+    if isinstance(state, Idle | Ended):
+        return Step(state)
+    matter = Matter(job, state.round, now, config)
+    if isinstance(state, Undecided | Repairing | Pausing | SwitchingNic | StressTesting) and (
+        _all_new(state)
+    ):
+        return _restarted(state, matter)
+    match state:
+        case Replacing() | Shrunk():
+            return repair.pods_changed(state, matter)
+        case AwaitingPods():
+            return decision.pods_changed(state, matter)
+        case AwaitingBackup() | AwaitingRemoval():
+            return hotswitch.pods_changed(state, matter)
+        case Exiting() if not decision.not_replaced(job, state.round):
+            matter = replace(matter.since("the lost pods are replaced"), cause=state.cause)
+            return descent.hand_over(matter, state.order, ResetOperation.RESTART_ALL)
+        case HandedOver():
+            return _watch_restart(state, matter)
+        case _:
+            return Step(state)
+
+
+def _all_new(state: Undecided | Repairing | Pausing | SwitchingNic | StressTesting) -> bool:
+    """Nobody is left of those that the round has spoken to, though not all were to leave."""
+    origin, job = dict(state.round.origin), state.job
+    here = {pod.node_rank: pod.uid for pod in job.members if pod.running and pod.ranks}
+    new = {node for node, uid in origin.items() if here.get(node, uid) != uid}
+    staying = set(origin) - state.round.leaving
+    return bool(staying) and len(new) == len(origin)
+
+
+def _restarted(
+    state: Undecided | Repairing | Pausing | SwitchingNic | StressTesting, matter: Matter
+) -> Step:
+    """The scheduler has restarted the job without being asked: whom we told to stop is gone."""
+    matter = matter.since("every pod of the job is new")
+    match state:
+        case Pausing() | SwitchingNic() | StressTesting():
+            text = f"{state.task.operation} failed, the job was restarted"
+            return resume(stress_over(state, matter), state.task, text)
+        case _:
+            # What was wrong with the old pods is not wrong with the new ones.
+            known = [Fault(fault.rank, fault.kind) for fault in matter.round.faults]
+            before = replace(matter.round, faults=(), origin=matter.job.origin)
+            now, config = matter.now, matter.config
+            history = before.history
+            return begin(
+                matter.job, known, now, config, matter.because, before=before, history=history
+            )
+
+
+def _watch_restart(state: HandedOver, matter: Matter) -> Step:
+    """That it still runs proves nothing. It was seen to stop, or it was told to exit and its lost
+    pods are new: then the agents of the other pods have started their processes anew."""
+    phase = matter.job.phase
+    state = replace(state, left_running=state.left_running or phase != "Running")
+    replaced = not decision.not_replaced(matter.job, matter.round)
+    moved = bool(matter.round.leaving) and replaced and state.order is None
+    if phase == "Running" and (state.left_running or moved):
+        return descent.take_back(matter.since("the scheduler has restarted the job"))
+    return matter.to(state)
+
+
+def platform_seen(state: State, event: PlatformSeen, now: float, config: RecoveryConfig) -> Step:
+    state = replace(state, job=replace(state.job, platform=event))
+    match state:
+        case PlatformChoosing():
+            return rounds.platform_changed(state, Matter(state.job, state.round, now, config))
+        case PlatformConfirming():
+            return rounds.confirmed(state, Matter(state.job, state.round, now, config))
+        case PlatformRanking():
+            return decision.ranked(state, Matter(state.job, state.round, now, config))
+        case _:
+            return Step(state)
+
+
+def registration(state: State, event: JobRegistered | JobDeleted) -> Step:
+    if isinstance(event, JobDeleted):
+        return Step(Ended(state.job, None, RecoverCode.OK), because=event.because)
+    seed = state.job.seed or event.seed
+    job = replace(state.job, id=event.job, name=event.name, config=event.config, seed=seed)
+    if isinstance(state, HandedOver):
+        # The mark `pause` is the scheduler's order to restart the job; it must stay for now.
+        return Step(replace(state, job=job), because="registered again")
+    label: tuple[Command, ...] = (LabelPodGroup(ON, "on"),) if job.config.cluster else ()
+    if isinstance(state, Ended) and state.order is None:
+        return Step(Idle(replace(job, pods=(), seen=())), label, "the job starts anew")
+    again = "registered again" if state.job.seed else "registered"
+    return Step(replace(state, job=job), label, again)
+
+
+def stream(
+    state: State, event: Subscribed | Unsubscribed, now: float, config: RecoveryConfig
+) -> Step:
+    there = isinstance(event, Subscribed)
+    if event.stream is Stream.SIGNALS:
+        state = replace(state, job=replace(state.job, subscribed=there))
+    if not there:
+        return Step(state, because="the round waits for the client to come back")
+    match event.stream, state:
+        case Stream.SIGNALS, Idle():
+            return faults_seen(state, now, config)
+        case Stream.NIC, SwitchingNic(task=task):
+            again: Command = SendSwitchRanks(task.ranks, task.to_backup)
+            return Step(state, (again,), "said again to the new subscriber")
+        case Stream.STRESS, StressTesting(task=task):
+            return Step(state, (SendStressRanks(task.ops),), "said again to the new subscriber")
+        case Stream.SIGNALS, _ if isinstance(state, Asking) and state.order is not None:
+            return Step(state, (state.order,), "said again to the new subscriber")
+        case _:
+            return Step(state)
+
+
+def delivery(
+    state: State, event: SignalDelivered | SignalFailed, now: float, config: RecoveryConfig
+) -> Step:
+    if isinstance(event, SignalFailed):
+        return Step(state, because="will be said again on the next subscription")
+    match state:
+        case Ended() | Exiting() | HandedOver() if (
+            state.order is not None and state.order.sequence == event.sequence
+        ):
+            return Step(replace(state, order=None), because="the job knows that it is to exit")
+        case Killing() if state.order.sequence == event.sequence:
+            matter = Matter(state.job, state.round, now, config, "the job starts anew")
+            return descent.killed(matter)
+        case _:
+            return Step(state)
+
+
+def written(
+    state: State, event: ClusterWriteDone | ClusterWriteFailed, now: float, config: RecoveryConfig
+) -> Step:
+    """Only the label that pauses the job decides anything; what else fails is said and let be."""
+    failed = isinstance(event, ClusterWriteFailed)
+    because = ""
+    if isinstance(event, ClusterWriteFailed):
+        because = f"a cluster write failed: {event.because}"
+    if state.job.labelling is None or state.job.labelling.sequence != event.sequence:
+        return Step(state, because=because)
+    label = state.job.labelling.value
+    paused = state.job.paused if failed else label == "pause"
+    state = replace(state, job=replace(state.job, labelling=None, paused=paused))
+    match state:
+        case HandedOver() if failed and label == "pause":
+            matter = Matter(state.job, state.round, now, config, because)
+            return descent.kill(matter, RecoverCode.OperatePodGroupError)
+        case Idle() if paused:
+            again_at = now + config.again_after_s
+            return Step(replace(state, again_at=min(again_at, state.deadline)), (), because)
+        case _:
+            return Step(state, because=because)

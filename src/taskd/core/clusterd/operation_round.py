@@ -1,0 +1,268 @@
+"""Operations on a healthy job: links are switched over, or devices stress-tested, while it pauses.
+
+The job is paused, the operation runs, the job goes on. Whatever finds a fault on the way opens an
+ordinary round, and the operator is told.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from taskd.core.clusterd import signals
+from taskd.core.clusterd.job_config import RecoveryConfig
+from taskd.core.clusterd.job_facts import Job
+from taskd.core.clusterd.new_incident import begin, new_incident
+from taskd.core.clusterd.round_end import kill
+from taskd.core.clusterd.states import (
+    Idle,
+    Operating,
+    Pausing,
+    Resuming,
+    Step,
+    StressTesting,
+    SwitchingNic,
+    Task,
+)
+from taskd.core.clusterd.turn import Matter
+from taskd.model.clusterd import (
+    AnnotateNode,
+    Command,
+    Operation,
+    OperatorAskedNic,
+    OperatorAskedStress,
+    ReplyOperator,
+    ResetOperation,
+    SendStressRanks,
+    SendSwitchRanks,
+    StatusReported,
+    StopCompleted,
+    StressResult,
+    WriteResetConfig,
+)
+from taskd.model.codes import RecoverCode
+from taskd.model.faults import Fault, FaultKind
+from taskd.model.ids import Rank
+
+STRESS_OPS = (0, 1)
+BROKEN, UNSETTLED = "2", ("3", "4")
+
+
+def ask(
+    state: Idle, event: OperatorAskedNic | OperatorAskedStress, now: float, config: RecoveryConfig
+) -> Step:
+    if problem := _problem(state.job, event):
+        return Step(state, because=problem, answer=RecoverCode.OMParamInvalid)
+    match event:
+        case OperatorAskedNic(ranks, to_backup):
+            task = Task(operation=Operation.NIC, ranks=ranks, to_backup=to_backup)
+            timeout_s = 0
+        case OperatorAskedStress(ops):
+            task = Task(operation=Operation.STRESS, ranks=tuple(sorted(ops)), ops=ops)
+            timeout_s = signals.STRESS_PAUSE_TIMEOUT_S
+    matter = new_incident(state.job, now, config, f"the operator asks for: {task.operation}")
+    order = signals.pause_train(matter.job, matter.round, timeout_s)
+    deadline = now + config.stop_timeout_s
+    return matter.to(Pausing(matter.job, matter.round, task, order, deadline), order)
+
+
+def _problem(job: Job, event: OperatorAskedNic | OperatorAskedStress) -> str:
+    ranks = tuple(event.ops) if isinstance(event, OperatorAskedStress) else event.ranks
+    strangers = sorted(rank for rank in ranks if not job.has(rank))
+    if not ranks:
+        return "no rank is named"
+    if strangers:
+        return f"ranks {strangers} are not the job's"
+    match event:
+        case OperatorAskedNic() if len(event.to_backup) != len(ranks):
+            return f"{len(ranks)} ranks, but {len(event.to_backup)} directions"
+        case OperatorAskedStress(ops):
+            for rank, wanted in ops.items():
+                if not wanted or len(set(wanted)) != len(wanted) or set(wanted) - {*STRESS_OPS}:
+                    return f"rank {rank}: {list(wanted)} are no stress tests"
+        case _:
+            pass
+    return ""
+
+
+def paused(state: Pausing, matter: Matter, event: StopCompleted) -> Step:
+    if event.code != RecoverCode.OK:
+        return resume(matter, state.task, "om failed, pause train failed")
+    matter = matter.since("every rank stands still")
+    task, deadline = state.task, matter.now + matter.config.operation_timeout_s
+    if task.operation is Operation.NIC:
+        command = SendSwitchRanks(task.ranks, task.to_backup)
+        return matter.to(SwitchingNic(matter.job, matter.round, task, deadline), command)
+    matter = matter.doing(signals.hold_agents(matter.job, matter.round))
+    matter = matter.in_cluster(WriteResetConfig(ResetOperation.FLUSHING))
+    testing = StressTesting(matter.job, matter.round, task, False, deadline)
+    return matter.to(testing, SendStressRanks(task.ops))
+
+
+def pause_expired(state: Pausing, matter: Matter) -> Step:
+    return resume(
+        replace(matter, cause=RecoverCode.WaitReportTimeout), state.task, "pause train timeout"
+    )
+
+
+def nic_result(state: SwitchingNic, matter: Matter, ok: bool) -> Step:
+    if ok:
+        return resume(matter.since("the links are switched"), state.task, "switch nic finish")
+    return nic_failed(state, matter, "switch nic failed")
+
+
+def nic_failed(state: SwitchingNic, matter: Matter, what: str) -> Step:
+    """The links of these ranks may now be neither here nor there."""
+    text = f"switch nic failed, {what}"
+    faults = [Fault(rank, FaultKind.NETWORK, evidence=text) for rank in state.task.ranks]
+    reply = ReplyOperator(Operation.NIC, text)
+    return _to_round(matter, faults, text, reply, nic_failed=True)
+
+
+def fault_reported(
+    state: SwitchingNic | StressTesting, matter: Matter, event: StatusReported
+) -> Step:
+    """The job reports a fault in the middle of the operation."""
+    if isinstance(state, SwitchingNic):
+        return nic_failed(state, matter, "report error when switching nic")
+    text = "recv fault, when stressing test"
+    deadline = matter.now + matter.config.operation_timeout_s
+    matter = matter.since(f"{text} ({event.code})")
+    return matter.to(
+        replace(state, hit=True, deadline=deadline), ReplyOperator(Operation.STRESS, text)
+    )
+
+
+def stress_result(state: StressTesting, matter: Matter, event: StressResult) -> Step:
+    matter = stress_over(state, matter)
+    table = _table(matter.job, event)
+    codes = {
+        rank: {result.code for result in results.values()}
+        for rank, results in event.results.items()
+    }
+    broken = matter.job.nodes_of(rank for rank, found in codes.items() if BROKEN in found)
+    unsettled = sorted(rank for rank, found in codes.items() if found & set(UNSETTLED))
+    if broken:
+        names = [pod.node for node in broken if (pod := matter.job.pod_at(node)) is not None]
+        text = f"stress test find fault, isolate node:{','.join(names)},result:{table}"
+        matter = matter.in_cluster(
+            *(AnnotateNode(name, "NodeHealthyStatus", "UnHealthy") for name in names)
+        )
+        ranks = sorted({*matter.job.ranks_of(broken), *unsettled})
+        return _stress_failed(state, matter, tuple(ranks), text)
+    if unsettled:
+        text = f"stress test timeout fault, faultRank:{unsettled},result:{table}"
+        return _stress_failed(state, matter, tuple(unsettled), text)
+    if state.hit:
+        return _stress_failed(state, matter, (), f"stress test finish, result:{table}")
+    matter = matter.since("no device has failed the test")
+    return resume(matter, state.task, f"stress test finish, result:{table}")
+
+
+def stress_expired(state: StressTesting, matter: Matter) -> Step:
+    text = "stress test failed, report stress test timeout"
+    return _stress_failed(state, stress_over(state, matter), (), text)
+
+
+def _stress_failed(
+    state: StressTesting, matter: Matter, ranks: tuple[Rank, ...], text: str
+) -> Step:
+    faults = [Fault(rank, hardware=True, in_place=False, evidence="stress test") for rank in ranks]
+    reply = ReplyOperator(state.task.operation, text)
+    return _to_round(matter, faults, _short(text), reply)
+
+
+def stress_over(state: Operating, matter: Matter) -> Matter:
+    """Agents may start processes again, if they were held."""
+    if not isinstance(state, StressTesting):
+        return matter
+    matter = matter.in_cluster(WriteResetConfig(ResetOperation.CLEAR))
+    return matter.doing(signals.release_agents(matter.job, matter.round))
+
+
+def _to_round(
+    matter: Matter,
+    faults: list[Fault],
+    because: str,
+    *commands: Command,
+    nic_failed: bool = False,
+) -> Step:
+    return begin(
+        matter.retired().job,
+        faults,
+        matter.now,
+        matter.config,
+        because,
+        commands=(*matter.before, *commands),
+        told=True,
+        nic_failed=nic_failed,
+    )
+
+
+def resume(matter: Matter, task: Task, text: str) -> Step:
+    """Also after a failed pause: the ranks that did stop must go on."""
+    order = signals.go_on(matter.job, matter.round)
+    deadline = matter.now + matter.config.status_timeout_s
+    matter = matter.since(_short(text))
+    return matter.to(Resuming(matter.job, matter.round, task, text, order, deadline), order)
+
+
+def resumed(state: Resuming, matter: Matter, event: StatusReported) -> Step:
+    if event.code == RecoverCode.OK:
+        matter = matter.since("the job goes on")
+        return matter.to(
+            Idle(matter.retired().job), ReplyOperator(state.task.operation, state.text)
+        )
+    matter = matter.since(f"the job could not go on ({event.code})")
+    return _not_resumed(state, matter, "continue train failed", RecoverCode.OK)
+
+
+def resume_expired(state: Resuming, matter: Matter) -> Step:
+    return _not_resumed(state, matter, "continue train timeout", RecoverCode.WaitReportTimeout)
+
+
+def _not_resumed(state: Resuming, matter: Matter, what: str, cause: RecoverCode) -> Step:
+    text = f"{state.task.operation} failed, {what}"
+    return kill(matter.since(text).doing(ReplyOperator(state.task.operation, text)), cause)
+
+
+def abandon_operation(state: Operating, matter: Matter) -> Matter:
+    """A fault has come in between."""
+    texts = {
+        Operation.NIC: "switch nic failed, report error when switching nic",
+        Operation.STRESS: "recv fault, when stressing test",
+    }
+    operation = state.task.operation
+    matter = stress_over(state, matter)
+    if isinstance(state, StressTesting) and state.hit:
+        return matter
+    return matter.doing(ReplyOperator(operation, texts[operation]))
+
+
+def tested(state: Operating) -> frozenset[Rank]:
+    """The ranks whose devices are expected to complain at present."""
+    return frozenset(state.task.ops) if isinstance(state, StressTesting) else frozenset()
+
+
+def _short(text: str) -> str:
+    return text.partition("result:")[0].rstrip(" ,")
+
+
+def _table(job: Job, event: StressResult) -> str:
+    """By node and device, as the operator knows them."""
+    table: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
+    for rank, results in sorted(event.results.items()):
+        node, device = _place(job, rank)
+        found = {op: {"code": r.code, "result": r.result} for op, r in sorted(results.items())}
+        table.setdefault(node, {})[device] = found
+    return json.dumps(table, separators=(",", ":"))
+
+
+def _place(job: Job, rank: Rank) -> tuple[str, str]:
+    pod = job.pod_of(rank)
+    if pod is None:
+        return "", str(rank)
+    index = pod.ranks.index(rank)
+    return pod.node or str(pod.node_rank), pod.devices[index] if index < len(pod.devices) else str(
+        rank
+    )

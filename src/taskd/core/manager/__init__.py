@@ -1,0 +1,1 @@
+"""How the manager of one job decides."""

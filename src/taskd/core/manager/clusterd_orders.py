@@ -1,0 +1,190 @@
+"""clusterd's signals: which are new, which incident they belong to, what each sets going.
+
+They are carried out in the order in which they come. `core/manager` hands them over;
+`core/manager/parking.py` and `core/manager/strategy_actions.py` do the work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from taskd.core.manager import parking as stopping
+from taskd.core.manager import strategy_actions as strategies
+from taskd.core.manager.states import (
+    SIGNALS_KEPT,
+    Awaiting,
+    Deciding,
+    Dumping,
+    Ending,
+    Gathering,
+    Job,
+    JobConfig,
+    Paused,
+    Repairing,
+    Reported,
+    Restarting,
+    Resuming,
+    State,
+    Stopping,
+    Taken,
+    Training,
+    seen,
+    with_facts,
+)
+from taskd.core.rank_sets import RankSet
+from taskd.model.clusterd import Signal
+from taskd.model.ids import Incident, agent
+from taskd.model.manager import NO_INCIDENT, RankFault, ReportFaults, ReportResult, Tell
+from taskd.model.messages import StartWorkers, StopWorkers
+from taskd.model.strategies import UPGRADE
+
+Busy = Repairing | Resuming | Restarting | Dumping
+
+
+def ordered(state: State, signal: Signal, now: float, config: JobConfig) -> Taken:
+    if signal.type == "keep-alive" or isinstance(state, Ending):
+        return Taken(state, because="nothing to be done")
+    if signal.sequence:
+        key: object = (signal.uuid, signal.sequence)
+    else:
+        key = (signal.uuid, signal.type, signal.actions, signal.strategy)
+    if key in state.job.handled:
+        return Taken(state, because=f"{signal.type} has been carried out already")
+    handled = (*state.job.handled, key)[-SIGNALS_KEPT:]
+    state = with_facts(state, handled=handled, ascend=signal.incident == NO_INCIDENT)
+    if isinstance(state, Gathering):
+        # Who is alive is not known yet: an order carried out now would be carried out wrongly.
+        state = replace(state, deferred=(*state.deferred, signal))
+        return Taken(state, because=f"{signal.type} waits until everybody has been heard")
+    return carry_on(state, signal, now, config)
+
+
+def carry_on(state: State, signal: Signal, now: float, config: JobConfig) -> Taken:
+    match signal.type:
+        case "pauseStartAgent":
+            state = with_facts(state, start_withheld=True)
+            return Taken(state, because="starting ranks is withheld")
+        case "continueStartAgent":
+            return _release_starts(state)
+        case "preExitProcess":
+            return _stop_before_exit(state, signal)
+        case "faultNodesExit":
+            job, tells = strategies.send_away(state.job, signal, config)
+            return Taken(replace(state, job=job), tells, "these nodes leave")
+        case "killMaster":
+            return strategies.end(state.job, 1, "clusterd has given the job up", now, config)
+        case "stopTrain" | "globalFault" | "changeStrategy" | "saveAndExit":
+            return _in_incident(state, signal, now, config)
+        case other:
+            return Taken(state, because=f"signal {other!r} is not for this manager")
+
+
+def _in_incident(state: State, signal: Signal, now: float, config: JobConfig) -> Taken:
+    numbered = _number(state.job, signal)
+    if numbered is None:
+        return Taken(state, because=f"{signal.type} belongs to an older incident")
+    incident, offset = numbered
+    if (
+        signal.strategy == UPGRADE
+        and isinstance(state, Training)
+        and incident <= state.job.incident
+    ):
+        # The job trains, so everybody has to be stopped anew, under a number they do not know yet.
+        incident, offset = Incident(state.job.incident + 1), offset + 1
+    state = with_facts(state, offset=offset)
+    if signal.type == "stopTrain":
+        return stopping.stop(state, signal, incident, now, config)
+    order = replace(signal, strategy="dump") if signal.type == "saveAndExit" else signal
+    return _continue(state, order, incident, now, config)
+
+
+def _number(job: Job, signal: Signal) -> tuple[Incident, int] | None:
+    """The incident to work under, and our lead in counting. None: that incident is over."""
+    begins = signal.type in ("stopTrain", "saveAndExit")
+    if signal.incident == NO_INCIDENT:
+        if signal.uuid == job.uuid and job.uuid:
+            return job.incident, 0
+        return (Incident(job.incident + 1), 0) if begins else None
+    incident = Incident(signal.incident + job.offset)
+    if incident > job.incident or (incident == job.incident and not job.uuid):
+        return incident, job.offset
+    if incident == job.incident and (not begins or signal.uuid == job.uuid):
+        return incident, job.offset
+    if not begins and not job.uuid:
+        # It stands where our former life has brought it; the ranks have counted on since.
+        return job.incident, job.incident - signal.incident
+    # A new round of a clusterd that has lost count: we count on.
+    return (Incident(job.incident + 1), job.incident + 1 - signal.incident) if begins else None
+
+
+def _continue(
+    state: State, order: Signal, incident: Incident, now: float, config: JobConfig
+) -> Taken:
+    """An order within an incident. It may come to a manager that was not there when it began."""
+    job = state.job
+    same = incident == job.incident
+    if same:
+        state = with_facts(state, uuid=order.uuid)
+    if order.strategy == "exit":
+        return strategies.carry_out(state.job, order, now, config)
+    if order.strategy == "continue" and isinstance(state, Training) and not job.protected():
+        report = ReportResult(order.uuid, 0, "training was never paused", order.strategy)
+        return Taken(state, (report,), report.info)
+    if isinstance(state, Deciding) and same and job.stirred:
+        # The strategy before this one has failed half-way: everybody is stopped anew, under a
+        # number they do not know yet.
+        state = with_facts(state, offset=job.offset + 1)
+        return stopping.stop(state, order, Incident(incident + 1), now, config)
+    if isinstance(state, Deciding | Paused) and same:
+        return stopping.proceed(state.job, order, now, config)
+    if isinstance(state, Awaiting | Busy | Stopping) and same:
+        return Taken(state, because=f"{order.type} comes while another order is carried out")
+    if same and order.type == "changeStrategy" and (resumed := _resumed(state.job)):
+        return _half_done(state, order, resumed, now, config)
+    return stopping.stop(state, order, incident, now, config)
+
+
+def _resumed(job: Job) -> RankSet:
+    """Ranks that train under this very incident: its repair has got that far with them."""
+    views = job.picture.ranks
+    return RankSet(
+        rank
+        for rank in job.running()
+        if views[rank].phase == "training" and views[rank].incident == job.incident
+    )
+
+
+def _half_done(
+    state: State, order: Signal, resumed: RankSet, now: float, config: JobConfig
+) -> Taken:
+    """The order was being carried out when the manager was restarted."""
+    rest = state.job.world - resumed
+    if not rest:
+        return strategies.recovered(state.job, order, now, config)
+    why = "the manager was restarted while it was being repaired"
+    found = tuple(
+        RankFault(rank, "communication", why, now) for rank in rest if rank not in state.job.faults
+    )
+    job = seen(state.job, found, now) if found else state.job
+    told = (ReportFaults(job.known_faults()),)
+    return Taken(Reported(job, now, now + config.report_timeout_s), told, why)
+
+
+# Orders beside the incidents
+
+
+def _release_starts(state: State) -> Taken:
+    budget = state.job.restarts_left
+    tells = tuple(Tell(agent(node), StartWorkers(budget)) for node in sorted(state.job.asking))
+    permitted = state.job.permitted | frozenset(state.job.asking)
+    state = with_facts(state, start_withheld=False, asking={}, permitted=permitted)
+    return Taken(state, tells, "ranks may start again")
+
+
+def _stop_before_exit(state: State, signal: Signal) -> Taken:
+    views = state.job.picture.ranks
+    tells = []
+    for node in signal.nodes:
+        here = (f.rank for f in signal.faults if f.rank in views and views[f.rank].node == node)
+        tells.append(Tell(agent(node), StopWorkers(tuple(here))))
+    return Taken(state, tuple(tells), "these ranks are stopped before their device is")

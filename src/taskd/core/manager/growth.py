@@ -1,0 +1,54 @@
+"""Growing back: when a job that has shrunk says that it could, and when it had better wait.
+
+A node that comes back may be as broken as before. Each time that the job has to shrink soon after
+it has grown, it waits twice as long before it tries again. `core/manager/strategy_actions.py`
+does the work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from taskd.core.manager.job_view import Life
+from taskd.core.manager.rank_placement import missing, seats_for
+from taskd.core.manager.states import Job, JobConfig, Taken, Training, with_facts
+from taskd.model.manager import ReportStrategies
+from taskd.model.strategies import UPGRADE
+
+MOST_DOUBLINGS = 6
+
+
+def training(job: Job, now: float, config: JobConfig) -> Training:
+    """The job trains; if it is to grow later, it looks again then."""
+    due = _due(job, config)
+    return Training(job, due if now < due and missing(job) else inf)
+
+
+def offer(state: Training, now: float, config: JobConfig) -> Taken:
+    """A job that has shrunk says so when every rank could have a place again, and at once."""
+    job = state.job
+    seats = seats_for(job, missing(job), in_place=False)
+    if job.ascend or not seats or now < _due(job, config):
+        return Taken(state)
+    if any(job.picture.ranks[rank].life is Life.DONE for rank in job.world):
+        return Taken(state, because="it is about to end")
+    if not all(job.picture.nodes[seat.node].warm for seat in seats):
+        return Taken(state)
+    told = (ReportStrategies(job.uuid, (), (UPGRADE,)),)
+    return Taken(with_facts(state, offered=True), told, f"{len(seats)} ranks could come back")
+
+
+def grows(job: Job, now: float) -> Job:
+    return replace(job, growths=job.growths + 1, grown_at=now, offered=False)
+
+
+def shrinks(job: Job, now: float, config: JobConfig) -> Job:
+    settled = now >= job.grown_at + config.settled_s
+    return replace(job, growths=0) if settled else job
+
+
+def _due(job: Job, config: JobConfig) -> float:
+    if not job.growths:
+        return -inf
+    return job.grown_at + config.regrow_s * float(2 ** min(job.growths - 1, MOST_DOUBLINGS))

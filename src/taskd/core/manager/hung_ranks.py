@@ -1,0 +1,212 @@
+"""Which rank is hung, from heartbeats alone (`core/manager/silent_nodes.py` judges whole nodes by
+them).
+
+A rank is hung when nothing of it moves for longer than the job's own pace explains, while others
+wait for it. The pace is learnt: the limit grows with the usual step. Of ranks that all stand
+still the culprit is named, not its victims:
+
+    1. a process that is stopped;
+    2. one that is in no collective while others wait in one;
+    3. one that has entered fewer collectives than the others.
+
+Ranks that all wait in the same collective name nobody. A rank that is seen to do new things is
+slow, not hung, for as long as it does. One that is at work in a way that shows nothing new has a
+far longer limit, unless it is caught in a few lines of Python inside a step while all others
+wait: then only a little more. A rank that was named before has twice the limit the next time, so
+that a job with real pauses is disturbed a few times at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from statistics import median
+
+from taskd.model.ids import Incarnation, NodeRank, Rank
+from taskd.model.messages import NodeBeat, Progress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LivenessConfig:
+    hang_steps: float = 3.0
+    """A rank may stand still for this many usual steps …"""
+
+    hang_floor_s: float = 0.7
+    """… and this long besides."""
+
+    busy_steps: float = 10.0
+    """The same for a rank that is at work."""
+
+    busy_floor_s: float = 300.0
+    """The same for a rank that is at work."""
+
+    spin_floor_s: float = 1.2
+    """In place of `hang_floor_s` for a rank that runs in circles in a few lines of Python."""
+
+    known_steps: int = 5
+    """Nobody is judged before this many steps have shown the job's pace."""
+
+
+WINDOW = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the newest beat said of one rank.
+
+    A rank is judged by that alone: if no beat comes, that says something about its node only.
+    """
+
+    node: NodeRank
+    progress: Progress
+    moved_at: float
+    """When its step last changed, by our clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    ranks: Mapping[Rank, Seen] = field(default_factory=dict)
+    paces: tuple[float, ...] = ()
+    """Recent durations of one step."""
+    steps: int = 0
+    """How many steps these come from, up to the number that is enough."""
+    named: Mapping[Rank, int] = field(default_factory=dict)
+    """How often a rank has been named."""
+    accused: frozenset[tuple[Rank, Incarnation]] = frozenset()
+    """Lives that have been named already: once is enough."""
+
+    @property
+    def usual_s(self) -> float:
+        return median(self.paces) if self.paces else inf
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    rank: Rank
+    incarnation: Incarnation
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    state: State
+    verdicts: tuple[Hung, ...] = ()
+
+
+def step(state: State, beat: NodeBeat, now: float, config: LivenessConfig) -> Found:
+    told = {progress.rank for progress in beat.progress}
+    kept = {r: seen for r, seen in state.ranks.items() if seen.node != beat.node or r in told}
+    state = replace(state, ranks=kept)
+    for progress in beat.progress:
+        state = _note(state, beat.node, progress, now, config)
+    return _judge(state, config)
+
+
+def _note(
+    state: State, node: NodeRank, progress: Progress, now: float, config: LivenessConfig
+) -> State:
+    before = state.ranks.get(progress.rank)
+    if before is not None and progress.incarnation < before.progress.incarnation:
+        return state
+    moved_at = now - progress.idle_s
+    same = before is not None and progress.incarnation == before.progress.incarnation
+    if before is None or not same:
+        seen = Seen(node, progress, moved_at)
+    elif progress.step > before.progress.step:
+        seen = Seen(node, progress, moved_at)
+        state = _learn(state, before, seen, config)
+    else:
+        if not progress.stack and progress.idle_s >= before.progress.idle_s:
+            progress = replace(progress, stack=before.progress.stack)  # it is told once only
+        seen = replace(before, node=node, progress=progress)
+    return replace(state, ranks={**state.ranks, progress.rank: seen})
+
+
+def _learn(state: State, before: Seen, seen: Seen, config: LivenessConfig) -> State:
+    count = seen.progress.step - before.progress.step
+    pace = max(0.0, seen.moved_at - before.moved_at) / count
+    if before.progress.step == 0 or not before.progress.judged:
+        return state  # the first step contains the start, one after a repair the repair
+    return replace(
+        state,
+        paces=(*state.paces, pace)[-WINDOW:],
+        steps=min(config.known_steps, state.steps + count),
+    )
+
+
+# Hung ranks
+
+
+def _judge(state: State, config: LivenessConfig) -> Found:
+    if state.steps < config.known_steps:
+        return Found(state)
+    here = {rank: seen for rank, seen in state.ranks.items() if seen.progress.judged}
+    stuck = {
+        rank: seen
+        for rank, seen in here.items()
+        if _still_s(seen.progress) > _limit(state, seen.progress, config)
+    }
+    culprits, why = _culprits(here, stuck)
+    verdicts = []
+    named, accused = dict(state.named), set(state.accused)
+    for rank in culprits:
+        progress = here[rank].progress
+        life = rank, progress.incarnation
+        if life in accused:
+            continue
+        accused.add(life)
+        named[rank] = named.get(rank, 0) + 1
+        evidence = _evidence(state, here[rank], why)
+        verdicts.append(Hung(rank, progress.incarnation, evidence))
+    return Found(replace(state, named=named, accused=frozenset(accused)), tuple(verdicts))
+
+
+def _still_s(progress: Progress) -> float:
+    """How long nothing at all has been seen of it."""
+    return progress.idle_s - (0.0 if progress.stopped else progress.moving_s)
+
+
+def _limit(state: State, progress: Progress, config: LivenessConfig) -> float:
+    steps, floor_s = config.hang_steps, config.hang_floor_s
+    if progress.stopped:
+        pass
+    elif progress.spinning and _all_wait_for(progress.rank, state):
+        floor_s = config.spin_floor_s
+    elif progress.busy:
+        steps, floor_s = config.busy_steps, config.busy_floor_s
+    return float((floor_s + steps * state.usual_s) * 2 ** state.named.get(progress.rank, 0))
+
+
+def _all_wait_for(rank: Rank, state: State) -> bool:
+    others = [seen.progress for each, seen in state.ranks.items() if each != rank]
+    return bool(others) and all(each.waiting for each in others if each.judged)
+
+
+def _culprits(here: Mapping[Rank, Seen], stuck: Mapping[Rank, Seen]) -> tuple[list[Rank], str]:
+    if not stuck:
+        return [], ""
+    stopped = [rank for rank, seen in stuck.items() if seen.progress.stopped]
+    if stopped:
+        return sorted(stopped), "it is stopped"
+    waiting = [rank for rank, seen in here.items() if seen.progress.waiting]
+    absent = [rank for rank, seen in stuck.items() if not seen.progress.waiting]
+    if absent and (waiting or len(here) == 1):
+        return sorted(absent), f"{len(waiting)} ranks wait for it"
+    if len(stuck) == len(here) and len(waiting) == len(here):
+        furthest = max(seen.progress.collective for seen in here.values())
+        behind = [rank for rank in here if here[rank].progress.collective < furthest]
+        return sorted(behind), f"others have gone on to collective {furthest}"
+    return [], ""
+
+
+def _evidence(state: State, seen: Seen, why: str) -> str:
+    progress = seen.progress
+    where = f"in collective {progress.collective}" if progress.waiting else "in no collective"
+    if progress.spinning:
+        why = f"it runs in circles, and {why}"
+    told = (
+        f"rank {progress.rank} has not moved for {progress.idle_s:.2f} s at step {progress.step}, "
+        f"{where}, where a step usually takes {state.usual_s:.3f} s: {why}"
+    )
+    return f"{told}\n{progress.stack}" if progress.stack else told

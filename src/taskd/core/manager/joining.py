@@ -1,0 +1,267 @@
+"""How nodes and ranks join: the first start, and the picture that a restarted manager rebuilds.
+
+The start handshake is Ascend's: an agent asks with its restart budget (201) and is permitted (210).
+Ours also say what runs already. Until that picture is complete, a restarted manager decides
+nothing: faults and orders wait in Gathering.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from taskd.core.manager import clusterd_orders as signals
+from taskd.core.manager import growth
+from taskd.core.manager import strategy_actions as strategies
+from taskd.core.manager.job_view import Life, NodeView, RankView, started
+from taskd.core.manager.states import (
+    FIRST_RANK,
+    Awaiting,
+    Ending,
+    Gathering,
+    Job,
+    JobConfig,
+    Repairing,
+    Reported,
+    Restarting,
+    State,
+    Stopping,
+    Taken,
+    Training,
+    mark,
+    seen,
+    then,
+    with_facts,
+)
+from taskd.core.rank_sets import RankSet
+from taskd.model.ids import NodeRank, Position, Rank, Role, agent, worker
+from taskd.model.manager import Command, RankFault, ReportFaults, Tell
+from taskd.model.messages import (
+    AgentHello,
+    AgentRegistered,
+    Body,
+    KeptAlive,
+    Leave,
+    Member,
+    Park,
+    ReplaceWorkers,
+    RestartJob,
+    RestartsLeft,
+    StartWorkers,
+    Unknown,
+    WorkerHello,
+    WorkerRegistered,
+)
+
+# The first start
+
+
+def asked(state: State, src: Position, remaining: int, now: float, config: JobConfig) -> Taken:
+    """An agent asks for the permission to start its ranks."""
+    node = node_of(src)
+    job = state.job
+    if remaining > 0:
+        job = replace(job, restarts_left=min(job.restarts_left, remaining))
+    state = replace(state, job=job)
+    if isinstance(state, Awaiting):
+        return strategies.carry_out(job, state.order, now, config)
+    if job.start_withheld:
+        waiting = {**job.asking, node: remaining}
+        state = with_facts(state, asking=waiting)
+        return Taken(state, because="starting ranks is withheld at present")
+    return permit(state, node)
+
+
+def permit(state: State, node: NodeRank) -> Taken:
+    """Ascend's agents always get what they ask for. Ours start only what no plan speaks of."""
+    job = state.job
+    ours = job.picture.nodes.get(node, NodeView(node)).ours
+    views = job.picture.on(node)
+    if ours and (not views or any(view.life is not Life.ABSENT for view in views)):
+        return Taken(state, because=f"the ranks of node {node} start with the next plan")
+    state = with_facts(state, permitted=job.permitted | {node})
+    if not ours:
+        # They do not say when their ranks run, so the permission has to count for it.
+        picture = started(job.picture, RankSet(view.rank for view in views))
+        state = with_facts(state, picture=picture)
+    if ours and job.attempt:
+        members = tuple(Member(view.rank, node, view.incarnation) for view in views)
+        late = RestartJob(job.incident, job.attempt, members)
+        return Taken(state, (Tell(agent(node), late),), f"node {node} joins attempt {job.attempt}")
+    start = StartWorkers(job.restarts_left)
+    return Taken(state, (Tell(agent(node), start),), f"node {node} may start")
+
+
+def node_of(src: Position) -> NodeRank:
+    return NodeRank(int(src.server_rank)) if src.server_rank.isdigit() else NodeRank(0)
+
+
+# Hellos
+
+
+def agent_hello(state: State, hello: AgentHello, now: float, config: JobConfig) -> Taken:
+    job = state.job
+    left = job.restarts_left
+    if hello.remaining > 0:
+        left = min(left, max(0, hello.remaining - hello.attempt))
+    condemned = job.condemned | ({hello.node} if hello.condemned else set())
+    attempt = max(job.attempt, hello.attempt)
+    state = with_facts(state, attempt=attempt, restarts_left=left, condemned=condemned)
+    match state:
+        case Awaiting():
+            return strategies.carry_out(state.job, state.order, now, config)
+        case Training():
+            return growth.offer(state, now, config)
+        case Repairing() | Restarting():
+            return Taken(state, _ordered_again(state, hello.node))
+        case Ending():
+            away = strategies.end(state.job, state.exit_code, state.because, now, config)
+            mine = tuple(
+                c for c in away.commands if isinstance(c, Tell) and c.to == agent(hello.node)
+            )
+            return Taken(state, mine)
+        case _:
+            return Taken(state)
+
+
+def _ordered_again(state: Repairing | Restarting, node: NodeRank) -> tuple[Command, ...]:
+    """The agent may have missed the order, or have been started since."""
+    job = state.job
+    mine = tuple(
+        Member(view.rank, node, view.incarnation)
+        for view in job.picture.on(node)
+        if view.rank in job.world and view.life is Life.STARTING
+    )
+    if not mine:
+        return ()
+    if isinstance(state, Restarting):
+        return (Tell(agent(node), RestartJob(job.incident, job.attempt, mine)),)
+    return (Tell(agent(node), ReplaceWorkers(job.incident, mine)),)
+
+
+def worker_hello(state: State, hello: WorkerHello, now: float, config: JobConfig) -> Taken:
+    state = _as_told(state, hello)
+    job, me = state.job, worker(hello.node, hello.rank)
+    match state:
+        case Repairing() if _is_member(state, hello):
+            return Taken(state, (Tell(me, strategies.repair_message(state, config)),))
+        case Stopping() if hello.rank in state.running and _is_unheard_of(hello, job):
+            return Taken(state, (Tell(me, Park(job.incident, "it had not heard of it yet")),))
+        case _ if hello.rank not in job.world:
+            away = _send_away(job, hello.rank)
+            return Taken(state, (away,), f"rank {hello.rank} comes too late")
+        case _:
+            return Taken(state)
+
+
+def _as_told(state: State, hello: WorkerHello) -> State:
+    """We may have been restarted: the ranks know better how far the job has got, and with whom."""
+    known = state.job.incident
+    if isinstance(state, Gathering) and hello.phase != "joining" and hello.incident >= known:
+        world = RankSet(state.job.picture.ranks) - hello.without
+        # Ranks that say different things are in the middle of a repair: nobody is left out then.
+        world = world if hello.incident > known else world | state.job.world
+        state = with_facts(state, world=world)
+    return with_facts(state, incident=max(known, hello.incident))
+
+
+def _is_unheard_of(hello: WorkerHello, job: Job) -> bool:
+    """That all have to park; or its answer is lost, which one that joins does not say again."""
+    return hello.incident < job.incident or hello.phase == "joining"
+
+
+def _is_member(state: Repairing, hello: WorkerHello) -> bool:
+    return hello.rank in state.unrepaired and any(
+        member.rank == hello.rank and member.incarnation == hello.incarnation
+        for member in state.plan.members
+    )
+
+
+def came_up(state: State, rank: Rank, now: float, config: JobConfig) -> Taken:
+    match state:
+        case Repairing() if not state.job.starting():
+            return Taken(replace(state, job=mark(state.job, "forked", now)))
+        case Restarting():
+            unstarted = state.unstarted - {rank}
+            if unstarted:
+                return Taken(replace(state, unstarted=unstarted))
+            return strategies.restarted(mark(state.job, "forked", now), state.order, now, config)
+        case _:
+            return Taken(state)
+
+
+# The picture
+
+
+def recognise(
+    state: Gathering, src: Position, body: Body, now: float, config: JobConfig
+) -> Gathering:
+    """Before each word is taken in: does it show that we are not the first?"""
+    if state.rebuilding or not _ran_before(state.job, src, body):
+        return state
+    deadline = min(state.deadline, now + config.rebuild_timeout_s)
+    return replace(state, deadline=deadline, rebuilding=True, awaited=FIRST_RANK)
+
+
+def gather(state: Gathering, now: float, config: JobConfig) -> Taken:
+    """After each word that is heard: is the picture complete?"""
+    views = state.job.picture.ranks
+    for rank in state.job.world.since(state.awaited):
+        if _is_unheard(state, views[rank]):
+            return Taken(replace(state, awaited=rank))
+    return gathered(state, now, config)
+
+
+def _is_unheard(state: Gathering, view: RankView) -> bool:
+    quiet = state.rebuilding and view.life is Life.ALIVE and not view.heard
+    return view.life is Life.ABSENT or quiet
+
+
+def _ran_before(job: Job, src: Position, body: Body) -> bool:
+    """It speaks of ranks that this life of the manager never permitted to start."""
+    if src.role not in (Role.AGENT, Role.WORKER) or node_of(src) in job.permitted:
+        return False
+    match body:
+        case AgentHello(workers=workers, attempt=attempt):
+            return bool(workers or attempt)
+        case AgentRegistered() | WorkerRegistered() | RestartsLeft() | KeptAlive() | Unknown():
+            return False
+        case _:
+            return True
+
+
+def gathered(state: Gathering, now: float, config: JobConfig) -> Taken:
+    deferred, settled_at = state.deferred, now + config.settled_s
+    job = replace(state.job, rebuilt=state.rebuilding, settled_at=settled_at)
+    taken = Taken(Training(job), because=f"all {len(job.world)} ranks are known")
+    if job.faults:
+        told = (ReportFaults(job.known_faults()),)
+        # The orders that wait were given for these faults: no need to report them again.
+        taken = Taken(
+            Reported(job, now, now + config.report_timeout_s),
+            () if deferred else told,
+            "a rank is lost",
+        )
+    strays = tuple(map(partial(_send_away, job), job.picture.alive() - job.world))
+    taken = then(taken, Taken(taken.state, strays))
+    for signal in deferred:
+        taken = then(taken, signals.carry_on(taken.state, signal, now, config))
+    return taken
+
+
+def _send_away(job: Job, rank: Rank) -> Tell:
+    view = job.picture.ranks[rank]
+    because = "the job goes on without this rank"
+    return Tell(worker(view.node, rank), Leave(job.incident, because, view.incarnation))
+
+
+def never_joined(state: Gathering, now: float, config: JobConfig) -> Taken:
+    views = state.job.picture.ranks
+    missing = tuple(r for r in sorted(state.job.world) if views[r].life is Life.ABSENT)
+    if state.rebuilding:
+        silent = tuple(RankFault(r, "silent", "its node did not join again", now) for r in missing)
+        job = seen(state.job, silent, now) if silent else state.job
+        return gathered(replace(state, job=job), now, config)
+    nodes = sorted({views[rank].node for rank in missing})
+    because = f"nodes {', '.join(map(str, nodes))} did not start their ranks in time"
+    return strategies.end(state.job, 1, because, now, config)

@@ -1,0 +1,334 @@
+"""How one job's manager reacts: to what nodes and ranks say, and to what clusterd orders.
+
+`step` is the only way in. The states are in `core/manager/states.py`; the reactions in `joining`
+(nodes and ranks join), `faults`, `signals` (orders come), `stop`, `strategies` and `resume`; who
+is alive in `core/manager/job_view.py`. `LEGAL` is the map and `step` is the territory: the
+simulation fails when either has an edge that the other lacks.
+
+One place fences stale words: `_told` drops what speaks of an older incident or of a former life.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from taskd.core.manager import clusterd_orders as signals
+from taskd.core.manager import growth, joining, resume
+from taskd.core.manager import parking as stopping
+from taskd.core.manager import rank_faults as faults
+from taskd.core.manager import strategy_actions as strategies
+from taskd.core.manager.job_view import (
+    Ghost,
+    Learned,
+    RankCameUp,
+    RankDied,
+    RankEnded,
+    learn,
+    node_lost,
+)
+from taskd.core.manager.states import (
+    Awaiting,
+    Deciding,
+    Dumping,
+    Ended,
+    Ending,
+    Gathering,
+    Job,
+    JobConfig,
+    Paused,
+    Repairing,
+    Reported,
+    Restarting,
+    Resuming,
+    State,
+    Stopping,
+    Suspecting,
+    Taken,
+    Training,
+    first,
+    then,
+    with_facts,
+)
+from taskd.model.clusterd import Signal
+from taskd.model.ids import ALL, NodeRank, Position, Role, agent, worker
+from taskd.model.manager import (
+    Event,
+    Finish,
+    Heard,
+    NodeGone,
+    NodeLinked,
+    NodesCondemned,
+    NodeSilent,
+    NodeUnlinked,
+    Ordered,
+    RankFault,
+    RankHung,
+    ReportFaults,
+    StopAsked,
+    Subscribed,
+    Tell,
+    Tick,
+)
+from taskd.model.messages import (
+    AgentHello,
+    Body,
+    Committed,
+    Condemned,
+    Dumped,
+    Leave,
+    Parked,
+    RanksFailed,
+    Repaired,
+    RepairFailed,
+    RestartsLeft,
+    WhoIsThere,
+    WorkerFailed,
+    WorkerHello,
+)
+
+BY_ORDER: set[type[State]] = {
+    *(Stopping, Deciding, Paused, Awaiting, Repairing, Restarting, Dumping, Ending)
+}
+"""Where an order of clusterd can lead from anywhere: when nobody is left to be stopped, or a
+restarted manager is told where it was, states are passed through in one step."""
+LEGAL: dict[type[State], set[type[State]]] = {
+    Gathering: {Training, Suspecting, Reported} | BY_ORDER,
+    Training: {Suspecting, Reported} | BY_ORDER,
+    Suspecting: {Reported} | BY_ORDER,
+    Reported: {Training} | BY_ORDER,
+    Stopping: BY_ORDER - {Stopping},
+    Deciding: {Training, Reported} | BY_ORDER - {Deciding},
+    Paused: {Reported} | BY_ORDER - {Paused},
+    Awaiting: BY_ORDER - {Awaiting},
+    Repairing: {Resuming, Training, Reported} | BY_ORDER - {Repairing},
+    Resuming: {Training, Reported} | BY_ORDER,
+    Restarting: {Training, Reported} | BY_ORDER - {Restarting},
+    Dumping: {Reported} | BY_ORDER - {Dumping},
+    Ending: {Ended},
+    Ended: set(),
+}
+
+
+def begin(config: JobConfig, now: float) -> Gathering:
+    return Gathering(first(config), now + config.join_timeout_s)
+
+
+def step(state: State, event: Event, now: float, config: JobConfig) -> Taken:
+    """Decide. Same state, same event, same time: same answer."""
+    if isinstance(state, Ended):
+        return Taken(state, because="the job has ended")
+    match event:
+        case Heard(src, body):
+            return _hear(state, src, body, now, config)
+        case NodeLinked(node):
+            # Its agent says by itself what is true; its workers do not see that we are new.
+            ask = Tell(Position(Role.WORKER, str(node), ALL), WhoIsThere())
+            linked = {n: at for n, at in state.job.unlinked.items() if n != node}
+            taken = Taken(with_facts(state, unlinked=linked), (ask,), f"node {node} is linked")
+            return then(taken, _waited_for(taken.state, now, config))
+        case NodeUnlinked(node):
+            return _unlinked(state, node, now, config)
+        case NodeSilent(node, evidence):
+            learned = node_lost(state.job.picture, node, "silent", evidence)
+            return _news(state, learned, now, config)
+        case NodeGone(node, evidence):
+            return _news(state, node_lost(state.job.picture, node, "lost", evidence), now, config)
+        case RankHung(rank, evidence):
+            return faults.hung(state, rank, evidence, now, config)
+        case NodesCondemned(nodes, evidence):
+            if config.rescheduling or state.job.ascend:
+                return Taken(state, because="the cluster replaces these nodes")
+            condemned = state.job.condemned | nodes
+            why = f"nodes {sorted(nodes)} are left alone: {evidence}"
+            # Their agents tell it to the managers that come after us.
+            kept = tuple(Tell(agent(node), Condemned(evidence)) for node in sorted(nodes))
+            return Taken(with_facts(state, condemned=condemned), kept, why)
+        case Ordered(signal):
+            return signals.ordered(state, signal, now, config)
+        case Subscribed():
+            return _subscribed(state, now, config)
+        case StopAsked(exit_code, because):
+            if isinstance(state, Ending):
+                return Taken(state, because="the job is ending already")
+            return strategies.end(state.job, exit_code, because, now, config)
+        case Tick():
+            if now < state.deadline:
+                return Taken(state, because="it is not time yet")
+            return _late(state, now, config)
+        case _:
+            assert_never(event)
+
+
+# What nodes and ranks say
+
+
+def _hear(state: State, src: Position, body: Body, now: float, config: JobConfig) -> Taken:
+    if isinstance(state, Ending) and not isinstance(body, WorkerHello | AgentHello):
+        return _leave_notice(state, src, body)
+    if isinstance(state, Gathering):
+        state = joining.recognise(state, src, body, now, config)
+    learned = learn(state.job.picture, src, body)
+    taken = _told(_news(state, learned, now, config), learned, src, body, now, config)
+    if isinstance(taken.state, Gathering):
+        return then(taken, joining.gather(taken.state, now, config))
+    return taken
+
+
+def _told(
+    taken: Taken, learned: Learned, src: Position, body: Body, now: float, config: JobConfig
+) -> Taken:
+    match body:
+        case RestartsLeft(remaining):
+            return then(taken, joining.asked(taken.state, src, remaining, now, config))
+        case AgentHello():
+            return then(taken, joining.agent_hello(taken.state, body, now, config))
+        case WorkerHello() if not any(isinstance(item, Ghost) for item in learned.news):
+            return then(taken, joining.worker_hello(taken.state, body, now, config))
+        case WorkerFailed() if _is_current(taken.state.job, body):
+            return then(taken, faults.worker_failed(taken.state, body, now, config))
+        case Parked() if _is_current(taken.state.job, body):
+            return then(taken, stopping.parked(taken.state, body, now, config))
+        case Repaired() | Committed() if _is_current(taken.state.job, body):
+            return then(taken, resume.repaired(taken.state, body, now, config))
+        case RepairFailed() if _is_current(taken.state.job, body):
+            return then(taken, resume.repair_failed(taken.state, body, now, config))
+        case Dumped() if body.incident == taken.state.job.incident:
+            return then(taken, resume.dumped(taken.state, body, now, config))
+        case WorkerFailed() | Parked() | Repaired() | Committed() | RepairFailed() | Dumped():
+            stale = f"{type(body).__name__} is of a former incident or life"
+            return then(taken, Taken(taken.state, because=stale))
+        case _:
+            return taken
+
+
+def _is_current(
+    job: Job, body: WorkerFailed | Parked | Repaired | Committed | RepairFailed
+) -> bool:
+    view = job.picture.ranks.get(body.rank)
+    alive = view is not None and view.incarnation == body.incarnation
+    # A worker fails under the groups of the incident before: that is no stale word.
+    return alive and (isinstance(body, WorkerFailed) or body.incident == job.incident)
+
+
+def _news(state: State, learned: Learned, now: float, config: JobConfig) -> Taken:
+    """Take the new picture over, and react to what is new in it."""
+    state = with_facts(state, picture=learned.picture)
+    taken = Taken(state)
+    died = [item for item in learned.news if isinstance(item, RankDied)]
+    for item in learned.news:
+        match item:
+            case Ghost(rank, node, life):
+                because = "a later life of this rank has been started"
+                away = Leave(state.job.incident, because, life)
+                taken = then(taken, Taken(taken.state, (Tell(worker(node, rank), away),)))
+            case RankCameUp(rank):
+                taken = then(taken, joining.came_up(taken.state, rank, now, config))
+            case RankDied() | RankEnded():
+                pass
+    if died:
+        found = tuple(RankFault(item.rank, item.kind, item.evidence, now) for item in died)
+        taken = then(taken, faults.fault(taken.state, found, now, config))
+    if any(isinstance(item, RankEnded) for item in learned.news):
+        taken = then(taken, resume.ended(taken.state, now, config))
+    return taken
+
+
+def _unlinked(state: State, node: NodeRank, now: float, config: JobConfig) -> Taken:
+    if isinstance(state, Ending):
+        return _left(state, node)
+    state = with_facts(state, unlinked={**state.job.unlinked, node: now})
+    taken = Taken(state, because=f"node {node} is not linked; if it stays so, it is lost")
+    return then(taken, _waited_for(state, now, config))
+
+
+def _waited_for(state: State, now: float, config: JobConfig) -> Taken:
+    """Links decide how long the last ranks to park are waited for."""
+    if isinstance(state, Stopping):
+        return stopping.stands(state, state.running, now, config)
+    return Taken(state)
+
+
+# Time and contact
+
+
+def _late(state: State, now: float, config: JobConfig) -> Taken:
+    """The state's deadline has passed."""
+    job = state.job
+    match state:
+        case Gathering():
+            return joining.never_joined(state, now, config)
+        case Training():
+            return growth.offer(Training(job), now, config)
+        case Ended():
+            return Taken(state)
+        case Suspecting():
+            told = (ReportFaults(job.known_faults()),)
+            reported = Reported(job, now, now + config.report_timeout_s)
+            return Taken(reported, told, "nobody died: a link has failed")
+        case Reported(since=since):
+            if now - since >= config.lost_contact_s:
+                return strategies.end(job, 1, "clusterd has not answered for too long", now, config)
+            told = (ReportFaults(job.known_faults()),)
+            again = Reported(job, since, now + config.report_timeout_s)
+            return Taken(again, told, "clusterd has not ordered the stop yet")
+        case Stopping(running=running, limit=limit) if now < limit:
+            taken = Taken(state)
+            for node in sorted({job.picture.ranks[rank].node for rank in running}):
+                lost = node_lost(taken.state.job.picture, node, "silent", "no link, and no answer")
+                taken = then(taken, _news(taken.state, lost, now, config))
+            return taken
+        case Stopping(running=running):
+            late = tuple(
+                RankFault(r, "stuck", "it did not park in time", now) for r in sorted(running)
+            )
+            return faults.fault(state, late, now, config)
+        case Deciding():
+            told = (ReportFaults(job.known_faults()),)
+            reported = Reported(job, now, now + config.report_timeout_s)
+            return Taken(reported, told, "clusterd has not decided in time")
+        case Paused():
+            order = Signal(
+                uuid=job.uuid, incident=job.incident, type="changeStrategy", strategy="continue"
+            )
+            return strategies.carry_out(job, order, now, config)
+        case Awaiting(order=order):
+            return strategies.failed(job, order, "the node did not come back in time", now, config)
+        case Repairing(order=order, setback=setback, unrepaired=unrepaired):
+            late_ones = f"ranks {strategies.listed(unrepaired)} were not repaired in time"
+            return strategies.failed(job, order, setback or late_ones, now, config)
+        case Resuming(order=order, uncommitted=uncommitted):
+            why = f"ranks {strategies.listed(uncommitted)} did not finish a step in time"
+            return strategies.failed(job, order, why, now, config)
+        case Restarting(order=order, unstarted=unstarted):
+            why = f"ranks {strategies.listed(unstarted)} were not started in time"
+            return strategies.failed(job, order, why, now, config)
+        case Dumping(order=order, unwritten=unwritten):
+            why = f"ranks {strategies.listed(unwritten)} did not write in time"
+            return strategies.failed(job, order, why, now, config)
+        case Ending(exit_code=exit_code, because=because):
+            finish = Finish(exit_code, because)
+            return Taken(Ended(job, exit_code, because), (finish,), "not every agent has left")
+        case _:
+            assert_never(state)
+
+
+def _subscribed(state: State, now: float, config: JobConfig) -> Taken:
+    if isinstance(state, Reported):
+        told = (ReportFaults(state.job.known_faults()),)
+        return Taken(replace(state, deadline=now + config.report_timeout_s), told)
+    return Taken(state, because="clusterd listens")
+
+
+def _leave_notice(state: Ending, src: Position, body: Body) -> Taken:
+    if isinstance(body, RanksFailed) and not body.ranks and src.server_rank.isdigit():
+        return _left(state, NodeRank(int(src.server_rank)))
+    return Taken(state)
+
+
+def _left(state: Ending, node: NodeRank) -> Taken:
+    staying = state.staying - {node}
+    if staying:
+        return Taken(replace(state, staying=staying))
+    finish = Finish(state.exit_code, state.because)
+    return Taken(Ended(state.job, state.exit_code, state.because), (finish,), state.because)

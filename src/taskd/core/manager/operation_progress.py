@@ -1,0 +1,202 @@
+"""One operation on a paused job, as its manager follows it: tell the ranks, collect, answer.
+
+    Quiet --asked--> Switching | Testing --all have answered, or too late--> Quiet
+
+clusterd has paused the job before it asks and lets it go on after the answer (`core/manager` does
+both); here is only what happens between. A rank that falls silent in the middle of a stress test
+gets a result as well: a test that nobody ends would hold up the whole job. When the pause is over
+without our answer (a fault has come), the operation is forgotten; clusterd knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from typing import assert_never
+
+from taskd.model.ids import EVERY_WORKER, NodeRank, Rank, worker
+from taskd.model.messages import NicSwitched, RunStressTest, StressTested, SwitchNic
+from taskd.model.operations import (
+    OPS,
+    TIMED_OUT,
+    Answered,
+    Command,
+    Event,
+    NicAsked,
+    OpResult,
+    ReplyNic,
+    ReplyStress,
+    Results,
+    StressAsked,
+    TellRank,
+    Tick,
+    Unpaused,
+)
+
+NAMES = {op: name for name, op in OPS.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperationsConfig:
+    silence_s: float = 15.0
+    """How long a rank under test may be without a sign of life. They come every second."""
+
+    stress_s: float = 890.0
+    """How long a stress test may take in all; clusterd waits for 900."""
+
+    switch_s: float = 300.0
+    """How long the ranks may take to move their links."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    deadline: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Switching:
+    asked: NicAsked
+    waiting: frozenset[Rank]
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Testing:
+    asked: StressAsked
+    heard: Mapping[Rank, float]
+    """When each rank without a result was last heard."""
+    results: Mapping[Rank, Results]
+    until: float
+    silence_s: float
+
+    @property
+    def deadline(self) -> float:
+        return min(self.until, min(self.heard.values(), default=inf) + self.silence_s)
+
+
+State = Quiet | Switching | Testing
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    state: State
+    commands: tuple[Command, ...] = ()
+    because: str = ""
+
+
+def step(
+    state: State,
+    event: Event,
+    places: Mapping[Rank, NodeRank],
+    now: float,
+    config: OperationsConfig,
+) -> Taken:
+    """`places` are the ranks that train now, and their nodes."""
+    match event:
+        case StressAsked():
+            return _test(event, places, now, config)
+        case NicAsked():
+            return _switch(event, places, now, config)
+        case Answered(rank, body):
+            return _answered(state, rank, body, now)
+        case Unpaused():
+            why = "" if isinstance(state, Quiet) else f"{describe(state)} is over with the pause"
+            return Taken(Quiet(), because=why)
+        case Tick():
+            return _late(state, now)
+        case _:
+            assert_never(event)
+
+
+def describe(state: State) -> str:
+    """For people: what runs at present."""
+    match state:
+        case Quiet():
+            return ""
+        case Switching(asked, waiting):
+            way = ", ".join(
+                f"rank {rank} to the {'backup' if backup else 'primary'}"
+                for rank, backup in zip(asked.ranks, asked.to_backup, strict=True)
+            )
+            return f"switching links ({way}), {len(waiting)} ranks to answer"
+        case Testing(asked, heard):
+            names = sorted({NAMES[op] for ops in asked.ops.values() for op in ops if op in NAMES})
+            done = len(asked.ops) - len(heard)
+            return f"stress test ({', '.join(names)}), {done} of {len(asked.ops)} ranks done"
+        case _:
+            assert_never(state)
+
+
+def _test(
+    asked: StressAsked, places: Mapping[Rank, NodeRank], now: float, config: OperationsConfig
+) -> Taken:
+    ops = {rank: which for rank, which in asked.ops.items() if rank in places}
+    if not ops:
+        return Taken(Quiet(), (ReplyStress({}),), "none of these ranks is here")
+    order = RunStressTest(asked.uuid, ops)
+    tells = tuple(TellRank(worker(places[rank], rank), order) for rank in sorted(ops))
+    heard = dict.fromkeys(ops, now)
+    state = Testing(replace(asked, ops=ops), heard, {}, now + config.stress_s, config.silence_s)
+    return Taken(state, tells, f"{len(ops)} ranks test themselves")
+
+
+def _switch(
+    asked: NicAsked, places: Mapping[Rank, NodeRank], now: float, config: OperationsConfig
+) -> Taken:
+    if not places:
+        return Taken(Quiet(), (ReplyNic(False),), "there are no ranks")
+    # All of them: whoever stays where it is still has to meet those that move.
+    order = SwitchNic(asked.uuid, asked.ranks, asked.to_backup)
+    state = Switching(asked, frozenset(places), now + config.switch_s)
+    return Taken(state, (TellRank(EVERY_WORKER, order),), f"{len(asked.ranks)} ranks move")
+
+
+def _answered(state: State, rank: Rank, body: object, now: float) -> Taken:
+    match state, body:
+        case Switching(asked, waiting), NicSwitched(uuid, ok) if uuid == asked.uuid:
+            if not ok:
+                return Taken(Quiet(), (ReplyNic(False),), f"rank {rank} could not move")
+            waiting -= {rank}
+            if waiting:
+                return Taken(replace(state, waiting=waiting))
+            return Taken(Quiet(), (ReplyNic(True),), "every rank has moved")
+        case Testing(asked, heard), StressTested(uuid, told) if uuid == asked.uuid:
+            if rank not in heard:
+                return Taken(state)
+            found = {op: OpResult(code, text) for op, (code, text) in told.items()}
+            return _noted(state, {rank: found}, f"rank {rank} has tested itself")
+        case Testing(heard=heard), _ if rank in heard:
+            return Taken(replace(state, heard={**heard, rank: now}))
+        case _:
+            return Taken(state)
+
+
+def _late(state: State, now: float) -> Taken:
+    if now < state.deadline:
+        return Taken(state)
+    match state:
+        case Quiet():
+            return Taken(state)
+        case Switching(waiting=waiting):
+            why = f"ranks {sorted(waiting)} have not moved in time"
+            return Taken(Quiet(), (ReplyNic(False),), why)
+        case Testing(asked, heard):
+            over = now >= state.until
+            why = "it has taken too long" if over else "worker heartbeat timeout"
+            silent = [r for r, at in heard.items() if over or now >= at + state.silence_s]
+            found = {
+                rank: {str(op): OpResult(TIMED_OUT, why) for op in asked.ops[rank]}
+                for rank in silent
+            }
+            return _noted(state, found, f"ranks {sorted(silent)}: {why}")
+        case _:
+            assert_never(state)
+
+
+def _noted(state: Testing, found: Mapping[Rank, Results], because: str) -> Taken:
+    heard = {rank: at for rank, at in state.heard.items() if rank not in found}
+    results = {**state.results, **found}
+    if heard:
+        return Taken(replace(state, heard=heard, results=results), because=because)
+    return Taken(Quiet(), (ReplyStress(results),), f"{because}; all have")

@@ -1,0 +1,155 @@
+"""Standing still: who has to park, who does, and what comes then.
+
+Used by `core/manager` (what ranks say) and `core/manager/clusterd_orders.py` (what clusterd
+orders).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from taskd.core.manager import strategy_actions as strategies
+from taskd.core.manager.job_view import NO_STEP, Life
+from taskd.core.manager.states import (
+    Deciding,
+    Job,
+    JobConfig,
+    Paused,
+    State,
+    Stopping,
+    Taken,
+    mark,
+    opened,
+    seen,
+    then,
+    with_facts,
+)
+from taskd.core.rank_sets import NOBODY, RankSet, Table
+from taskd.model.clusterd import Signal
+from taskd.model.faults import FaultKind
+from taskd.model.ids import EVERY_WORKER, Incident
+from taskd.model.manager import Command, RankFault, ReportStopped, ReportStrategies, Tell
+from taskd.model.messages import Park, Parked
+
+CANNOT = 499
+"""The code of a report that nothing more can be done, see model/codes.py."""
+
+
+def stop(state: State, signal: Signal, incident: Incident, now: float, config: JobConfig) -> Taken:
+    if "pause_train" in signal.actions and not state.job.protected():
+        told = ReportStopped(signal.uuid, (), CANNOT, "these ranks cannot be paused")
+        return Taken(state, (told,), "these ranks know nothing of us, so they cannot be paused")
+    again = _standing(state.job) if incident == state.job.incident else Table[Parked]()
+    job = replace(opened(state.job, incident, signal.uuid, now), parked=again)
+    running = job.running() - job.broken() - RankSet(again)
+    if not job.protected():
+        # Nothing in these ranks could answer; they are killed when the decision has come.
+        return stood(Stopping(job, NOBODY, signal, now), now, config)
+    ranks = ", ".join(str(fault.rank) for fault in job.known_faults()) or "none"
+    because = f"incident {incident}: failed ranks: {ranks}"
+    limit = now + config.stop_timeout_s
+    stopping = Stopping(job, running, signal, limit, limit)
+    taken = Taken(stopping, (Tell(EVERY_WORKER, Park(incident, because)),), because)
+    return then(taken, stands(stopping, running, now, config))
+
+
+def _standing(job: Job) -> Table[Parked]:
+    """Who is known to stand in this very incident. A rank that joins has nothing to put down."""
+    joining = {
+        rank: Parked(rank, view.incarnation, job.incident, NO_STEP, whole=False)
+        for rank, view in job.picture.ranks.items()
+        if view.life is Life.ALIVE and view.phase == "joining" and view.incident == job.incident
+    }
+    return Table(joining).update(job.parked)
+
+
+def parked(state: State, told: Parked, now: float, config: JobConfig) -> Taken:
+    state = with_facts(state, parked=state.job.parked.put(told.rank, told))
+    if not isinstance(state, Stopping):
+        return Taken(state, because="it stands, as was known")
+    return stands(state, state.running - {told.rank}, now, config)
+
+
+def stands(state: Stopping, running: RankSet, now: float, config: JobConfig) -> Taken:
+    state = replace(state, running=running)
+    if not running:
+        return stood(state, now, config)
+    deadline = min(state.limit, _patience(state.job, running, config))
+    because = f"{len(running)} ranks still running"
+    return Taken(replace(state, deadline=deadline), because=because)
+
+
+def _patience(job: Job, running: RankSet, config: JobConfig) -> float:
+    """A node that has lost its link, and whose ranks are the last to park, has most likely died."""
+    since = 0.0
+    for rank in running if job.unlinked else NOBODY:
+        if (at := job.unlinked.get(job.picture.ranks[rank].node)) is None:
+            return inf
+        since = max(since, at)
+    return since + config.unlinked_s if job.unlinked else inf
+
+
+def stood(state: Stopping, now: float, config: JobConfig) -> Taken:
+    """Everybody who can stands still: say so, or do what was asked for."""
+    job, order = mark(state.job, "stopped", now), state.order
+    told = ReportStopped(order.uuid, job.known_faults())
+    if order.type == "stopTrain" and "pause_train" in order.actions:
+        limit = order.timeout_s or config.pause_timeout_s
+        return Taken(Paused(job, now + limit), (told,), "every rank stands; training is paused")
+    job = _weigh_progress(job, now)
+    if order.type == "stopTrain":
+        return Taken(Deciding(job, now + config.decide_timeout_s), (told,), "every rank stands")
+    return proceed(job, order, now, config)
+
+
+def proceed(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    """Everybody stands, and clusterd asks or decides."""
+    exits: tuple[Command, ...] = ()
+    if "fault_nodes_exit" in order.actions:
+        job, exits = strategies.send_away(job, order, config)
+    if order.type != "globalFault":
+        job = _past_retrying(job, order)
+        return then(Taken(Deciding(job, now), exits), strategies.carry_out(job, order, now, config))
+    job = _named(job, order, now)
+    possible = strategies.feasible(job, config)
+    told = ReportStrategies(order.uuid, job.known_faults(), possible)
+    state = Deciding(job, now + config.decide_timeout_s)
+    return Taken(state, (*exits, told), f"possible now: {', '.join(possible)}")
+
+
+def _named(job: Job, order: Signal, now: float) -> Job:
+    """clusterd may begin a round by itself: a person or a stress test has named these ranks."""
+    if job.faults:
+        return job
+    told = "named by clusterd: a stress test, a broken device or an operator"
+    found = tuple(
+        RankFault(fault.rank, "named", told, now)
+        for fault in order.faults
+        if fault.rank in job.running() and fault.kind is FaultKind.ORDINARY
+    )
+    return seen(job, found, now) if found else job
+
+
+def _past_retrying(job: Job, order: Signal) -> Job:
+    """Nobody is lost, but retries have not helped: whom clusterd names is as good as lost now.
+
+    Otherwise the next strategy would only do once more what has failed.
+    """
+    before = job.stories[-1] if job.stories else None
+    retried = before is not None and (before.strategy, before.outcome) == ("retry", "superseded")
+    if not retried or order.strategy not in ("recover", "downgrade") or job.broken():
+        return job
+    named = {fault.rank for fault in order.faults if fault.kind is FaultKind.ORDINARY}
+    faults = {
+        rank: replace(fault, kind="unmended") if rank in named else fault
+        for rank, fault in job.faults.items()
+    }
+    return replace(job, faults=faults)
+
+
+def _weigh_progress(job: Job, now: float) -> Job:
+    best = max((told.step for told in job.parked.values()), default=job.best)
+    if best > job.best or now >= job.settled_at:
+        return replace(job, best=max(best, job.best), fruitless=0)
+    return replace(job, fruitless=job.fruitless + 1)

@@ -1,0 +1,126 @@
+"""The way back to training: repaired, resumed, restarted, dumped, or ended well.
+
+Called by `core/manager` with what the ranks say; the plans are made in
+`core/manager/strategy_actions.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from taskd.core.manager import growth
+from taskd.core.manager import parking as stopping
+from taskd.core.manager import rank_faults as faults
+from taskd.core.manager import strategy_actions as strategies
+from taskd.core.manager.job_view import Life
+from taskd.core.manager.states import (
+    Deciding,
+    Dumping,
+    Ending,
+    JobConfig,
+    Repairing,
+    Resuming,
+    State,
+    Stopping,
+    Taken,
+    Training,
+    mark,
+    then,
+)
+from taskd.core.rank_sets import NOBODY, RankSet
+from taskd.model.manager import RankFault, ReportResult
+from taskd.model.messages import Committed, Dumped, Repaired, RepairFailed
+
+
+def repaired(state: State, told: Repaired | Committed, now: float, config: JobConfig) -> Taken:
+    job = replace(state.job, best=max(state.job.best, told.step))
+    done = RankSet((told.rank,)) if isinstance(told, Committed) else NOBODY
+    match state:
+        case Repairing():
+            uncommitted = state.uncommitted - done
+            unrepaired = state.unrepaired - {told.rank}
+            if unrepaired:
+                state = replace(state, job=job, unrepaired=unrepaired, uncommitted=uncommitted)
+                return Taken(state, because=f"{len(unrepaired)} ranks are not repaired yet")
+            state_s = told.state_s if isinstance(told, Repaired) else 0.0
+            before = job.story.moments[-1][1] if job.story else now
+            job = mark(mark(job, "groups", max(before, now - state_s)), "state", now)
+            deadline = now + config.resume_timeout_s
+            resuming = Resuming(job, state.order, state.plan, uncommitted, deadline)
+            return _committed(resuming, now, config)
+        case Resuming():
+            uncommitted = state.uncommitted - done
+            return _committed(replace(state, job=job, uncommitted=uncommitted), now, config)
+        case _:
+            return Taken(replace(state, job=job))
+
+
+def _committed(state: Resuming, now: float, config: JobConfig) -> Taken:
+    if state.uncommitted:
+        return Taken(state, because=f"{len(state.uncommitted)} ranks have not stepped yet")
+    return strategies.recovered(mark(state.job, "step", now), state.order, now, config)
+
+
+def repair_failed(state: State, told: RepairFailed, now: float, config: JobConfig) -> Taken:
+    if isinstance(state, Training):
+        # We were restarted, and took it for repaired.
+        found = RankFault(told.rank, "communication", told.because, now)
+        return faults.fault(state, (found,), now, config)
+    if not isinstance(state, Repairing | Resuming):
+        return Taken(state, because="nothing is being repaired now")
+    setback = f"rank {told.rank} could not be repaired: {told.because}"
+    waiting = Repairing(
+        state.job,
+        state.order,
+        state.plan,
+        RankSet((told.rank,)) | (state.unrepaired if isinstance(state, Repairing) else NOBODY),
+        state.uncommitted,
+        min(state.deadline, now + config.setback_s),
+        setback,
+    )
+    return Taken(waiting, because=setback)
+
+
+def dumped(state: State, told: Dumped, now: float, config: JobConfig) -> Taken:
+    if not isinstance(state, Dumping):
+        return Taken(state, because="nothing is being written now")
+    if told.because:
+        why = f"rank {told.rank} could not write: {told.because}"
+        return strategies.failed(state.job, state.order, why, now, config)
+    unwritten = state.unwritten - {told.rank}
+    if unwritten:
+        return Taken(replace(state, unwritten=unwritten), because=f"{len(unwritten)} still write")
+    because = f"step {told.step} is written"
+    report = ReportResult(state.job.uuid, 0, because, "dump")
+    job = state.job
+    if job.story is not None:
+        job = replace(job, story=replace(job.story, written=told.step))
+    if state.order.type == "saveAndExit":
+        return then(Taken(state, (report,)), strategies.leave_written(job, now, config))
+    return Taken(Deciding(job, now + config.decide_timeout_s), (report,), because)
+
+
+def ended(state: State, now: float, config: JobConfig) -> Taken:
+    """A rank has ended well. When the last one has, so has the job."""
+    done = all(state.job.picture.ranks[rank].life is Life.DONE for rank in state.job.world)
+    if done and not isinstance(state, Ending | Dumping):
+        return strategies.end(state.job, 0, "every rank has ended well", now, config)
+    match state:
+        case Training():
+            return growth.offer(state, now, config)  # where a rank has made room, another can start
+        case Dumping():
+            return _left_while_writing(state, now, config)
+        case Resuming():
+            left = state.uncommitted & state.job.running()
+            return _committed(replace(state, uncommitted=left), now, config)
+        case Stopping():
+            return stopping.stands(state, state.running & state.job.running(), now, config)
+        case _:
+            return Taken(state)
+
+
+def _left_while_writing(state: Dumping, now: float, config: JobConfig) -> Taken:
+    """Its word that it has written may still be under way; but nobody is left to wait for long."""
+    if state.unwritten & state.job.running():
+        return Taken(state)
+    return Taken(replace(state, deadline=min(state.deadline, now + config.setback_s)))

@@ -1,0 +1,319 @@
+"""Carrying out what clusterd has decided: which strategies could work now, and what each does.
+
+Called by `core/manager` once every rank that still can stands still. The plan of a repair is made
+by `core/manager/repair_plan.py` from what is true at that moment, not from what was true at the
+fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from taskd.core.manager import growth
+from taskd.core.manager.job_view import Life, node_lost, started, starting
+from taskd.core.manager.rank_placement import lost, missing, seats_for
+from taskd.core.manager.repair_plan import Impossible, Plan, Seat, complete_step, plan, shrink
+from taskd.core.manager.states import (
+    Awaiting,
+    Deciding,
+    Dumping,
+    Ending,
+    Job,
+    JobConfig,
+    Repairing,
+    Restarting,
+    Taken,
+    closed,
+    mark,
+    then,
+)
+from taskd.core.rank_sets import RankSet
+from taskd.model.clusterd import Signal
+from taskd.model.ids import EVERY_WORKER, Incarnation, NodeRank, Rank, Step, agent, worker
+from taskd.model.manager import Command, ReportResult, Tell
+from taskd.model.messages import (
+    Dump,
+    EndJob,
+    ExitAgent,
+    Leave,
+    Member,
+    Repair,
+    ReplaceWorkers,
+    RestartAgent,
+    RestartJob,
+)
+
+IN_PLACE = "recover-in-place"
+ISOLATED, RETRY_FAILED, FAILED, DUMP_FAILED = 201, 405, 406, 407
+"""Codes of ReportRecoverStatus, see wire/codes.py."""
+
+
+def feasible(job: Job, config: JobConfig) -> tuple[str, ...]:
+    """The names that clusterd chooses from; `recover` stands for in place as well."""
+    holders = job.holders() if job.protected() else ()
+    gone = lost(job)
+    shards = {job.picture.ranks[rank].shard for rank in job.world}
+    has_state = complete_step(holders, shards) is not None
+    offered = []
+    if has_state and not gone:
+        offered.append("retry")
+    if _can_replace(job, gone, config) and (has_state or job.restarts_left > 0):
+        offered.append("recover")
+    if has_state and isinstance(shrink(holders, gone), Plan):
+        offered.append("downgrade")
+    if has_state:
+        offered.append("dump")
+    return (*offered, "exit")
+
+
+def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    """The decision has come and everybody stands still."""
+    job = mark(job, "decided", now)
+    if job.story is not None and job.story.written is not None and order.strategy == "exit":
+        return leave_written(job, now, config)
+    if job.story is not None:
+        chosen = IN_PLACE if order.extra == IN_PLACE else order.strategy
+        job = replace(job, story=replace(job.story, strategy=chosen))
+    match order.strategy:
+        case "retry" | "continue":
+            if job.broken():
+                return failed(job, order, f"ranks {listed(job.broken())} are gone", now, config)
+            return _repair(job, order, plan(job.holders()), now, config)
+        case "recover":
+            return _recover(job, order, now, config)
+        case "downgrade":
+            job = growth.shrinks(job, now, config)
+            return _repair(job, order, shrink(job.holders(), lost(job)), now, config)
+        case "upgrade":
+            return _grow(job, order, now, config)
+        case "dump":
+            return _dump(job, order, now, config)
+        case "exit":
+            why = job.story.because if job.story and job.story.because else "clusterd decided so"
+            if job.condemned:
+                why = f"nodes {listed(job.condemned)} have failed a stress test"
+            return end(job, 1, f"no strategy is left: {why}", now, config)
+        case other:
+            return failed(job, order, f"strategy {other!r} is unknown here", now, config)
+
+
+def leave_written(job: Job, now: float, config: JobConfig) -> Taken:
+    """The survivors have done what was left to do; the next start goes on from there."""
+    step = job.story.written if job.story is not None else None
+    because = f"step {step} is written to {config.dump_dir}: start the job again to go on from it"
+    return end(job, 1, because, now, config)
+
+
+def failed(job: Job, order: Signal, because: str, now: float, config: JobConfig) -> Taken:
+    """The strategy did not work; clusterd falls back to the next."""
+    code = {"retry": RETRY_FAILED, "dump": DUMP_FAILED}.get(order.strategy, FAILED)
+    if job.story is not None:
+        job = replace(job, story=replace(job.story, because=because))
+    report = ReportResult(job.uuid, code, because, order.strategy)
+    return Taken(Deciding(job, now + config.decide_timeout_s), (report,), because)
+
+
+def recovered(
+    job: Job, order: Signal, now: float, config: JobConfig, outcome: str = "recovered"
+) -> Taken:
+    because = f"incident {job.incident} is over: {len(job.world)} ranks train"
+    report = ReportResult(job.uuid, 0, because, order.strategy)
+    job = replace(closed(job, outcome, because), faults={}, settled_at=now + config.settled_s)
+    training = growth.training(job, now, config)
+    return then(Taken(training, (report,), because), growth.offer(training, now, config))
+
+
+def restarted(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    """To clusterd that is the same; people see that steps may be lost."""
+    return recovered(job, order, now, config, "restarted")
+
+
+def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -> Taken:
+    """Everybody goes home."""
+    job = closed(job, "ended" if exit_code else "finished", because)
+    staying = frozenset(node for node, view in job.picture.nodes.items() if view.present)
+    tells: tuple[Command, ...] = tuple(
+        Tell(
+            agent(node), EndJob(exit_code, because) if job.picture.nodes[node].ours else ExitAgent()
+        )
+        for node in sorted(staying)
+        # An Ascend agent ends by itself when its ranks have; this order would make it fail.
+        if job.picture.nodes[node].ours or exit_code
+    )
+    ending = Ending(job, exit_code, because, staying, now + config.end_timeout_s)
+    return Taken(ending, tells, because)
+
+
+def send_away(job: Job, order: Signal, config: JobConfig) -> tuple[Job, tuple[Command, ...]]:
+    """Nodes leave when somebody will bring them back; otherwise their agents are still of use."""
+    if not (config.rescheduling or job.ascend):
+        return job, ()
+    leaving = [node for node in order.nodes if node in job.picture.nodes]
+    picture = job.picture
+    for node in leaving:
+        picture = node_lost(picture, node, "lost", "its node leaves").picture
+    tells = tuple(Tell(agent(node), ExitAgent()) for node in leaving)
+    return replace(job, picture=picture), tells
+
+
+def repair_message(state: Repairing, config: JobConfig) -> Repair:
+    stores = (view for view in state.job.picture.nodes.values() if view.present and view.store)
+    store = min(stores, key=lambda view: view.node, default=None)
+    return Repair(
+        state.job.incident,
+        state.order.strategy,
+        state.plan.members,
+        state.plan.resume,
+        state.plan.sources,
+        store.store if store else "",
+        config.repair_timeout_s,
+        tuple(RankSet(state.job.picture.ranks) - state.job.world),
+        state.plan.helpers,
+    )
+
+
+# The strategies
+
+
+def _recover(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    in_place = order.extra == IN_PLACE
+    seats = seats_for(job, lost(job), in_place=in_place)
+    if seats is None and in_place:
+        return failed(job, order, "the node of a lost rank is not there", now, config)
+    if seats is None:
+        deadline = now + config.node_timeout_s
+        return Taken(Awaiting(job, order, deadline), because="waiting for a node to come back")
+    made = plan(job.holders(), seats)
+    if job.protected() and isinstance(made, Plan):
+        return _repair(job, order, made, now, config)
+    return _restart(job, order, now, config)
+
+
+def _grow(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    seats = seats_for(job, missing(job), in_place=False)
+    if seats is None and job.offered:
+        job = growth.grows(job, now)
+        return failed(job, order, "the node that came back is gone again", now, config)
+    if seats is None:
+        deadline = now + config.node_timeout_s
+        return Taken(Awaiting(job, order, deadline), because="waiting for a node to come back")
+    return _repair(growth.grows(job, now), order, plan(job.holders(), seats), now, config)
+
+
+def _repair(
+    job: Job, order: Signal, made: Plan | Impossible, now: float, config: JobConfig
+) -> Taken:
+    if isinstance(made, Impossible):
+        return failed(job, order, made.because, now, config)
+    isolated = tuple(sorted(job.world - {member.rank for member in made.members}))
+    job = replace(
+        job,
+        world=RankSet(member.rank for member in made.members),
+        picture=starting(job.picture, _places(made.replaced)),
+        faults={r: f for r, f in job.faults.items() if r not in isolated},
+        stirred=True,
+    )
+    state = Repairing(job, order, made, job.world, job.world, now + config.repair_timeout_s)
+    # The processes first: starting them takes longer than anything else.
+    commands: list[Command] = [
+        Tell(agent(node), ReplaceWorkers(job.incident, members))
+        for node, members in _by_node(made.replaced).items()
+    ]
+    commands.append(Tell(EVERY_WORKER, repair_message(state, config)))
+    alive = (rank for rank in isolated if job.picture.ranks[rank].life is Life.ALIVE)
+    leaving = dict.fromkeys((*made.leaving, *alive))
+    commands += (_leave(job, rank, made.because) for rank in leaving)
+    if order.strategy == "downgrade":
+        commands.append(ReportResult(job.uuid, ISOLATED, made.because, order.strategy, isolated))
+    return Taken(state, tuple(commands), made.because)
+
+
+def _leave(job: Job, rank: Rank, because: str) -> Tell:
+    view = job.picture.ranks[rank]
+    return Tell(worker(view.node, rank), Leave(job.incident, because, view.incarnation))
+
+
+def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    if job.restarts_left < 1:
+        return failed(job, order, "the restart budget is used up", now, config)
+    everybody = job.picture.ranks
+    wanted = [Seat(rank, view.node, view.incarnation) for rank, view in sorted(everybody.items())]
+    seats = seats_for(job, wanted, in_place=False)
+    if seats is None:
+        # A node that has never joined starts its ranks with this attempt when it does.
+        late = {rank for rank, view in everybody.items() if view.life is Life.ABSENT}
+        seats = seats_for(job, [seat for seat in wanted if seat.rank not in late], in_place=False)
+    if seats is None:
+        return failed(job, order, "a node is missing", now, config)
+    members = tuple(Member(seat.rank, seat.node, seat.incarnation) for seat in seats)
+    job = replace(
+        job,
+        world=RankSet(everybody),
+        attempt=job.attempt + 1,
+        restarts_left=job.restarts_left - 1,
+        stirred=True,
+        picture=starting(job.picture, _places(members)),
+    )
+    nodes = job.picture.nodes
+    tells = tuple(
+        Tell(
+            agent(node),
+            RestartJob(job.incident, job.attempt, of_node)
+            if nodes[node].ours
+            else RestartAgent(job.restarts_left),
+        )
+        for node, of_node in _by_node(members).items()
+    )
+    # Ascend's agents say nothing when they have started their ranks.
+    unstarted = RankSet(member.rank for member in members if nodes[member.node].ours)
+    state = Restarting(job, order, unstarted, now + config.restart_timeout_s)
+    taken = Taken(state, tells, f"attempt {job.attempt}: all {len(members)} ranks start anew")
+    if unstarted:
+        return taken
+    job = replace(job, picture=started(job.picture, RankSet(_places(members))))
+    return then(taken, restarted(job, order, now, config))
+
+
+def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+    step = _dump_step(job)
+    if step is None:
+        return failed(job, order, "no step exists completely", now, config)
+    # Also one that stands elsewhere, if it can reach a copy: it may be of a rank that is lost.
+    writers = tuple(h for h in job.holders() if step in {at for _, at in h.offers()})
+    members = tuple(Member(h.rank, h.node, h.incarnation) for h in writers)
+    told = Tell(EVERY_WORKER, Dump(job.incident, step, config.dump_dir, members))
+    unwritten = RankSet(member.rank for member in members)
+    state = Dumping(job, order, unwritten, now + config.dump_timeout_s)
+    return Taken(state, (told,), f"{len(members)} ranks write step {step}")
+
+
+# Who, and where
+
+
+def _can_replace(job: Job, gone: list[Seat], config: JobConfig) -> bool:
+    if job.fruitless >= config.fruitless_limit:
+        return False
+    return config.rescheduling or seats_for(job, gone, in_place=False) is not None
+
+
+def _dump_step(job: Job) -> Step | None:
+    if not job.protected():
+        return None
+    shards = {job.picture.ranks[rank].shard for rank in job.world}
+    return complete_step(job.holders(), shards)
+
+
+def _places(members: Iterable[Member]) -> dict[Rank, tuple[NodeRank, Incarnation]]:
+    return {member.rank: (member.node, member.incarnation) for member in members}
+
+
+def _by_node(members: Iterable[Member]) -> dict[NodeRank, tuple[Member, ...]]:
+    grouped: dict[NodeRank, tuple[Member, ...]] = {}
+    for member in members:
+        grouped[member.node] = (*grouped.get(member.node, ()), member)
+    return grouped
+
+
+def listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))

@@ -1,0 +1,1 @@
+"""How a training process decides: parked, repaired, resumed."""

@@ -1,0 +1,113 @@
+"""What the manager of one job tells Prometheus: steps, goodput, incidents, phases, stragglers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+
+from taskd.core.manager.goodput import Goodput
+from taskd.manager.job_status import Seen, progress_of
+from taskd.manager.settings import ManagerConfig
+from taskd.model.manager import Story
+from taskd.runtime.clock import monotonic
+from taskd.runtime.metrics import Metric, Sample, one
+
+
+class Meter:
+    def __init__(self, config: ManagerConfig, look: Callable[[], Seen]) -> None:
+        self._config, self._look = config, look
+        self._goodput = Goodput(monotonic())
+        self._incidents = Incidents()
+
+    def beat(self) -> None:
+        """A node has told how its ranks are doing."""
+        seen = self._look()
+        steps = [progress.step for progress in seen.progress.values()]
+        self._goodput = self._goodput.at(max(steps, default=0), monotonic())
+        self._incidents.count(seen.state.job.stories)
+
+    def metrics(self) -> Iterable[Metric]:
+        seen = self._look()
+        told = progress_of(self._config, seen)
+        now, goodput, job = monotonic(), self._goodput, self._config.job_id
+        yield one("taskd_step", "The highest committed step.", told.step, job=job)
+        yield one("taskd_steps_total", "Steps committed.", goodput.steps, "counter", job=job)
+        yield one("taskd_steps_per_second", "The usual pace.", goodput.steps_per_s, job=job)
+        yield one(
+            "taskd_goodput_ratio",
+            "Share of this manager's life spent in committed steps.",
+            goodput.share(now),
+            job=job,
+        )
+        yield one(
+            "taskd_productive_seconds_total",
+            "Time spent in committed steps.",
+            goodput.productive_s,
+            "counter",
+            job=job,
+        )
+        yield one(
+            "taskd_wall_seconds_total", "Time lived.", now - goodput.began, "counter", job=job
+        )
+        yield one("taskd_world_size", "Ranks that train together.", told.world, job=job)
+        phases = Counter(rank.phase for rank in told.ranks)
+        yield Metric(
+            "taskd_ranks",
+            "Ranks by phase.",
+            tuple(Sample(n, {"job": job, "phase": phase}) for phase, n in sorted(phases.items())),
+        )
+        self._incidents.count(seen.state.job.stories)
+        yield from self._incidents.metrics(job)
+        yield Metric(
+            "taskd_straggler",
+            "1 for each rank that holds the others up.",
+            tuple(
+                Sample(1, {"job": job, "rank": str(slow.rank), "cause": slow.cause})
+                for slow in told.stragglers
+            ),
+        )
+        yield one(
+            "taskd_operation_running",
+            "1 while a stress test or a link switch runs.",
+            float(bool(seen.operation)),
+            job=job,
+        )
+        state = type(seen.state).__name__
+        yield one("taskd_manager_state", "1 for the state it is in.", 1, job=job, state=state)
+
+
+class Incidents:
+    """Sums that never fall, over stories of which only the newest are kept."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._seconds: Counter[tuple[str, str]] = Counter()
+        self._last: Story | None = None
+
+    def count(self, stories: Sequence[Story]) -> None:
+        """Those that have ended since the last call; call it more often than they are dropped."""
+        news = list(takewhile(lambda story: story is not self._last, reversed(stories)))
+        for story in news:
+            key = story.strategy or "none", story.outcome or "open"
+            self._counts[key] += 1
+            self._seconds[key] += _took_s(story)  # type: ignore[assignment]
+        self._last = stories[-1] if stories else self._last
+
+    def metrics(self, job: str) -> Iterable[Metric]:
+        for name, text, sums in (
+            ("taskd_incidents_total", "Incidents by strategy and outcome.", self._counts),
+            ("taskd_recovery_seconds_total", "Time from a fault to the next step.", self._seconds),
+        ):
+            samples = tuple(
+                Sample(value, {"job": job, "strategy": strategy, "outcome": outcome})
+                for (strategy, outcome), value in sorted(sums.items())
+            )
+            yield Metric(name, text, samples, "counter")
+        if self._last is not None:
+            newest = _took_s(self._last)
+            yield one("taskd_last_recovery_seconds", "The newest of these.", newest, job=job)
+
+
+def _took_s(story: Story) -> float:
+    return story.moments[-1][1] - story.moments[0][1]

@@ -1,0 +1,195 @@
+"""How the job is doing, for people: published to clusterd, written down at the end.
+
+Built from the machine's state and the ranks' heartbeats; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from taskd.core.manager import copy_placement as placement
+from taskd.core.manager.job_view import Life
+from taskd.core.manager.states import Job, State
+from taskd.manager.clusterd_client import Clusterd
+from taskd.manager.profiling_orders import Recording
+from taskd.manager.settings import ManagerConfig
+from taskd.model.ids import Rank
+from taskd.model.manager import Story
+from taskd.model.messages import Progress
+from taskd.model.strategies import LADDER
+from taskd.runtime.clock import monotonic, wait_until
+from taskd.wire._pb import control_pb2 as control
+
+log = logging.getLogger(__name__)
+
+SUMMARY = "summary.json"
+SETTLING_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    state: State
+    because: str
+    progress: Mapping[int, Progress]
+    recording: Recording | None = None
+    operation: str = ""
+
+
+def declaration(config: ManagerConfig) -> control.JobDeclaration:
+    per_node = config.job.ranks_per_node
+    return control.JobDeclaration(
+        job=config.job_id,
+        name=config.job_id,
+        strategies=config.strategies or [strategy.value for strategy in LADDER],
+        nodes=[
+            control.Node(node_rank=node, ranks=range(node * per_node, (node + 1) * per_node))
+            for node in range(config.job.nodes)
+        ],
+    )
+
+
+async def publish(
+    clusterd: Clusterd, config: ManagerConfig, look: Callable[[], Seen], changed: asyncio.Event
+) -> None:
+    """Soon after the job's state has changed; its steps now and then.
+
+    Not at once: a recovery changes it several times, and has better things to do.
+    """
+    last_told: tuple[object, ...] = ()
+    ailing: frozenset[tuple[int, str]] = frozenset()
+    last_step, last_at = 0, monotonic()
+    while True:
+        if await wait_until(changed, config.publish_s):
+            await asyncio.sleep(min(SETTLING_S, config.publish_s))
+        changed.clear()
+        seen = look()
+        told = progress_of(config, seen)
+        slow = frozenset((item.rank, item.cause) for item in told.stragglers)
+        if slow != ailing and await clusterd.report_sub_health(told.stragglers):
+            ailing = slow
+        ranks = [(r.rank, r.phase, r.pid) for r in told.ranks]
+        key = (told.step, told.summary, told.world, told.profiling, told.operation, ranks, slow)
+        if key == last_told:
+            continue
+        now = monotonic()
+        told.steps_per_s = max(0.0, (told.step - last_step) / (now - last_at))
+        last_told, last_step, last_at = key, told.step, now
+        if not await clusterd.publish(told):
+            await asyncio.Event().wait()  # it never will; that is no reason to end
+
+
+def progress_of(config: ManagerConfig, seen: Seen) -> control.JobProgress:
+    job = seen.state.job
+    ranks = [_rank(seen, rank) for rank in sorted(job.picture.ranks)]
+    summary = type(seen.state).__name__
+    if seen.because:
+        summary += f": {seen.because}"
+    if at_risk := _at_risk(job):
+        summary += f" | {at_risk}"
+    if job.stories:
+        summary += f" | last: {tell(job.stories[-1])}"
+    return control.JobProgress(
+        job=config.job_id,
+        step=max((rank.step for rank in ranks), default=0),
+        world=len(job.world),
+        summary=summary,
+        ranks=ranks,
+        profiling="" if seen.recording is None else seen.recording.tell(),
+        operation=seen.operation,
+        stragglers=[] if seen.recording is None else seen.recording.stragglers.current(),
+    )
+
+
+def _rank(seen: Seen, rank: Rank) -> control.RankStatus:
+    job = seen.state.job
+    view = job.picture.ranks[rank]
+    beat = seen.progress.get(rank)
+    current = beat is not None and beat.incarnation == view.incarnation
+    node = job.picture.nodes.get(view.node)
+    fault = job.faults.get(rank)
+    return control.RankStatus(
+        rank=rank,
+        node=view.node,
+        host=node.host if node else "",
+        pid=view.pid,
+        incarnation=view.incarnation,
+        phase=view.phase if view.life is Life.ALIVE and view.phase else view.life.value,
+        step=max(view.step, beat.step) if beat is not None and current else view.step,
+        idle_s=beat.idle_s if beat is not None and current else 0.0,
+        note=f"{fault.kind}: {fault.evidence[-200:]}" if fault else "",
+    )
+
+
+def _at_risk(job: Job) -> str:
+    """What would be lost with a single node, replicas alone considered."""
+    views = [job.picture.ranks[rank] for rank in job.world]
+    alone = placement.exposed((view.shard, view.node) for view in views if view.heard)
+    nodes = ", ".join(str(node) for node in sorted(set(alone.values())))
+    return f"{len(alone)} shards have no replica beyond their node ({nodes})" if alone else ""
+
+
+def tell(story: Story) -> str:
+    """One incident in one line, its parts in milliseconds."""
+    ranks = ", ".join(str(fault.rank) for fault in story.faults) or "none"
+    parts = " ".join(f"{name} {ms:.0f}" for name, ms in story.parts_ms().items())
+    total = (story.moments[-1][1] - story.moments[0][1]) * 1000.0
+    return (
+        f"incident {story.incident}, ranks {ranks}, {story.strategy or 'no strategy'}: "
+        f"{story.outcome or 'open'} in {total:.0f} ms ({parts})"
+    )
+
+
+# Files
+
+
+def write_ready(config: ManagerConfig, port: int, clusterd: str) -> None:
+    told = {"pid": os.getpid(), "port": port, "clusterd": clusterd}
+    if config.ready_file is not None:
+        _write(config.ready_file.parent, config.ready_file.name, told)
+    if config.ready_fd is not None:
+        with os.fdopen(config.ready_fd, "w") as line:
+            line.write(f"{json.dumps(told)}\n")
+
+
+def write_summary(config: ManagerConfig, state: State) -> None:
+    if config.state_dir is None:
+        return
+    stories = [
+        {
+            "incident": story.incident,
+            "strategy": story.strategy,
+            "outcome": story.outcome,
+            "because": story.because,
+            "faults": [
+                {"rank": fault.rank, "kind": fault.kind, "evidence": fault.evidence}
+                for fault in story.faults
+            ],
+            "parts_ms": story.parts_ms(),
+        }
+        for story in state.job.stories
+    ]
+    told = {
+        "job": config.job_id,
+        "exit_code": getattr(state, "exit_code", None),
+        "because": getattr(state, "because", ""),
+        "attempts": state.job.attempt,
+        "incidents": stories,
+    }
+    _write(config.state_dir, SUMMARY, told)
+
+
+def _write(directory: Any, name: str, told: object) -> None:
+    """Whole or not at all. A full disk is no reason to stop a job."""
+    target, draft = directory / name, directory / f".{name}.{os.getpid()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(told, indent=1))
+        draft.replace(target)
+    except OSError as error:
+        log.warning("%s cannot be written: %s", target, error)

@@ -1,0 +1,94 @@
+"""`taskd manager` and `python -m taskd.manager`: the manager as a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from taskd.config import environ, load
+from taskd.core.manager.hung_ranks import LivenessConfig
+from taskd.core.manager.operation_progress import OperationsConfig
+from taskd.core.manager.silent_nodes import SilenceConfig
+from taskd.core.manager.states import JobConfig
+from taskd.core.manager.stragglers import StragglerConfig
+from taskd.errors import SettingsError, TaskdError
+from taskd.manager.main import serve
+from taskd.manager.settings import PORT, ManagerConfig, switch_file
+from taskd.runtime.fd_limit import make_room
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    host = environ.get("POD_IP", "127.0.0.1")
+    parser.add_argument("--job-id", default=environ.get("MINDX_TASK_ID", "job"))
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--procs-per-node", type=int, default=1)
+    parser.add_argument("--max-restarts", type=int, default=0, help="0: no limit")
+    parser.add_argument("--listen", default=f"{host}:{PORT}", help="host:port; port 0: any")
+    parser.add_argument("--clusterd", default="embedded", help="host:port, or `embedded`")
+    parser.add_argument("--strategies", default="", help="comma list; empty: all")
+    parser.add_argument("--state-dir", type=Path, help="journal and summary")
+    parser.add_argument("--plugin-dir", type=Path)
+    parser.add_argument("--ready-file", type=Path, help="written once it listens")
+    parser.add_argument("--ready-fd", type=int, help="told through once it listens")
+    parser.add_argument("--dump-dir", default="taskd-dump")
+    parser.add_argument("--join-timeout", type=float, default=600.0, help="seconds")
+    parser.add_argument("--profiling-switch", default=switch_file())
+    parser.add_argument("--precheck", action="store_true", help="stress-test all ranks first")
+    parser.add_argument("--metrics", default="", help="host:port to serve Prometheus on")
+    parser.add_argument("--rescheduling", action="store_true", help="lost nodes may come back")
+
+
+def config_of(told: argparse.Namespace) -> ManagerConfig:
+    try:
+        job = replace(
+            load(JobConfig, prefix="TASKD_MANAGER"),
+            nodes=told.nodes,
+            ranks_per_node=told.procs_per_node,
+            max_restarts=told.max_restarts,
+            dump_dir=told.dump_dir,
+            join_timeout_s=told.join_timeout,
+            rescheduling=told.rescheduling,
+        )
+    except ValueError as error:
+        raise SettingsError([str(error)]) from None
+    return ManagerConfig(
+        job_id=told.job_id,
+        listen=told.listen,
+        token=environ.get("TASKD_TOKEN", ""),
+        clusterd=told.clusterd,
+        clusterd_token=environ.get("TASKD_CLUSTERD_TOKEN", ""),
+        strategies=tuple(filter(None, told.strategies.split(","))),
+        state_dir=told.state_dir,
+        plugin_dir=told.plugin_dir,
+        ready_file=told.ready_file,
+        ready_fd=told.ready_fd,
+        profiling_switch=told.profiling_switch,
+        liveness=load(LivenessConfig),
+        silence=load(SilenceConfig, prefix="TASKD_SILENCE"),
+        stragglers=load(StragglerConfig, prefix="TASKD_STRAGGLER"),
+        operations=load(OperationsConfig, prefix="TASKD_OPERATIONS"),
+        precheck=told.precheck,
+        metrics=told.metrics,
+        job=job,
+    )
+
+
+def run(told: argparse.Namespace) -> int:
+    make_room()
+    return serve(config_of(told))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m taskd.manager", description=__doc__)
+    add_arguments(parser)
+    level = environ.get("TASKD_LOG_LEVEL", "WARNING").upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(name)s %(message)s")
+    try:
+        return run(parser.parse_args(argv))
+    except TaskdError as error:
+        sys.stderr.write(f"taskd manager: {error}\n")
+        return 1

@@ -1,0 +1,56 @@
+"""Which ranks hold the others up: the paces of all ranks, judged by `core/manager/stragglers`.
+
+What it finds is shown by `taskd status` and told to clusterd as sub-health, which writes it into
+the job's journal and, in a cluster, does what the job's `subHealthyStrategy` says.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from taskd.core.manager import stragglers
+from taskd.core.manager.stragglers import Disturbed, Event, Paced, Straggler, StragglerConfig
+from taskd.model.profiling import Pace
+from taskd.runtime.clock import monotonic, wall
+from taskd.wire._pb import control_pb2 as control
+
+log = logging.getLogger(__name__)
+
+
+class Stragglers:
+    def __init__(self, config: StragglerConfig) -> None:
+        self._config = config
+        self._state = stragglers.State()
+
+    def paced(self, paces: tuple[Pace, ...]) -> None:
+        self._take(Paced(paces))
+
+    def disturbed(self) -> None:
+        """The job has been repaired: steps before and after it cannot be compared."""
+        self._take(Disturbed())
+
+    def current(self) -> list[control.Straggler]:
+        """All of them, in the order of their ranks."""
+        behind = wall() - monotonic()
+        return [
+            control.Straggler(
+                rank=slow.rank,
+                cause=slow.cause.value,
+                late_ms=slow.late_s * 1000,
+                slower=slow.slower,
+                since_unix_ms=round((slow.since + behind) * 1000),
+                evidence=slow.evidence,
+            )
+            for slow in self._sorted()
+        ]
+
+    def _sorted(self) -> list[Straggler]:
+        return [slow for _, slow in sorted(self._state.slow.items())]
+
+    def _take(self, event: Event) -> None:
+        taken = stragglers.step(self._state, event, monotonic(), self._config)
+        self._state = taken.state
+        for slow in taken.found:
+            log.warning("%s", slow.evidence)
+        for slow in taken.cleared:
+            log.info("rank %d does not count as slow any more", slow.rank)

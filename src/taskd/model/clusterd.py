@@ -1,0 +1,357 @@
+"""What clusterd's machine of one job is told, and what it orders.
+
+Events come from the job's client (reports, streams), from the operator, from the cluster (whole
+pictures, so that one that was missed does no harm) and from the clock. Commands go to the job's
+streams, to the operator and to the cluster. `core/clusterd` decides; `clusterd/` carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from taskd.model.faults import Fault, FaultKind, SeenFault
+from taskd.model.ids import Incident, JobId, NodeRank, Rank
+from taskd.model.strategies import Strategy
+
+# What is known of a job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobConfig:
+    """What the PodGroup (or, with no cluster, the manager) says about the job."""
+
+    strategies: tuple[Strategy, ...] = (Strategy.EXIT,)
+    cluster: bool = False
+    """A scheduler stands behind the job, which replaces pods and reads our labels."""
+    platform: bool = False
+    """An AI platform names the strategy and confirms the faults."""
+    sub_health: str = "ignore"
+    """ignore, graceExit, hotSwitch"""
+    framework: str = "pytorch"
+    rescheduling: bool = False
+    """The scheduler may replace single pods or the whole job by itself."""
+    super_pod: bool = False
+    """Healthy nodes hold resources of the lost one, and release them when told."""
+    reschedule_timeout_s: float | None = None
+    resources_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pod:
+    node_rank: NodeRank
+    uid: str
+    name: str = ""
+    node: str = ""
+    """The machine's name."""
+    ranks: tuple[Rank, ...] = ()
+    """Pods may be of different size: each says which ranks it holds."""
+    devices: tuple[str, ...] = ()
+    """The device under each rank, in the same order; empty until they are assigned."""
+    running: bool = True
+    backup: bool = False
+    """Made by a hot switch, not yet a member of the job."""
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class JobRegistered:
+    job: JobId
+    config: JobConfig
+    seed: str
+    """Random, from outside: makes the job's uuids unique."""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobDeleted:
+    """The job is over: it said so, or the cluster no longer knows it."""
+
+    because: str = "the cluster has deleted the job"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultsReported:
+    """By the job itself, or by hand."""
+
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FaultsSeen:
+    """The cluster's whole picture of the job's faults at present; empty when it is healthy."""
+
+    faults: tuple[SeenFault, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PodsSeen:
+    """The cluster's whole picture of the job's pods at present."""
+
+    pods: tuple[Pod, ...]
+    phase: str = "Running"
+    """The PodGroup's."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformSeen:
+    """The platform's annotations at present; None: the key is absent."""
+
+    strategy: str | None = None
+    confirm: str | None = None
+    result: str | None = None
+    rank_table: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopCompleted:
+    code: int
+    uuid: str = ""
+    info: str = ""
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StrategiesReported:
+    strategies: tuple[str, ...]
+    uuid: str = ""
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReported:
+    code: int
+    strategy: str
+    isolate: tuple[Rank, ...] = ()
+    uuid: str = ""
+    info: str = ""
+
+
+class Stream(StrEnum):
+    SIGNALS = "signals"
+    NIC = "nic"
+    STRESS = "stress"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    stream: Stream = Stream.SIGNALS
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribed:
+    stream: Stream = Stream.SIGNALS
+
+
+@dataclass(frozen=True, slots=True)
+class SignalDelivered:
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignalFailed:
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorAskedNic:
+    ranks: tuple[Rank, ...]
+    to_backup: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorAskedStress:
+    ops: Mapping[Rank, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class NicResult:
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpResult:
+    code: str
+    """0 ok, 1 could not run, 2 the device is broken, 3 timeout, 4 the voltage was not restored"""
+    result: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StressResult:
+    results: Mapping[Rank, Mapping[str, OpResult]]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterWriteDone:
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterWriteFailed:
+    sequence: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The deadline of the state has come, or might have."""
+
+
+Event = (
+    JobRegistered
+    | JobDeleted
+    | FaultsReported
+    | FaultsSeen
+    | PodsSeen
+    | PlatformSeen
+    | StopCompleted
+    | StrategiesReported
+    | StatusReported
+    | Subscribed
+    | Unsubscribed
+    | SignalDelivered
+    | SignalFailed
+    | OperatorAskedNic
+    | OperatorAskedStress
+    | NicResult
+    | StressResult
+    | ClusterWriteDone
+    | ClusterWriteFailed
+    | Tick
+)
+Report = StopCompleted | StrategiesReported | StatusReported
+
+
+# Commands. `sequence` counts the commands of one job; it is given in one place, by `step`.
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRank:
+    rank: Rank
+    kind: FaultKind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signal:
+    """To the job's client. Kept, and said again on every subscription, until it is answered."""
+
+    uuid: str
+    incident: Incident
+    type: str
+    actions: tuple[str, ...] = ()
+    faults: tuple[FaultRank, ...] = ()
+    strategy: str = ""
+    timeout_s: int = 0
+    nodes: tuple[NodeRank, ...] = ()
+    extra: str = ""
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SendSwitchRanks:
+    ranks: tuple[Rank, ...]
+    to_backup: tuple[bool, ...]
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SendStressRanks:
+    ops: Mapping[Rank, tuple[int, ...]]
+    sequence: int = 0
+
+
+class Operation(StrEnum):
+    NIC = "switch nic"
+    STRESS = "stress test"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyOperator:
+    operation: Operation
+    text: str
+
+
+class ResetOperation(StrEnum):
+    FLUSHING = "notifyFaultFlushing"
+    FAULT = "fault"
+    RESTART_ALL = "restartAllProcess"
+    CLEAR = "clear"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResetConfig:
+    """For agents that read reset-config. Failing to write it never stops a round."""
+
+    operation: ResetOperation
+    ranks: tuple[Rank, ...] = ()
+    restart_in_place: bool = False
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LabelPodGroup:
+    key: str
+    value: str
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatePodGroup:
+    key: str
+    value: str | None
+    """None: remove it."""
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LabelPod:
+    pod: str
+    """The uid: a pod of the same name that has come since is another."""
+    key: str
+    value: str
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatePod:
+    pod: str
+    key: str
+    value: str | None
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotateNode:
+    node: str
+    key: str
+    value: str
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFaultJobInfo:
+    """So that the healthy nodes of a super pod release what belongs to the lost ones."""
+
+    nodes: tuple[str, ...]
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFaultJobInfo:
+    sequence: int = 0
+
+
+ClusterCommand = (
+    WriteResetConfig
+    | LabelPodGroup
+    | AnnotatePodGroup
+    | LabelPod
+    | AnnotatePod
+    | AnnotateNode
+    | WriteFaultJobInfo
+    | RemoveFaultJobInfo
+)
+Command = Signal | SendSwitchRanks | SendStressRanks | ReplyOperator | ClusterCommand

@@ -1,0 +1,98 @@
+"""The page in shared memory on which a training process shows its progress.
+
+One file of 64 bytes a rank, which the agent creates, names in `TASKD_BEACON` and reads whenever it
+likes: no message is sent while all is well. All numbers are little-endian and lie on 8-byte
+boundaries, so that each is written and read in one piece:
+
+    offset  type  meaning
+         0  u64   MAGIC, written last: before that nothing else counts
+         8  u64   steps committed
+        16  u64   collectives entered
+        24  u64   collectives ended; fewer than entered: the rank waits for others
+        32  u64   incident in which it trains
+        40  f64   monotonic clock, in seconds, when anything last moved
+        48  u64   phase: index into PHASES
+        56  u64   pid
+
+The monotonic clock is the machine's, the same in every process of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+
+from taskd.runtime.clock import Clock, monotonic
+
+MAGIC = 0x31_4E4F43_41454254  # "TBEACON1", read backwards
+SIZE = 64
+PHASES = ("starting", "training", "between steps", "parked", "repairing", "leaving")
+
+_ALL = struct.Struct("<QQQQQdQQ")
+_U64 = struct.Struct("<Q")
+_F64 = struct.Struct("<d")
+_STEP, _ENTERED, _ENDED, _INCIDENT, _MOVED, _PHASE = 8, 16, 24, 32, 40, 48
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the agent sees."""
+
+    step: int
+    entered: int
+    ended: int
+    incident: int
+    moved_at: float
+    phase: str
+    pid: int
+
+    @property
+    def waiting(self) -> bool:
+        return self.ended < self.entered
+
+
+class Beacon:
+    """The writer's side. Without a path it writes into memory of its own."""
+
+    def __init__(self, path: str, clock: Clock = monotonic) -> None:
+        self._clock = clock
+        if path:
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                os.ftruncate(file, SIZE)
+                self._page = mmap.mmap(file, SIZE)
+            finally:
+                os.close(file)
+        else:
+            self._page = mmap.mmap(-1, SIZE)
+        _ALL.pack_into(self._page, 0, 0, 0, 0, 0, 0, clock(), 0, os.getpid())
+        _U64.pack_into(self._page, 0, MAGIC)
+
+    def stepped(self, step: int) -> None:
+        _U64.pack_into(self._page, _STEP, step)
+        self._moved()
+
+    def collectives(self, entered: int, ended: int) -> None:
+        _U64.pack_into(self._page, _ENDED, ended)
+        _U64.pack_into(self._page, _ENTERED, entered)
+        self._moved()
+
+    def phase(self, name: str, incident: int) -> None:
+        _U64.pack_into(self._page, _INCIDENT, incident)
+        _U64.pack_into(self._page, _PHASE, PHASES.index(name))
+        self._moved()
+
+    def _moved(self) -> None:
+        _F64.pack_into(self._page, _MOVED, self._clock())
+
+
+def read(page: bytes | mmap.mmap) -> Sight | None:
+    """The reader's side. None while the process has not put up its beacon."""
+    if len(page) < SIZE:
+        return None
+    magic, step, entered, ended, incident, moved_at, phase, pid = _ALL.unpack_from(page)
+    if magic != MAGIC or phase >= len(PHASES):
+        return None
+    return Sight(step, entered, ended, incident, moved_at, PHASES[phase], pid)

@@ -1,0 +1,424 @@
+"""The memory of clusterd: what was decided for each job, on disk before it is acted upon.
+
+`jobs` holds the newest record of every job and `notes` what seldom changes: a restart needs no
+more. `entries` holds the history that `taskd replay` retells. All change in one transaction, so a
+record and the story of how it came about cannot disagree, and cutting old entries off is all the
+compaction there is.
+
+One thread writes. Whatever the jobs have handed in while it was busy goes into its next
+transaction: many jobs share one fsync. Knows nothing of recovery; clusterd/journal_records.py does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from errno import EISDIR
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from tempfile import TemporaryFile
+from typing import Any, TypeVar
+
+from taskd.errors import Permanent, Transient
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+CREATE = """
+CREATE TABLE jobs (
+    job TEXT PRIMARY KEY, record TEXT NOT NULL, ended INTEGER NOT NULL, changed REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE notes (name TEXT PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE entries (
+    number INTEGER PRIMARY KEY, job TEXT NOT NULL, incident INTEGER NOT NULL, at REAL NOT NULL,
+    event TEXT NOT NULL, before TEXT NOT NULL, after TEXT NOT NULL, because TEXT NOT NULL,
+    commands TEXT NOT NULL
+);
+CREATE INDEX entries_of_job ON entries (job, number);
+"""
+ENTRY = (
+    "INSERT INTO entries (job, incident, at, event, before, after, because, commands)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+FOLD_BYTES = 4 * 1024 * 1024
+"""The log is copied into the database, between two transactions, once it has about this size."""
+TRANSACTION_BYTES = 16 * 1024
+"""What one transaction adds to the log besides long records: a page in each of four trees."""
+
+
+class JournalFailed(Transient):
+    """Nothing was written and nothing has changed: the disk is full, read-only or broken."""
+
+
+class JournalUnusable(Permanent):
+    """The file is not a journal of ours, is of a newer version, or is in use by another server."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalConfig:
+    entries_a_job: int = 2_000
+    """How much history of one job is kept; the oldest goes first."""
+
+    ended_jobs: int = 1_000
+    """How many jobs that are over can still be retold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a job's history."""
+
+    job: str
+    incident: int
+    at: float
+    event: str
+    before: str
+    after: str
+    because: str
+    commands: tuple[str, ...] = ()
+    number: int = 0
+    """Given by the journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A job's new record and the history that led to it: all or nothing."""
+
+    job: str
+    record: str
+    at: float
+    entries: tuple[Entry, ...] = ()
+    ended: bool = False
+    notes: tuple[tuple[str, str | None], ...] = ()
+    """What changes seldom and would be a burden in every record; None removes one."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    task: Callable[[sqlite3.Connection], object]
+    answer: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
+class Journal:
+    """Opened by the constructor, which tells at once when the file cannot be used."""
+
+    def __init__(self, path: Path | None, config: JournalConfig | None = None) -> None:
+        """Without a path the journal lives in memory and ends with the process."""
+        self._path, self._config = path, config or JournalConfig()
+        self._inbox: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._closing = False
+        self._connection: sqlite3.Connection | None = _connect(path)
+        self._kept: dict[str, int] = {}
+        self.last_error: str | None = None
+        self._unfolded = 0
+        self.transactions = 0
+        """Since the start. Fewer than writes: jobs share them."""
+        self._thread = threading.Thread(target=self._work, name="taskd-journal", daemon=True)
+        self._thread.start()
+
+    async def append(self, write: Write) -> None:
+        """Return once the write would survive the machine's sudden end."""
+        await self._ask(partial(self._write, write))
+
+    async def tell(self, entry: Entry) -> None:
+        """Add to a job's history what changed nothing in its record."""
+        await self._ask(partial(self._add, entry))
+
+    async def records(self) -> dict[str, str]:
+        """The newest record of every job that has not ended."""
+
+        def read(connection: sqlite3.Connection) -> dict[str, str]:
+            rows = connection.execute("SELECT job, record FROM jobs WHERE NOT ended")
+            return dict(rows.fetchall())
+
+        return await self._ask(read)
+
+    async def notes(self) -> dict[str, str]:
+        def read(connection: sqlite3.Connection) -> dict[str, str]:
+            return dict(connection.execute("SELECT name, text FROM notes").fetchall())
+
+        return await self._ask(read)
+
+    async def note(self, name: str, text: str | None) -> None:
+        """Write one note by itself; None removes it."""
+        await self._ask(lambda connection: _note(connection, name, text))
+
+    async def newest(self) -> float:
+        """When anything was written last; 0 when nothing was."""
+
+        def read(connection: sqlite3.Connection) -> float:
+            return float(connection.execute("SELECT MAX(changed) FROM jobs").fetchone()[0] or 0)
+
+        return await self._ask(read)
+
+    async def record(self, job: str) -> str | None:
+        """The newest record of one job, also when it has ended."""
+
+        def read(connection: sqlite3.Connection) -> str | None:
+            row = connection.execute("SELECT record FROM jobs WHERE job = ?", (job,)).fetchone()
+            return row[0] if row else None
+
+        return await self._ask(read)
+
+    async def history(self, job: str, incident: int = 0) -> list[Entry]:
+        """What is kept of a job, oldest first; of one incident, or of all."""
+        return await self._ask(partial(_history, job, incident))
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """Write what has been handed in, then let go of the file."""
+        if not self._closing:
+            self._closing = True
+            self._inbox.put(None)
+        self._thread.join()
+
+    async def _ask(self, task: Callable[[sqlite3.Connection], T]) -> T:
+        if self._closing:
+            raise JournalFailed("the journal is closed")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        self._inbox.put(_Asked(task, answer, loop))
+        return await answer
+
+    # In the journal's own thread
+
+    def _work(self) -> None:
+        while batch := self._batch():
+            try:
+                results = self._transact([asked.task for asked in batch])
+            # What SQLite cannot hold, such as half a character, must not end this thread either.
+            except (sqlite3.Error, JournalUnusable, ValueError, OverflowError) as error:
+                self._fail(batch, error)
+                continue
+            self.last_error = None
+            _tell(list(zip(batch, results, strict=True)))
+            self._tidy()
+        self._let_go()
+
+    def _batch(self) -> list[_Asked]:
+        """All that has been handed in by now, at least one; none at all at the end."""
+        asked = self._inbox.get()
+        batch = []
+        while asked is not None:
+            batch.append(asked)
+            try:
+                asked = self._inbox.get_nowait()
+            except Empty:
+                return batch
+        if batch:
+            self._inbox.put(None)
+        return batch
+
+    def _transact(self, tasks: list[Callable[[sqlite3.Connection], object]]) -> list[object]:
+        if self._connection is None:
+            self._connection = _connect(self._path)
+        self._connection.execute("BEGIN")
+        results = [task(self._connection) for task in tasks]
+        self._connection.execute("COMMIT")
+        self.transactions += 1
+        self._unfolded += TRANSACTION_BYTES
+        return results
+
+    def _fail(self, batch: list[_Asked], error: Exception) -> None:
+        """Give up the transaction; a fresh connection tries again with the next one."""
+        self._let_go()
+        self._kept.clear()
+        self.last_error = (
+            f"the journal {self._path or 'in memory'} cannot be written: {_told(error, self._path)}"
+        )
+        log.error("%s; the last good state stays in force", self.last_error)
+        _tell([(asked, JournalFailed(self.last_error)) for asked in batch])
+
+    def _let_go(self) -> None:
+        if self._connection is not None and (self._path is not None or self._closing):
+            with suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+        elif self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+
+    def _write(self, write: Write, connection: sqlite3.Connection) -> None:
+        connection.execute(
+            "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
+            (write.job, write.record, write.ended, write.at),
+        )
+        connection.executemany(ENTRY, [_row(entry) for entry in write.entries])
+        for name, text in write.notes:
+            _note(connection, name, text)
+            self._unfolded += len(text or "")
+        self._unfolded += len(write.record)
+        self._cut(write.job, len(write.entries), connection)
+        if write.ended:
+            self._cut_ended(write.job, connection)
+
+    def _add(self, entry: Entry, connection: sqlite3.Connection) -> None:
+        connection.execute(ENTRY, _row(entry))
+        self._cut(entry.job, 1, connection)
+
+    def _cut(self, job: str, added: int, connection: sqlite3.Connection) -> None:
+        """Now and then, the oldest entries of a job."""
+        kept = self._kept.get(job)
+        if kept is None:
+            counted = connection.execute("SELECT COUNT(*) FROM entries WHERE job = ?", (job,))
+            kept = int(counted.fetchone()[0])
+        else:
+            kept += added
+        limit = self._config.entries_a_job
+        if kept > limit + max(limit // 4, 1):
+            connection.execute(
+                "DELETE FROM entries WHERE job = ?1 AND number <= (SELECT number FROM entries"
+                " WHERE job = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)",
+                (job, limit),
+            )
+            kept = limit
+        self._kept[job] = kept
+
+    def _cut_ended(self, job: str, connection: sqlite3.Connection) -> None:
+        """The oldest of the jobs that are over."""
+        self._kept.pop(job)
+        over = connection.execute(
+            "SELECT job FROM jobs WHERE ended ORDER BY changed DESC LIMIT -1 OFFSET ?",
+            (self._config.ended_jobs,),
+        ).fetchall()
+        for (oldest,) in over:
+            connection.execute("DELETE FROM jobs WHERE job = ?", (oldest,))
+            connection.execute("DELETE FROM entries WHERE job = ?", (oldest,))
+
+    def _tidy(self) -> None:
+        """Off everybody's path: the callers of this batch have their answers already."""
+        if self._path is None or self._connection is None or self._unfolded < FOLD_BYTES:
+            return
+        self._unfolded = 0
+        # The log's file keeps its size and is written anew from its start: that makes for a
+        # cheaper fsync than a file that grows.
+        with suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)")
+
+
+def _tell(results: list[tuple[_Asked, object]]) -> None:
+    """One wake-up for each loop that waits, however many of its tasks do."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Asked, object]]] = {}
+    for asked, result in results:
+        by_loop.setdefault(asked.loop, []).append((asked, result))
+    for loop, told in by_loop.items():
+        with suppress(RuntimeError):  # the loop has ended, and with it those who asked
+            loop.call_soon_threadsafe(_answer, told)
+
+
+def _answer(results: list[tuple[_Asked, object]]) -> None:
+    for asked, result in results:
+        if asked.answer.done():
+            continue
+        if isinstance(result, JournalFailed):
+            asked.answer.set_exception(result)
+        else:
+            asked.answer.set_result(result)
+
+
+def _connect(path: Path | None) -> sqlite3.Connection:
+    where = ":memory:" if path is None else str(path)
+    try:
+        if path is not None:
+            _create(path)
+        connection = sqlite3.connect(
+            where, timeout=2.0, isolation_level=None, check_same_thread=False
+        )
+    except (sqlite3.Error, OSError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise JournalUnusable(f"the journal {where} cannot be opened: {told}") from error
+    try:
+        # Exclusive: a second server on the same file would decide everything twice.
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            connection.executescript(f"BEGIN; {CREATE} PRAGMA user_version = {SCHEMA}; COMMIT;")
+        elif version != SCHEMA:
+            raise JournalUnusable(
+                f"the journal {where} has version {version}, this program knows {SCHEMA}"
+            )
+        connection.execute("BEGIN EXCLUSIVE")
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        connection.close()
+        raise JournalUnusable(
+            f"the journal {where} cannot be used: {_told(error, path)}"
+        ) from error
+    except JournalUnusable:
+        connection.close()
+        raise
+    return connection
+
+
+def _create(path: Path) -> None:
+    """What went wrong in a job is nobody else's business; SQLite would let everybody read it."""
+    if path.is_dir():
+        raise IsADirectoryError(EISDIR, "it is a directory; name a file in it")
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _told(error: Exception, path: Path | None) -> str:
+    """SQLite calls anything a disk I/O error; who tries to write beside it is told the reason."""
+    if path is not None and isinstance(error, sqlite3.OperationalError):
+        try:
+            with TemporaryFile(dir=path.parent, buffering=0) as beside:
+                beside.write(b"?")
+        except OSError as reason:
+            return f"{error} ({reason.strerror})"
+    return str(error)
+
+
+def _note(connection: sqlite3.Connection, name: str, text: str | None) -> None:
+    if text is None:
+        connection.execute("DELETE FROM notes WHERE name = ?", (name,))
+    else:
+        connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, text))
+
+
+def _row(entry: Entry) -> tuple[object, ...]:
+    return (
+        entry.job,
+        entry.incident,
+        entry.at,
+        _legible(entry.event),
+        entry.before,
+        entry.after,
+        _legible(entry.because),
+        json.dumps(entry.commands),
+    )
+
+
+def _legible(text: str) -> str:
+    """Reasons may quote names of files and objects, in which anything can stand."""
+    return text.encode(errors="replace").decode()
+
+
+def _history(job: str, incident: int, connection: sqlite3.Connection) -> list[Entry]:
+    rows = connection.execute(
+        "SELECT number, incident, at, event, before, after, because, commands FROM entries"
+        " WHERE job = ?1 AND (?2 = 0 OR incident = ?2) ORDER BY number",
+        (job, incident),
+    )
+    return [
+        Entry(
+            job, row[1], row[2], row[3], row[4], row[5], row[6], tuple(json.loads(row[7])), row[0]
+        )
+        for row in rows
+    ]

@@ -1,0 +1,138 @@
+"""Where the lines of every `taskd.*` logger go, and how they look.
+
+A line goes to a rotating file (`runtime/log_file.py`) and to standard output. `attach` raises
+nothing and touches no file, so that it can be called at import. `taskd.python.utils.log` offers
+this under its documented names; the manager, agents and others call `also_to` for a file of
+their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import TextIO
+
+from taskd.config import environ, load
+from taskd.errors import SettingsError
+from taskd.runtime.log_file import RotatingHandler
+
+ROOT = logging.getLogger("taskd")
+
+FORMAT = (
+    "[%(levelname)s]     %(asctime)s.%(msecs)06d %(process)d   "
+    "%(filename)s:%(lineno)d     %(message)s"
+)
+DATE_FORMAT = "%Y/%m/%d %H:%M:%S"
+MESSAGE_LIMIT = 1023
+FILE_LIMIT_BYTES = 20 * 1024 * 1024
+BACKUPS = 30
+
+
+class Level(StrEnum):
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogSettings:
+    """Read from the environment with the prefix `TASKD`."""
+
+    log_path: str = "./taskd_log/"
+    """Directory of the log files; made on the first line, with mode 0750."""
+
+    file_log_level: Level = Level.INFO
+    """The least level that goes to the file."""
+
+    std_log_level: Level = Level.INFO
+    """The least level that goes to standard output."""
+
+    log_stdout: bool = True
+    """Whether lines go to standard output too."""
+
+
+def settings(environment: Mapping[str, str] = environ) -> tuple[LogSettings, list[str]]:
+    """What is set, with the default for each wrong value, and a sentence for each of those."""
+    try:
+        return load(LogSettings, environment), []
+    except SettingsError as error:
+        wrong = {problem.split(" ", 1)[0] for problem in error.problems}
+        usable = {name: value for name, value in environment.items() if name not in wrong}
+        return load(LogSettings, usable), error.problems
+
+
+class OneLineFormatter(logging.Formatter):
+    """One record, one line: what a peer sent cannot forge a second one, nor fill the disk."""
+
+    def __init__(self, fmt: str, max_length: int, datefmt: str | None = None) -> None:
+        super().__init__(fmt, datefmt)
+        self.max_length = max_length
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        text = record.message.translate(_ESCAPES)
+        if len(text) > self.max_length:
+            text = text[: self.max_length] + "..."
+        record.message = text
+        return super().formatMessage(record)
+
+    def formatException(self, ei: object) -> str:
+        # Indented, so that no line of a traceback can look like a record.
+        text = super().formatException(ei)  # type: ignore[arg-type]
+        return "\n".join("    " + line for line in text.splitlines())
+
+
+_ESCAPES = {
+    code: repr(chr(code))[1:-1]
+    for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+    if not chr(code).isprintable()
+}
+
+
+class StdoutHandler(logging.StreamHandler[TextIO]):
+    """Writes to whatever standard output is at that moment."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stdout
+
+
+@cache
+def attach() -> logging.Logger:
+    """Send all `taskd.*` lines to the documented places. More calls change nothing."""
+    chosen, problems = settings()
+    ROOT.setLevel(logging.DEBUG)
+    also_to("taskd.log", chosen)
+    if chosen.log_stdout:
+        console = StdoutHandler()
+        console.setLevel(chosen.std_log_level)
+        console.setFormatter(OneLineFormatter(FORMAT, MESSAGE_LIMIT, DATE_FORMAT))
+        ROOT.addHandler(console)
+    if problems:
+        sys.stderr.write(f"taskd: the default is used instead: {'; '.join(problems)}\n")
+    return ROOT
+
+
+def also_to(
+    filename: str,
+    chosen: LogSettings | None = None,
+    logger: logging.Logger = ROOT,
+    backups: int = BACKUPS,
+) -> RotatingHandler:
+    """Let a logger write to a file of the log directory; the caller may remove the handler."""
+    chosen = chosen or settings()[0]
+    handler = RotatingHandler(
+        Path(chosen.log_path) / filename, max_bytes=FILE_LIMIT_BYTES, backups=backups
+    )
+    handler.setLevel(chosen.file_log_level)
+    handler.setFormatter(OneLineFormatter(FORMAT, MESSAGE_LIMIT, DATE_FORMAT))
+    logger.addHandler(handler)
+    return handler

@@ -1,0 +1,1 @@
+"""Copies of sharded state in shared memory, and second copies on another node."""

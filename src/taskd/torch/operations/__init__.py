@@ -1,0 +1,1 @@
+"""Stress tests and link switches, carried out while the rank is parked."""

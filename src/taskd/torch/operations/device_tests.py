@@ -1,0 +1,256 @@
+"""The operations of a stress test on PyTorch's devices: products with a known answer, and links.
+
+Compute: small whole numbers are multiplied, so that every device must give the same bits, whatever
+its order of summing. What they are is known from a sum pinned here, so that not even the host that
+computes them is trusted. Links: every pair of ranks sends seeded bytes both ways over a group of
+its own and compares what has come.
+
+`worker/operations/stress_order.py` calls these beside the parked training thread;
+`core/worker/stress_verdict.py` judges. Nothing here draws from the script's random numbers. On
+Ascend the vendor's own detection runs instead.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+import torch
+
+from taskd import config
+from taskd.core.worker import stress_verdict as judge
+from taskd.core.worker.stress_verdict import Crossed, Worked
+from taskd.model.ids import Rank
+from taskd.model.operations import COMPUTE, NOT_RUN, P2P, OpResult
+from taskd.runtime.clock import monotonic
+from taskd.torch.groups.store import Meeting
+from taskd.torch.groups.transport import Shape, Transport
+from taskd.worker.operations import ascend_calls as ascend
+from taskd.worker.operations.stress_order import Operation, Request
+
+SIZES = {"cpu": 384}
+ACCELERATOR_SIZE = 2048
+KNOWN = {(384, 7): 0x06A4F9C3, (2048, 7): 0xB5DC9066, (2048, 3): 0x3C63B8F4}
+"""By size and spread of the numbers: the CRC-32 of the product as 32-bit whole numbers."""
+CASES = ((torch.float32, 7), (torch.float16, 3))
+"""Formats, and how many different numbers are exact in them; a CPU has no units for the second."""
+CHUNK = 16
+"""Products between two looks at an accelerator's result; a CPU is looked at after each, so that
+its best moment between other work is seen."""
+PATIENCE_S = 20.0
+"""How long to wait for the others' measurements before judging without them."""
+MB = 1024 * 1024
+AGAIN = 2
+"""How often a link that looks bad is tested again: on a busy machine all messages of one turn may
+have waited for a processor."""
+INJECTED_S = 0.25
+"""What a link that was made slow for a test takes longer."""
+
+T = TypeVar("T", Worked, Crossed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StressSettings:
+    """Read from `TASKD_STRESS_*`."""
+
+    compute_s: float = 10.0
+    """How long each rank multiplies."""
+
+    p2p_mb: int = 16
+    """The size of one message between two ranks."""
+
+    repeats: int = 4
+    """How many messages cross each link in each direction; the fastest counts."""
+
+    slow_factor: float = 4.0
+    """How many times slower than the median of all a rank or a link may be."""
+
+    inject: str = ""
+    """For tests: `flip:RANK` spoils a product of that rank, `slow:A-B` delays that link."""
+
+    def __post_init__(self) -> None:
+        for name in ("compute_s", "p2p_mb", "repeats"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.slow_factor <= 1:
+            raise ValueError(f"slow_factor must be above 1, got {self.slow_factor}")
+
+
+class StressTest:
+    """One for the life of the process."""
+
+    def __init__(self, settings: StressSettings, store: str, backends: dict[str, str]) -> None:
+        self._settings, self._store, self._backends = settings, store, backends
+        local = int(config.environ.get("LOCAL_RANK", "0"))
+        kind = "cuda" if "cuda" in backends and torch.cuda.is_available() else "cpu"
+        self._device = torch.device(kind, local % torch.cuda.device_count() if kind != "cpu" else 0)
+
+    def operations(self) -> dict[int, Operation]:
+        if "npu" in self._backends and find_spec("torch_npu") is not None:
+            return ascend.operations(ascend.TORCH)
+        return {COMPUTE: self.compute, P2P: self.cross}
+
+    # Compute
+
+    def compute(self, request: Request) -> OpResult:
+        cases = CASES[:1] if self._device.type == "cpu" else CASES
+        with torch.inference_mode():
+            found = [self._multiply(request, *case, len(cases)) for case in cases]
+        worked = Worked(
+            request.rank,
+            sum(one.rounds for one in found),
+            sum(one.wrong for one in found),
+            found[0].gflops,
+        )
+        meeting = self._meet(request, "compute")
+        everybody = _share(request, meeting, worked, Worked)
+        return judge.judge_work(request.rank, everybody, self._settings.slow_factor)
+
+    def _multiply(self, request: Request, kind: torch.dtype, spread: int, parts: int) -> Worked:
+        size = SIZES.get(self._device.type, ACCELERATOR_SIZE)
+        left, right, answer = problem(size, spread)
+        if checksum(answer) != KNOWN[size, spread]:
+            return Worked(request.rank, 1, 1, 0.0)
+        a, b = (one.to(self._device, kind) for one in (left, right))
+        expected = answer.to(self._device, kind)
+        product = torch.empty_like(expected)
+        wrong = torch.zeros((), dtype=torch.int64, device=self._device)
+        flip = self._settings.inject == f"flip:{request.rank}"
+        rounds, best = 0, 0.0
+        chunk = 1 if self._device.type == "cpu" else CHUNK
+        until = monotonic() + self._settings.compute_s / parts
+        while rounds < 2 * CHUNK or monotonic() < until:
+            request.check()
+            begun = monotonic()
+            for _ in range(chunk):
+                torch.matmul(a, b, out=product)
+                if flip and rounds == 0:
+                    product.view(torch.int32)[7, 7] ^= 1 << 20
+                wrong += (product != expected).any()
+                rounds += 1
+            self._wait_for_device()
+            took = max(monotonic() - begun, 1e-9)
+            if rounds > CHUNK:  # the first ones warm up
+                best = max(best, chunk * 2 * size**3 / took / 1e9)
+        return Worked(request.rank, rounds, int(wrong), best)
+
+    def _wait_for_device(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    # Links
+
+    def cross(self, request: Request) -> OpResult:
+        meeting = self._meet(request, "p2p")
+        me, ranks = request.rank, request.ranks
+        shape = Shape(
+            "stress",
+            tuple(ranks),
+            ranks.index(me),
+            timedelta(seconds=request.limit_s),
+            self._backends,
+        )
+        transport = Transport(shape, meeting.store)
+        request.on_stop(transport.abort)
+        seen: dict[Rank, Crossed] = {}
+        rounds = judge.tournament(ranks)
+        factor = self._settings.slow_factor
+        try:
+            transport.form()
+            peers = [partners[me] for partners in rounds if me in partners]
+            for turn in range(1 + AGAIN):
+                for peer in peers:
+                    request.check()
+                    found = self._exchange(request, transport, peer)
+                    seen[peer] = found.added_to(seen.get(peer))
+                everybody = _share(request, meeting, list(seen.values()), Crossed, turn)
+                doubted = judge.bad_links(everybody, factor)
+                peers = [peer for peer in peers if seen[peer].link in doubted]
+                if not doubted:
+                    break
+        except RuntimeError as error:
+            request.check()
+            return OpResult(NOT_RUN, f"the links could not be tested: {error}"[:500])
+        finally:
+            transport.bury(at_rest=not request.stopped.is_set())
+        return judge.judge_links(me, everybody, factor)
+
+    def _exchange(self, request: Request, transport: Transport, peer: Rank) -> Crossed:
+        """Both directions in turn, so that one's bytes are not slowed by the other's. Each is timed
+        where it ends; a token says that it has."""
+        me, ranks = request.rank, request.ranks
+        place = ranks.index(peer)
+        device = self._device if self._backends.get("cuda") == "nccl" else torch.device("cpu")
+        mine = _payload(me, peer, self._settings.p2p_mb, device)
+        due = _payload(peer, me, self._settings.p2p_mb, device)
+        got = torch.empty_like(due)
+        wrong, best = 0, 0.0
+        slow = self._settings.inject == "slow:{}-{}".format(*sorted((me, peer)))
+        token = torch.zeros(1, dtype=torch.uint8, device=device)
+        for _ in range(self._settings.repeats):
+            request.check()
+            got.zero_()
+            for sends in (me < peer, me > peer):
+                self._pass(transport, token, place, not sends)  # both are here now
+                begun = monotonic()
+                if slow:
+                    request.stopped.wait(INJECTED_S)
+                self._pass(transport, mine if sends else got, place, sends)
+                if not sends:
+                    best = max(best, self._settings.p2p_mb / max(monotonic() - begun, 1e-9))
+            wrong += not torch.equal(got, due)
+        return Crossed(me, peer, wrong, best)
+
+    def _pass(self, transport: Transport, what: torch.Tensor, peer: int, sends: bool) -> None:
+        inner: Any = transport.inner
+        work = inner.send([what], peer, 0) if sends else inner.recv([what], peer, 0)
+        work.wait()
+        self._wait_for_device()
+
+    def _meet(self, request: Request, what: str) -> Meeting:
+        timeout = timedelta(seconds=request.limit_s)
+        meeting = Meeting(self._store, f"stress/{request.uuid}/{what}/", timeout)
+        request.on_stop(meeting.cut)
+        return meeting
+
+
+def _share(
+    request: Request, meeting: Meeting, mine: T | list[T], kind: type[T], turn: int = 0
+) -> list[T]:
+    """Everybody's measurements, of those who have any in time."""
+    listed = mine if isinstance(mine, list) else [mine]
+    store = meeting.store
+    store.set(f"of/{turn}/{request.rank}", json.dumps([asdict(one) for one in listed]))
+    keys = [f"of/{turn}/{rank}" for rank in request.ranks]
+    try:
+        store.wait(keys, timedelta(seconds=PATIENCE_S))
+    except RuntimeError:
+        request.check()
+    told: Iterable[bytes] = (store.get(key) for key in keys if store.check([key]))
+    return [kind(**item) for text in told for item in json.loads(text)]
+
+
+def problem(size: int, spread: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two matrices of small whole numbers, and their product; all exact in any format used."""
+    row = torch.arange(size, dtype=torch.int64).unsqueeze(1)
+    column = torch.arange(size, dtype=torch.int64).unsqueeze(0)
+    mixed = row * 7919 + column * 104729 + row * column * 31
+    left = ((mixed * mixed) >> 5) % spread - spread // 2
+    right = ((mixed * 65537 + 12345) >> 3) % spread - spread // 2
+    answer = left.double() @ right.double()
+    return left, right, answer
+
+
+def checksum(answer: torch.Tensor) -> int:
+    return zlib.crc32(answer.to(torch.int32).numpy().tobytes())
+
+
+def _payload(sender: int, receiver: int, size_mb: int, device: torch.device) -> torch.Tensor:
+    seeded = torch.Generator().manual_seed(sender * 1_000_003 + receiver)
+    whole = torch.randint(-(2**63), 2**63 - 1, (size_mb * MB // 8,), generator=seeded)
+    return whole.view(torch.uint8).to(device)

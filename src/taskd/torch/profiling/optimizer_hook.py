@@ -1,0 +1,31 @@
+"""Puts one hook behind all optimizers of torch when it is loaded: a step has ended.
+
+`taskd run` loads it before the script is run, so this needs nothing of the script. What happens
+then is in `worker/profiling/step_end.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from taskd.torch.profiling.step_recorder import TorchHooks
+from taskd.worker.profiling.step_end import Glance
+
+_glance = Glance(TorchHooks())
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    _glance.after_step(id(optimizer))
+
+
+def _in_child() -> None:
+    global _glance
+    _glance.hooks.remove()
+    _glance = Glance(TorchHooks())
+
+
+register_optimizer_step_post_hook(_after_step)
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,1 @@
+"""The training state: what is protected, how it is undone, moved and saved."""

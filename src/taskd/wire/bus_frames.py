@@ -1,0 +1,104 @@
+"""Messages, receipts and frames of the bus <-> their protobuf forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from taskd.core.bus.delivery import Confused, Frame, Hello
+from taskd.model.bus import Parcel, Receipt
+from taskd.model.codes import NetCode
+from taskd.model.ids import Position
+from taskd.wire._pb import link_pb2, tasknet_pb2
+
+DEFAULT_PATIENCE_S = 3.0
+"""How long a peer of Ascend's waits for a receipt; it cannot say so itself."""
+
+
+def position_to_pb(position: Position) -> tasknet_pb2.Position:
+    return tasknet_pb2.Position(
+        role=position.role,
+        serverRank=position.server_rank,
+        processRank=position.process_rank,
+    )
+
+
+def position_from_pb(pb: tasknet_pb2.Position) -> Position:
+    return Position(pb.role, pb.serverRank, pb.processRank)
+
+
+def message_to_pb(parcel: Parcel) -> tasknet_pb2.Message:
+    return tasknet_pb2.Message(
+        header=tasknet_pb2.MessageHeader(
+            uuid=parcel.uuid,
+            mtype=parcel.mtype,
+            sync=parcel.sync,
+            src=position_to_pb(parcel.src),
+            dst=position_to_pb(parcel.dst),
+        ),
+        body=parcel.body,
+    )
+
+
+def message_from_pb(
+    pb: tasknet_pb2.Message, patience_s: float = DEFAULT_PATIENCE_S
+) -> Parcel | NetCode:
+    """The message, or what it lacks."""
+    if not pb.HasField("header"):
+        return NetCode.NilHeader if pb.body else NetCode.NilMessage
+    header = pb.header
+    if not header.HasField("src") or not header.HasField("dst"):
+        return NetCode.NilPosition
+    return Parcel(
+        header.uuid,
+        header.mtype,
+        header.sync,
+        position_from_pb(header.src),
+        position_from_pb(header.dst),
+        pb.body,
+        patience_s,
+    )
+
+
+def receipt_to_pb(receipt: Receipt) -> tasknet_pb2.Ack:
+    src = None if receipt.src is None else position_to_pb(receipt.src)
+    return tasknet_pb2.Ack(uuid=receipt.uuid, code=receipt.code, src=src)
+
+
+def receipt_from_pb(pb: tasknet_pb2.Ack) -> Receipt:
+    src = position_from_pb(pb.src) if pb.HasField("src") else None
+    return Receipt(pb.uuid, pb.code, src)
+
+
+def frame_to_pb(frame: Frame) -> link_pb2.Frame:
+    hello = frame.hello
+    return link_pb2.Frame(
+        first=frame.first,
+        messages=[message_to_pb(parcel) for parcel in frame.parcels],
+        acks=[receipt_to_pb(receipt) for receipt in frame.receipts],
+        received=frame.received,
+        hello=None if hello is None else link_pb2.Hello(life=hello.life, peer_life=hello.peer_life),
+        patience_ms=[
+            round(parcel.patience_s * 1000) if parcel.sync else 0 for parcel in frame.parcels
+        ],
+    )
+
+
+def frame_from_pb(pb: link_pb2.Frame) -> Frame:
+    """Raises `Confused`: our own kind never sends half a message."""
+    hello = Hello(pb.hello.life, pb.hello.peer_life) if pb.HasField("hello") else None
+    parcels = _parcels(pb.messages, pb.patience_ms) if pb.messages else []
+    return Frame(pb.first, parcels, [receipt_from_pb(ack) for ack in pb.acks], pb.received, hello)
+
+
+def _parcels(
+    messages: Sequence[tasknet_pb2.Message], patience_ms: Sequence[int]
+) -> Sequence[Parcel]:
+    if len(patience_ms) != len(messages):
+        raise Confused(f"{len(messages)} messages but the patience of {len(patience_ms)}")
+    parcels = []
+    for pb, wait_ms in zip(messages, patience_ms, strict=True):
+        parcel = message_from_pb(pb, wait_ms / 1000)
+        if isinstance(parcel, NetCode):
+            raise Confused(f"a message in a frame: {parcel.sentence}")
+        parcels.append(parcel)
+    return parcels

@@ -1,0 +1,151 @@
+"""The documented way in: the `sed` line, `manager.py` and lines of `train_start.sh`, verbatim."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.integration.bus.ascend_peers import documented_venv
+from tests.integration.run.run_job import TRAIN, script
+
+DEADLINE_S = 120.0
+
+SED = (
+    "sed -i '/import os/i import taskd.python.adaptor.patch' "
+    "$(pip3 show torch | grep Location | awk -F ' ' '{print $2}')/torch/distributed/run.py"
+)
+
+MANAGER = """
+    from taskd.api import init_taskd_manager, start_taskd_manager
+    import os
+
+    job_id=os.getenv("MINDX_TASK_ID")
+    node_nums=1         # Total number of nodes (set by yourself)
+    proc_per_node=2     # Number of training processes on each node (set by yourself)
+
+    init_taskd_manager({"job_id":job_id, "node_nums": node_nums, "proc_per_node": proc_per_node})
+    start_taskd_manager()
+"""
+
+TRAIN_START = """
+    TASKD_SO_PATH="$(pip show taskd | awk '/^Location: / {print $2"/taskd/python/cython_api/libs/libtaskd.so"}')"
+    export LD_PRELOAD=$TASKD_SO_PATH:$LD_PRELOAD
+    export TASKD_PROCESS_ENABLE="on"
+    # PyTorch
+    if [[ "${RANK}" == 0 ]]; then
+       export MASTER_ADDR=${POD_IP}
+        python manager.py &           # Determined by the current path.
+    fi
+    # MindSpore
+    if [[ "${MS_SCHED_HOST}" == "${POD_IP}" ]]; then
+        python manager.py &   # Determined by the current path.
+    fi
+    GPUS_PER_NODE=2; NNODES=1; NODE_RANK=$RANK; MASTER_PORT=29400
+    DISTRIBUTED_ARGS="--nproc_per_node $GPUS_PER_NODE --nnodes $NNODES --node_rank $NODE_RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT --max_restarts 32767"
+    torchrun $DISTRIBUTED_ARGS train.py
+    code=$?
+    wait
+    exit $code
+"""  # noqa: E501 - as documented
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("documented")
+    binaries = documented_venv.make(folder)
+    subprocess.run(SED, shell=True, check=True, env=_env(binaries))
+    (folder / "manager.py").write_text(textwrap.dedent(MANAGER))
+    (folder / "train_start.sh").write_text(textwrap.dedent(TRAIN_START))
+    script(folder, TRAIN)
+    return folder
+
+
+def _env(binaries: Path, **more: str) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
+    return {**kept, "PATH": f"{binaries}:{os.environ['PATH']}", **more}
+
+
+def _start(place: Path, command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+    command = documented_venv.alone(command)
+    job = subprocess.Popen(
+        command,
+        cwd=place,
+        env=_env(place / "venv/bin", TASKD_LOG_PATH=str(place / "log"), **env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = job.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        out, err = job.communicate()
+    return subprocess.CompletedProcess(command, job.returncode, out, err)
+
+
+def test_torch_is_edited_here_and_not_where_it_came_from(place: Path) -> None:
+    line = "import taskd.python.adaptor.patch"
+    (edited,) = place.glob("venv/lib/*/site-packages/torch/distributed/run.py")
+    assert line in edited.read_text()
+    assert line not in (documented_venv.SITE / "torch/distributed/run.py").read_text()
+
+
+@pytest.mark.parametrize(("die", "token"), [("", ""), ("1.0.1", "s3cret")])
+def test_the_documented_job_trains_and_recovers(place: Path, die: str, token: str) -> None:
+    env = {"RANK": "0", "POD_IP": "127.0.0.1", "MINDX_TASK_ID": "documented", "DIE": die}
+    if token:
+        env["TASKD_TOKEN"] = token
+    done = _start(place, ["bash", "train_start.sh"], **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"attempt {1 if die else 0}" in done.stdout
+    assert "ld.so" not in done.stderr
+
+
+def test_the_line_of_the_retired_package_does_the_same(place: Path) -> None:
+    (edited,) = place.glob("venv/lib/*/site-packages/torch/distributed/run.py")
+    text, line = edited.read_text(), SED.replace("taskd.python.adaptor.patch", "mindx_elastic.api")
+    edited.write_text((documented_venv.SITE / "torch/distributed/run.py").read_text())
+    try:
+        subprocess.run(line, shell=True, check=True, env=_env(place / "venv/bin"))
+        assert "import mindx_elastic.api" in edited.read_text()
+        assert "taskd" not in edited.read_text()
+        env = {"RANK": "0", "POD_IP": "127.0.0.1", "MINDX_TASK_ID": "retired", "DIE": "1.0.1"}
+        done = _start(place, ["bash", "train_start.sh"], **env)
+    finally:
+        edited.write_text(text)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "attempt 1" in done.stdout
+
+
+def test_without_a_manager_torchrun_is_torchrun(place: Path) -> None:
+    words = ["torchrun", "--nproc_per_node=2", "--master_port=29400", "train.py"]
+    done = _start(place, words)
+    assert done.returncode == 0, done.stderr
+    assert "attempt 0" in done.stdout
+    assert "torch's own agent goes on" in done.stdout + done.stderr
+
+
+def test_switched_off_it_is_torchs_at_once(place: Path) -> None:
+    words = ["torchrun", "--standalone", "--nproc_per_node=2", "train.py"]
+    done = _start(place, words, TASKD_PROCESS_ENABLE="off")
+    assert done.returncode == 0, done.stderr
+    assert "TASKD_PROCESS_ENABLE is off" in done.stdout + done.stderr
+
+
+def test_a_failing_job_is_reported_by_torch(place: Path) -> None:
+    (place / "train.py").rename(place / "good.py")
+    script(place, "raise ValueError('no data')")
+    try:
+        env = {"RANK": "0", "POD_IP": "127.0.0.1", "MINDX_TASK_ID": "documented"}
+        done = _start(place, ["bash", "train_start.sh"], **env)
+    finally:
+        (place / "good.py").rename(place / "train.py")
+    assert done.returncode == 1
+    assert "train.py FAILED" in done.stderr
+    assert "ValueError: no data" in done.stderr

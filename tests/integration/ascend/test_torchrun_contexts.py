@@ -1,0 +1,148 @@
+"""Torch's own agent with workers that are started, stopped and replaced one by one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.launcher.api import LaunchConfig
+
+from taskd.agent.run.plan import free_port
+from taskd.python.adaptor.patch import torch_patch
+from taskd.python.framework.agent.pt_agent.pt_agent import get_fault_workers, get_pids
+
+# Torch leaves the logs of a worker that has died open.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+PROGRAM = 'echo "$RANK $LOCAL_RANK $RESTART_FAULT_PROCESS_TYPE"; exec sleep 1000'
+
+
+class Agent(LocalElasticAgent):
+    _start_workers = torch_patch.patch_start_workers
+    _stop_workers = torch_patch.patch_stop_workers
+    _restart_workers = torch_patch.patch_restart_workers
+    _monitor_workers = torch_patch.patch_monitor_workers
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+    made = []
+
+    def make_agent(program: str) -> Any:
+        endpoint = f"127.0.0.1:{free_port()}"
+        spec = WorkerSpec(
+            role="default",
+            local_world_size=2,
+            entrypoint="/bin/sh",
+            args=("-c", program),
+            rdzv_handler=get_rendezvous_handler(
+                RendezvousParameters("static", endpoint, "run", 1, 1, rank=0)
+            ),
+            max_restarts=3,
+            master_addr="127.0.0.1",
+            master_port=free_port(),
+        )
+        logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.OUT)
+        agent: Any = Agent(spec, logs)
+        agent._initialize_workers(agent._worker_group)
+        made.append(agent)
+        return agent
+
+    yield make_agent
+    for agent in made:
+        agent._stop_workers(agent._worker_group)
+
+
+def monitored(agent: Any, state: WorkerState) -> Any:
+    """The result once it is this; torch's contexts offer nothing but to look."""
+    while (result := agent._monitor_workers(agent._worker_group)).state == WorkerState.HEALTHY:
+        os.sched_yield()
+    assert result.state == state
+    return result
+
+
+def test_one_worker_is_replaced_and_the_other_goes_on(
+    make: Callable[[str], Any], tmp_path: Path
+) -> None:
+    agent = make(PROGRAM)
+    group = agent._worker_group
+    assert agent._monitor_workers(group).state == WorkerState.HEALTHY
+    before = get_pids(agent._pcontext_dict)
+    agent._restart_workers(get_fault_workers(group, [1]))
+    after = get_pids(agent._pcontext_dict)
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+    assert not psutil.pid_exists(before[1])
+    assert agent._monitor_workers(group).state == WorkerState.HEALTHY
+    os.kill(after[1], signal.SIGKILL)
+    result = monitored(agent, WorkerState.FAILED)
+    assert set(result.failures) == {1}
+    assert result.failures[1].exitcode == -signal.SIGKILL
+    agent._stop_workers(group)
+    assert not any(map(psutil.pid_exists, after.values()))
+
+
+def test_each_has_its_own_log_and_variables(make: Callable[[str], Any], tmp_path: Path) -> None:
+    agent = make('echo "$RANK $LOCAL_RANK $RESTART_FAULT_PROCESS_TYPE"')
+    monitored(agent, WorkerState.SUCCEEDED)
+    for rank in (0, 1):
+        (told,) = (tmp_path / "logs" / str(rank)).rglob("stdout.log")
+        assert told.read_text() == f"{rank} {rank} pod\n"
+    env = torch_patch.get_worker_env(agent, agent._worker_group, agent._worker_group.workers[1])
+    assert (env["RANK"], env["TORCHELASTIC_USE_AGENT_STORE"]) == ("1", "True")
+    assert torch_patch.get_use_agent_store(agent._worker_group.spec)
+
+
+def test_one_context_by_hand(make: Callable[[str], Any], tmp_path: Path) -> None:
+    agent = make("exec sleep 1000")
+    group = agent._worker_group
+    worker = group.workers[0]
+    env = torch_patch.get_worker_env(agent, group, worker)
+    folder = str(tmp_path / "one")
+    context = torch_patch.start_processes_with_log_dir(agent, group, worker, env, folder)
+    assert torch_patch.context_wait_task(context) is None
+    torch_patch.stop_worker_task(context)
+    assert not psutil.pid_exists(context.pids()[0])
+    os.symlink(folder, tmp_path / "link")
+    with pytest.raises(ValueError, match="is a link"):
+        torch_patch.start_processes_with_log_dir(agent, group, worker, env, str(tmp_path / "link"))
+
+
+def test_attempts_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+
+    def rendezvous(url: str) -> Iterator[tuple[Any, int, int]]:
+        yield store, 0, 1
+
+    wrapped = torch_patch.patch_create_c10d_store_decorator(rendezvous)
+    ((first, rank, size),) = wrapped("env://")
+    first.set("key", "0")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    ((second, _, _),) = wrapped("env://")
+    assert (rank, size) == (0, 1)
+    assert not second.check(["key"])
+    assert store.check(["/worker/attempt_0/key"])
+
+
+def test_no_number_of_restarts_means_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(
+        "taskd.agent.seams.torchrun.TORCHS_LAUNCH", lambda *words: told.append(words)
+    )
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, max_restarts=0)
+    torch_patch.patch_launch_agent(config, "script", [])
+    assert told[0][0].max_restarts == 32767
+    assert torch_patch.patch_default_signal() == signal.SIGKILL

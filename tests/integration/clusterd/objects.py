@@ -1,0 +1,183 @@
+"""A cluster in a directory, for tests of clusterd: its objects, and a job that it describes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from taskd.clusterd.cluster.inotify import Watch
+from taskd.clusterd.cluster.interface import Json
+from taskd.clusterd.main import Server, ServerConfig
+from taskd.commands import render as show
+from taskd.core.clusterd.job_config import RecoveryConfig
+from tests.integration.clusterd.client import WAIT_S, Client, Signals, eventually, started
+
+JOB = "0f7b"
+EVERY = "retry, recover-in-place,recover ,elastic-training,dump"
+
+
+class Objects:
+    """The other side of the directory: the user, the scheduler and the platform."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write(self, kind: str, name: str, body: Json) -> None:
+        folder = {"PodGroup": "podgroups", "Pod": "pods", "ConfigMap": "configmaps"}.get(
+            kind, "nodes"
+        )
+        namespace = "kube-system" if name.startswith("mindx-dl-") else "team"
+        metadata: Json = {"name": name, **body.pop("metadata", {})}
+        if kind != "Node":
+            metadata["namespace"] = namespace
+        path = self.directory / folder / f"{namespace}.{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}.test")
+        fresh.write_text(yaml.safe_dump({"kind": kind, "metadata": metadata, **body}))
+        fresh.rename(path)
+
+    def read(self, folder: str, name: str) -> Json:
+        body: Json = yaml.safe_load((self.directory / folder / f"team.{name}.yaml").read_text())
+        return body
+
+    def group(self, strategies: str = EVERY, phase: str = "Running", **extra: Any) -> None:
+        labels = {"process-recover-enable": "on", "framework": "pytorch", **extra.get("labels", {})}
+        self.write(
+            "PodGroup",
+            "train",
+            {
+                "metadata": {
+                    "ownerReferences": [{"uid": JOB, "name": "train", "controller": True}],
+                    "labels": labels,
+                    "annotations": {"recover-strategy": strategies, **extra.get("annotations", {})},
+                },
+                "status": {"phase": phase},
+            },
+        )
+
+    def change_group(self, change: Callable[[Json], None]) -> None:
+        body = self.read("podgroups", "train")
+        change(body)
+        self.write("PodGroup", "train", {k: v for k, v in body.items() if k != "kind"})
+
+    def pod(self, node: int, uid: str = "", name: str = "", **annotations: str) -> None:
+        devices = [{"device_id": str(i), "rank_id": str(node * 2 + i)} for i in range(2)]
+        self.write(
+            "Pod",
+            name or f"train-{node}",
+            {
+                "metadata": {
+                    "uid": uid or f"pod-{node}",
+                    "ownerReferences": [{"uid": JOB, "name": "train", "controller": True}],
+                    "annotations": {
+                        "hccl/rankIndex": str(node),
+                        "ascend.kubectl.kubernetes.io/ascend-910-configuration": json.dumps(
+                            {"devices": devices}
+                        ),
+                        **annotations,
+                    },
+                },
+                "spec": {"nodeName": f"host{node}"},
+                "status": {"phase": "Running"},
+            },
+        )
+
+    def reset_config(self, **data: Any) -> None:
+        body = {"RankList": [], "RetryTime": 3, "UpdateTime": 0, **data}
+        self.write("ConfigMap", "reset-config-train", {"data": {"reset.json": json.dumps(body)}})
+
+    @property
+    def reset(self) -> Json:
+        data = self.read("configmaps", "reset-config-train")["data"]
+        assert hashlib.sha256(data["reset.json"].encode()).hexdigest() == data["checkCode"]
+        told: Json = json.loads(data["reset.json"])
+        return told
+
+    def sub_health(self, node: int, level: str = "SubHealthFault", code: str = "") -> None:
+        """`code`: a CheckCode that need not fit."""
+        entry = {
+            "fault_type": "CardUnhealthy",
+            "npu_name": "Ascend910-1",
+            "fault_level": level,
+            "fault_code": "80E18005",
+        }
+        listed = {"huawei.com/Ascend910-Fault": json.dumps([entry])}
+        devices = {"DeviceList": listed, "UpdateTime": 1_700_000_000}
+        text = json.dumps(devices, separators=(",", ":"))
+        check = code or hashlib.sha256(text.encode()).hexdigest()
+        info = {"DeviceInfo": devices, "SuperPodID": -1, "CheckCode": check}
+        self.write(
+            "ConfigMap",
+            f"mindx-dl-deviceinfo-host{node}",
+            {"data": {"DeviceInfoCfg": json.dumps(info)}},
+        )
+
+    async def until(self, folder: str, holds: Callable[[], bool]) -> None:
+        """Wait until something is true of the files, looking whenever one changes."""
+        news = asyncio.Event()
+        watch = Watch([self.directory / folder], lambda _: news.set())
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not holds():
+                    await news.wait()
+                    news.clear()
+        finally:
+            watch.close()
+
+
+@asynccontextmanager
+async def cluster(objects: Objects, **recovery: float) -> AsyncIterator[tuple[Server, Client]]:
+    config = ServerConfig(
+        cluster_dir=objects.directory,
+        recovery=RecoveryConfig(**recovery),  # type: ignore[arg-type]
+    )
+    async with started(config, job=JOB) as pair:
+        try:
+            yield pair
+        except TimeoutError:
+            sys.stderr.write("\n".join(show.history(await pair[1].history())))
+            raise
+
+
+async def joined(server: Server, client: Client) -> Signals:
+    await client.join()
+    signals = client.subscribe()
+    owner = server.jobs.served[JOB]  # type: ignore[index]
+    await eventually(lambda: owner.state.job.subscribed and bool(owner.state.job.pods), server, JOB)
+    await quiet(server)
+    return signals
+
+
+async def quiet(server: Server) -> None:
+    """No write is under way that could meet one of ours."""
+    owner = server.jobs.served[JOB]  # type: ignore[index]
+    await eventually(lambda: not owner.record.undone, server, JOB)
+
+
+async def lost_for_good(client: Client, signals: Signals) -> None:
+    """A node is lost, and no pod comes in its place: the job does as it is told, to the end."""
+    await client.fault(2)
+    while True:
+        told = await signals.next()
+        match told.signalType, told.changeStrategy:
+            case "stopTrain", _:
+                await client.stopped(told.uuid)
+            case "globalFault", _:
+                await client.offer("recover", "exit", uuid=told.uuid)
+            case "changeStrategy", "exit":
+                return
+            case other:
+                assert other == ("changeStrategy", "recover")
+
+
+def mark(objects: Objects) -> str:
+    labels = objects.read("podgroups", "train")["metadata"]["labels"]
+    return str(labels["process-recover-enable"])

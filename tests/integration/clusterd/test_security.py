@@ -1,0 +1,345 @@
+"""Who may do what: tokens and certificates open one job, or everything, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from grpc import aio
+
+from taskd.bus.security import Tls
+from taskd.clusterd.auth import Authority, Tokens
+from taskd.clusterd.interceptors import Guard
+from taskd.clusterd.main import ServerConfig
+from taskd.errors import SettingsError
+from taskd.runtime.clock import monotonic
+from taskd.runtime.tokens import OPERATOR, job_scope, token_for
+from taskd.wire._pb import control_pb2, profiling_pb2
+from taskd.wire._pb import recover_pb2 as pb
+from taskd.wire._pb.recover_pb2_grpc import RecoverServicer, add_RecoverServicer_to_server
+from tests.integration.clusterd.client import WAIT_S, Client, connected, started
+
+SECRET = "a long secret"
+A, B = token_for(SECRET, job_scope("a")), token_for(SECRET, job_scope("b"))
+BOSS = token_for(SECRET, OPERATOR)
+DENIED, UNKNOWN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
+
+
+async def refused(client: Client, method: str, request: Any) -> grpc.StatusCode | None:
+    """The status that a call was refused with; None when it was let in."""
+    stubs = (client.recover, client.control, client.trace)
+    stub = next(stub for stub in stubs if hasattr(stub, method))
+    call = getattr(stub, method)(request, timeout=WAIT_S, metadata=client.metadata)
+    try:
+        if isinstance(call, aio.UnaryStreamCall):
+            # A subscription is confirmed at once, long before there is anything to say.
+            first = asyncio.ensure_future(call.read())
+            confirmed = asyncio.ensure_future(call.initial_metadata())
+            await asyncio.wait([first, confirmed], return_when=asyncio.FIRST_COMPLETED)
+            if await confirmed:
+                call.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            call.cancel()
+            code = await call.code()
+            return code if code in (DENIED, UNKNOWN) else None
+        await call
+    except aio.AioRpcError as error:
+        return error.code() if error.code() in (DENIED, UNKNOWN) else None
+    return None
+
+
+def of_job(job: str) -> list[tuple[str, Any]]:
+    """Every method that a job's own token opens, as a call about this job."""
+    info = pb.ClientInfo(jobId=job)
+    return [
+        ("Init", info),
+        ("Register", info),
+        ("HealthCheck", info),
+        ("SubscribeProcessManageSignal", info),
+        ("SubscribeNotifySwitch", info),
+        ("SubscribeNotifyExecStressTest", info),
+        ("ReportProcessFault", pb.ProcessFaultRequest(jobId=job)),
+        ("ReportStopComplete", pb.StopCompleteRequest(jobId=job)),
+        ("ReportRecoverStrategy", pb.RecoverStrategyRequest(jobId=job)),
+        ("ReportRecoverStatus", pb.RecoverStatusRequest(jobId=job)),
+        ("ReplySwitchNicResult", pb.SwitchResult(jobId=job)),
+        ("ReplyStressTestResult", pb.StressTestResult(jobId=job)),
+        ("SubscribeDataTraceSwitch", profiling_pb2.ProfilingClientInfo(jobId=job)),
+        ("DeclareJob", control_pb2.JobDeclaration(job=job)),
+        ("Status", control_pb2.JobRequest(job=job)),
+        ("Watch", control_pb2.JobRequest(job=job)),
+        ("Replay", control_pb2.ReplayRequest(job=job)),
+        ("ReportFault", control_pb2.FaultReport(job=job)),
+        ("PublishProgress", control_pb2.JobProgress(job=job)),
+        ("ReportSubHealth", control_pb2.SubHealth(job=job)),
+        ("EndJob", control_pb2.JobEnd(job=job)),
+    ]
+
+
+def of_operator(job: str) -> list[tuple[str, Any]]:
+    return [
+        ("SwitchNicTrack", pb.SwitchNics(jobID=job)),
+        ("StressTest", pb.StressTestParam(jobID=job)),
+        ("SubscribeSwitchNicSignal", pb.SwitchNicRequest(jobID=job)),
+        ("SubscribeStressTestResponse", pb.StressTestRequest(jobID=job)),
+        ("ModifyTrainingDataTraceSwitch", profiling_pb2.DataTypeReq(jobNsName="default/a")),
+        ("GetTrainingDataTraceSwitch", profiling_pb2.DataStatusReq(jobNsName="default/a")),
+    ]
+
+
+def test_every_method_is_the_jobs_or_the_operators() -> None:
+    services = (
+        pb.DESCRIPTOR.services_by_name["Recover"],
+        profiling_pb2.DESCRIPTOR.services_by_name["TrainingDataTrace"],
+        control_pb2.DESCRIPTOR.services_by_name["Control"],
+    )
+    there = {method for service in services for method in service.methods_by_name}
+    assert {method for method, _ in of_job("a") + of_operator("a")} == there - {"Jobs"}
+
+
+def test_a_jobs_token_opens_that_job_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        config = ServerConfig(tokens=Tokens({}, SECRET))
+        async with (
+            started(config, job="b", token=B) as (server, client_b),
+            connected(server.address, A, "a") as client_a,
+        ):
+            await client_b.join()
+            for method, request in of_job("b"):
+                assert await refused(client_a, method, request) is DENIED, method
+            for method, request in of_operator("a"):
+                assert await refused(client_a, method, request) is DENIED, method
+            for method, request in of_job("a"):
+                assert await refused(client_a, method, request) is None, method
+            async with connected(server.address, "", "b") as stranger:
+                for method, request in of_job("b") + of_operator("b"):
+                    assert await refused(stranger, method, request) is UNKNOWN, method
+            async with connected(server.address, BOSS, "b") as boss:
+                for method, request in of_job("c") + of_operator("b"):
+                    assert await refused(boss, method, request) is None, method
+
+    asyncio.run(main())
+    told = [line for line in caplog.messages if "127.0.0.1" in line and "refused" in line]
+    assert "job:a may not use job 'b'" in told[0]
+    assert len(told) < 20, "a refusal is told, but not without end"
+
+
+def test_a_job_sees_itself_in_the_list_and_the_operator_sees_all() -> None:
+    async def main() -> None:
+        config = ServerConfig(tokens=Tokens({}, SECRET))
+        async with started(config, job="a", token=A) as (server, client_a):
+            await client_a.join()
+            async with connected(server.address, B, "b") as client_b:
+                await client_b.join()
+                listed = await client_b.call("Jobs", control_pb2.JobsRequest())
+                assert [line.job for line in listed.jobs] == ["b"]
+            async with connected(server.address, BOSS) as boss:
+                listed = await boss.call("Jobs", control_pb2.JobsRequest())
+                assert [line.job for line in listed.jobs] == ["a", "b"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("token", [A[:-1], A + "x", BOSS.replace(OPERATOR, "job:a"), "job:a.", "é"])
+def test_a_token_that_was_made_up_opens_nothing(token: str) -> None:
+    assert Tokens({}, SECRET).scope_of(token) is None
+
+
+def test_a_token_file_that_everybody_can_read_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("operator boss\n")
+    file.chmod(0o600)
+    Tokens.load(file)
+    assert not caplog.messages
+    file.chmod(0o644)
+    Tokens.load(file)
+    (told,) = caplog.messages
+    assert str(file) in told
+    assert "chmod" in told
+
+
+def test_tokens_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# ours\noperator boss\njob:a  key-a # of a\n")
+    tokens = Tokens.load(file)
+    assert (tokens.scope_of("boss"), tokens.scope_of("key-a")) == (OPERATOR, "job:a")
+    assert tokens.scope_of("key-b") is None
+    file.write_text("operator\n")
+    with pytest.raises(SettingsError, match="tokens:1"):
+        Tokens.load(file)
+    file.write_text("\n")
+    with pytest.raises(SettingsError, match="no token"):
+        Tokens.load(file)
+
+
+def test_a_stranger_cannot_use_up_a_jobs_share() -> None:
+    async def main() -> None:
+        config = ServerConfig(tokens=Tokens({}, SECRET))
+        async with started(config, job="a", token=A) as (server, client):
+            await client.join()
+            async with connected(server.address, "wrong", "a") as stranger:
+                for _ in range(450):
+                    code = await refused(stranger, "HealthCheck", pb.ClientInfo(jobId="a"))
+                    assert code is UNKNOWN
+            assert await client.fault(1) == 0
+
+    asyncio.run(main())
+
+
+# Certificates
+
+
+class Issuer:
+    """A certificate authority for one test."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ca")])
+        self.ca = self._file("ca.crt", self._sign("ca", self.key.public_key(), ca=True))
+
+    def issue(self, name: str) -> tuple[str, str]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        pem = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        stem = name.replace(":", "-")
+        return (
+            self._file(f"{stem}.key", pem),
+            self._file(f"{stem}.crt", self._sign(name, key.public_key())),
+        )
+
+    def _sign(self, name: str, key: ec.EllipticCurvePublicKey, *, ca: bool = False) -> bytes:
+        now = datetime.now(UTC)
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(self.name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+        return made.public_bytes(serialization.Encoding.PEM)
+
+    def _file(self, name: str, content: bytes) -> str:
+        path = self.directory / name
+        path.write_bytes(content)
+        return str(path)
+
+
+def channel(port: int, ca: str, pair: tuple[str, str] | None = None) -> aio.Channel:
+    files = [Path(path).read_bytes() for path in pair] if pair else [None, None]
+    credentials = grpc.ssl_channel_credentials(Path(ca).read_bytes(), *files)
+    return aio.secure_channel(f"localhost:{port}", credentials)
+
+
+def test_a_client_certificate_is_worth_the_scope_in_its_name(tmp_path: Path) -> None:
+    issuer = Issuer(tmp_path)
+    key, crt = issuer.issue("clusterd")
+    config = ServerConfig(tls=Tls(ca=issuer.ca, server_key=key, server_crt=crt))
+
+    async def main() -> None:
+        async with started(config) as (server, plain):
+            with pytest.raises(aio.AioRpcError):
+                await plain.code("HealthCheck")
+            async with channel(server.port, issuer.ca, issuer.issue("job:a")) as a:
+                client = Client(a, job="a")
+                await client.join()
+                for method, request in of_job("b") + of_operator("a"):
+                    assert await refused(client, method, request) is DENIED, method
+            async with channel(server.port, issuer.ca, issuer.issue("operator")) as boss:
+                assert await refused(Client(boss), "StressTest", pb.StressTestParam()) is None
+            async with channel(server.port, issuer.ca, issuer.issue("somebody")) as other:
+                assert await refused(Client(other), "Init", pb.ClientInfo(jobId="a")) is UNKNOWN
+            async with channel(server.port, issuer.ca) as none:
+                with pytest.raises(aio.AioRpcError):
+                    await Client(none).code("HealthCheck")
+
+    asyncio.run(main())
+
+
+def test_tls_of_the_server_alone_with_tokens(tmp_path: Path) -> None:
+    issuer = Issuer(tmp_path)
+    key, crt = issuer.issue("clusterd")
+    tls = Tls(ca="", server_key=key, server_crt=crt)
+    config = ServerConfig(tls=tls, tokens=Tokens({}, SECRET))
+
+    async def main() -> None:
+        async with started(config) as (server, _), channel(server.port, issuer.ca) as link:
+            await Client(link, A, "a").join()
+            assert await refused(Client(link, "", "a"), "Init", pb.ClientInfo()) is UNKNOWN
+
+    asyncio.run(main())
+
+
+def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        tls = Tls(ca="", server_key=str(tmp_path / "no.key"), server_crt=str(tmp_path / "no.crt"))
+        with pytest.raises(SettingsError, match=r"no\.key"):
+            async with started(ServerConfig(tls=tls)):
+                pass
+
+    asyncio.run(main())
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started() as (server, _):
+            for listen, why in (
+                (server.address, "Address already in use"),
+                ("127.0.0.1:99999", "expected host:port"),
+                ("nohost.invalid:0", "not known|resolution"),
+            ):
+                with pytest.raises(SettingsError, match=why):
+                    async with started(ServerConfig(listen=listen)):
+                        pass
+
+    asyncio.run(main())
+
+
+# Our own failures
+
+
+class Broken(RecoverServicer):
+    async def HealthCheck(self, request: pb.ClientInfo, context: Any) -> pb.Status:
+        raise RuntimeError("a bug")
+
+    async def SubscribeNotifySwitch(self, request: pb.ClientInfo, context: Any) -> None:
+        raise RuntimeError("a bug")
+
+
+def test_a_bug_of_ours_is_answered_logged_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        guard = Guard(Authority(), lambda _: False, monotonic)
+        server = aio.server(interceptors=[guard])
+        add: Any = add_RecoverServicer_to_server
+        add(Broken(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with connected(f"127.0.0.1:{port}") as client:
+            for _ in range(3):
+                assert await client.code("HealthCheck") == 599
+            with pytest.raises(aio.AioRpcError) as failed:
+                await client.recover.SubscribeNotifySwitch(pb.ClientInfo()).read()
+            assert failed.value.code() is grpc.StatusCode.INTERNAL
+        await server.stop(None)
+
+    asyncio.run(main())
+    assert "a bug" in caplog.text
+    assert "/Recover/HealthCheck" in caplog.text

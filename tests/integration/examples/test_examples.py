@@ -1,0 +1,49 @@
+"""Every numbered example is run as a reader would run it, and must end well."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests import ROOT
+from tests.integration import namespaces
+
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "01_kill_a_rank.py",
+        "02_hung_rank.py",
+        "03_cut_links.py",
+        "04_fsdp2_buddies.py",
+        "06_dying_gasp.py",
+        "demo.py",
+    ],
+)
+def test_an_example_ends_with_the_same_weights(name: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=200
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "weights identical to the undisturbed run: yes" in ran.stdout
+    assert "joins a job that has begun" not in ran.stdout, "a warning that nobody can act on"
+    if name == "03_cut_links.py" and namespaces.possible():
+        assert "eth0 cut" in ran.stdout, "there are namespaces, but no cable was cut between them"
+
+
+@pytest.mark.timeout(240)
+def test_a_lost_node_costs_no_sample() -> None:
+    ran = subprocess.run(
+        [sys.executable, str(EXAMPLES / "05_lose_a_node.py")],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "400 steps with 2 and 4 ranks" in ran.stdout
+    assert "each of 1600 samples used once: yes" in ran.stdout

@@ -1,0 +1,120 @@
+"""With `mindio_ttp` installed, its controller mends the ranks and the manager carries the words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from taskd.model import messages as m
+from taskd.model.ids import Rank
+from tests.integration.manager.test_manager import PATIENCE_S, AscendAgent
+
+CONTROLLER = '''
+"""Stands in for Huawei's package: writes every call down, and answers as it would."""
+import json, os, threading
+_callbacks = {}
+def _note(name, *arguments):
+    with open(os.environ["CALLS"], "a") as file:
+        file.write(json.dumps([name, *arguments]) + "\\n")
+def _answer(name, *arguments):
+    threading.Thread(target=_callbacks[name], args=arguments).start()
+def tft_register_mindx_callback(action, func):
+    _callbacks[action] = func
+    return 0
+def tft_init_controller(*arguments): _note("init", *arguments)
+def tft_start_controller(*arguments):
+    _note("start", *arguments)
+    threading.Thread(target=_fault).start()
+def _fault():
+    with open(os.environ["GATE"]) as gate:
+        gate.read()
+    _callbacks["report_fault_ranks"]({1: 1}, {1: "heartbeat lost"})
+def tft_destroy_controller(): _note("destroy")
+def tft_query_high_availability_switch(): return True
+def tft_notify_controller_dump(): _note("dump")
+def tft_notify_controller_stop_train(*arguments):
+    _note("stop_train", *arguments)
+    _answer("report_stop_complete", 0, "stopped", arguments[0])
+def tft_notify_controller_on_global_rank(*arguments):
+    _note("on_global_rank", *arguments)
+    _answer("report_strategies", arguments[0], ["recover", "dump", "exit"])
+def tft_notify_controller_change_strategy(*arguments):
+    _note("change_strategy", *arguments)
+    _answer("report_result", 0, "all well", {}, arguments[0])
+'''
+
+
+def package(folder: Path) -> None:
+    home = folder / "site" / "mindio_ttp"
+    home.mkdir(parents=True)
+    (home / "__init__.py").write_text("")
+    (home / "controller_ttp.py").write_text(CONTROLLER)
+    os.mkfifo(folder / "gate")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")]),
+        "CALLS": str(folder / "calls"),
+        "GATE": str(folder / "gate"),
+        "POD_IP": "127.0.0.1",
+        "TTP_PORT": "8000",
+        "WORLD_SIZE": "2",
+    }
+
+
+def calls(folder: Path) -> list[list[object]]:
+    return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
+
+
+def test_mindio_mends_a_rank_in_place(tmp_path: Path) -> None:
+    package(tmp_path)
+
+    async def play() -> None:
+        read, write = os.pipe()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "taskd.manager", "--listen", "127.0.0.1:0", "--procs-per-node", "2"),
+            *("--strategies", "recover-in-place,dump", "--ready-fd", str(write)),
+            *("--state-dir", str(tmp_path / "state")),
+            env={**environment(tmp_path), "HIGH_AVAILABILITY": "dump, elastic-training"},
+            pass_fds=(write,),
+        )
+        os.close(write)
+        with os.fdopen(read) as line:
+            port = json.loads(await asyncio.to_thread(line.read))["port"]
+        peer = AscendAgent(port)
+        await peer.join(3)
+        assert await peer.hears() == m.StartWorkers(3)
+        await asyncio.to_thread((tmp_path / "gate").write_text, "")
+        assert await peer.hears() == m.RestartWorkers((Rank(1),))
+        await peer.bus.close()
+        process.terminate()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await process.wait() == 0
+
+    asyncio.run(play())
+    names = [call[0] for call in calls(tmp_path)]
+    assert names[:2] == ["init", "start"]
+    assert calls(tmp_path)[0][-1] is True, "it may shrink the job"
+    assert names[2:5] == ["stop_train", "on_global_rank", "change_strategy"]
+    assert names[-1] == "destroy"
+    assert ["stop_train", {"1": 1}, "stop"] in calls(tmp_path)
+    assert ["change_strategy", "recover"] in calls(tmp_path)
+
+
+def test_without_mindio_the_documented_module_says_so() -> None:
+    async def play() -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-c", "import taskd.python.framework.manager.controller"),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, told = await process.communicate()
+        assert b"No module named 'mindio_ttp'" in told
+
+    asyncio.run(play())

@@ -1,0 +1,49 @@
+"""FSDP2 on a mesh with replicas: a lost shard comes back from the rank that holds the same one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.torch import scripts
+from tests.integration.torch.runs import assert_same, ends, run
+
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return ends(run(tmp_path_factory.mktemp("calm") / "run", scripts.hsdp, steps=STEPS))
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["between steps", "in forward", "in backward", "after backward", "in the optimizer"],
+)
+def test_a_rank_is_killed(moment: str, calm: list[Any], tmp_path: Path) -> None:
+    kills = [(1, 0, 2, moment), (0, 0, 5, moment)]
+    world = run(tmp_path / "run", scripts.hsdp, steps=STEPS, kills=kills)
+    assert world.lives == {0: 1, 1: 1, 2: 0, 3: 0}
+    assert_same(calm, world)
+
+
+def test_a_whole_replica_is_killed(calm: list[Any], tmp_path: Path) -> None:
+    kills = [(2, 0, 3, "in backward"), (3, 0, 3, "in backward")]
+    assert_same(calm, run(tmp_path / "run", scripts.hsdp, steps=STEPS, kills=kills))
+
+
+@pytest.mark.parametrize("moment", ["in forward", "in backward"])
+def test_a_link_flaps(moment: str, calm: list[Any], tmp_path: Path) -> None:
+    cuts = [(1, 0, 2, moment), (3, 0, 4, moment)]
+    world = run(tmp_path / "run", scripts.hsdp, steps=STEPS, cuts=cuts)
+    assert sum(world.lives.values()) == 0
+    assert_same(calm, world)
+
+
+def test_ranks_with_the_same_shard_say_so(tmp_path: Path) -> None:
+    world = run(tmp_path / "run", scripts.hsdp, steps=2)
+    shards = [world.hellos[rank].shard for rank in range(4)]
+    assert shards[0] == shards[2] != shards[1] == shards[3]
+    assert [world.hellos[rank].replica for rank in range(4)] == [0, 0, 1, 1]

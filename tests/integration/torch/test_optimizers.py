@@ -1,0 +1,59 @@
+"""Optimizers of every kind: what they keep is moved, and a lost step never reaches them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+
+from taskd.errors import SettingsError
+from taskd.torch.state.protected import Protected
+from tests.integration.torch.runs import assert_same, ends, run
+from tests.integration.torch.scripts import closure
+
+STEPS = 6
+ADAMW = torch.optim.AdamW
+
+
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    [("kills", "in backward"), ("cuts", "in backward"), ("cuts", "after backward")],
+)
+def test_a_step_that_is_done_in_a_closure(kind: str, moment: str, tmp_path: Path) -> None:
+    calm = ends(run(tmp_path / "calm", closure, steps=STEPS, optimizer=ADAMW))
+    faults: dict[str, Any] = {kind: [(1, 0, 3, moment)]}
+    assert_same(calm, run(tmp_path / "run", closure, steps=STEPS, optimizer=ADAMW, **faults))
+
+
+@pytest.mark.parametrize("variant", ["fused", "foreach", "amsgrad"])
+def test_variants(variant: str, tmp_path: Path) -> None:
+    told: dict[str, Any] = {variant: True}
+    optimizer = partial(ADAMW, **told)
+    calm = ends(run(tmp_path / "calm", closure, steps=STEPS, optimizer=optimizer))
+    kills = [(1, 0, 3, "in backward")]
+    assert_same(calm, run(tmp_path / "run", closure, steps=STEPS, optimizer=optimizer, kills=kills))
+
+
+def test_one_that_updates_several_times_in_a_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ended with 1"):
+        run(tmp_path / "run", closure, steps=1, optimizer=torch.optim.LBFGS, run_s=30.0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_one_that_is_spread_over_the_ranks_is_refused() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Linear(2, 2)
+        spread = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+        with pytest.raises(SettingsError, match="ZeroRedundancyOptimizer cannot be protected"):
+            Protected(model, spread, None, {})
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,49 @@
+"""`protect(retry_on=…)`: an exception of a listed kind costs a replay of the step, no process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskd.model.messages import WorkerFailed
+from tests.integration.torch import scripts
+from tests.integration.torch.runs import assert_same, ends, run
+from tests.integration.torch.scripts import Hiccup
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return ends(run(tmp_path_factory.mktemp("calm") / "run", scripts.ddp, steps=STEPS))
+
+
+@pytest.mark.parametrize("moment", ["in forward", "after backward"])
+def test_a_listed_exception_is_tried_again(moment: str, calm: list[Any], tmp_path: Path) -> None:
+    """A subclass of what is listed counts, on two ranks in turn, at any place in the step."""
+    world = run(
+        tmp_path / "run",
+        scripts.ddp,
+        steps=STEPS,
+        raises=[(1, 0, 2, moment), (3, 0, 4, moment)],
+        protect={"retry_on": (OSError, Hiccup)},
+    )
+    told = [body for body in world.heard if isinstance(body, WorkerFailed)]
+    said = {(one.rank, one.evidence) for one in told if one.kind == "exception"}
+    assert said == {(1, "SmallHiccup: in step 2"), (3, "SmallHiccup: in step 4")}
+    assert sum(world.lives.values()) == 0
+    assert_same(calm, world)
+
+
+def test_any_other_exception_ends_the_process_as_always(calm: list[Any], tmp_path: Path) -> None:
+    world = run(
+        tmp_path / "run",
+        scripts.ddp,
+        steps=STEPS,
+        raises=[(1, 0, 2, "in forward")],
+        protect={"retry_on": (OSError,)},
+    )
+    assert world.lives[1] == 1
+    assert_same(calm, world)

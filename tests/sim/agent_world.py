@@ -1,0 +1,192 @@
+"""One node in virtual time: a manager that repeats and delays its orders, processes that die.
+
+The world keeps the truth (which processes really live) apart from what the machine believes, and
+stops the test the moment a command contradicts the truth.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from itertools import count
+
+from taskd.core.agent.machine import Node, Over, State, Training, Waiting, WorkersConfig, step
+from taskd.model import messages as m
+from taskd.model.agent import (
+    AskToEnd,
+    Command,
+    Event,
+    Interrupted,
+    KillWorker,
+    LinkUp,
+    Prepare,
+    RenewStore,
+    SayHello,
+    Started,
+    StartFailed,
+    Starting,
+    StartWorker,
+    Tell,
+    Tick,
+)
+from taskd.model.ids import Incarnation, Incident, NodeRank, Rank
+
+MAX_STEPS = 20_000
+Life = tuple[Rank, Incarnation]
+
+
+class World:
+    def __init__(self, seed: int, size: int = 4) -> None:
+        self.random = random.Random(seed)
+        self.config = WorkersConfig()
+        self.ranks = tuple(Rank(n) for n in range(size))
+        self.state: State = Waiting(Node(NodeRank(0), self.ranks, 5), 900.0)
+        self.now = 0.0
+        self.story: list[str] = []
+        self.edges: set[tuple[type[State], type[State]]] = set()
+        self.living: dict[Life, int] = {}
+        self.ever: set[Life] = set()
+        self.stores = 0
+        self.deaf = self.random.random() < 0.2
+        """The manager never answers."""
+        self._attempt = 0
+        self._incident = 0
+        self._finished: set[Rank] = set()
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._tiebreak = count()
+        self._pids = count(1000)
+
+    def run(self) -> None:
+        self._later(1.0, lambda: self._tell(LinkUp()))
+        for _ in range(self.random.randint(0, 6)):
+            self._later(400.0, self._disturb)
+        for _ in range(MAX_STEPS):
+            if isinstance(self.state, Over):
+                return
+            if self._agenda and self._agenda[0][0] <= self.state.deadline:
+                self.now, _, happen = heapq.heappop(self._agenda)
+                happen()
+            elif self.state.deadline < float("inf"):
+                self.now = max(self.now, self.state.deadline)
+                self._tell(Tick())
+            else:
+                self._manager_ends()
+        raise AssertionError("\n".join(["no end", *self.story[-60:]]))
+
+    # The truth: processes
+
+    def _disturb(self) -> None:
+        match self.random.choice(["die", "die", "die", "link", "interrupt", "foreign"]):
+            case "die" if self.living:
+                self._die(self.random.choice(sorted(self.living)), None)
+            case "link":
+                self._tell(LinkUp())
+            case "interrupt" if self.random.random() < 0.3:
+                self._tell(Interrupted("told to", 2))
+            case "foreign":
+                ranks = tuple(self.random.sample(self.ranks, 2))
+                kinds: list[Event] = [
+                    m.RestartWorkers(ranks),
+                    m.StopWorkers(ranks),
+                    m.RestartAgent(self.random.choice([3, 3, 3, -1])),
+                    m.StartWorkers(5),
+                ]
+                self._order(self.random.choice(kinds))
+            case _:
+                pass
+
+    def _die(self, life: Life, code: int | None) -> None:
+        pid = self.living.pop(life, None)
+        if pid is not None:
+            signum = 9 if code is None else None
+            gone = m.WorkerExited(*life, pid, code, signum, "")
+            self._later(0.1, lambda: self._tell(gone))
+
+    def _born(self, start: StartWorker) -> None:
+        life = start.rank, start.incarnation
+        if self.random.random() < 0.05:
+            self._tell(StartFailed(*life, "no memory"))
+            return
+        same = [rank for rank, _ in self.living if rank == start.rank]
+        self._check(not same, f"rank {start.rank} lives twice")
+        pid = next(self._pids)
+        self.living[life] = pid
+        self._later(0.01, lambda: self._tell(Started(*life, pid)))
+        if self.random.random() < 0.4:
+            self._later(600.0, lambda: self._die(life, 0))
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case StartWorker(rank, incarnation):
+                self._check((rank, incarnation) not in self.ever, "a life was started twice")
+                self.ever.add((rank, incarnation))
+                self._later(0.05, lambda: self._born(command))
+            case KillWorker(rank, incarnation):
+                self._later(0.01, lambda: self._die((rank, incarnation), None))
+            case AskToEnd(rank, incarnation):
+                if self.random.random() < 0.7:
+                    self._later(20.0, lambda: self._die((rank, incarnation), None))
+            case Prepare():
+                assert isinstance(self.state, Training)
+                there = not any(isinstance(w, Starting) for w in self.state.workers.values())
+                self._check(there, "an understudy before everybody is there")
+            case RenewStore():
+                self._check(not self.living, "a new store while old processes live")
+                self.stores += 1
+            case SayHello():
+                pass
+            case Tell(body):
+                if not self.deaf:
+                    self._later(0.5, lambda: self._manager_hears(body))
+
+    # The manager: it repeats itself, and its orders overtake each other
+
+    def _order(self, order: Event) -> None:
+        for _ in range(1 + (self.random.random() < 0.3)):
+            self._later(self.random.choice([0.1, 0.1, 30.0]), lambda: self._tell(order))
+
+    def _manager_hears(self, body: m.Body) -> None:
+        match body:
+            case m.RestartsLeft(remaining):
+                self._order(m.StartWorkers(remaining))
+            case m.WorkerExited(rank, _, _, 0):
+                self._finished.add(rank)
+                if self._finished == set(self.ranks):
+                    self._order(m.EndJob(0, "all done"))
+            case m.WorkerExited(rank, incarnation):
+                self._incident += 1
+                if self.random.random() < 0.5:
+                    life = Incarnation(incarnation + 1)
+                    member = m.Member(rank, NodeRank(0), life)
+                    self._order(m.ReplaceWorkers(Incident(self._incident), (member,)))
+                else:
+                    self._attempt += 1
+                    self._finished.clear()
+                    self._order(m.RestartJob(Incident(self._incident), self._attempt, ()))
+            case _:
+                pass
+
+    def _manager_ends(self) -> None:
+        """Nothing is on its way any more: a manager would look at the silence and end the job."""
+        self._tell(m.EndJob(1, "enough"))
+
+    def _tell(self, event: Event) -> None:
+        taken = step(self.state, event, self.now, self.config)
+        name = type(taken.state).__name__
+        self.story.append(f"{self.now:8.2f} {event} -> {name}: {taken.because}")
+        self._check(bool(taken.because), "a decision without a reason")
+        if taken.state != self.state:
+            self.edges.add((type(self.state), type(taken.state)))
+        self.state = taken.state
+        if isinstance(self.state, Training):
+            self._check(set(self.state.workers) == set(self.ranks), "a rank was forgotten")
+        for command in taken.commands:
+            self._perform(command)
+
+    def _later(self, within_s: float, happen: Callable[[], None]) -> None:
+        at = self.now + self.random.uniform(0, within_s)
+        heapq.heappush(self._agenda, (at, next(self._tiebreak), happen))
+
+    def _check(self, holds: bool, what: str) -> None:
+        assert holds, "\n".join([what, *self.story[-60:]])

@@ -1,0 +1,120 @@
+"""What an agent sees of its ranks: their beacons, and the kernel for those that stand still."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from taskd.agent.shared_folder import make_folder
+from taskd.agent.watch import Watch
+from taskd.model.ids import Incarnation, Rank
+from taskd.model.messages import Progress
+from taskd.runtime.beacon import Beacon
+
+LIFE = Rank(3), Incarnation(1)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    code = "import signal; print(flush=True); signal.pause()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING:
+        os.sched_yield()
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_progress_is_read_from_the_beacon(tmp_path: Path) -> None:
+    clock = Clock()
+    watch = Watch(str(tmp_path), clock)
+    watch.add(LIFE, os.getpid(), tmp_path / "stacks", lambda: None)
+    assert watch.look() == ()
+    beacon = Beacon(watch.beacon(LIFE), clock)
+    beacon.phase("training", 2)
+    beacon.stepped(7)
+    beacon.collectives(15, 14)
+    clock.now += 0.25
+    (seen,) = watch.look()
+    assert (seen.rank, seen.incarnation, seen.step, seen.collective) == (3, 1, 7, 15)
+    assert (seen.waiting, seen.judged, seen.idle_s) == (True, True, 0.25)
+    beacon.phase("parked", 2)
+    assert not watch.look()[0].judged
+    watch.remove(LIFE)
+    assert watch.look() == ()
+    assert not Path(watch.beacon(LIFE)).exists()
+
+
+def test_a_still_process_is_told_from_a_stopped_one(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    clock = Clock()
+    watch = Watch(str(tmp_path), clock)
+    watch.add(LIFE, sleeper.pid, tmp_path / "stacks", lambda: None)
+    Beacon(watch.beacon(LIFE), clock).phase("training", 0)
+    seen: list[Progress] = []
+    for _ in range(4):
+        clock.now += 1.0
+        seen += watch.look()
+    assert (seen[-1].busy, seen[-1].stopped) == (False, False)
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+    assert watch.look()[0].stopped
+
+
+def test_a_process_at_work_is_busy(tmp_path: Path) -> None:
+    clock = Clock()
+    watch = Watch(str(tmp_path), clock)
+    watch.add(LIFE, os.getpid(), tmp_path / "stacks", lambda: None)
+    Beacon(watch.beacon(LIFE), clock).phase("training", 0)
+    clock.now += 1.0
+    watch.look()
+    before = os.times()
+    while sum(os.times()[:2]) - sum(before[:2]) < 0.3:
+        pass
+    clock.now += 1.0
+    assert watch.look()[0].busy
+
+
+def test_stacks_are_asked_for_once_and_told_once(tmp_path: Path) -> None:
+    clock = Clock()
+    asked = []
+    watch = Watch(str(tmp_path), clock)
+    stacks = tmp_path / "stacks"
+    text = "Current thread 0x1 (most recent call first):\n  in read()\n"
+    watch.add(LIFE, os.getpid(), stacks, lambda: asked.append(stacks.write_text(text)))
+    beacon = Beacon(watch.beacon(LIFE), clock)
+    beacon.phase("training", 0)
+    beacon.collectives(3, 2)  # it waits for others, so that one look is enough
+    told = []
+    for _ in range(5):
+        clock.now += 0.6
+        told.append(watch.look()[0].stack)
+    assert len(asked) == 1
+    assert [each for each in told if each] == [text]
+    beacon.stepped(1)
+    clock.now += 0.1
+    assert watch.look()[0].stack == ""
+
+
+def test_the_folder_is_removed(tmp_path: Path) -> None:
+    folder = make_folder()
+    Watch(folder).close()
+    assert not os.path.exists(folder)

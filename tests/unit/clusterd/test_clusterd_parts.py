@@ -1,0 +1,496 @@
+"""The small parts of clusterd: lines, buckets, jobs at their limit, what objects say."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskd.clusterd.cluster.in_memory import BareCluster, version_of
+from taskd.clusterd.cluster.interface import ClusterUnreachable, Json, Key, Kind, key_of, owner_of
+from taskd.clusterd.cluster.objects import (
+    DEVICE_KEYS,
+    FAULT_JOB_INFO,
+    facts_of,
+    fault_job_info,
+    reset_data,
+)
+from taskd.clusterd.interceptors import _host
+from taskd.clusterd.job_owner import Owner
+from taskd.clusterd.job_registry import ABANDONED_S, Jobs, JobsConfig
+from taskd.clusterd.journal_records import Record
+from taskd.clusterd.keyed_lock import Turns
+from taskd.clusterd.listeners import End, Line
+from taskd.clusterd.main import steady_wall
+from taskd.clusterd.rate_limit import Buckets, Rate
+from taskd.clusterd.sense import device_faults, faults_seen, is_whole, rank_of
+from taskd.core.clusterd.job_config import RecoveryConfig
+from taskd.core.clusterd.states import Negotiating, Stopping
+from taskd.model.clusterd import (
+    FaultsReported,
+    LabelPodGroup,
+    RemoveFaultJobInfo,
+    ResetOperation,
+    StopCompleted,
+    Subscribed,
+    Tick,
+)
+from taskd.model.faults import Fault
+from taskd.model.ids import JobId, Rank
+from taskd.model.strategies import LADDER
+from taskd.runtime.journal import Journal
+
+
+def test_the_newest_listener_hears_and_the_older_is_told_why_not() -> None:
+    async def main() -> None:
+        line: Line[int] = Line(2)
+        line.put(0)
+        first = line.open()
+        line.put(1)
+        second = line.open()
+        line.put(2)
+        assert await first.next(1.0) is End.TAKEN_OVER
+        assert await second.next(1.0) == 2
+        assert await second.next(0.0) is None
+        assert not line.close(first)
+        assert line.close(second)
+        assert not line.heard
+
+    asyncio.run(main())
+
+
+def test_a_listener_that_is_too_slow_hears_what_was_said_before_it_is_dropped() -> None:
+    async def main() -> None:
+        line: Line[int] = Line(2)
+        slow = line.open()
+        line.put(1)
+        line.put(2)
+        assert line.full
+        line.put(3)
+        assert [await slow.next(1.0) for _ in range(3)] == [1, 2, End.TOO_SLOW]
+        assert not line.heard
+
+    asyncio.run(main())
+
+
+def test_a_bucket_fills_with_time_and_a_costly_call_leaves_a_debt() -> None:
+    now = [0.0]
+    buckets = Buckets(Rate(a_second=2, burst=4), keys=2, clock=lambda: now[0])
+    assert [buckets.take("a") for _ in range(5)] == [True] * 4 + [False]
+    now[0] = 1.0
+    assert [buckets.take("a") for _ in range(3)] == [True, True, False]
+    assert buckets.take("b", cost=10)
+    now[0] = 2.0
+    assert not buckets.take("b")
+    now[0] = 5.0
+    assert buckets.take("b")
+
+
+def test_only_so_many_keys_are_kept() -> None:
+    buckets = Buckets(Rate(1, 1), keys=100, clock=lambda: 0.0)
+    for number in range(10_000):
+        assert buckets.take(str(number))
+    assert not buckets.take("9999")
+    assert buckets.take("0")
+
+
+@dataclass
+class Caller:
+    address: str
+
+    def peer(self) -> str:
+        """As gRPC writes it."""
+        return self.address
+
+
+def test_a_machine_is_told_from_another_by_its_whole_address() -> None:
+    same = {_host(Caller(f"ipv6:%5Bfd00::7%5D:{port}")) for port in (1024, 1025, 50_000)}
+    assert len(same) == 1
+    others = ["ipv6:%5Bfd00::8%5D:1024", "ipv6:%5Bfd01::7%5D:1024", "ipv4:10.0.0.7:1024"]
+    assert len(same | {_host(Caller(address)) for address in others}) == 4
+
+
+def test_the_clock_of_the_journal_does_not_jump_with_the_wall_clock() -> None:
+    wall, ticking = [1000.0], [5.0]
+    clock = steady_wall(lambda: wall[0], lambda: ticking[0])
+    wall[0], ticking[0] = 9.0, 8.0
+    assert clock() == 1003.0
+
+
+def test_a_turn_is_one_users_and_other_keys_do_not_wait() -> None:
+    async def main() -> None:
+        turns: Turns[str] = Turns()
+        inside, order = 0, []
+        came, gates = ({name: asyncio.Event() for name in "abc"} for _ in range(2))
+
+        async def use(name: str) -> None:
+            nonlocal inside
+            async with turns.of("key"):
+                inside += 1
+                assert inside == 1
+                order.append(name)
+                came[name].set()
+                await gates[name].wait()
+                inside -= 1
+
+        first, second = asyncio.create_task(use("a")), asyncio.create_task(use("b"))
+        await came["a"].wait()
+        async with turns.of("another"):
+            assert order == ["a"]
+        gates["a"].set()
+        await first
+        # "b" has been promised its turn and has not taken it yet: "c" comes after it.
+        third = asyncio.create_task(use("c"))
+        await came["b"].wait()
+        gates["b"].set()
+        gates["c"].set()
+        await asyncio.gather(second, third)
+        assert order == ["a", "b", "c"]
+        assert not len(turns)
+
+    asyncio.run(main())
+
+
+# Jobs
+
+
+def make_jobs(now: list[float], journal: Journal, cluster: BareCluster, **config: Any) -> Jobs:
+    limits = JobsConfig(strategies=LADDER, **config)
+    return Jobs(journal, cluster, lambda: now[0], limits, RecoveryConfig())
+
+
+async def joined(jobs: Jobs, name: str) -> int:
+    assert (await jobs.init(JobId(name))).code == 0
+    return (await jobs.register(JobId(name))).code
+
+
+def test_a_job_that_nobody_listens_for_makes_room_after_a_long_time() -> None:
+    async def main() -> None:
+        now = [0.0]
+        journal = Journal(None)
+        jobs = make_jobs(now, journal, BareCluster(), max_jobs=2)
+        await jobs.start()
+        assert await joined(jobs, "a") == 0
+        assert await joined(jobs, "b") == 0
+        jobs.served[JobId("a")].signals.open()
+        assert (await jobs.init(JobId("c"))).code == 500
+        now[0] = ABANDONED_S + 1
+        assert await joined(jobs, "c") == 0
+        assert jobs.served.keys() == {"a", "c"}
+        assert (await jobs.init(JobId("d"))).code == 500
+        await jobs.close()
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+def test_writes_that_were_ordered_are_done_after_a_restart() -> None:
+    """What was decided before the crash but not done by then is done by the next life, once."""
+
+    async def main() -> None:
+        now = [0.0]
+        journal, cluster = Journal(None), BareCluster()
+        jobs = make_jobs(now, journal, cluster)
+        await jobs.start()
+        await joined(jobs, "a")
+        owner = jobs.served[JobId("a")]
+        key = Key(Kind.POD_GROUP, "default", "a")
+        command = LabelPodGroup("process-recover-enable", "pause", sequence=7)
+        record = type(owner.record)(owner.state, (command,))
+        await jobs.close()
+        again = Owner(JobId("a"), record, jobs._tools)
+        news = again.changes()
+        while again.record.undone:
+            await news.wait()
+            news.clear()
+        body = cluster.get(key)
+        assert body is not None
+        assert body["metadata"]["labels"]["process-recover-enable"] == "pause"
+        await again.close()
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+class Away(BareCluster):
+    """A cluster that takes no write until it has refused so many."""
+
+    refusals = 0
+
+    async def patch(self, key: Key, patch: Mapping[str, Any], version: str | None = None) -> Json:
+        if self.refusals:
+            self.refusals -= 1
+            raise ClusterUnreachable("the cluster is away")
+        return await super().patch(key, patch, version)
+
+
+@pytest.mark.parametrize("refusals", [2, 4])
+def test_an_entry_that_could_not_be_removed_is_tried_again_and_then_told_of(
+    refusals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskd.clusterd.job_owner.WRITE_PAUSES_S", (0.0, 0.0, 0.0))
+
+    async def main() -> None:
+        journal, cluster = Journal(None), Away()
+        jobs = make_jobs([0.0], journal, cluster)
+        await jobs.start()
+        await joined(jobs, "a")
+        await cluster.create(FAULT_JOB_INFO, {"data": {"a": "{}", "b": "{}"}})
+        state = jobs.served[JobId("a")].state
+        await jobs.close()
+        cluster.refusals = refusals
+        again = Owner(JobId("a"), Record(state, (RemoveFaultJobInfo(sequence=7),)), jobs._tools)
+        news = again.changes()
+        while again.record.undone:
+            await news.wait()
+            news.clear()
+        left = (cluster.get(FAULT_JOB_INFO) or {})["data"]
+        told = [entry.because for entry in await journal.history("a")]
+        assert left == ({"b": "{}"} if refusals == 2 else {"a": "{}", "b": "{}"})
+        assert any("the cluster is away" in because for because in told) == (refusals == 4)
+        await again.close()
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+def test_objects_are_read_again_only_when_one_has_changed() -> None:
+    async def main() -> None:
+        journal, cluster = Journal(None), BareCluster()
+        jobs = make_jobs([0.0], journal, cluster)
+        await jobs.start()
+        await joined(jobs, "a")
+        await joined(jobs, "b")
+        a, b = jobs.facts(JobId("a")), jobs.facts(JobId("b"))
+        assert jobs.facts(JobId("a")) is a
+        label = {"metadata": {"labels": {"framework": "mindspore"}}}
+        await cluster.patch(Key(Kind.POD_GROUP, "default", "a"), label)
+        changed = jobs.facts(JobId("a"))
+        assert changed is not None
+        assert changed.config.framework == "mindspore"
+        assert jobs.facts(JobId("b")) is b
+        await jobs.close()
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_deadline_that_passed_while_no_server_ran_waits_for_the_client() -> None:
+    async def main() -> None:
+        journal = Journal(None)
+        jobs = make_jobs([0.0], journal, BareCluster())
+        await jobs.start()
+        await joined(jobs, "a")
+        owner = jobs.served[JobId("a")]
+        await owner.ask(FaultsReported((Fault(Rank(1)),)))
+        await jobs.close()
+        state = owner.state
+        assert isinstance(state, Stopping)
+        late = Record(replace(state, deadline=-1.0))
+        again = Owner(JobId("a"), late, jobs._tools)
+        assert (await again.ask(Subscribed())).code == 0
+        assert (await again.ask(StopCompleted(0))).code == 0
+        assert isinstance(again.state, Negotiating)
+        await again.close()
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+# Objects
+
+
+def pod(**changes: Any) -> dict[str, Any]:
+    devices = {
+        "super_pod_id": "4",
+        "devices": [{"device_id": "0", "rank_id": "2", "super_device_id": "77"}],
+    }
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": "p",
+            "uid": "u",
+            "annotations": {
+                "hccl/rankIndex": "0",
+                "ascend.kubectl.kubernetes.io/ascend-910-configuration": json.dumps(devices),
+            },
+        },
+        "spec": {
+            "nodeName": "n",
+            "containers": [{"env": [{"name": "MINDIO_WAIT_MINDX_TIME", "value": "40"}]}],
+        },
+        **changes,
+    }
+
+
+GROUP = {
+    "kind": "PodGroup",
+    "metadata": {"name": "g", "annotations": {"recover-strategy": " dump"}},
+}
+
+
+def test_facts_of_a_job_with_strange_objects() -> None:
+    strange = [
+        pod(),
+        pod(metadata={"name": "q", "annotations": None}),
+        pod(metadata={"name": "r", "annotations": {"hccl/rankIndex": "x"}}),
+        pod(spec={}, status={"phase": "Pending"}),
+    ]
+    facts = facts_of(GROUP, strange)
+    assert facts.config.super_pod
+    assert facts.config.resources_timeout_s == 30.0
+    assert [p.ranks for p in facts.pods] == [(2,), (2,)]
+    assert not facts.enabled
+
+
+def test_the_reset_map_counts_retries_and_keeps_out_of_a_hot_reset() -> None:
+    before = {"reset.json": json.dumps({"RetryTime": 4, "RankList": None})}
+    again = reset_data(before, ResetOperation.RESTART_ALL, (), again=False, now=9)
+    assert json.loads(again["reset.json"])["RetryTime"] == 5
+    fault = reset_data(before, ResetOperation.FAULT, (3,), again=True, now=9)
+    told = json.loads(fault["reset.json"])
+    assert (told["RankList"][0]["RankId"], told["RestartFaultProcess"]) == (3, True)
+    assert list(told) == [
+        *("RankList", "UpdateTime", "RetryTime", "FaultFlushing", "GracefulExit"),
+        "RestartFaultProcess",
+    ]
+    busy = {"reset.json": json.dumps({"RankList": [{"Policy": "restart"}]})}
+    with pytest.raises(ValueError, match="hot reset"):
+        reset_data(busy, ResetOperation.CLEAR, (), again=False, now=9)
+    with pytest.raises(ValueError, match="not readable"):
+        reset_data({}, ResetOperation.CLEAR, (), again=False, now=9)
+
+
+def test_who_must_release_what_in_a_super_pod() -> None:
+    other = pod(spec={"nodeName": "m"})
+    told = json.loads(fault_job_info(facts_of(GROUP, [pod()]), [pod(), other], ["n"], 5))
+    assert told["4"]["SdIds"] == ["77"]
+    assert told["4"]["FaultNodes"] == {"n": {}}
+    assert told["4"]["NodeNames"] == ["m"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"DeviceInfoCfg": "{"},
+        {"DeviceInfoCfg": "[]"},
+        {"DeviceInfoCfg": json.dumps({"DeviceInfo": {"DeviceList": {"a-Fault": "x"}}})},
+        {"DeviceInfoCfg": json.dumps({"DeviceInfo": {"DeviceList": {"a-Fault": "[1]"}}})},
+    ],
+)
+def test_a_device_report_that_makes_no_sense_reports_nothing(data: dict[str, str]) -> None:
+    assert list(device_faults({"data": data})) == []
+    assert not is_whole({"data": data})
+
+
+REPORT = (
+    '{"DeviceInfo":{"DeviceList":{"huawei.com/Ascend910":"Ascend910-0",'
+    '"huawei.com/Ascend910-Fault":"[{\\"npu_name\\":\\"a \\u003c b \\u0026 ü\\"}]"},'
+    '"UpdateTime":1700000000},"SuperPodID":-1,"ServerIndex":-1,"CheckCode":"CODE"}'
+)
+"""As Go writes it."""
+
+
+def checked(report: str) -> dict[str, Any]:
+    told = report[len('{"DeviceInfo":') : report.index(',"SuperPodID"')]
+    code = hashlib.sha256(told.encode()).hexdigest()
+    return {"data": {"DeviceInfoCfg": report.replace("CODE", code)}}
+
+
+def test_a_device_report_is_whole_when_its_code_fits_its_text() -> None:
+    whole = checked(REPORT)
+    assert is_whole(whole)
+    text = whole["data"]["DeviceInfoCfg"]
+    for damaged in (
+        text.replace("Ascend910-0", "Ascend910-1"),
+        text.replace("1700000000", "1700000001"),
+        text.replace('"CheckCode":"', '"CheckCode":"0'),
+        text.replace("CheckCode", "Other"),
+        REPORT.replace("CODE", ""),
+    ):
+        assert not is_whole({"data": {"DeviceInfoCfg": damaged}})
+    # Spaces and the order of keys are the writer's business.
+    again = json.dumps(json.loads(text), indent=1, sort_keys=True)
+    assert is_whole({"data": {"DeviceInfoCfg": again}})
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.0", "x", "10000000", "9" * 40, "\u0663"])
+def test_what_is_no_rank(text: str) -> None:
+    assert rank_of(text) is None
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(["on", "0"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    *("labels", "annotations", "ownerReferences", "controller", "uid", "name"),
+                    *("recover-strategy", "hccl/rankIndex", "devices", "rank_id", "containers"),
+                    *("env", "value", "volumeMounts", "mountPath", "phase", "nodeName", "data"),
+                    *("DeviceInfoCfg", "reset.json", "resourceVersion", *DEVICE_KEYS),
+                ]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+OBJECTS = st.fixed_dictionaries(
+    {}, optional={name: ANYTHING for name in ("metadata", "spec", "status", "data")}
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(OBJECTS, st.lists(OBJECTS, max_size=2))
+def test_objects_can_hold_anything(group: Any, pods: list[Any]) -> None:
+    """Whoever can write a file can write nonsense: it is refused, or passed over."""
+    whole = {"kind": "PodGroup", **group}
+    metadata = whole.get("metadata")
+    whole["metadata"] = {**(metadata if isinstance(metadata, dict) else {}), "name": "g"}
+    with suppress(ValueError):
+        facts = facts_of(whole, pods)
+        fault_job_info(facts, pods, ["n"], 1)
+        faults_seen(facts, [("n", body) for body in pods])
+    for body in (whole, *pods):
+        owner_of(body)
+        version_of(body)
+        list(device_faults(body))
+        with suppress(ValueError):
+            key_of(body)
+        with suppress(ValueError):
+            reset_data(body.get("data"), ResetOperation.FAULT, (1,), again=True, now=1)
+
+
+def test_a_mistake_of_ours_costs_one_event(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        journal = Journal(None)
+        jobs = make_jobs([0.0], journal, BareCluster())
+        await jobs.start()
+        await joined(jobs, "a")
+        owner = jobs.served[JobId("a")]
+        unheard_of: Any = "not an event at all"
+        assert (await owner.ask(unheard_of)).code == 599
+        assert (await owner.ask(Tick())).code == 0
+        await jobs.close()
+        await journal.aclose()
+
+    asyncio.run(main())
+    assert "cannot decide" in caplog.text
+
+
+def test_a_clock_that_was_set_back_makes_no_wait_longer(caplog: pytest.LogCaptureFixture) -> None:
+    clock = steady_wall(lambda: 1_000.0, lambda: 5.0, not_before=9_000.0)
+    assert clock() == 9_000.0
+    assert "set back by 8000 s" in caplog.text

@@ -1,0 +1,132 @@
+"""What is written into the journal is read back as it was, whatever state a job is in."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from taskd.clusterd import journal_records as book
+from taskd.clusterd.journal_records import PastRound, Record
+from taskd.core.clusterd.job_config import RecoveryConfig
+from taskd.core.clusterd.machine import step
+from taskd.core.clusterd.states import State, Step
+from taskd.model import clusterd as m
+from taskd.model.faults import Fault, FaultKind, SeenFault
+from taskd.model.ids import Incident, JobId, NodeRank, Rank
+from taskd.model.strategies import LADDER
+from taskd.wire.tagged_json import Illegible
+
+JOB = JobId("job")
+CONFIG = RecoveryConfig(flush_s=1.0, convergence_s=1.0, pickup_s=1.0)
+WORDS = ("retry", "recover", "downgrade", "upgrade", "dump", "exit", "continue", "migration")
+
+
+def pods(chance: random.Random) -> tuple[m.Pod, ...]:
+    return tuple(
+        m.Pod(
+            NodeRank(node),
+            f"pod-{node}-{chance.randrange(3)}",
+            f"pod{node}",
+            f"host{node}",
+            (Rank(2 * node), Rank(2 * node + 1)),
+            ("0", "1"),
+            backup=chance.random() < 0.2,
+        )
+        for node in range(3)
+    )
+
+
+def event(chance: random.Random, state: State) -> m.Event:
+    """Mostly what the state waits for, now and then anything."""
+    order = getattr(state, "order", None)
+    word = order.strategy if order is not None and chance.random() < 0.7 else chance.choice(WORDS)
+    rank = Rank(chance.randrange(6))
+    levels = ("SubHealthFault", "SeparateNPU", "RestartBusiness")
+    code = chance.choice([0, 0, 0, 201, 404, 405, 406, 407, 499])
+    likely: list[m.Event] = [
+        m.FaultsReported((Fault(rank, chance.choice(list(FaultKind)), evidence="seen"),)),
+        m.FaultsSeen((SeenFault(rank, "80E01801", chance.choice(levels), "pod-1-0"),)),
+        m.FaultsSeen(()),
+        m.PodsSeen(pods(chance), chance.choice(["Running", "Pending"])),
+        m.PlatformSeen(chance.choice(["", *WORDS]), result="3:1", rank_table="true"),
+        m.StopCompleted(code),
+        m.StopCompleted(0),
+        m.StrategiesReported(WORDS),
+        m.StatusReported(code, word, (rank,)),
+        m.StatusReported(0, word),
+        m.Subscribed(),
+        m.Unsubscribed(),
+        m.SignalDelivered(state.job.sequence),
+        m.OperatorAskedNic((rank,), (True,)),
+        m.OperatorAskedStress({rank: (0, 1)}),
+        m.NicResult(chance.random() < 0.5),
+        m.StressResult({rank: {"0": m.OpResult(chance.choice("01234"))}}),
+        m.ClusterWriteDone(state.job.sequence),
+        m.ClusterWriteFailed(state.job.sequence, "no"),
+        m.Tick(),
+    ]
+    return chance.choice(likely)
+
+
+def walk(seed: int) -> list[tuple[Record, Record, m.Event, Step]]:
+    chance = random.Random(seed)
+    config = m.JobConfig(
+        strategies=LADDER,
+        cluster=chance.random() < 0.7,
+        platform=chance.random() < 0.3,
+        sub_health=chance.choice(["ignore", "hotSwitch"]),
+        super_pod=chance.random() < 0.3,
+    )
+    record, now, taken = book.first(JOB), 0.0, []
+    told: m.Event = m.JobRegistered(JOB, config, "seed", "name")
+    for _ in range(150):
+        made = step(record.state, told, now, CONFIG)
+        ordered = tuple(c for c in made.commands if isinstance(c, m.ClusterCommand))
+        past = PastRound(1, 0.0, 0.5, "retry", "worked", (Fault(Rank(1)),))
+        after = Record(made.state, ordered, (past,) if chance.random() < 0.5 else record.rounds)
+        taken.append((record, after, told, made))
+        record = after
+        now = max(now, min(record.state.deadline, now + chance.choice([0.0, 0.1, 100.0])))
+        told = event(chance, record.state)
+    return taken
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_every_state_on_the_way_comes_back(seed: int) -> None:
+    notes: dict[str, str] = {}
+    for before, after, told, made in walk(seed):
+        written = book.write(JOB, before, after, told, made, 0.0)
+        for name, text in written.notes:
+            assert text is not None
+            notes[name] = text
+        assert book.read(JOB, written.record, notes) == after
+        assert written.entries[0].because == made.because
+        assert len(written.record) < 20_000
+
+
+def test_the_walks_together_see_many_states() -> None:
+    seen = {type(after.state).__name__ for seed in range(25) for _, after, _, _ in walk(seed)}
+    assert len(seen) >= 15, sorted(seen)
+
+
+def test_an_ended_job_takes_its_notes_along() -> None:
+    record = book.first(JOB)
+    taken = step(record.state, m.JobDeleted(), 0.0, CONFIG)
+    written = book.write(JOB, record, Record(taken.state), m.JobDeleted(), taken, 0.0)
+    assert written.ended
+    assert {text for _, text in written.notes} == {None}
+
+
+def test_a_record_of_another_version_is_refused_by_name() -> None:
+    with pytest.raises(Illegible, match="Dreaming"):
+        book.read(JOB, '{"~":"Record","state":{"~":"Dreaming"}}', {})
+
+
+def test_history_is_told_in_one_line_however_much_there_is() -> None:
+    many = m.FaultsReported(tuple(Fault(Rank(n), evidence="x") for n in range(1000)))
+    assert "… 1000 in all" in book.told(many)
+    assert len(book.told(many)) < 500
+    signal = m.Signal(uuid="u", incident=Incident(0), type="stopTrain")
+    assert book.told(replace(signal, sequence=3)).endswith("type=stopTrain, sequence=3)")

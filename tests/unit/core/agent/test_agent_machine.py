@@ -1,0 +1,304 @@
+"""One node's processes: what each order and each death leads to."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from taskd.core.agent.machine import (
+    Node,
+    Over,
+    State,
+    Step,
+    Stopping,
+    Training,
+    Waiting,
+    WorkersConfig,
+    running,
+    step,
+)
+from taskd.model import messages as m
+from taskd.model.agent import (
+    AskToEnd,
+    Command,
+    Event,
+    Interrupted,
+    KillWorker,
+    LinkUp,
+    Prepare,
+    RenewStore,
+    SayHello,
+    Started,
+    StartFailed,
+    StartWorker,
+    Tell,
+    Tick,
+)
+from taskd.model.ids import Incarnation, Incident, NodeRank, Rank
+
+CONFIG = WorkersConfig()
+RANKS = (Rank(2), Rank(3))
+NODE = Node(NodeRank(1), RANKS, 5)
+
+
+class Play:
+    """Events in, commands out, with the state kept in between."""
+
+    def __init__(self, state: State | None = None) -> None:
+        self.state: State = state or Waiting(NODE, 900.0)
+        self.now = 0.0
+
+    def hear(self, event: Event) -> tuple[Command, ...]:
+        taken: Step = step(self.state, event, self.now, CONFIG)
+        assert taken.because
+        self.state = taken.state
+        return taken.commands
+
+    def running(self) -> Play:
+        self.hear(m.StartWorkers(5))
+        self.start(2, 0)
+        self.start(3, 0)
+        return self
+
+    def start(self, rank: int, life: int) -> tuple[Command, ...]:
+        return self.hear(Started(Rank(rank), Incarnation(life), 100 * life + rank))
+
+    def end(self, rank: int, life: int, code: int | None = None) -> tuple[Command, ...]:
+        return self.hear(exited(rank, life, code))
+
+
+def exited(rank: int, life: int, code: int | None = None) -> m.WorkerExited:
+    signum = 9 if code is None else None
+    return m.WorkerExited(Rank(rank), Incarnation(life), 100 * life + rank, code, signum, "why")
+
+
+def member(rank: int, life: int) -> m.Member:
+    return m.Member(Rank(rank), NodeRank(1), Incarnation(life))
+
+
+def start_worker(rank: int, life: int, attempt: int = 0, incident: int = 0) -> StartWorker:
+    return StartWorker(Rank(rank), Incarnation(life), attempt, Incident(incident))
+
+
+def kill(rank: int, life: int) -> KillWorker:
+    return KillWorker(Rank(rank), Incarnation(life))
+
+
+def test_nothing_starts_without_permission() -> None:
+    play = Play()
+    hello = play.hear(LinkUp())
+    assert hello == (
+        Tell(m.AgentRegistered()),
+        SayHello((), 0, 5),
+        Tell(m.RestartsLeft(5)),
+    )
+    assert play.hear(m.StopWorkers(RANKS)) == ()
+    assert play.hear(m.StartWorkers(4)) == (start_worker(2, 0), start_worker(3, 0))
+    assert play.state.node.remaining == 4
+
+
+def test_the_manager_hears_of_the_start_once_all_are_there() -> None:
+    play = Play()
+    play.hear(m.StartWorkers(5))
+    assert play.start(2, 0) == ()
+    workers = (
+        m.LocalWorker(Rank(2), Incarnation(0), 2),
+        m.LocalWorker(Rank(3), Incarnation(0), 3),
+    )
+    told = Tell(m.WorkersStarted(NodeRank(1), workers))
+    assert play.start(3, 0) == (told, Prepare())
+
+
+@pytest.mark.parametrize("order", [m.StartWorkers(-1), m.RestartAgent(-1)])
+def test_without_a_budget_nothing_starts(order: Event) -> None:
+    play = Play()
+    assert play.hear(order) == ()
+    assert isinstance(play.state, Over)
+    assert play.state.exit_code == 1
+
+
+def test_permission_does_not_wait_for_ever() -> None:
+    play = Play()
+    play.now = 900.0
+    play.hear(Tick())
+    assert isinstance(play.state, Over)
+    assert "no permission" in play.state.because
+
+
+def test_a_death_is_told_and_waits_for_an_order() -> None:
+    play = Play().running()
+    assert play.end(2, 0) == (Tell(exited(2, 0)),)
+    assert play.state.deadline == CONFIG.order_timeout_s
+    play.now = CONFIG.order_timeout_s
+    assert play.hear(Tick()) == (AskToEnd(Rank(3), Incarnation(0), 15),)
+    assert isinstance(play.state, Stopping)
+    assert "nobody decided" in play.state.because
+
+
+def test_only_the_dead_are_replaced() -> None:
+    elsewhere = m.Member(Rank(7), NodeRank(3), Incarnation(1))
+    play = Play().running()
+    play.end(2, 0)
+    order = m.ReplaceWorkers(Incident(1), (member(2, 1), elsewhere))
+    assert play.hear(order) == (start_worker(2, 1, incident=1),)
+    assert play.state.deadline == inf
+    told = play.start(2, 1)
+    assert isinstance(told[0], Tell)
+    assert isinstance(told[0].body, m.WorkersStarted)
+
+
+def test_a_hung_rank_is_replaced_only_once_it_is_dead() -> None:
+    play = Play().running()
+    order = m.ReplaceWorkers(Incident(1), (member(2, 1),))
+    assert play.hear(order) == (kill(2, 0),)
+    assert play.end(2, 0) == (start_worker(2, 1, incident=1),)
+
+
+def test_an_order_that_comes_twice_is_answered_twice_and_done_once() -> None:
+    play = Play().running()
+    play.end(2, 0)
+    order = m.ReplaceWorkers(Incident(1), (member(2, 1),))
+    play.hear(order)
+    (again,) = play.hear(order)
+    assert isinstance(again, Tell)
+    assert isinstance(again.body, m.WorkersStarted)
+
+
+def test_an_older_incident_is_refused() -> None:
+    play = Play().running()
+    play.hear(m.ReplaceWorkers(Incident(4), (member(2, 1),)))
+    assert play.hear(m.ReplaceWorkers(Incident(3), (member(3, 1),))) == ()
+
+
+def test_a_restart_starts_nobody_before_all_are_dead_and_the_store_is_new() -> None:
+    play = Play().running()
+    play.end(2, 0)
+    order = m.RestartJob(Incident(1), 1, (member(2, 1), member(3, 1)))
+    assert play.hear(order) == (kill(3, 0),)
+    assert play.end(3, 0) == (
+        RenewStore(1),
+        start_worker(2, 1, 1, 1),
+        start_worker(3, 1, 1, 1),
+    )
+
+
+def test_a_restart_of_an_attempt_that_runs_changes_nothing() -> None:
+    play = Play().running()
+    play.end(2, 0)
+    play.hear(m.RestartJob(Incident(1), 1, ()))
+    play.end(3, 0)
+    (told,) = play.hear(m.RestartJob(Incident(1), 1, ()))
+    assert isinstance(told, Tell)
+
+
+def test_a_process_that_came_too_late_is_killed() -> None:
+    play = Play()
+    play.hear(m.StartWorkers(5))
+    play.start(2, 0)
+    assert play.hear(m.RestartJob(Incident(1), 1, ())) == (kill(2, 0),)
+    assert play.start(3, 0) == (kill(3, 0),)
+    play.end(2, 0)
+    commands = play.end(3, 0)
+    assert commands[0] == RenewStore(1)
+
+
+def test_ascends_orders() -> None:
+    play = Play().running()
+    assert play.hear(m.RestartWorkers((Rank(3), Rank(9)))) == (kill(3, 0),)
+    assert play.end(3, 0) == (start_worker(3, 1),)
+    play.start(3, 1)
+    assert play.hear(m.StopWorkers((Rank(2),))) == (kill(2, 0),)
+    assert play.end(2, 0) == (Tell(exited(2, 0)),)
+    assert play.hear(m.RestartAgent(3)) == (kill(3, 1),)
+    assert play.end(3, 1) == (RenewStore(1), start_worker(2, 1, 1), start_worker(3, 2, 1))
+    play.start(2, 1)
+    play.start(3, 2)
+    ordered = play.hear(m.ExitAgent())
+    assert ordered == (Tell(m.RanksFailed(())), kill(2, 1), kill(3, 2))
+    play.end(2, 1)
+    play.end(3, 2)
+    assert isinstance(play.state, Over)
+    assert play.state.exit_code == 1
+
+
+def test_the_node_ends_when_the_manager_says_so() -> None:
+    play = Play().running()
+    play.end(2, 0, 0)
+    play.end(3, 0, 0)
+    assert isinstance(play.state, Training)
+    play.hear(m.EndJob(0, "all is done"))
+    assert isinstance(play.state, Over)
+    assert (play.state.exit_code, play.state.because) == (0, "all is done")
+
+
+def test_a_finished_node_does_not_wait_for_ever() -> None:
+    play = Play().running()
+    play.end(2, 0, 0)
+    play.end(3, 0, 0)
+    play.now = play.state.deadline
+    play.hear(Tick())
+    assert isinstance(play.state, Over)
+    assert play.state.exit_code == 0
+
+
+def test_once_means_please_and_twice_means_now() -> None:
+    play = Play().running()
+    asked = play.hear(Interrupted("stopped by Ctrl-C", 2))
+    assert asked == (
+        Tell(m.EndJob(1, "node 1 was stopped by Ctrl-C")),
+        Tell(m.RanksFailed(())),
+        AskToEnd(Rank(2), Incarnation(0), 2),
+        AskToEnd(Rank(3), Incarnation(0), 2),
+    )
+    assert play.state.deadline == CONFIG.grace_s
+    assert play.hear(Interrupted("Ctrl-C", 2)) == (kill(2, 0), kill(3, 0))
+    assert play.hear(Interrupted("Ctrl-C", 2)) == ()
+    play.end(2, 0)
+    play.end(3, 0)
+    assert isinstance(play.state, Over)
+
+
+def test_who_ignores_sigterm_is_killed_in_the_end() -> None:
+    play = Play().running()
+    play.hear(m.EndJob(1, "no hope"))
+    play.end(2, 0)
+    play.now = play.state.deadline
+    assert play.hear(Tick()) == (kill(3, 0),)
+
+
+def test_a_start_that_fails_is_a_death() -> None:
+    play = Play()
+    play.hear(m.StartWorkers(5))
+    (told,) = play.hear(StartFailed(Rank(2), Incarnation(0), "no memory"))
+    assert isinstance(told, Tell)
+    assert isinstance(told.body, m.WorkerExited)
+    assert "no memory" in told.body.evidence
+
+
+def test_a_new_manager_hears_of_the_living_and_the_dead() -> None:
+    play = Play().running()
+    play.end(2, 0)
+    alive = (m.LocalWorker(Rank(3), Incarnation(0), 3),)
+    assert play.hear(LinkUp()) == (
+        Tell(m.AgentRegistered()),
+        SayHello(alive, 0, 5),
+        Tell(exited(2, 0)),
+    )
+
+
+def test_a_condemned_node_tells_every_new_manager() -> None:
+    play = Play().running()
+    assert play.hear(m.Condemned("rank 2: 1 of 9 products were wrong")) == ()
+    (said,) = (one for one in play.hear(LinkUp()) if isinstance(one, SayHello))
+    assert said.condemned == "rank 2: 1 of 9 products were wrong"
+
+
+def test_a_new_agent_takes_over_lives_that_were_counted_before() -> None:
+    play = Play()
+    order = m.RestartJob(Incident(3), 2, (member(2, 4), member(3, 2)))
+    assert play.hear(order) == (start_worker(2, 4, 2, 3), start_worker(3, 2, 2, 3))
+    play.start(2, 4)
+    play.start(3, 2)
+    assert isinstance(play.state, Training)
+    assert [w.incarnation for w in running(play.state.workers)] == [4, 2]

@@ -1,0 +1,134 @@
+"""A job whose recovery is told by hand: for tests of the machine, one event at a time."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from taskd.core.clusterd.machine import NEW, RecoveryConfig, State, Step, step
+from taskd.core.clusterd.states import Ended, Idle
+from taskd.model.clusterd import (
+    Command,
+    Event,
+    FaultsReported,
+    JobConfig,
+    JobRegistered,
+    Pod,
+    PodsSeen,
+    Signal,
+    StatusReported,
+    StopCompleted,
+    StrategiesReported,
+    Subscribed,
+    Tick,
+)
+from taskd.model.faults import Fault, FaultKind
+from taskd.model.ids import JobId, NodeRank, Rank
+from taskd.model.strategies import parse_strategies
+
+ALL = "retry,recover-in-place,recover,elastic-training,dump"
+OFFERS = ("retry", "recover", "downgrade", "dump", "exit")
+C = TypeVar("C")
+
+
+class Machine:
+    """`pods` are the ranks that each pod (or, with no cluster, each machine) holds."""
+
+    def __init__(
+        self,
+        strategies: str = ALL,
+        pods: tuple[int, ...] = (),
+        config: RecoveryConfig | None = None,
+        *,
+        cluster: bool | None = None,
+        platform: bool = False,
+        sub_health: str = "ignore",
+        rescheduling: bool = False,
+        framework: str = "pytorch",
+    ) -> None:
+        self.state: State = NEW
+        self.now = 1_000.0
+        self.config = config or RecoveryConfig()
+        self.taken = Step(self.state)
+        self.job_config = JobConfig(
+            strategies=parse_strategies(strategies),
+            cluster=bool(pods) if cluster is None else cluster,
+            platform=platform,
+            sub_health=sub_health,
+            rescheduling=rescheduling,
+            framework=framework,
+        )
+        self.pods = self._pods(pods)
+        self.register()
+        if pods:
+            self.see_pods()
+        self.tell(Subscribed())
+
+    def _pods(self, sizes: tuple[int, ...]) -> dict[int, Pod]:
+        pods, first = {}, 0
+        for node, size in enumerate(sizes):
+            ranks = tuple(Rank(rank) for rank in range(first, first + size))
+            devices = tuple(str(i) for i in range(size))
+            uid = f"pod{node}"
+            pods[node] = Pod(NodeRank(node), uid, uid, f"host{node}", ranks, devices)
+            first += size
+        return pods
+
+    def tell(self, *events: Event) -> Step:
+        for event in events:
+            self.taken = step(self.state, event, self.now, self.config)
+            self.state = self.taken.state
+        return self.taken
+
+    def register(self) -> Step:
+        return self.tell(JobRegistered(JobId("job"), self.job_config, "seed", "job"))
+
+    def wait(self, seconds: float) -> Step:
+        self.now += seconds
+        return self.tell(Tick())
+
+    def see_pods(self, *extra: Pod, phase: str = "Running") -> Step:
+        return self.tell(PodsSeen((*self.pods.values(), *extra), phase))
+
+    def replace_pods(self, *nodes: int) -> Step:
+        for node in nodes:
+            old = self.pods[node]
+            uid = f"{old.uid}'"
+            self.pods[node] = Pod(old.node_rank, uid, uid, "elsewhere", old.ranks, old.devices)
+        return self.see_pods()
+
+    @property
+    def uuid(self) -> str:
+        assert not isinstance(self.state, Idle | Ended)
+        return self.state.round.uuid
+
+    # A round in words
+
+    def fault(self, *ranks: int, kind: FaultKind = FaultKind.ORDINARY) -> Step:
+        return self.tell(FaultsReported(tuple(Fault(Rank(rank), kind) for rank in ranks)))
+
+    def stopped(self, code: int = 0) -> Step:
+        return self.tell(StopCompleted(code, self.uuid))
+
+    def offers(self, *words: str) -> Step:
+        return self.tell(StrategiesReported(words or OFFERS, self.uuid))
+
+    def reports(self, code: int, strategy: str, *isolate: int) -> Step:
+        ranks = tuple(Rank(rank) for rank in isolate)
+        return self.tell(StatusReported(code, strategy, ranks, self.uuid))
+
+    # What was ordered
+
+    def said(self, kind: type[C]) -> list[C]:
+        return [command for command in self.taken.commands if isinstance(command, kind)]
+
+    @property
+    def order(self) -> Signal:
+        (signal,) = self.said(Signal)
+        return signal
+
+    def commands(self) -> tuple[Command, ...]:
+        return self.taken.commands
+
+
+def at(machine: Machine, state: type[State]) -> None:
+    assert isinstance(machine.state, state), f"{machine.state}: {machine.taken.because}"

@@ -1,0 +1,325 @@
+"""A round on a plain machine, step by step: what it says, what it waits for, what it refuses."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from taskd.core.clusterd.states import (
+    Ended,
+    Idle,
+    Negotiating,
+    Replacing,
+    Retrying,
+    Shrinking,
+    Shrunk,
+    State,
+    Stopping,
+)
+from taskd.model.clusterd import (
+    ClusterWriteDone,
+    FaultsReported,
+    FaultsSeen,
+    JobDeleted,
+    Signal,
+    SignalDelivered,
+    SignalFailed,
+    StatusReported,
+    StopCompleted,
+    StrategiesReported,
+    Subscribed,
+    Tick,
+    Unsubscribed,
+)
+from taskd.model.codes import RecoverCode
+from taskd.model.faults import Fault, FaultKind, SeenFault, merge
+from taskd.model.ids import Rank
+from tests.unit.core.clusterd.recovering import Machine, at
+
+
+def test_a_round_without_any_wait() -> None:
+    """On a plain machine every answer is followed by the next order at once."""
+    machine = Machine("recover-in-place")
+    orders = []
+    machine.fault(3)
+    orders.append(machine.order)
+    machine.stopped()
+    orders.append(machine.order)
+    machine.offers("recover", "exit")
+    orders.append(machine.order)
+    machine.reports(0, "recover")
+    at(machine, Idle)
+    assert [signal.type for signal in orders] == ["stopTrain", "globalFault", "changeStrategy"]
+    assert {signal.uuid for signal in orders} == {orders[0].uuid}
+    assert [signal.sequence for signal in orders] == [1, 2, 3]
+    assert {signal.incident for signal in orders} == {1}
+
+
+def test_a_uuid_is_spelled_as_upstream_spells_it_and_new_in_every_round() -> None:
+    machine = Machine()
+    machine.fault(3)
+    first = machine.uuid
+    machine.fault(2)
+    assert re.fullmatch(r"[0-9A-F]+-[0-9a-f]{32}", first)
+    assert machine.uuid != first
+
+
+def test_the_same_fault_told_twice_is_one() -> None:
+    machine = Machine()
+    machine.fault(3)
+    state = machine.state
+    taken = machine.fault(3)
+    assert taken.state == state
+    assert not taken.commands
+
+
+def test_a_new_rank_begins_a_new_incident_with_all_that_is_known() -> None:
+    machine = Machine()
+    machine.fault(3)
+    machine.fault(1)
+    at(machine, Stopping)
+    assert machine.order.incident == 2
+    assert [fault.rank for fault in machine.order.faults] == [1, 3]
+
+
+def test_a_duplicate_is_taken_for_granted_and_a_stale_report_refused() -> None:
+    machine = Machine()
+    machine.fault(3)
+    old = machine.uuid
+    machine.stopped()
+    assert machine.tell(StopCompleted(0, old)).answer == RecoverCode.OK
+    at(machine, Negotiating)
+    machine.fault(1)
+    assert machine.tell(StopCompleted(0, old)).answer == RecoverCode.ControllerEventCancel
+    at(machine, Stopping)
+    assert machine.tell(StopCompleted(0, "never heard of")).answer == RecoverCode.OrderMix
+    at(machine, Stopping)
+
+
+def test_reports_are_refused_when_nobody_waits_for_them() -> None:
+    machine = Machine()
+    for report in (
+        StopCompleted(0),
+        StrategiesReported(("retry",)),
+        StatusReported(0, "retry"),
+    ):
+        assert machine.tell(report).answer == RecoverCode.OrderMix
+        at(machine, Idle)
+
+
+def test_a_report_without_a_uuid_is_checked_by_state_and_strategy() -> None:
+    machine = Machine()
+    machine.fault(3)
+    machine.tell(StopCompleted(0))
+    machine.tell(StrategiesReported(("recover", "exit")))
+    assert machine.tell(StatusReported(0, "retry")).answer == RecoverCode.OrderMix
+    assert machine.tell(StatusReported(0, "")).answer == RecoverCode.OrderMix
+    at(machine, Replacing)
+    assert machine.tell(StatusReported(0, "recover")).answer == RecoverCode.OK
+    at(machine, Idle)
+
+
+@pytest.mark.parametrize("cut", ["stop", "negotiate", "repair"])
+def test_an_unanswered_order_is_said_again_with_its_own_number(cut: str) -> None:
+    machine = Machine()
+    machine.fault(3)
+    if cut != "stop":
+        machine.stopped()
+    if cut == "repair":
+        machine.offers()
+    order = machine.order
+    machine.tell(SignalFailed(order.sequence), Unsubscribed(), Subscribed())
+    assert machine.order == order
+
+
+def test_the_clock_alone_changes_nothing_before_the_deadline() -> None:
+    machine = Machine()
+    machine.fault(3)
+    state = machine.state
+    machine.now = state.deadline - 0.1
+    assert machine.tell(Tick()).state == state
+
+
+def test_a_strategy_that_new_faults_cut_short_again_and_again_is_given_up() -> None:
+    """A replacement that dies at once must not be tried for ever."""
+    machine = Machine("recover-in-place,dump")
+    for _ in range(4):
+        machine.fault(3)
+        machine.stopped()
+        machine.offers()
+    assert machine.order.strategy == "dump"
+    assert "cut short by new faults 3 times" in machine.taken.because
+
+
+def test_a_success_clears_the_slate() -> None:
+    machine = Machine("recover-in-place,dump")
+    for _ in range(5):
+        machine.fault(3)
+        machine.stopped()
+        machine.offers()
+        machine.reports(0, "recover")
+        at(machine, Idle)
+
+
+def test_two_kinds_of_passing_faults_together_are_not_retried() -> None:
+    machine = Machine("retry,recover-in-place")
+    told = (Fault(Rank(1), FaultKind.MEMORY), Fault(Rank(2), FaultKind.NETWORK))
+    machine.tell(FaultsReported(told))
+    machine.stopped()
+    machine.offers()
+    assert machine.order.extra == "recover-in-place"
+
+
+def test_a_shrunk_job_is_told_to_grow_when_it_offers_to() -> None:
+    """With no cluster, only the job knows that its ranks have a place again."""
+    machine = Machine("elastic-training")
+    machine.fault(3)
+    machine.stopped()
+    machine.offers()
+    machine.reports(0, "downgrade")
+    at(machine, Shrunk)
+    machine.offers("upgrade")
+    assert machine.order.strategy == "upgrade"
+    machine.reports(0, "upgrade")
+    at(machine, Idle)
+
+
+@pytest.mark.parametrize("strategies", ["elastic-training", "recover", "dump,recover"])
+def test_with_no_scheduler_a_dead_process_takes_nobody_along(strategies: str) -> None:
+    machine = Machine(strategies, pods=(4,), cluster=False)
+    machine.fault(3)
+    machine.stopped()
+    assert machine.order.nodes == ()
+    machine.offers()
+    assert machine.order.strategy in ("downgrade", "recover")
+    assert [fault.rank for fault in machine.order.faults] == [3]
+
+
+def test_a_broken_device_still_takes_its_machine_along() -> None:
+    machine = Machine("recover", pods=(2, 2), cluster=False)
+    machine.tell(FaultsReported((Fault(Rank(3), in_place=False),)))
+    machine.stopped()
+    assert machine.order.nodes == (1,)
+    assert [fault.rank for fault in machine.order.faults] == [2, 3]
+
+
+def test_a_rank_that_left_stays_lost_when_another_fails() -> None:
+    machine = Machine("retry,recover-in-place,elastic-training")
+    machine.fault(3, kind=FaultKind.MEMORY)
+    machine.stopped()
+    machine.offers("retry", "downgrade")
+    machine.reports(406, "retry")
+    at(machine, Shrinking)
+    machine.reports(0, "downgrade")
+    machine.fault(1, kind=FaultKind.MEMORY)
+    machine.stopped()
+    machine.offers()
+    assert machine.order.extra == "recover-in-place", "a retry would bring rank 3 back from nowhere"
+    assert [fault.rank for fault in machine.order.faults] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("code", "strategy"), [(405, "recover"), (406, "downgrade"), (499, "exit")]
+)
+def test_what_a_failed_retry_leaves_open(code: int, strategy: str) -> None:
+    machine = Machine(
+        "retry,recover,elastic-training,dump" if code != 499 else "retry,recover,dump"
+    )
+    machine.fault(3, kind=FaultKind.NETWORK)
+    machine.stopped()
+    machine.offers()
+    at(machine, Retrying)
+    uuid = machine.uuid
+    machine.reports(code, "retry")
+    if code == 405:
+        assert machine.order.type == "globalFault"
+        assert machine.uuid != uuid
+        machine.offers()
+    assert machine.order.strategy == strategy
+
+
+def test_an_ended_job_hears_its_end_again_until_it_has_heard_it() -> None:
+    machine = Machine("")
+    machine.fault(3)
+    machine.stopped()
+    machine.tell(Unsubscribed())
+    machine.offers("exit")
+    order = machine.order
+    machine.register()
+    at(machine, Ended)
+    machine.tell(Subscribed())
+    assert machine.order == order
+    machine.tell(SignalDelivered(order.sequence))
+    assert machine.fault(2).answer == RecoverCode.ControllerEventCancel
+    machine.register()
+    at(machine, Idle)
+    machine.fault(1)
+    assert machine.order.incident == 2
+
+
+def test_a_deleted_job_ends() -> None:
+    machine = Machine()
+    machine.fault(3)
+    machine.tell(JobDeleted())
+    at(machine, Ended)
+
+
+def test_an_unknown_write_or_delivery_changes_nothing() -> None:
+    machine = Machine()
+    machine.fault(3)
+    state = machine.state
+    assert machine.tell(ClusterWriteDone(99), SignalDelivered(99)).state == state
+
+
+def test_a_fault_gets_worse_but_never_better() -> None:
+    once = Fault(Rank(1), FaultKind.ORDINARY, in_place=False)
+    again = Fault(Rank(1), FaultKind.MEMORY, hardware=True)
+    (merged,) = merge([once], [again])
+    assert merged == Fault(Rank(1), FaultKind.ORDINARY, hardware=True, in_place=False)
+    (merged,) = merge([again], [once])
+    assert merged == Fault(Rank(1), FaultKind.ORDINARY, hardware=True, in_place=False)
+
+
+def test_a_job_that_is_to_leave_an_ailing_device_saves_first() -> None:
+    machine = Machine("dump", pods=(2, 2), sub_health="graceExit")
+    machine.tell(FaultsSeen((SeenFault(Rank(3), "40F84E00", "SubHealthFault"),)))
+    assert machine.order.type == "saveAndExit"
+    other = Machine("recover,dump", pods=(2, 2), sub_health="graceExit")
+    other.tell(FaultsSeen((SeenFault(Rank(3), "40F84E00", "SubHealthFault"),)))
+    at(other, Idle)
+
+
+def test_every_command_that_needs_one_has_a_number_of_its_own() -> None:
+    machine = Machine("recover-in-place", pods=(2, 2))
+    numbers = []
+    for told in (machine.fault(3), machine.stopped(), machine.offers()):
+        numbers += [command.sequence for command in told.commands if hasattr(command, "sequence")]
+    assert numbers == sorted(set(numbers))
+    assert 0 not in numbers
+
+
+@pytest.mark.parametrize("state", [Stopping, Negotiating, Replacing])
+def test_silence_ends_the_job_with_its_reason(state: type[State]) -> None:
+    machine = Machine("recover-in-place")
+    machine.fault(3)
+    if state is not Stopping:
+        machine.stopped()
+    if state is Replacing:
+        machine.offers()
+    at(machine, state)
+    uuid = machine.uuid
+    machine.wait(900)
+    at(machine, Ended)
+    assert machine.order.extra == "dump_exit"
+    late = machine.tell(StatusReported(0, "recover", uuid=""))
+    assert late.answer == RecoverCode.WaitReportTimeout
+    assert machine.tell(StopCompleted(1, uuid)).answer == RecoverCode.ControllerEventCancel
+
+
+def test_signals_carry_no_surprises() -> None:
+    """A signal's fields are plain values: it can be sent and journalled as it is."""
+    machine = Machine("retry")
+    machine.fault(3, kind=FaultKind.MEMORY)
+    assert isinstance(machine.order, Signal)
+    assert machine.order.faults[0].kind == "0"

@@ -1,0 +1,795 @@
+"""What goes wrong in ClusterD's state machine, and cannot go wrong here.
+
+The numbers are those of the table in docs/recovery.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from taskd.core.clusterd.job_config import is_on, read_pod_group
+from taskd.core.clusterd.machine import RecoveryConfig
+from taskd.core.clusterd.states import (
+    AwaitingRemoval,
+    Ended,
+    Growing,
+    HandedOver,
+    Idle,
+    Killing,
+    Migrating,
+    Negotiating,
+    PreExiting,
+    Replacing,
+    Resuming,
+    Retrying,
+    Settling,
+    Shrinking,
+    Shrunk,
+    Stopping,
+    StressTesting,
+)
+from taskd.model.clusterd import (
+    ClusterWriteDone,
+    ClusterWriteFailed,
+    FaultsReported,
+    FaultsSeen,
+    LabelPodGroup,
+    NicResult,
+    OperatorAskedNic,
+    OperatorAskedStress,
+    PlatformSeen,
+    Pod,
+    ReplyOperator,
+    Signal,
+    SignalDelivered,
+    StatusReported,
+    StrategiesReported,
+    StressResult,
+    Subscribed,
+    Unsubscribed,
+    WriteResetConfig,
+)
+from taskd.model.codes import RecoverCode
+from taskd.model.faults import Fault, FaultKind, SeenFault
+from taskd.model.ids import NodeRank, Rank
+from taskd.model.strategies import Strategy
+from tests.unit.core.clusterd.recovering import ALL, Machine, at
+
+
+def seen(rank: int, level: str = "SeparateNPU", code: str = "40F84E00") -> FaultsSeen:
+    return FaultsSeen((SeenFault(Rank(rank), code, level),))
+
+
+def handed_over(machine: Machine) -> None:
+    machine.fault(3)
+    machine.wait(900)
+    at(machine, HandedOver)
+
+
+class TestPauseIsALease:
+    """2: a PodGroup that carries `pause` when clusterd or the round dies never recovers again."""
+
+    def test_paused_is_not_switched_off(self) -> None:
+        assert is_on({"process-recover-enable": "pause"})
+        assert not is_on({"process-recover-enable": "off"})
+        assert not is_on({})
+
+    def test_the_kill_restores_it(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        handed_over(machine)
+        machine.wait(135)
+        at(machine, Killing)
+        assert machine.said(LabelPodGroup)[0].value == "on"
+
+    def test_a_write_that_failed_or_was_lost_is_repeated(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        handed_over(machine)
+        machine.see_pods(phase="Pending")
+        machine.see_pods()
+        at(machine, Idle)
+        (label,) = machine.said(LabelPodGroup)
+        machine.tell(ClusterWriteFailed(label.sequence, "conflict"))
+        machine.wait(30)
+        (again,) = machine.said(LabelPodGroup)
+        machine.wait(30)
+        (lost,) = machine.said(LabelPodGroup)
+        machine.tell(ClusterWriteDone(lost.sequence))
+        assert not machine.state.job.paused
+        assert again.value == lost.value == "on"
+        assert machine.state.deadline < float("inf")
+        assert not machine.wait(30).commands
+        assert machine.state.deadline == float("inf")
+
+    def test_registering_repairs_it_but_not_under_the_scheduler(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        assert machine.register().commands[0] == LabelPodGroup(
+            "process-recover-enable", "on", machine.state.job.sequence
+        )
+        handed_over(machine)
+        assert not machine.register().commands
+
+
+class TestStreamsOutliveRounds:
+    """3: every subscription and every lost stream resets the round."""
+
+    def test_a_subscription_continues_the_round(self) -> None:
+        machine = Machine(ALL)
+        machine.fault(3)
+        machine.stopped()
+        before = machine.state.job.incident
+        machine.tell(Unsubscribed(), Subscribed())
+        at(machine, Negotiating)
+        assert machine.state.job.incident == before
+
+    def test_a_fault_that_persists_begins_another_round_when_the_first_was_in_vain(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        machine.tell(seen(3))
+        machine.wait(10)
+        machine.wait(900)
+        machine.wait(135)
+        machine.tell(SignalDelivered(machine.order.sequence))
+        at(machine, Idle)
+        machine.tell(seen(3))
+        at(machine, Idle)
+        machine.wait(30)
+        at(machine, PreExiting)
+
+    def test_one_that_was_dealt_with_does_not(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        machine.tell(seen(3, "RestartBusiness"))
+        machine.wait(10)
+        machine.stopped()
+        machine.offers()
+        machine.replace_pods(1)
+        machine.reports(0, "recover")
+        machine.wait(0)
+        machine.tell(seen(3, "RestartBusiness"))
+        at(machine, Idle)
+        machine.tell(FaultsSeen(()), seen(3, "RestartBusiness"))
+        at(machine, PreExiting)
+
+
+class TestEscalation:
+    """4: faults after the global fault are cached, then forgotten."""
+
+    @pytest.mark.parametrize("reached", ["stop", "negotiate", "repair", "shrunk", "grow"])
+    def test_a_new_fault_begins_a_new_incident_in_any_state(self, reached: str) -> None:
+        machine = Machine("elastic-training")
+        steps: list[Callable[[], object]] = [
+            machine.stopped,
+            machine.offers,
+            lambda: machine.reports(0, "downgrade"),
+            lambda: machine.offers("upgrade"),
+        ]
+        machine.fault(3)
+        for take in steps[: ["stop", "negotiate", "repair", "shrunk", "grow"].index(reached)]:
+            take()
+        before = machine.uuid
+        machine.fault(1)
+        at(machine, Stopping)
+        assert machine.order.incident == 2
+        assert machine.uuid != before
+        assert [fault.rank for fault in machine.order.faults] == [1, 3]
+
+    def test_in_the_middle_of_an_operation_the_operator_is_told(self) -> None:
+        machine = Machine("retry")
+        machine.tell(OperatorAskedNic((Rank(0),), (True,)))
+        machine.stopped()
+        machine.fault(1)
+        at(machine, Stopping)
+        (reply,) = machine.said(ReplyOperator)
+        assert reply.text == "switch nic failed, report error when switching nic"
+
+
+class TestHardwareFaults:
+    """5: a hardware fault starts no round; one signal is sent, and all depends on its delivery."""
+
+    def test_the_round_begins_also_when_the_client_says_nothing(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        machine.tell(seen(3))
+        at(machine, PreExiting)
+        assert machine.order.actions == ("pre exit process",)
+        machine.tell(Unsubscribed(), Subscribed())
+        assert machine.order.type == "preExitProcess"
+        machine.wait(10)
+        assert machine.order.type == "stopTrain"
+
+    def test_with_nobody_subscribed_it_is_stopped_at_once(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        machine.tell(Unsubscribed(), seen(3))
+        at(machine, Stopping)
+
+    def test_the_neighbours_that_left_are_no_new_incident(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        machine.tell(seen(3))
+        machine.fault(2, 3)
+        at(machine, Stopping)
+        assert machine.order.incident == 1
+
+
+def test_7_no_signal_is_waited_for_for_ever() -> None:
+    machine = Machine("recover", pods=(2, 2))
+    machine.tell(Unsubscribed())
+    machine.fault(3)
+    machine.wait(900)
+    at(machine, HandedOver)
+    for _ in range(3):
+        machine.wait(135)
+        at(machine, Killing)
+        machine.wait(60)
+        at(machine, HandedOver)
+    machine.tell(Subscribed())
+    assert machine.order.type == "killMaster"
+
+
+def test_12_results_nobody_asked_for_are_refused() -> None:
+    machine = Machine("retry")
+    assert machine.tell(NicResult(True)).answer == RecoverCode.OrderMix
+    assert machine.tell(StressResult({})).answer == RecoverCode.OrderMix
+    at(machine, Idle)
+
+
+def test_19_and_34_the_reset_config_is_optional() -> None:
+    """A write of it that fails is said, and stops nothing."""
+    machine = Machine("recover-in-place,recover", pods=(2, 2))
+    machine.fault(3)
+    told: list[Callable[[], object]] = [
+        machine.stopped,
+        machine.offers,
+        lambda: machine.reports(499, "recover"),
+    ]
+    for tell in told:
+        for write in machine.said(WriteResetConfig):
+            before = machine.state
+            taken = machine.tell(ClusterWriteFailed(write.sequence, "no such ConfigMap"))
+            assert taken.state == before
+            assert "no such ConfigMap" in taken.because
+        tell()
+    machine.replace_pods(1)
+    machine.reports(0, "recover")
+    at(machine, Idle)
+
+
+class TestShrinking:
+    """20: a direct success, a second 201 or another strategy's report leaves the job stuck."""
+
+    def shrinking(self) -> Machine:
+        machine = Machine("elastic-training,dump", pods=(1, 1, 1))
+        machine.fault(2)
+        machine.stopped()
+        machine.offers()
+        at(machine, Shrinking)
+        return machine
+
+    def test_success_at_once(self) -> None:
+        machine = self.shrinking()
+        machine.reports(0, "downgrade")
+        at(machine, Shrunk)
+
+    def test_twice_more_ranks_leave(self) -> None:
+        machine = self.shrinking()
+        machine.reports(201, "downgrade", 2)
+        machine.reports(201, "downgrade", 1)
+        assert machine.order.nodes == (NodeRank(1),)
+        machine.reports(0, "downgrade")
+        assert isinstance(machine.state, Shrunk)
+        assert machine.state.round.ranks == (1, 2)
+
+    def test_a_report_of_something_else_is_refused_and_the_wait_goes_on(self) -> None:
+        machine = self.shrinking()
+        assert machine.reports(0, "recover").answer == RecoverCode.OrderMix
+        at(machine, Shrinking)
+
+    def test_silence_ends_it(self) -> None:
+        machine = self.shrinking()
+        machine.wait(900)
+        at(machine, HandedOver)
+
+
+class TestUnexpectedCodes:
+    """21: a code that nobody thought of ends the wait without an event."""
+
+    @pytest.mark.parametrize("code", [1, 404, 405, 406, 407, 499, 12345])
+    def test_while_links_are_switched(self, code: int) -> None:
+        machine = Machine("retry")
+        machine.tell(OperatorAskedNic((Rank(0),), (True,)))
+        machine.stopped()
+        machine.reports(code, "")
+        at(machine, Stopping)
+
+    @pytest.mark.parametrize("code", [1, 406, 12345])
+    def test_while_devices_are_tested(self, code: int) -> None:
+        machine = Machine("retry")
+        machine.tell(OperatorAskedStress({Rank(0): (0,)}))
+        machine.stopped()
+        machine.reports(code, "")
+        at(machine, StressTesting)
+        machine.tell(StressResult({}))
+        at(machine, Stopping)
+
+    @pytest.mark.parametrize("code", [1, 405, 12345])
+    def test_while_the_job_moves(self, code: int) -> None:
+        machine = self.moving()
+        machine.pods.pop(1)
+        machine.see_pods(self.backup)
+        at(machine, Migrating)
+        machine.reports(code, "migration")
+        at(machine, HandedOver)
+
+    def test_an_old_pod_that_never_goes(self) -> None:
+        machine = self.moving()
+        at(machine, AwaitingRemoval)
+        machine.wait(300)
+        at(machine, HandedOver)
+        assert machine.taken.answer == RecoverCode.ScheduleTimeout
+
+    def test_an_old_pod_that_has_gone_already(self) -> None:
+        machine = self.preparing()
+        machine.pods.pop(1)
+        machine.see_pods(self.backup)
+        machine.offers("migration")
+        at(machine, Migrating)
+
+    backup = Pod(NodeRank(1), "backup", "backup", "host9", (Rank(2), Rank(3)), backup=True)
+
+    def preparing(self) -> Machine:
+        machine = Machine("recover", pods=(2, 2), sub_health="hotSwitch")
+        machine.tell(seen(3, "SubHealthFault"))
+        machine.see_pods(self.backup)
+        return machine
+
+    def moving(self) -> Machine:
+        machine = self.preparing()
+        machine.offers("migration")
+        return machine
+
+
+class TestStopCodes:
+    """22: every code but 404 counts as a completed stop."""
+
+    def test_not_ready(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        machine.fault(3)
+        machine.stopped(404)
+        assert machine.order.type == "killMaster"
+
+    @pytest.mark.parametrize("code", [1, 499, 500])
+    def test_not_stopped(self, code: int) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        machine.fault(3)
+        machine.stopped(code)
+        at(machine, HandedOver)
+        assert f"({code})" in machine.taken.because
+
+
+class TestReportsAreChecked:
+    """23: the client's word decides which branch is taken; acknowledgements match by type."""
+
+    def test_the_result_of_another_strategy(self) -> None:
+        machine = Machine("recover-in-place")
+        machine.fault(3)
+        machine.stopped()
+        machine.offers()
+        for strategy in ("retry", "dump", "upgrade", "nonsense"):
+            assert machine.reports(0, strategy).answer == RecoverCode.OrderMix
+        at(machine, Replacing)
+
+    def test_deliveries_are_told_apart_by_number(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        machine.fault(3)
+        stop = machine.order
+        machine.stopped(404)
+        at(machine, Killing)
+        machine.tell(SignalDelivered(stop.sequence))
+        at(machine, Killing)
+
+
+class TestPodsThatChange:
+    """24: an unchanged pod counts as replaced; a change is seen once, and lost on a failure."""
+
+    def test_the_same_pods_again_prove_nothing(self) -> None:
+        machine = Machine("recover-in-place", pods=(2, 2))
+        machine.tell(FaultsReported((Fault(Rank(3), in_place=False), Fault(Rank(0)))))
+        machine.stopped()
+        machine.offers()
+        machine.see_pods()
+        assert isinstance(machine.state, Replacing)
+        assert machine.state.pods_by is not None
+        machine.replace_pods(1)
+        assert isinstance(machine.state, Replacing)
+        assert machine.state.pods_by is None
+
+    def test_growing_is_tried_again_after_another_fault(self) -> None:
+        machine = Machine("elastic-training", pods=(1, 1, 1))
+        machine.fault(2)
+        machine.stopped()
+        machine.offers()
+        machine.reports(0, "downgrade")
+        machine.replace_pods(2)
+        at(machine, Growing)
+        machine.fault(1)
+        machine.stopped()
+        machine.offers()
+        machine.reports(0, "downgrade")
+        machine.replace_pods(1)
+        at(machine, Growing)
+
+
+def test_25_healing_in_place_is_given_up_when_the_device_turns_out_broken() -> None:
+    machine = Machine("recover-in-place,recover", pods=(2, 2))
+    machine.fault(3)
+    machine.stopped()
+    machine.offers()
+    assert machine.order.extra == "recover-in-place"
+    machine.tell(seen(3, "SeparateNPU"))
+    at(machine, Stopping)
+    machine.stopped()
+    machine.offers()
+    assert machine.order.extra == ""
+    assert machine.order.nodes == (NodeRank(1),)
+
+
+def test_26_a_job_does_not_shrink_around_its_first_pod() -> None:
+    machine = Machine("recover,elastic-training,dump", pods=(2, 2))
+    machine.fault(0)
+    machine.stopped()
+    machine.offers()
+    at(machine, Replacing)
+    machine.wait(270)
+    at(machine, Stopping)
+    machine.stopped()
+    machine.offers()
+    assert machine.order.strategy == "dump"
+    assert "node 0 is lost" in machine.taken.because
+
+
+def test_27_without_a_retry_on_offer_the_next_strategy_is_tried() -> None:
+    machine = Machine("retry,recover,dump")
+    machine.fault(3, kind=FaultKind.NETWORK)
+    machine.stopped()
+    machine.offers("recover", "dump", "exit")
+    assert machine.order.strategy == "recover"
+
+
+class TestPlatform:
+    """28: before the platform has answered, passing faults are treated as deaths."""
+
+    def test_nobody_is_told_to_leave_for_a_passing_fault(self) -> None:
+        machine = Machine("retry,recover", pods=(2, 2), platform=True)
+        machine.tell(seen(3, "RestartBusiness", "80E01801"))
+        assert not machine.said(Signal)
+        machine.tell(PlatformSeen(strategy="retry"))
+        assert machine.order.faults[0].kind is FaultKind.MEMORY
+
+    def test_faults_that_the_platform_adds_are_announced(self) -> None:
+        machine = Machine("retry,recover", pods=(2, 2), platform=True)
+        machine.tell(PlatformSeen(strategy="retry"))
+        machine.fault(3, kind=FaultKind.MEMORY)
+        machine.stopped()
+        machine.tell(PlatformSeen(strategy="recover", confirm="3:0", result="0:1"))
+        assert [fault.rank for fault in machine.order.faults] == [0, 1, 2, 3]
+
+    def test_processes_are_restarted_in_place_by_the_strategy_alone(self) -> None:
+        """The platform makes an ordinary round of a passing fault: nobody is told to leave yet."""
+        machine = Machine("retry,recover-in-place,recover", pods=(2, 2), platform=True)
+        machine.tell(PlatformSeen(strategy="retry"))
+        machine.fault(3, kind=FaultKind.MEMORY)
+        machine.stopped()
+        machine.tell(PlatformSeen(strategy="recover", confirm="3:0", result="0:1"))
+        assert machine.order.actions == ("on_global_rank", "fault_nodes_exit")
+        assert (machine.order.nodes, machine.order.timeout_s) == ((), 0)
+        machine.offers()
+        machine.tell(PlatformSeen("recover", "3:0", "0:1", "true"))
+        assert machine.order.actions == ("change_strategy", "fault_nodes_restart")
+        assert machine.order.nodes == (NodeRank(0), NodeRank(1))
+
+    def test_a_confirmation_of_somebody_else_is_not_overwritten(self) -> None:
+        machine = Machine("retry,recover", pods=(2, 2), platform=True)
+        machine.tell(PlatformSeen(strategy="recover", confirm="7:1"))
+        machine.fault(3)
+        taken = machine.stopped()
+        assert taken.answer == RecoverCode.WriteConfirmFaultOrWaitPlatResultFault
+        at(machine, HandedOver)
+
+    @pytest.mark.parametrize("asked", ["strategy", "faults"])
+    def test_its_silence_ends(self, asked: str) -> None:
+        machine = Machine("retry,recover", pods=(2, 2), platform=True)
+        if asked == "faults":
+            machine.tell(PlatformSeen(strategy="recover"))
+        machine.fault(3)
+        if asked == "faults":
+            machine.stopped()
+        taken = machine.wait(300)
+        expected = {
+            "strategy": RecoverCode.WaitPlatStrategyTimeout,
+            "faults": RecoverCode.WriteConfirmFaultOrWaitPlatResultFault,
+        }
+        assert taken.answer == expected[asked]
+        at(machine, HandedOver)
+        late = machine.tell(StrategiesReported(("retry",)))
+        assert late.answer == expected[asked]
+
+
+def test_29_passing_faults_are_handled_without_retry_configured() -> None:
+    machine = Machine("recover-in-place")
+    machine.fault(3, kind=FaultKind.NETWORK)
+    at(machine, Stopping)
+    machine.stopped()
+    machine.offers()
+    assert machine.order.extra == "recover-in-place"
+
+
+def test_30_blanks_in_the_list_are_tolerated_and_mistakes_named() -> None:
+    config = read_pod_group({}, {"recover-strategy": "retry, recover"})
+    assert config.strategies == (Strategy.RETRY, Strategy.RECOVER, Strategy.EXIT)
+    mistakes = {"recover-strategy": "retry recover", "wait-reschedule-timeout": "10"}
+    with pytest.raises(ValueError, match=r"unknown retry recover.*30 to 270 is accepted"):
+        read_pod_group({}, mistakes)
+
+
+class TestRestartIsProven:
+    """31: a job that still runs after `pause` counts as restarted."""
+
+    def test_running_on_is_no_restart(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        handed_over(machine)
+        machine.see_pods()
+        at(machine, HandedOver)
+        machine.see_pods(phase="Pending")
+        machine.see_pods()
+        at(machine, Idle)
+
+    def test_new_pods_count_once_the_job_was_told_to_exit(self) -> None:
+        machine = Machine("", pods=(2, 2))
+        machine.fault(3)
+        machine.stopped()
+        machine.tell(Unsubscribed())
+        machine.offers("exit")
+        order = machine.order
+        machine.replace_pods(1)
+        machine.see_pods()
+        at(machine, HandedOver)
+        machine.tell(SignalDelivered(order.sequence))
+        machine.see_pods()
+        at(machine, Idle)
+
+    def test_a_job_restarted_by_others_is_stopped_anew(self) -> None:
+        """Whoever was told to stand still is gone; those who came since train."""
+        machine = Machine("recover", pods=(2, 2))
+        machine.fault(3)
+        machine.stopped()
+        machine.replace_pods(0, 1)
+        at(machine, Stopping)
+        assert machine.order.incident == 2
+
+
+def test_32_a_wait_that_is_over_leaves_nothing_behind() -> None:
+    """A late answer of the old round finds nobody, and the new round is not touched."""
+    machine = Machine("recover-in-place")
+    machine.fault(3)
+    old = machine.uuid
+    machine.fault(2)
+    state = machine.state
+    for report in (
+        StrategiesReported(("retry",), old),
+        StatusReported(0, "recover", uuid=old),
+    ):
+        taken = machine.tell(report)
+        assert taken.answer == RecoverCode.ControllerEventCancel
+        assert taken.state == state
+
+
+class TestHotSwitch:
+    """35: no uuid, and one failure switches it off for good."""
+
+    def test_every_signal_has_the_uuid_of_its_attempt(self) -> None:
+        machine = Machine("recover", pods=(2, 2), sub_health="hotSwitch")
+        machine.tell(seen(3, "SubHealthFault"))
+        first = machine.order.uuid
+        assert first
+        machine.wait(60)
+        at(machine, Idle)
+        machine.wait(600)
+        assert machine.order.uuid not in ("", first)
+
+    def test_node_0_stays(self) -> None:
+        machine = Machine("recover", pods=(2, 2), sub_health="hotSwitch")
+        machine.tell(seen(0, "SubHealthFault"))
+        at(machine, Idle)
+
+
+class TestOddRanks:
+    """36: one rank that cannot be read empties the whole list."""
+
+    def test_a_rank_of_nobody_is_left_out_alone(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        machine.fault(3, 999, -1)
+        assert [fault.rank for fault in machine.order.faults] == [3]
+
+    def test_a_report_of_nobody_begins_nothing(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        machine.fault(999)
+        at(machine, Idle)
+
+    def test_an_entry_of_the_platform_that_cannot_be_read_is_left_out_alone(self) -> None:
+        machine = Machine("recover", pods=(2, 2), platform=True)
+        machine.tell(PlatformSeen(strategy="recover"))
+        machine.fault(3)
+        machine.stopped()
+        machine.tell(PlatformSeen(strategy="recover", result=f"x:1,,2:9,{'3' * 5000}:1, 1 : 1 "))
+        assert [fault.rank for fault in machine.order.faults] == [0, 1, 2, 3]
+
+    def test_a_rank_is_known_also_while_its_pod_is_away(self) -> None:
+        machine = Machine("recover", pods=(2, 2))
+        machine.pods.pop(1)
+        machine.see_pods()
+        machine.fault(3)
+        at(machine, Stopping)
+
+
+def test_37_pods_need_not_be_alike() -> None:
+    machine = Machine("recover", pods=(1, 3, 2))
+    machine.fault(4)
+    machine.stopped()
+    assert machine.order.nodes == (NodeRank(2),)
+    assert [fault.rank for fault in machine.order.faults] == [4, 5]
+
+
+@pytest.mark.parametrize("sub_health", ["ignore", "graceExit", "hotSwitch"])
+@pytest.mark.parametrize(
+    "levels", [("SubHealthFault", "SeparateNPU"), ("SeparateNPU", "SubHealthFault")]
+)
+def test_38_and_40_what_ails_a_device_does_not_hide_that_it_is_broken(
+    levels: tuple[str, str], sub_health: str
+) -> None:
+    """Whichever is listed first, and whatever is to be done about ailing devices."""
+    machine = Machine("recover-in-place,recover", pods=(2, 2), sub_health=sub_health)
+    picture = [SeenFault(Rank(3), f"code{n}", level) for n, level in enumerate(levels)]
+    machine.tell(FaultsSeen(tuple(picture)))
+    at(machine, PreExiting)
+    machine.wait(10)
+    machine.stopped()
+    assert machine.order.actions == ("on_global_rank", "fault_nodes_exit")
+    assert machine.order.nodes == (NodeRank(1),)
+    machine.offers()
+    assert machine.order.extra == ""
+
+
+class TestNetworkFaults:
+    """39: that a link is down is never recorded as evidence for what the job feels."""
+
+    down = SeenFault(Rank(3), "81078603", "NotHandleFault")
+
+    def test_the_job_is_taken_at_its_word_without_any_evidence(self) -> None:
+        machine = Machine("retry,recover", pods=(2, 2))
+        machine.fault(3, kind=FaultKind.NETWORK)
+        machine.stopped()
+        machine.offers()
+        assert machine.order.strategy == "retry"
+
+    def test_what_the_device_says_of_its_link_is_in_the_picture(self) -> None:
+        machine = Machine("retry,recover", pods=(2, 2))
+        machine.tell(FaultsSeen((self.down,)))
+        assert machine.state.job.seen == (self.down,)
+        machine.tell(FaultsSeen((self.down, SeenFault(Rank(3), "8C1F860B", "RestartBusiness"))))
+        assert machine.taken.because.endswith("network error of rank 3 (RestartBusiness 8C1F860B)")
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_41_a_retry_ends_with_its_result_or_at_its_deadline(answered: bool) -> None:
+    machine = Machine("retry", pods=(2, 2))
+    machine.fault(3, kind=FaultKind.MEMORY)
+    machine.stopped()
+    machine.offers()
+    at(machine, Retrying)
+    assert machine.state.deadline == machine.now + 900
+    if answered:
+        machine.reports(0, "retry")
+    else:
+        machine.wait(900)
+    at(machine, Idle if answered else HandedOver)
+
+
+class TestOperations:
+    @pytest.mark.parametrize(
+        "event",
+        [
+            OperatorAskedNic((), ()),
+            OperatorAskedNic((Rank(0),), (True, False)),
+            OperatorAskedNic((Rank(99),), (True,)),
+            OperatorAskedStress({}),
+            OperatorAskedStress({Rank(0): ()}),
+            OperatorAskedStress({Rank(0): (0, 0)}),
+            OperatorAskedStress({Rank(0): (2,)}),
+        ],
+    )
+    def test_nonsense_is_refused(self, event: OperatorAskedNic | OperatorAskedStress) -> None:
+        machine = Machine("retry", pods=(2, 2))
+        assert machine.tell(event).answer == RecoverCode.OMParamInvalid
+        at(machine, Idle)
+
+    def test_one_at_a_time(self) -> None:
+        machine = Machine("retry")
+        machine.tell(OperatorAskedNic((Rank(0),), (True,)))
+        taken = machine.tell(OperatorAskedStress({Rank(0): (0,)}))
+        assert taken.answer == RecoverCode.OMIsRunning
+
+    def test_a_failed_pause_is_taken_back(self) -> None:
+        machine = Machine("retry")
+        machine.tell(OperatorAskedNic((Rank(0),), (True,)))
+        machine.stopped(499)
+        at(machine, Resuming)
+        machine.reports(0, "continue")
+        at(machine, Idle)
+        assert machine.said(ReplyOperator)[0].text == "om failed, pause train failed"
+
+    def test_a_job_that_cannot_go_on_is_ended(self) -> None:
+        machine = Machine("retry")
+        machine.tell(OperatorAskedNic((Rank(0),), (True,)))
+        machine.stopped()
+        machine.tell(NicResult(True))
+        machine.reports(499, "continue")
+        at(machine, Ended)
+        assert "(499)" in machine.taken.because
+
+    @pytest.mark.parametrize(
+        ("told", "text"),
+        [
+            (["499", "0"], "om failed, pause train failed"),
+            (["silence", "0"], "pause train timeout"),
+            (["0", "no"], "switch nic failed, switch nic failed"),
+            (["0", "406"], "switch nic failed, report error when switching nic"),
+            (["0", "silence"], "switch nic failed, report switch nic timeout"),
+            (["0", "yes", "0"], "switch nic finish"),
+            (["0", "yes", "499"], "switch nic failed, continue train failed"),
+            (["0", "yes", "silence"], "switch nic failed, continue train timeout"),
+        ],
+    )
+    def test_the_operator_is_told_in_the_words_that_are_known(
+        self, told: list[str], text: str
+    ) -> None:
+        machine = Machine("retry")
+        machine.tell(OperatorAskedNic((Rank(0),), (True,)))
+        for number, word in enumerate(told):
+            if word == "silence":
+                machine.wait(900)
+            elif word in ("yes", "no"):
+                machine.tell(NicResult(word == "yes"))
+            elif number == 0:
+                machine.stopped(int(word))
+            else:
+                machine.reports(int(word), "continue")
+        (reply,) = machine.said(ReplyOperator)
+        assert reply.text == text
+
+
+def test_a_label_that_cannot_be_written_leads_to_the_last_resort() -> None:
+    machine = Machine("recover", pods=(2, 2))
+    handed_over(machine)
+    (label,) = machine.said(LabelPodGroup)
+    taken = machine.tell(ClusterWriteFailed(label.sequence, "forbidden"))
+    assert taken.answer == RecoverCode.OperatePodGroupError
+    at(machine, Killing)
+
+
+def test_settling_times_apply_only_where_they_are_set() -> None:
+    config = RecoveryConfig(flush_s=1.0, convergence_s=3.0)
+    machine = Machine("recover", pods=(2, 2), config=config)
+    machine.fault(3)
+    machine.stopped()
+    at(machine, Settling)
+    machine.wait(1)
+    at(machine, Negotiating)
+    plain = Machine("recover", config=config)
+    plain.fault(3)
+    plain.stopped()
+    at(plain, Negotiating)
+
+
+def test_no_wait_may_be_negative_and_no_deadline_0() -> None:
+    with pytest.raises(ValueError, match="flush_s must be 0 or positive, got -1"):
+        RecoveryConfig(flush_s=-1.0)
+    with pytest.raises(ValueError, match="stop_timeout_s must be positive, got 0"):
+        RecoveryConfig(stop_timeout_s=0.0)

@@ -1,0 +1,77 @@
+"""After a stress test: clusterd is taken at its word, and a bad node is not used again."""
+
+from __future__ import annotations
+
+from taskd.core.manager.states import JobConfig, Repairing, Training
+from taskd.model import messages as m
+from taskd.model.clusterd import FaultRank
+from taskd.model.faults import FaultKind
+from taskd.model.ids import Incarnation, NodeRank, Rank, agent
+from taskd.model.manager import NodesCondemned, ReportResult, ReportStopped, ReportStrategies
+from tests.unit.core.manager.test_machine import STOP, Play, change, signal
+
+NODE_1 = tuple(FaultRank(Rank(rank), FaultKind.ORDINARY) for rank in (2, 3))
+FOUND = NodesCondemned(frozenset({NodeRank(1)}), "rank 2: 1 of 9 products were wrong")
+ASKED = signal("globalFault", "on_global_rank", sequence=2, faults=NODE_1)
+
+
+def condemned(config: JobConfig | None = None) -> Play:
+    play = Play(config) if config is not None else Play()
+    play.training().orders(signal("stopTrain", "pause_train", sequence=8)).parks(0, 1, 2, 3)
+    play.tell(FOUND)
+    stop = signal("stopTrain", "stop_train", incident=2, uuid="u2", sequence=9)
+    return play.orders(stop).parks(0, 1, 2, 3)
+
+
+def test_ranks_that_clusterd_names_are_replaced_though_they_live() -> None:
+    play = Play().training().orders(STOP).parks(0, 1, 2, 3).orders(ASKED)
+    assert "retry" not in play.asked(ReportStrategies)[0].strategies
+    play.orders(change("recover"))
+    replaced = [one.rank for order in play.asked(m.ReplaceWorkers) for one in order.workers]
+    assert replaced == [2, 3]
+
+
+def test_nobody_is_seated_on_a_node_that_has_failed_the_test() -> None:
+    asked = signal(
+        "globalFault", "on_global_rank", incident=2, uuid="u2", sequence=10, faults=NODE_1
+    )
+    offered = condemned().orders(asked).asked(ReportStrategies)[0].strategies
+    assert "recover" not in offered
+    assert "downgrade" in offered
+
+
+def test_the_job_goes_on_without_the_node_and_its_ranks_are_sent_home() -> None:
+    asked = signal(
+        "globalFault", "on_global_rank", incident=2, uuid="u2", sequence=10, faults=NODE_1
+    )
+    play = condemned().orders(asked)
+    play.orders(change("downgrade", incident=2, uuid="u2"))
+    assert isinstance(play.state, Repairing)
+    assert [member.rank for member in play.state.plan.members] == [0, 1]
+    assert len(play.asked(m.Leave)) == 2
+
+
+def test_the_nodes_agent_remembers_it_for_the_next_manager() -> None:
+    play = Play().training().tell(FOUND)
+    assert play.asked(m.Condemned) == [m.Condemned(FOUND.evidence)]
+    fresh = Play()
+    for node in (0, 1):
+        ranks = tuple(m.LocalWorker(Rank(2 * node + n), Incarnation(0), 7) for n in (0, 1))
+        found = FOUND.evidence if node else ""
+        hello = m.AgentHello(NodeRank(node), f"host{node}", ranks, "", condemned=found)
+        fresh.hear(agent(node), hello)
+    assert fresh.state.job.condemned == FOUND.nodes
+
+
+def test_where_a_cluster_replaces_nodes_none_is_condemned() -> None:
+    play = Play(JobConfig(nodes=2, ranks_per_node=2, rescheduling=True)).training().tell(FOUND)
+    assert not play.state.job.condemned
+
+
+def test_a_job_that_cannot_be_paused_goes_on_as_if_nothing_had_been_asked() -> None:
+    play = Play().training(protected=False)
+    play.orders(signal("stopTrain", "pause_train", sequence=1))
+    assert [report.code for report in play.asked(ReportStopped)] == [499]
+    play.orders(change("continue"))
+    assert isinstance(play.state, Training)
+    assert [(r.code, r.strategy) for r in play.asked(ReportResult)] == [(0, "continue")]

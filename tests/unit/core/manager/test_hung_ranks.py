@@ -1,0 +1,214 @@
+"""Who is named as hung, and who is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from taskd.core.manager.hung_ranks import Hung, LivenessConfig, State, step
+from taskd.model.ids import Incarnation, NodeRank, Rank, Step
+from taskd.model.messages import NodeBeat, Progress
+
+CONFIG = LivenessConfig()
+STEP_S, BEAT_S = 0.1, 0.25
+
+
+def progress(rank: int, at_step: int, idle_s: float = 0.0, **more: bool | int | str) -> Progress:
+    told = {"waiting": False, "collective": 2 * at_step, **more}
+    return Progress(Rank(rank), Incarnation(0), Step(at_step), idle_s, **told)  # type: ignore[arg-type]
+
+
+class Watch:
+    """A job of four ranks on one node that steps every 0.1 s."""
+
+    def __init__(self, size: int = 4) -> None:
+        self.state, self.now, self.size = State(), 100.0, size
+        self.at_step = 0
+        for _ in range(12):
+            self.go_on()
+
+    def beat(self, *told: Progress, node: int = 0) -> tuple[Hung, ...]:
+        found = step(self.state, NodeBeat(NodeRank(node), told), self.now, CONFIG)
+        self.state = found.state
+        return found.verdicts
+
+    def go_on(self) -> None:
+        self.now += BEAT_S
+        self.at_step += round(BEAT_S / STEP_S)
+        told = [progress(rank, self.at_step) for rank in range(self.size)]
+        assert self.beat(*told) == ()
+
+    def stand(self, seconds: float, *told: Progress) -> list[Hung]:
+        """Beats with growing idleness, until the seconds are over or somebody is named."""
+        found: list[Hung] = []
+        until = self.now + seconds
+        idle = 0.0
+        while self.now < until and not found:
+            self.now += BEAT_S
+            idle += BEAT_S
+            found += self.beat(*(replace(each, idle_s=idle) for each in told))
+        self.idle = idle
+        return found
+
+
+def test_the_one_that_others_wait_for_is_named_in_time() -> None:
+    watch = Watch()
+    still = watch.at_step
+    told = [progress(rank, still, waiting=True) for rank in (0, 1, 3)]
+    watch.now += BEAT_S
+    watch.beat(progress(2, still, BEAT_S, stack="in read()"))  # told once, long before
+    watch.now -= BEAT_S
+    (hung,) = watch.stand(10.0, *told, progress(2, still))
+    assert hung.rank == 2
+    assert "3 ranks wait for it" in hung.evidence
+    assert hung.evidence.endswith("in read()")
+    assert watch.idle <= 1.0 + 3 * STEP_S + 2 * BEAT_S
+
+
+def test_a_life_is_named_once() -> None:
+    watch = Watch()
+    told = [progress(0, watch.at_step, waiting=True), progress(1, watch.at_step)]
+    assert watch.stand(10.0, *told)
+    assert not watch.stand(10.0, *told)
+
+
+def test_a_stopped_process_is_named_even_inside_a_collective() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    (hung,) = watch.stand(10.0, *told, progress(3, watch.at_step, waiting=True, stopped=True))
+    assert (hung.rank, "it is stopped" in hung.evidence) == (3, True)
+
+
+def test_the_one_in_an_older_collective_is_named() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True, collective=90) for rank in (0, 1, 2)]
+    (hung,) = watch.stand(10.0, *told, progress(3, watch.at_step, waiting=True, collective=89))
+    assert hung.rank == 3
+
+
+def test_when_all_wait_in_one_collective_nobody_is_named() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True, collective=90) for rank in range(4)]
+    assert not watch.stand(30.0, *told)
+
+
+def test_nobody_is_named_while_nobody_waits() -> None:
+    watch = Watch()
+    assert not watch.stand(30.0, *(progress(rank, watch.at_step) for rank in range(4)))
+
+
+def test_a_rank_at_work_has_time() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    assert not watch.stand(250.0, *told, progress(3, watch.at_step, busy=True))
+
+
+def test_a_native_loop_without_end_is_named_in_the_end() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    found = watch.stand(400.0, *told, progress(3, watch.at_step, busy=True))
+    assert [type(each) for each in found] == [Hung]
+
+
+def test_a_loop_in_python_that_all_wait_for_is_named_in_time() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    spins = progress(3, watch.at_step, busy=True, spinning=True)
+    (hung,) = watch.stand(10.0, *told, spins)
+    assert hung.rank == 3
+    assert watch.idle <= 1.0 + 3 * STEP_S + 0.5 + 2 * BEAT_S
+
+
+def test_a_loop_in_python_has_time_while_others_go_their_way() -> None:
+    watch = Watch()
+    told = [progress(0, watch.at_step, waiting=True), progress(1, watch.at_step)]
+    spins = progress(3, watch.at_step, busy=True, spinning=True)
+    assert not [each for each in watch.stand(60.0, *told, spins) if each.rank == 3]
+    alone = Watch(size=1)
+    assert not alone.stand(60.0, progress(0, alone.at_step, busy=True, spinning=True))
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_who_does_new_things_is_never_named(busy: bool) -> None:
+    """It saves a checkpoint, say, for ten minutes, and is seen at it every half second."""
+    watch = Watch()
+    idle_s = 0.0
+    while idle_s < 600.0:
+        idle_s += BEAT_S
+        watch.now += BEAT_S
+        told = [progress(rank, watch.at_step, idle_s, waiting=True) for rank in (0, 1, 2)]
+        saves = replace(progress(3, watch.at_step, idle_s, busy=busy), moving_s=idle_s - 0.5)
+        assert watch.beat(*told, saves) == ()
+
+
+@pytest.mark.parametrize("pace", [2, 10])
+def test_slow_but_moving_is_never_named(pace: int) -> None:
+    watch = Watch()
+    for _ in range(40):
+        watch.at_step += 1
+        for beat in range(pace):
+            watch.now += BEAT_S
+            idle = beat * BEAT_S
+            told = [progress(rank, watch.at_step, idle, waiting=True) for rank in (0, 1, 2)]
+            # It enters a collective every second beat: it moves.
+            slow = progress(3, watch.at_step, min(idle, BEAT_S))
+            assert watch.beat(*told, slow) == ()
+
+
+def test_the_limit_follows_the_usual_step() -> None:
+    watch = Watch()
+    for _ in range(40):
+        watch.now += 2.0
+        watch.at_step += 1
+        assert watch.beat(*(progress(rank, watch.at_step) for rank in range(4))) == ()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    assert not watch.stand(6.5, *told, progress(3, watch.at_step))
+    assert watch.stand(9.0, *told, progress(3, watch.at_step))
+
+
+def test_nobody_is_judged_before_the_pace_is_known() -> None:
+    watch = Watch.__new__(Watch)
+    watch.state, watch.now, watch.size, watch.at_step = State(), 0.0, 2, 1
+    told = [progress(0, 1, waiting=True), progress(1, 1)]
+    assert not watch.stand(100.0, *told)
+
+
+def test_who_stands_still_by_order_is_not_judged() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    assert not watch.stand(30.0, *told, progress(3, watch.at_step, judged=False))
+
+
+def test_a_rank_named_before_gets_twice_the_time() -> None:
+    watch = Watch()
+    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    watch.stand(10.0, *told, progress(3, watch.at_step))
+    first = watch.idle
+    again = replace(progress(3, watch.at_step), incarnation=Incarnation(1))
+    assert watch.stand(30.0, *told, again)
+    assert watch.idle > 1.7 * first
+
+
+def test_a_dead_lifes_beat_is_not_believed() -> None:
+    watch = Watch()
+    new = replace(progress(3, watch.at_step), incarnation=Incarnation(1))
+    watch.beat(new)
+    watch.beat(progress(3, watch.at_step + 5, 99.0))
+    assert watch.state.ranks[Rank(3)].progress == new
+
+
+def test_a_node_whose_beats_stay_away_has_no_hung_ranks_for_that() -> None:
+    watch = Watch()
+    still = watch.at_step
+    watch.beat(progress(4, still), node=1)
+    for _ in range(40):
+        watch.now += BEAT_S
+        told = [progress(rank, still, waiting=True) for rank in range(4)]
+        assert watch.beat(*told) == ()
+
+
+def test_a_rank_that_its_node_does_not_speak_of_any_more_is_forgotten() -> None:
+    watch = Watch()
+    watch.beat(*(progress(rank, watch.at_step) for rank in range(3)))
+    assert set(watch.state.ranks) == {0, 1, 2}

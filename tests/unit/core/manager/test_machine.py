@@ -1,0 +1,802 @@
+"""One sentence of docs/recovery.md per test: given a state, when told, then so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from taskd.core.manager import machine
+from taskd.core.manager.states import (
+    Awaiting,
+    Deciding,
+    Dumping,
+    Ended,
+    Ending,
+    Gathering,
+    JobConfig,
+    Paused,
+    Repairing,
+    Reported,
+    Restarting,
+    Resuming,
+    State,
+    Stopping,
+    Suspecting,
+    Taken,
+    Training,
+)
+from taskd.model import messages as m
+from taskd.model.clusterd import FaultRank, Signal
+from taskd.model.faults import FaultKind
+from taskd.model.ids import (
+    EVERY_WORKER,
+    Incarnation,
+    Incident,
+    NodeRank,
+    Position,
+    Rank,
+    Step,
+    agent,
+    worker,
+)
+from taskd.model.manager import (
+    Event,
+    Finish,
+    Heard,
+    NodeLinked,
+    NodeSilent,
+    NodeUnlinked,
+    Ordered,
+    RankHung,
+    ReportFaults,
+    ReportResult,
+    ReportStopped,
+    ReportStrategies,
+    Subscribed,
+    Tell,
+    Tick,
+)
+
+T = TypeVar("T")
+CONFIG = JobConfig(nodes=2, ranks_per_node=2)
+
+
+class Play:
+    """Tells the machine one thing after another; keeps what it last asked for."""
+
+    def __init__(self, config: JobConfig = CONFIG) -> None:
+        self.config, self.now = config, 0.0
+        self.state: State = machine.begin(config, 0.0)
+        self.last = Taken(self.state)
+        self.lives: dict[int, int] = {}
+
+    def tell(self, event: Event, now: float | None = None) -> Play:
+        self.now = self.now + 0.001 if now is None else now
+        self.last = machine.step(self.state, event, self.now, self.config)
+        self.state = self.last.state
+        return self
+
+    def late(self) -> Play:
+        return self.tell(Tick(), self.state.deadline)
+
+    def hear(self, src: Position, body: m.Body) -> Play:
+        return self.tell(Heard(src, body))
+
+    def asked(self, kind: type[T]) -> list[T]:
+        """The commands of one kind, or the bodies of one kind that are to be sent."""
+        told = [c.body if isinstance(c, Tell) else c for c in self.last.commands]
+        return [item for item in told if isinstance(item, kind)]
+
+    # What the world says
+
+    def agent_joins(self, node: int, running: bool = False) -> Play:
+        locals_ = self.locals(node) if running else ()
+        hello = m.AgentHello(NodeRank(node), f"host{node}", locals_, f"host{node}:29500")
+        self.hear(agent(node), hello)
+        return self if running else self.hear(agent(node), m.RestartsLeft(3))
+
+    def started(self, node: int) -> Play:
+        return self.hear(agent(node), m.WorkersStarted(NodeRank(node), self.locals(node)))
+
+    def locals(self, node: int) -> tuple[m.LocalWorker, ...]:
+        per_node = self.config.ranks_per_node
+        ranks = range(node * per_node, (node + 1) * per_node)
+        return tuple(
+            m.LocalWorker(Rank(r), Incarnation(self.lives.get(r, 0)), 1000 + r) for r in ranks
+        )
+
+    def hello(self, rank: int, phase: str = "training", protected: bool = True) -> Play:
+        node = rank // self.config.ranks_per_node
+        life = Incarnation(self.lives.get(rank, 0))
+        incident = self.state.job.incident
+        hello = m.WorkerHello(
+            Rank(rank), NodeRank(node), life, 1, incident, Step(7), phase, protected
+        )
+        return self.hear(worker(node, rank), hello)
+
+    def dies(self, rank: int, code: int | None = None, signal: int | None = 9) -> Play:
+        node = rank // self.config.ranks_per_node
+        life = Incarnation(self.lives.get(rank, 0))
+        return self.hear(agent(node), m.WorkerExited(Rank(rank), life, 1, code, signal, "boom"))
+
+    def parks(self, *ranks: int, step: int = 7, whole: bool = True) -> Play:
+        for rank in ranks:
+            life, incident = Incarnation(self.lives.get(rank, 0)), self.state.job.incident
+            parked = m.Parked(Rank(rank), life, incident, Step(step), whole)
+            self.hear(worker(rank // self.config.ranks_per_node, rank), parked)
+        return self
+
+    def says(self, kind: type[m.Repaired] | type[m.Committed], *ranks: int, step: int = 7) -> Play:
+        for rank in ranks:
+            life, incident = Incarnation(self.lives.get(rank, 0)), self.state.job.incident
+            body = kind(Rank(rank), life, incident, Step(step))
+            self.hear(worker(rank // self.config.ranks_per_node, rank), body)
+        return self
+
+    def orders(self, signal: Signal) -> Play:
+        return self.tell(Ordered(signal))
+
+    # How far we are
+
+    def training(self, protected: bool = True) -> Play:
+        for node in range(self.config.nodes):
+            self.agent_joins(node).started(node)
+        for rank in range(self.config.nodes * self.config.ranks_per_node):
+            self.hello(rank, protected=protected)
+        assert isinstance(self.state, Training)
+        return self
+
+    def stopping(self) -> Play:
+        self.training().dies(3).orders(STOP)
+        assert isinstance(self.state, Stopping)
+        return self
+
+    def deciding(self) -> Play:
+        self.stopping().parks(0, 1, 2)
+        assert isinstance(self.state, Deciding)
+        return self
+
+    def repairing(self) -> Play:
+        self.deciding().orders(ASK).orders(IN_PLACE)
+        assert isinstance(self.state, Repairing)
+        self.lives[3] = 1
+        return self
+
+
+def signal(kind: str, *actions: str, incident: int = 1, uuid: str = "u1", **more: object) -> Signal:
+    return Signal(uuid=uuid, incident=Incident(incident), type=kind, actions=actions, **more)  # type: ignore[arg-type]
+
+
+STOP = signal("stopTrain", "stop_train", sequence=1)
+ASK = signal("globalFault", "on_global_rank", sequence=2)
+IN_PLACE = signal(
+    "changeStrategy", "change_strategy", strategy="recover", extra="recover-in-place", sequence=3
+)
+
+
+def change(strategy: str, **more: object) -> Signal:
+    return signal("changeStrategy", "change_strategy", strategy=strategy, sequence=3, **more)  # type: ignore[arg-type]
+
+
+# Starting
+
+
+def test_an_agent_that_asks_is_permitted_to_start() -> None:
+    play = Play().agent_joins(0)
+    assert play.asked(m.StartWorkers) == [m.StartWorkers(3)]
+
+
+def test_ascends_agents_never_say_hello_and_are_permitted_too() -> None:
+    play = Play().hear(agent(0), m.AgentRegistered()).hear(agent(0), m.RestartsLeft(32767))
+    assert play.asked(m.StartWorkers) == [m.StartWorkers(32767)]
+
+
+def test_a_budget_of_nought_means_no_limit() -> None:
+    play = Play(JobConfig(nodes=1, max_restarts=0)).hear(agent(0), m.RestartsLeft(0))
+    assert play.asked(m.StartWorkers) == [m.StartWorkers(32767)]
+
+
+def test_the_permission_waits_while_clusterd_withholds_it() -> None:
+    play = Play(JobConfig()).agent_joins(0).started(0)
+    play = Play(replace(CONFIG, nodes=1)).training()
+    play.orders(signal("pauseStartAgent", uuid="p"))
+    play.hear(agent(5), m.AgentRegistered()).hear(agent(5), m.RestartsLeft(2))
+    assert not play.last.commands
+    play.orders(signal("continueStartAgent", uuid="q"))
+    assert play.asked(m.StartWorkers) == [m.StartWorkers(2)]
+
+
+def test_training_begins_when_every_rank_is_up() -> None:
+    play = Play().agent_joins(0).agent_joins(1).started(0)
+    assert isinstance(play.state, Gathering)
+    assert isinstance(play.started(1).state, Training)
+
+
+def test_a_node_that_never_joins_ends_the_job() -> None:
+    play = Play().agent_joins(0).started(0).late()
+    assert isinstance(play.state, Ending)
+    assert play.asked(m.EndJob) == [m.EndJob(1, "nodes 1 did not start their ranks in time")]
+
+
+# A fault, step by step
+
+
+def test_a_death_is_reported_with_its_evidence() -> None:
+    play = Play().training().dies(3)
+
+    assert isinstance(play.state, Reported)
+    [report] = play.asked(ReportFaults)
+    assert [(f.rank, f.type, f.evidence) for f in report.faults] == [(3, "1", "signal 9: boom")]
+
+
+def test_the_stop_order_parks_everybody() -> None:
+    play = Play().stopping()
+
+    assert play.last.commands[0] == Tell(
+        EVERY_WORKER, m.Park(Incident(1), "incident 1: failed ranks: 3")
+    )
+    assert isinstance(play.state, Stopping)
+    assert play.state.running == {0, 1, 2}
+
+
+def test_the_stop_is_complete_when_the_last_survivor_stands() -> None:
+    play = Play().stopping().parks(0, 1)
+    assert not play.last.commands
+    assert [(r.uuid, r.code) for r in play.parks(2).asked(ReportStopped)] == [("u1", 0)]
+
+
+def test_a_rank_that_does_not_park_is_a_new_fault() -> None:
+    play = Play().stopping().parks(0, 1).late()
+
+    [report] = play.asked(ReportFaults)
+    assert [(f.rank, f.kind) for f in report.faults] == [(2, "stuck"), (3, "exited")]
+    assert play.asked(ReportStopped)
+    assert isinstance(play.state, Deciding)
+
+
+def test_clusterd_is_told_what_is_possible() -> None:
+    play = Play().deciding().orders(ASK)
+    [report] = play.asked(ReportStrategies)
+    assert report.strategies == ("recover", "downgrade", "dump", "exit")
+
+
+def test_in_place_only_the_dead_rank_is_replaced() -> None:
+    play = Play().deciding().orders(ASK).orders(IN_PLACE)
+
+    replaced, repair = play.last.commands
+    member = m.Member(Rank(3), NodeRank(1), Incarnation(1))
+    assert replaced == Tell(agent(1), m.ReplaceWorkers(Incident(1), (member,)))
+    assert isinstance(repair, Tell)
+    assert isinstance(repair.body, m.Repair)
+    assert repair.to == EVERY_WORKER
+    assert (repair.body.resume, repair.body.sources) == (7, {3: 2})
+    assert repair.body.store == "host0:29500"
+
+
+def test_the_replacement_gets_the_plan_when_it_says_hello() -> None:
+    play = Play().repairing().started(1).hello(3, "joining")
+    [repair] = play.asked(m.Repair)
+    assert repair.sources == {3: 2}
+
+
+def test_success_is_one_more_step_of_everybody() -> None:
+    play = Play().repairing().started(1).hello(3, "joining")
+    play.says(m.Repaired, 0, 1, 2, 3)
+    assert isinstance(play.state, Resuming)
+    play.says(m.Committed, 0, 1, 2, step=8)
+    assert not play.asked(ReportResult)
+    play.says(m.Committed, 3, step=8)
+    assert isinstance(play.state, Training)
+    assert [(r.code, r.strategy) for r in play.asked(ReportResult)] == [(0, "recover")]
+
+
+def test_a_step_committed_before_others_are_known_to_be_repaired_counts() -> None:
+    play = Play().repairing().started(1).hello(3, "joining").says(m.Committed, 0, 1, 2, 3, step=8)
+    assert isinstance(play.state, Training)
+
+
+def test_the_story_of_the_incident_has_its_parts() -> None:
+    play = Play().repairing().started(1).hello(3, "joining")
+    play.says(m.Repaired, 0, 1, 2, 3).says(m.Committed, 0, 1, 2, 3, step=8)
+
+    [story] = play.state.job.stories
+    assert (story.incident, story.strategy, story.outcome) == (1, "recover-in-place", "recovered")
+    parts = story.parts_ms()
+    assert list(parts) == ["stopped", "decided", "forked", "groups", "state", "step"]
+    assert all(part >= 0 for part in parts.values())
+
+
+# Faults meet faults
+
+
+def test_a_death_while_stopping_is_not_waited_for() -> None:
+    play = Play().stopping().parks(0, 1).dies(2)
+    assert isinstance(play.state, Deciding)
+    assert play.asked(ReportFaults)
+
+
+def test_a_death_while_repairing_goes_back_to_the_start() -> None:
+    play = Play().repairing().dies(0)
+    assert isinstance(play.state, Reported)
+
+    play.orders(signal("stopTrain", "stop_train", incident=2, uuid="u2", sequence=4))
+    assert isinstance(play.state, Stopping)
+    assert play.state.job.incident == 2
+    assert play.state.running == {1, 2}
+    assert play.state.job.stories[0].outcome == "superseded"
+
+
+def test_a_replacement_that_never_came_gets_yet_another_life() -> None:
+    play = Play().repairing().dies(0)
+    play.orders(signal("stopTrain", "stop_train", incident=2, uuid="u2", sequence=4)).parks(1, 2)
+    play.orders(replace(IN_PLACE, incident=Incident(2), uuid="u2", sequence=6))
+
+    lives = {w.rank: w.incarnation for order in play.asked(m.ReplaceWorkers) for w in order.workers}
+    assert lives == {0: 1, 3: 2}
+
+
+def test_answers_to_an_older_incident_are_not_believed() -> None:
+    play = Play().repairing().dies(0)
+    play.orders(signal("stopTrain", "stop_train", incident=2, uuid="u2", sequence=4))
+    stale = m.Parked(Rank(1), Incarnation(0), Incident(1), Step(7), True)
+
+    play.hear(worker(0, 1), stale)
+
+    assert isinstance(play.state, Stopping)
+    assert play.state.running == {1, 2}
+
+
+def test_a_former_life_is_sent_away() -> None:
+    play = Play().repairing()
+    play.lives[3] = 0
+    [leave] = play.hello(3).asked(m.Leave)
+    assert leave.life == 0, "the address names the rank; its next life must not obey"
+
+
+def test_a_failed_collective_waits_for_the_death_that_explains_it() -> None:
+    play = Play().training()
+    failed = m.WorkerFailed(Rank(0), Incarnation(0), Incident(0), "communication", "peer reset")
+    play.hear(worker(0, 0), failed)
+    assert isinstance(play.state, Suspecting)
+    assert not play.last.commands
+
+    [report] = play.dies(3).asked(ReportFaults)
+    assert {f.rank: f.type for f in report.faults} == {3: "1"}
+
+
+def test_a_failed_collective_with_no_death_is_a_link_fault_and_can_be_retried() -> None:
+    play = Play().training()
+    failed = m.WorkerFailed(Rank(0), Incarnation(0), Incident(0), "communication", "peer reset")
+    [report] = play.hear(worker(0, 0), failed).late().asked(ReportFaults)
+    assert [(f.rank, f.type) for f in report.faults] == [(0, "2")]
+
+    play.orders(STOP).parks(0, 1, 2, 3).orders(ASK)
+    assert play.asked(ReportStrategies)[0].strategies[0] == "retry"
+    play.orders(change("retry"))
+    [repair] = play.asked(m.Repair)
+    assert (repair.strategy, repair.sources) == ("retry", {})
+
+
+def test_nobody_waits_for_a_death_when_every_rank_has_spoken() -> None:
+    play = Play().training()
+    for rank in range(4):
+        assert not play.asked(ReportFaults)
+        failed = m.WorkerFailed(
+            Rank(rank), Incarnation(0), Incident(0), "communication", "peer reset"
+        )
+        play.hear(worker(rank // 2, rank), failed)
+    [report] = play.asked(ReportFaults)
+    assert {f.type for f in report.faults} == {"2"}
+
+
+def test_a_corrupt_rank_is_repaired_from_a_peer_by_retry() -> None:
+    play = Play().training()
+    failed = m.WorkerFailed(Rank(1), Incarnation(0), Incident(0), "corrupt", "bits differ")
+    play.hear(worker(0, 1), failed).orders(STOP).parks(0, 1, 2, 3).orders(change("retry"))
+    [repair] = play.asked(m.Repair)
+    assert repair.sources == {1: 0}
+
+
+def test_a_hung_rank_is_not_asked_to_park_and_is_replaced() -> None:
+    play = Play().training().tell(RankHung(Rank(2), "no progress for 9 s")).orders(STOP)
+    assert isinstance(play.state, Stopping)
+    assert play.state.running == {0, 1, 3}
+    play.parks(0, 1, 3).orders(IN_PLACE)
+    assert [w.rank for w in play.asked(m.ReplaceWorkers)[0].workers] == [2]
+
+
+def test_a_silent_node_takes_its_ranks_with_it() -> None:
+    play = Play().training().tell(NodeSilent(NodeRank(1), "no heartbeat for 2 s"))
+    [report] = play.asked(ReportFaults)
+    assert [(f.rank, f.kind) for f in report.faults] == [(2, "silent"), (3, "silent")]
+
+
+def test_a_node_without_a_link_that_alone_is_waited_for_is_not_waited_for_long() -> None:
+    play = Play().stopping().tell(NodeUnlinked(NodeRank(1)))
+    play.parks(0, 1)
+    assert play.state.deadline - play.now < 1.0
+    play.late()
+    assert isinstance(play.state, Deciding)
+    [report] = play.asked(ReportFaults)
+    assert [(f.rank, f.kind) for f in report.faults] == [(2, "silent"), (3, "exited")]
+
+
+def test_a_node_that_is_linked_again_gets_its_time_back() -> None:
+    play = Play().stopping().tell(NodeUnlinked(NodeRank(1))).parks(0, 1)
+    play.tell(NodeLinked(NodeRank(1)))
+    assert play.state.deadline - play.now > 10.0
+    play.parks(2)
+    assert isinstance(play.state, Deciding)
+
+
+def test_an_agent_that_asks_again_has_lost_its_ranks() -> None:
+    play = Play().training().hear(agent(1), m.RestartsLeft(3))
+    assert isinstance(play.state, Reported)
+    assert not play.asked(m.StartWorkers)
+
+
+def test_two_failed_repairs_in_a_row_do_not_wait_for_ever() -> None:
+    play = Play().repairing()
+    told = m.RepairFailed(Rank(1), Incarnation(0), Incident(1), "the source hung up")
+    play.hear(worker(0, 1), told)
+    assert isinstance(play.state, Repairing)
+    play.late()
+    assert isinstance(play.state, Deciding)
+    assert [r.code for r in play.asked(ReportResult)] == [406]
+
+
+# The other strategies
+
+
+def test_without_protection_everybody_is_restarted_and_one_restart_is_spent() -> None:
+    play = Play().training(protected=False).dies(3).orders(STOP)
+    assert play.asked(ReportStopped)
+    assert play.orders(ASK).asked(ReportStrategies)[0].strategies == ("recover", "exit")
+
+    play.orders(IN_PLACE)
+
+    assert isinstance(play.state, Restarting)
+    orders = play.asked(m.RestartJob)
+    assert [order.attempt for order in orders] == [1, 1]
+    assert [[w.incarnation for w in order.workers] for order in orders] == [[1, 1], [1, 1]]
+    assert play.state.job.restarts_left == 2
+    play.lives = dict.fromkeys(range(4), 1)
+    assert isinstance(play.started(0).started(1).state, Training)
+    assert [r.code for r in play.asked(ReportResult)] == [0]
+    (story,) = play.state.job.stories
+    assert (story.strategy, story.outcome) == ("recover-in-place", "restarted")
+
+
+def test_a_used_up_budget_leaves_only_the_exit() -> None:
+    play = Play(replace(CONFIG, max_restarts=1)).training(protected=False)
+    for incident in (1, 2):
+        play.dies(3)
+        uuid = f"u{incident}"
+        play.orders(signal("stopTrain", "stop_train", incident=incident, uuid=uuid))
+        play.orders(signal("globalFault", "on_global_rank", incident=incident, uuid=uuid))
+        if incident == 1:
+            play.orders(change("recover", incident=1, uuid=uuid))
+            play.lives = dict.fromkeys(range(4), 1)
+            play.started(0).started(1)
+    assert play.asked(ReportStrategies)[0].strategies == ("exit",)
+
+
+def test_repair_in_place_costs_nothing() -> None:
+    assert Play().repairing().state.job.restarts_left == 3
+
+
+def test_a_job_that_makes_no_progress_is_not_repaired_for_ever() -> None:
+    play = Play(replace(CONFIG, fruitless_limit=2)).training()
+    strategies: list[tuple[str, ...]] = []
+    for incident in (1, 2, 3):
+        uuid = f"u{incident}"
+        play.dies(3)
+        play.orders(signal("stopTrain", "stop_train", incident=incident, uuid=uuid)).parks(0, 1, 2)
+        play.orders(signal("globalFault", "on_global_rank", incident=incident, uuid=uuid))
+        strategies += [play.asked(ReportStrategies)[0].strategies]
+        if "recover" in strategies[-1]:
+            play.orders(change("recover", incident=incident, uuid=uuid, extra="recover-in-place"))
+            play.lives[3] = incident
+            play.started(1).hello(3, "joining")
+    assert [("recover" in offered) for offered in strategies] == [True, True, False]
+
+
+def test_a_lost_node_is_waited_for_when_the_strategy_is_to_replace_it() -> None:
+    play = Play(replace(CONFIG, rescheduling=True)).training()
+    play.tell(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
+    play.orders(IN_PLACE)
+    assert [r.code for r in play.asked(ReportResult)] == [406]
+    play.orders(change("recover", uuid="u1b"))
+    assert isinstance(play.state, Awaiting)
+    play.agent_joins(1)
+    assert isinstance(play.state, Repairing)
+    assert [w.rank for w in play.state.plan.replaced] == [2, 3]
+
+
+def test_shrinking_reports_who_is_left_out_and_goes_on_at_once() -> None:
+    play = Play().training().tell(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
+    play.orders(change("downgrade", extra='{"scale-in-strategy": "DP"}'))
+
+    assert isinstance(play.state, Repairing)
+    assert play.state.job.world == {0, 1}
+    [report] = play.asked(ReportResult)
+    assert (report.code, report.isolated) == (201, (2, 3))
+    play.says(m.Committed, 0, 1, step=8)
+    assert [(r.code, r.strategy) for r in play.asked(ReportResult)] == [(0, "downgrade")]
+
+
+def test_the_job_grows_back_when_the_node_returns() -> None:
+    play = Play().training().tell(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
+    play.orders(change("downgrade")).says(m.Committed, 0, 1, step=8)
+    play.hear(agent(1), m.AgentHello(NodeRank(1), "host1", (), ""))
+    assert [offer.strategies for offer in play.asked(ReportStrategies)] == [("upgrade",)]
+    play.hear(agent(1), m.RestartsLeft(3))
+    assert not play.asked(m.StartWorkers)
+
+    play.orders(change("upgrade", uuid="u2"))
+    assert play.asked(m.Park) == [m.Park(Incident(2), "incident 2: failed ranks: none")]
+    assert isinstance(play.state, Stopping)
+    play.parks(0, 1, step=9)
+
+    assert isinstance(play.state, Repairing)
+    assert play.state.job.world == {0, 1, 2, 3}
+    assert set(play.state.plan.sources) == {2, 3}
+    assert play.state.plan.resume == 9
+
+
+def test_a_dump_is_written_by_those_that_hold_the_step() -> None:
+    play = Play().stopping().parks(0, 1, step=8).parks(2).orders(change("dump"))
+    assert isinstance(play.state, Dumping)
+    [dump] = play.asked(m.Dump)
+    assert (dump.step, [member.rank for member in dump.members]) == (8, [0, 1])
+    for rank in (0, 1):
+        play.hear(worker(0, rank), m.Dumped(Rank(rank), Incident(1), Step(8)))
+    assert [(r.code, r.strategy) for r in play.asked(ReportResult)] == [(0, "dump")]
+    play.orders(replace(change("exit", extra="dump_exit"), sequence=9))
+    assert isinstance(play.state, Ending)
+    assert play.state.exit_code == 1
+    assert "step 8 is written to taskd-dump" in play.state.because
+    (story,) = play.state.job.stories
+    assert (story.strategy, story.outcome) == ("dump", "ended")
+
+
+def test_a_dump_that_fails_is_reported() -> None:
+    play = Play().deciding().orders(change("dump"))
+    play.hear(worker(0, 0), m.Dumped(Rank(0), Incident(1), Step(7), "disk full"))
+    assert [r.code for r in play.asked(ReportResult)] == [407]
+
+
+def test_a_death_while_writing_is_a_new_fault() -> None:
+    play = Play().deciding().orders(change("dump")).dies(0)
+    assert isinstance(play.state, Reported)
+
+
+def test_save_and_exit_stops_writes_and_ends() -> None:
+    play = Play().training().dies(3)
+    play.orders(signal("saveAndExit", "save_and_exit")).parks(0, 1, 2)
+    assert isinstance(play.state, Dumping)
+    for rank in range(3):
+        play.hear(worker(0, rank), m.Dumped(Rank(rank), Incident(1), Step(7)))
+    assert isinstance(play.state, Ending)
+
+
+def test_a_pause_for_an_operation_ends_with_continue() -> None:
+    play = Play().training().orders(signal("stopTrain", "pause_train", sequence=1))
+    play.parks(0, 1, 2, 3)
+    assert isinstance(play.state, Paused)
+    assert play.asked(ReportStopped)
+    play.orders(change("continue")).says(m.Committed, 0, 1, 2, 3, step=8)
+    assert isinstance(play.state, Training)
+    assert [(r.code, r.strategy) for r in play.asked(ReportResult)] == [(0, "continue")]
+
+
+def test_a_pause_that_nobody_ends_ends_by_itself() -> None:
+    play = Play().training().orders(signal("stopTrain", "pause_train", timeout_s=900))
+    play.parks(0, 1, 2, 3).late()
+    assert isinstance(play.state, Repairing)
+
+
+def test_an_early_stop_before_a_device_goes() -> None:
+    faults = (FaultRank(Rank(3), FaultKind.ORDINARY),)
+    play = Play().training()
+    play.orders(signal("preExitProcess", uuid="x", faults=faults, nodes=(NodeRank(1),)))
+    assert play.last.commands == (Tell(agent(1), m.StopWorkers((Rank(3),))),)
+
+
+# Endings
+
+
+def test_the_job_ends_well_when_every_rank_has() -> None:
+    play = Play().training()
+    for rank in range(4):
+        play.dies(rank, code=0, signal=None)
+    assert play.asked(m.EndJob) == [m.EndJob(0, "every rank has ended well")] * 2
+    play.tell(NodeUnlinked(NodeRank(0))).tell(NodeUnlinked(NodeRank(1)))
+    assert isinstance(play.state, Ended)
+    assert play.asked(Finish) == [Finish(0, "every rank has ended well")]
+
+
+def test_agents_that_do_not_leave_do_not_keep_the_manager() -> None:
+    play = Play().training().orders(signal("killMaster", uuid="k")).late()
+    assert isinstance(play.state, Ended)
+    assert play.state.exit_code == 1
+
+
+def test_ascends_agents_are_told_to_exit_by_their_own_code() -> None:
+    play = Play(JobConfig()).hear(agent(0), m.AgentRegistered()).hear(agent(0), m.RestartsLeft(1))
+    play.hear(agent(0), m.RanksFailed((Rank(0),)))
+    play.orders(signal("killMaster", uuid="k", incident=0))
+    assert play.asked(m.ExitAgent) == [m.ExitAgent()]
+
+
+def test_ascends_agents_are_restarted_by_their_own_code() -> None:
+    play = Play(JobConfig()).hear(agent(0), m.AgentRegistered()).hear(agent(0), m.RestartsLeft(5))
+    play.hear(agent(0), m.RanksFailed((Rank(0),)))
+    assert play.asked(ReportFaults)
+    play.orders(signal("stopTrain", "stop_train", incident=0))
+    play.orders(signal("changeStrategy", incident=0, strategy="recover"))
+    assert play.asked(m.RestartAgent) == [m.RestartAgent(4)]
+    assert [r.code for r in play.asked(ReportResult)] == [0]
+
+
+# Signals
+
+
+def test_a_signal_that_comes_twice_is_carried_out_once() -> None:
+    play = Play().stopping().orders(STOP)
+    assert not play.last.commands
+
+
+def test_a_clusterd_that_does_not_count_is_counted_for() -> None:
+    play = Play().training().dies(3)
+    play.orders(signal("stopTrain", "stop_train", incident=0, uuid="a"))
+    assert play.state.job.incident == 1
+    play.parks(0, 1, 2).orders(signal("changeStrategy", incident=0, uuid="a", strategy="recover"))
+    play.lives[3] = 1
+    play.dies(0)
+    assert [r.code for r in play.asked(ReportResult)] == [406]
+    play.orders(signal("stopTrain", "stop_train", incident=0, uuid="b"))
+    assert play.state.job.incident == 2
+
+
+def test_a_clusterd_that_has_lost_count_is_counted_for() -> None:
+    play = Play().repairing().started(1).hello(3, "joining").says(m.Committed, 0, 1, 2, 3, step=8)
+    play.dies(0).orders(signal("stopTrain", "stop_train", incident=1, uuid="fresh"))
+    assert play.state.job.incident == 2
+    play.parks(1, 2, 3, step=9)
+    play.orders(signal("changeStrategy", incident=1, uuid="turn2", strategy="recover"))
+    assert isinstance(play.state, Repairing)
+
+
+def test_an_order_of_an_older_incident_is_ignored() -> None:
+    play = Play().repairing().dies(0)
+    play.orders(signal("stopTrain", "stop_train", incident=2, uuid="u2", sequence=4))
+    play.orders(replace(IN_PLACE, sequence=5))
+    assert isinstance(play.state, Stopping)
+
+
+def test_the_next_strategy_comes_under_a_new_uuid() -> None:
+    play = Play().deciding().orders(IN_PLACE)
+    play.late()
+    play.orders(change("dump", uuid="u1b"))
+    assert isinstance(play.state, Stopping), "the ranks have moved since they stood"
+    play.parks(0, 1, 2)
+    assert isinstance(play.state, Dumping)
+    assert play.state.job.uuid == "u1b"
+
+
+def test_the_fault_is_said_again_to_a_clusterd_that_has_been_away() -> None:
+    play = Play().training().dies(3).tell(Subscribed())
+    assert play.asked(ReportFaults)
+
+
+def test_a_job_without_clusterd_ends_when_it_has_waited_too_long() -> None:
+    play = Play().training().dies(3)
+    while isinstance(play.state, Reported):
+        play.late()
+    assert isinstance(play.state, Ending)
+    assert play.now == pytest.approx(CONFIG.lost_contact_s, rel=0.1)
+
+
+# A manager that was restarted
+
+
+def rebuilt() -> Play:
+    play = Play()
+    play.state = machine.begin(CONFIG, 100.0)
+    play.now = 100.0
+    return play
+
+
+def test_a_restarted_manager_learns_that_all_is_well_and_touches_nothing() -> None:
+    play = rebuilt().agent_joins(0, running=True).agent_joins(1, running=True)
+    assert isinstance(play.state, Gathering)
+    for rank in range(4):
+        play.hello(rank)
+        assert not play.last.commands
+    assert isinstance(play.state, Training)
+
+
+def test_a_restarted_manager_decides_nothing_before_it_knows_all() -> None:
+    play = rebuilt().orders(IN_PLACE)
+    assert isinstance(play.state, Gathering)
+    play.agent_joins(0, running=True).agent_joins(1, running=True).dies(3)
+    for rank in range(3):
+        play.hello(rank, "parked")
+    assert isinstance(play.state, Stopping)
+    play.parks(0, 1, 2)
+    assert isinstance(play.state, Repairing)
+
+
+def test_what_was_said_to_the_former_manager_comes_first_and_is_not_acted_upon_yet() -> None:
+    play = rebuilt()
+    failed = m.WorkerFailed(Rank(0), Incarnation(0), Incident(0), "communication", "peer reset")
+    play.hear(worker(0, 0), failed).dies(3)
+    assert isinstance(play.state, Gathering)
+    play.agent_joins(0, running=True).agent_joins(1, running=True)
+    for rank in range(3):
+        play.hello(rank)
+    [report] = play.asked(ReportFaults)
+    assert [fault.rank for fault in report.faults] == [3]
+    play.orders(STOP).parks(0, 1, 2).orders(ASK)
+    assert play.asked(ReportStrategies)[0].strategies[0] == "recover"
+    assert "dump" in play.asked(ReportStrategies)[0].strategies
+
+
+def test_old_answers_do_not_stand_in_for_a_hello() -> None:
+    play = rebuilt().agent_joins(0, running=True).agent_joins(1, running=True)
+    for rank in range(3):
+        play.hello(rank)
+    play.parks(3)
+    assert isinstance(play.state, Gathering), "whether rank 3 is protected is not known yet"
+    assert isinstance(play.hello(3).state, Training)
+
+
+def test_a_replacement_on_its_way_is_not_asked_twice_to_stand() -> None:
+    play = rebuilt()
+    play.lives[3] = 1
+    play.agent_joins(0, running=True).agent_joins(1, running=True)
+    play.state = replace(play.state, job=replace(play.state.job, incident=Incident(1)))
+    play.orders(IN_PLACE)
+    for rank in range(3):
+        play.hello(rank, "parked")
+    play.hello(3, "joining")
+    assert isinstance(play.state, Stopping)
+    assert play.state.running == {0, 1, 2}
+    play.parks(0, 1, 2)
+    assert isinstance(play.state, Repairing)
+    assert play.state.plan.replaced == ()
+    assert play.state.plan.sources == {3: 2}
+
+
+def test_a_restarted_manager_takes_up_the_repair_that_was_finished_without_it() -> None:
+    play = rebuilt()
+    play.lives[3] = 1
+    play.agent_joins(0, running=True).agent_joins(1, running=True)
+    play.state = replace(play.state, job=replace(play.state.job, incident=Incident(1)))
+    play.orders(IN_PLACE)
+    for rank in range(4):
+        play.hello(rank, "training")
+    assert isinstance(play.state, Training)
+    assert [r.code for r in play.asked(ReportResult)] == [0]
+
+
+def test_a_repair_that_was_half_done_is_begun_again_as_a_new_incident() -> None:
+    play = rebuilt()
+    play.lives[3] = 1
+    play.agent_joins(0, running=True).agent_joins(1, running=True)
+    play.state = replace(play.state, job=replace(play.state.job, incident=Incident(1)))
+    play.orders(IN_PLACE)
+    for rank, phase in enumerate(("training", "training", "parked", "joining")):
+        play.hello(rank, phase)
+    assert isinstance(play.state, Reported)
+    [report] = play.asked(ReportFaults)
+    assert [(f.rank, f.type) for f in report.faults] == [(2, "2"), (3, "2")]
+
+
+def test_a_node_that_does_not_come_back_to_a_restarted_manager_is_silent() -> None:
+    play = rebuilt().agent_joins(0, running=True).hello(0).hello(1).late()
+    [report] = play.asked(ReportFaults)
+    assert [(f.rank, f.kind) for f in report.faults] == [(2, "silent"), (3, "silent")]

@@ -1,0 +1,111 @@
+"""Words that are believed never break the manager's machine, whatever they are and in any order."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskd.core.manager import machine
+from taskd.core.manager.message_check import MOST_RANKS, doubt
+from taskd.core.manager.states import JobConfig
+from taskd.model import messages as m
+from taskd.model.ids import Incarnation, Incident, NodeRank, Position, Rank, Role, Step
+from taskd.model.ids import agent as at_node
+from taskd.model.ids import worker as at_rank
+from taskd.model.manager import Event, Heard, NodeLinked, NodeSilent, NodeUnlinked, RankHung, Tick
+from taskd.model.profiling import EVERYTHING, Pace
+
+few = st.integers(0, 4)
+rank, node = few.map(Rank), few.map(NodeRank)
+for kind, numbers in (
+    (Rank, rank),
+    (NodeRank, node),
+    (Incident, few),
+    (Incarnation, few),
+    (Step, few),
+    (Pace, st.none()),
+):
+    st.register_type_strategy(kind, numbers)
+
+SAID = (
+    *(m.WorkerHello, m.WorkerFailed, m.Parked, m.Repaired, m.RepairFailed, m.Committed, m.Dumped),
+    *(m.AgentHello, m.WorkersStarted, m.WorkerExited, m.EndJob, m.RanksFailed, m.RestartsLeft),
+    *(m.Unknown, m.KeptAlive, m.AgentRegistered, m.WorkerRegistered, m.StressTested),
+)
+
+
+def speaker(body: m.Body) -> Position:
+    """The place where these words are in order."""
+    if isinstance(body, m.AgentHello | m.WorkersStarted):
+        return at_node(body.node)
+    if hasattr(body, "rank") and not isinstance(body, m.WorkerExited):
+        return at_rank(0, body.rank)
+    return at_node(0)
+
+
+heard = st.one_of(*(st.from_type(kind) for kind in SAID)).map(
+    lambda body: Heard(speaker(body), body)
+)
+happened: st.SearchStrategy[Event] = st.one_of(
+    heard,
+    heard,
+    st.builds(NodeLinked, node),
+    st.builds(NodeUnlinked, node),
+    st.builds(NodeSilent, node, st.just("quiet")),
+    st.builds(RankHung, rank, st.just("still")),
+    st.just(Tick()),
+)
+
+
+@given(st.lists(happened, max_size=12))
+def test_the_machine_bears_whatever_is_believed(events: list[Event]) -> None:
+    config = JobConfig(nodes=2, ranks_per_node=2)
+    state = machine.begin(config, 0.0)
+    for number, event in enumerate(events):
+        if isinstance(event, Heard) and doubt(event.src, event.body):
+            continue
+        state = machine.step(state, event, float(number), config).state  # type: ignore[assignment]
+
+
+FIRST, NONE = Incarnation(0), Incident(0)
+
+
+@pytest.mark.parametrize(
+    ("src", "body", "why"),
+    [
+        (at_rank(0, 1), m.Committed(Rank(2), FIRST, NONE, Step(1)), "it speaks for rank 2"),
+        (at_node(1), m.Committed(Rank(1), FIRST, NONE, Step(1)), "it speaks for rank 1"),
+        (at_node(1), m.WorkersStarted(NodeRank(2), ()), "it speaks for node 2"),
+        (at_rank(1, 1), m.NodeBeat(NodeRank(1), ()), "it speaks for node 1"),
+        (at_rank(0, 1), m.EndJob(0, ""), "only an agent may say that"),
+        (Position(Role.PROXY, "0"), m.RanksFailed(()), "only an agent may say that"),
+        (at_node(0), m.RanksFailed((Rank(-1),)), "ranks: -1 is out of range"),
+        (
+            at_rank(0, MOST_RANKS),
+            m.Committed(Rank(MOST_RANKS), FIRST, NONE, Step(1)),
+            f"rank: {MOST_RANKS} is out of range",
+        ),
+        (
+            at_rank(0, 1),
+            m.Repaired(Rank(1), FIRST, NONE, Step(1), math.nan),
+            "groups_s: nan is no number",
+        ),
+        (at_rank(0, 1), m.Committed(Rank(1), FIRST, NONE, Step(2**62)), ""),
+        (at_node(0), m.RestartsLeft(32767), ""),
+        (Position(Role.PROXY, "1"), m.NodeBeat(NodeRank(1), ()), ""),
+        (Position(Role.PROXY, "0"), m.NodeBeat(NodeRank(1), ()), "it speaks for node 1"),
+    ],
+)
+def test_everybody_speaks_for_himself_in_numbers_that_can_be(
+    src: Position, body: m.Body, why: str
+) -> None:
+    assert doubt(src, body) == why
+
+
+def test_a_beat_with_the_paces_of_recorded_ranks_is_believed() -> None:
+    """Found in a real run: looking for a flag in a range took minutes."""
+    paces = tuple(Pace(Rank(number), Incarnation(0), EVERYTHING, steps=7) for number in range(2))
+    assert doubt(at_node(0), m.NodeBeat(NodeRank(0), (), paces=paces)) == ""

@@ -1,0 +1,193 @@
+"""Nodes leave, come back and stand in for each other: what managers and agents make of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from taskd.core.agent import machine as local
+from taskd.core.agent.machine import Node, Waiting, WorkersConfig
+from taskd.core.manager.states import Awaiting, Repairing, Reported, Training
+from taskd.model import messages as m
+from taskd.model.agent import Event, Interrupted, LinkDown, LinkUp, SayHello, StartWorker, Tell
+from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step, agent, worker
+from taskd.model.manager import NodeGone, NodeUnlinked, ReportFaults, ReportResult, ReportStrategies
+from tests.unit.core.manager.test_machine import CONFIG, STOP, Play, change
+
+SPARE = NodeRank(2)
+
+
+def shrunk() -> Play:
+    play = Play().training().tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1)
+    play.orders(change("downgrade")).says(m.Committed, 0, 1, step=8)
+    assert isinstance(play.state, Training)
+    return play
+
+
+def joins(play: Play, node: NodeRank, *, warm: bool) -> Play:
+    play.hear(agent(node), m.RestartsLeft(3))
+    return play.hear(agent(node), m.AgentHello(node, f"host{node}", (), "", warm=warm))
+
+
+def test_a_node_that_is_gone_for_certain_is_reported_at_once() -> None:
+    play = Play().training().tell(NodeUnlinked(NodeRank(1)))
+    assert isinstance(play.state, Training)
+    play.tell(NodeGone(NodeRank(1), "nobody listens there"))
+    assert isinstance(play.state, Reported)
+    [report] = play.asked(ReportFaults)
+    assert [(fault.rank, fault.kind) for fault in report.faults] == [(2, "lost"), (3, "lost")]
+
+
+def test_the_job_does_not_stop_for_a_node_that_is_still_getting_ready() -> None:
+    play = joins(shrunk(), NodeRank(1), warm=False)
+    assert not play.asked(ReportStrategies)
+    play = joins(play, NodeRank(1), warm=True)
+    assert offers(play) == [("upgrade",)]
+
+
+def test_a_spare_node_starts_nothing_before_it_is_needed() -> None:
+    play = joins(Play().training(), SPARE, warm=True)
+    assert not play.asked(m.StartWorkers)
+    assert isinstance(play.state, Training)
+
+
+def test_a_spare_node_takes_the_seats_of_a_lost_one() -> None:
+    play = joins(Play().training(), SPARE, warm=True)
+    play.tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
+    assert isinstance(play.state, Repairing)
+    [order] = play.asked(m.ReplaceWorkers)
+    assert [(w.rank, w.node, w.incarnation) for w in order.workers] == [(2, 2, 1), (3, 2, 1)]
+    assert {member.rank for member in play.state.plan.members} == {0, 1, 2, 3}
+
+
+def test_a_spare_node_that_comes_late_is_taken_when_it_comes() -> None:
+    play = Play(replace(CONFIG, rescheduling=True)).training()
+    play.tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
+    assert isinstance(play.state, Awaiting)
+    joins(play, SPARE, warm=False)
+    assert isinstance(play.state, Repairing)
+
+
+def test_a_spare_lets_a_shrunk_job_grow() -> None:
+    play = joins(shrunk(), SPARE, warm=True)
+    assert offers(play) == [("upgrade",)]
+
+
+def test_a_node_whose_ranks_have_moved_becomes_the_spare() -> None:
+    play = joins(Play().training(), SPARE, warm=True)
+    play.tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
+    joins(play, NodeRank(1), warm=True)
+    assert not play.asked(m.StartWorkers)
+    assert not play.asked(m.ReplaceWorkers)
+
+
+# Growing that fails
+
+
+def grows(play: Play, uuid: str) -> Play:
+    order = replace(change("upgrade", uuid=uuid), incident=play.state.job.incident, sequence=0)
+    play.orders(order).parks(0, 1, step=9)
+    assert isinstance(play.state, Repairing)
+    return play
+
+
+def falls_back(play: Play, uuid: str) -> Play:
+    play.tell(NodeGone(NodeRank(1), "refused"))
+    incident = Incident(play.state.job.incident + 1)
+    stop = replace(STOP, uuid=uuid, incident=incident, sequence=0)
+    play.orders(stop).parks(0, 1, step=9)
+    play.orders(replace(change("downgrade", uuid=uuid), incident=incident, sequence=0))
+    play.says(m.Committed, 0, 1, step=10)
+    assert isinstance(play.state, Training)
+    return play
+
+
+def offers(play: Play) -> list[tuple[str, ...]]:
+    return [offer.strategies for offer in play.asked(ReportStrategies)]
+
+
+def test_a_node_that_is_lost_again_while_the_job_grows_has_to_wait() -> None:
+    play = falls_back(grows(joins(shrunk(), NodeRank(1), warm=True), "u2"), "u3")
+    assert joins(play, NodeRank(1), warm=True).state.deadline == play.state.job.grown_at + 10.0
+    assert offers(play) == []
+    assert offers(play.late()) == [("upgrade",)]
+    play = falls_back(grows(play, "u4"), "u5")
+    assert play.state.deadline == play.state.job.grown_at + 20.0
+
+
+def test_nobody_stands_still_for_a_node_that_has_left_again() -> None:
+    play = joins(shrunk(), NodeRank(1), warm=True).tell(NodeGone(NodeRank(1), "refused"))
+    play.orders(change("upgrade", uuid="u2")).parks(0, 1, step=9)
+    [report] = play.asked(ReportResult)
+    assert (report.code, report.strategy) == (406, "upgrade")
+
+
+def test_a_job_that_is_about_to_end_does_not_grow() -> None:
+    play = shrunk().dies(0, code=0)
+    assert offers(joins(play, NodeRank(1), warm=True)) == []
+
+
+def test_a_rank_that_comes_when_the_job_has_gone_on_without_it_is_sent_away() -> None:
+    play = shrunk()
+    play.lives[3] = 1
+    [away] = play.hello(3, phase="joining").asked(m.Leave)
+    assert away.life == 1
+
+
+def test_a_restarted_manager_learns_that_the_job_has_shrunk() -> None:
+    play = Play()
+    for rank in (0, 1):
+        told = m.WorkerHello(
+            Rank(rank),
+            NodeRank(0),
+            Incarnation(0),
+            1,
+            Incident(3),
+            Step(7),
+            "training",
+            protected=True,
+            without=(Rank(2), Rank(3)),
+        )
+        play.hear(worker(0, rank), told)
+    assert isinstance(play.state, Training)
+    assert play.state.job.world == {0, 1}
+    assert offers(joins(play, NodeRank(1), warm=True)) == [("upgrade",)]
+
+
+# The agent of a spare
+
+
+def ready(event: Event, state: local.State) -> local.Step:
+    return local.step(state, event, 10.0, WorkersConfig(permission_timeout_s=60.0))
+
+
+def test_a_spare_waits_for_as_long_as_there_is_a_manager() -> None:
+    waiting = Waiting(Node(SPARE, (), 5), 70.0)
+    linked = ready(LinkUp(), waiting)
+    assert linked.state.deadline == inf
+    assert SayHello((), 0, 5) in linked.commands
+    assert ready(LinkDown(), linked.state).state.deadline == 70.0
+
+
+def test_a_spare_starts_the_ranks_that_it_is_told_to() -> None:
+    order = m.ReplaceWorkers(
+        Incident(4), tuple(m.Member(Rank(r), SPARE, Incarnation(2)) for r in (2, 3))
+    )
+    taken = ready(order, Waiting(Node(SPARE, (), 5)))
+    assert taken.commands == tuple(
+        StartWorker(Rank(r), Incarnation(2), 0, Incident(4)) for r in (2, 3)
+    )
+    assert taken.state.node.ranks == (2, 3)
+
+
+def test_a_node_that_came_back_does_not_start_what_has_moved_away() -> None:
+    order = m.ReplaceWorkers(Incident(4), (m.Member(Rank(0), NodeRank(1), Incarnation(1)),))
+    taken = ready(order, Waiting(Node(NodeRank(1), (Rank(2), Rank(3)), 5)))
+    assert [c.rank for c in taken.commands if isinstance(c, StartWorker)] == [0]
+    assert not [c for c in taken.commands if isinstance(c, Tell)]
+
+
+def test_stopping_a_spare_does_not_stop_the_job() -> None:
+    taken = ready(Interrupted("stopped by SIGINT", 2), Waiting(Node(SPARE, (), 5)))
+    assert isinstance(taken.state, local.Over)
+    assert taken.commands == (Tell(m.RanksFailed(())),)

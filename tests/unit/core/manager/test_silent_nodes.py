@@ -1,0 +1,254 @@
+"""When a node is called silent: in under a second if it is cut off, never because it is loaded."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+from random import Random
+
+import pytest
+
+from taskd.core.manager.silent_nodes import (
+    Answered,
+    Ask,
+    Back,
+    Beat,
+    Event,
+    Gone,
+    Look,
+    Looked,
+    SilenceConfig,
+    Silent,
+    State,
+    Tick,
+    step,
+)
+from taskd.model.bus import Wire
+from taskd.model.ids import NodeRank
+
+CONFIG = SilenceConfig()
+NODE = NodeRank(1)
+BEAT_S = 0.4
+CONFIRMED = Wire(False, 0.01, 0.2)
+
+
+class Watch:
+    def __init__(self, beats: int = 12, pause_s: float = BEAT_S) -> None:
+        self.state, self.now = State(), 100.0
+        for _ in range(beats):
+            self.now += pause_s
+            assert self.take(Beat(NODE)) == ()
+
+    def take(self, event: Event) -> tuple[object, ...]:
+        taken = step(self.state, event, self.now, CONFIG)
+        self.state = taken.state
+        return taken.commands
+
+    def on(self) -> tuple[object, ...]:
+        """To the next deadline."""
+        self.now = self.state.deadline
+        return self.take(Tick())
+
+
+def test_a_late_node_is_asked_then_looked_at_and_silent_if_its_machine_is() -> None:
+    watch = Watch()
+    began = watch.now
+    assert watch.on() == (Ask(NODE),)
+    assert watch.on() == (Look(NODE),)
+    assert watch.take(Looked(NODE, Wire(True, watch.now - began, 0.2))) == ()
+    assert watch.on() == (Look(NODE),)
+    (silent,) = watch.take(Looked(NODE, Wire(True, watch.now - began, 0.2)))
+    assert isinstance(silent, Silent)
+    assert "its machine has confirmed nothing" in silent.evidence
+    assert watch.now - began < 1.0
+    assert watch.state.deadline == inf
+    assert watch.take(Beat(NODE)) == (Back(NODE),)
+
+
+def test_a_starved_agent_on_a_machine_that_confirms_has_time() -> None:
+    watch = Watch()
+    began = watch.now
+    assert watch.on() == (Ask(NODE),)
+    while watch.now - began < 4.0:
+        assert watch.on() == (Look(NODE),)
+        assert watch.take(Looked(NODE, CONFIRMED)) == (Ask(NODE),), "it is asked again"
+    assert watch.take(Answered(NODE)) == ()
+    assert watch.on() == (Ask(NODE),), "an answer is a sign of life, not a beat"
+
+
+def test_an_agent_that_never_answers_is_silent_though_its_machine_lives() -> None:
+    watch = Watch()
+    found: tuple[object, ...] = watch.on()
+    while not found or not isinstance(found[0], Silent):
+        watch.on()
+        found = watch.take(Looked(NODE, CONFIRMED))
+    assert "its machine lives" in found[0].evidence
+
+
+def test_where_nobody_knows_the_machine_an_answer_may_take_longer() -> None:
+    watch = Watch()
+    began = watch.now
+    watch.on()
+    watch.on()
+    assert watch.take(Looked(NODE, None)) == ()
+    watch.on()
+    (silent,) = watch.take(Looked(NODE, None))
+    assert isinstance(silent, Silent)
+    assert watch.now - began >= CONFIG.unknown_s
+
+
+def test_what_was_sent_just_now_proves_nothing_yet() -> None:
+    """We may have been so slow ourselves that the question left only now."""
+    watch = Watch()
+    watch.on()
+    watch.now += 3.0
+    assert watch.take(Tick()) == (Look(NODE),)
+    assert watch.take(Looked(NODE, Wire(True, 3.4, 0.2))) == ()
+
+
+def test_a_far_or_loaded_network_earns_patience() -> None:
+    watch = Watch()
+    watch.on()
+    watch.on()
+    watch.take(Looked(NODE, Wire(True, 0.6, 0.8)))
+    assert watch.state.deadline == pytest.approx(watch.now + 1.2)
+    loaded = Watch()
+    loaded.now += 0.8
+    loaded.take(Beat(NODE))
+    assert loaded.state.deadline == pytest.approx(loaded.now + 1.0)
+
+
+def test_who_left_is_not_judged() -> None:
+    watch = Watch()
+    watch.take(Gone(NODE))
+    assert watch.state.deadline == inf
+
+
+def test_who_is_hardly_known_has_more_time() -> None:
+    for beats, late_s in ((1, 1.0), (4, 1.0), (5, 0.5)):
+        watch = Watch(beats)
+        assert watch.state.deadline == pytest.approx(watch.now + late_s)
+
+
+# A node and a network made of random numbers
+
+
+@dataclass
+class World:
+    """One node with an agent that starves, a network that drops, and the machine that judges it.
+
+    A packet is lost with some chance and repeated after 0.2 s, 0.4 s and so on, as TCP does.
+    """
+
+    random: Random
+    stall_chance: float = 0.0
+    """That the agent does not run, for a time that may be seconds, at any of its turns."""
+    loss: float = 0.0
+    delay_s: float = 0.0005
+    cut_at: float = inf
+    now: float = 0.0
+    state: State = field(default_factory=State)
+    heap: list[tuple[float, int, Event | str]] = field(default_factory=list)
+    numbers: count[int] = field(default_factory=count)
+    sent: list[tuple[float, float]] = field(default_factory=list)
+    """When something was sent to the node, and when its confirmation comes."""
+    last_confirmed: float = 0.0
+    silent_at: float | None = None
+    asked: int = 0
+    timer: float = inf
+
+    def plan(self, at: float, event: Event | str) -> None:
+        heapq.heappush(self.heap, (at, next(self.numbers), event))
+
+    def travel(self, at: float) -> float:
+        """When a packet that leaves then arrives."""
+        wait_s = 0.2
+        while self.random.random() < self.loss:
+            at, wait_s = at + wait_s, 2 * wait_s
+        at += self.delay_s * self.random.uniform(1, 3)
+        return at if at < self.cut_at else inf
+
+    def stall_s(self) -> float:
+        if self.random.random() >= self.stall_chance:
+            return self.random.uniform(0, 0.005)
+        return min(4.0, 0.05 * self.random.paretovariate(0.8))
+
+    def run(self, until: float) -> None:
+        self.plan(0.0, "agent")
+        while self.heap and self.now < until and self.silent_at is None:
+            self.now, _, what = heapq.heappop(self.heap)
+            if what == "agent":
+                self.plan(self.now + BEAT_S + self.stall_s(), "agent")
+                if (arrival := self.travel(self.now)) < inf:
+                    self.plan(arrival, Beat(NODE))
+            elif isinstance(what, Beat | Answered | Tick):
+                if isinstance(what, Beat):
+                    self.last_confirmed = self.now
+                if isinstance(what, Tick):
+                    self.timer = inf
+                self.take(what)
+
+    def take(self, event: Event) -> None:
+        taken = step(self.state, event, self.now, CONFIG)
+        self.state = taken.state
+        for command in taken.commands:
+            match command:
+                case Ask():
+                    self.asked += 1
+                    self.ask()
+                case Look():
+                    self.take(Looked(NODE, self.wire()))
+                case Silent():
+                    self.silent_at = self.now
+                case Back():
+                    pass
+        if self.state.deadline < self.timer:
+            self.timer = self.state.deadline
+            self.plan(self.timer, Tick())
+
+    def ask(self) -> None:
+        there = self.travel(self.now)
+        confirmed = self.travel(there) if there < inf else inf
+        self.sent.append((self.now, confirmed))
+        if there < inf and (back := self.travel(there + self.stall_s())) < inf:
+            self.plan(back, Answered(NODE))
+
+    def wire(self) -> Wire:
+        came = [at for _, at in self.sent if at <= self.now]
+        self.sent = [pair for pair in self.sent if pair[1] > self.now]
+        self.last_confirmed = max([self.last_confirmed, *came])
+        return Wire(bool(self.sent), self.now - self.last_confirmed, max(0.2, 6 * self.delay_s))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    ("stall_chance", "loss", "delay_s"),
+    [(0.0, 0.0, 0.0005), (0.05, 0.0, 0.0005), (0.3, 0.0, 0.002), (0.05, 0.02, 0.001), (0, 0, 0.1)],
+    ids=["quiet", "loaded", "starved", "lossy", "far"],
+)
+def test_nobody_is_called_silent_for_being_slow(
+    seed: int, stall_chance: float, loss: float, delay_s: float
+) -> None:
+    world = World(Random(seed), stall_chance, loss, delay_s)
+    world.run(until=400.0)
+    assert world.silent_at is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_on_a_quiet_network_a_cut_is_seen_within_a_second(seed: int) -> None:
+    random = Random(seed)
+    world = World(random, cut_at=random.uniform(20.0, 60.0))
+    world.run(until=100.0)
+    assert world.silent_at is not None
+    assert world.silent_at - world.cut_at < 1.0
+    assert world.asked == 1, "nobody was asked before"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_under_load_a_cut_is_still_seen(seed: int) -> None:
+    world = World(Random(seed), stall_chance=0.05, loss=0.02, cut_at=60.0)
+    world.run(until=200.0)
+    assert world.silent_at is not None
+    assert 0 < world.silent_at - world.cut_at < 8.0

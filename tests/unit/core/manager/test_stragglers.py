@@ -1,0 +1,221 @@
+"""Who holds the others up: single judgements, one at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from taskd.core.manager.stragglers import (
+    Cause,
+    Disturbed,
+    Paced,
+    State,
+    Step,
+    Straggler,
+    StragglerConfig,
+    step,
+)
+from taskd.model.ids import Incarnation, Rank
+from taskd.model.profiling import EVERYTHING, NOTHING, Pace, Wire
+
+CONFIG = StragglerConfig(window_s=10.0, least_steps=5)
+
+
+class Job:
+    """Four ranks that tell their pace once a second; each step takes half a second."""
+
+    def __init__(self, config: StragglerConfig = CONFIG, every_s: float = 1.0) -> None:
+        self.config, self.every_s = config, every_s
+        self.state, self.now = State(), 1_000.0
+        self.paces = {rank: Pace(Rank(rank), Incarnation(0), EVERYTHING) for rank in range(4)}
+        self.found: list[Straggler] = []
+        self.cleared: list[Straggler] = []
+
+    def tell(self, paces: tuple[Pace, ...]) -> Step:
+        taken = step(self.state, Paced(paces), self.now, self.config)
+        self.state = taken.state
+        self.found += taken.found
+        self.cleared += taken.cleared
+        return taken
+
+    def run(
+        self,
+        seconds: int,
+        wait: dict[int, float] | None = None,
+        data: dict[int, float] | None = None,
+        busy: dict[int, float] | None = None,
+        save: dict[int, float] | None = None,
+    ) -> None:
+        """All by step; a rank that is not named waits 0.2 s of its 0.5 s."""
+        for _ in range(round(seconds / self.every_s)):
+            self.now += self.every_s
+            steps = 2 * self.every_s
+            for rank, before in self.paces.items():
+                sent, sending_s = 0, 0.0
+                if before.wires:
+                    sent, sending_s = before.wires[0].sent_bytes, before.wires[0].busy_s
+                wire = Wire(
+                    f"h{rank}:1",
+                    f"h{(rank + 1) % 4}:1",
+                    sent + 2_000_000,
+                    sending_s + steps * (busy or {}).get(rank, 0.02),
+                )
+                self.paces[rank] = replace(
+                    before,
+                    steps=before.steps + int(steps),
+                    total_s=before.total_s + steps * 0.5,
+                    wait_s=before.wait_s + steps * (wait or {}).get(rank, 0.2),
+                    data_s=before.data_s + steps * (data or {}).get(rank, 0.01),
+                    save_s=before.save_s + steps * (save or {}).get(rank, 0.0),
+                    wires=(wire,),
+                )
+            self.tell(tuple(self.paces.values()))
+
+
+def test_an_even_job_accuses_nobody() -> None:
+    job = Job()
+    job.run(60)
+    assert job.state.slow == {}
+    assert not job.found
+
+
+def test_who_waits_least_comes_last() -> None:
+    job = Job()
+    job.run(30, wait={2: 0.05})
+    (slow,) = job.found
+    assert (slow.rank, slow.cause) == (2, Cause.COMPUTE)
+    assert round(slow.late_s, 3) == 0.15
+    assert "rank 2 comes last" in slow.evidence
+    assert "150.0 ms" in slow.evidence
+
+
+def test_data_loading_is_told_from_computing() -> None:
+    job = Job()
+    job.run(30, wait={1: 0.05}, data={1: 0.16})
+    assert [(slow.rank, slow.cause) for slow in job.found] == [(1, Cause.DATA)]
+
+
+def test_a_slow_sender_is_found_when_all_come_in_time() -> None:
+    job = Job()
+    job.run(30, busy={3: 0.18})
+    (slow,) = job.found
+    assert (slow.rank, slow.cause) == (3, Cause.NETWORK)
+    assert "rank 3 sends to rank 0" in slow.evidence
+
+
+def test_a_link_that_is_slow_in_both_directions_is_its_ranks() -> None:
+    job = Job()
+    job.run(30, busy={0: 0.2, 1: 0.18})  # 0 sends to 1, 1 sends to 2
+    assert [(slow.rank, slow.cause) for slow in job.found] == [(1, Cause.NETWORK)]
+
+
+def test_saving_a_checkpoint_accuses_nobody() -> None:
+    job = Job()
+    job.run(30, wait={0: 0.02}, save={0: 0.18})
+    assert not job.found
+
+
+def test_a_hiccup_accuses_nobody() -> None:
+    job = Job()
+    job.run(12)
+    job.run(4, wait={1: 0.0})
+    job.run(12)
+    assert not job.found
+
+
+def test_since_when() -> None:
+    job = Job()
+    job.run(20)
+    began = job.now
+    job.run(12, wait={2: 0.05})
+    (slow,) = job.state.slow.values()
+    assert abs(slow.since - began) <= 2.0
+    job.run(30, wait={2: 0.05})
+    assert job.state.slow[Rank(2)].since == slow.since
+    assert len(job.found) == 1, "said once"
+
+
+def test_who_recovers_is_cleared() -> None:
+    job = Job()
+    job.run(20, wait={2: 0.05})
+    job.run(20)
+    assert job.state.slow == {}
+    assert [slow.rank for slow in job.cleared] == [2]
+
+
+def test_a_little_better_is_not_well() -> None:
+    job = Job()
+    job.run(20, wait={2: 0.05})
+    job.run(20, wait={2: 0.165})
+    assert list(job.state.slow) == [2]
+
+
+def test_below_the_threshold() -> None:
+    job = Job()
+    job.run(40, wait={2: 0.17})
+    assert not job.found
+    strict = Job(replace(CONFIG, slower=0.03))
+    strict.run(40, wait={2: 0.17})
+    assert [slow.rank for slow in strict.found] == [2]
+
+
+def test_a_disturbed_job_is_measured_anew() -> None:
+    job = Job()
+    job.run(11)
+    taken = step(job.state, Disturbed(), job.now, CONFIG)
+    assert taken.state.samples == {}
+
+
+def test_a_new_life_begins_a_new_series() -> None:
+    """Found in a real run: its first pace has nothing before it."""
+    job = Job()
+    job.run(20, wait={2: 0.05})
+    reborn = replace(job.paces[2], incarnation=Incarnation(1), steps=0, total_s=0.0, wait_s=0.0)
+    job.now += 0.01
+    taken = job.tell((reborn,))
+    assert len(taken.state.samples[Rank(2)]) == 1
+    again = replace(job.paces[1], steps=0, total_s=0.0, wait_s=0.0)
+    job.tell((again,))
+
+
+def test_a_window_shorter_than_it_takes_to_tell() -> None:
+    """Found in a real run: it was cut down to fewer paces than a judgement needs."""
+    job = Job(replace(CONFIG, window_s=2.0))
+    job.run(20, wait={2: 0.05})
+    assert [slow.rank for slow in job.found] == [2]
+
+
+def test_many_paces_do_not_fill_the_memory() -> None:
+    job = Job(every_s=0.5)
+    job.config = replace(CONFIG, window_s=100.0)
+    job.run(400)
+    assert all(len(series) <= 60 for series in job.state.samples.values())
+
+
+def test_one_rank_has_nobody_to_be_compared_with() -> None:
+    job = Job()
+    job.paces = {0: job.paces[0]}
+    job.run(30, wait={0: 0.0})
+    assert not job.found
+
+
+def test_who_is_not_recorded_any_more_is_let_go() -> None:
+    job = Job()
+    job.run(20, wait={1: 0.05, 2: 0.05})
+    accused = set(job.state.slow)
+    assert accused
+    off = tuple(Pace(rank, Incarnation(0), NOTHING) for rank in map(Rank, range(4)))
+    taken = job.tell(off)
+    assert {slow.rank for slow in taken.cleared} == accused
+    assert taken.because
+    assert taken.state.slow == {}
+    assert taken.state.samples == {}
+    assert not job.tell(off).cleared, "said once"
+
+
+def test_one_that_is_not_recorded_leaves_the_others_judged() -> None:
+    job = Job()
+    job.run(20, wait={2: 0.05})
+    job.tell((replace(job.paces.pop(0), recorded=NOTHING),))
+    assert list(job.state.slow) == [2]
+    job.run(20)
+    assert job.state.slow == {}

@@ -1,0 +1,215 @@
+"""One rank's way through a fault, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from taskd.core.worker import machine as rank
+from taskd.core.worker.machine import RankConfig, State, Taken, step
+from taskd.model import messages as m
+from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
+from taskd.model.worker import (
+    Abort,
+    Broke,
+    CarryOut,
+    Described,
+    Event,
+    Failed,
+    GiveUp,
+    Linked,
+    Listed,
+    Me,
+    Mended,
+    Say,
+    Stepped,
+    Stood,
+    Tick,
+    Wrote,
+)
+
+ME = Me(Rank(2), NodeRank(0), Incarnation(0), 42)
+CONFIG = RankConfig()
+ONE, TWO = Incident(1), Incident(2)
+AT_SEVEN = Stood(Step(7), whole=True)
+
+
+def plan(incident: Incident = ONE, me: Me = ME) -> m.Repair:
+    member = m.Member(me.rank, me.node, me.incarnation)
+    return m.Repair(incident, "recover", (member,), Step(7), {}, "store:1", 30.0)
+
+
+def walk(state: State, *events: Event, now: float = 0.0) -> Taken:
+    taken = Taken(state)
+    for event in events:
+        taken = step(taken.state, event, now, CONFIG)
+    return taken
+
+
+def training(incident: int = 0) -> State:
+    return rank.Training(ME, Incident(incident))
+
+
+def parked(incident: Incident = ONE) -> State:
+    return walk(training(), m.Park(incident, "a test"), AT_SEVEN).state
+
+
+def test_park_frees_the_training_thread_and_tells_where_it_stands() -> None:
+    told = walk(training(), m.Park(ONE, "rank 3 died"))
+    assert told.commands == (Abort(ONE, "rank 3 died"),)
+    stood = walk(told.state, AT_SEVEN)
+    assert stood.commands == (Say(m.Parked(ME.rank, ME.incarnation, ONE, Step(7), True)),)
+
+
+def test_repair_then_the_first_step_ends_the_incident() -> None:
+    ordered = walk(parked(), plan())
+    assert ordered.commands == (CarryOut(plan()),)
+    mended = walk(ordered.state, Mended(ONE, Step(7), 0.1, 0.2))
+    assert mended.commands == (Say(m.Repaired(ME.rank, ME.incarnation, ONE, Step(7), 0.1, 0.2)),)
+    stepped = walk(mended.state, Stepped(Step(8)))
+    assert stepped.commands == (Say(m.Committed(ME.rank, ME.incarnation, ONE, Step(8))),)
+    assert isinstance(stepped.state, rank.Training)
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        m.Park(ONE, "late"),
+        plan(ONE),
+        Mended(ONE, Step(7)),
+        Broke(ONE, "late"),
+        m.Dump(ONE, Step(7), "/tmp", ()),
+        m.Leave(ONE, "late"),
+        Wrote(ONE, Step(7)),
+    ],
+)
+def test_what_belongs_to_an_older_incident_is_refused(late: Event) -> None:
+    for state in (training(2), parked(TWO), walk(parked(TWO), plan(TWO)).state):
+        taken = walk(state, late)
+        assert taken.state == state
+        assert taken.commands == ()
+        assert "older incident" in taken.because
+
+
+def test_a_newer_incident_interrupts_a_repair() -> None:
+    repairing = walk(parked(), plan()).state
+    taken = walk(repairing, m.Park(TWO, "again"))
+    assert isinstance(taken.state, rank.Parking)
+    assert taken.commands == (Abort(TWO, "again"),)
+    stood = walk(taken.state, Broke(ONE, "interrupted"), AT_SEVEN)
+    assert stood.commands == (Say(m.Parked(ME.rank, ME.incarnation, TWO, Step(7), True)),)
+
+
+def test_a_fault_of_its_own_is_reported_once_and_waits_for_its_incident() -> None:
+    failed = walk(training(), Failed("communication", "connection closed"))
+    report = m.WorkerFailed(
+        ME.rank, ME.incarnation, Incident(0), "communication", "connection closed"
+    )
+    assert failed.commands == (Say(report),)
+    assert walk(failed.state, Failed("communication", "echo")).commands == ()
+    standing = walk(failed.state, AT_SEVEN)
+    assert standing.commands == ()
+    told = walk(standing.state, m.Park(ONE, "so be it"))
+    assert Say(m.Parked(ME.rank, ME.incarnation, ONE, Step(7), True)) in told.commands
+
+
+def test_a_replacement_may_have_its_plan_before_its_first_step() -> None:
+    joining: State = rank.Joining(ME, ONE)
+    waiting = walk(joining, plan())
+    assert waiting.commands == ()
+    ready = walk(waiting.state, Stood(Step(0), whole=False))
+    assert ready.commands == (CarryOut(plan()),)
+
+
+def test_a_replacement_without_a_plan_says_that_it_is_ready() -> None:
+    ready = walk(rank.Joining(ME, ONE), Stood(Step(0), whole=False))
+    assert ready.commands == (Say(m.Parked(ME.rank, ME.incarnation, ONE, Step(0), False)),)
+
+
+def test_a_replacement_that_is_still_setting_up_has_nothing_to_put_down() -> None:
+    taken = walk(rank.Joining(ME, ONE, plan()), m.Park(TWO, "another died"))
+    assert taken.commands == (Say(m.Parked(ME.rank, ME.incarnation, TWO, Step(0), False)),)
+    assert taken.state == rank.Joining(ME, TWO)
+
+
+def test_a_second_incident_is_told_what_the_node_keeps_by_then() -> None:
+    """While we stood, a neighbour finished its copy, and died."""
+    late = (m.Copy("3of4", Step(7)),)
+    for before in (parked(), rank.Joining(ME, ONE)):
+        told = walk(before, Listed(late), m.Park(TWO, "another one"))
+        said = [command.body for command in told.commands if isinstance(command, Say)]
+        assert [body.copies for body in said if isinstance(body, m.Parked)] == [late]
+    assert walk(training(), Listed(late)).state == training()
+
+
+def test_a_plan_for_another_life_is_not_for_us() -> None:
+    other = replace(ME, incarnation=Incarnation(1))
+    taken = walk(parked(), plan(me=other))
+    assert taken.state == parked()
+
+
+def test_everything_is_said_again_after_a_broken_link() -> None:
+    assert _bodies(walk(training(3), Linked(Step(5)))) == [m.WorkerHello]
+    assert _bodies(walk(parked(), Linked(Step(7)))) == [m.WorkerHello, m.Parked]
+    resumed = walk(parked(), plan(), Mended(ONE, Step(7))).state
+    assert _bodies(walk(resumed, Linked(Step(7)))) == [m.WorkerHello, m.Repaired]
+    after = walk(resumed, Stepped(Step(8))).state
+    assert _bodies(walk(after, Linked(Step(8)))) == [m.WorkerHello, m.Committed]
+    faulted = walk(training(), Failed("corrupt", "a bit flipped")).state
+    assert _bodies(walk(faulted, Linked(Step(7)))) == [m.WorkerHello, m.WorkerFailed]
+
+
+def _bodies(taken: Taken) -> list[type]:
+    return [type(command.body) for command in taken.commands if isinstance(command, Say)]
+
+
+def test_what_it_holds_is_told_as_soon_as_it_is_known() -> None:
+    taken = walk(training(), Described("shard 1", 3, Step(0)))
+    (said,) = taken.commands
+    assert isinstance(said, Say)
+    assert isinstance(said.body, m.WorkerHello)
+    assert (said.body.shard, said.body.replica) == ("shard 1", 3)
+
+
+def test_no_wait_is_without_a_limit() -> None:
+    late = 1e9
+    parking = walk(training(), m.Park(ONE, "a test")).state
+    assert walk(parking, Tick(), now=late).commands[0] == Abort(
+        ONE, "the training thread has not come to rest"
+    )
+    for waiting in (parked(), walk(training(), Failed("communication", "lost")).state):
+        assert waiting.deadline < inf
+        taken = walk(waiting, Tick(), now=late)
+        assert isinstance(taken.state, rank.Leaving)
+        assert isinstance(taken.commands[-1], GiveUp)
+    repairing = walk(parked(), plan()).state
+    taken = walk(repairing, Tick(), now=late)
+    assert isinstance(taken.state, rank.Faulted)
+    assert _bodies(taken) == [m.RepairFailed]
+
+
+def test_the_last_checkpoint() -> None:
+    order = m.Dump(ONE, Step(7), "/last", (m.Member(ME.rank, ME.node, ME.incarnation),))
+    ordered = walk(parked(), order)
+    assert ordered.commands == (CarryOut(order),)
+    wrote = walk(ordered.state, Wrote(ONE, Step(7)))
+    assert wrote.commands == (Say(m.Dumped(ME.rank, ONE, Step(7))),)
+    assert _bodies(walk(wrote.state, Linked(Step(7)))) == [m.Dumped]
+
+
+def test_leave_ends_it_from_anywhere() -> None:
+    for state in (training(), parked(), walk(parked(), plan()).state):
+        leave = m.Leave(TWO, "the job shrinks")
+        taken = walk(state, leave)
+        assert isinstance(taken.state, rank.Leaving)
+        assert taken.commands == (Abort(TWO, "the job shrinks"), CarryOut(leave))
+
+
+@pytest.mark.parametrize(
+    "name", ["answer_timeout_s", "nudge_s", "order_timeout_s", "dump_timeout_s"]
+)
+def test_limits_are_positive(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        RankConfig(**{name: 0.0})

@@ -1,0 +1,49 @@
+"""The manager's counters: over all incidents of its life, though it keeps only the newest."""
+
+from __future__ import annotations
+
+from taskd.manager.job_metrics import Incidents
+from taskd.model.ids import Incident
+from taskd.model.manager import Story
+
+KEPT = 100
+
+
+def story(number: int, outcome: str = "recovered") -> Story:
+    moments = (("seen", float(number)), ("step", number + 0.5))
+    return Story(Incident(number), (), moments, "recover-in-place", outcome)
+
+
+def sums(incidents: Incidents) -> dict[str, float]:
+    return {
+        f"{metric.name} {sample.labels.get('outcome', '')}".strip(): sample.value
+        for metric in incidents.metrics("job")
+        for sample in metric.samples
+    }
+
+
+def test_sums_go_on_when_old_stories_are_dropped() -> None:
+    incidents, stories = Incidents(), tuple[Story, ...]()
+    assert sums(incidents) == {}
+    for number in range(3 * KEPT):
+        stories = (*stories, story(number))[-KEPT:]
+        if number % 7 == 0:
+            incidents.count(stories)
+            incidents.count(stories)  # said again, nothing is new
+    incidents.count(stories)
+    assert sums(incidents) == {
+        "taskd_incidents_total recovered": 3 * KEPT,
+        "taskd_recovery_seconds_total recovered": 1.5 * KEPT,
+        "taskd_last_recovery_seconds": 0.5,
+    }
+
+
+def test_stories_that_look_alike_are_two() -> None:
+    incidents = Incidents()
+    first, second = story(1), story(1)
+    incidents.count((first,))
+    incidents.count((first, second))
+    incidents.count((first, second, story(2, "failed")))
+    told = sums(incidents)
+    assert told["taskd_incidents_total recovered"] == 2
+    assert told["taskd_incidents_total failed"] == 1

@@ -1,0 +1,30 @@
+"""A server takes as many open files as it may, and no more than it can use."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from taskd.runtime.fd_limit import ENOUGH, make_room
+
+
+@pytest.fixture
+def hard() -> Iterator[int]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield before[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_low_limit_is_raised_as_far_as_it_goes(hard: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    make_room()
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard)
+
+
+def test_a_high_one_is_left_alone(hard: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    make_room()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+import pytest
+
+from taskd.wire.tagged_json import Illegible, read, write
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    at: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    at: float = inf
+    inside: tuple[Left | Right, ...] = ()
+    ranks: frozenset[int] = frozenset()
+    by_rank: Mapping[int, tuple[str, ...]] | None = None
+    colour: Colour = Colour.RED
+
+
+TYPES: dict[str, type] = {kind.__name__: kind for kind in (Colour, Left, Right)}
+
+
+def test_what_was_written_is_read_back_with_its_types() -> None:
+    value = Right(1.5, (Left(), Right(2.0)), frozenset({3, 1}), {7: ("a", "b")})
+    assert read(write(value), TYPES) == value
+    back = read(write(value), TYPES)
+    assert isinstance(back.inside[0], Left)
+    assert isinstance(back.colour, Colour)
+
+
+def test_a_field_that_came_takes_its_default_and_one_that_left_is_passed_over() -> None:
+    assert read('{"~":"Left","gone":1}', TYPES) == Left()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "no JSON"),
+        ('{"~":"Up"}', "Up"),
+        ('{"x":1}', "says nothing"),
+        ('{"~enum":["Colour","blue"]}', "blue"),
+        ('{"~enum":["Paint","blue"]}', "Paint"),
+    ],
+)
+def test_what_cannot_be_read_says_why(text: str, says: str) -> None:
+    with pytest.raises(Illegible, match=says):
+        read(text, TYPES)
+
+
+def test_what_cannot_be_written_is_refused() -> None:
+    with pytest.raises(TypeError, match="object"):
+        write(object())
