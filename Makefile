@@ -59,7 +59,7 @@ explore: setup  ## every interleaving of three ranks and two faults; a few minut
 proto: .venvs/proto/.ready  ## generated code from src/taskd/wire/*.proto
 	tools/proto.sh $(CURDIR)/.venvs/proto/bin/python
 
-settings: setup  ## docs/settings.md from the settings classes
+settings: setup  ## docs/reference/settings.md from the settings classes
 	$(BIN)/python tools/settings.py
 
 clean:

@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the settings classes of the source.
+"""Writes docs/reference/settings.md from the settings classes of the source.
 
     python tools/settings.py            write the file
     python tools/settings.py --check    say whether it is up to date
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
-PAGE = ROOT / "docs" / "settings.md"
+PAGE = ROOT / "docs" / "reference" / "settings.md"
 
 HEAD = """# Settings
 
@@ -120,7 +120,7 @@ def main() -> int:
         return 0
     if PAGE.exists() and PAGE.read_text() == page:
         return 0
-    print("docs/settings.md is out of date: run `make settings`", file=sys.stderr)
+    print("docs/reference/settings.md is out of date: run `make settings`", file=sys.stderr)
     return 1
 
 

@@ -1,4 +1,4 @@
-"""Frameworks above PyTorch under `taskd run`: what docs/integrations.md says of them is true."""
+"""Frameworks above PyTorch under `taskd run` do what docs/guides/integrations.md says."""
 
 from __future__ import annotations
 

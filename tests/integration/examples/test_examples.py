@@ -21,7 +21,7 @@ EXAMPLES = ROOT / "examples"
         "02_hung_rank.py",
         "03_cut_links.py",
         "04_fsdp2_buddies.py",
-        "06_dying_gasp.py",
+        "06_emergency_checkpoint.py",
         "demo.py",
     ],
 )

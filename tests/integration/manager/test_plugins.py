@@ -11,7 +11,7 @@ from taskd.model.ids import Rank, manager
 from tests import ROOT
 from tests.integration.manager.test_manager import AscendAgent, managing
 
-DOCUMENT = ROOT / "docs/plugins.md"
+DOCUMENT = ROOT / "docs/guides/plugins.md"
 
 OTHER = """
     from taskd.model.messages import KeptAlive

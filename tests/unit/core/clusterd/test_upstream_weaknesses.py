@@ -1,6 +1,6 @@
 """What goes wrong in ClusterD's state machine, and cannot go wrong here.
 
-The numbers are those of the table in docs/recovery.md.
+The numbers are those of the table in docs/appendix/clusterd-weaknesses.md.
 """
 
 from __future__ import annotations

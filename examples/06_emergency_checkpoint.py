@@ -1,6 +1,6 @@
 """Nothing may be repaired; so the survivors write a checkpoint, and the next start goes on from it.
 
-python examples/06_dying_gasp.py
+python examples/06_emergency_checkpoint.py
 """
 
 import signal
