@@ -11,24 +11,24 @@ import random
 from collections.abc import Callable
 from itertools import count
 
-from taskd.core.agent.machine import Node, Over, State, Training, Waiting, WorkersConfig, step
+from taskd.core.agent.machine import Done, Node, State, Training, Waiting, WorkersConfig, step
 from taskd.model import messages as m
 from taskd.model.agent import (
-    AskToEnd,
     Command,
     Event,
     Interrupted,
     KillWorker,
-    LinkUp,
-    Prepare,
+    ManagerConnected,
+    PrepareStandby,
     RenewStore,
-    SayHello,
-    Started,
-    StartFailed,
+    SendHello,
+    SendToManager,
+    SignalWorker,
     Starting,
     StartWorker,
-    Tell,
     Tick,
+    WorkerStarted,
+    WorkerStartFailed,
 )
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank
 
@@ -58,11 +58,11 @@ class World:
         self._pids = count(1000)
 
     def run(self) -> None:
-        self._later(1.0, lambda: self._tell(LinkUp()))
+        self._later(1.0, lambda: self._tell(ManagerConnected()))
         for _ in range(self.random.randint(0, 6)):
             self._later(400.0, self._disturb)
         for _ in range(MAX_STEPS):
-            if isinstance(self.state, Over):
+            if isinstance(self.state, Done):
                 return
             if self._agenda and self._agenda[0][0] <= self.state.deadline:
                 self.now, _, happen = heapq.heappop(self._agenda)
@@ -81,7 +81,7 @@ class World:
             case "die" if self.living:
                 self._die(self.random.choice(sorted(self.living)), None)
             case "link":
-                self._tell(LinkUp())
+                self._tell(ManagerConnected())
             case "interrupt" if self.random.random() < 0.3:
                 self._tell(Interrupted("told to", 2))
             case "foreign":
@@ -106,13 +106,13 @@ class World:
     def _born(self, start: StartWorker) -> None:
         life = start.rank, start.incarnation
         if self.random.random() < 0.05:
-            self._tell(StartFailed(*life, "no memory"))
+            self._tell(WorkerStartFailed(*life, "no memory"))
             return
         same = [rank for rank, _ in self.living if rank == start.rank]
         self._check(not same, f"rank {start.rank} lives twice")
         pid = next(self._pids)
         self.living[life] = pid
-        self._later(0.01, lambda: self._tell(Started(*life, pid)))
+        self._later(0.01, lambda: self._tell(WorkerStarted(*life, pid)))
         if self.random.random() < 0.4:
             self._later(600.0, lambda: self._die(life, 0))
 
@@ -124,19 +124,19 @@ class World:
                 self._later(0.05, lambda: self._born(command))
             case KillWorker(rank, incarnation):
                 self._later(0.01, lambda: self._die((rank, incarnation), None))
-            case AskToEnd(rank, incarnation):
+            case SignalWorker(rank, incarnation):
                 if self.random.random() < 0.7:
                     self._later(20.0, lambda: self._die((rank, incarnation), None))
-            case Prepare():
+            case PrepareStandby():
                 assert isinstance(self.state, Training)
                 there = not any(isinstance(w, Starting) for w in self.state.workers.values())
                 self._check(there, "an understudy before everybody is there")
             case RenewStore():
                 self._check(not self.living, "a new store while old processes live")
                 self.stores += 1
-            case SayHello():
+            case SendHello():
                 pass
-            case Tell(body):
+            case SendToManager(body):
                 if not self.deaf:
                     self._later(0.5, lambda: self._manager_hears(body))
 

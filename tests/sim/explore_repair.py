@@ -14,25 +14,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, permutations, product
 
-from taskd.core.manager.repair_plan import Holder, Impossible, Plan, Seat, plan
+from taskd.core.manager.repair_plan import Holder, Impossible, Placement, Plan, plan
 from taskd.core.worker import machine
-from taskd.core.worker.machine import RankConfig
+from taskd.core.worker.machine import WorkerConfig
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.messages import Copy, Park, Parked, Repair
 from taskd.model.worker import (
-    Abort,
-    Broke,
-    CarryOut,
+    AbortCollectives,
     Event,
-    Failed,
-    Me,
-    Mended,
-    Say,
-    Stepped,
-    Stood,
+    ExecuteOrder,
+    FirstStepCommitted,
+    Identity,
+    LocalRepairDone,
+    LocalRepairFailed,
+    SendToManager,
+    StepFailed,
+    ThreadParked,
 )
 
-CONFIG = RankConfig()
+CONFIG = WorkerConfig()
 NODE = NodeRank(0)
 
 COMPUTING, ENTERED, REDUCED, UPDATING = "computing", "entered", "reduced", "updating"
@@ -196,16 +196,16 @@ class Explorer:
         stack: list[tuple[World, tuple[str, ...]]] = [(start, ())]
         self.visited = {hash(start.key())}
         while stack:
-            world, story = stack.pop()
+            world, record = stack.pop()
             moved = False
-            for what, after in self._moves(world, story):
+            for what, after in self._moves(world, record):
                 moved = True
                 key = hash(after.key())
                 if key not in self.visited:
                     self.visited.add(key)
-                    stack.append((after, (*story, what)))
+                    stack.append((after, (*record, what)))
             if not moved:
-                self._ended(world, story)
+                self._ended(world, record)
         return len(self.visited)
 
     def _start(self) -> World:
@@ -213,24 +213,24 @@ class Explorer:
         return World(procs, (0,) * self.ranks, self.faults)
 
     def _first(self, rank: int) -> Proc:
-        me = Me(Rank(rank), NODE, Incarnation(0), 0)
+        me = Identity(Rank(rank), NODE, Incarnation(0), 0)
         return Proc(rank, 0, machine.Training(me, Incident(0)), COMPUTING, 0, 0)
 
     # What can happen next
 
-    def _moves(self, world: World, story: tuple[str, ...]) -> Iterator[tuple[str, World]]:
+    def _moves(self, world: World, record: tuple[str, ...]) -> Iterator[tuple[str, World]]:
         for proc in world.procs:
             if proc.inbox:
                 order, rest = proc.inbox[0], proc.inbox[1:]
                 heard = self._hear(world, replace(proc, inbox=rest), order)
                 yield f"{proc.rank} hears {type(order).__name__}", self._put(world, proc, *heard)
-            for what, event_proc, said in self._thread(world, proc, story):
+            for what, event_proc, said in self._thread(world, proc, record):
                 yield f"{proc.rank} {what}", self._put(world, proc, event_proc, said, what)
             if world.faults_left and proc.thread != DONE:
                 yield from self._deaths(world, proc)
         if self._someone_is_missing(world):
             yield "the manager stops all", self._stop(world)
-        for planned in self._planned(world, story):
+        for planned in self._planned(world, record):
             yield "the manager plans", planned
 
     def _hear(
@@ -242,7 +242,7 @@ class Explorer:
         yield f"{proc.rank} dies", _die(world, proc)
 
     def _thread(
-        self, world: World, proc: Proc, story: tuple[str, ...]
+        self, world: World, proc: Proc, record: tuple[str, ...]
     ) -> Iterator[tuple[str, Proc, tuple[object, ...]]]:
         members = self._members(world, proc.group)
         match proc.thread:
@@ -253,13 +253,13 @@ class Explorer:
             case "entered":
                 here = {r for g, s, r in world.entered if (g, s) == (proc.group, proc.held)}
                 if here >= members:
-                    self._check_collective(world, proc, members, story)
+                    self._check_collective(world, proc, members, record)
                     last = proc.held == self.steps
                     yield "has reduced", replace(proc, thread=DONE if last else REDUCED), ()
                 if proc.aborted:
                     yield self._stand(world, proc)
                 elif self._is_broken(world, proc.group):
-                    failed, said = tell(proc, Failed("communication", "a peer is gone"))
+                    failed, said = tell(proc, StepFailed("communication", "a peer is gone"))
                     what, stood, more = self._stand(world, failed)
                     yield f"fails and {what}", stood, said + more
             case "reduced" if proc.aborted:
@@ -270,22 +270,22 @@ class Explorer:
                 assert proc.held is not None
                 stepped = replace(proc, thread=COMPUTING, held=proc.held + 1)
                 if isinstance(proc.machine, machine.Resumed):
-                    yield "commits", *tell(stepped, Stepped(Step(proc.held + 1)))
+                    yield "commits", *tell(stepped, FirstStepCommitted(Step(proc.held + 1)))
                 else:
                     yield "commits", stepped, ()
             case "meeting" | "met":
-                yield from self._meeting(world, proc, story)
+                yield from self._meeting(world, proc, record)
             case _:
                 return
 
     def _stand(self, world: World, proc: Proc) -> tuple[str, Proc, tuple[object, ...]]:
         held = proc.held
-        stood = Stood(Step(held or 0), whole=held is not None)
+        stood = ThreadParked(Step(held or 0), whole=held is not None)
         standing = replace(proc, thread=STANDING, aborted=False)
         return ("stands", *tell(standing, stood))
 
     def _meeting(
-        self, world: World, proc: Proc, story: tuple[str, ...]
+        self, world: World, proc: Proc, record: tuple[str, ...]
     ) -> Iterator[tuple[str, Proc, tuple[object, ...]]]:
         plan_ = proc.plan
         assert plan_ is not None
@@ -300,7 +300,7 @@ class Explorer:
         gone = members - {one.rank for one in world.procs}
         if proc.aborted or gone:
             broken = replace(proc, plan=None, aborted=False)
-            told, said = tell(broken, Broke(plan_.incident, "a peer is gone"))
+            told, said = tell(broken, LocalRepairFailed(plan_.incident, "a peer is gone"))
             what, stood, more = self._stand(world, told)
             yield f"gives the plan up and {what}", stood, said + more
             return
@@ -311,15 +311,15 @@ class Explorer:
                 giver = there.get(int(source))
                 if giver is None:
                     return
-                assert giver.held == plan_.resume, tale("the source holds another step", story)
+                assert giver.held == plan_.resume, tale("the source holds another step", record)
                 held = giver.held
-            assert held == plan_.resume, tale(f"rank {proc.rank} resumes wrongly", story)
+            assert held == plan_.resume, tale(f"rank {proc.rank} resumes wrongly", record)
             yield "has its state", replace(proc, thread=MET, held=held), ()
         takers = {int(taker) for taker, giver in plan_.sources.items() if giver == proc.rank}
         given = all((plan_.incident, taker) in world.taken for taker in takers)
         if proc.thread == MET and given:
             mended = replace(proc, thread=COMPUTING, group=plan_.incident, plan=None)
-            done = Mended(plan_.incident, Step(plan_.resume))
+            done = LocalRepairDone(plan_.incident, Step(plan_.resume))
             yield "is mended", *tell(mended, done)
 
     def _all_met(self, world: World, plan_: Repair) -> bool:
@@ -381,7 +381,7 @@ class Explorer:
         )
         return replace(world, incident=incident, parked=(), procs=procs)
 
-    def _planned(self, world: World, story: tuple[str, ...]) -> Iterator[World]:
+    def _planned(self, world: World, record: tuple[str, ...]) -> Iterator[World]:
         if not world.is_stopped:
             return
         told = {int(parked.rank): parked for parked in world.parked}
@@ -391,17 +391,18 @@ class Explorer:
         holders = [self._holder(p, told[r]) for r, p in living.items()]
         missing = [r for r in range(self.ranks) if r not in living]
         seats = [
-            Seat(Rank(r), NODE, Incarnation(world.lives[r] + 1), self._shard(r)) for r in missing
+            Placement(Rank(r), NODE, Incarnation(world.lives[r] + 1), self._shard(r))
+            for r in missing
         ]
         for made in _plans(holders, seats, self.ranks):
             if isinstance(made, Impossible):
-                self._is_lost(world, holders, story)
+                self._is_lost(world, holders, record)
                 continue
-            self._is_the_best(made.resume, list(living.values()), story)
+            self._is_the_best(made.resume, list(living.values()), record)
             yield self._ordered(world, made, list(living.values()), seats)
 
     def _ordered(
-        self, world: World, made: Plan, living: Iterable[Proc], seats: Iterable[Seat]
+        self, world: World, made: Plan, living: Iterable[Proc], seats: Iterable[Placement]
     ) -> World:
         repair = Repair(
             Incident(world.incident), "recover", made.members, made.resume, made.sources, "", 60.0
@@ -410,7 +411,7 @@ class Explorer:
         procs = [replace(proc, inbox=(*proc.inbox, repair)) for proc in living]
         for seat in seats:
             lives[seat.rank] += 1
-            me = Me(seat.rank, NODE, seat.incarnation, 0)
+            me = Identity(seat.rank, NODE, seat.incarnation, 0)
             fresh = machine.Joining(me, Incident(world.incident))
             procs.append(
                 Proc(seat.rank, seat.incarnation, fresh, COMPUTING, None, -1, True, (repair,))
@@ -427,38 +428,38 @@ class Explorer:
 
     # What must hold
 
-    def _is_lost(self, world: World, holders: list[Holder], story: tuple[str, ...]) -> None:
-        assert all(not holder.whole for holder in holders), tale("a holder is left", story)
+    def _is_lost(self, world: World, holders: list[Holder], record: tuple[str, ...]) -> None:
+        assert all(not holder.whole for holder in holders), tale("a holder is left", record)
         left = any(proc.thread == DONE for proc in world.procs)
-        assert left or world.faults_left == 0, tale("state is lost without need", story)
+        assert left or world.faults_left == 0, tale("state is lost without need", record)
         self.endings.add("lost at the end" if left else "no survivor holds any state")
 
-    def _is_the_best(self, resume: int, living: list[Proc], story: tuple[str, ...]) -> None:
+    def _is_the_best(self, resume: int, living: list[Proc], record: tuple[str, ...]) -> None:
         best = max(proc.held for proc in living if proc.held is not None)
-        assert resume == best, tale(f"step {best} is lost, {resume} is not", story)
+        assert resume == best, tale(f"step {best} is lost, {resume} is not", record)
 
     def _check_collective(
-        self, world: World, proc: Proc, members: set[int], story: tuple[str, ...]
+        self, world: World, proc: Proc, members: set[int], record: tuple[str, ...]
     ) -> None:
         """Whoever took part and lives still holds this step, or the next one."""
         for other in world.procs:
             if other.rank in members and other.group == proc.group and other.held is not None:
                 assert proc.held is not None
-                assert abs(other.held - proc.held) <= 1, tale("two steps apart", story)
+                assert abs(other.held - proc.held) <= 1, tale("two steps apart", record)
 
-    def _ended(self, world: World, story: tuple[str, ...]) -> None:
+    def _ended(self, world: World, record: tuple[str, ...]) -> None:
         if not world.procs:
             self.endings.add("nobody is left")
             return
         if all(proc.thread == DONE for proc in world.procs):
-            assert {proc.held for proc in world.procs} == {self.steps}, tale("not all", story)
+            assert {proc.held for proc in world.procs} == {self.steps}, tale("not all", record)
             self.endings.add("trained")
             return
         holders = [proc for proc in world.procs if proc.held is not None]
-        assert not holders, tale(f"stuck: {world.procs}", story)
+        assert not holders, tale(f"stuck: {world.procs}", record)
 
 
-def _plans(holders: list[Holder], seats: list[Seat], ranks: int) -> list[Plan | Impossible]:
+def _plans(holders: list[Holder], seats: list[Placement], ranks: int) -> list[Plan | Impossible]:
     """The plan, and those that it could as well be: among equals it chooses by their numbers, so
     the numbers are dealt out in every way."""
     found: dict[object, Plan | Impossible] = {}
@@ -486,12 +487,12 @@ def tell(proc: Proc, event: Event) -> tuple[Proc, tuple[object, ...]]:
     proc, said = replace(proc, machine=taken.state), []
     for command in taken.commands:
         match command:
-            case Abort():
+            case AbortCollectives():
                 if proc.thread != STANDING:
                     proc = replace(proc, aborted=True)
-            case CarryOut(order) if isinstance(order, Repair):
+            case ExecuteOrder(order) if isinstance(order, Repair):
                 proc = replace(proc, plan=order, thread=MEETING)
-            case Say(body):
+            case SendToManager(body):
                 said.append(body)
             case _:
                 raise AssertionError(f"{command} has no place in this model")
@@ -504,5 +505,5 @@ def _die(world: World, victim: Proc) -> World:
     return replace(world, procs=procs, parked=parked, faults_left=world.faults_left - 1)
 
 
-def tale(what: str, story: tuple[str, ...]) -> str:
-    return "\n  ".join([what, *story])
+def tale(what: str, record: tuple[str, ...]) -> str:
+    return "\n  ".join([what, *record])

@@ -16,7 +16,14 @@ from taskd.core.manager.repair_plan import Holder
 from taskd.core.worker import machine
 from taskd.model.ids import Rank, Step
 from taskd.model.messages import Copy, Park, Parked, Repair
-from taskd.model.worker import Broke, Failed, Listed, Mended, Stepped, Stood
+from taskd.model.worker import (
+    CopiesChanged,
+    FirstStepCommitted,
+    LocalRepairDone,
+    LocalRepairFailed,
+    StepFailed,
+    ThreadParked,
+)
 from tests.sim.explore_repair import (
     COMPUTING,
     DONE,
@@ -63,7 +70,7 @@ class ShardedExplorer(Explorer):
         self, world: World, proc: Proc, order: Park | Repair
     ) -> tuple[Proc, tuple[object, ...]]:
         if isinstance(order, Park):
-            proc, _ = tell(proc, Listed(_copies(world)))
+            proc, _ = tell(proc, CopiesChanged(_copies(world)))
         return tell(proc, order)
 
     def _someone_is_missing(self, world: World) -> bool:
@@ -72,10 +79,10 @@ class ShardedExplorer(Explorer):
     def _stop(self, world: World) -> World:
         return replace(super()._stop(world), stale=False)
 
-    def _planned(self, world: World, story: tuple[str, ...]) -> Iterator[World]:
+    def _planned(self, world: World, record: tuple[str, ...]) -> Iterator[World]:
         """A death that comes after the order to park begins an incident of its own."""
         if not world.stale:
-            yield from super()._planned(world, story)
+            yield from super()._planned(world, record)
 
     def _deaths(self, world: World, proc: Proc) -> Iterator[tuple[str, World]]:
         for what, gone in super()._deaths(world, proc):
@@ -90,7 +97,7 @@ class ShardedExplorer(Explorer):
         to its own rank: at its gate, and at its death."""
         return world.faults_left < self.faults
 
-    def _thread(self, world: World, proc: Proc, story: tuple[str, ...]) -> Iterator[Moved]:
+    def _thread(self, world: World, proc: Proc, record: tuple[str, ...]) -> Iterator[Moved]:
         watched = self._is_watched(world)
         if proc.copying >= 0 and watched:
             yield "has a copy", replace(proc, copying=-1), ()
@@ -105,15 +112,15 @@ class ShardedExplorer(Explorer):
             case "voting":
                 yield from self._voting(world, proc)
             case "computing" | "entered" if proc.copying >= 0:
-                yield from self._until_copied(world, proc, story)
+                yield from self._until_copied(world, proc, record)
             case "meeting" | "met":
-                yield from self._meeting(world, proc, story)
+                yield from self._meeting(world, proc, record)
             case _:
-                yield from super()._thread(world, proc, story)
+                yield from super()._thread(world, proc, record)
 
-    def _until_copied(self, world: World, proc: Proc, story: tuple[str, ...]) -> Iterator[Moved]:
+    def _until_copied(self, world: World, proc: Proc, record: tuple[str, ...]) -> Iterator[Moved]:
         """Standing still waits for the copy; a collective that is complete completes anyway."""
-        for what, after, said in super()._thread(world, replace(proc, copying=-1), story):
+        for what, after, said in super()._thread(world, replace(proc, copying=-1), record):
             if after.thread != STANDING:
                 yield what, replace(after, copying=proc.copying), said
 
@@ -130,19 +137,19 @@ class ShardedExplorer(Explorer):
         if proc.aborted:
             yield self._stand_inside(world, proc)
         elif self._is_broken(world, proc.group):
-            failed, said = tell(proc, Failed("communication", "a peer is gone"))
+            failed, said = tell(proc, StepFailed("communication", "a peer is gone"))
             what, stood, more = self._stand_inside(world, failed)
             yield f"fails and {what}", stood, said + more
 
     def _stand_inside(self, world: World, proc: Proc) -> Moved:
         assert proc.held is not None
-        stood = Stood(Step(proc.held + 1), whole=True, undo=True, copies=_copies(world))
+        stood = ThreadParked(Step(proc.held + 1), whole=True, undo=True, copies=_copies(world))
         standing = replace(proc, thread=STANDING, aborted=False, both=True)
         return ("stands in the vote", *tell(standing, stood))
 
     def _stand(self, world: World, proc: Proc) -> Moved:
         held = proc.held
-        stood = Stood(Step(held or 0), whole=held is not None, copies=_copies(world))
+        stood = ThreadParked(Step(held or 0), whole=held is not None, copies=_copies(world))
         return ("stands", *tell(replace(proc, thread=STANDING, aborted=False), stood))
 
     def _commit(self, proc: Proc, then: str) -> Moved:
@@ -151,10 +158,10 @@ class ShardedExplorer(Explorer):
         step = Step(proc.held + 1)
         stepped = replace(proc, thread=then, held=step, both=False)
         if isinstance(proc.machine, machine.Resumed):
-            return ("commits", *tell(stepped, Stepped(step)))
+            return ("commits", *tell(stepped, FirstStepCommitted(step)))
         return "commits", stepped, ()
 
-    def _meeting(self, world: World, proc: Proc, story: tuple[str, ...]) -> Iterator[Moved]:
+    def _meeting(self, world: World, proc: Proc, record: tuple[str, ...]) -> Iterator[Moved]:
         plan_ = proc.plan
         assert plan_ is not None
         if proc.copying >= 0:
@@ -179,7 +186,7 @@ class ShardedExplorer(Explorer):
             and not one.both
         }
         if proc.thread == MEETING and (members <= there or self._all_met(world, plan_)):
-            if self._has_source(world, proc, story):
+            if self._has_source(world, proc, record):
                 yield "has its state", replace(proc, thread=MET, held=plan_.resume), ()
             else:
                 yield self._given_up(world, proc)
@@ -187,22 +194,22 @@ class ShardedExplorer(Explorer):
         given = all((plan_.incident, taker) in world.taken for taker in takers)
         if proc.thread == MET and given:
             mended = replace(proc, thread=COMPUTING, group=plan_.incident, plan=None)
-            yield "is mended", *tell(mended, Mended(plan_.incident, Step(plan_.resume)))
+            yield "is mended", *tell(mended, LocalRepairDone(plan_.incident, Step(plan_.resume)))
 
     def _given_up(self, world: World, proc: Proc) -> Moved:
         assert proc.plan is not None
-        broke = Broke(proc.plan.incident, "it does not come about")
+        broke = LocalRepairFailed(proc.plan.incident, "it does not come about")
         told, said = tell(replace(proc, plan=None, aborted=False), broke)
         what, stood, more = self._stand(world, told)
         return f"gives the plan up and {what}", stood, said + more
 
-    def _has_source(self, world: World, proc: Proc, story: tuple[str, ...]) -> bool:
+    def _has_source(self, world: World, proc: Proc, record: tuple[str, ...]) -> bool:
         """A copy that was listed may have been written over since: then there is a next plan."""
         assert proc.plan is not None
         resume, source = proc.plan.resume, proc.plan.sources.get(Rank(proc.rank))
         if source is None and proc.held == resume:
             return True
-        assert source is None or source != proc.rank, tale("its own source", story)
+        assert source is None or source != proc.rank, tale("its own source", record)
         return resume in world.files[proc.rank]
 
     # The files
@@ -235,7 +242,7 @@ class ShardedExplorer(Explorer):
 
     # What must hold
 
-    def _is_lost(self, world: World, holders: list[Holder], story: tuple[str, ...]) -> None:
+    def _is_lost(self, world: World, holders: list[Holder], record: tuple[str, ...]) -> None:
         """Only a rank that was lost before its first copy was whole takes the job along."""
         if not world.procs or any(proc.thread == DONE for proc in world.procs):
             self.endings.add("lost at the end" if world.procs else "nobody is left")
@@ -243,21 +250,21 @@ class ShardedExplorer(Explorer):
         living = {proc.rank for proc in world.procs}
         never = [rank for rank, files in enumerate(world.files) if files == (-1, -1)]
         gone = [rank for rank in never if rank not in living or self._is_empty(world, rank)]
-        assert gone, tale(f"lost, with {world.files} on the node", story)
+        assert gone, tale(f"lost, with {world.files} on the node", record)
         self.endings.add("lost before the first copy")
 
     def _is_empty(self, world: World, rank: int) -> bool:
         return any(proc.rank == rank and proc.held is None for proc in world.procs)
 
-    def _is_the_best(self, resume: int, living: list[Proc], story: tuple[str, ...]) -> None:
+    def _is_the_best(self, resume: int, living: list[Proc], record: tuple[str, ...]) -> None:
         best = max((proc.held for proc in living if proc.held is not None), default=0)
-        assert resume >= best - 1, tale(f"step {best} is gone back from to {resume}", story)
+        assert resume >= best - 1, tale(f"step {best} is gone back from to {resume}", record)
 
-    def _ended(self, world: World, story: tuple[str, ...]) -> None:
+    def _ended(self, world: World, record: tuple[str, ...]) -> None:
         done = all(proc.thread == DONE for proc in world.procs)
         left = any(proc.thread == DONE for proc in world.procs)
         if done or not (left or (-1, -1) in world.files):
-            super()._ended(world, story)
+            super()._ended(world, record)
 
 
 def _copies(world: World) -> tuple[Copy, ...]:

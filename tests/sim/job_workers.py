@@ -13,30 +13,30 @@ from taskd.core.worker import machine
 from taskd.model import messages as m
 from taskd.model.ids import Incident, NodeRank, Step
 from taskd.model.worker import (
-    Abort,
-    Broke,
-    CarryOut,
+    AbortCollectives,
+    DumpFinished,
     Event,
-    Failed,
+    ExecuteOrder,
+    FirstStepCommitted,
     GiveUp,
-    Linked,
-    Me,
-    Mended,
-    Say,
-    Stepped,
-    Stood,
-    Wrote,
+    Identity,
+    LocalRepairDone,
+    LocalRepairFailed,
+    ManagerConnected,
+    SendToManager,
+    StepFailed,
+    ThreadParked,
 )
 
 if TYPE_CHECKING:
     from tests.sim.job_world import World
 
-CONFIG = machine.RankConfig()
+CONFIG = machine.WorkerConfig()
 PACE_S = 0.2
 
 
 class Process:
-    def __init__(self, world: World, me: Me, attempt: int, incident: Incident) -> None:
+    def __init__(self, world: World, me: Identity, attempt: int, incident: Incident) -> None:
         self.world, self.me, self.attempt = world, me, attempt
         joining = attempt in world.begun
         kind = machine.Joining if joining else machine.Training
@@ -66,12 +66,12 @@ class Process:
         self.machine = taken.state
         for command in taken.commands:
             match command:
-                case Say(body):
+                case SendToManager(body):
                     self.world.to_manager(self.me.node, str(self), body)
-                case Abort():
+                case AbortCollectives():
                     self.aborted = True
                     self._wake()
-                case CarryOut(order):
+                case ExecuteOrder(order):
                     self._order(order)
                 case GiveUp(because):
                     self.world.exits(self, 1, because)
@@ -86,8 +86,8 @@ class Process:
             self.tell(Tick())
 
     def heard(self, body: m.Body) -> None:
-        if isinstance(body, m.WhoIsThere):
-            self.tell(Linked(Step(self.held or 0)))
+        if isinstance(body, m.RequestHello):
+            self.tell(ManagerConnected(Step(self.held or 0)))
         elif isinstance(body, m.Park | m.Repair | m.Dump | m.Leave):
             self.tell(body)
 
@@ -97,12 +97,12 @@ class Process:
                 self.plan, self.thread, self.aborted = order, "meeting", False
                 self.world.later(PACE_S, self._meet)
             case m.Dump():
-                done = Wrote(order.incident, order.step, "")
+                done = DumpFinished(order.incident, order.step, "")
                 self.world.later(1.0, lambda: self._written(done))
             case m.Leave():
                 self.world.later(PACE_S, lambda: self.world.exits(self, 0, "it leaves"))
 
-    def _written(self, done: Wrote) -> None:
+    def _written(self, done: DumpFinished) -> None:
         self.tell(done)
         self.world.later(PACE_S, lambda: self.world.exits(self, 0, "it has written"))
 
@@ -111,7 +111,7 @@ class Process:
     def _boot(self) -> None:
         if not self.alive or self.hung:
             return
-        self.tell(Linked(Step(self.held or 0)))
+        self.tell(ManagerConnected(Step(self.held or 0)))
         if isinstance(self.machine, machine.Joining):
             self.world.later(PACE_S, self._stand)
         else:
@@ -150,7 +150,7 @@ class Process:
         if not self.world.protected and self._is_at("entered"):
             self.world.exits(self, 1, why)
         elif self._is_at("entered") and self.group is group and not self.aborted:
-            self.tell(Failed("communication", why))
+            self.tell(StepFailed("communication", why))
             self._stand()
 
     def _gate(self) -> None:
@@ -168,7 +168,7 @@ class Process:
         self.held += 1
         self.world.committed(self)
         if isinstance(self.machine, machine.Resumed):
-            self.tell(Stepped(Step(self.held)))
+            self.tell(FirstStepCommitted(Step(self.held)))
         if self.aborted:
             self._stand()
         else:
@@ -178,7 +178,7 @@ class Process:
         if not self.alive or self.hung:
             return
         self.thread, self.aborted = "standing", False
-        self.tell(Stood(Step(self.held or 0), whole=self.held is not None))
+        self.tell(ThreadParked(Step(self.held or 0), whole=self.held is not None))
 
     def _wake(self) -> None:
         if self.thread == "entered":
@@ -199,7 +199,7 @@ class Process:
     def _give_up(self) -> None:
         if self._is_at("meeting") and self.plan is not None:
             incident, self.plan = self.plan.incident, None
-            self.tell(Broke(incident, "aborted, or a peer is gone"))
+            self.tell(LocalRepairFailed(incident, "aborted, or a peer is gone"))
             self._stand()
 
     def cannot_meet(self, plan: m.Repair) -> None:
@@ -210,7 +210,7 @@ class Process:
         if not self._is_at("meeting") or self.plan is None or self.plan.incident != plan.incident:
             return
         self.held, self.group, self.plan = plan.resume, group, None
-        self.tell(Mended(plan.incident, plan.resume))
+        self.tell(LocalRepairDone(plan.incident, plan.resume))
         self.compute()
 
     def _is_at(self, thread: str) -> bool:

@@ -41,24 +41,24 @@ from taskd.model.manager import (
     Command,
     Event,
     Finish,
-    Heard,
+    MessageReceived,
+    NodeConnected,
+    NodeDisconnected,
     NodeGone,
-    NodeLinked,
     NodeSilent,
-    NodeUnlinked,
-    Ordered,
     RankHung,
     ReportFaults,
     ReportResult,
     ReportStopped,
     ReportStrategies,
-    StopAsked,
+    SendMessage,
+    SignalReceived,
+    StopRequested,
     Subscribed,
-    Tell,
     Tick,
 )
 from taskd.model.strategies import Strategy, parse_strategies
-from taskd.model.worker import Me
+from taskd.model.worker import Identity
 from tests.sim.job_workers import Process
 
 MAX_EVENTS = 200_000
@@ -107,7 +107,7 @@ class World:
             fruitless_limit=self.random.choice([3, 8]),
         )
         self.now = 0.0
-        self.story: list[str] = []
+        self.record: list[str] = []
         self.edges: set[tuple[type[ManagerState], type[ManagerState]]] = set()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._tiebreak = count()
@@ -127,7 +127,7 @@ class World:
         self.manager: ManagerState | None = None
         self.manager_life = 0
         self.exit_code: int | None = None
-        self._held: list[Heard] = []
+        self._held: list[MessageReceived] = []
         # agents and ranks
         everywhere = range(self.nodes + self.spares)
         self.agents: dict[int, agents.State | None] = dict.fromkeys(everywhere)
@@ -172,14 +172,14 @@ class World:
         self.at(when, happen)
 
     def note(self, line: str) -> None:
-        self.story.append(f"{self.now:9.3f} {line}")
+        self.record.append(f"{self.now:9.3f} {line}")
 
     def check(self, holds: bool, what: str) -> None:
         if not holds:
             raise AssertionError(self._tale(what))
 
     def _tale(self, what: str) -> str:
-        return "\n".join([what, *self.story[-400:]])
+        return "\n".join([what, *self.record[-400:]])
 
     # clusterd
 
@@ -206,7 +206,7 @@ class World:
             self._decide(told.SignalFailed(signal.sequence))
             return
         self._decide(told.SignalDelivered(signal.sequence))
-        self.tell_manager(Ordered(signal))
+        self.tell_manager(SignalReceived(signal))
 
     def break_stream(self, within_s: float) -> None:
         """The manager's line to clusterd breaks, and is made anew."""
@@ -246,17 +246,17 @@ class World:
 
     def _link(self, node: int, life: int) -> None:
         if life == self.manager_life and self.agents[node] is not None:
-            self.tell_manager(NodeLinked(NodeRank(node)))
-            self.tell_agent(node, local.LinkUp())
+            self.tell_manager(NodeConnected(NodeRank(node)))
+            self.tell_agent(node, local.ManagerConnected())
 
     def tell_manager(self, event: Event) -> None:
         if self.manager is None:
-            if isinstance(event, Heard):
+            if isinstance(event, MessageReceived):
                 self._held.append(event)
             return
         before = self.manager
         taken = manager.step(before, event, self.now, self.config)
-        what = _name(event.body) if isinstance(event, Heard) else _name(event)
+        what = _name(event.body) if isinstance(event, MessageReceived) else _name(event)
         self.note(f"manager {what} -> {_name(taken.state)}: {taken.because}")
         if type(taken.state) is not type(before):
             self.edges.add((type(before), type(taken.state)))
@@ -278,7 +278,7 @@ class World:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case Tell(to, body):
+            case SendMessage(to, body):
                 self._send_down(to, body)
             case ReportFaults(faults):
                 listed = tuple(Fault(f.rank, FaultKind(f.type), evidence=f.kind) for f in faults)
@@ -316,7 +316,7 @@ class World:
 
     def to_manager(self, node: int, source: str, body: m.Body) -> None:
         src = agent(node) if source.startswith("agent") else worker(node, _rank_in(source))
-        self.in_order(("up", source), partial(self.tell_manager, Heard(src, body)))
+        self.in_order(("up", source), partial(self.tell_manager, MessageReceived(src, body)))
 
     # Agents
 
@@ -335,7 +335,7 @@ class World:
 
     def _warm(self, node: int) -> None:
         self._cold.discard(node)
-        self.tell_agent(node, local.Warmed())
+        self.tell_agent(node, local.WarmedUp())
 
     def kill_agent(self, node: int) -> None:
         """The node is gone, with everything on it; it may come back."""
@@ -358,7 +358,7 @@ class World:
         self.later(back_s, partial(self.start_agent, node))
 
     def _unlink(self, node: int) -> None:
-        self.tell_manager(NodeUnlinked(NodeRank(node)))
+        self.tell_manager(NodeDisconnected(NodeRank(node)))
         life = self.manager_life
         self.at(self.now + SILENCE_S, partial(self._silent, node, life))
         if self.random.random() < 0.5:
@@ -374,7 +374,13 @@ class World:
 
     def tell_agent(self, node: int, event: object) -> None:
         state = self.agents[node]
-        known = local.Started | local.StartFailed | local.LinkUp | local.Warmed | local.Tick
+        known = (
+            local.WorkerStarted
+            | local.WorkerStartFailed
+            | local.ManagerConnected
+            | local.WarmedUp
+            | local.Tick
+        )
         if state is None or not isinstance(event, known | m.WorkerExited | local.Order):
             return
         taken = agents.step(state, event, self.now, agents.WorkersConfig())
@@ -382,7 +388,7 @@ class World:
         self.agents[node] = taken.state
         for command in taken.commands:
             self._agent_does(node, command)
-        if isinstance(taken.state, agents.Over):
+        if isinstance(taken.state, agents.Done):
             self._agent_leaves(node)
         elif taken.state.deadline < inf:
             self.at(taken.state.deadline, partial(self._agent_tick, node, taken.state))
@@ -404,18 +410,18 @@ class World:
             case local.StartWorker(rank, incarnation, attempt, incident):
                 born = partial(self._born, node, rank, incarnation, attempt, incident)
                 self.later(0.1, born)
-            case local.KillWorker(rank, incarnation) | local.AskToEnd(rank, incarnation):
+            case local.KillWorker(rank, incarnation) | local.SignalWorker(rank, incarnation):
                 proc = self.procs.get((rank, incarnation))
                 if proc is not None:
                     self.later(0.01, partial(self.exits, proc, None, "killed"))
-            case local.Tell(body):
+            case local.SendToManager(body):
                 self.to_manager(node, f"agent {node}", body)
-            case local.SayHello(workers, attempt, remaining, condemned):
+            case local.SendHello(workers, attempt, remaining, condemned):
                 host, warm = f"host{node}", node not in self._cold
                 state = workers, f"{host}:1", attempt, remaining
                 hello = m.AgentHello(NodeRank(node), host, *state, condemned=condemned, warm=warm)
                 self.to_manager(node, f"agent {node}", hello)
-            case local.RenewStore() | local.Prepare():
+            case local.RenewStore() | local.PrepareStandby():
                 pass
 
     def _born(
@@ -426,9 +432,9 @@ class World:
         same = [proc for proc in self.procs.values() if proc.rank == rank and proc.node == node]
         self.check(not same, f"rank {rank} lives twice on node {node}")
         pid = next(self._pids)
-        me = Me(rank, NodeRank(node), incarnation, pid)
+        me = Identity(rank, NodeRank(node), incarnation, pid)
         self.procs[rank, incarnation] = Process(self, me, attempt, incident)
-        self.tell_agent(node, local.Started(rank, incarnation, pid))
+        self.tell_agent(node, local.WorkerStarted(rank, incarnation, pid))
 
     # Ranks: what is true
 
@@ -562,7 +568,7 @@ class World:
             case "outage":
                 self.break_stream(OUTAGE_S)
             case "end" if self.random.random() < 0.2:
-                self.tell_manager(StopAsked(1, "the operator wants it so"))
+                self.tell_manager(StopRequested(1, "the operator wants it so"))
             case "operation":
                 self._decide(told.OperatorAskedNic((Rank(0),), (True,)))
             case "fault":

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from taskd.core.manager.stragglers import Cause, Paced, State, StragglerConfig, step
+from taskd.core.manager.stragglers import Cause, PacesReported, State, StragglerConfig, step
 from taskd.model.ids import Incarnation, Rank
-from taskd.model.profiling import EVERYTHING, Pace, Wire
+from taskd.model.profiling import EVERYTHING, Pace, PeerConnection
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class World:
                 # Nodes of up to four ranks, one after the other.
                 for node in range(0, self.ranks, 4):
                     paces = tuple(self.sums[node : node + 4])
-                    taken = step(state, Paced(paces), self.now + node * 1e-3, config)
+                    taken = step(state, PacesReported(paces), self.now + node * 1e-3, config)
                     state = taken.state
                     self.said += [(slow.rank, slow.cause) for slow in taken.found]
 
@@ -97,7 +97,7 @@ class World:
         length_s = max(own) + max(max(wires.values()), self.transfer_s)
         self.now += length_s
         for rank, before in enumerate(self.sums):
-            wire = Wire(
+            wire = PeerConnection(
                 f"10.0.0.{rank}:1",
                 f"10.0.0.{(rank + 1) % self.ranks}:1",
                 (before.steps + 1) * 4_000_000,

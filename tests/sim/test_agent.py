@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskd.core.agent.machine import LEGAL, Over
+from taskd.core.agent.machine import LEGAL, Done
 from tests.sim.agent_world import World
 
 SEEDS = range(300)
@@ -19,7 +19,7 @@ def play(seed: int) -> World:
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed{seed}")
 def test_every_node_ends_and_nothing_lives_on(seed: int) -> None:
     world = play(seed)
-    assert isinstance(world.state, Over)
+    assert isinstance(world.state, Done)
     assert not world.living, "\n".join(world.story)
 
 

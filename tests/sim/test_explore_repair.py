@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from taskd.core.manager.repair_plan import Holder, Impossible, Plan, Seat, plan
+from taskd.core.manager.repair_plan import Holder, Impossible, Placement, Plan, plan
 from tests.sim import explore_repair
 from tests.sim.explore_repair import Explorer
 from tests.sim.explore_sharded import ShardedExplorer
@@ -66,7 +66,7 @@ def test_without_the_vote_or_the_wait_state_is_lost(missing: str) -> None:
 
 
 def test_a_plan_that_throws_a_step_away_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def timid(holders: Iterable[Holder], seats: Iterable[Seat] = ()) -> Plan | Impossible:
+    def timid(holders: Iterable[Holder], seats: Iterable[Placement] = ()) -> Plan | Impossible:
         low = min(holder.step for holder in holders)
         return plan([holder for holder in holders if holder.step == low], seats)
 
@@ -76,7 +76,7 @@ def test_a_plan_that_throws_a_step_away_is_noticed(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_plan_that_leaves_a_rank_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(holders: Iterable[Holder], seats: Iterable[Seat] = ()) -> Plan | Impossible:
+    def careless(holders: Iterable[Holder], seats: Iterable[Placement] = ()) -> Plan | Impossible:
         made = plan(holders, seats)
         if isinstance(made, Impossible):
             return made

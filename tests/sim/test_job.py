@@ -52,9 +52,9 @@ def test_one_killed_rank_never_costs_a_step_or_a_restart() -> None:
         # Late enough that every rank has been heard: before, nobody knows what it can do.
         world.at(world.random.uniform(4.0, 6.0), world.kill_one_that_trains)
         world.run(until=END_S)
-        assert world.exit_code == 0, "\n".join(world.story)
+        assert world.exit_code == 0, "\n".join(world.record)
         assert world.manager is not None
-        assert world.manager.job.attempt == 0, "\n".join(world.story)
+        assert world.manager.job.attempt == 0, "\n".join(world.record)
         assert len(world.finished) == world.size
 
 
@@ -65,9 +65,9 @@ def test_nor_does_it_when_the_manager_is_killed_around_the_same_time() -> None:
         world.at(world.random.uniform(2.0, 4.0), world.kill_one_that_trains)
         world.at(world.random.uniform(1.5, 5.0), world.kill_manager)
         world.run(until=END_S)
-        assert world.exit_code == 0, "\n".join(world.story)
+        assert world.exit_code == 0, "\n".join(world.record)
         assert world.manager is not None
-        assert world.manager.job.attempt == 0, f"seed {seed}\n" + "\n".join(world.story)
+        assert world.manager.job.attempt == 0, f"seed {seed}\n" + "\n".join(world.record)
 
 
 @pytest.mark.parametrize("manager_dies", [False, True])
@@ -82,7 +82,7 @@ def test_a_job_shrinks_around_a_lost_node_and_grows_back(manager_dies: bool) -> 
             world.at(world.random.uniform(5.0, 20.0), world.kill_manager)
             world.at(world.random.uniform(5.0, 20.0), partial(world.break_stream, 5.0))
         world.run(until=END_S)
-        tale = f"seed {seed}\n" + "\n".join(world.story[-300:])
+        tale = f"seed {seed}\n" + "\n".join(world.record[-300:])
         assert world.exit_code == 0, tale
         assert world.manager is not None
         assert world.manager.job.attempt == 0, tale
@@ -99,7 +99,7 @@ def test_a_spare_node_keeps_the_world_whole() -> None:
         if seed % 2:
             world.at(world.random.uniform(5.0, 20.0), world.kill_manager)
         world.run(until=END_S)
-        tale = f"seed {seed}\n" + "\n".join(world.story[-300:])
+        tale = f"seed {seed}\n" + "\n".join(world.record[-300:])
         if world.spares or world.config.rescheduling:
             assert world.exit_code == 0, tale
             assert len(world.finished) == world.size, tale
@@ -109,11 +109,11 @@ def test_without_trouble_every_job_ends_well() -> None:
     for seed in range(20):
         world = World(seed)
         world.run(until=END_S)
-        assert world.exit_code == 0, "\n".join(world.story)
+        assert world.exit_code == 0, "\n".join(world.record)
 
 
 def test_a_seed_always_tells_the_same_story() -> None:
-    assert chaos(7).story == chaos(7).story
+    assert chaos(7).record == chaos(7).record
 
 
 RARE = {

@@ -12,32 +12,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from taskd.core.worker import machine as rank
-from taskd.core.worker.machine import RankConfig, State, step
+from taskd.core.worker.machine import State, WorkerConfig, step
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.worker import (
-    Abort,
-    Broke,
-    CarryOut,
+    AbortCollectives,
     Command,
+    DumpFinished,
     Event,
-    Failed,
+    ExecuteOrder,
+    FirstStepCommitted,
     GiveUp,
-    Linked,
-    Me,
-    Mended,
+    Identity,
+    LocalRepairDone,
+    LocalRepairFailed,
+    ManagerConnected,
     Order,
-    Say,
-    Stepped,
-    Stood,
+    SendToManager,
+    StepFailed,
+    ThreadParked,
     Tick,
-    Wrote,
 )
 
-ME = Me(Rank(0), NodeRank(0), Incarnation(0), 1)
+ME = Identity(Rank(0), NodeRank(0), Incarnation(0), 1)
 MEMBER = m.Member(ME.rank, ME.node, ME.incarnation)
-STOOD = Stood(Step(1), whole=True)
-CONFIG = RankConfig()
+STOOD = ThreadParked(Step(1), whole=True)
+CONFIG = WorkerConfig()
 LATE = 1e9
 PENDING = 3
 """How many words of the training thread may be on their way at once: it never says more."""
@@ -72,7 +72,7 @@ def orders(incidents: int) -> list[Event]:
 
 def successors(world: World, told: list[Event]) -> Iterator[tuple[str, World]]:
     """Every next world, and what happened on the way to it."""
-    for event in (*told, Linked(Step(1)), Tick()):
+    for event in (*told, ManagerConnected(Step(1)), Tick()):
         yield f"{event}", hear(world, event)
     if world.words:
         said, rest = world.words[0], world.words[1:]
@@ -85,12 +85,12 @@ def _thread(world: World) -> Iterator[tuple[str, World]]:
     words = world.words
     match world.thread.split():
         case ["running"]:
-            failed = Failed("communication", "")
+            failed = StepFailed("communication", "")
             yield "a collective fails", replace(world, thread="leaving", words=(*words, failed))
             if world.aborted:
                 yield "leaves its step", replace(world, thread="leaving")
             if world.unproven:
-                stepped = (*words, Stepped(Step(2)))
+                stepped = (*words, FirstStepCommitted(Step(2)))
                 yield "commits", replace(world, words=stepped, unproven=False)
         case ["leaving"]:
             yield "stands", replace(world, thread="standing", words=(*words, STOOD))
@@ -99,14 +99,14 @@ def _thread(world: World) -> Iterator[tuple[str, World]]:
             yield f"takes {order}", replace(world, thread=_begin(order), orders=rest)
         case ["repairing", number]:
             incident = Incident(int(number))
-            broke = (*words, Broke(incident, ""))
+            broke = (*words, LocalRepairFailed(incident, ""))
             yield "cannot repair", replace(world, thread="leaving", words=broke)
             if world.aborted <= incident:
-                mended = (*words, Mended(incident, Step(1)))
+                mended = (*words, LocalRepairDone(incident, Step(1)))
                 after = replace(world, thread="running", words=mended, aborted=0, unproven=True)
                 yield "has repaired", after
         case ["dumping", number]:
-            wrote = (*words, Wrote(Incident(int(number)), Step(1)))
+            wrote = (*words, DumpFinished(Incident(int(number)), Step(1)))
             yield "has written", replace(world, thread="gone", words=wrote)
         case _:
             pass
@@ -135,19 +135,19 @@ def hear(world: World, event: Event) -> World:
 
 def _perform(world: World, command: Command) -> World:
     match command:
-        case Abort(incident=incident):
+        case AbortCollectives(incident=incident):
             return replace(world, aborted=max(world.aborted, incident))
-        case CarryOut(order=order):
+        case ExecuteOrder(order=order):
             assert isinstance(order, m.Leave) or world.thread == "standing", (
                 f"an order for a thread that is {world.thread}"
             )
             return replace(world, orders=(*world.orders, order))
         case GiveUp():
             return replace(world, orders=(*world.orders, command))
-        case Say(body=m.Parked(whole=True)):
+        case SendToManager(body=m.Parked(whole=True)):
             assert world.thread == "standing", f"said Parked while {world.thread}"
             return world
-        case Say():
+        case SendToManager():
             return world
 
 
@@ -155,7 +155,7 @@ def check(world: World) -> None:
     """What must hold wherever nothing is on its way."""
     if world.thread == "standing" and not world.words and not world.orders:
         waits = isinstance(world.state, rank.Parked) or (
-            isinstance(world.state, rank.Faulted) and world.state.stood is not None
+            isinstance(world.state, rank.Faulted) and world.state.at is not None
         )
         assert waits or isinstance(world.state, rank.Leaving), (
             f"the thread stands for ever: {world.state}"

@@ -20,16 +20,16 @@ from taskd.agent.zygote.protocol import STACK_SIGNAL
 from taskd.agent.zygote.worker_processes import Death, Process, StartRefused, ZygoteLost
 from taskd.model import messages as m
 from taskd.model.agent import (
-    AskToEnd,
     Command,
     KillWorker,
-    Prepare,
+    PrepareStandby,
     RenewStore,
-    SayHello,
-    Started,
-    StartFailed,
+    SendHello,
+    SendToManager,
+    SignalWorker,
     StartWorker,
-    Tell,
+    WorkerStarted,
+    WorkerStartFailed,
 )
 from taskd.model.ids import Incarnation, NodeRank, Rank
 
@@ -77,21 +77,21 @@ class Hands:
             case KillWorker(rank, incarnation):
                 if (process := self._lives.get((rank, incarnation))) is not None:
                     self._nursery.kill(process)
-            case AskToEnd(rank, incarnation, signum):
+            case SignalWorker(rank, incarnation, signum):
                 if (process := self._lives.get((rank, incarnation))) is not None:
                     # A stopped process cannot hear; it must be let go to be able to end.
                     self._nursery.send_signal(process, signum)
                     self._nursery.send_signal(process, signal.SIGCONT)
-            case Prepare():
+            case PrepareStandby():
                 self._prepare_later()
             case RenewStore():
                 # Forked workers put the attempt into their keys (`attempts.py`), and those of
                 # another node may be using the store by now. Spawned ones cannot be taught that.
                 if self._plan.spawn:
                     await self.serve_store()
-            case Tell(body):
+            case SendToManager(body):
                 await self._tell(body)
-            case SayHello(workers, attempt, remaining, condemned):
+            case SendHello(workers, attempt, remaining, condemned):
                 served = self._addresses.store if self._ground.serves else ""
                 node, host = NodeRank(self._plan.node), socket.gethostname()
                 state = workers, served, attempt, remaining
@@ -148,7 +148,7 @@ class Hands:
             )
         except (StartRefused, ZygoteLost) as error:
             self._output.close(life, 0)
-            self._happened(StartFailed(*life, str(error)))
+            self._happened(WorkerStartFailed(*life, str(error)))
             return
         finally:
             for end in ends:
@@ -158,7 +158,7 @@ class Hands:
         self._watch.add(
             life, process.pid, files.stacks, ask if not self._plan.spawn else _no_stacks
         )
-        self._happened(Started(*life, process.pid))
+        self._happened(WorkerStarted(*life, process.pid))
 
     def _died(self, start: StartWorker, death: Death) -> None:
         self._tasks.create_task(self._report(start, death))

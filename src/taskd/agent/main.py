@@ -14,7 +14,7 @@ from typing import Protocol
 
 from taskd.agent import sense
 from taskd.bus.endpoint import Bus
-from taskd.core.agent.machine import Over, State, WorkersConfig, step
+from taskd.core.agent.machine import Done, State, WorkersConfig, step
 from taskd.model import messages as m
 from taskd.model.agent import Command, Event, Tick
 from taskd.model.ids import manager
@@ -72,9 +72,9 @@ class Agent:
         self,
         state: State,
         make_hands: Callable[[asyncio.TaskGroup], Performs],
-        look: Callable[[], m.NodeBeat],
+        look: Callable[[], m.NodeHeartbeat],
         pace_s: Callable[[], float],
-    ) -> Over:
+    ) -> Done:
         """Until the node's part of the job is over."""
         async with asyncio.TaskGroup() as tasks:
             hands = make_hands(tasks)
@@ -92,7 +92,7 @@ class Agent:
                 task.cancel()
         return over
 
-    async def _beat(self, look: Callable[[], m.NodeBeat], pace_s: Callable[[], float]) -> None:
+    async def _beat(self, look: Callable[[], m.NodeHeartbeat], pace_s: Callable[[], float]) -> None:
         """A heart beats in time; there is no event to wait for.
 
         Beats take the shortest way, from the proxy's own bus: they are by far the most messages.
@@ -103,9 +103,9 @@ class Agent:
             if nearest.joined:
                 await nearest.send(manager(), look(), sync=False)
 
-    async def _decide(self, state: State, perform: Callable[[Command], Awaitable[None]]) -> Over:
+    async def _decide(self, state: State, perform: Callable[[Command], Awaitable[None]]) -> Done:
         self.state = state
-        while not isinstance(state, Over):
+        while not isinstance(state, Done):
             event = await next_before(self._inbox, state.deadline, self._clock) or Tick()
             taken = step(state, event, self._clock(), self._config)
             if taken.because and taken.state != state:

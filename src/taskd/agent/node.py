@@ -21,10 +21,10 @@ from taskd.agent.worker_output import Output
 from taskd.agent.zygote.worker_processes import ZygoteLost
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.bus.liveness_port import Door
-from taskd.core.agent.machine import Node, Over, Waiting, WorkersConfig
+from taskd.core.agent.machine import Done, Node, Waiting, WorkersConfig
 from taskd.errors import SettingsError
 from taskd.model import messages as m
-from taskd.model.agent import Interrupted, Warmed
+from taskd.model.agent import Interrupted, WarmedUp
 from taskd.model.ids import NodeRank, Rank, agent
 from taskd.proxy import Proxy
 from taskd.runtime.clock import monotonic
@@ -50,7 +50,7 @@ class NodeRun:
     def __post_init__(self) -> None:
         self.logs = Logs(self.plan, self.ground.run_dir)
 
-    async def run(self) -> Over:
+    async def run(self) -> Done:
         """Until the node's part of the job is over; then nothing of it is left."""
         plan, address = self.plan, f"127.0.0.1:{self.proxy.port}"
         self.bus = Bus(
@@ -85,7 +85,7 @@ class NodeRun:
         if signal.SIGPIPE not in self.plan.signals:
             signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
-    async def _train(self) -> Over:
+    async def _train(self) -> Done:
         plan, ground = self.plan, self.ground
         node = Node(NodeRank(plan.node), tuple(map(Rank, plan.ranks)), plan.max_restarts)
         watch = Watch(ground.beacons)
@@ -110,8 +110,8 @@ class NodeRun:
             tasks.create_task(self._warm(made))
             return made
 
-        def look() -> m.NodeBeat:
-            return m.NodeBeat(node.node, watch.look(), watch.probes.look())
+        def look() -> m.NodeHeartbeat:
+            return m.NodeHeartbeat(node.node, watch.look(), watch.probes.look())
 
         def pace_s() -> float:
             return _beat_s(plan.nodes) * (HURRY if watch.uneasy else 1.0)
@@ -129,7 +129,7 @@ class NodeRun:
         if problems := [f"--preload {n}: {ready.failed[n]}" for n in wanted if n in ready.failed]:
             raise SettingsError(problems)
         await hands.serve_store()
-        self.agent.happened(Warmed())
+        self.agent.happened(WarmedUp())
 
 
 def _beat_s(nodes: int) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import get_args
 
 from taskd.bus.endpoint import Bus, Joined, Left
-from taskd.model.agent import Event, LinkDown, LinkUp, Order
+from taskd.model.agent import Event, ManagerConnected, ManagerDisconnected, Order
 from taskd.model.messages import SetProfiling
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,6 @@ async def watch_link(bus: Bus, among: tuple[Bus, ...], happened: Callable[[Event
     """
     async for change in bus.changes():
         if isinstance(change, Joined) and all(other.joined for other in among):
-            happened(LinkUp())
+            happened(ManagerConnected())
         elif isinstance(change, Left):
-            happened(LinkDown())
+            happened(ManagerDisconnected())

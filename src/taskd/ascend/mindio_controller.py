@@ -22,10 +22,10 @@ from taskd.model.clusterd import Signal
 from taskd.model.ids import NodeRank, Position, Rank, agent
 from taskd.model.manager import (
     Event,
-    Heard,
+    MessageReceived,
+    NodeDisconnected,
     NodeGone,
     NodeSilent,
-    NodeUnlinked,
     RankFault,
     RankHung,
     Report,
@@ -148,12 +148,12 @@ class Bridge:
     def lets_pass(self, event: Event) -> bool:
         """Whether the manager's own machine is to know of it."""
         match event:
-            case Heard(body=RestartsLeft(remaining)):
+            case MessageReceived(body=RestartsLeft(remaining)):
                 self._restarts_left = remaining
                 return True
-            case Heard(body=body):
+            case MessageReceived(body=body):
                 return isinstance(body, AgentRegistered | AgentHello)
-            case NodeSilent() | NodeGone() | NodeUnlinked() | RankHung():
+            case NodeSilent() | NodeGone() | NodeDisconnected() | RankHung():
                 return False
             case _:
                 return True

@@ -71,14 +71,14 @@ class RankSet(Set[Rank]):
         return f"RankSet({list(self)})"
 
 
-NOBODY = RankSet()
+NO_RANKS = RankSet()
 
 
 def _bits(ranks: Iterable[Any]) -> int:
     return ranks._bits if isinstance(ranks, RankSet) else RankSet(ranks)._bits
 
 
-class Table(Mapping[Rank, V]):
+class RankTable(Mapping[Rank, V]):
     __slots__ = ("_chunks", "_count")
 
     def __init__(self, items: Mapping[Rank, V] | None = None) -> None:
@@ -87,11 +87,11 @@ class Table(Mapping[Rank, V]):
             self._chunks.setdefault(rank >> CHUNK_BITS, {})[rank] = value
         self._count = sum(map(len, self._chunks.values()))
 
-    def put(self, rank: Rank, value: V) -> Table[V]:
+    def put(self, rank: Rank, value: V) -> RankTable[V]:
         """The same table with one entry more, or changed."""
         return self.update({rank: value})
 
-    def update(self, items: Mapping[Rank, V]) -> Table[V]:
+    def update(self, items: Mapping[Rank, V]) -> RankTable[V]:
         chunks, fresh, count = dict(self._chunks), set[int](), self._count
         for rank, value in items.items():
             number = rank >> CHUNK_BITS
@@ -100,7 +100,7 @@ class Table(Mapping[Rank, V]):
                 chunks[number] = dict(chunks.get(number, {}))
             count += rank not in chunks[number]
             chunks[number][rank] = value
-        made = Table[V]()
+        made = RankTable[V]()
         made._chunks, made._count = chunks, count
         return made
 

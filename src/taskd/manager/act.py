@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from taskd.bus.endpoint import Bus
-from taskd.manager.clusterd_client import Clusterd
+from taskd.manager.clusterd_client import ClusterdClient
 from taskd.model.codes import NetCode
 from taskd.model.ids import Position
 from taskd.model.manager import (
@@ -18,8 +18,8 @@ from taskd.model.manager import (
     ReportResult,
     ReportStopped,
     ReportStrategies,
-    StopAsked,
-    Tell,
+    SendMessage,
+    StopRequested,
 )
 from taskd.model.messages import Body
 
@@ -28,20 +28,20 @@ log = logging.getLogger(__name__)
 
 class Act:
     def __init__(
-        self, bus: Bus, clusterd: Clusterd | None, happened: Callable[[Event], None]
+        self, bus: Bus, clusterd: ClusterdClient | None, happened: Callable[[Event], None]
     ) -> None:
         self._bus, self._clusterd, self._happened = bus, clusterd, happened
         self._sending: set[asyncio.Task[None]] = set()
 
     def tell(self, to: Position, body: Body) -> None:
         """For those who cannot wait."""
-        task = asyncio.ensure_future(self.perform(Tell(to, body)))
+        task = asyncio.ensure_future(self.perform(SendMessage(to, body)))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
     async def perform(self, command: Command) -> None:
         match command:
-            case Tell(to, body):
+            case SendMessage(to, body):
                 # Not waited for: whoever is not linked says hello again, and is told again then.
                 sent = await self._bus.send(to, body, sync=False)
                 if sent.code != NetCode.OK:
@@ -51,6 +51,8 @@ class Act:
                     self._clusterd.report(command)
                 elif isinstance(command, ReportFaults):
                     because = "; ".join(f"rank {f.rank} {f.kind}" for f in command.faults)
-                    self._happened(StopAsked(1, f"{because}, and there is no clusterd to decide"))
+                    self._happened(
+                        StopRequested(1, f"{because}, and there is no clusterd to decide")
+                    )
             case Finish(exit_code, because):
                 log.info("the job has ended with %d: %s", exit_code, because)

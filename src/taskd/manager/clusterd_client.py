@@ -31,7 +31,7 @@ from taskd.model.manager import (
     ReportStopped,
     ReportStrategies,
 )
-from taskd.model.operations import Reply, ReplyNic, ReplyStress
+from taskd.model.operations import Reply, ReplyNicSwitch, ReplyStressTest
 from taskd.model.profiling import KEYS, Part, parts_of
 from taskd.runtime.tokens import bearer
 from taskd.wire._pb import control_pb2 as control
@@ -62,7 +62,7 @@ _CONTROL: Any = ControlStub
 _TRACE: Any = TrainingDataTraceStub
 
 
-class Clusterd:
+class ClusterdClient:
     """One job's line. `listen` and `deliver` run for as long as the manager does."""
 
     def __init__(self, address: str, config: ManagerConfig) -> None:
@@ -253,9 +253,9 @@ class Clusterd:
                     uuid=uuid,
                 )
                 return self._recover.ReportRecoverStatus, request
-            case ReplyNic(ok):
+            case ReplyNicSwitch(ok):
                 return self._recover.ReplySwitchNicResult, pb.SwitchResult(jobId=job, result=ok)
-            case ReplyStress(results):
+            case ReplyStressTest(results):
                 told = {
                     str(rank): pb.StressTestRankResult(
                         rankResult={

@@ -18,27 +18,27 @@ from taskd.core.manager import hung_ranks as liveness
 from taskd.core.manager import silent_nodes as silence
 from taskd.core.manager.hung_ranks import LivenessConfig
 from taskd.core.manager.silent_nodes import (
-    Answered,
-    Ask,
-    Back,
-    Beat,
+    BeatReceived,
     Command,
-    Gone,
-    Look,
-    Looked,
+    ConnectionInspected,
+    InspectConnection,
+    NodeIsBack,
+    NodeIsSilent,
+    NodeLeft,
+    ProbeAnswered,
+    ProbeNode,
     SilenceConfig,
-    Silent,
     Tick,
 )
 from taskd.model.ids import NodeRank, agent
 from taskd.model.manager import Event, NodeSilent, RankHung
-from taskd.model.messages import KeptAlive, NodeBeat
+from taskd.model.messages import KeptAlive, NodeHeartbeat
 from taskd.runtime.clock import monotonic
 
 log = logging.getLogger(__name__)
 
 
-class Pulse:
+class HeartbeatMonitor:
     def __init__(
         self,
         bus: Bus,
@@ -51,8 +51,8 @@ class Pulse:
         self._timer: asyncio.TimerHandle | None = None
         self._asking: dict[NodeRank, set[asyncio.Task[None]]] = {}
 
-    def heard(self, beat: NodeBeat) -> None:
-        self._take(Beat(beat.node))
+    def heard(self, beat: NodeHeartbeat) -> None:
+        self._take(BeatReceived(beat.node))
         found = liveness.step(self._paces, beat, monotonic(), self._ranks)
         self._paces = found.state
         for hung in found.verdicts:
@@ -61,7 +61,7 @@ class Pulse:
 
     def gone(self, node: NodeRank) -> None:
         """Its link is broken, which is judged elsewhere."""
-        self._take(Gone(node))
+        self._take(NodeLeft(node))
 
     def _take(self, event: silence.Event) -> None:
         taken = silence.step(self._beats, event, monotonic(), self._nodes)
@@ -87,16 +87,16 @@ class Pulse:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case Ask(node):
+            case ProbeNode(node):
                 asking = asyncio.create_task(self._ask(node))
                 self._asking.setdefault(node, set()).add(asking)
-            case Look(node):
-                self._take(Looked(node, self._bus.wire_to(agent(node))))
-            case Silent(node, evidence):
+            case InspectConnection(node):
+                self._take(ConnectionInspected(node, self._bus.wire_to(agent(node))))
+            case NodeIsSilent(node, evidence):
                 log.warning("silent: %s", evidence)
                 self._stop_asking(node)
                 self._happened(NodeSilent(node, evidence))
-            case Back(node):
+            case NodeIsBack(node):
                 self._stop_asking(node)
             case _:
                 assert_never(command)
@@ -108,5 +108,5 @@ class Pulse:
     async def _ask(self, node: NodeRank) -> None:
         timeout_s = max(self._nodes.stalled_s, self._nodes.unknown_s)
         if await self._bus.send(agent(node), KeptAlive(), timeout_s=timeout_s):
-            self._take(Answered(node))
+            self._take(ProbeAnswered(node))
             self._asking.pop(node, None)  # the other questions are answered with it

@@ -7,25 +7,25 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
 from taskd.core.manager.goodput import Goodput
-from taskd.manager.job_status import Seen, progress_of
+from taskd.manager.job_status import JobSnapshot, progress_of
 from taskd.manager.settings import ManagerConfig
-from taskd.model.manager import Story
+from taskd.model.manager import IncidentRecord
 from taskd.runtime.clock import monotonic
 from taskd.runtime.metrics import Metric, Sample, one
 
 
-class Meter:
-    def __init__(self, config: ManagerConfig, look: Callable[[], Seen]) -> None:
+class JobMetrics:
+    def __init__(self, config: ManagerConfig, look: Callable[[], JobSnapshot]) -> None:
         self._config, self._look = config, look
         self._goodput = Goodput(monotonic())
-        self._incidents = Incidents()
+        self._incidents = IncidentCounters()
 
     def beat(self) -> None:
         """A node has told how its ranks are doing."""
         seen = self._look()
         steps = [progress.step for progress in seen.progress.values()]
         self._goodput = self._goodput.at(max(steps, default=0), monotonic())
-        self._incidents.count(seen.state.job.stories)
+        self._incidents.count(seen.state.job.past_incidents)
 
     def metrics(self) -> Iterable[Metric]:
         seen = self._look()
@@ -57,7 +57,7 @@ class Meter:
             "Ranks by phase.",
             tuple(Sample(n, {"job": job, "phase": phase}) for phase, n in sorted(phases.items())),
         )
-        self._incidents.count(seen.state.job.stories)
+        self._incidents.count(seen.state.job.past_incidents)
         yield from self._incidents.metrics(job)
         yield Metric(
             "taskd_straggler",
@@ -77,22 +77,22 @@ class Meter:
         yield one("taskd_manager_state", "1 for the state it is in.", 1, job=job, state=state)
 
 
-class Incidents:
-    """Sums that never fall, over stories of which only the newest are kept."""
+class IncidentCounters:
+    """Sums that never fall, over records of which only the newest are kept."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._seconds: Counter[tuple[str, str]] = Counter()
-        self._last: Story | None = None
+        self._last: IncidentRecord | None = None
 
-    def count(self, stories: Sequence[Story]) -> None:
+    def count(self, records: Sequence[IncidentRecord]) -> None:
         """Those that have ended since the last call; call it more often than they are dropped."""
-        news = list(takewhile(lambda story: story is not self._last, reversed(stories)))
-        for story in news:
-            key = story.strategy or "none", story.outcome or "open"
+        news = list(takewhile(lambda record: record is not self._last, reversed(records)))
+        for record in news:
+            key = record.strategy or "none", record.outcome or "open"
             self._counts[key] += 1
-            self._seconds[key] += _took_s(story)  # type: ignore[assignment]
-        self._last = stories[-1] if stories else self._last
+            self._seconds[key] += _took_s(record)  # type: ignore[assignment]
+        self._last = records[-1] if records else self._last
 
     def metrics(self, job: str) -> Iterable[Metric]:
         for name, text, sums in (
@@ -109,5 +109,5 @@ class Incidents:
             yield one("taskd_last_recovery_seconds", "The newest of these.", newest, job=job)
 
 
-def _took_s(story: Story) -> float:
-    return story.moments[-1][1] - story.moments[0][1]
+def _took_s(record: IncidentRecord) -> float:
+    return record.moments[-1][1] - record.moments[0][1]

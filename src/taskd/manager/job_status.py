@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from taskd.core.manager import copy_placement as placement
-from taskd.core.manager.job_view import Life
+from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.states import Job, State
-from taskd.manager.clusterd_client import Clusterd
-from taskd.manager.profiling_orders import Recording
+from taskd.manager.clusterd_client import ClusterdClient
+from taskd.manager.profiling_orders import ProfilingControl
 from taskd.manager.settings import ManagerConfig
 from taskd.model.ids import Rank
-from taskd.model.manager import Story
+from taskd.model.manager import IncidentRecord
 from taskd.model.messages import Progress
 from taskd.model.strategies import LADDER
 from taskd.runtime.clock import monotonic, wait_until
@@ -33,11 +33,11 @@ SETTLING_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JobSnapshot:
     state: State
     because: str
     progress: Mapping[int, Progress]
-    recording: Recording | None = None
+    recording: ProfilingControl | None = None
     operation: str = ""
 
 
@@ -55,7 +55,10 @@ def declaration(config: ManagerConfig) -> control.JobDeclaration:
 
 
 async def publish(
-    clusterd: Clusterd, config: ManagerConfig, look: Callable[[], Seen], changed: asyncio.Event
+    clusterd: ClusterdClient,
+    config: ManagerConfig,
+    look: Callable[[], JobSnapshot],
+    changed: asyncio.Event,
 ) -> None:
     """Soon after the job's state has changed; its steps now and then.
 
@@ -84,16 +87,16 @@ async def publish(
             await asyncio.Event().wait()  # it never will; that is no reason to end
 
 
-def progress_of(config: ManagerConfig, seen: Seen) -> control.JobProgress:
+def progress_of(config: ManagerConfig, seen: JobSnapshot) -> control.JobProgress:
     job = seen.state.job
-    ranks = [_rank(seen, rank) for rank in sorted(job.picture.ranks)]
+    ranks = [_rank(seen, rank) for rank in sorted(job.view.ranks)]
     summary = type(seen.state).__name__
     if seen.because:
         summary += f": {seen.because}"
     if at_risk := _at_risk(job):
         summary += f" | {at_risk}"
-    if job.stories:
-        summary += f" | last: {tell(job.stories[-1])}"
+    if job.past_incidents:
+        summary += f" | last: {tell(job.past_incidents[-1])}"
     return control.JobProgress(
         job=config.job_id,
         step=max((rank.step for rank in ranks), default=0),
@@ -106,12 +109,12 @@ def progress_of(config: ManagerConfig, seen: Seen) -> control.JobProgress:
     )
 
 
-def _rank(seen: Seen, rank: Rank) -> control.RankStatus:
+def _rank(seen: JobSnapshot, rank: Rank) -> control.RankStatus:
     job = seen.state.job
-    view = job.picture.ranks[rank]
+    view = job.view.ranks[rank]
     beat = seen.progress.get(rank)
     current = beat is not None and beat.incarnation == view.incarnation
-    node = job.picture.nodes.get(view.node)
+    node = job.view.nodes.get(view.node)
     fault = job.faults.get(rank)
     return control.RankStatus(
         rank=rank,
@@ -119,7 +122,9 @@ def _rank(seen: Seen, rank: Rank) -> control.RankStatus:
         host=node.host if node else "",
         pid=view.pid,
         incarnation=view.incarnation,
-        phase=view.phase if view.life is Life.ALIVE and view.phase else view.life.value,
+        phase=view.phase
+        if view.process is ProcessState.ALIVE and view.phase
+        else view.process.value,
         step=max(view.step, beat.step) if beat is not None and current else view.step,
         idle_s=beat.idle_s if beat is not None and current else 0.0,
         note=f"{fault.kind}: {fault.evidence[-200:]}" if fault else "",
@@ -128,20 +133,20 @@ def _rank(seen: Seen, rank: Rank) -> control.RankStatus:
 
 def _at_risk(job: Job) -> str:
     """What would be lost with a single node, replicas alone considered."""
-    views = [job.picture.ranks[rank] for rank in job.world]
+    views = [job.view.ranks[rank] for rank in job.world]
     alone = placement.exposed((view.shard, view.node) for view in views if view.heard)
     nodes = ", ".join(str(node) for node in sorted(set(alone.values())))
     return f"{len(alone)} shards have no replica beyond their node ({nodes})" if alone else ""
 
 
-def tell(story: Story) -> str:
+def tell(record: IncidentRecord) -> str:
     """One incident in one line, its parts in milliseconds."""
-    ranks = ", ".join(str(fault.rank) for fault in story.faults) or "none"
-    parts = " ".join(f"{name} {ms:.0f}" for name, ms in story.parts_ms().items())
-    total = (story.moments[-1][1] - story.moments[0][1]) * 1000.0
+    ranks = ", ".join(str(fault.rank) for fault in record.faults) or "none"
+    parts = " ".join(f"{name} {ms:.0f}" for name, ms in record.parts_ms().items())
+    total = (record.moments[-1][1] - record.moments[0][1]) * 1000.0
     return (
-        f"incident {story.incident}, ranks {ranks}, {story.strategy or 'no strategy'}: "
-        f"{story.outcome or 'open'} in {total:.0f} ms ({parts})"
+        f"incident {record.incident}, ranks {ranks}, {record.strategy or 'no strategy'}: "
+        f"{record.outcome or 'open'} in {total:.0f} ms ({parts})"
     )
 
 
@@ -160,26 +165,26 @@ def write_ready(config: ManagerConfig, port: int, clusterd: str) -> None:
 def write_summary(config: ManagerConfig, state: State) -> None:
     if config.state_dir is None:
         return
-    stories = [
+    records = [
         {
-            "incident": story.incident,
-            "strategy": story.strategy,
-            "outcome": story.outcome,
-            "because": story.because,
+            "incident": record.incident,
+            "strategy": record.strategy,
+            "outcome": record.outcome,
+            "because": record.because,
             "faults": [
                 {"rank": fault.rank, "kind": fault.kind, "evidence": fault.evidence}
-                for fault in story.faults
+                for fault in record.faults
             ],
-            "parts_ms": story.parts_ms(),
+            "parts_ms": record.parts_ms(),
         }
-        for story in state.job.stories
+        for record in state.job.past_incidents
     ]
     told = {
         "job": config.job_id,
         "exit_code": getattr(state, "exit_code", None),
         "because": getattr(state, "because", ""),
         "attempts": state.job.attempt,
-        "incidents": stories,
+        "incidents": records,
     }
     _write(config.state_dir, SUMMARY, told)
 

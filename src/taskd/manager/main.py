@@ -20,15 +20,15 @@ from taskd.core.manager import machine
 from taskd.core.manager.states import Ended, State
 from taskd.manager import job_status as status
 from taskd.manager.act import Act
-from taskd.manager.clusterd_client import Clusterd
-from taskd.manager.job_metrics import Meter
+from taskd.manager.clusterd_client import ClusterdClient
+from taskd.manager.job_metrics import JobMetrics
 from taskd.manager.operation_orders import Operations, Precheck
 from taskd.manager.plugins import Plugins, snapshot_of
 from taskd.manager.sense import Sense
 from taskd.manager.settings import EMBEDDED, ManagerConfig
 from taskd.model.clusterd import Signal
 from taskd.model.ids import NodeRank, Rank, manager
-from taskd.model.manager import Heard, Ordered, Subscribed, Tick
+from taskd.model.manager import MessageReceived, SignalReceived, Subscribed, Tick
 from taskd.runtime import metrics
 from taskd.runtime.clock import monotonic, next_before
 
@@ -58,7 +58,7 @@ async def run(config: ManagerConfig) -> int:
 
             config = await stack.enter_async_context(embedded(config))
         address = config.clusterd
-        clusterd = Clusterd(address, config) if address else None
+        clusterd = ClusterdClient(address, config) if address else None
         if clusterd is not None:
             stack.push_async_callback(clusterd.close)
             clusterd.declaration = status.declaration(config)
@@ -68,7 +68,7 @@ async def run(config: ManagerConfig) -> int:
 
 
 class Manager:
-    def __init__(self, config: ManagerConfig, bus: Bus, clusterd: Clusterd | None) -> None:
+    def __init__(self, config: ManagerConfig, bus: Bus, clusterd: ClusterdClient | None) -> None:
         self._config, self._clusterd = config, clusterd
         self._sense = Sense(bus, config)
         self._act = Act(bus, clusterd, self._sense.inbox.put_nowait)
@@ -133,13 +133,13 @@ class Manager:
                 if self._bridge is not None and told.type not in OWN_SIGNALS:
                     self._bridge.take(told)
                 else:
-                    inbox.put_nowait(Ordered(told))
+                    inbox.put_nowait(SignalReceived(told))
 
             work += [
                 self._clusterd.listen(take, lambda: inbox.put_nowait(Subscribed())),
                 self._clusterd.deliver(),
                 self._clusterd.follow_switch(recording.set),
-                status.publish(self._clusterd, self._config, self._picture, self._changed),
+                status.publish(self._clusterd, self._config, self._snapshot, self._changed),
             ]
             if self._operations is not None:
                 work += self._operations.work()
@@ -148,7 +148,7 @@ class Manager:
         return work
 
     async def _serve_metrics(self) -> None:
-        meter = Meter(self._config, self._picture)
+        meter = JobMetrics(self._config, self._snapshot)
         self._sense.on_beat = meter.beat
         async with metrics.serve(self._config.metrics, meter.metrics):
             await asyncio.Event().wait()
@@ -166,30 +166,30 @@ class Manager:
             return None
 
         def node_of(rank: int) -> int | None:
-            view = self.state.job.picture.ranks.get(Rank(rank))
+            view = self.state.job.view.ranks.get(Rank(rank))
             return None if view is None else view.node
 
         return Plugins(directory, self._act.tell, node_of)
 
     def _nodes(self) -> list[NodeRank]:
-        return [node for node, view in self.state.job.picture.nodes.items() if view.present]
+        return [node for node, view in self.state.job.view.nodes.items() if view.present]
 
     def _places(self) -> dict[Rank, NodeRank]:
         """The ranks that train now, and their nodes."""
         job = self.state.job
-        return {rank: job.picture.ranks[rank].node for rank in job.running()}
+        return {rank: job.view.ranks[rank].node for rank in job.running()}
 
-    def _picture(self) -> status.Seen:
+    def _snapshot(self) -> status.JobSnapshot:
         operation = "" if self._operations is None else self._operations.describe()
         progress, recording = self._sense.progress, self._sense.recording
-        return status.Seen(self.state, self.because, progress, recording, operation)
+        return status.JobSnapshot(self.state, self.because, progress, recording, operation)
 
     async def _drive(self) -> Ended:
         """The one loop: wait, decide, act, repeat."""
         inbox = self._sense.inbox
         while not isinstance(self.state, Ended):
             event = await next_before(inbox, self.state.deadline, monotonic) or Tick()
-            if isinstance(event, Heard):
+            if isinstance(event, MessageReceived):
                 self._sense.taken()
             if self._bridge is not None and not self._bridge.lets_pass(event):
                 continue
@@ -215,7 +215,7 @@ class Manager:
                 self._operations.job_is(taken.state)
             if self._plugins is not None and taken.state is not before:
                 self._plugins.show(snapshot_of(self._config.job_id, taken.state, self.because))
-            if taken.state.job.stories != before.job.stories:
+            if taken.state.job.past_incidents != before.job.past_incidents:
                 self._changed.set()
                 status.write_summary(self._config, taken.state)
         return self.state
@@ -223,7 +223,7 @@ class Manager:
     async def _farewell(self, ended: Ended) -> None:
         status.write_summary(self._config, ended)
         if self._clusterd is not None:
-            await self._clusterd.publish(status.progress_of(self._config, self._picture()))
+            await self._clusterd.publish(status.progress_of(self._config, self._snapshot()))
             await self._clusterd.end_job(ended.exit_code, ended.because)
 
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 ANSWER_S = 2.0
 
 
-class Knocking:
+class NodeProbes:
     def __init__(self, happened: Callable[[Event], None]) -> None:
         self._happened = happened
         self._doors: dict[NodeRank, str] = {}

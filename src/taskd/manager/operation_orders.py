@@ -18,24 +18,24 @@ from taskd.core.manager import operation_progress as machine
 from taskd.core.manager.operation_progress import OperationsConfig
 from taskd.core.manager.states import Job, Paused
 from taskd.core.manager.states import State as JobState
-from taskd.manager.clusterd_client import Clusterd
+from taskd.manager.clusterd_client import ClusterdClient
 from taskd.model.codes import RecoverCode
 from taskd.model.ids import NodeRank, Position, Rank, Role
-from taskd.model.manager import NodesCondemned
-from taskd.model.messages import Body, KeptAlive, NicSwitched, NodeBeat, Progress, StressTested
+from taskd.model.manager import NodesMarkedBad
+from taskd.model.messages import Body, KeptAlive, NicSwitched, NodeHeartbeat, Progress, StressTested
 from taskd.model.operations import (
     FAULTY,
     OPS,
-    Answered,
     Event,
-    NicAsked,
-    ReplyNic,
-    ReplyStress,
+    NicSwitchRequested,
+    PauseEnded,
+    ReplyNicSwitch,
+    ReplyStressTest,
     Results,
-    StressAsked,
-    TellRank,
+    SendToWorker,
+    StressTestRequested,
     Tick,
-    Unpaused,
+    WorkerReplied,
 )
 from taskd.runtime.clock import monotonic, next_before
 from taskd.wire._pb import recover_pb2 as pb
@@ -47,16 +47,16 @@ class Operations:
     def __init__(
         self,
         tell: Callable[[Position, Body], None],
-        clusterd: Clusterd,
+        clusterd: ClusterdClient,
         places: Callable[[], Mapping[Rank, NodeRank]],
         config: OperationsConfig,
-        happened: Callable[[NodesCondemned], None],
+        happened: Callable[[NodesMarkedBad], None],
     ) -> None:
         self._happened = happened
         self._tell, self._clusterd, self._places = tell, clusterd, places
         self._config = config
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
-        self._state: machine.State = machine.Quiet()
+        self._state: machine.State = machine.Idle()
         self._paused = False
         self.precheck: Precheck | None = None
 
@@ -64,18 +64,18 @@ class Operations:
         return machine.describe(self._state)
 
     def heard(self, src: Position, body: Body) -> None:
-        if isinstance(body, NodeBeat) and self.precheck is not None:
+        if isinstance(body, NodeHeartbeat) and self.precheck is not None:
             self.precheck.beaten.set()
         if src.role != Role.WORKER or not src.process_rank.isdecimal():
             return
         if isinstance(body, NicSwitched | StressTested | KeptAlive):
-            self._inbox.put_nowait(Answered(Rank(int(src.process_rank)), body))
+            self._inbox.put_nowait(WorkerReplied(Rank(int(src.process_rank)), body))
 
     def job_is(self, state: JobState) -> None:
         """The job's machine has moved on."""
         paused = isinstance(state, Paused)
         if self._paused and not paused:
-            self._inbox.put_nowait(Unpaused())
+            self._inbox.put_nowait(PauseEnded())
         self._paused = paused
 
     def _nic_asked(self, told: pb.SwitchRankList) -> None:
@@ -85,7 +85,7 @@ class Operations:
             if rank.isdecimal()
         ]
         ranks, ways = (rank for rank, _ in moves), (way for _, way in moves)
-        self._inbox.put_nowait(NicAsked(str(uuid.uuid4()), tuple(ranks), tuple(ways)))
+        self._inbox.put_nowait(NicSwitchRequested(str(uuid.uuid4()), tuple(ranks), tuple(ways)))
 
     def _stress_asked(self, told: pb.StressTestRankParams) -> None:
         ops = {
@@ -93,7 +93,7 @@ class Operations:
             for rank, listed in told.stressParam.items()
             if rank.isdecimal()
         }
-        self._inbox.put_nowait(StressAsked(str(uuid.uuid4()), ops))
+        self._inbox.put_nowait(StressTestRequested(str(uuid.uuid4()), ops))
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
         """What has to run for as long as the manager does."""
@@ -115,11 +115,11 @@ class Operations:
                 log.info("%s", taken.because)
             for command in taken.commands:
                 match command:
-                    case TellRank(to, body):
+                    case SendToWorker(to, body):
                         self._tell(to, body)
-                    case ReplyNic():
+                    case ReplyNicSwitch():
                         self._clusterd.report(command)
-                    case ReplyStress(results):
+                    case ReplyStressTest(results):
                         self._condemn(results)
                         self._clusterd.report(command)
 
@@ -135,7 +135,7 @@ class Operations:
         if found:
             evidence = "; ".join(f"rank {rank}: {text}" for rank, text in found.items())
             nodes = frozenset(places[rank] for rank in found)
-            self._happened(NodesCondemned(nodes, evidence))
+            self._happened(NodesMarkedBad(nodes, evidence))
 
 
 class Precheck:
@@ -146,7 +146,7 @@ class Precheck:
     """
 
     def __init__(
-        self, clusterd: Clusterd, look: Callable[[], Job], progress: Mapping[int, Progress]
+        self, clusterd: ClusterdClient, look: Callable[[], Job], progress: Mapping[int, Progress]
     ) -> None:
         self._clusterd, self._look, self._progress = clusterd, look, progress
         self.beaten = asyncio.Event()

@@ -9,7 +9,13 @@ from __future__ import annotations
 import logging
 
 from taskd.core.manager import stragglers
-from taskd.core.manager.stragglers import Disturbed, Event, Paced, Straggler, StragglerConfig
+from taskd.core.manager.stragglers import (
+    Event,
+    JobDisturbed,
+    PacesReported,
+    Straggler,
+    StragglerConfig,
+)
 from taskd.model.profiling import Pace
 from taskd.runtime.clock import monotonic, wall
 from taskd.wire._pb import control_pb2 as control
@@ -17,17 +23,17 @@ from taskd.wire._pb import control_pb2 as control
 log = logging.getLogger(__name__)
 
 
-class Stragglers:
+class StragglerMonitor:
     def __init__(self, config: StragglerConfig) -> None:
         self._config = config
         self._state = stragglers.State()
 
     def paced(self, paces: tuple[Pace, ...]) -> None:
-        self._take(Paced(paces))
+        self._take(PacesReported(paces))
 
     def disturbed(self) -> None:
         """The job has been repaired: steps before and after it cannot be compared."""
-        self._take(Disturbed())
+        self._take(JobDisturbed())
 
     def current(self) -> list[control.Straggler]:
         """All of them, in the order of their ranks."""

@@ -42,7 +42,7 @@ BODIES = get_args(Body)
 
 
 @dataclass(frozen=True, slots=True)
-class RankSeen:
+class RankSnapshot:
     rank: int
     node: int
     phase: str
@@ -59,7 +59,7 @@ class Snapshot:
     state: str
     because: str
     incident: int
-    ranks: tuple[RankSeen, ...]
+    ranks: tuple[RankSnapshot, ...]
 
 
 class Plugin(Protocol):
@@ -86,14 +86,14 @@ def snapshot_of(job_id: str, state: State, because: str) -> Snapshot:
         because,
         job.incident,
         tuple(
-            RankSeen(
+            RankSnapshot(
                 rank,
                 view.node,
-                view.phase or view.life.value,
+                view.phase or view.process.value,
                 view.step,
                 job.faults[rank].kind if rank in job.faults else "",
             )
-            for rank, view in sorted(job.picture.ranks.items())
+            for rank, view in sorted(job.view.ranks.items())
         ),
     )
 

@@ -13,13 +13,13 @@ import logging
 
 from taskd.ascend.switch_file import LOOK_S, SwitchFile
 from taskd.bus.endpoint import Bus
-from taskd.manager.pace_reports import Stragglers
+from taskd.manager.pace_reports import StragglerMonitor
 from taskd.model.ids import EVERY_AGENT, EVERY_WORKER, Position, Rank, Role
 from taskd.model.messages import (
     AgentHello,
     AgentRegistered,
     Body,
-    NodeBeat,
+    NodeHeartbeat,
     ProfilingSet,
     SetProfiling,
     WorkerRegistered,
@@ -42,8 +42,8 @@ INSIST_S = 30.0
 """How long a rank may take to follow before all are told again."""
 
 
-class Recording:
-    def __init__(self, bus: Bus, switch_file: str, stragglers: Stragglers) -> None:
+class ProfilingControl:
+    def __init__(self, bus: Bus, switch_file: str, stragglers: StragglerMonitor) -> None:
         self._bus, self._file = bus, SwitchFile(switch_file)
         self.wanted: Part | None = None
         """None: nobody has said anything yet."""
@@ -63,7 +63,7 @@ class Recording:
 
     def heard(self, src: Position, body: Body) -> None:
         match body:
-            case NodeBeat(paces=paces):
+            case NodeHeartbeat(paces=paces):
                 self.paces.update({pace.rank: pace for pace in paces})
                 if paces:
                     self.stragglers.paced(paces)

@@ -11,15 +11,22 @@ from collections.abc import Callable
 
 from taskd.bus.endpoint import Bus, PeerJoined, PeerLeft
 from taskd.core.manager import message_check as credible
-from taskd.manager.heartbeats import Pulse
-from taskd.manager.node_probes import Knocking
+from taskd.manager.heartbeats import HeartbeatMonitor
+from taskd.manager.node_probes import NodeProbes
 from taskd.manager.operation_orders import Operations
-from taskd.manager.pace_reports import Stragglers
-from taskd.manager.profiling_orders import Recording
+from taskd.manager.pace_reports import StragglerMonitor
+from taskd.manager.profiling_orders import ProfilingControl
 from taskd.manager.settings import ManagerConfig
 from taskd.model.ids import NodeRank, Position, Role
-from taskd.model.manager import Event, Heard, NodeLinked, NodeSilent, NodeUnlinked, StopAsked
-from taskd.model.messages import AgentHello, EndJob, NodeBeat, Progress
+from taskd.model.manager import (
+    Event,
+    MessageReceived,
+    NodeConnected,
+    NodeDisconnected,
+    NodeSilent,
+    StopRequested,
+)
+from taskd.model.messages import AgentHello, EndJob, NodeHeartbeat, Progress
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +42,14 @@ class Sense:
         self.progress: dict[int, Progress] = {}
         """The newest of each rank. `pulse` makes events of what they mean together."""
         self._absent: dict[NodeRank, asyncio.TimerHandle] = {}
-        self.recording = Recording(bus, config.profiling_switch, Stragglers(config.stragglers))
-        self._pulse = Pulse(bus, self.inbox.put_nowait, config.liveness, config.silence)
+        self.recording = ProfilingControl(
+            bus, config.profiling_switch, StragglerMonitor(config.stragglers)
+        )
+        self._pulse = HeartbeatMonitor(bus, self.inbox.put_nowait, config.liveness, config.silence)
         self.on_beat: Callable[[], None] = lambda: None
         self.operations: Operations | None = None
         """Set by the manager where there is a clusterd that could ask for any."""
-        self._knocking = Knocking(self.inbox.put_nowait)
+        self._knocking = NodeProbes(self.inbox.put_nowait)
 
     async def hear(self) -> None:
         while True:
@@ -52,17 +61,17 @@ class Sense:
             self.recording.heard(received.src, received.body)
             if self.operations is not None:
                 self.operations.heard(received.src, received.body)
-            if isinstance(received.body, NodeBeat):
+            if isinstance(received.body, NodeHeartbeat):
                 self.progress.update({item.rank: item for item in received.body.progress})
                 self._pulse.heard(received.body)
                 self.on_beat()
             elif isinstance(received.body, EndJob):
-                self.inbox.put_nowait(StopAsked(received.body.exit_code, received.body.because))
+                self.inbox.put_nowait(StopRequested(received.body.exit_code, received.body.because))
             else:
                 if isinstance(received.body, AgentHello):
                     self._knocking.heard(received.body)
                 await self._room.acquire()
-                self.inbox.put_nowait(Heard(received.src, received.body))
+                self.inbox.put_nowait(MessageReceived(received.src, received.body))
 
     def taken(self) -> None:
         """One message that was heard has been dealt with."""
@@ -75,10 +84,10 @@ class Sense:
                     if timer := self._absent.pop(node, None):
                         timer.cancel()
                     self._knocking.linked(node)
-                    self.inbox.put_nowait(NodeLinked(node))
+                    self.inbox.put_nowait(NodeConnected(node))
                 case PeerLeft(peer) if (node := _node(peer)) is not None:
                     self._pulse.gone(node)
-                    self.inbox.put_nowait(NodeUnlinked(node))
+                    self.inbox.put_nowait(NodeDisconnected(node))
                     self._await_return(node)
                     self._knocking.unlinked(node)
                 case _:

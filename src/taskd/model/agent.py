@@ -47,14 +47,14 @@ Worker = Starting | Running | Dying | Ended
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class WorkerStarted:
     rank: Rank
     incarnation: Incarnation
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailed:
+class WorkerStartFailed:
     rank: Rank
     incarnation: Incarnation
     because: str
@@ -69,17 +69,17 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkUp:
+class ManagerConnected:
     """The manager can hear us, perhaps a new one that knows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class LinkDown:
+class ManagerDisconnected:
     """The manager cannot hear us."""
 
 
 @dataclass(frozen=True, slots=True)
-class Warmed:
+class WarmedUp:
     """From now on a worker could be started at once."""
 
 
@@ -97,10 +97,18 @@ Order = (
     | m.StopWorkers
     | m.ExitAgent
     | m.EndJob
-    | m.Condemned
+    | m.NodeMarkedBad
 )
 Event = (
-    Started | StartFailed | m.WorkerExited | Interrupted | LinkUp | LinkDown | Warmed | Tick | Order
+    WorkerStarted
+    | WorkerStartFailed
+    | m.WorkerExited
+    | Interrupted
+    | ManagerConnected
+    | ManagerDisconnected
+    | WarmedUp
+    | Tick
+    | Order
 )
 
 
@@ -122,7 +130,7 @@ class KillWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class AskToEnd:
+class SignalWorker:
     """Pass on the signal that asks a process to end."""
 
     rank: Rank
@@ -131,7 +139,7 @@ class AskToEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
+class PrepareStandby:
     """Have a process ready for the next rank that has to be started, once there is time for it."""
 
 
@@ -143,14 +151,14 @@ class RenewStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendToManager:
     """To the manager."""
 
     body: m.Body
 
 
 @dataclass(frozen=True, slots=True)
-class SayHello:
+class SendHello:
     """Tell the manager who lives here; the edge adds the addresses."""
 
     workers: tuple[m.LocalWorker, ...]
@@ -159,4 +167,12 @@ class SayHello:
     condemned: str = ""
 
 
-Command = StartWorker | KillWorker | AskToEnd | Prepare | RenewStore | Tell | SayHello
+Command = (
+    StartWorker
+    | KillWorker
+    | SignalWorker
+    | PrepareStandby
+    | RenewStore
+    | SendToManager
+    | SendHello
+)

@@ -35,18 +35,18 @@ class RankFault:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class MessageReceived:
     src: Position
     body: Body
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLinked:
+class NodeConnected:
     node: NodeRank
 
 
 @dataclass(frozen=True, slots=True)
-class NodeUnlinked:
+class NodeDisconnected:
     node: NodeRank
 
 
@@ -71,7 +71,7 @@ class RankHung:
 
 
 @dataclass(frozen=True, slots=True)
-class NodesCondemned:
+class NodesMarkedBad:
     """A stress test has found these nodes at fault: no rank is to be seated there again."""
 
     nodes: frozenset[NodeRank]
@@ -79,7 +79,7 @@ class NodesCondemned:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class SignalReceived:
     signal: Signal
 
 
@@ -89,7 +89,7 @@ class Subscribed:
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequested:
     """The operator wants the job to end."""
 
     exit_code: int
@@ -102,16 +102,16 @@ class Tick:
 
 
 Event = (
-    Heard
-    | NodeLinked
-    | NodeUnlinked
+    MessageReceived
+    | NodeConnected
+    | NodeDisconnected
     | NodeSilent
     | NodeGone
     | RankHung
-    | NodesCondemned
-    | Ordered
+    | NodesMarkedBad
+    | SignalReceived
     | Subscribed
-    | StopAsked
+    | StopRequested
     | Tick
 )
 
@@ -120,7 +120,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendMessage:
     to: Position
     body: Body
 
@@ -162,7 +162,7 @@ class Finish:
     because: str
 
 
-Command = Tell | ReportFaults | ReportStopped | ReportStrategies | ReportResult | Finish
+Command = SendMessage | ReportFaults | ReportStopped | ReportStrategies | ReportResult | Finish
 Report = ReportFaults | ReportStopped | ReportStrategies | ReportResult
 
 
@@ -170,7 +170,7 @@ Report = ReportFaults | ReportStopped | ReportStrategies | ReportResult
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class IncidentRecord:
     """One incident: its faults, its moments in seconds of the manager's clock, its end."""
 
     incident: Incident

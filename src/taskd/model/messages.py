@@ -249,7 +249,7 @@ class Dumped:
 
 
 @dataclass(frozen=True, slots=True)
-class WhoIsThere:
+class RequestHello:
     """Say hello again. A manager that has just started asks: the worker's own link to the proxy
     has not been broken, so the worker would not know."""
 
@@ -383,7 +383,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeBeat:
+class NodeHeartbeat:
     """An agent's heartbeat, with the progress of its ranks."""
 
     node: NodeRank
@@ -424,7 +424,7 @@ class EndJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Condemned:
+class NodeMarkedBad:
     """To an agent: its node has failed a stress test. It says so to the managers that follow."""
 
     evidence: str
@@ -457,7 +457,7 @@ Ours = (
     | RepairFailed
     | Committed
     | Dumped
-    | WhoIsThere
+    | RequestHello
     | Park
     | Repair
     | Dump
@@ -465,10 +465,10 @@ Ours = (
     | AgentHello
     | WorkersStarted
     | WorkerExited
-    | NodeBeat
+    | NodeHeartbeat
     | ReplaceWorkers
     | RestartJob
     | EndJob
-    | Condemned
+    | NodeMarkedBad
 )
 Body = Upstream | Ours

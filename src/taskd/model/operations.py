@@ -35,7 +35,7 @@ Results = Mapping[str, OpResult]
 
 
 @dataclass(frozen=True, slots=True)
-class NicAsked:
+class NicSwitchRequested:
     """clusterd has paused the job and wants these ranks on their backup, or back."""
 
     uuid: str
@@ -44,13 +44,13 @@ class NicAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class StressAsked:
+class StressTestRequested:
     uuid: str
     ops: Mapping[Rank, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class WorkerReplied:
     """A worker has spoken; anything but an answer is a sign of life."""
 
     rank: Rank
@@ -58,7 +58,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpaused:
+class PauseEnded:
     """The pause is over, whatever ended it."""
 
 
@@ -66,27 +66,27 @@ class Unpaused:
 class Tick: ...
 
 
-Event = NicAsked | StressAsked | Answered | Unpaused | Tick
+Event = NicSwitchRequested | StressTestRequested | WorkerReplied | PauseEnded | Tick
 
 
 # Commands
 
 
 @dataclass(frozen=True, slots=True)
-class TellRank:
+class SendToWorker:
     to: Position
     body: Body
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyNic:
+class ReplyNicSwitch:
     ok: bool
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyStress:
+class ReplyStressTest:
     results: Mapping[Rank, Results]
 
 
-Reply = ReplyNic | ReplyStress
-Command = TellRank | Reply
+Reply = ReplyNicSwitch | ReplyStressTest
+Command = SendToWorker | Reply

@@ -65,7 +65,7 @@ def names_of(parts: Part) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class PeerConnection:
     """One connection of a rank to a peer, since it was opened, as the kernel accounts for it."""
 
     here: str
@@ -96,4 +96,4 @@ class Pace:
     save_s: float = 0.0
     """Saving checkpoints."""
     collectives: int = 0
-    wires: tuple[Wire, ...] = ()
+    wires: tuple[PeerConnection, ...] = ()

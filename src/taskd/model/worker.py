@@ -13,7 +13,7 @@ from taskd.model.messages import Body, Copy, Dump, Leave, Park, Repair
 
 
 @dataclass(frozen=True, slots=True)
-class Me:
+class Identity:
     """Who this process is, for life, except the part of the state that it holds."""
 
     rank: Rank
@@ -30,14 +30,14 @@ class Me:
 
 
 @dataclass(frozen=True, slots=True)
-class Linked:
+class ManagerConnected:
     """The bus is open, for the first time or again; `step` is where training stands."""
 
     step: Step
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ShardKnown:
     """Now it is known which part of the state this rank holds."""
 
     shard: str
@@ -46,7 +46,7 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class StepFailed:
     """The step in flight cannot be finished."""
 
     kind: str
@@ -54,7 +54,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Stood:
+class ThreadParked:
     """The training thread stands still between two steps and waits for an order."""
 
     step: Step
@@ -64,14 +64,14 @@ class Stood:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class CopiesChanged:
     """What lies in the node's memory now. It changes while this rank stands: others still copy."""
 
     copies: tuple[Copy, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class LocalRepairDone:
     """The order to repair has been carried out."""
 
     incident: Incident
@@ -81,7 +81,7 @@ class Mended:
 
 
 @dataclass(frozen=True, slots=True)
-class Broke:
+class LocalRepairFailed:
     """It could not be."""
 
     incident: Incident
@@ -89,14 +89,14 @@ class Broke:
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class FirstStepCommitted:
     """The first step since the repair is committed."""
 
     step: Step
 
 
 @dataclass(frozen=True, slots=True)
-class Wrote:
+class DumpFinished:
     """The checkpoint is written; or it is not, and why."""
 
     incident: Incident
@@ -110,14 +110,24 @@ class Tick:
 
 
 Order = Repair | Dump | Leave
-Word = Linked | Described | Failed | Stood | Listed | Mended | Broke | Stepped | Wrote
-Event = Word | Tick | Park | Order
+ThreadEvent = (
+    ManagerConnected
+    | ShardKnown
+    | StepFailed
+    | ThreadParked
+    | CopiesChanged
+    | LocalRepairDone
+    | LocalRepairFailed
+    | FirstStepCommitted
+    | DumpFinished
+)
+Event = ThreadEvent | Tick | Park | Order
 
 # Commands
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class AbortCollectives:
     """Free the training thread from the collective that it may be waiting in."""
 
     incident: Incident
@@ -125,14 +135,14 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SendToManager:
     """Tell the manager."""
 
     body: Body
 
 
 @dataclass(frozen=True, slots=True)
-class CarryOut:
+class ExecuteOrder:
     """Hand the order to the training thread."""
 
     order: Order
@@ -145,4 +155,4 @@ class GiveUp:
     because: str
 
 
-Command = Abort | Say | CarryOut | GiveUp
+Command = AbortCollectives | SendToManager | ExecuteOrder | GiveUp

@@ -15,7 +15,7 @@ from taskd.errors import PeerUnreachable, Transient
 from taskd.model.ids import Rank, Step
 from taskd.model.messages import Repair
 from taskd.model.strategies import CONTINUE
-from taskd.model.worker import Mended
+from taskd.model.worker import LocalRepairDone
 from taskd.runtime.clock import monotonic
 from taskd.torch.copies import snapshot_file as page
 from taskd.torch.copies.snapshots import Snapshots
@@ -53,7 +53,7 @@ def carry_out(
     default_store: str,
     at_the_meeting: Callable[[Meeting], None],
     guard: Guard | None,
-) -> Mended:
+) -> LocalRepairDone:
     """Returns when this rank stands at the plan's step and its groups are open."""
     begun = monotonic()
     if mine.step != plan.resume and any(mine.rank in others for others in plan.helpers.values()):
@@ -88,7 +88,7 @@ def carry_out(
     if mine.snapshots is not None:
         mine.snapshots.forget_after(plan.resume)
     groups.open()
-    return Mended(plan.incident, Step(plan.resume), met - begun, monotonic() - met)
+    return LocalRepairDone(plan.incident, Step(plan.resume), met - begun, monotonic() - met)
 
 
 def _be_told(guard: Guard, mine: Holding, meeting: Meeting) -> None:

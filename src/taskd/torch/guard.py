@@ -14,7 +14,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-from taskd.core.worker.state_vote import Print, Verdict, judge
+from taskd.core.worker.state_vote import Fingerprint, Verdict, judge
 from taskd.model.ids import Rank
 from taskd.torch.groups.all_groups import Groups
 from taskd.torch.groups.store import Meeting
@@ -58,7 +58,7 @@ class Guard:
             return None
         each = torch.stack(told).tolist()
         verdict = judge(
-            {Rank(rank): Print(*one) for rank, one in zip(world.ranks, each, strict=True)}
+            {Rank(rank): Fingerprint(*one) for rank, one in zip(world.ranks, each, strict=True)}
         )
         if not verdict.named:
             self._agreed = step

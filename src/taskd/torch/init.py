@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from taskd import config
 from taskd.model.ids import Incarnation, NodeRank, Rank
-from taskd.model.worker import Me
+from taskd.model.worker import Identity
 from taskd.torch import compat as seam
 from taskd.torch.groups import resilient_group as group
 from taskd.torch.groups import transport
@@ -62,7 +62,7 @@ def _join(
     begun = Begun(address, attempt)
     started_alone = config.environ.get("RESTART_FAULT_PROCESS_TYPE") == "worker"
     joining = begun.is_set(is_expected=started_alone)
-    me = Me(
+    me = Identity(
         Rank(job.rank), NodeRank(settings.node_rank), Incarnation(settings.incarnation), os.getpid()
     )
     groups = job._groups

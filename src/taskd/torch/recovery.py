@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from taskd.errors import Permanent, Transient
 from taskd.model.ids import Step as Committed
 from taskd.model.messages import Dump, Leave, Repair
-from taskd.model.worker import GiveUp, Order, Stood, Wrote
+from taskd.model.worker import DumpFinished, GiveUp, Order, ThreadParked
 from taskd.torch import apply_plan as repair
 from taskd.torch.apply_plan import Holding
 from taskd.torch.groups import ddp_buckets as buckets
@@ -53,7 +53,9 @@ class Mending:
         """
         job = self._job
         after = Committed(job.step + 1)
-        self._order = self._stand(Stood(after, whole=True, undo=True, copies=job._copying.held()))
+        self._order = self._stand(
+            ThreadParked(after, whole=True, undo=True, copies=job._copying.held())
+        )
         match self._order:
             case Repair(resume=at) | Dump(step=at):
                 return at == after
@@ -67,7 +69,9 @@ class Mending:
             if order is None:
                 held = self._job._holds
                 copies = self._job._copying.held()
-                order = self._stand(Stood(Committed(held or 0), held is not None, copies=copies))
+                order = self._stand(
+                    ThreadParked(Committed(held or 0), held is not None, copies=copies)
+                )
             match order:
                 case Repair() if self._repaired(order):
                     return
@@ -86,7 +90,7 @@ class Mending:
         job = self._job
         job._copying.meet_buddy(meeting, job._groups.world.shape.ranks)
 
-    def _stand(self, stood: Stood) -> Order | GiveUp:
+    def _stand(self, stood: ThreadParked) -> Order | GiveUp:
         self._job._beacon.phase("parked", self._job._incident)
         if stood.whole:  # a replacement has nothing to tell
             self._begun.renew()
@@ -145,5 +149,5 @@ class Mending:
             dump.save(self._holding(), order.step, order.incident, order.directory)
         except Transient as error:
             because = str(error)
-        self._link.wrote(Wrote(order.incident, order.step, because))
+        self._link.wrote(DumpFinished(order.incident, order.step, because))
         self._link.close()

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.errors import TaskdError
 from taskd.model.ids import manager, worker
-from taskd.model.messages import WhoIsThere
+from taskd.model.messages import RequestHello
 from taskd.runtime.loop_thread import LoopThread
 from taskd.torch.groups import ddp_buckets as buckets
 from taskd.torch.groups import resilient_group as group
@@ -60,7 +60,7 @@ async def _talk() -> None:
         await there.start()
         try:
             if await there.join(JOIN_S):
-                await there.send(manager(), WhoIsThere())
+                await there.send(manager(), RequestHello())
         finally:
             await there.close()
     finally:

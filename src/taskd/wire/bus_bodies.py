@@ -29,15 +29,15 @@ OUR_CODES: dict[int, type[m.Ours]] = {
     1012: m.Repair,
     1013: m.Dump,
     1014: m.Leave,
-    1015: m.WhoIsThere,
+    1015: m.RequestHello,
     1021: m.AgentHello,
     1022: m.WorkersStarted,
     1023: m.WorkerExited,
-    1024: m.NodeBeat,
+    1024: m.NodeHeartbeat,
     1031: m.ReplaceWorkers,
     1032: m.RestartJob,
     1033: m.EndJob,
-    1034: m.Condemned,
+    1034: m.NodeMarkedBad,
 }
 _CODE_OF: dict[type, int] = {kind: code for code, kind in OUR_CODES.items()}
 _PROFILING = {700: (False, False), 710: (True, False), 701: (False, True), 711: (True, True)}

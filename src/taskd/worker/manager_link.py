@@ -20,24 +20,24 @@ from taskd.core.worker import machine as rank
 from taskd.model import messages as m
 from taskd.model.ids import Incident, Step, manager, worker
 from taskd.model.worker import (
-    Abort,
-    Broke,
-    CarryOut,
+    AbortCollectives,
     Command,
-    Described,
+    CopiesChanged,
+    DumpFinished,
     Event,
-    Failed,
+    ExecuteOrder,
+    FirstStepCommitted,
     GiveUp,
-    Linked,
-    Listed,
-    Me,
-    Mended,
+    Identity,
+    LocalRepairDone,
+    LocalRepairFailed,
+    ManagerConnected,
     Order,
-    Say,
-    Stepped,
-    Stood,
+    SendToManager,
+    ShardKnown,
+    StepFailed,
+    ThreadParked,
     Tick,
-    Wrote,
 )
 from taskd.runtime.clock import monotonic, next_before
 from taskd.runtime.loop_thread import LoopThread
@@ -55,7 +55,7 @@ class Link:
     def __init__(
         self,
         settings: WorkerSettings,
-        me: Me,
+        me: Identity,
         joining: bool,
         abort: Callable[[int, str], None],
         look: Callable[[], tuple[m.Copy, ...]],
@@ -81,31 +81,31 @@ class Link:
     # The training thread's side
 
     def describe(self, shard: str, replica: int) -> None:
-        self._post(Described(shard, replica, self.step))
+        self._post(ShardKnown(shard, replica, self.step))
 
     def failed(self, kind: str, evidence: str) -> None:
-        self._post(Failed(kind, evidence))
+        self._post(StepFailed(kind, evidence))
 
-    def stand(self, stood: Stood) -> Order | GiveUp:
+    def stand(self, stood: ThreadParked) -> Order | GiveUp:
         """Stand still until the manager says what to do, or has said nothing for too long."""
         if self.lost:
             return GiveUp(self.lost)
         self._post(stood)
         return self._orders.get()
 
-    def mended(self, mended: Mended) -> None:
+    def mended(self, mended: LocalRepairDone) -> None:
         self.awaited = True
         self._post(mended)
 
     def broke(self, incident: Incident, because: str) -> None:
-        self._post(Broke(incident, because))
+        self._post(LocalRepairFailed(incident, because))
 
     def committed(self, step: Step) -> None:
         """Called when `awaited`; otherwise the beacon tells."""
         self.awaited = False
-        self._post(Stepped(step))
+        self._post(FirstStepCommitted(step))
 
-    def wrote(self, wrote: Wrote) -> None:
+    def wrote(self, wrote: DumpFinished) -> None:
         self._post(wrote)
 
     def say(self, body: m.Body) -> None:
@@ -146,7 +146,7 @@ class Link:
             self._orders.put(GiveUp(self.lost))
 
     async def _live(self) -> None:
-        settings, me = self._settings, self._state.me
+        settings, me = self._settings, self._state.identity
         bus = Bus(
             BusConfig(
                 me=worker(me.node, me.rank),
@@ -170,16 +170,16 @@ class Link:
             received = await bus.receive()
             line.heard(received.body)
             if isinstance(received.body, m.Park):
-                self._inbox.put_nowait(Listed(self._look()))
+                self._inbox.put_nowait(CopiesChanged(self._look()))
             if isinstance(received.body, m.Park | m.Repair | m.Dump | m.Leave):
                 self._inbox.put_nowait(received.body)
-            elif isinstance(received.body, m.WhoIsThere):
-                self._inbox.put_nowait(Linked(self.step))
+            elif isinstance(received.body, m.RequestHello):
+                self._inbox.put_nowait(ManagerConnected(self.step))
 
     async def _watch(self, bus: Bus) -> None:
         async for change in bus.changes():
             if isinstance(change, Joined):
-                self._inbox.put_nowait(Linked(self.step))
+                self._inbox.put_nowait(ManagerConnected(self.step))
                 line.joined(self.say)
 
     async def _speak(self, bus: Bus) -> None:
@@ -216,11 +216,11 @@ class Link:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case Abort(incident=incident, because=because):
+            case AbortCollectives(incident=incident, because=because):
                 self._abort(incident, because)
-            case Say(body=body):
+            case SendToManager(body=body):
                 self._outbox.put_nowait(body)
-            case CarryOut(order=order):
+            case ExecuteOrder(order=order):
                 self._orders.put(order)
             case GiveUp():
                 self._orders.put(command)

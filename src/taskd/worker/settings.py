@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from taskd.core.worker.machine import RankConfig
+from taskd.core.worker.machine import WorkerConfig
 
 SWITCH = "/user/cluster-info/datatrace-config/profilingSwitch"
 
@@ -53,7 +53,7 @@ class WorkerSettings:
     dump_dir: str = "taskd-dump"
     """Where the survivors of the last run have left their checkpoint, if they have."""
 
-    rank: RankConfig = field(default_factory=RankConfig)
+    rank: WorkerConfig = field(default_factory=WorkerConfig)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

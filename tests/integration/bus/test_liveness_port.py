@@ -9,7 +9,7 @@ import sys
 from taskd.agent.run.plan import free_port
 from taskd.bus import liveness_port as door
 from taskd.bus.liveness_port import Door
-from taskd.manager.node_probes import Knocking
+from taskd.manager.node_probes import NodeProbes
 from taskd.model.ids import NodeRank
 from taskd.model.manager import Event, NodeGone
 from taskd.model.messages import AgentHello
@@ -45,7 +45,7 @@ def test_a_node_counts_as_gone_when_its_agent_is_killed_and_not_before() -> None
 
     async def live() -> None:
         events: asyncio.Queue[Event] = asyncio.Queue()
-        knocking = Knocking(events.put_nowait)
+        knocking = NodeProbes(events.put_nowait)
         knocking.heard(hello(address))
         async with asyncio.timeout(PATIENCE_S):
             await knocking.tried(NODE)
@@ -69,7 +69,7 @@ def test_a_node_counts_as_gone_when_its_agent_is_killed_and_not_before() -> None
 def test_a_door_that_never_opened_proves_nothing() -> None:
     async def live() -> None:
         events: asyncio.Queue[Event] = asyncio.Queue()
-        knocking = Knocking(events.put_nowait)
+        knocking = NodeProbes(events.put_nowait)
         knocking.heard(hello(f"127.0.0.1:{free_port()}"))
         async with asyncio.timeout(PATIENCE_S):
             await knocking.tried(NODE)
@@ -86,7 +86,7 @@ def test_an_agent_that_is_linked_again_is_left_alone() -> None:
         mine = await Door.open("127.0.0.1:1")
         assert mine is not None
         events: asyncio.Queue[Event] = asyncio.Queue()
-        knocking = Knocking(events.put_nowait)
+        knocking = NodeProbes(events.put_nowait)
         knocking.heard(hello(mine.address))
         await knocking.tried(NODE)
         knocking.unlinked(NODE)

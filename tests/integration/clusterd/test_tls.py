@@ -14,7 +14,7 @@ from taskd.bus.clusterd_tls import ClusterdTlsSettings, credentials, from_enviro
 from taskd.bus.security import Tls
 from taskd.clusterd.main import ServerConfig, serve
 from taskd.errors import SettingsError
-from taskd.manager.clusterd_client import Clusterd
+from taskd.manager.clusterd_client import ClusterdClient
 from taskd.manager.settings import ManagerConfig
 from taskd.python.toolkit.recover_module import DLRecoverManager
 from taskd.wire._pb import recover_pb2 as pb
@@ -35,7 +35,7 @@ def test_manager_command_and_recover_client_show_their_certificates(
 
     async def main() -> None:
         async with serve(config) as server, asyncio.timeout(4 * WAIT_S):
-            manager = Clusterd(server.address, ManagerConfig(job_id="mine"))
+            manager = ClusterdClient(server.address, ManagerConfig(job_id="mine"))
             subscribed = asyncio.Event()
             listening = asyncio.create_task(manager.listen(lambda _: None, subscribed.set))
             await subscribed.wait()

@@ -27,8 +27,10 @@ def hello(rank: int, node: int = 0, pid: int = 7) -> m.WorkerHello:
     return m.WorkerHello(Rank(rank), NodeRank(node), FIRST, pid, NONE, ZERO, "training", True)
 
 
-def beat(node: int, rank: int, step: int = 1) -> m.NodeBeat:
-    return m.NodeBeat(NodeRank(node), (m.Progress(Rank(rank), FIRST, Step(step), 0.1, False, 3),))
+def beat(node: int, rank: int, step: int = 1) -> m.NodeHeartbeat:
+    return m.NodeHeartbeat(
+        NodeRank(node), (m.Progress(Rank(rank), FIRST, Step(step), 0.1, False, 3),)
+    )
 
 
 SAID: list[tuple[Position, m.Body]] = [

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from taskd.core.manager.stragglers import Cause, Paced, State, Straggler, StragglerConfig, step
+from taskd.core.manager.stragglers import (
+    Cause,
+    PacesReported,
+    State,
+    Straggler,
+    StragglerConfig,
+    step,
+)
 from taskd.model.profiling import Pace
 from taskd.runtime.profiling_files import read_pace
 from tests.integration.profiling.test_profiling_run import until
@@ -122,7 +129,7 @@ def test_the_rank_behind_a_slow_link_is_named(names: list[str], tmp_path: Path) 
         news = tuple(p for p in paces if p is not None and told.get(p.rank) != p)
         told.update({pace.rank: pace for pace in news})
         if news:
-            taken = step(state, Paced(news), now, config)
+            taken = step(state, PacesReported(news), now, config)
             state = taken.state
             found.extend(taken.found)
         return bool(found)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from taskd.bus.endpoint import Bus, BusConfig
-from taskd.core.manager.repair_plan import Holder, Plan, Seat, complete_step, plan, shrink
+from taskd.core.manager.repair_plan import Holder, Placement, Plan, complete_step, plan, shrink
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, manager, worker
 
@@ -243,7 +243,7 @@ class World:
     async def shrink(self) -> None:
         """Go on without the dead."""
         stand = await self.park("shrink")
-        lost = [Seat(*self._place(rank), *self._part(rank)) for rank in sorted(self.dead)]
+        lost = [Placement(*self._place(rank), *self._part(rank)) for rank in sorted(self.dead)]
         made = shrink([one for one in self._holders(stand) if one.rank not in self.dead], lost)
         assert isinstance(made, Plan)
         self.away |= self.dead | set(made.leaving)
@@ -267,7 +267,7 @@ class World:
             self.lives[rank] += 1
             self.spawn(rank)
         holders = [one for one in self._holders(stand) if one.rank not in lost]
-        seats = [Seat(*self._place(rank), *self._part(rank)) for rank in lost]
+        seats = [Placement(*self._place(rank), *self._part(rank)) for rank in lost]
         made = plan(holders, seats)
         assert isinstance(made, Plan), f"{made}\n" + "\n".join(self.story)
         self._note(str(made))

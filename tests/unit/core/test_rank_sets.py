@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskd.core.rank_sets import NOBODY, RankSet, Table
+from taskd.core.rank_sets import NO_RANKS, RankSet, RankTable
 from taskd.model.ids import Rank
 
 some = st.sets(st.integers(0, 300).map(Rank))
@@ -36,13 +36,13 @@ def test_those_since_a_rank(ranks: set[Rank], first: Rank) -> None:
 
 def test_what_is_no_rank_is_not_in_it() -> None:
     assert -1 not in RankSet([Rank(0)])
-    assert not NOBODY
+    assert not NO_RANKS
     assert repr(RankSet([Rank(2)])) == "RankSet([2])"
 
 
 @given(entries, entries)
 def test_a_table_is_a_mapping(before: dict[Rank, str], change: dict[Rank, str]) -> None:
-    table = Table(before)
+    table = RankTable(before)
     after = table.update(change)
 
     assert table == before

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from taskd.manager.job_metrics import Incidents
+from taskd.manager.job_metrics import IncidentCounters
 from taskd.model.ids import Incident
-from taskd.model.manager import Story
+from taskd.model.manager import IncidentRecord
 
 KEPT = 100
 
 
-def story(number: int, outcome: str = "recovered") -> Story:
+def record(number: int, outcome: str = "recovered") -> IncidentRecord:
     moments = (("seen", float(number)), ("step", number + 0.5))
-    return Story(Incident(number), (), moments, "recover-in-place", outcome)
+    return IncidentRecord(Incident(number), (), moments, "recover-in-place", outcome)
 
 
-def sums(incidents: Incidents) -> dict[str, float]:
+def sums(incidents: IncidentCounters) -> dict[str, float]:
     return {
         f"{metric.name} {sample.labels.get('outcome', '')}".strip(): sample.value
         for metric in incidents.metrics("job")
@@ -23,14 +23,14 @@ def sums(incidents: Incidents) -> dict[str, float]:
 
 
 def test_sums_go_on_when_old_stories_are_dropped() -> None:
-    incidents, stories = Incidents(), tuple[Story, ...]()
+    incidents, records = IncidentCounters(), tuple[IncidentRecord, ...]()
     assert sums(incidents) == {}
     for number in range(3 * KEPT):
-        stories = (*stories, story(number))[-KEPT:]
+        records = (*records, record(number))[-KEPT:]
         if number % 7 == 0:
-            incidents.count(stories)
-            incidents.count(stories)  # said again, nothing is new
-    incidents.count(stories)
+            incidents.count(records)
+            incidents.count(records)  # said again, nothing is new
+    incidents.count(records)
     assert sums(incidents) == {
         "taskd_incidents_total recovered": 3 * KEPT,
         "taskd_recovery_seconds_total recovered": 1.5 * KEPT,
@@ -39,11 +39,11 @@ def test_sums_go_on_when_old_stories_are_dropped() -> None:
 
 
 def test_stories_that_look_alike_are_two() -> None:
-    incidents = Incidents()
-    first, second = story(1), story(1)
+    incidents = IncidentCounters()
+    first, second = record(1), record(1)
     incidents.count((first,))
     incidents.count((first, second))
-    incidents.count((first, second, story(2, "failed")))
+    incidents.count((first, second, record(2, "failed")))
     told = sums(incidents)
     assert told["taskd_incidents_total recovered"] == 2
     assert told["taskd_incidents_total failed"] == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.manager.plugins import Plugins, RankSeen, Snapshot
+from taskd.manager.plugins import Plugins, RankSnapshot, Snapshot
 from taskd.model.ids import Position, agent, worker
 from taskd.model.messages import Body, KeptAlive
 
@@ -51,7 +51,7 @@ KEPT = "from taskd.model.messages import KeptAlive"
 
 
 def snapshot(state: str = "Training") -> Snapshot:
-    return Snapshot("job", state, "", 0, (RankSeen(3, 1, "training", 7, ""),))
+    return Snapshot("job", state, "", 0, (RankSnapshot(3, 1, "training", 7, ""),))
 
 
 class Stage:

@@ -126,15 +126,15 @@ OURS: list[m.Ours] = [
     m.Repair(Incident(1), "retry", (MEMBER,), Step(7), {Rank(1): Rank(0)}, "127.0.0.1:1", 5.0),
     m.Dump(Incident(1), Step(7), "/ckpt", (MEMBER,)),
     m.Leave(Incident(1), "the node is replaced"),
-    m.WhoIsThere(),
+    m.RequestHello(),
     m.AgentHello(NodeRank(0), "h", (m.LocalWorker(Rank(1), Incarnation(0), 7),), "127.0.0.1:2"),
     m.WorkersStarted(NodeRank(0), (m.LocalWorker(Rank(1), Incarnation(0), 7),)),
     m.WorkerExited(Rank(1), Incarnation(0), 7, None, 9, "killed"),
-    m.NodeBeat(NodeRank(0), (m.Progress(Rank(1), Incarnation(0), Step(3), 0.5, True, 12),)),
+    m.NodeHeartbeat(NodeRank(0), (m.Progress(Rank(1), Incarnation(0), Step(3), 0.5, True, 12),)),
     m.ReplaceWorkers(Incident(1), (MEMBER,)),
     m.RestartJob(Incident(1), 2, (MEMBER,)),
     m.EndJob(0, "every rank has finished"),
-    m.Condemned("rank 2: 1 of 9 products were wrong"),
+    m.NodeMarkedBad("rank 2: 1 of 9 products were wrong"),
 ]
 
 

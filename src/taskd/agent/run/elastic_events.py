@@ -10,8 +10,8 @@ import socket
 from collections.abc import Callable
 
 from taskd.agent.run.plan import Plan
-from taskd.core.agent.machine import Over, State
-from taskd.model.agent import Ended, Event, Started
+from taskd.core.agent.machine import Done, State
+from taskd.model.agent import Ended, Event, WorkerStarted
 
 
 class EventLog:
@@ -24,9 +24,9 @@ class EventLog:
         self._began = clock()
 
     def see(self, event: Event, before: State, after: State) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, WorkerStarted):
             self._tell("WORKER", "START", event.rank, event.pid, None, after)
-        if isinstance(after, Over) and not isinstance(before, Over):
+        if isinstance(after, Done) and not isinstance(before, Done):
             for rank, worker in sorted(after.workers.items()):
                 if isinstance(worker, Ended):
                     gone = worker.exited

@@ -17,7 +17,7 @@ from taskd.agent.run.job_account import read_incidents
 from taskd.agent.run.plan import Plan
 from taskd.agent.run.summary import Summary
 from taskd.agent.worker_output import Output
-from taskd.core.agent.machine import Over, State
+from taskd.core.agent.machine import Done, State
 from taskd.errors import TaskdError
 from taskd.model.agent import Event
 from taskd.proxy import Proxy, ProxyConfig
@@ -39,7 +39,7 @@ class _Launcher:
     started: Started
     output: Output
 
-    async def run(self) -> Over:
+    async def run(self) -> Done:
         plan, summary = self.plan, Summary(wall)
         proxy = Proxy(
             ProxyConfig(
@@ -83,7 +83,7 @@ class _Launcher:
             size = f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
             say(f"job {self.plan.job}, {size}; look with `taskd status {self.plan.job}`")
 
-    async def _train(self, node: NodeRun) -> Over:
+    async def _train(self, node: NodeRun) -> Done:
         beside = []
         if self.started.supervisor is not None:
             beside = [self.started.supervisor.keep(), self._say_where(node.proxy)]

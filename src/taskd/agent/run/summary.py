@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from taskd.agent.run.job_account import Incident, count
-from taskd.core.agent.machine import Over, State, Training, how, running
+from taskd.core.agent.machine import Done, State, Training, describe_exit, running
 from taskd.model import messages as m
 from taskd.model.agent import Event
 
@@ -54,7 +54,7 @@ class Summary:
             if fault.until_s is None:
                 fault.answer = what
 
-    def lines(self, over: Over, trouble: str, incidents: list[Incident]) -> list[str]:
+    def lines(self, over: Done, trouble: str, incidents: list[Incident]) -> list[str]:
         """The whole story, the first line first."""
         took = self._clock() - self._began
         word = "done" if over.exit_code == 0 else "failed"
@@ -70,9 +70,9 @@ class Summary:
     def _root_cause(self, last: _Fault) -> list[str]:
         first = next((f for f in self._faults if f.until_s is None), last)
         lines = first.exited.evidence.strip().splitlines()[-EVIDENCE_LINES:]
-        head = (
-            f"first to fail: rank {first.exited.rank}, pid {first.exited.pid}, {how(first.exited)}"
-        )
+        exited = first.exited
+        ended = describe_exit(exited)
+        head = f"first to fail: rank {exited.rank}, pid {exited.pid}, {ended}"
         return [head, *(f"  | {line}" for line in lines)]
 
 
@@ -81,4 +81,4 @@ def _line(fault: _Fault) -> str:
     if fault.until_s is not None:
         cured = f" -> {fault.answer}, processes back in {fault.until_s - fault.at_s:.2f} s"
     rank, life = fault.exited.rank, fault.exited.incarnation
-    return f"  {fault.at_s:7.1f} s  rank {rank}.{life} {how(fault.exited)}{cured}"
+    return f"  {fault.at_s:7.1f} s  rank {rank}.{life} {describe_exit(fault.exited)}{cured}"

@@ -20,16 +20,16 @@ from typing import Protocol
 from taskd.agent.main import Agent
 from taskd.model import messages as m
 from taskd.model.agent import (
-    AskToEnd,
     Command,
     KillWorker,
-    Prepare,
+    PrepareStandby,
     RenewStore,
-    SayHello,
-    Started,
-    StartFailed,
+    SendHello,
+    SendToManager,
+    SignalWorker,
     StartWorker,
-    Tell,
+    WorkerStarted,
+    WorkerStartFailed,
 )
 from taskd.model.ids import Incarnation, NodeRank, Rank
 
@@ -93,13 +93,13 @@ class CalledHands:
             case StartWorker(rank, incarnation):
                 self._starting[rank] = incarnation
                 self._soon()
-            case KillWorker(rank, incarnation) | AskToEnd(rank, incarnation):
+            case KillWorker(rank, incarnation) | SignalWorker(rank, incarnation):
                 self._end(rank, incarnation)
-            case RenewStore() | Prepare():
+            case RenewStore() | PrepareStandby():
                 pass  # the framework's own affair
-            case Tell(body):
+            case SendToManager(body):
                 await self._agent.tell(body)
-            case SayHello(workers, attempt, remaining, condemned):
+            case SendHello(workers, attempt, remaining, condemned):
                 host = socket.gethostname()
                 state = workers, "", attempt, remaining
                 await self._agent.tell(m.AgentHello(self._node, host, *state, condemned=condemned))
@@ -117,7 +117,7 @@ class CalledHands:
             self._soon()
         elif self._waiting.get(rank) == incarnation:
             del self._waiting[rank]
-            self._agent.happened(StartFailed(rank, incarnation, "it was not wanted any more"))
+            self._agent.happened(WorkerStartFailed(rank, incarnation, "it was not wanted any more"))
 
     def _soon(self) -> None:
         """All commands of one decision have come when the loop turns next."""
@@ -153,7 +153,7 @@ class CalledHands:
         for rank, life in wanted.items():
             if rank not in self._pids and self._lives.get(rank) == life:
                 del self._lives[rank]
-                self._agent.happened(StartFailed(rank, life, "it did not come up"))
+                self._agent.happened(WorkerStartFailed(rank, life, "it did not come up"))
 
     async def _look_now_and_then(self) -> None:
         while True:
@@ -172,7 +172,7 @@ class CalledHands:
                 continue
             if sight.runs and sight.pid is not None and self._pids.get(rank) != sight.pid:
                 self._watch(rank, sight.pid)
-                self._agent.happened(Started(rank, life, sight.pid))
+                self._agent.happened(WorkerStarted(rank, life, sight.pid))
             elif sight.status is not None and sight.status != NOT_STARTED:
                 known = ends.get(rank) if sight.status == VANISHED else sight.status
                 self._ended(rank, life, Sight(sight.pid, known))

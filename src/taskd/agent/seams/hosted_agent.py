@@ -14,10 +14,10 @@ from taskd.agent.seams.callbacks import LOOK_S, CalledHands, Framework
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.bus.security import membership
 from taskd.config import environ
-from taskd.core.agent.machine import Node, Over, Waiting, WorkersConfig
+from taskd.core.agent.machine import Done, Node, Waiting, WorkersConfig
 from taskd.model.agent import Interrupted
 from taskd.model.ids import NodeRank, Rank, agent
-from taskd.model.messages import NodeBeat
+from taskd.model.messages import NodeHeartbeat
 from taskd.proxy import Proxy, started
 from taskd.runtime.clock import monotonic
 
@@ -48,7 +48,7 @@ async def join_and_train(
     restarts: int,
     workers: WorkersConfig,
     signals: tuple[signal.Signals, ...] = (),
-) -> Over:
+) -> Done:
     """Join the manager, over our own proxy or another's, and run the node's part of the job.
 
     The signals end it in good order, where the framework has no handlers of its own.
@@ -82,12 +82,12 @@ async def _proxy(config: AgentConfig) -> Proxy | None:
     return await started(told, environ)
 
 
-async def _train(framework: Framework, told: Agent, node: Node, workers: WorkersConfig) -> Over:
+async def _train(framework: Framework, told: Agent, node: Node, workers: WorkersConfig) -> Done:
     def hands(tasks: asyncio.TaskGroup) -> CalledHands:
         return CalledHands(node.node, framework, told, tasks)
 
-    def look() -> NodeBeat:
-        return NodeBeat(node.node, ())
+    def look() -> NodeHeartbeat:
+        return NodeHeartbeat(node.node, ())
 
     waiting = Waiting(node, monotonic() + workers.permission_timeout_s)
     return await told.run(waiting, hands, look, lambda: LOOK_S)

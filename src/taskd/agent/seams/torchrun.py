@@ -38,7 +38,7 @@ from taskd.agent.zygote.program import Program
 from taskd.agent.zygote.worker_processes import Nursery
 from taskd.bus.security import membership
 from taskd.config import environ
-from taskd.core.agent.machine import Over, State
+from taskd.core.agent.machine import Done, State
 from taskd.errors import SettingsError
 from taskd.model.agent import Ended, Event, Interrupted
 from taskd.model.messages import WorkerExited
@@ -156,7 +156,7 @@ class _Seam:
     node_run: NodeRun | None = None
     stopped_by: int | None = None
 
-    async def run(self) -> Over | None:
+    async def run(self) -> Done | None:
         """None: there is no manager, so the job is torch's."""
         proxy = await self._join()
         if proxy is None:
@@ -242,7 +242,7 @@ class _Seam:
         if isinstance(event, Interrupted):
             self.stopped_by = event.signal
 
-    def result(self, over: Over) -> RunResult:
+    def result(self, over: Done) -> RunResult:
         """The node's end, as torch's launcher expects it: it reports failures, chooses the code."""
         if self.stopped_by is not None:
             signum = signal.Signals(self.stopped_by)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from math import inf
 
 from taskd.core.agent.states import (
+    Done,
     Node,
-    Over,
     Step,
     Stopping,
     Training,
@@ -15,16 +15,16 @@ from taskd.core.agent.states import (
     WorkersConfig,
     alive,
     finished,
+    incarnation_of,
     kill,
-    life_of,
 )
 from taskd.model import messages as m
-from taskd.model.agent import AskToEnd, Command
+from taskd.model.agent import Command, SignalWorker
 
 SIGTERM = 15
 
 
-def how(exited: m.WorkerExited) -> str:
+def describe_exit(exited: m.WorkerExited) -> str:
     """How a process ended, in a few words."""
     if exited.signal is not None:
         return f"killed by signal {exited.signal}"
@@ -35,7 +35,7 @@ def waited(state: Training, now: float, config: WorkersConfig) -> Step:
     if now < state.deadline:
         return Step(state, because="the deadline has moved")
     if all(finished(worker) for worker in state.workers.values()):
-        return over(state.node, 0, "every rank of the node has finished", state.workers)
+        return finish(state.node, 0, "every rank of the node has finished", state.workers)
     late = f"nobody decided about the dead ranks in {config.order_timeout_s:g} s"
     return stop(state, 1, late, SIGTERM, now + config.grace_s)
 
@@ -50,11 +50,13 @@ def stop(
 ) -> Step:
     living = alive(state.workers)
     if not living:
-        return over(state.node, exit_code, because, state.workers, told)
+        return finish(state.node, exit_code, because, state.workers, told)
     stopping = Stopping(state.node, state.workers, exit_code, because, deadline)
     if signum is None:
         return stop_now(stopping, because, told)
-    asked = tuple(AskToEnd(rank, life_of(worker), signum) for rank, worker in living.items())
+    asked = tuple(
+        SignalWorker(rank, incarnation_of(worker), signum) for rank, worker in living.items()
+    )
     return Step(stopping, (*told, *asked), because)
 
 
@@ -64,11 +66,11 @@ def stop_now(state: Stopping, why: str, told: tuple[Command, ...] = ()) -> Step:
     return Step(stopped, (*told, *commands), f"killing what is left: {why}")
 
 
-def over(
+def finish(
     node: Node,
     exit_code: int,
     because: str,
     workers: Workers | None = None,
     told: tuple[Command, ...] = (),
 ) -> Step:
-    return Step(Over(node, exit_code, because, workers or {}), told, because)
+    return Step(Done(node, exit_code, because, workers or {}), told, because)

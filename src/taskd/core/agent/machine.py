@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import inf
 from typing import assert_never
 
-from taskd.core.agent.exits import SIGTERM, how, over, stop, stop_now, waited
+from taskd.core.agent.exits import SIGTERM, describe_exit, finish, stop, stop_now, waited
 from taskd.core.agent.orders import (
     begin,
     first_start,
@@ -28,8 +28,8 @@ from taskd.core.agent.orders import (
 )
 from taskd.core.agent.states import (
     LEGAL,
+    Done,
     Node,
-    Over,
     State,
     Step,
     Stopping,
@@ -39,11 +39,11 @@ from taskd.core.agent.states import (
     alive,
     finished,
     hello,
+    incarnation_of,
     kill,
-    life_of,
     local,
     names,
-    next_life,
+    next_incarnation,
     present,
     running,
     with_worker,
@@ -55,27 +55,27 @@ from taskd.model.agent import (
     Ended,
     Event,
     Interrupted,
-    LinkDown,
-    LinkUp,
-    SayHello,
-    Started,
-    StartFailed,
-    Tell,
+    ManagerConnected,
+    ManagerDisconnected,
+    SendHello,
+    SendToManager,
     Tick,
-    Warmed,
+    WarmedUp,
+    WorkerStarted,
+    WorkerStartFailed,
 )
 
 __all__ = [
     "LEGAL",
+    "Done",
     "Node",
-    "Over",
     "State",
     "Step",
     "Stopping",
     "Training",
     "Waiting",
     "WorkersConfig",
-    "how",
+    "describe_exit",
     "running",
     "step",
 ]
@@ -84,30 +84,30 @@ __all__ = [
 def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
     """Decide. Same state, same event, same time: same answer."""
     match state, event:
-        case Over(), _:
+        case Done(), _:
             return Step(state, because="the node's part of the job is over")
-        case Waiting(Node(ranks=())), LinkUp():
+        case Waiting(Node(ranks=())), ManagerConnected():
             # A spare waits for as long as there is a job that may need it.
             waiting = replace(state, deadline=inf)
             return Step(waiting, hello(state), "ready to take over ranks of another node")
-        case Waiting(Node(ranks=())), LinkDown():
+        case Waiting(Node(ranks=())), ManagerDisconnected():
             waiting = replace(state, deadline=now + config.permission_timeout_s)
             return Step(waiting, because="the manager is out of reach")
-        case _, LinkUp():
+        case _, ManagerConnected():
             return Step(state, hello(state), "the manager must know what is true here")
-        case _, m.Condemned(evidence):
+        case _, m.NodeMarkedBad(evidence):
             known = replace(state, node=replace(state.node, condemned=evidence))
             return Step(known, because=f"this node is not to be used again: {evidence}")
-        case Waiting(), Warmed():
+        case Waiting(), WarmedUp():
             node = state.node
-            word = SayHello((), node.attempt, node.remaining, node.condemned)
+            word = SendHello((), node.attempt, node.remaining, node.condemned)
             return Step(state, (word,), "a job that trains without us need not wait any longer")
-        case _, Warmed():
+        case _, WarmedUp():
             return Step(state, because="that the workers run is proof enough")
-        case _, LinkDown():
+        case _, ManagerDisconnected():
             return Step(state, because="the manager will have to be told again what is true here")
         case Waiting(), Tick() if now >= state.deadline:
-            return over(
+            return finish(
                 state.node, 1, f"no permission to start in {config.permission_timeout_s:g} s"
             )
         case Waiting(), (m.StartWorkers(remaining) | m.RestartAgent(remaining)):
@@ -117,19 +117,19 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
         case Waiting(), m.ReplaceWorkers(incident, members):
             return first_start(replace(state.node, incident=incident), members)
         case Waiting(Node(ranks=())), Interrupted(because):
-            return over(state.node, 1, because, told=(Tell(m.RanksFailed(())),))
+            return finish(state.node, 1, because, told=(SendToManager(m.RanksFailed(())),))
         case Waiting(), Interrupted(because):
             ended = m.EndJob(1, f"node {state.node.node} was {because}")
-            return over(state.node, 1, because, told=(Tell(ended),))
+            return finish(state.node, 1, because, told=(SendToManager(ended),))
         case Waiting(), m.ExitAgent():
-            return over(state.node, 1, "the manager ordered the agent to exit")
+            return finish(state.node, 1, "the manager ordered the agent to exit")
         case Waiting(), m.EndJob(exit_code, because):
-            return over(state.node, exit_code, because)
+            return finish(state.node, exit_code, because)
         case Waiting(), _:
             return Step(state, because=f"{type(event).__name__} changes nothing before the start")
-        case _, Started():
+        case _, WorkerStarted():
             return started(state, event)
-        case _, StartFailed(rank, incarnation, because):
+        case _, WorkerStartFailed(rank, incarnation, because):
             gone = m.WorkerExited(
                 rank, incarnation, 0, None, None, f"it could not start: {because}"
             )
@@ -144,10 +144,10 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
             return Step(state, because=f"already stopping: {state.because}")
         case Training(), Interrupted(because, signum):
             ended = m.EndJob(1, f"node {state.node.node} was {because}")
-            last_words = Tell(ended), Tell(m.RanksFailed(()))
+            last_words = SendToManager(ended), SendToManager(m.RanksFailed(()))
             return stop(state, 1, because, signum, now + config.grace_s, last_words)
         case Training(), m.ExitAgent():
-            told = Tell(m.RanksFailed(()))
+            told = SendToManager(m.RanksFailed(()))
             return stop(state, 1, "the manager ordered the agent to exit", None, now, (told,))
         case Training(), m.EndJob(exit_code, because):
             return stop(state, exit_code, because, SIGTERM, now + config.grace_s)
@@ -162,7 +162,7 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
         case Training(), m.RestartAgent(remaining):
             return restart_all(state, remaining, now, config)
         case Training(), m.RestartWorkers(ranks):
-            again = {r: next_life(state, r) for r in local(state.node, ranks)}
+            again = {r: next_incarnation(state, r) for r in local(state.node, ranks)}
             return begin(state, again, False, now, config, f"ordered to restart {names(again)}")
         case Training(), m.StopWorkers(ranks):
             here = local(state.node, ranks)
@@ -181,13 +181,13 @@ def _exited(
     state: Training | Stopping, exited: m.WorkerExited, now: float, config: WorkersConfig
 ) -> Step:
     worker = state.workers.get(exited.rank)
-    if worker is None or isinstance(worker, Ended) or life_of(worker) != exited.incarnation:
+    if worker is None or isinstance(worker, Ended) or incarnation_of(worker) != exited.incarnation:
         return Step(state, because=f"an older life of rank {exited.rank} has ended")
     after = with_worker(state, exited.rank, Ended(exited))
     if isinstance(after, Stopping):
         if alive(after.workers):
             return Step(after, because=f"{len(alive(after.workers))} ranks still to end")
-        return over(after.node, after.exit_code, after.because, after.workers)
+        return finish(after.node, after.exit_code, after.because, after.workers)
     if exited.rank in after.pending:
         return go_on(after, (), f"the last life of rank {exited.rank} is over")
     deadline = after.deadline
@@ -195,8 +195,8 @@ def _exited(
         deadline = now + config.farewell_s
     elif exited.exit_code != 0 and not isinstance(worker, Dying):
         deadline = min(deadline, now + config.order_timeout_s)
-    told: tuple[Command, ...] = (Tell(exited),)
+    told: tuple[Command, ...] = (SendToManager(exited),)
     if config.in_ascends_words and exited.exit_code != 0:
-        told += (Tell(m.RanksFailed((exited.rank,))),)
-    because = f"rank {exited.rank} ended: {how(exited)}"
+        told += (SendToManager(m.RanksFailed((exited.rank,))),)
+    because = f"rank {exited.rank} ended: {describe_exit(exited)}"
     return go_on(replace(after, deadline=deadline), told, because)

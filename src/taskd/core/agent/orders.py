@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
-from taskd.core.agent.exits import over, stop
+from taskd.core.agent.exits import finish, stop
 from taskd.core.agent.states import (
     Node,
     Step,
@@ -23,7 +23,7 @@ from taskd.core.agent.states import (
     kill,
     names,
     newest,
-    next_life,
+    next_incarnation,
     present,
     with_worker,
 )
@@ -33,19 +33,19 @@ from taskd.model.agent import (
     Dying,
     Ended,
     KillWorker,
-    Prepare,
+    PrepareStandby,
     RenewStore,
     Running,
-    Started,
     Starting,
     StartWorker,
+    WorkerStarted,
 )
 from taskd.model.ids import Incarnation, Rank
 
 
 def first_start(node: Node, members: tuple[m.Member, ...]) -> Step:
     if node.remaining < 0:
-        return over(node, 1, "the restart budget is used up")
+        return finish(node, 1, "the restart budget is used up")
     lives = {member.rank: member.incarnation for member in members}
     if lives:
         # Some of ours may stand elsewhere by now, and some of another node's here.
@@ -61,7 +61,7 @@ def _start(node: Node, rank: Rank, incarnation: Incarnation) -> StartWorker:
     return StartWorker(rank, incarnation, node.attempt, node.incident)
 
 
-def started(state: Training | Stopping, event: Started) -> Step:
+def started(state: Training | Stopping, event: WorkerStarted) -> Step:
     worker = state.workers.get(event.rank)
     if not isinstance(worker, Starting | Dying) or worker.incarnation != event.incarnation:
         return Step(
@@ -76,7 +76,7 @@ def started(state: Training | Stopping, event: Started) -> Step:
     if after.pending or any(isinstance(other, Starting) for other in after.workers.values()):
         return Step(after, because=f"rank {event.rank} runs")
     told = present(after.node, after.workers)
-    return Step(after, (told, Prepare()), "every rank of the node runs")
+    return Step(after, (told, PrepareStandby()), "every rank of the node runs")
 
 
 def replace_some(
@@ -102,7 +102,7 @@ def restart_job(state: Training, order: m.RestartJob, now: float, config: Worker
     lives = {w.rank: w.incarnation for w in order.workers if w.node == state.node.node}
     ranks = tuple(sorted(lives)) or state.node.ranks
     node = replace(state.node, incident=order.incident, attempt=order.attempt, ranks=ranks)
-    again = {r: max(lives.get(r, Incarnation(0)), next_life(state, r)) for r in node.ranks}
+    again = {r: max(lives.get(r, Incarnation(0)), next_incarnation(state, r)) for r in node.ranks}
     return begin(
         replace(state, node=node), again, True, now, config, f"attempt {order.attempt} begins"
     )
@@ -112,7 +112,7 @@ def restart_all(state: Training, remaining: int, now: float, config: WorkersConf
     node = replace(state.node, remaining=remaining, attempt=state.node.attempt + 1)
     if remaining < 0:
         return stop(state, 1, "the restart budget is used up", None, now)
-    again = {r: next_life(state, r) for r in node.ranks}
+    again = {r: next_incarnation(state, r) for r in node.ranks}
     return begin(
         replace(state, node=node), again, True, now, config, "ordered to restart all ranks"
     )

@@ -16,9 +16,9 @@ from taskd.model.agent import (
     Ended,
     KillWorker,
     Running,
-    SayHello,
+    SendHello,
+    SendToManager,
     Starting,
-    Tell,
     Worker,
 )
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank
@@ -100,7 +100,7 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class Done:
     node: Node
     exit_code: int
     because: str
@@ -108,13 +108,13 @@ class Over:
     deadline: float = inf
 
 
-State = Waiting | Training | Stopping | Over
+State = Waiting | Training | Stopping | Done
 
 LEGAL: dict[type[State], set[type[State]]] = {
-    Waiting: {Training, Over},
-    Training: {Training, Stopping, Over},
-    Stopping: {Stopping, Over},
-    Over: set(),
+    Waiting: {Training, Done},
+    Training: {Training, Stopping, Done},
+    Stopping: {Stopping, Done},
+    Done: set(),
 }
 
 
@@ -148,17 +148,17 @@ def with_worker(state: Training | Stopping, rank: Rank, worker: Worker) -> Train
     return replace(state, workers={**state.workers, rank: worker})
 
 
-def life_of(worker: Worker) -> Incarnation:
+def incarnation_of(worker: Worker) -> Incarnation:
     return worker.exited.incarnation if isinstance(worker, Ended) else worker.incarnation
 
 
 def newest(state: Training, rank: Rank) -> Incarnation:
     worker = state.workers.get(rank)
-    known = Incarnation(-1) if worker is None else life_of(worker)
+    known = Incarnation(-1) if worker is None else incarnation_of(worker)
     return max(known, state.pending.get(rank, known))
 
 
-def next_life(state: Training, rank: Rank) -> Incarnation:
+def next_incarnation(state: Training, rank: Rank) -> Incarnation:
     return Incarnation(newest(state, rank) + 1)
 
 
@@ -181,8 +181,8 @@ def names(ranks: Iterable[Rank]) -> str:
 # What the manager is told
 
 
-def present(node: Node, workers: Workers) -> Tell:
-    return Tell(m.WorkersStarted(node.node, running(workers)))
+def present(node: Node, workers: Workers) -> SendToManager:
+    return SendToManager(m.WorkersStarted(node.node, running(workers)))
 
 
 def running(workers: Workers) -> tuple[m.LocalWorker, ...]:
@@ -197,8 +197,14 @@ def running(workers: Workers) -> tuple[m.LocalWorker, ...]:
 def hello(state: State) -> tuple[Command, ...]:
     workers: Workers = {} if isinstance(state, Waiting) else state.workers
     node = state.node
-    hello = SayHello(running(workers), node.attempt, node.remaining, node.condemned)
+    hello = SendHello(running(workers), node.attempt, node.remaining, node.condemned)
     if isinstance(state, Waiting):
-        return Tell(m.AgentRegistered()), hello, Tell(m.RestartsLeft(node.remaining))
-    ended = tuple(Tell(w.exited) for _, w in sorted(workers.items()) if isinstance(w, Ended))
-    return Tell(m.AgentRegistered()), hello, *ended
+        return (
+            SendToManager(m.AgentRegistered()),
+            hello,
+            SendToManager(m.RestartsLeft(node.remaining)),
+        )
+    ended = tuple(
+        SendToManager(w.exited) for _, w in sorted(workers.items()) if isinstance(w, Ended)
+    )
+    return SendToManager(m.AgentRegistered()), hello, *ended

@@ -29,12 +29,12 @@ from taskd.core.manager.states import (
     Taken,
     Training,
     seen,
-    with_facts,
+    with_job,
 )
 from taskd.core.rank_sets import RankSet
 from taskd.model.clusterd import Signal
 from taskd.model.ids import Incident, agent
-from taskd.model.manager import NO_INCIDENT, RankFault, ReportFaults, ReportResult, Tell
+from taskd.model.manager import NO_INCIDENT, RankFault, ReportFaults, ReportResult, SendMessage
 from taskd.model.messages import StartWorkers, StopWorkers
 from taskd.model.strategies import UPGRADE
 
@@ -51,7 +51,7 @@ def ordered(state: State, signal: Signal, now: float, config: JobConfig) -> Take
     if key in state.job.handled:
         return Taken(state, because=f"{signal.type} has been carried out already")
     handled = (*state.job.handled, key)[-SIGNALS_KEPT:]
-    state = with_facts(state, handled=handled, ascend=signal.incident == NO_INCIDENT)
+    state = with_job(state, handled=handled, ascend=signal.incident == NO_INCIDENT)
     if isinstance(state, Gathering):
         # Who is alive is not known yet: an order carried out now would be carried out wrongly.
         state = replace(state, deferred=(*state.deferred, signal))
@@ -62,7 +62,7 @@ def ordered(state: State, signal: Signal, now: float, config: JobConfig) -> Take
 def carry_on(state: State, signal: Signal, now: float, config: JobConfig) -> Taken:
     match signal.type:
         case "pauseStartAgent":
-            state = with_facts(state, start_withheld=True)
+            state = with_job(state, start_withheld=True)
             return Taken(state, because="starting ranks is withheld")
         case "continueStartAgent":
             return _release_starts(state)
@@ -91,7 +91,7 @@ def _in_incident(state: State, signal: Signal, now: float, config: JobConfig) ->
     ):
         # The job trains, so everybody has to be stopped anew, under a number they do not know yet.
         incident, offset = Incident(state.job.incident + 1), offset + 1
-    state = with_facts(state, offset=offset)
+    state = with_job(state, offset=offset)
     if signal.type == "stopTrain":
         return stopping.stop(state, signal, incident, now, config)
     order = replace(signal, strategy="dump") if signal.type == "saveAndExit" else signal
@@ -124,7 +124,7 @@ def _continue(
     job = state.job
     same = incident == job.incident
     if same:
-        state = with_facts(state, uuid=order.uuid)
+        state = with_job(state, uuid=order.uuid)
     if order.strategy == "exit":
         return strategies.carry_out(state.job, order, now, config)
     if order.strategy == "continue" and isinstance(state, Training) and not job.protected():
@@ -133,7 +133,7 @@ def _continue(
     if isinstance(state, Deciding) and same and job.stirred:
         # The strategy before this one has failed half-way: everybody is stopped anew, under a
         # number they do not know yet.
-        state = with_facts(state, offset=job.offset + 1)
+        state = with_job(state, offset=job.offset + 1)
         return stopping.stop(state, order, Incident(incident + 1), now, config)
     if isinstance(state, Deciding | Paused) and same:
         return stopping.proceed(state.job, order, now, config)
@@ -146,7 +146,7 @@ def _continue(
 
 def _resumed(job: Job) -> RankSet:
     """Ranks that train under this very incident: its repair has got that far with them."""
-    views = job.picture.ranks
+    views = job.view.ranks
     return RankSet(
         rank
         for rank in job.running()
@@ -175,16 +175,18 @@ def _half_done(
 
 def _release_starts(state: State) -> Taken:
     budget = state.job.restarts_left
-    tells = tuple(Tell(agent(node), StartWorkers(budget)) for node in sorted(state.job.asking))
+    tells = tuple(
+        SendMessage(agent(node), StartWorkers(budget)) for node in sorted(state.job.asking)
+    )
     permitted = state.job.permitted | frozenset(state.job.asking)
-    state = with_facts(state, start_withheld=False, asking={}, permitted=permitted)
+    state = with_job(state, start_withheld=False, asking={}, permitted=permitted)
     return Taken(state, tells, "ranks may start again")
 
 
 def _stop_before_exit(state: State, signal: Signal) -> Taken:
-    views = state.job.picture.ranks
+    views = state.job.view.ranks
     tells = []
     for node in signal.nodes:
         here = (f.rank for f in signal.faults if f.rank in views and views[f.rank].node == node)
-        tells.append(Tell(agent(node), StopWorkers(tuple(here))))
+        tells.append(SendMessage(agent(node), StopWorkers(tuple(here))))
     return Taken(state, tuple(tells), "these ranks are stopped before their device is")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from taskd.core.manager.job_view import Life
+from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.rank_placement import missing, seats_for
-from taskd.core.manager.states import Job, JobConfig, Taken, Training, with_facts
+from taskd.core.manager.states import Job, JobConfig, Taken, Training, with_job
 from taskd.model.manager import ReportStrategies
 from taskd.model.strategies import UPGRADE
 
@@ -31,12 +31,12 @@ def offer(state: Training, now: float, config: JobConfig) -> Taken:
     seats = seats_for(job, missing(job), in_place=False)
     if job.ascend or not seats or now < _due(job, config):
         return Taken(state)
-    if any(job.picture.ranks[rank].life is Life.DONE for rank in job.world):
+    if any(job.view.ranks[rank].process is ProcessState.DONE for rank in job.world):
         return Taken(state, because="it is about to end")
-    if not all(job.picture.nodes[seat.node].warm for seat in seats):
+    if not all(job.view.nodes[seat.node].warm for seat in seats):
         return Taken(state)
     told = (ReportStrategies(job.uuid, (), (UPGRADE,)),)
-    return Taken(with_facts(state, offered=True), told, f"{len(seats)} ranks could come back")
+    return Taken(with_job(state, offered=True), told, f"{len(seats)} ranks could come back")
 
 
 def grows(job: Job, now: float) -> Job:

@@ -24,7 +24,7 @@ from math import inf
 from statistics import median
 
 from taskd.model.ids import Incarnation, NodeRank, Rank
-from taskd.model.messages import NodeBeat, Progress
+from taskd.model.messages import NodeHeartbeat, Progress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ WINDOW = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """What the newest beat said of one rank.
 
     A rank is judged by that alone: if no beat comes, that says something about its node only.
@@ -66,7 +66,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    ranks: Mapping[Rank, Seen] = field(default_factory=dict)
+    ranks: Mapping[Rank, Observation] = field(default_factory=dict)
     paces: tuple[float, ...] = ()
     """Recent durations of one step."""
     steps: int = 0
@@ -94,7 +94,7 @@ class Found:
     verdicts: tuple[Hung, ...] = ()
 
 
-def step(state: State, beat: NodeBeat, now: float, config: LivenessConfig) -> Found:
+def step(state: State, beat: NodeHeartbeat, now: float, config: LivenessConfig) -> Found:
     told = {progress.rank for progress in beat.progress}
     kept = {r: seen for r, seen in state.ranks.items() if seen.node != beat.node or r in told}
     state = replace(state, ranks=kept)
@@ -112,9 +112,9 @@ def _note(
     moved_at = now - progress.idle_s
     same = before is not None and progress.incarnation == before.progress.incarnation
     if before is None or not same:
-        seen = Seen(node, progress, moved_at)
+        seen = Observation(node, progress, moved_at)
     elif progress.step > before.progress.step:
-        seen = Seen(node, progress, moved_at)
+        seen = Observation(node, progress, moved_at)
         state = _learn(state, before, seen, config)
     else:
         if not progress.stack and progress.idle_s >= before.progress.idle_s:
@@ -123,7 +123,7 @@ def _note(
     return replace(state, ranks={**state.ranks, progress.rank: seen})
 
 
-def _learn(state: State, before: Seen, seen: Seen, config: LivenessConfig) -> State:
+def _learn(state: State, before: Observation, seen: Observation, config: LivenessConfig) -> State:
     count = seen.progress.step - before.progress.step
     pace = max(0.0, seen.moved_at - before.moved_at) / count
     if before.progress.step == 0 or not before.progress.judged:
@@ -183,7 +183,9 @@ def _all_wait_for(rank: Rank, state: State) -> bool:
     return bool(others) and all(each.waiting for each in others if each.judged)
 
 
-def _culprits(here: Mapping[Rank, Seen], stuck: Mapping[Rank, Seen]) -> tuple[list[Rank], str]:
+def _culprits(
+    here: Mapping[Rank, Observation], stuck: Mapping[Rank, Observation]
+) -> tuple[list[Rank], str]:
     if not stuck:
         return [], ""
     stopped = [rank for rank, seen in stuck.items() if seen.progress.stopped]
@@ -200,7 +202,7 @@ def _culprits(here: Mapping[Rank, Seen], stuck: Mapping[Rank, Seen]) -> tuple[li
     return [], ""
 
 
-def _evidence(state: State, seen: Seen, why: str) -> str:
+def _evidence(state: State, seen: Observation, why: str) -> str:
     progress = seen.progress
     where = f"in collective {progress.collective}" if progress.waiting else "in no collective"
     if progress.spinning:

@@ -1,6 +1,6 @@
 """What the manager knows of the job's nodes and ranks, and how each message changes it.
 
-Everybody repeats what is true of them after every (re)connection, so this picture can be built
+Everybody repeats what is true of them after every (re)connection, so this job_view can be built
 from nothing while training goes on. `learn` also says what is *news*: what the manager's machine
 (`core/manager`) may have to react to.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from taskd.core.rank_sets import NOBODY, RankSet, Table
+from taskd.core.rank_sets import NO_RANKS, RankSet, RankTable
 from taskd.model.ids import Incarnation, Incident, NodeRank, Position, Rank, Role, Step
 from taskd.model.manager import NO_INCIDENT
 from taskd.model.messages import (
@@ -28,10 +28,10 @@ from taskd.model.messages import (
     WorkersStarted,
 )
 
-FIRST_LIFE, NO_STEP = Incarnation(0), Step(0)
+FIRST_INCARNATION, NO_STEP = Incarnation(0), Step(0)
 
 
-class Life(StrEnum):
+class ProcessState(StrEnum):
     ABSENT = "absent"
     """Not started yet, as far as we know."""
     STARTING = "starting"
@@ -46,8 +46,8 @@ class Life(StrEnum):
 class RankView:
     rank: Rank
     node: NodeRank
-    life: Life = Life.ABSENT
-    incarnation: Incarnation = FIRST_LIFE
+    process: ProcessState = ProcessState.ABSENT
+    incarnation: Incarnation = FIRST_INCARNATION
     pid: int = 0
     step: Step = NO_STEP
     phase: str = ""
@@ -70,22 +70,24 @@ class NodeView:
     """It has said AgentHello. Ascend's agents never do."""
     warm: bool = True
     """Ranks that it is told to start will run at once."""
-    ranks: RankSet = NOBODY
+    ranks: RankSet = NO_RANKS
     """Those that have ever stood here; some may have moved since."""
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class JobView:
     nodes: Mapping[NodeRank, NodeView]
-    ranks: Table[RankView]
+    ranks: RankTable[RankView]
 
     def alive(self) -> RankSet:
-        return RankSet(rank for rank, view in self.ranks.items() if view.life is Life.ALIVE)
+        return RankSet(
+            rank for rank, view in self.ranks.items() if view.process is ProcessState.ALIVE
+        )
 
     def on(self, node: NodeRank) -> tuple[RankView, ...]:
         """The ranks that stand on this node."""
         known = self.nodes.get(node)
-        views = (self.ranks[rank] for rank in (known.ranks if known else NOBODY))
+        views = (self.ranks[rank] for rank in (known.ranks if known else NO_RANKS))
         return tuple(view for view in views if view.node == node)
 
 
@@ -100,17 +102,17 @@ class RankDied:
 
 
 @dataclass(frozen=True, slots=True)
-class RankCameUp:
+class RankStarted:
     rank: Rank
 
 
 @dataclass(frozen=True, slots=True)
-class RankEnded:
+class RankFinished:
     rank: Rank
 
 
 @dataclass(frozen=True, slots=True)
-class Ghost:
+class StaleIncarnation:
     """A former life of a rank speaks: it must end, or there would be two."""
 
     rank: Rank
@@ -118,18 +120,18 @@ class Ghost:
     incarnation: Incarnation
 
 
-News = RankDied | RankCameUp | RankEnded | Ghost
+Change = RankDied | RankStarted | RankFinished | StaleIncarnation
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    picture: Picture
-    news: tuple[News, ...] = ()
+class ViewUpdate:
+    view: JobView
+    news: tuple[Change, ...] = ()
 
 
-def expect(nodes: int, ranks_per_node: int) -> Picture:
+def initial_view(nodes: int, ranks_per_node: int) -> JobView:
     """Before anybody has said anything: the ranks stand in order, as torchrun numbers them."""
-    return Picture(
+    return JobView(
         {
             NodeRank(node): NodeView(
                 NodeRank(node),
@@ -137,7 +139,7 @@ def expect(nodes: int, ranks_per_node: int) -> Picture:
             )
             for node in range(nodes)
         },
-        Table(
+        RankTable(
             {
                 Rank(rank): RankView(Rank(rank), NodeRank(rank // ranks_per_node))
                 for rank in range(nodes * ranks_per_node)
@@ -146,113 +148,125 @@ def expect(nodes: int, ranks_per_node: int) -> Picture:
     )
 
 
-def learn(picture: Picture, src: Position, body: Body) -> Learned:
+def apply_message(job_view: JobView, src: Position, body: Body) -> ViewUpdate:
     match body:
         case AgentHello(node=node, host=host, workers=workers, store=store, warm=warm):
-            known = picture.nodes.get(node, NodeView(node))
+            known = job_view.nodes.get(node, NodeView(node))
             seen = replace(known, host=host, store=store, present=True, ours=True, warm=warm)
-            return _local(_with_node(picture, seen), node, workers)
+            return _local(_with_node(job_view, seen), node, workers)
         case WorkersStarted(node=node, workers=workers):
-            proven = replace(picture.nodes.get(node, NodeView(node)), warm=True)
-            return _local(_with_node(picture, proven), node, workers)
+            proven = replace(job_view.nodes.get(node, NodeView(node)), warm=True)
+            return _local(_with_node(job_view, proven), node, workers)
         case WorkerHello():
-            return _hello(picture, body)
+            return _hello(job_view, body)
         case WorkerExited():
-            return _exited(picture, body)
+            return _exited(job_view, body)
         case RestartsLeft():
-            return _restarted(picture, src)
+            return _restarted(job_view, src)
         case RanksFailed(ranks=()):
-            return node_lost(picture, NodeRank(int(src.server_rank)), "lost", "its agent has left")
+            return node_lost(job_view, NodeRank(int(src.server_rank)), "lost", "its agent has left")
         case RanksFailed(ranks=ranks):
-            return _died(picture, ranks, "exited", f"reported by the agent of {src}")
+            return _died(job_view, ranks, "exited", f"reported by the agent of {src}")
         case Parked() | Repaired() | Committed():
-            return _stepped(picture, body)
+            return _stepped(job_view, body)
         case _:
-            return Learned(picture)
+            return ViewUpdate(job_view)
 
 
-def node_lost(picture: Picture, node: NodeRank, kind: str, evidence: str) -> Learned:
+def node_lost(job_view: JobView, node: NodeRank, kind: str, evidence: str) -> ViewUpdate:
     """Nothing on this node can be counted on any more."""
-    known = picture.nodes.get(node)
+    known = job_view.nodes.get(node)
     if known is None:
-        return Learned(picture)
-    gone = _with_node(picture, replace(known, present=False))
+        return ViewUpdate(job_view)
+    gone = _with_node(job_view, replace(known, present=False))
     ranks = tuple(
-        view.rank for view in picture.on(node) if view.life in (Life.ALIVE, Life.STARTING)
+        view.rank
+        for view in job_view.on(node)
+        if view.process in (ProcessState.ALIVE, ProcessState.STARTING)
     )
     return _died(gone, ranks, kind, evidence)
 
 
-def starting(picture: Picture, seats: Mapping[Rank, tuple[NodeRank, Incarnation]]) -> Picture:
+def starting(job_view: JobView, seats: Mapping[Rank, tuple[NodeRank, Incarnation]]) -> JobView:
     """These lives have been ordered."""
     ranks = {}
     for rank, (node, incarnation) in seats.items():
         ranks[rank] = replace(
-            picture.ranks.get(rank, RankView(rank, node)),
+            job_view.ranks.get(rank, RankView(rank, node)),
             node=node,
             incarnation=incarnation,
-            life=Life.STARTING,
+            process=ProcessState.STARTING,
             phase="",
             pid=0,
         )
     for rank, view in ranks.items():
-        picture = _standing_on(picture, rank, view.node)
-    return replace(picture, ranks=picture.ranks.update(ranks))
+        job_view = _standing_on(job_view, rank, view.node)
+    return replace(job_view, ranks=job_view.ranks.update(ranks))
 
 
-def started(picture: Picture, ranks: RankSet) -> Picture:
+def started(job_view: JobView, ranks: RankSet) -> JobView:
     """Nobody will tell, but these must be running by now."""
-    views = {rank: replace(picture.ranks[rank], life=Life.ALIVE) for rank in ranks}
-    return replace(picture, ranks=picture.ranks.update(views))
+    views = {rank: replace(job_view.ranks[rank], process=ProcessState.ALIVE) for rank in ranks}
+    return replace(job_view, ranks=job_view.ranks.update(views))
 
 
 # One message each
 
 
-def _local(picture: Picture, node: NodeRank, workers: tuple[LocalWorker, ...]) -> Learned:
-    ranks, news = dict[Rank, RankView](), list[News]()
+def _local(job_view: JobView, node: NodeRank, workers: tuple[LocalWorker, ...]) -> ViewUpdate:
+    ranks, news = dict[Rank, RankView](), list[Change]()
     for local in workers:
-        view = picture.ranks.get(local.rank, RankView(local.rank, node))
-        over = view.life in (Life.DEAD, Life.DONE) and local.incarnation == view.incarnation
+        view = job_view.ranks.get(local.rank, RankView(local.rank, node))
+        over = (
+            view.process in (ProcessState.DEAD, ProcessState.DONE)
+            and local.incarnation == view.incarnation
+        )
         if local.incarnation < view.incarnation or over:
             continue
-        if view.life is not Life.ALIVE or local.incarnation > view.incarnation:
-            news.append(RankCameUp(local.rank))
+        if view.process is not ProcessState.ALIVE or local.incarnation > view.incarnation:
+            news.append(RankStarted(local.rank))
         ranks[local.rank] = replace(
-            view, node=node, life=Life.ALIVE, incarnation=local.incarnation, pid=local.pid
+            view,
+            node=node,
+            process=ProcessState.ALIVE,
+            incarnation=local.incarnation,
+            pid=local.pid,
         )
     for rank in ranks:
-        picture = _standing_on(picture, rank, node)
-    return Learned(replace(picture, ranks=picture.ranks.update(ranks)), tuple(news))
+        job_view = _standing_on(job_view, rank, node)
+    return ViewUpdate(replace(job_view, ranks=job_view.ranks.update(ranks)), tuple(news))
 
 
-def _joined(picture: Picture, src: Position) -> Picture:
+def _joined(job_view: JobView, src: Position) -> JobView:
     if src.role != Role.AGENT or not src.server_rank.isdigit():
-        return picture
+        return job_view
     node = NodeRank(int(src.server_rank))
-    return _with_node(picture, replace(picture.nodes.get(node, NodeView(node)), present=True))
+    return _with_node(job_view, replace(job_view.nodes.get(node, NodeView(node)), present=True))
 
 
-def _restarted(picture: Picture, src: Position) -> Learned:
+def _restarted(job_view: JobView, src: Position) -> ViewUpdate:
     """An agent that asks to start has no processes: what it had before is over."""
-    joined = _joined(picture, src)
+    joined = _joined(job_view, src)
     if src.role != Role.AGENT or not src.server_rank.isdigit():
-        return Learned(picture)
+        return ViewUpdate(job_view)
     here = joined.on(NodeRank(int(src.server_rank)))
-    gone = tuple(view.rank for view in here if view.life is Life.ALIVE)
+    gone = tuple(view.rank for view in here if view.process is ProcessState.ALIVE)
     return _died(joined, gone, "lost", "its agent has been started anew")
 
 
-def _hello(picture: Picture, hello: WorkerHello) -> Learned:
-    known = picture.ranks.get(hello.rank, RankView(hello.rank, hello.node))
-    over = known.life in (Life.DEAD, Life.DONE) and hello.incarnation == known.incarnation
+def _hello(job_view: JobView, hello: WorkerHello) -> ViewUpdate:
+    known = job_view.ranks.get(hello.rank, RankView(hello.rank, hello.node))
+    over = (
+        known.process in (ProcessState.DEAD, ProcessState.DONE)
+        and hello.incarnation == known.incarnation
+    )
     if hello.incarnation < known.incarnation or over:
-        return Learned(picture, (Ghost(hello.rank, hello.node, hello.incarnation),))
-    came_up = known.life is not Life.ALIVE or hello.incarnation > known.incarnation
+        return ViewUpdate(job_view, (StaleIncarnation(hello.rank, hello.node, hello.incarnation),))
+    came_up = known.process is not ProcessState.ALIVE or hello.incarnation > known.incarnation
     view = replace(
         known,
         node=hello.node,
-        life=Life.ALIVE,
+        process=ProcessState.ALIVE,
         incarnation=hello.incarnation,
         pid=hello.pid,
         step=hello.step,
@@ -263,54 +277,57 @@ def _hello(picture: Picture, hello: WorkerHello) -> Learned:
         shard=hello.shard,
         replica=hello.replica,
     )
-    news = (RankCameUp(hello.rank),) if came_up else ()
-    return Learned(_with_rank(_standing_on(picture, hello.rank, hello.node), view), news)
+    news = (RankStarted(hello.rank),) if came_up else ()
+    return ViewUpdate(_with_rank(_standing_on(job_view, hello.rank, hello.node), view), news)
 
 
-def _exited(picture: Picture, told: WorkerExited) -> Learned:
-    known = picture.ranks.get(told.rank)
+def _exited(job_view: JobView, told: WorkerExited) -> ViewUpdate:
+    known = job_view.ranks.get(told.rank)
     if known is None or told.incarnation < known.incarnation:
-        return Learned(picture)
-    if known.life in (Life.DEAD, Life.DONE) and told.incarnation == known.incarnation:
-        return Learned(picture)
+        return ViewUpdate(job_view)
+    if (
+        known.process in (ProcessState.DEAD, ProcessState.DONE)
+        and told.incarnation == known.incarnation
+    ):
+        return ViewUpdate(job_view)
     known = replace(known, incarnation=told.incarnation)
     if told.exit_code == 0:
-        ended = replace(known, life=Life.DONE, phase="done")
-        return Learned(_with_rank(picture, ended), (RankEnded(told.rank),))
+        ended = replace(known, process=ProcessState.DONE, phase="done")
+        return ViewUpdate(_with_rank(job_view, ended), (RankFinished(told.rank),))
     how = f"signal {told.signal}" if told.signal else f"exit code {told.exit_code}"
     evidence = f"{how}: {told.evidence}" if told.evidence else how
-    return _died(_with_rank(picture, known), (told.rank,), "exited", evidence)
+    return _died(_with_rank(job_view, known), (told.rank,), "exited", evidence)
 
 
-def _died(picture: Picture, ranks: tuple[Rank, ...], kind: str, evidence: str) -> Learned:
-    dead, news = dict[Rank, RankView](), list[News]()
+def _died(job_view: JobView, ranks: tuple[Rank, ...], kind: str, evidence: str) -> ViewUpdate:
+    dead, news = dict[Rank, RankView](), list[Change]()
     for rank in ranks:
-        view = picture.ranks.get(rank)
-        if view is not None and view.life is not Life.DEAD:
-            dead[rank] = replace(view, life=Life.DEAD, phase="dead")
+        view = job_view.ranks.get(rank)
+        if view is not None and view.process is not ProcessState.DEAD:
+            dead[rank] = replace(view, process=ProcessState.DEAD, phase="dead")
             news.append(RankDied(rank, kind, evidence))
-    return Learned(replace(picture, ranks=picture.ranks.update(dead)), tuple(news))
+    return ViewUpdate(replace(job_view, ranks=job_view.ranks.update(dead)), tuple(news))
 
 
-def _stepped(picture: Picture, told: Parked | Repaired | Committed) -> Learned:
-    view = picture.ranks.get(told.rank)
+def _stepped(job_view: JobView, told: Parked | Repaired | Committed) -> ViewUpdate:
+    view = job_view.ranks.get(told.rank)
     if view is None or view.incarnation != told.incarnation:
-        return Learned(picture)
+        return ViewUpdate(job_view)
     phase = {Parked: "parked", Repaired: "repairing", Committed: "training"}[type(told)]
     seen = replace(view, step=told.step, incident=told.incident, phase=phase)
-    return Learned(_with_rank(picture, seen))
+    return ViewUpdate(_with_rank(job_view, seen))
 
 
-def _standing_on(picture: Picture, rank: Rank, node: NodeRank) -> Picture:
-    known = picture.nodes.get(node, NodeView(node))
+def _standing_on(job_view: JobView, rank: Rank, node: NodeRank) -> JobView:
+    known = job_view.nodes.get(node, NodeView(node))
     if rank in known.ranks:
-        return picture
-    return _with_node(picture, replace(known, ranks=known.ranks | (rank,)))
+        return job_view
+    return _with_node(job_view, replace(known, ranks=known.ranks | (rank,)))
 
 
-def _with_node(picture: Picture, node: NodeView) -> Picture:
-    return replace(picture, nodes={**picture.nodes, node.node: node})
+def _with_node(job_view: JobView, node: NodeView) -> JobView:
+    return replace(job_view, nodes={**job_view.nodes, node.node: node})
 
 
-def _with_rank(picture: Picture, rank: RankView) -> Picture:
-    return replace(picture, ranks=picture.ranks.put(rank.rank, rank))
+def _with_rank(job_view: JobView, rank: RankView) -> JobView:
+    return replace(job_view, ranks=job_view.ranks.put(rank.rank, rank))

@@ -13,7 +13,7 @@ from functools import partial
 from taskd.core.manager import clusterd_orders as signals
 from taskd.core.manager import growth
 from taskd.core.manager import strategy_actions as strategies
-from taskd.core.manager.job_view import Life, NodeView, RankView, started
+from taskd.core.manager.job_view import NodeView, ProcessState, RankView, started
 from taskd.core.manager.states import (
     FIRST_RANK,
     Awaiting,
@@ -31,11 +31,11 @@ from taskd.core.manager.states import (
     mark,
     seen,
     then,
-    with_facts,
+    with_job,
 )
 from taskd.core.rank_sets import RankSet
 from taskd.model.ids import NodeRank, Position, Rank, Role, agent, worker
-from taskd.model.manager import Command, RankFault, ReportFaults, Tell
+from taskd.model.manager import Command, RankFault, ReportFaults, SendMessage
 from taskd.model.messages import (
     AgentHello,
     AgentRegistered,
@@ -67,7 +67,7 @@ def asked(state: State, src: Position, remaining: int, now: float, config: JobCo
         return strategies.carry_out(job, state.order, now, config)
     if job.start_withheld:
         waiting = {**job.asking, node: remaining}
-        state = with_facts(state, asking=waiting)
+        state = with_job(state, asking=waiting)
         return Taken(state, because="starting ranks is withheld at present")
     return permit(state, node)
 
@@ -75,21 +75,23 @@ def asked(state: State, src: Position, remaining: int, now: float, config: JobCo
 def permit(state: State, node: NodeRank) -> Taken:
     """Ascend's agents always get what they ask for. Ours start only what no plan speaks of."""
     job = state.job
-    ours = job.picture.nodes.get(node, NodeView(node)).ours
-    views = job.picture.on(node)
-    if ours and (not views or any(view.life is not Life.ABSENT for view in views)):
+    ours = job.view.nodes.get(node, NodeView(node)).ours
+    views = job.view.on(node)
+    if ours and (not views or any(view.process is not ProcessState.ABSENT for view in views)):
         return Taken(state, because=f"the ranks of node {node} start with the next plan")
-    state = with_facts(state, permitted=job.permitted | {node})
+    state = with_job(state, permitted=job.permitted | {node})
     if not ours:
         # They do not say when their ranks run, so the permission has to count for it.
-        picture = started(job.picture, RankSet(view.rank for view in views))
-        state = with_facts(state, picture=picture)
+        view = started(job.view, RankSet(view.rank for view in views))
+        state = with_job(state, view=view)
     if ours and job.attempt:
         members = tuple(Member(view.rank, node, view.incarnation) for view in views)
         late = RestartJob(job.incident, job.attempt, members)
-        return Taken(state, (Tell(agent(node), late),), f"node {node} joins attempt {job.attempt}")
+        return Taken(
+            state, (SendMessage(agent(node), late),), f"node {node} joins attempt {job.attempt}"
+        )
     start = StartWorkers(job.restarts_left)
-    return Taken(state, (Tell(agent(node), start),), f"node {node} may start")
+    return Taken(state, (SendMessage(agent(node), start),), f"node {node} may start")
 
 
 def node_of(src: Position) -> NodeRank:
@@ -106,7 +108,7 @@ def agent_hello(state: State, hello: AgentHello, now: float, config: JobConfig) 
         left = min(left, max(0, hello.remaining - hello.attempt))
     condemned = job.condemned | ({hello.node} if hello.condemned else set())
     attempt = max(job.attempt, hello.attempt)
-    state = with_facts(state, attempt=attempt, restarts_left=left, condemned=condemned)
+    state = with_job(state, attempt=attempt, restarts_left=left, condemned=condemned)
     match state:
         case Awaiting():
             return strategies.carry_out(state.job, state.order, now, config)
@@ -117,7 +119,7 @@ def agent_hello(state: State, hello: AgentHello, now: float, config: JobConfig) 
         case Ending():
             away = strategies.end(state.job, state.exit_code, state.because, now, config)
             mine = tuple(
-                c for c in away.commands if isinstance(c, Tell) and c.to == agent(hello.node)
+                c for c in away.commands if isinstance(c, SendMessage) and c.to == agent(hello.node)
             )
             return Taken(state, mine)
         case _:
@@ -129,14 +131,14 @@ def _ordered_again(state: Repairing | Restarting, node: NodeRank) -> tuple[Comma
     job = state.job
     mine = tuple(
         Member(view.rank, node, view.incarnation)
-        for view in job.picture.on(node)
-        if view.rank in job.world and view.life is Life.STARTING
+        for view in job.view.on(node)
+        if view.rank in job.world and view.process is ProcessState.STARTING
     )
     if not mine:
         return ()
     if isinstance(state, Restarting):
-        return (Tell(agent(node), RestartJob(job.incident, job.attempt, mine)),)
-    return (Tell(agent(node), ReplaceWorkers(job.incident, mine)),)
+        return (SendMessage(agent(node), RestartJob(job.incident, job.attempt, mine)),)
+    return (SendMessage(agent(node), ReplaceWorkers(job.incident, mine)),)
 
 
 def worker_hello(state: State, hello: WorkerHello, now: float, config: JobConfig) -> Taken:
@@ -144,9 +146,11 @@ def worker_hello(state: State, hello: WorkerHello, now: float, config: JobConfig
     job, me = state.job, worker(hello.node, hello.rank)
     match state:
         case Repairing() if _is_member(state, hello):
-            return Taken(state, (Tell(me, strategies.repair_message(state, config)),))
+            return Taken(state, (SendMessage(me, strategies.repair_message(state, config)),))
         case Stopping() if hello.rank in state.running and _is_unheard_of(hello, job):
-            return Taken(state, (Tell(me, Park(job.incident, "it had not heard of it yet")),))
+            return Taken(
+                state, (SendMessage(me, Park(job.incident, "it had not heard of it yet")),)
+            )
         case _ if hello.rank not in job.world:
             away = _send_away(job, hello.rank)
             return Taken(state, (away,), f"rank {hello.rank} comes too late")
@@ -158,11 +162,11 @@ def _as_told(state: State, hello: WorkerHello) -> State:
     """We may have been restarted: the ranks know better how far the job has got, and with whom."""
     known = state.job.incident
     if isinstance(state, Gathering) and hello.phase != "joining" and hello.incident >= known:
-        world = RankSet(state.job.picture.ranks) - hello.without
+        world = RankSet(state.job.view.ranks) - hello.without
         # Ranks that say different things are in the middle of a repair: nobody is left out then.
         world = world if hello.incident > known else world | state.job.world
-        state = with_facts(state, world=world)
-    return with_facts(state, incident=max(known, hello.incident))
+        state = with_job(state, world=world)
+    return with_job(state, incident=max(known, hello.incident))
 
 
 def _is_unheard_of(hello: WorkerHello, job: Job) -> bool:
@@ -205,7 +209,7 @@ def recognise(
 
 def gather(state: Gathering, now: float, config: JobConfig) -> Taken:
     """After each word that is heard: is the picture complete?"""
-    views = state.job.picture.ranks
+    views = state.job.view.ranks
     for rank in state.job.world.since(state.awaited):
         if _is_unheard(state, views[rank]):
             return Taken(replace(state, awaited=rank))
@@ -213,8 +217,8 @@ def gather(state: Gathering, now: float, config: JobConfig) -> Taken:
 
 
 def _is_unheard(state: Gathering, view: RankView) -> bool:
-    quiet = state.rebuilding and view.life is Life.ALIVE and not view.heard
-    return view.life is Life.ABSENT or quiet
+    quiet = state.rebuilding and view.process is ProcessState.ALIVE and not view.heard
+    return view.process is ProcessState.ABSENT or quiet
 
 
 def _ran_before(job: Job, src: Position, body: Body) -> bool:
@@ -242,22 +246,22 @@ def gathered(state: Gathering, now: float, config: JobConfig) -> Taken:
             () if deferred else told,
             "a rank is lost",
         )
-    strays = tuple(map(partial(_send_away, job), job.picture.alive() - job.world))
+    strays = tuple(map(partial(_send_away, job), job.view.alive() - job.world))
     taken = then(taken, Taken(taken.state, strays))
     for signal in deferred:
         taken = then(taken, signals.carry_on(taken.state, signal, now, config))
     return taken
 
 
-def _send_away(job: Job, rank: Rank) -> Tell:
-    view = job.picture.ranks[rank]
+def _send_away(job: Job, rank: Rank) -> SendMessage:
+    view = job.view.ranks[rank]
     because = "the job goes on without this rank"
-    return Tell(worker(view.node, rank), Leave(job.incident, because, view.incarnation))
+    return SendMessage(worker(view.node, rank), Leave(job.incident, because, view.incarnation))
 
 
 def never_joined(state: Gathering, now: float, config: JobConfig) -> Taken:
-    views = state.job.picture.ranks
-    missing = tuple(r for r in sorted(state.job.world) if views[r].life is Life.ABSENT)
+    views = state.job.view.ranks
+    missing = tuple(r for r in sorted(state.job.world) if views[r].process is ProcessState.ABSENT)
     if state.rebuilding:
         silent = tuple(RankFault(r, "silent", "its node did not join again", now) for r in missing)
         job = seen(state.job, silent, now) if silent else state.job

@@ -19,12 +19,12 @@ from taskd.core.manager import parking as stopping
 from taskd.core.manager import rank_faults as faults
 from taskd.core.manager import strategy_actions as strategies
 from taskd.core.manager.job_view import (
-    Ghost,
-    Learned,
-    RankCameUp,
     RankDied,
-    RankEnded,
-    learn,
+    RankFinished,
+    RankStarted,
+    StaleIncarnation,
+    ViewUpdate,
+    apply_message,
     node_lost,
 )
 from taskd.core.manager.states import (
@@ -46,43 +46,43 @@ from taskd.core.manager.states import (
     Suspecting,
     Taken,
     Training,
-    first,
+    initial_job,
     then,
-    with_facts,
+    with_job,
 )
 from taskd.model.clusterd import Signal
 from taskd.model.ids import ALL, NodeRank, Position, Role, agent, worker
 from taskd.model.manager import (
     Event,
     Finish,
-    Heard,
+    MessageReceived,
+    NodeConnected,
+    NodeDisconnected,
     NodeGone,
-    NodeLinked,
-    NodesCondemned,
     NodeSilent,
-    NodeUnlinked,
-    Ordered,
+    NodesMarkedBad,
     RankFault,
     RankHung,
     ReportFaults,
-    StopAsked,
+    SendMessage,
+    SignalReceived,
+    StopRequested,
     Subscribed,
-    Tell,
     Tick,
 )
 from taskd.model.messages import (
     AgentHello,
     Body,
     Committed,
-    Condemned,
     Dumped,
     Leave,
+    NodeMarkedBad,
     Parked,
     RanksFailed,
     Repaired,
     RepairFailed,
+    RequestHello,
     RestartsLeft,
-    WhoIsThere,
     WorkerFailed,
     WorkerHello,
 )
@@ -111,7 +111,7 @@ LEGAL: dict[type[State], set[type[State]]] = {
 
 
 def begin(config: JobConfig, now: float) -> Gathering:
-    return Gathering(first(config), now + config.join_timeout_s)
+    return Gathering(initial_job(config), now + config.join_timeout_s)
 
 
 def step(state: State, event: Event, now: float, config: JobConfig) -> Taken:
@@ -119,36 +119,38 @@ def step(state: State, event: Event, now: float, config: JobConfig) -> Taken:
     if isinstance(state, Ended):
         return Taken(state, because="the job has ended")
     match event:
-        case Heard(src, body):
+        case MessageReceived(src, body):
             return _hear(state, src, body, now, config)
-        case NodeLinked(node):
+        case NodeConnected(node):
             # Its agent says by itself what is true; its workers do not see that we are new.
-            ask = Tell(Position(Role.WORKER, str(node), ALL), WhoIsThere())
+            ask = SendMessage(Position(Role.WORKER, str(node), ALL), RequestHello())
             linked = {n: at for n, at in state.job.unlinked.items() if n != node}
-            taken = Taken(with_facts(state, unlinked=linked), (ask,), f"node {node} is linked")
+            taken = Taken(with_job(state, unlinked=linked), (ask,), f"node {node} is linked")
             return then(taken, _waited_for(taken.state, now, config))
-        case NodeUnlinked(node):
+        case NodeDisconnected(node):
             return _unlinked(state, node, now, config)
         case NodeSilent(node, evidence):
-            learned = node_lost(state.job.picture, node, "silent", evidence)
+            learned = node_lost(state.job.view, node, "silent", evidence)
             return _news(state, learned, now, config)
         case NodeGone(node, evidence):
-            return _news(state, node_lost(state.job.picture, node, "lost", evidence), now, config)
+            return _news(state, node_lost(state.job.view, node, "lost", evidence), now, config)
         case RankHung(rank, evidence):
             return faults.hung(state, rank, evidence, now, config)
-        case NodesCondemned(nodes, evidence):
+        case NodesMarkedBad(nodes, evidence):
             if config.rescheduling or state.job.ascend:
                 return Taken(state, because="the cluster replaces these nodes")
             condemned = state.job.condemned | nodes
             why = f"nodes {sorted(nodes)} are left alone: {evidence}"
             # Their agents tell it to the managers that come after us.
-            kept = tuple(Tell(agent(node), Condemned(evidence)) for node in sorted(nodes))
-            return Taken(with_facts(state, condemned=condemned), kept, why)
-        case Ordered(signal):
+            kept = tuple(
+                SendMessage(agent(node), NodeMarkedBad(evidence)) for node in sorted(nodes)
+            )
+            return Taken(with_job(state, condemned=condemned), kept, why)
+        case SignalReceived(signal):
             return signals.ordered(state, signal, now, config)
         case Subscribed():
             return _subscribed(state, now, config)
-        case StopAsked(exit_code, because):
+        case StopRequested(exit_code, because):
             if isinstance(state, Ending):
                 return Taken(state, because="the job is ending already")
             return strategies.end(state.job, exit_code, because, now, config)
@@ -168,7 +170,7 @@ def _hear(state: State, src: Position, body: Body, now: float, config: JobConfig
         return _leave_notice(state, src, body)
     if isinstance(state, Gathering):
         state = joining.recognise(state, src, body, now, config)
-    learned = learn(state.job.picture, src, body)
+    learned = apply_message(state.job.view, src, body)
     taken = _told(_news(state, learned, now, config), learned, src, body, now, config)
     if isinstance(taken.state, Gathering):
         return then(taken, joining.gather(taken.state, now, config))
@@ -176,14 +178,14 @@ def _hear(state: State, src: Position, body: Body, now: float, config: JobConfig
 
 
 def _told(
-    taken: Taken, learned: Learned, src: Position, body: Body, now: float, config: JobConfig
+    taken: Taken, learned: ViewUpdate, src: Position, body: Body, now: float, config: JobConfig
 ) -> Taken:
     match body:
         case RestartsLeft(remaining):
             return then(taken, joining.asked(taken.state, src, remaining, now, config))
         case AgentHello():
             return then(taken, joining.agent_hello(taken.state, body, now, config))
-        case WorkerHello() if not any(isinstance(item, Ghost) for item in learned.news):
+        case WorkerHello() if not any(isinstance(item, StaleIncarnation) for item in learned.news):
             return then(taken, joining.worker_hello(taken.state, body, now, config))
         case WorkerFailed() if _is_current(taken.state.job, body):
             return then(taken, faults.worker_failed(taken.state, body, now, config))
@@ -205,31 +207,31 @@ def _told(
 def _is_current(
     job: Job, body: WorkerFailed | Parked | Repaired | Committed | RepairFailed
 ) -> bool:
-    view = job.picture.ranks.get(body.rank)
+    view = job.view.ranks.get(body.rank)
     alive = view is not None and view.incarnation == body.incarnation
     # A worker fails under the groups of the incident before: that is no stale word.
     return alive and (isinstance(body, WorkerFailed) or body.incident == job.incident)
 
 
-def _news(state: State, learned: Learned, now: float, config: JobConfig) -> Taken:
+def _news(state: State, learned: ViewUpdate, now: float, config: JobConfig) -> Taken:
     """Take the new picture over, and react to what is new in it."""
-    state = with_facts(state, picture=learned.picture)
+    state = with_job(state, view=learned.view)
     taken = Taken(state)
     died = [item for item in learned.news if isinstance(item, RankDied)]
     for item in learned.news:
         match item:
-            case Ghost(rank, node, life):
+            case StaleIncarnation(rank, node, life):
                 because = "a later life of this rank has been started"
                 away = Leave(state.job.incident, because, life)
-                taken = then(taken, Taken(taken.state, (Tell(worker(node, rank), away),)))
-            case RankCameUp(rank):
+                taken = then(taken, Taken(taken.state, (SendMessage(worker(node, rank), away),)))
+            case RankStarted(rank):
                 taken = then(taken, joining.came_up(taken.state, rank, now, config))
-            case RankDied() | RankEnded():
+            case RankDied() | RankFinished():
                 pass
     if died:
         found = tuple(RankFault(item.rank, item.kind, item.evidence, now) for item in died)
         taken = then(taken, faults.fault(taken.state, found, now, config))
-    if any(isinstance(item, RankEnded) for item in learned.news):
+    if any(isinstance(item, RankFinished) for item in learned.news):
         taken = then(taken, resume.ended(taken.state, now, config))
     return taken
 
@@ -237,7 +239,7 @@ def _news(state: State, learned: Learned, now: float, config: JobConfig) -> Take
 def _unlinked(state: State, node: NodeRank, now: float, config: JobConfig) -> Taken:
     if isinstance(state, Ending):
         return _left(state, node)
-    state = with_facts(state, unlinked={**state.job.unlinked, node: now})
+    state = with_job(state, unlinked={**state.job.unlinked, node: now})
     taken = Taken(state, because=f"node {node} is not linked; if it stays so, it is lost")
     return then(taken, _waited_for(state, now, config))
 
@@ -274,8 +276,8 @@ def _late(state: State, now: float, config: JobConfig) -> Taken:
             return Taken(again, told, "clusterd has not ordered the stop yet")
         case Stopping(running=running, limit=limit) if now < limit:
             taken = Taken(state)
-            for node in sorted({job.picture.ranks[rank].node for rank in running}):
-                lost = node_lost(taken.state.job.picture, node, "silent", "no link, and no answer")
+            for node in sorted({job.view.ranks[rank].node for rank in running}):
+                lost = node_lost(taken.state.job.view, node, "silent", "no link, and no answer")
                 taken = then(taken, _news(taken.state, lost, now, config))
             return taken
         case Stopping(running=running):

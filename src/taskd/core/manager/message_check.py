@@ -21,7 +21,7 @@ from taskd.model.messages import (
     Committed,
     Dumped,
     EndJob,
-    NodeBeat,
+    NodeHeartbeat,
     Parked,
     RanksFailed,
     Repaired,
@@ -62,7 +62,7 @@ def doubt(src: Position, body: Body) -> str:
             src.server_rank,
         ) != (Role.AGENT, str(node)):
             return f"it speaks for node {node}"
-        case NodeBeat(node=node) if (
+        case NodeHeartbeat(node=node) if (
             # The proxy of a node lives in its agent's process, and its heart beats for both.
             src.role not in (Role.AGENT, Role.PROXY) or src.server_rank != str(node)
         ):

@@ -20,18 +20,18 @@ from taskd.model.messages import NicSwitched, RunStressTest, StressTested, Switc
 from taskd.model.operations import (
     OPS,
     TIMED_OUT,
-    Answered,
     Command,
     Event,
-    NicAsked,
+    NicSwitchRequested,
     OpResult,
-    ReplyNic,
-    ReplyStress,
+    PauseEnded,
+    ReplyNicSwitch,
+    ReplyStressTest,
     Results,
-    StressAsked,
-    TellRank,
+    SendToWorker,
+    StressTestRequested,
     Tick,
-    Unpaused,
+    WorkerReplied,
 )
 
 NAMES = {op: name for name, op in OPS.items()}
@@ -50,20 +50,20 @@ class OperationsConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Quiet:
+class Idle:
     deadline: float = inf
 
 
 @dataclass(frozen=True, slots=True)
 class Switching:
-    asked: NicAsked
+    asked: NicSwitchRequested
     waiting: frozenset[Rank]
     deadline: float
 
 
 @dataclass(frozen=True, slots=True)
 class Testing:
-    asked: StressAsked
+    asked: StressTestRequested
     heard: Mapping[Rank, float]
     """When each rank without a result was last heard."""
     results: Mapping[Rank, Results]
@@ -75,7 +75,7 @@ class Testing:
         return min(self.until, min(self.heard.values(), default=inf) + self.silence_s)
 
 
-State = Quiet | Switching | Testing
+State = Idle | Switching | Testing
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +94,15 @@ def step(
 ) -> Taken:
     """`places` are the ranks that train now, and their nodes."""
     match event:
-        case StressAsked():
+        case StressTestRequested():
             return _test(event, places, now, config)
-        case NicAsked():
+        case NicSwitchRequested():
             return _switch(event, places, now, config)
-        case Answered(rank, body):
+        case WorkerReplied(rank, body):
             return _answered(state, rank, body, now)
-        case Unpaused():
-            why = "" if isinstance(state, Quiet) else f"{describe(state)} is over with the pause"
-            return Taken(Quiet(), because=why)
+        case PauseEnded():
+            why = "" if isinstance(state, Idle) else f"{describe(state)} is over with the pause"
+            return Taken(Idle(), because=why)
         case Tick():
             return _late(state, now)
         case _:
@@ -112,7 +112,7 @@ def step(
 def describe(state: State) -> str:
     """For people: what runs at present."""
     match state:
-        case Quiet():
+        case Idle():
             return ""
         case Switching(asked, waiting):
             way = ", ".join(
@@ -129,38 +129,41 @@ def describe(state: State) -> str:
 
 
 def _test(
-    asked: StressAsked, places: Mapping[Rank, NodeRank], now: float, config: OperationsConfig
+    asked: StressTestRequested,
+    places: Mapping[Rank, NodeRank],
+    now: float,
+    config: OperationsConfig,
 ) -> Taken:
     ops = {rank: which for rank, which in asked.ops.items() if rank in places}
     if not ops:
-        return Taken(Quiet(), (ReplyStress({}),), "none of these ranks is here")
+        return Taken(Idle(), (ReplyStressTest({}),), "none of these ranks is here")
     order = RunStressTest(asked.uuid, ops)
-    tells = tuple(TellRank(worker(places[rank], rank), order) for rank in sorted(ops))
+    tells = tuple(SendToWorker(worker(places[rank], rank), order) for rank in sorted(ops))
     heard = dict.fromkeys(ops, now)
     state = Testing(replace(asked, ops=ops), heard, {}, now + config.stress_s, config.silence_s)
     return Taken(state, tells, f"{len(ops)} ranks test themselves")
 
 
 def _switch(
-    asked: NicAsked, places: Mapping[Rank, NodeRank], now: float, config: OperationsConfig
+    asked: NicSwitchRequested, places: Mapping[Rank, NodeRank], now: float, config: OperationsConfig
 ) -> Taken:
     if not places:
-        return Taken(Quiet(), (ReplyNic(False),), "there are no ranks")
+        return Taken(Idle(), (ReplyNicSwitch(False),), "there are no ranks")
     # All of them: whoever stays where it is still has to meet those that move.
     order = SwitchNic(asked.uuid, asked.ranks, asked.to_backup)
     state = Switching(asked, frozenset(places), now + config.switch_s)
-    return Taken(state, (TellRank(EVERY_WORKER, order),), f"{len(asked.ranks)} ranks move")
+    return Taken(state, (SendToWorker(EVERY_WORKER, order),), f"{len(asked.ranks)} ranks move")
 
 
 def _answered(state: State, rank: Rank, body: object, now: float) -> Taken:
     match state, body:
         case Switching(asked, waiting), NicSwitched(uuid, ok) if uuid == asked.uuid:
             if not ok:
-                return Taken(Quiet(), (ReplyNic(False),), f"rank {rank} could not move")
+                return Taken(Idle(), (ReplyNicSwitch(False),), f"rank {rank} could not move")
             waiting -= {rank}
             if waiting:
                 return Taken(replace(state, waiting=waiting))
-            return Taken(Quiet(), (ReplyNic(True),), "every rank has moved")
+            return Taken(Idle(), (ReplyNicSwitch(True),), "every rank has moved")
         case Testing(asked, heard), StressTested(uuid, told) if uuid == asked.uuid:
             if rank not in heard:
                 return Taken(state)
@@ -176,11 +179,11 @@ def _late(state: State, now: float) -> Taken:
     if now < state.deadline:
         return Taken(state)
     match state:
-        case Quiet():
+        case Idle():
             return Taken(state)
         case Switching(waiting=waiting):
             why = f"ranks {sorted(waiting)} have not moved in time"
-            return Taken(Quiet(), (ReplyNic(False),), why)
+            return Taken(Idle(), (ReplyNicSwitch(False),), why)
         case Testing(asked, heard):
             over = now >= state.until
             why = "it has taken too long" if over else "worker heartbeat timeout"
@@ -199,4 +202,4 @@ def _noted(state: Testing, found: Mapping[Rank, Results], because: str) -> Taken
     results = {**state.results, **found}
     if heard:
         return Taken(replace(state, heard=heard, results=results), because=because)
-    return Taken(Quiet(), (ReplyStress(results),), f"{because}; all have")
+    return Taken(Idle(), (ReplyStressTest(results),), f"{because}; all have")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import inf
 
 from taskd.core.manager import strategy_actions as strategies
-from taskd.core.manager.job_view import NO_STEP, Life
+from taskd.core.manager.job_view import NO_STEP, ProcessState
 from taskd.core.manager.states import (
     Deciding,
     Job,
@@ -23,13 +23,13 @@ from taskd.core.manager.states import (
     opened,
     seen,
     then,
-    with_facts,
+    with_job,
 )
-from taskd.core.rank_sets import NOBODY, RankSet, Table
+from taskd.core.rank_sets import NO_RANKS, RankSet, RankTable
 from taskd.model.clusterd import Signal
 from taskd.model.faults import FaultKind
 from taskd.model.ids import EVERY_WORKER, Incident
-from taskd.model.manager import Command, RankFault, ReportStopped, ReportStrategies, Tell
+from taskd.model.manager import Command, RankFault, ReportStopped, ReportStrategies, SendMessage
 from taskd.model.messages import Park, Parked
 
 CANNOT = 499
@@ -40,32 +40,34 @@ def stop(state: State, signal: Signal, incident: Incident, now: float, config: J
     if "pause_train" in signal.actions and not state.job.protected():
         told = ReportStopped(signal.uuid, (), CANNOT, "these ranks cannot be paused")
         return Taken(state, (told,), "these ranks know nothing of us, so they cannot be paused")
-    again = _standing(state.job) if incident == state.job.incident else Table[Parked]()
+    again = _standing(state.job) if incident == state.job.incident else RankTable[Parked]()
     job = replace(opened(state.job, incident, signal.uuid, now), parked=again)
     running = job.running() - job.broken() - RankSet(again)
     if not job.protected():
         # Nothing in these ranks could answer; they are killed when the decision has come.
-        return stood(Stopping(job, NOBODY, signal, now), now, config)
+        return stood(Stopping(job, NO_RANKS, signal, now), now, config)
     ranks = ", ".join(str(fault.rank) for fault in job.known_faults()) or "none"
     because = f"incident {incident}: failed ranks: {ranks}"
     limit = now + config.stop_timeout_s
     stopping = Stopping(job, running, signal, limit, limit)
-    taken = Taken(stopping, (Tell(EVERY_WORKER, Park(incident, because)),), because)
+    taken = Taken(stopping, (SendMessage(EVERY_WORKER, Park(incident, because)),), because)
     return then(taken, stands(stopping, running, now, config))
 
 
-def _standing(job: Job) -> Table[Parked]:
+def _standing(job: Job) -> RankTable[Parked]:
     """Who is known to stand in this very incident. A rank that joins has nothing to put down."""
     joining = {
         rank: Parked(rank, view.incarnation, job.incident, NO_STEP, whole=False)
-        for rank, view in job.picture.ranks.items()
-        if view.life is Life.ALIVE and view.phase == "joining" and view.incident == job.incident
+        for rank, view in job.view.ranks.items()
+        if view.process is ProcessState.ALIVE
+        and view.phase == "joining"
+        and view.incident == job.incident
     }
-    return Table(joining).update(job.parked)
+    return RankTable(joining).update(job.parked)
 
 
 def parked(state: State, told: Parked, now: float, config: JobConfig) -> Taken:
-    state = with_facts(state, parked=state.job.parked.put(told.rank, told))
+    state = with_job(state, parked=state.job.parked.put(told.rank, told))
     if not isinstance(state, Stopping):
         return Taken(state, because="it stands, as was known")
     return stands(state, state.running - {told.rank}, now, config)
@@ -83,8 +85,8 @@ def stands(state: Stopping, running: RankSet, now: float, config: JobConfig) -> 
 def _patience(job: Job, running: RankSet, config: JobConfig) -> float:
     """A node that has lost its link, and whose ranks are the last to park, has most likely died."""
     since = 0.0
-    for rank in running if job.unlinked else NOBODY:
-        if (at := job.unlinked.get(job.picture.ranks[rank].node)) is None:
+    for rank in running if job.unlinked else NO_RANKS:
+        if (at := job.unlinked.get(job.view.ranks[rank].node)) is None:
             return inf
         since = max(since, at)
     return since + config.unlinked_s if job.unlinked else inf
@@ -136,7 +138,7 @@ def _past_retrying(job: Job, order: Signal) -> Job:
 
     Otherwise the next strategy would only do once more what has failed.
     """
-    before = job.stories[-1] if job.stories else None
+    before = job.past_incidents[-1] if job.past_incidents else None
     retried = before is not None and (before.strategy, before.outcome) == ("retry", "superseded")
     if not retried or order.strategy not in ("recover", "downgrade") or job.broken():
         return job

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from taskd.core.manager import parking as stopping
 from taskd.core.manager import strategy_actions as strategies
-from taskd.core.manager.job_view import Life
+from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.states import (
     Awaiting,
     Deciding,
@@ -98,8 +98,8 @@ def worker_failed(state: State, told: WorkerFailed, now: float, config: JobConfi
 
 
 def hung(state: State, rank: Rank, evidence: str, now: float, config: JobConfig) -> Taken:
-    view = state.job.picture.ranks.get(rank)
-    if view is None or view.life is not Life.ALIVE or rank in state.job.broken():
+    view = state.job.view.ranks.get(rank)
+    if view is None or view.process is not ProcessState.ALIVE or rank in state.job.broken():
         return Taken(state, because=f"rank {rank} is known to have failed")
     match state:
         case Gathering() | Training() | Suspecting() | Resuming():

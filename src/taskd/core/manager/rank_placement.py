@@ -9,34 +9,34 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from taskd.core.manager.job_view import RankView
-from taskd.core.manager.repair_plan import Seat
+from taskd.core.manager.repair_plan import Placement
 from taskd.core.manager.states import Job
 from taskd.core.rank_sets import RankSet
 from taskd.model.ids import Incarnation, NodeRank
 
 
-def lost(job: Job) -> list[Seat]:
+def lost(job: Job) -> list[Placement]:
     """The ranks that need a new process, as they last were."""
-    return [seat_of(job.picture.ranks[rank]) for rank in job.broken()]
+    return [seat_of(job.view.ranks[rank]) for rank in job.broken()]
 
 
-def missing(job: Job) -> list[Seat]:
+def missing(job: Job) -> list[Placement]:
     """The same, with those that the job has gone on without."""
-    views = job.picture.ranks
+    views = job.view.ranks
     absent = (RankSet(views) - job.world) | job.broken()
     return [seat_of(views[rank]) for rank in absent]
 
 
-def seat_of(view: RankView) -> Seat:
-    return Seat(view.rank, view.node, view.incarnation, view.shard, view.replica)
+def seat_of(view: RankView) -> Placement:
+    return Placement(view.rank, view.node, view.incarnation, view.shard, view.replica)
 
 
-def seats_for(job: Job, wanted: Iterable[Seat], *, in_place: bool) -> list[Seat] | None:
+def seats_for(job: Job, wanted: Iterable[Placement], *, in_place: bool) -> list[Placement] | None:
     """Give each its next life, on its own node or, when that is gone, on a spare one."""
     wanted = list(wanted)
-    nodes = job.picture.nodes
+    nodes = job.view.nodes
     usable = {n for n in nodes if nodes[n].present and n not in job.condemned}
-    taken = {job.picture.ranks[rank].node for rank in job.world} | {seat.node for seat in wanted}
+    taken = {job.view.ranks[rank].node for rank in job.world} | {seat.node for seat in wanted}
     spares = [n for n in sorted(usable) if n not in taken and not in_place]
     moved: dict[NodeRank, NodeRank] = {}
     seats = []

@@ -52,7 +52,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Placement:
     """A rank that is started anew, and where."""
 
     rank: Rank
@@ -80,14 +80,14 @@ class Impossible:
     because: str
 
 
-def plan(holders: Iterable[Holder], seats: Iterable[Seat] = ()) -> Plan | Impossible:
+def plan(holders: Iterable[Holder], seats: Iterable[Placement] = ()) -> Plan | Impossible:
     """Holders stay, seats are filled; everybody resumes at the highest complete step."""
     staying = sorted(holders, key=lambda holder: holder.rank)
     arriving = sorted(seats, key=lambda seat: seat.rank)
     return _plan(staying, arriving, ())
 
 
-def shrink(holders: Iterable[Holder], lost: Iterable[Seat]) -> Plan | Impossible:
+def shrink(holders: Iterable[Holder], lost: Iterable[Placement]) -> Plan | Impossible:
     """Go on without every replica that has lost a rank."""
     present = sorted(holders, key=lambda holder: holder.rank)
     broken = {_replica(seat) for seat in lost}
@@ -109,7 +109,7 @@ def complete_step(holders: Iterable[Holder], shards: Iterable[str]) -> Step | No
 
 
 def _plan(
-    staying: list[Holder], arriving: list[Seat], leaving: tuple[Rank, ...]
+    staying: list[Holder], arriving: list[Placement], leaving: tuple[Rank, ...]
 ) -> Plan | Impossible:
     shards = {held.shard for held in staying} | {seat.shard for seat in arriving}
     resume = complete_step(staying, shards)
@@ -125,10 +125,10 @@ def _plan(
 
 
 def _helpers(
-    staying: list[Holder], arriving: list[Seat], resume: Step, sources: Mapping[Rank, Rank]
+    staying: list[Holder], arriving: list[Placement], resume: Step, sources: Mapping[Rank, Rank]
 ) -> dict[Rank, tuple[Rank, ...]]:
     """Of those who stand there themselves: a copy of somebody else's state is asked for whole."""
-    needy: list[Holder | Seat] = [*staying, *arriving]
+    needy: list[Holder | Placement] = [*staying, *arriving]
     shards = {one.rank: one.shard for one in needy}
     able: dict[str, list[Rank]] = {}
     for held in staying:
@@ -144,13 +144,13 @@ def _helpers(
     return {taker: others for taker, others in found.items() if others}
 
 
-def _sources(staying: list[Holder], arriving: list[Seat], resume: Step) -> dict[Rank, Rank]:
+def _sources(staying: list[Holder], arriving: list[Placement], resume: Step) -> dict[Rank, Rank]:
     givers: dict[str, list[tuple[int, Holder]]] = {}
     for holder in staying:
         for (shard, step), cost in holder.offers().items():
             if step == resume:
                 givers.setdefault(shard, []).append((cost, holder))
-    needy: list[Holder | Seat] = [
+    needy: list[Holder | Placement] = [
         holder for holder in staying if (holder.shard, resume) not in holder.offers()
     ]
     takers: Counter[Rank] = Counter()
@@ -178,5 +178,5 @@ def _what_is_missing(staying: list[Holder], shards: set[str]) -> str:
     return "the shards exist, but at no common step"
 
 
-def _replica(one: Holder | Seat) -> int:
+def _replica(one: Holder | Placement) -> int:
     return one.replica if one.replica >= 0 else -1 - one.rank

@@ -12,7 +12,7 @@ from taskd.core.manager import growth
 from taskd.core.manager import parking as stopping
 from taskd.core.manager import rank_faults as faults
 from taskd.core.manager import strategy_actions as strategies
-from taskd.core.manager.job_view import Life
+from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.states import (
     Deciding,
     Dumping,
@@ -27,14 +27,14 @@ from taskd.core.manager.states import (
     mark,
     then,
 )
-from taskd.core.rank_sets import NOBODY, RankSet
+from taskd.core.rank_sets import NO_RANKS, RankSet
 from taskd.model.manager import RankFault, ReportResult
 from taskd.model.messages import Committed, Dumped, Repaired, RepairFailed
 
 
 def repaired(state: State, told: Repaired | Committed, now: float, config: JobConfig) -> Taken:
     job = replace(state.job, best=max(state.job.best, told.step))
-    done = RankSet((told.rank,)) if isinstance(told, Committed) else NOBODY
+    done = RankSet((told.rank,)) if isinstance(told, Committed) else NO_RANKS
     match state:
         case Repairing():
             uncommitted = state.uncommitted - done
@@ -43,7 +43,7 @@ def repaired(state: State, told: Repaired | Committed, now: float, config: JobCo
                 state = replace(state, job=job, unrepaired=unrepaired, uncommitted=uncommitted)
                 return Taken(state, because=f"{len(unrepaired)} ranks are not repaired yet")
             state_s = told.state_s if isinstance(told, Repaired) else 0.0
-            before = job.story.moments[-1][1] if job.story else now
+            before = job.open_incident.moments[-1][1] if job.open_incident else now
             job = mark(mark(job, "groups", max(before, now - state_s)), "state", now)
             deadline = now + config.resume_timeout_s
             resuming = Resuming(job, state.order, state.plan, uncommitted, deadline)
@@ -73,7 +73,7 @@ def repair_failed(state: State, told: RepairFailed, now: float, config: JobConfi
         state.job,
         state.order,
         state.plan,
-        RankSet((told.rank,)) | (state.unrepaired if isinstance(state, Repairing) else NOBODY),
+        RankSet((told.rank,)) | (state.unrepaired if isinstance(state, Repairing) else NO_RANKS),
         state.uncommitted,
         min(state.deadline, now + config.setback_s),
         setback,
@@ -93,8 +93,8 @@ def dumped(state: State, told: Dumped, now: float, config: JobConfig) -> Taken:
     because = f"step {told.step} is written"
     report = ReportResult(state.job.uuid, 0, because, "dump")
     job = state.job
-    if job.story is not None:
-        job = replace(job, story=replace(job.story, written=told.step))
+    if job.open_incident is not None:
+        job = replace(job, open_incident=replace(job.open_incident, written=told.step))
     if state.order.type == "saveAndExit":
         return then(Taken(state, (report,)), strategies.leave_written(job, now, config))
     return Taken(Deciding(job, now + config.decide_timeout_s), (report,), because)
@@ -102,7 +102,7 @@ def dumped(state: State, told: Dumped, now: float, config: JobConfig) -> Taken:
 
 def ended(state: State, now: float, config: JobConfig) -> Taken:
     """A rank has ended well. When the last one has, so has the job."""
-    done = all(state.job.picture.ranks[rank].life is Life.DONE for rank in state.job.world)
+    done = all(state.job.view.ranks[rank].process is ProcessState.DONE for rank in state.job.world)
     if done and not isinstance(state, Ending | Dumping):
         return strategies.end(state.job, 0, "every rank has ended well", now, config)
     match state:

@@ -61,7 +61,7 @@ AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class NodeBeats:
     """The beats of one node."""
 
     last: float
@@ -77,7 +77,7 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    nodes: Mapping[NodeRank, Pulse] = field(default_factory=dict)
+    nodes: Mapping[NodeRank, NodeBeats] = field(default_factory=dict)
 
     @property
     def deadline(self) -> float:
@@ -85,24 +85,24 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class BeatReceived:
     node: NodeRank
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ProbeAnswered:
     node: NodeRank
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ConnectionInspected:
     node: NodeRank
     wire: Wire | None
     """None: between us and the node is somebody else, or nothing that the kernel knows of."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class NodeLeft:
     """The node has left, or its link is broken: its silence is no news."""
 
     node: NodeRank
@@ -112,33 +112,33 @@ class Gone:
 class Tick: ...
 
 
-Event = Beat | Answered | Looked | Gone | Tick
+Event = BeatReceived | ProbeAnswered | ConnectionInspected | NodeLeft | Tick
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ProbeNode:
     node: NodeRank
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class InspectConnection:
     node: NodeRank
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
+class NodeIsSilent:
     node: NodeRank
     evidence: str
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
+class NodeIsBack:
     """It beats again; nobody need wait for its answer."""
 
     node: NodeRank
 
 
-Command = Ask | Look | Silent | Back
+Command = ProbeNode | InspectConnection | NodeIsSilent | NodeIsBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,23 +151,23 @@ def step(state: State, event: Event, now: float, config: SilenceConfig) -> Taken
     match event:
         case Tick():
             return _late(state, now, config)
-        case Gone(node):
+        case NodeLeft(node):
             nodes = {n: pulse for n, pulse in state.nodes.items() if n != node}
             return Taken(State(nodes))
-        case Beat(node):
+        case BeatReceived(node):
             pulse = state.nodes.get(node)
             if pulse is None:
                 return _put(state, node, _waiting(now, (), config))
             doubted = pulse.told or pulse.asked_at is not None
             # A pause that was taken for silence was none: learn from it.
             pauses = (*pulse.pauses, now - pulse.last)[-WINDOW:]
-            return _put(state, node, _waiting(now, pauses, config), *[Back(node)] * doubted)
-        case Answered(node):
+            return _put(state, node, _waiting(now, pauses, config), *[NodeIsBack(node)] * doubted)
+        case ProbeAnswered(node):
             pulse = state.nodes.get(node)
             if pulse is None or pulse.told or pulse.asked_at is None:
                 return Taken(state)
             return _put(state, node, _waiting(now, pulse.pauses, config))
-        case Looked(node, wire):
+        case ConnectionInspected(node, wire):
             pulse = state.nodes.get(node)
             if pulse is None or pulse.told or pulse.asked_at is None:
                 return Taken(state)
@@ -176,15 +176,15 @@ def step(state: State, event: Event, now: float, config: SilenceConfig) -> Taken
             assert_never(event)
 
 
-def _put(state: State, node: NodeRank, pulse: Pulse, *commands: Command) -> Taken:
+def _put(state: State, node: NodeRank, pulse: NodeBeats, *commands: Command) -> Taken:
     return Taken(State({**state.nodes, node: pulse}), commands)
 
 
-def _waiting(now: float, pauses: tuple[float, ...], config: SilenceConfig) -> Pulse:
+def _waiting(now: float, pauses: tuple[float, ...], config: SilenceConfig) -> NodeBeats:
     late_s = max(config.late_floor_s, config.late_beats * max(pauses, default=0.0))
     if len(pauses) < config.known_beats:
         late_s = max(late_s, config.unknown_late_s)
-    return Pulse(now, pauses, due=now + late_s)
+    return NodeBeats(now, pauses, due=now + late_s)
 
 
 def _late(state: State, now: float, config: SilenceConfig) -> Taken:
@@ -193,10 +193,10 @@ def _late(state: State, now: float, config: SilenceConfig) -> Taken:
         if now < pulse.due:
             continue
         if pulse.asked_at is None:
-            commands.append(Ask(node))
+            commands.append(ProbeNode(node))
             nodes[node] = replace(pulse, asked_at=now, due=now + SENT_S)
         else:
-            commands.append(Look(node))
+            commands.append(InspectConnection(node))
             nodes[node] = replace(pulse, due=inf)  # what is seen there sets the next
     return Taken(State(nodes), tuple(commands))
 
@@ -204,7 +204,7 @@ def _late(state: State, now: float, config: SilenceConfig) -> Taken:
 def _looked(
     state: State,
     node: NodeRank,
-    pulse: Pulse,
+    pulse: NodeBeats,
     wire: Wire | None,
     now: float,
     config: SilenceConfig,
@@ -221,13 +221,13 @@ def _looked(
     left_s = pulse.asked_at + patience_s - now
     if left_s > MOMENT_S:
         confirmed = replace(pulse, unconfirmed_at=None, due=now + min(left_s, AGAIN_S))
-        return _put(state, node, confirmed, Ask(node))
+        return _put(state, node, confirmed, ProbeNode(node))
     why = f"its machine lives, but no answer came in {patience_s:g} s"
     return _silent(state, node, pulse, now, why)
 
 
 def _unconfirmed(
-    state: State, node: NodeRank, pulse: Pulse, wire: Wire, now: float, config: SilenceConfig
+    state: State, node: NodeRank, pulse: NodeBeats, wire: Wire, now: float, config: SilenceConfig
 ) -> Taken:
     # The last confirmation may be long ago because nothing was sent; what counts is how long
     # something has been waiting for one.
@@ -240,9 +240,9 @@ def _unconfirmed(
     return _silent(state, node, pulse, now, why)
 
 
-def _silent(state: State, node: NodeRank, pulse: Pulse, now: float, why: str) -> Taken:
+def _silent(state: State, node: NodeRank, pulse: NodeBeats, now: float, why: str) -> Taken:
     told = f"no beat of node {node} for {now - pulse.last:.2f} s"
     if pulse.pauses:
         told += f", where one comes every {median(pulse.pauses):.2f} s"
     told_once = replace(pulse, told=True, due=inf)
-    return _put(state, node, told_once, Silent(node, f"{told}, and {why}"))
+    return _put(state, node, told_once, NodeIsSilent(node, f"{told}, and {why}"))

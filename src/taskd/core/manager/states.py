@@ -15,20 +15,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from taskd.core.manager.job_view import NO_STEP, Life, Picture, expect
+from taskd.core.manager.job_view import NO_STEP, JobView, ProcessState, initial_view
 from taskd.core.manager.repair_plan import Holder, Plan
-from taskd.core.rank_sets import RankSet, Table
+from taskd.core.rank_sets import RankSet, RankTable
 from taskd.model.clusterd import Signal
 from taskd.model.ids import Incident, NodeRank, Rank, Step
-from taskd.model.manager import NO_INCIDENT, RETRYABLE, Command, RankFault, Story
+from taskd.model.manager import NO_INCIDENT, RETRYABLE, Command, IncidentRecord, RankFault
 from taskd.model.messages import Parked
 
-ENDLESS = 32767
+UNLIMITED_RESTARTS = 32767
 """The restart budget that stands for none or 0, as Ascend counts."""
 ECHO = "communication"
 """The kind of fault that a rank suffers when another one fails."""
 FIRST_RANK = Rank(0)
-STORIES_KEPT = 100
+RECORDS_KEPT = 100
 SIGNALS_KEPT = 64
 
 
@@ -120,7 +120,7 @@ class JobConfig:
 class Job:
     """What stays true in every state."""
 
-    picture: Picture
+    view: JobView
     world: RankSet
     """The ranks that train together; fewer than all after a shrink."""
     incident: Incident = NO_INCIDENT
@@ -130,10 +130,10 @@ class Job:
     ascend: bool = False
     """clusterd is Ascend's: it numbers no incidents and knows none of our strategies' names."""
     faults: Mapping[Rank, RankFault] = field(default_factory=dict)
-    parked: Table[Parked] = field(default_factory=Table)
+    parked: RankTable[Parked] = field(default_factory=RankTable)
     stirred: bool = False
     """The ranks have been given a plan since they stood still: where they are now is not known."""
-    restarts_left: int = ENDLESS
+    restarts_left: int = UNLIMITED_RESTARTS
     attempt: int = 0
     start_withheld: bool = False
     asking: Mapping[NodeRank, int] = field(default_factory=dict)
@@ -159,29 +159,31 @@ class Job:
     """The highest step that any rank has reached."""
     settled_at: float = inf
     """When a job whose steps cannot be seen will count as having made progress."""
-    story: Story | None = None
-    stories: tuple[Story, ...] = ()
+    open_incident: IncidentRecord | None = None
+    past_incidents: tuple[IncidentRecord, ...] = ()
 
     def broken(self) -> RankSet:
         """Ranks of the world that need a new process."""
-        views = self.picture.ranks
+        views = self.view.ranks
         return RankSet(
             rank
             for rank in self.world
-            if views[rank].life is not Life.ALIVE
+            if views[rank].process is not ProcessState.ALIVE
             or (rank in self.faults and self.faults[rank].kind not in RETRYABLE)
         )
 
     def running(self) -> RankSet:
-        return self.world & self.picture.alive()
+        return self.world & self.view.alive()
 
     def starting(self) -> bool:
-        return any(self.picture.ranks[rank].life is Life.STARTING for rank in self.world)
+        return any(self.view.ranks[rank].process is ProcessState.STARTING for rank in self.world)
 
     def protected(self) -> bool:
         """Every rank can be repaired from inside, or could in its last life."""
-        views = [self.picture.ranks[rank] for rank in self.world]
-        unheard = [v for v in views if self.rebuilt and v.life is not Life.ALIVE and not v.heard]
+        views = [self.view.ranks[rank] for rank in self.world]
+        unheard = [
+            v for v in views if self.rebuilt and v.process is not ProcessState.ALIVE and not v.heard
+        ]
         return len(unheard) < len(views) and all(v.protected for v in views if v not in unheard)
 
     def holders(self) -> tuple[Holder, ...]:
@@ -192,7 +194,7 @@ class Job:
         )
 
     def _holder(self, rank: Rank) -> Holder:
-        view, parked = self.picture.ranks[rank], self.parked[rank]
+        view, parked = self.view.ranks[rank], self.parked[rank]
         corrupt = rank in self.faults and self.faults[rank].kind == "corrupt"
         return Holder(
             rank,
@@ -210,10 +212,10 @@ class Job:
         return tuple(self.faults[rank] for rank in sorted(self.faults))
 
 
-def first(config: JobConfig) -> Job:
-    picture = expect(config.nodes, config.ranks_per_node)
-    budget = config.max_restarts if config.max_restarts > 0 else ENDLESS
-    return Job(picture, RankSet(picture.ranks), restarts_left=budget)
+def initial_job(config: JobConfig) -> Job:
+    view = initial_view(config.nodes, config.ranks_per_node)
+    budget = config.max_restarts if config.max_restarts > 0 else UNLIMITED_RESTARTS
+    return Job(view, RankSet(view.ranks), restarts_left=budget)
 
 
 # The states
@@ -384,12 +386,12 @@ def then(before: Taken, after: Taken) -> Taken:
     return Taken(after.state, before.commands + after.commands, because)
 
 
-def with_facts(state: State, **facts: object) -> State:
+def with_job(state: State, **facts: object) -> State:
     """The same state, with these facts of its job changed."""
     return replace(state, job=replace(state.job, **facts))  # type: ignore[arg-type]
 
 
-# The story of an incident
+# The record of an incident
 
 
 def seen(job: Job, faults: tuple[RankFault, ...], now: float) -> Job:
@@ -400,42 +402,51 @@ def seen(job: Job, faults: tuple[RankFault, ...], now: float) -> Job:
         if not faults:
             return job
     known = {**job.faults, **{fault.rank: fault for fault in faults}}
-    story = job.story
+    record = job.open_incident
     if any(fault.kind not in RETRYABLE for fault in known.values()):
         # Somebody has failed for good: the collectives that others lost to it are no faults.
         known = {r: fault for r, fault in known.items() if fault.kind != ECHO}
         faults = tuple(fault for fault in faults if fault.kind != ECHO)
-        if story is not None:
-            story = replace(story, faults=tuple(f for f in story.faults if f.kind != ECHO))
-    if story is None:
-        story = Story(NO_INCIDENT, faults, (("seen", min(fault.seen_at for fault in faults)),))
+        if record is not None:
+            record = replace(record, faults=tuple(f for f in record.faults if f.kind != ECHO))
+    if record is None:
+        record = IncidentRecord(
+            NO_INCIDENT, faults, (("seen", min(fault.seen_at for fault in faults)),)
+        )
     else:
-        story = replace(story, faults=(*story.faults, *faults))
-    return replace(job, faults=known, story=story)
+        record = replace(record, faults=(*record.faults, *faults))
+    return replace(job, faults=known, open_incident=record)
 
 
 def mark(job: Job, name: str, at: float) -> Job:
-    if job.story is None or any(name == marked for marked, _ in job.story.moments):
+    if job.open_incident is None or any(name == marked for marked, _ in job.open_incident.moments):
         return job
-    return replace(job, story=replace(job.story, moments=(*job.story.moments, (name, at))))
+    return replace(
+        job,
+        open_incident=replace(job.open_incident, moments=(*job.open_incident.moments, (name, at))),
+    )
 
 
 def opened(job: Job, incident: Incident, uuid: str, now: float) -> Job:
     """clusterd has given the incident its number. An older one, still open, is superseded."""
-    story = job.story
-    if story is not None and story.incident not in (NO_INCIDENT, incident):
+    record = job.open_incident
+    if record is not None and record.incident not in (NO_INCIDENT, incident):
         job = closed(job, "superseded", f"incident {incident} followed")
-        story = None
-    if story is None:
+        record = None
+    if record is None:
         faults = job.known_faults()
         began = max((fault.seen_at for fault in faults), default=now)
-        story = Story(incident, faults, (("seen", began),))
-    story = replace(story, incident=incident)
-    return replace(job, incident=incident, uuid=uuid, parked=Table(), stirred=False, story=story)
+        record = IncidentRecord(incident, faults, (("seen", began),))
+    record = replace(record, incident=incident)
+    return replace(
+        job, incident=incident, uuid=uuid, parked=RankTable(), stirred=False, open_incident=record
+    )
 
 
 def closed(job: Job, outcome: str, because: str) -> Job:
-    if job.story is None:
+    if job.open_incident is None:
         return job
-    done = replace(job.story, outcome=outcome, because=because)
-    return replace(job, story=None, stories=(*job.stories, done)[-STORIES_KEPT:])
+    done = replace(job.open_incident, outcome=outcome, because=because)
+    return replace(
+        job, open_incident=None, past_incidents=(*job.past_incidents, done)[-RECORDS_KEPT:]
+    )

@@ -77,18 +77,18 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True)
-class Paced:
+class PacesReported:
     """How some ranks fare."""
 
     paces: tuple[Pace, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Disturbed:
+class JobDisturbed:
     """The job has stood still or has changed: what was measured before says nothing any more."""
 
 
-Event = Paced | Disturbed
+Event = PacesReported | JobDisturbed
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Step:
 
 
 def step(state: State, event: Event, now: float, config: StragglerConfig) -> Step:
-    if isinstance(event, Disturbed):
+    if isinstance(event, JobDisturbed):
         return Step(State(slow=state.slow), because="the job was disturbed: measured anew")
     samples = dict(state.samples)
     for pace in event.paces:
@@ -209,11 +209,11 @@ class Share:
     own_s: float
     data_s: float
     compute_s: float
-    wires: tuple[Carried, ...]
+    wires: tuple[ConnectionUse, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class ConnectionUse:
     """What a connection did in a step."""
 
     here: str
@@ -251,13 +251,13 @@ def _typical(samples: Mapping[Rank, tuple[Sample, ...]], config: StragglerConfig
     return typical
 
 
-def _typical_wires(shares: list[Share]) -> tuple[Carried, ...]:
-    seen: dict[tuple[str, str], list[Carried]] = {}
+def _typical_wires(shares: list[Share]) -> tuple[ConnectionUse, ...]:
+    seen: dict[tuple[str, str], list[ConnectionUse]] = {}
     for share in shares:
         for wire in share.wires:
             seen.setdefault((wire.here, wire.there), []).append(wire)
     return tuple(
-        Carried(*ends, median(w.sent_bytes for w in wires), median(w.busy_s for w in wires))
+        ConnectionUse(*ends, median(w.sent_bytes for w in wires), median(w.busy_s for w in wires))
         for ends, wires in seen.items()
         if 2 * len(wires) > len(shares)
     )
@@ -277,7 +277,7 @@ def _share(before: Sample, after: Sample) -> Share:
         old = known.get((wire.here, wire.there))
         if old is not None and wire.sent_bytes > old.sent_bytes:
             wires.append(
-                Carried(
+                ConnectionUse(
                     wire.here,
                     wire.there,
                     (wire.sent_bytes - old.sent_bytes) / steps,
@@ -334,7 +334,7 @@ def _slow_wires(typical: Typical, slower: float, config: StragglerConfig) -> dic
     if len(heavy) < 2:
         return {}
     usual_s = min(share.step_s for share in typical.values())
-    slow: list[tuple[Rank, Carried, float]] = []
+    slow: list[tuple[Rank, ConnectionUse, float]] = []
     for rank, wire in heavy:
         others = [other.s_per_byte for _, other in heavy if other is not wire]
         usual = _lower_median(others)

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from taskd.core.manager import growth
-from taskd.core.manager.job_view import Life, node_lost, started, starting
+from taskd.core.manager.job_view import ProcessState, node_lost, started, starting
 from taskd.core.manager.rank_placement import lost, missing, seats_for
-from taskd.core.manager.repair_plan import Impossible, Plan, Seat, complete_step, plan, shrink
+from taskd.core.manager.repair_plan import Impossible, Placement, Plan, complete_step, plan, shrink
 from taskd.core.manager.states import (
     Awaiting,
     Deciding,
@@ -31,7 +31,7 @@ from taskd.core.manager.states import (
 from taskd.core.rank_sets import RankSet
 from taskd.model.clusterd import Signal
 from taskd.model.ids import EVERY_WORKER, Incarnation, NodeRank, Rank, Step, agent, worker
-from taskd.model.manager import Command, ReportResult, Tell
+from taskd.model.manager import Command, ReportResult, SendMessage
 from taskd.model.messages import (
     Dump,
     EndJob,
@@ -53,7 +53,7 @@ def feasible(job: Job, config: JobConfig) -> tuple[str, ...]:
     """The names that clusterd chooses from; `recover` stands for in place as well."""
     holders = job.holders() if job.protected() else ()
     gone = lost(job)
-    shards = {job.picture.ranks[rank].shard for rank in job.world}
+    shards = {job.view.ranks[rank].shard for rank in job.world}
     has_state = complete_step(holders, shards) is not None
     offered = []
     if has_state and not gone:
@@ -70,11 +70,15 @@ def feasible(job: Job, config: JobConfig) -> tuple[str, ...]:
 def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     """The decision has come and everybody stands still."""
     job = mark(job, "decided", now)
-    if job.story is not None and job.story.written is not None and order.strategy == "exit":
+    if (
+        job.open_incident is not None
+        and job.open_incident.written is not None
+        and order.strategy == "exit"
+    ):
         return leave_written(job, now, config)
-    if job.story is not None:
+    if job.open_incident is not None:
         chosen = IN_PLACE if order.extra == IN_PLACE else order.strategy
-        job = replace(job, story=replace(job.story, strategy=chosen))
+        job = replace(job, open_incident=replace(job.open_incident, strategy=chosen))
     match order.strategy:
         case "retry" | "continue":
             if job.broken():
@@ -90,7 +94,11 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
         case "dump":
             return _dump(job, order, now, config)
         case "exit":
-            why = job.story.because if job.story and job.story.because else "clusterd decided so"
+            why = (
+                job.open_incident.because
+                if job.open_incident and job.open_incident.because
+                else "clusterd decided so"
+            )
             if job.condemned:
                 why = f"nodes {listed(job.condemned)} have failed a stress test"
             return end(job, 1, f"no strategy is left: {why}", now, config)
@@ -100,7 +108,7 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
 
 def leave_written(job: Job, now: float, config: JobConfig) -> Taken:
     """The survivors have done what was left to do; the next start goes on from there."""
-    step = job.story.written if job.story is not None else None
+    step = job.open_incident.written if job.open_incident is not None else None
     because = f"step {step} is written to {config.dump_dir}: start the job again to go on from it"
     return end(job, 1, because, now, config)
 
@@ -108,8 +116,8 @@ def leave_written(job: Job, now: float, config: JobConfig) -> Taken:
 def failed(job: Job, order: Signal, because: str, now: float, config: JobConfig) -> Taken:
     """The strategy did not work; clusterd falls back to the next."""
     code = {"retry": RETRY_FAILED, "dump": DUMP_FAILED}.get(order.strategy, FAILED)
-    if job.story is not None:
-        job = replace(job, story=replace(job.story, because=because))
+    if job.open_incident is not None:
+        job = replace(job, open_incident=replace(job.open_incident, because=because))
     report = ReportResult(job.uuid, code, because, order.strategy)
     return Taken(Deciding(job, now + config.decide_timeout_s), (report,), because)
 
@@ -132,14 +140,14 @@ def restarted(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
 def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -> Taken:
     """Everybody goes home."""
     job = closed(job, "ended" if exit_code else "finished", because)
-    staying = frozenset(node for node, view in job.picture.nodes.items() if view.present)
+    staying = frozenset(node for node, view in job.view.nodes.items() if view.present)
     tells: tuple[Command, ...] = tuple(
-        Tell(
-            agent(node), EndJob(exit_code, because) if job.picture.nodes[node].ours else ExitAgent()
+        SendMessage(
+            agent(node), EndJob(exit_code, because) if job.view.nodes[node].ours else ExitAgent()
         )
         for node in sorted(staying)
         # An Ascend agent ends by itself when its ranks have; this order would make it fail.
-        if job.picture.nodes[node].ours or exit_code
+        if job.view.nodes[node].ours or exit_code
     )
     ending = Ending(job, exit_code, because, staying, now + config.end_timeout_s)
     return Taken(ending, tells, because)
@@ -149,16 +157,16 @@ def send_away(job: Job, order: Signal, config: JobConfig) -> tuple[Job, tuple[Co
     """Nodes leave when somebody will bring them back; otherwise their agents are still of use."""
     if not (config.rescheduling or job.ascend):
         return job, ()
-    leaving = [node for node in order.nodes if node in job.picture.nodes]
-    picture = job.picture
+    leaving = [node for node in order.nodes if node in job.view.nodes]
+    view = job.view
     for node in leaving:
-        picture = node_lost(picture, node, "lost", "its node leaves").picture
-    tells = tuple(Tell(agent(node), ExitAgent()) for node in leaving)
-    return replace(job, picture=picture), tells
+        view = node_lost(view, node, "lost", "its node leaves").view
+    tells = tuple(SendMessage(agent(node), ExitAgent()) for node in leaving)
+    return replace(job, view=view), tells
 
 
 def repair_message(state: Repairing, config: JobConfig) -> Repair:
-    stores = (view for view in state.job.picture.nodes.values() if view.present and view.store)
+    stores = (view for view in state.job.view.nodes.values() if view.present and view.store)
     store = min(stores, key=lambda view: view.node, default=None)
     return Repair(
         state.job.incident,
@@ -168,7 +176,7 @@ def repair_message(state: Repairing, config: JobConfig) -> Repair:
         state.plan.sources,
         store.store if store else "",
         config.repair_timeout_s,
-        tuple(RankSet(state.job.picture.ranks) - state.job.world),
+        tuple(RankSet(state.job.view.ranks) - state.job.world),
         state.plan.helpers,
     )
 
@@ -210,18 +218,18 @@ def _repair(
     job = replace(
         job,
         world=RankSet(member.rank for member in made.members),
-        picture=starting(job.picture, _places(made.replaced)),
+        view=starting(job.view, _places(made.replaced)),
         faults={r: f for r, f in job.faults.items() if r not in isolated},
         stirred=True,
     )
     state = Repairing(job, order, made, job.world, job.world, now + config.repair_timeout_s)
     # The processes first: starting them takes longer than anything else.
     commands: list[Command] = [
-        Tell(agent(node), ReplaceWorkers(job.incident, members))
+        SendMessage(agent(node), ReplaceWorkers(job.incident, members))
         for node, members in _by_node(made.replaced).items()
     ]
-    commands.append(Tell(EVERY_WORKER, repair_message(state, config)))
-    alive = (rank for rank in isolated if job.picture.ranks[rank].life is Life.ALIVE)
+    commands.append(SendMessage(EVERY_WORKER, repair_message(state, config)))
+    alive = (rank for rank in isolated if job.view.ranks[rank].process is ProcessState.ALIVE)
     leaving = dict.fromkeys((*made.leaving, *alive))
     commands += (_leave(job, rank, made.because) for rank in leaving)
     if order.strategy == "downgrade":
@@ -229,20 +237,22 @@ def _repair(
     return Taken(state, tuple(commands), made.because)
 
 
-def _leave(job: Job, rank: Rank, because: str) -> Tell:
-    view = job.picture.ranks[rank]
-    return Tell(worker(view.node, rank), Leave(job.incident, because, view.incarnation))
+def _leave(job: Job, rank: Rank, because: str) -> SendMessage:
+    view = job.view.ranks[rank]
+    return SendMessage(worker(view.node, rank), Leave(job.incident, because, view.incarnation))
 
 
 def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     if job.restarts_left < 1:
         return failed(job, order, "the restart budget is used up", now, config)
-    everybody = job.picture.ranks
-    wanted = [Seat(rank, view.node, view.incarnation) for rank, view in sorted(everybody.items())]
+    everybody = job.view.ranks
+    wanted = [
+        Placement(rank, view.node, view.incarnation) for rank, view in sorted(everybody.items())
+    ]
     seats = seats_for(job, wanted, in_place=False)
     if seats is None:
         # A node that has never joined starts its ranks with this attempt when it does.
-        late = {rank for rank, view in everybody.items() if view.life is Life.ABSENT}
+        late = {rank for rank, view in everybody.items() if view.process is ProcessState.ABSENT}
         seats = seats_for(job, [seat for seat in wanted if seat.rank not in late], in_place=False)
     if seats is None:
         return failed(job, order, "a node is missing", now, config)
@@ -253,11 +263,11 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
         attempt=job.attempt + 1,
         restarts_left=job.restarts_left - 1,
         stirred=True,
-        picture=starting(job.picture, _places(members)),
+        view=starting(job.view, _places(members)),
     )
-    nodes = job.picture.nodes
+    nodes = job.view.nodes
     tells = tuple(
-        Tell(
+        SendMessage(
             agent(node),
             RestartJob(job.incident, job.attempt, of_node)
             if nodes[node].ours
@@ -271,7 +281,7 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     taken = Taken(state, tells, f"attempt {job.attempt}: all {len(members)} ranks start anew")
     if unstarted:
         return taken
-    job = replace(job, picture=started(job.picture, RankSet(_places(members))))
+    job = replace(job, view=started(job.view, RankSet(_places(members))))
     return then(taken, restarted(job, order, now, config))
 
 
@@ -282,7 +292,7 @@ def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     # Also one that stands elsewhere, if it can reach a copy: it may be of a rank that is lost.
     writers = tuple(h for h in job.holders() if step in {at for _, at in h.offers()})
     members = tuple(Member(h.rank, h.node, h.incarnation) for h in writers)
-    told = Tell(EVERY_WORKER, Dump(job.incident, step, config.dump_dir, members))
+    told = SendMessage(EVERY_WORKER, Dump(job.incident, step, config.dump_dir, members))
     unwritten = RankSet(member.rank for member in members)
     state = Dumping(job, order, unwritten, now + config.dump_timeout_s)
     return Taken(state, (told,), f"{len(members)} ranks write step {step}")
@@ -291,7 +301,7 @@ def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
 # Who, and where
 
 
-def _can_replace(job: Job, gone: list[Seat], config: JobConfig) -> bool:
+def _can_replace(job: Job, gone: list[Placement], config: JobConfig) -> bool:
     if job.fruitless >= config.fruitless_limit:
         return False
     return config.rescheduling or seats_for(job, gone, in_place=False) is not None
@@ -300,7 +310,7 @@ def _can_replace(job: Job, gone: list[Seat], config: JobConfig) -> bool:
 def _dump_step(job: Job) -> Step | None:
     if not job.protected():
         return None
-    shards = {job.picture.ranks[rank].shard for rank in job.world}
+    shards = {job.view.ranks[rank].shard for rank in job.world}
     return complete_step(job.holders(), shards)
 
 

@@ -24,29 +24,29 @@ from typing import assert_never
 from taskd.model import messages as m
 from taskd.model.ids import Incident, Step
 from taskd.model.worker import (
-    Abort,
-    Broke,
-    CarryOut,
+    AbortCollectives,
     Command,
-    Described,
+    CopiesChanged,
+    DumpFinished,
     Event,
-    Failed,
+    ExecuteOrder,
+    FirstStepCommitted,
     GiveUp,
-    Linked,
-    Listed,
-    Me,
-    Mended,
+    Identity,
+    LocalRepairDone,
+    LocalRepairFailed,
+    ManagerConnected,
     Order,
-    Say,
-    Stepped,
-    Stood,
+    SendToManager,
+    ShardKnown,
+    StepFailed,
+    ThreadParked,
     Tick,
-    Wrote,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankConfig:
+class WorkerConfig:
     answer_timeout_s: float = 120.0
     """How long a rank that reported its own fault waits to be told to park."""
 
@@ -69,7 +69,7 @@ class RankConfig:
 class Joining:
     """A replacement on its way to its first step. It has no state yet, but may have its plan."""
 
-    me: Me
+    identity: Identity
     incident: Incident
     plan: m.Repair | None = None
     copies: tuple[m.Copy, ...] = ()
@@ -79,7 +79,7 @@ class Joining:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    me: Me
+    identity: Identity
     incident: Incident
     proof: m.Committed | None = None
     """The step that ended the last incident: the manager may not have heard of it."""
@@ -90,10 +90,10 @@ class Training:
 class Faulted:
     """It has reported a fault of its own and waits for the incident that comes of it."""
 
-    me: Me
+    identity: Identity
     incident: Incident
     report: m.WorkerFailed | m.RepairFailed
-    stood: Stood | None
+    at: ThreadParked | None
     deadline: float
 
 
@@ -101,22 +101,22 @@ class Faulted:
 class Parking:
     """Told to park; the training thread is on its way out of its step."""
 
-    me: Me
+    identity: Identity
     incident: Incident
     deadline: float
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    me: Me
+    identity: Identity
     incident: Incident
-    stood: Stood
+    at: ThreadParked
     deadline: float
 
 
 @dataclass(frozen=True, slots=True)
 class Repairing:
-    me: Me
+    identity: Identity
     incident: Incident
     plan: m.Repair
     deadline: float
@@ -126,22 +126,22 @@ class Repairing:
 class Resumed:
     """Repaired; the proof is the first committed step."""
 
-    me: Me
+    identity: Identity
     incident: Incident
-    mended: Mended
+    repair: LocalRepairDone
     deadline: float = inf
 
 
 @dataclass(frozen=True, slots=True)
 class Dumping:
-    me: Me
+    identity: Identity
     incident: Incident
     deadline: float
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    me: Me
+    identity: Identity
     incident: Incident
     report: m.Dumped | None = None
     deadline: float = inf
@@ -171,20 +171,20 @@ class Taken:
     because: str = ""
 
 
-def step(state: State, event: Event, now: float, config: RankConfig) -> Taken:
+def step(state: State, event: Event, now: float, config: WorkerConfig) -> Taken:
     """Decide. Same state, same event, same time: same answer."""
     if isinstance(state, Leaving):
         return _again(state, event)
     if _is_stale(state, event):
         return Taken(state, because=f"{type(event).__name__} is from an older incident")
     match event:
-        case Linked(step=at):
+        case ManagerConnected(step=at):
             return Taken(state, _hello(state, at), "the manager must know what is true here")
-        case Described(shard=shard, replica=replica, step=at):
-            described = replace(state.me, shard=shard, replica=replica)
-            if described == state.me:
+        case ShardKnown(shard=shard, replica=replica, step=at):
+            described = replace(state.identity, shard=shard, replica=replica)
+            if described == state.identity:
                 return Taken(state, because="what this rank holds was known")
-            state = replace(state, me=described)
+            state = replace(state, identity=described)
             return Taken(state, _hello(state, at), "what this rank holds is known now")
         case m.Park():
             return _park(state, event, now, config)
@@ -192,24 +192,24 @@ def step(state: State, event: Event, now: float, config: RankConfig) -> Taken:
             return _repair(state, event, now, config)
         case m.Dump():
             return _dump(state, event, now, config)
-        case m.Leave(life=life) if life not in (-1, state.me.incarnation):
+        case m.Leave(life=life) if life not in (-1, state.identity.incarnation):
             return Taken(state, because=f"life {life} of this rank is meant")
         case m.Leave(incident=incident, because=because):
-            commands = (Abort(incident, because), CarryOut(event))
-            return Taken(Leaving(state.me, incident), commands, because)
-        case Failed():
+            commands = (AbortCollectives(incident, because), ExecuteOrder(event))
+            return Taken(Leaving(state.identity, incident), commands, because)
+        case StepFailed():
             return _failed(state, event, now, config)
-        case Stood():
+        case ThreadParked():
             return _stood(state, event, now, config)
-        case Listed(copies=copies):
+        case CopiesChanged(copies=copies):
             return _listed(state, copies)
-        case Mended():
+        case LocalRepairDone():
             return _mended(state, event)
-        case Broke():
+        case LocalRepairFailed():
             return _broke(state, event, now, config)
-        case Stepped():
+        case FirstStepCommitted():
             return _stepped(state, event)
-        case Wrote():
+        case DumpFinished():
             return _wrote(state, event)
         case Tick():
             return _late(state, now, config)
@@ -218,15 +218,17 @@ def step(state: State, event: Event, now: float, config: RankConfig) -> Taken:
 
 
 def _is_stale(state: State, event: Event) -> bool:
-    fenced = m.Park | m.Repair | m.Dump | m.Leave | Mended | Broke | Wrote
+    fenced = (
+        m.Park | m.Repair | m.Dump | m.Leave | LocalRepairDone | LocalRepairFailed | DumpFinished
+    )
     return isinstance(event, fenced) and event.incident < state.incident
 
 
 # The manager's orders
 
 
-def _park(state: State, told: m.Park, now: float, config: RankConfig) -> Taken:
-    me, incident = state.me, told.incident
+def _park(state: State, told: m.Park, now: float, config: WorkerConfig) -> Taken:
+    me, incident = state.identity, told.incident
     if incident == state.incident:
         if isinstance(state, Parked):
             return Taken(state, (_where(state),), "asked again")
@@ -238,12 +240,14 @@ def _park(state: State, told: m.Park, now: float, config: RankConfig) -> Taken:
             # It holds nothing that it would have to put down first.
             joining = Joining(me, incident, copies=state.copies)
             return Taken(joining, (_empty_handed(joining),), "it has not begun to train")
-        case Parked(stood=stood) | Faulted(stood=Stood() as stood):
+        case Parked(at=stood) | Faulted(at=ThreadParked() as stood):
             parked = Parked(me, incident, stood, now + config.order_timeout_s)
-            return Taken(parked, (Abort(incident, told.because), _where(parked)), told.because)
+            return Taken(
+                parked, (AbortCollectives(incident, told.because), _where(parked)), told.because
+            )
         case Training() | Resumed() | Repairing() | Parking() | Faulted():
             parking = Parking(me, incident, now + config.nudge_s)
-            return Taken(parking, (Abort(incident, told.because),), told.because)
+            return Taken(parking, (AbortCollectives(incident, told.because),), told.because)
         case Dumping():
             return Taken(state, because="the last checkpoint is being written")
         case Leaving():
@@ -252,69 +256,69 @@ def _park(state: State, told: m.Park, now: float, config: RankConfig) -> Taken:
             assert_never(state)
 
 
-def _repair(state: State, plan: m.Repair, now: float, config: RankConfig) -> Taken:
+def _repair(state: State, plan: m.Repair, now: float, config: WorkerConfig) -> Taken:
     match state:
-        case _ if not _is_member(state.me, plan):
+        case _ if not _is_member(state.identity, plan):
             return Taken(state, because="the plan does not count on this life of this rank")
         case Joining():
-            joining = Joining(state.me, plan.incident, plan, state.copies)
+            joining = Joining(state.identity, plan.incident, plan, state.copies)
             return Taken(joining, because="the plan is there before the first step")
         case Parked() if plan.incident == state.incident:
-            return _carry_out(state.me, plan, now)
+            return _carry_out(state.identity, plan, now)
         case Resumed() if plan.incident == state.incident:
             return Taken(state, (_said_repaired(state),), "that plan has been carried out")
         case _:
             return Taken(state, because="no plan can be carried out now")
 
 
-def _carry_out(me: Me, plan: m.Repair, now: float) -> Taken:
+def _carry_out(me: Identity, plan: m.Repair, now: float) -> Taken:
     repairing = Repairing(me, plan.incident, plan, now + plan.timeout_s)
     because = f"{plan.strategy}: {len(plan.members)} ranks resume at step {plan.resume}"
-    return Taken(repairing, (CarryOut(plan),), because)
+    return Taken(repairing, (ExecuteOrder(plan),), because)
 
 
-def _is_member(me: Me, plan: m.Repair) -> bool:
+def _is_member(me: Identity, plan: m.Repair) -> bool:
     return any(one.rank == me.rank and one.incarnation == me.incarnation for one in plan.members)
 
 
-def _dump(state: State, order: m.Dump, now: float, config: RankConfig) -> Taken:
+def _dump(state: State, order: m.Dump, now: float, config: WorkerConfig) -> Taken:
     if not isinstance(state, Parked) or order.incident != state.incident:
         return Taken(state, because="only a parked rank can write a checkpoint")
-    if all(one.rank != state.me.rank for one in order.members):
+    if all(one.rank != state.identity.rank for one in order.members):
         return Taken(state, because="others write it")
-    dumping = Dumping(state.me, state.incident, now + config.dump_timeout_s)
-    return Taken(dumping, (CarryOut(order),), f"writing step {order.step}")
+    dumping = Dumping(state.identity, state.incident, now + config.dump_timeout_s)
+    return Taken(dumping, (ExecuteOrder(order),), f"writing step {order.step}")
 
 
 # The training thread's words
 
 
-def _failed(state: State, failed: Failed, now: float, config: RankConfig) -> Taken:
+def _failed(state: State, failed: StepFailed, now: float, config: WorkerConfig) -> Taken:
     if not isinstance(state, Training | Resumed):
         return Taken(state, because="a fault is being dealt with already")
-    me = state.me
+    me = state.identity
     report = m.WorkerFailed(me.rank, me.incarnation, state.incident, failed.kind, failed.evidence)
     faulted = Faulted(me, state.incident, report, None, now + config.answer_timeout_s)
-    return Taken(faulted, (Say(report),), f"{failed.kind}: {failed.evidence}")
+    return Taken(faulted, (SendToManager(report),), f"{failed.kind}: {failed.evidence}")
 
 
-def _stood(state: State, stood: Stood, now: float, config: RankConfig) -> Taken:
+def _stood(state: State, stood: ThreadParked, now: float, config: WorkerConfig) -> Taken:
     limit = now + config.order_timeout_s
     match state:
         case Parking() | Parked():
-            parked = Parked(state.me, state.incident, stood, limit)
+            parked = Parked(state.identity, state.incident, stood, limit)
             return Taken(parked, (_where(parked),), f"stands at step {stood.step}")
         case Joining(plan=plan):
             if plan is not None:
-                return _carry_out(state.me, plan, now)
-            parked = Parked(state.me, state.incident, stood, limit)
+                return _carry_out(state.identity, plan, now)
+            parked = Parked(state.identity, state.incident, stood, limit)
             return Taken(parked, (_where(parked),), "ready to be given state")
         case Faulted():
-            return Taken(replace(state, stood=stood), because="stands, and has not been told yet")
+            return Taken(replace(state, at=stood), because="stands, and has not been told yet")
         case Training() | Resumed():
-            taken = _failed(state, Failed("communication", "the step was left"), now, config)
+            taken = _failed(state, StepFailed("communication", "the step was left"), now, config)
             assert isinstance(taken.state, Faulted)
-            return replace(taken, state=replace(taken.state, stood=stood))
+            return replace(taken, state=replace(taken.state, at=stood))
         case Repairing() | Dumping() | Leaving():
             return Taken(state, because="an order is on its way to the training thread")
         case _:
@@ -326,64 +330,66 @@ def _listed(state: State, copies: tuple[m.Copy, ...]) -> Taken:
     match state:
         case Joining():
             return Taken(replace(state, copies=copies), because=because)
-        case Parked(stood=stood) | Faulted(stood=Stood() as stood):
-            return Taken(replace(state, stood=replace(stood, copies=copies)), because=because)
+        case Parked(at=stood) | Faulted(at=ThreadParked() as stood):
+            return Taken(replace(state, at=replace(stood, copies=copies)), because=because)
         case _:
             return Taken(state, because="it will be looked at when this rank stands")
 
 
-def _mended(state: State, mended: Mended) -> Taken:
+def _mended(state: State, mended: LocalRepairDone) -> Taken:
     if not isinstance(state, Repairing) or mended.incident != state.incident:
         return Taken(state, because="that plan was given up")
-    resumed = Resumed(replace(state.me, without=state.plan.without), state.incident, mended)
+    resumed = Resumed(replace(state.identity, without=state.plan.without), state.incident, mended)
     return Taken(resumed, (_said_repaired(resumed),), f"goes on at step {mended.step}")
 
 
-def _broke(state: State, broke: Broke, now: float, config: RankConfig) -> Taken:
+def _broke(state: State, broke: LocalRepairFailed, now: float, config: WorkerConfig) -> Taken:
     if not isinstance(state, Repairing) or broke.incident != state.incident:
         return Taken(state, because="that plan was given up")
-    me = state.me
+    me = state.identity
     report = m.RepairFailed(me.rank, me.incarnation, state.incident, broke.because)
     faulted = Faulted(me, state.incident, report, None, now + config.answer_timeout_s)
-    return Taken(faulted, (Say(report),), broke.because)
+    return Taken(faulted, (SendToManager(report),), broke.because)
 
 
-def _stepped(state: State, stepped: Stepped) -> Taken:
+def _stepped(state: State, stepped: FirstStepCommitted) -> Taken:
     if not isinstance(state, Resumed):
         return Taken(state, because="steps are counted by the beacon")
-    me = state.me
+    me = state.identity
     proof = m.Committed(me.rank, me.incarnation, state.incident, stepped.step)
     because = f"step {stepped.step} is committed: incident {state.incident} is over"
-    return Taken(Training(me, state.incident, proof), (Say(proof),), because)
+    return Taken(Training(me, state.incident, proof), (SendToManager(proof),), because)
 
 
-def _wrote(state: State, wrote: Wrote) -> Taken:
+def _wrote(state: State, wrote: DumpFinished) -> Taken:
     if not isinstance(state, Dumping):
         return Taken(state, because="nothing was to be written")
-    report = m.Dumped(state.me.rank, wrote.incident, wrote.step, wrote.because)
+    report = m.Dumped(state.identity.rank, wrote.incident, wrote.step, wrote.because)
     because = wrote.because or f"step {wrote.step} is written"
-    return Taken(Leaving(state.me, state.incident, report), (Say(report),), because)
+    return Taken(Leaving(state.identity, state.incident, report), (SendToManager(report),), because)
 
 
 # Time, and what is said twice
 
 
-def _late(state: State, now: float, config: RankConfig) -> Taken:
+def _late(state: State, now: float, config: WorkerConfig) -> Taken:
     if now < state.deadline:
         return Taken(state, because="not yet")
     match state:
         case Parking():
             nudged = replace(state, deadline=now + config.nudge_s)
             because = "the training thread has not come to rest"
-            return Taken(nudged, (Abort(state.incident, because),), because)
+            return Taken(nudged, (AbortCollectives(state.incident, because),), because)
         case Faulted() | Parked():
             because = f"no order came in time while {type(state).__name__.lower()}"
-            return Taken(Leaving(state.me, state.incident), (GiveUp(because),), because)
+            return Taken(Leaving(state.identity, state.incident), (GiveUp(because),), because)
         case Repairing():
-            late = _broke(state, Broke(state.incident, "it took too long"), now, config)
-            return replace(late, commands=(Abort(state.incident, late.because), *late.commands))
+            late = _broke(state, LocalRepairFailed(state.incident, "it took too long"), now, config)
+            return replace(
+                late, commands=(AbortCollectives(state.incident, late.because), *late.commands)
+            )
         case Dumping():
-            wrote = Wrote(state.incident, Step(0), "writing took too long")
+            wrote = DumpFinished(state.incident, Step(0), "writing took too long")
             late = _wrote(state, wrote)
             return replace(late, commands=(*late.commands, GiveUp(late.because)))
         case Joining() | Training() | Resumed() | Leaving():
@@ -393,26 +399,26 @@ def _late(state: State, now: float, config: RankConfig) -> Taken:
 
 
 def _again(state: Leaving, event: Event) -> Taken:
-    if isinstance(event, Linked) and state.report is not None:
-        return Taken(state, (Say(state.report),), "said again")
+    if isinstance(event, ManagerConnected) and state.report is not None:
+        return Taken(state, (SendToManager(state.report),), "said again")
     return Taken(state, because="this process is leaving")
 
 
 def _hello(state: State, at: Step) -> tuple[Command, ...]:
     """Everything that a manager which has just started would have to hear."""
-    me = state.me
+    me = state.identity
     phase, more = "training", tuple[Command, ...]()
     match state:
         case Joining():
             phase = "joining"
         case Faulted(report=report):
-            more = (Say(report),)
-        case Parked(stood=stood):
+            more = (SendToManager(report),)
+        case Parked(at=stood):
             phase, more = "parked" if stood.whole else "joining", (_where(state),)
         case Resumed():
             more = (_said_repaired(state),)
         case Training(proof=m.Committed() as proof):
-            more = (Say(proof),)
+            more = (SendToManager(proof),)
         case Training() | Parking() | Repairing() | Dumping() | Leaving():
             pass
         case _:
@@ -430,12 +436,12 @@ def _hello(state: State, at: Step) -> tuple[Command, ...]:
         replica=me.replica,
         without=me.without,
     )
-    return (Say(hello), *more)
+    return (SendToManager(hello), *more)
 
 
-def _where(parked: Parked) -> Say:
-    me, stood = parked.me, parked.stood
-    return Say(
+def _where(parked: Parked) -> SendToManager:
+    me, stood = parked.identity, parked.at
+    return SendToManager(
         m.Parked(
             me.rank,
             me.incarnation,
@@ -448,15 +454,15 @@ def _where(parked: Parked) -> Say:
     )
 
 
-def _empty_handed(joining: Joining) -> Say:
-    me = joining.me
+def _empty_handed(joining: Joining) -> SendToManager:
+    me = joining.identity
     nothing = m.Parked(me.rank, me.incarnation, joining.incident, Step(0), whole=False)
-    return Say(replace(nothing, copies=joining.copies))
+    return SendToManager(replace(nothing, copies=joining.copies))
 
 
-def _said_repaired(resumed: Resumed) -> Say:
-    me, mended = resumed.me, resumed.mended
-    return Say(
+def _said_repaired(resumed: Resumed) -> SendToManager:
+    me, mended = resumed.identity, resumed.repair
+    return SendToManager(
         m.Repaired(
             me.rank,
             me.incarnation,
@@ -477,11 +483,11 @@ __all__ = [
     "Order",
     "Parked",
     "Parking",
-    "RankConfig",
     "Repairing",
     "Resumed",
     "State",
     "Taken",
     "Training",
+    "WorkerConfig",
     "step",
 ]

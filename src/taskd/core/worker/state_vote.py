@@ -19,7 +19,7 @@ SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Print:
+class Fingerprint:
     """What one rank says of itself."""
 
     shard: int
@@ -38,7 +38,7 @@ class Verdict:
     because: str
 
 
-def judge(prints: Mapping[Rank, Print]) -> Verdict:
+def judge(prints: Mapping[Rank, Fingerprint]) -> Verdict:
     named: list[Rank] = []
     reasons: list[str] = []
     for shard in sorted({one.shard for one in prints.values()}):

@@ -23,7 +23,7 @@ ENOUGH_LINKS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Worked:
+class ComputeResult:
     """One rank's products: how many, how many of them were wrong, the best rate."""
 
     rank: Rank
@@ -33,7 +33,7 @@ class Worked:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossed:
+class TransferResult:
     """One direction of a link: what arrived at `rank` from `peer`, and how fast."""
 
     rank: Rank
@@ -45,15 +45,15 @@ class Crossed:
     def link(self) -> tuple[Rank, Rank]:
         return min(self.rank, self.peer), max(self.rank, self.peer)
 
-    def added_to(self, before: Crossed | None) -> Crossed:
+    def added_to(self, before: TransferResult | None) -> TransferResult:
         """Both turns of the same direction: its best, and all that was wrong."""
         if before is None:
             return self
         wrong, mb_s = before.wrong + self.wrong, max(before.mb_s, self.mb_s)
-        return Crossed(self.rank, self.peer, wrong, mb_s)
+        return TransferResult(self.rank, self.peer, wrong, mb_s)
 
 
-def judge_work(me: Rank, all_work: Iterable[Worked], slow_factor: float) -> OpResult:
+def judge_work(me: Rank, all_work: Iterable[ComputeResult], slow_factor: float) -> OpResult:
     """The verdict on one rank, given what all ranks that answered have done."""
     table = {work.rank: work for work in all_work}
     mine = table[me]
@@ -66,7 +66,7 @@ def judge_work(me: Rank, all_work: Iterable[Worked], slow_factor: float) -> OpRe
     return OpResult(PASSED, told)
 
 
-def judge_links(me: Rank, seen: Sequence[Crossed], slow_factor: float) -> OpResult:
+def judge_links(me: Rank, seen: Sequence[TransferResult], slow_factor: float) -> OpResult:
     """The verdict on one rank, given all links as both ends have seen them."""
     bad = bad_links(seen, slow_factor)
     mine = [one for one in seen if one.rank == me]
@@ -83,10 +83,10 @@ def judge_links(me: Rank, seen: Sequence[Crossed], slow_factor: float) -> OpResu
     return OpResult(PASSED, told)
 
 
-def bad_links(seen: Sequence[Crossed], slow_factor: float) -> dict[tuple[Rank, Rank], str]:
+def bad_links(seen: Sequence[TransferResult], slow_factor: float) -> dict[tuple[Rank, Rank], str]:
     """Each bad link, and what is wrong with it."""
     wrong: dict[tuple[Rank, Rank], int] = {}
-    slowest: dict[tuple[Rank, Rank], Crossed] = {}
+    slowest: dict[tuple[Rank, Rank], TransferResult] = {}
     for one in seen:
         wrong[one.link] = wrong.get(one.link, 0) + one.wrong
         slowest[one.link] = min(one, slowest.get(one.link, one), key=lambda way: way.mb_s)
@@ -103,7 +103,7 @@ def bad_links(seen: Sequence[Crossed], slow_factor: float) -> dict[tuple[Rank, R
     return found
 
 
-def culprits(bad: Iterable[tuple[Rank, Rank]], seen: Sequence[Crossed]) -> frozenset[Rank]:
+def culprits(bad: Iterable[tuple[Rank, Rank]], seen: Sequence[TransferResult]) -> frozenset[Rank]:
     """The fewest ranks that explain all bad links; of two alike, the one that is slower at all."""
     left = set(bad)
     speed: dict[Rank, list[float]] = {}
@@ -121,7 +121,7 @@ def culprits(bad: Iterable[tuple[Rank, Rank]], seen: Sequence[Crossed]) -> froze
     return frozenset(found)
 
 
-def tournament(ranks: Sequence[Rank]) -> list[Mapping[Rank, Rank]]:
+def pair_rounds(ranks: Sequence[Rank]) -> list[Mapping[Rank, Rank]]:
     """Every pair once, in rounds in which each rank has at most one partner."""
     places: list[Rank | None] = sorted(ranks)  # type: ignore[assignment]
     if len(places) % 2:

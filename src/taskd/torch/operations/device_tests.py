@@ -24,7 +24,7 @@ import torch
 
 from taskd import config
 from taskd.core.worker import stress_verdict as judge
-from taskd.core.worker.stress_verdict import Crossed, Worked
+from taskd.core.worker.stress_verdict import ComputeResult, TransferResult
 from taskd.model.ids import Rank
 from taskd.model.operations import COMPUTE, NOT_RUN, P2P, OpResult
 from taskd.runtime.clock import monotonic
@@ -51,7 +51,7 @@ have waited for a processor."""
 INJECTED_S = 0.25
 """What a link that was made slow for a test takes longer."""
 
-T = TypeVar("T", Worked, Crossed)
+T = TypeVar("T", ComputeResult, TransferResult)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,21 +101,23 @@ class StressTest:
         cases = CASES[:1] if self._device.type == "cpu" else CASES
         with torch.inference_mode():
             found = [self._multiply(request, *case, len(cases)) for case in cases]
-        worked = Worked(
+        worked = ComputeResult(
             request.rank,
             sum(one.rounds for one in found),
             sum(one.wrong for one in found),
             found[0].gflops,
         )
         meeting = self._meet(request, "compute")
-        everybody = _share(request, meeting, worked, Worked)
+        everybody = _share(request, meeting, worked, ComputeResult)
         return judge.judge_work(request.rank, everybody, self._settings.slow_factor)
 
-    def _multiply(self, request: Request, kind: torch.dtype, spread: int, parts: int) -> Worked:
+    def _multiply(
+        self, request: Request, kind: torch.dtype, spread: int, parts: int
+    ) -> ComputeResult:
         size = SIZES.get(self._device.type, ACCELERATOR_SIZE)
         left, right, answer = problem(size, spread)
         if checksum(answer) != KNOWN[size, spread]:
-            return Worked(request.rank, 1, 1, 0.0)
+            return ComputeResult(request.rank, 1, 1, 0.0)
         a, b = (one.to(self._device, kind) for one in (left, right))
         expected = answer.to(self._device, kind)
         product = torch.empty_like(expected)
@@ -137,7 +139,7 @@ class StressTest:
             took = max(monotonic() - begun, 1e-9)
             if rounds > CHUNK:  # the first ones warm up
                 best = max(best, chunk * 2 * size**3 / took / 1e9)
-        return Worked(request.rank, rounds, int(wrong), best)
+        return ComputeResult(request.rank, rounds, int(wrong), best)
 
     def _wait_for_device(self) -> None:
         if self._device.type == "cuda":
@@ -157,8 +159,8 @@ class StressTest:
         )
         transport = Transport(shape, meeting.store)
         request.on_stop(transport.abort)
-        seen: dict[Rank, Crossed] = {}
-        rounds = judge.tournament(ranks)
+        seen: dict[Rank, TransferResult] = {}
+        rounds = judge.pair_rounds(ranks)
         factor = self._settings.slow_factor
         try:
             transport.form()
@@ -168,7 +170,7 @@ class StressTest:
                     request.check()
                     found = self._exchange(request, transport, peer)
                     seen[peer] = found.added_to(seen.get(peer))
-                everybody = _share(request, meeting, list(seen.values()), Crossed, turn)
+                everybody = _share(request, meeting, list(seen.values()), TransferResult, turn)
                 doubted = judge.bad_links(everybody, factor)
                 peers = [peer for peer in peers if seen[peer].link in doubted]
                 if not doubted:
@@ -180,7 +182,7 @@ class StressTest:
             transport.bury(at_rest=not request.stopped.is_set())
         return judge.judge_links(me, everybody, factor)
 
-    def _exchange(self, request: Request, transport: Transport, peer: Rank) -> Crossed:
+    def _exchange(self, request: Request, transport: Transport, peer: Rank) -> TransferResult:
         """Both directions in turn, so that one's bytes are not slowed by the other's. Each is timed
         where it ends; a token says that it has."""
         me, ranks = request.rank, request.ranks
@@ -204,7 +206,7 @@ class StressTest:
                 if not sends:
                     best = max(best, self._settings.p2p_mb / max(monotonic() - begun, 1e-9))
             wrong += not torch.equal(got, due)
-        return Crossed(me, peer, wrong, best)
+        return TransferResult(me, peer, wrong, best)
 
     def _pass(self, transport: Transport, what: torch.Tensor, peer: int, sends: bool) -> None:
         inner: Any = transport.inner

@@ -11,7 +11,7 @@ import socket
 import struct
 from contextlib import suppress
 
-from taskd.model.profiling import Wire
+from taskd.model.profiling import PeerConnection
 
 TCP_ESTABLISHED = 1
 _BUSY = struct.Struct("=QQ")
@@ -22,7 +22,7 @@ ENOUGH_BYTES = 64 * 1024
 MOST = 16
 
 
-def of_process() -> tuple[Wire, ...]:
+def of_process() -> tuple[PeerConnection, ...]:
     """The busiest connections, the most bytes first. Nothing where the kernel does not tell."""
     found = []
     for name in _descriptors():
@@ -38,7 +38,7 @@ def _descriptors() -> list[int]:
     return []
 
 
-def _wire(descriptor: int) -> Wire | None:
+def _wire(descriptor: int) -> PeerConnection | None:
     with suppress(OSError, struct.error, ValueError):
         if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
             return None
@@ -53,7 +53,7 @@ def _wire(descriptor: int) -> Wire | None:
             (sent,) = struct.unpack_from("=Q", info, _SENT_AT)
             here, peer = there.getsockname(), there.getpeername()
             busy_s = max(0, busy_us - stalled_us) / 1e6
-            return Wire(_end(here), _end(peer), sent, busy_s)
+            return PeerConnection(_end(here), _end(peer), sent, busy_s)
     return None
 
 

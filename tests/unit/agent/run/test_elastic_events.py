@@ -13,7 +13,7 @@ from taskd.agent.run.arguments import add_arguments
 from taskd.agent.run.elastic_events import EventLog
 from taskd.core.agent.machine import Node, State, Waiting, WorkersConfig, step
 from taskd.model import messages as m
-from taskd.model.agent import Event, Started
+from taskd.model.agent import Event, WorkerStarted
 from taskd.model.ids import Incarnation, NodeRank, Rank
 
 
@@ -29,7 +29,7 @@ def test_a_job_tells_its_story_as_torchrun_would(tmp_path: Path) -> None:
     state: State = Waiting(Node(NodeRank(0), (Rank(0), Rank(1)), 5))
     events: list[Event] = [
         m.StartWorkers(5),
-        *(Started(Rank(r), Incarnation(0), 70 + r) for r in (0, 1)),
+        *(WorkerStarted(Rank(r), Incarnation(0), 70 + r) for r in (0, 1)),
         m.WorkerExited(Rank(0), Incarnation(0), 70, 0, None, ""),
         m.WorkerExited(Rank(1), Incarnation(0), 71, None, 9, ""),
         m.EndJob(1, "enough"),

@@ -7,8 +7,8 @@ from math import inf
 import pytest
 
 from taskd.core.agent.machine import (
+    Done,
     Node,
-    Over,
     State,
     Step,
     Stopping,
@@ -20,20 +20,20 @@ from taskd.core.agent.machine import (
 )
 from taskd.model import messages as m
 from taskd.model.agent import (
-    AskToEnd,
     Command,
     Event,
     Interrupted,
     KillWorker,
-    LinkUp,
-    Prepare,
+    ManagerConnected,
+    PrepareStandby,
     RenewStore,
-    SayHello,
-    Started,
-    StartFailed,
+    SendHello,
+    SendToManager,
+    SignalWorker,
     StartWorker,
-    Tell,
     Tick,
+    WorkerStarted,
+    WorkerStartFailed,
 )
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank
 
@@ -62,7 +62,7 @@ class Play:
         return self
 
     def start(self, rank: int, life: int) -> tuple[Command, ...]:
-        return self.hear(Started(Rank(rank), Incarnation(life), 100 * life + rank))
+        return self.hear(WorkerStarted(Rank(rank), Incarnation(life), 100 * life + rank))
 
     def end(self, rank: int, life: int, code: int | None = None) -> tuple[Command, ...]:
         return self.hear(exited(rank, life, code))
@@ -87,11 +87,11 @@ def kill(rank: int, life: int) -> KillWorker:
 
 def test_nothing_starts_without_permission() -> None:
     play = Play()
-    hello = play.hear(LinkUp())
+    hello = play.hear(ManagerConnected())
     assert hello == (
-        Tell(m.AgentRegistered()),
-        SayHello((), 0, 5),
-        Tell(m.RestartsLeft(5)),
+        SendToManager(m.AgentRegistered()),
+        SendHello((), 0, 5),
+        SendToManager(m.RestartsLeft(5)),
     )
     assert play.hear(m.StopWorkers(RANKS)) == ()
     assert play.hear(m.StartWorkers(4)) == (start_worker(2, 0), start_worker(3, 0))
@@ -106,15 +106,15 @@ def test_the_manager_hears_of_the_start_once_all_are_there() -> None:
         m.LocalWorker(Rank(2), Incarnation(0), 2),
         m.LocalWorker(Rank(3), Incarnation(0), 3),
     )
-    told = Tell(m.WorkersStarted(NodeRank(1), workers))
-    assert play.start(3, 0) == (told, Prepare())
+    told = SendToManager(m.WorkersStarted(NodeRank(1), workers))
+    assert play.start(3, 0) == (told, PrepareStandby())
 
 
 @pytest.mark.parametrize("order", [m.StartWorkers(-1), m.RestartAgent(-1)])
 def test_without_a_budget_nothing_starts(order: Event) -> None:
     play = Play()
     assert play.hear(order) == ()
-    assert isinstance(play.state, Over)
+    assert isinstance(play.state, Done)
     assert play.state.exit_code == 1
 
 
@@ -122,16 +122,16 @@ def test_permission_does_not_wait_for_ever() -> None:
     play = Play()
     play.now = 900.0
     play.hear(Tick())
-    assert isinstance(play.state, Over)
+    assert isinstance(play.state, Done)
     assert "no permission" in play.state.because
 
 
 def test_a_death_is_told_and_waits_for_an_order() -> None:
     play = Play().running()
-    assert play.end(2, 0) == (Tell(exited(2, 0)),)
+    assert play.end(2, 0) == (SendToManager(exited(2, 0)),)
     assert play.state.deadline == CONFIG.order_timeout_s
     play.now = CONFIG.order_timeout_s
-    assert play.hear(Tick()) == (AskToEnd(Rank(3), Incarnation(0), 15),)
+    assert play.hear(Tick()) == (SignalWorker(Rank(3), Incarnation(0), 15),)
     assert isinstance(play.state, Stopping)
     assert "nobody decided" in play.state.because
 
@@ -144,7 +144,7 @@ def test_only_the_dead_are_replaced() -> None:
     assert play.hear(order) == (start_worker(2, 1, incident=1),)
     assert play.state.deadline == inf
     told = play.start(2, 1)
-    assert isinstance(told[0], Tell)
+    assert isinstance(told[0], SendToManager)
     assert isinstance(told[0].body, m.WorkersStarted)
 
 
@@ -161,7 +161,7 @@ def test_an_order_that_comes_twice_is_answered_twice_and_done_once() -> None:
     order = m.ReplaceWorkers(Incident(1), (member(2, 1),))
     play.hear(order)
     (again,) = play.hear(order)
-    assert isinstance(again, Tell)
+    assert isinstance(again, SendToManager)
     assert isinstance(again.body, m.WorkersStarted)
 
 
@@ -189,7 +189,7 @@ def test_a_restart_of_an_attempt_that_runs_changes_nothing() -> None:
     play.hear(m.RestartJob(Incident(1), 1, ()))
     play.end(3, 0)
     (told,) = play.hear(m.RestartJob(Incident(1), 1, ()))
-    assert isinstance(told, Tell)
+    assert isinstance(told, SendToManager)
 
 
 def test_a_process_that_came_too_late_is_killed() -> None:
@@ -209,16 +209,16 @@ def test_ascends_orders() -> None:
     assert play.end(3, 0) == (start_worker(3, 1),)
     play.start(3, 1)
     assert play.hear(m.StopWorkers((Rank(2),))) == (kill(2, 0),)
-    assert play.end(2, 0) == (Tell(exited(2, 0)),)
+    assert play.end(2, 0) == (SendToManager(exited(2, 0)),)
     assert play.hear(m.RestartAgent(3)) == (kill(3, 1),)
     assert play.end(3, 1) == (RenewStore(1), start_worker(2, 1, 1), start_worker(3, 2, 1))
     play.start(2, 1)
     play.start(3, 2)
     ordered = play.hear(m.ExitAgent())
-    assert ordered == (Tell(m.RanksFailed(())), kill(2, 1), kill(3, 2))
+    assert ordered == (SendToManager(m.RanksFailed(())), kill(2, 1), kill(3, 2))
     play.end(2, 1)
     play.end(3, 2)
-    assert isinstance(play.state, Over)
+    assert isinstance(play.state, Done)
     assert play.state.exit_code == 1
 
 
@@ -228,7 +228,7 @@ def test_the_node_ends_when_the_manager_says_so() -> None:
     play.end(3, 0, 0)
     assert isinstance(play.state, Training)
     play.hear(m.EndJob(0, "all is done"))
-    assert isinstance(play.state, Over)
+    assert isinstance(play.state, Done)
     assert (play.state.exit_code, play.state.because) == (0, "all is done")
 
 
@@ -238,7 +238,7 @@ def test_a_finished_node_does_not_wait_for_ever() -> None:
     play.end(3, 0, 0)
     play.now = play.state.deadline
     play.hear(Tick())
-    assert isinstance(play.state, Over)
+    assert isinstance(play.state, Done)
     assert play.state.exit_code == 0
 
 
@@ -246,17 +246,17 @@ def test_once_means_please_and_twice_means_now() -> None:
     play = Play().running()
     asked = play.hear(Interrupted("stopped by Ctrl-C", 2))
     assert asked == (
-        Tell(m.EndJob(1, "node 1 was stopped by Ctrl-C")),
-        Tell(m.RanksFailed(())),
-        AskToEnd(Rank(2), Incarnation(0), 2),
-        AskToEnd(Rank(3), Incarnation(0), 2),
+        SendToManager(m.EndJob(1, "node 1 was stopped by Ctrl-C")),
+        SendToManager(m.RanksFailed(())),
+        SignalWorker(Rank(2), Incarnation(0), 2),
+        SignalWorker(Rank(3), Incarnation(0), 2),
     )
     assert play.state.deadline == CONFIG.grace_s
     assert play.hear(Interrupted("Ctrl-C", 2)) == (kill(2, 0), kill(3, 0))
     assert play.hear(Interrupted("Ctrl-C", 2)) == ()
     play.end(2, 0)
     play.end(3, 0)
-    assert isinstance(play.state, Over)
+    assert isinstance(play.state, Done)
 
 
 def test_who_ignores_sigterm_is_killed_in_the_end() -> None:
@@ -270,8 +270,8 @@ def test_who_ignores_sigterm_is_killed_in_the_end() -> None:
 def test_a_start_that_fails_is_a_death() -> None:
     play = Play()
     play.hear(m.StartWorkers(5))
-    (told,) = play.hear(StartFailed(Rank(2), Incarnation(0), "no memory"))
-    assert isinstance(told, Tell)
+    (told,) = play.hear(WorkerStartFailed(Rank(2), Incarnation(0), "no memory"))
+    assert isinstance(told, SendToManager)
     assert isinstance(told.body, m.WorkerExited)
     assert "no memory" in told.body.evidence
 
@@ -280,17 +280,17 @@ def test_a_new_manager_hears_of_the_living_and_the_dead() -> None:
     play = Play().running()
     play.end(2, 0)
     alive = (m.LocalWorker(Rank(3), Incarnation(0), 3),)
-    assert play.hear(LinkUp()) == (
-        Tell(m.AgentRegistered()),
-        SayHello(alive, 0, 5),
-        Tell(exited(2, 0)),
+    assert play.hear(ManagerConnected()) == (
+        SendToManager(m.AgentRegistered()),
+        SendHello(alive, 0, 5),
+        SendToManager(exited(2, 0)),
     )
 
 
 def test_a_condemned_node_tells_every_new_manager() -> None:
     play = Play().running()
-    assert play.hear(m.Condemned("rank 2: 1 of 9 products were wrong")) == ()
-    (said,) = (one for one in play.hear(LinkUp()) if isinstance(one, SayHello))
+    assert play.hear(m.NodeMarkedBad("rank 2: 1 of 9 products were wrong")) == ()
+    (said,) = (one for one in play.hear(ManagerConnected()) if isinstance(one, SendHello))
     assert said.condemned == "rank 2: 1 of 9 products were wrong"
 
 

@@ -7,11 +7,11 @@ from taskd.model import messages as m
 from taskd.model.clusterd import FaultRank
 from taskd.model.faults import FaultKind
 from taskd.model.ids import Incarnation, NodeRank, Rank, agent
-from taskd.model.manager import NodesCondemned, ReportResult, ReportStopped, ReportStrategies
+from taskd.model.manager import NodesMarkedBad, ReportResult, ReportStopped, ReportStrategies
 from tests.unit.core.manager.test_machine import STOP, Play, change, signal
 
 NODE_1 = tuple(FaultRank(Rank(rank), FaultKind.ORDINARY) for rank in (2, 3))
-FOUND = NodesCondemned(frozenset({NodeRank(1)}), "rank 2: 1 of 9 products were wrong")
+FOUND = NodesMarkedBad(frozenset({NodeRank(1)}), "rank 2: 1 of 9 products were wrong")
 ASKED = signal("globalFault", "on_global_rank", sequence=2, faults=NODE_1)
 
 
@@ -53,7 +53,7 @@ def test_the_job_goes_on_without_the_node_and_its_ranks_are_sent_home() -> None:
 
 def test_the_nodes_agent_remembers_it_for_the_next_manager() -> None:
     play = Play().training().tell(FOUND)
-    assert play.asked(m.Condemned) == [m.Condemned(FOUND.evidence)]
+    assert play.asked(m.NodeMarkedBad) == [m.NodeMarkedBad(FOUND.evidence)]
     fresh = Play()
     for node in (0, 1):
         ranks = tuple(m.LocalWorker(Rank(2 * node + n), Incarnation(0), 7) for n in (0, 1))

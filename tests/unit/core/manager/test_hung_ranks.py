@@ -8,7 +8,7 @@ import pytest
 
 from taskd.core.manager.hung_ranks import Hung, LivenessConfig, State, step
 from taskd.model.ids import Incarnation, NodeRank, Rank, Step
-from taskd.model.messages import NodeBeat, Progress
+from taskd.model.messages import NodeHeartbeat, Progress
 
 CONFIG = LivenessConfig()
 STEP_S, BEAT_S = 0.1, 0.25
@@ -29,7 +29,7 @@ class Watch:
             self.go_on()
 
     def beat(self, *told: Progress, node: int = 0) -> tuple[Hung, ...]:
-        found = step(self.state, NodeBeat(NodeRank(node), told), self.now, CONFIG)
+        found = step(self.state, NodeHeartbeat(NodeRank(node), told), self.now, CONFIG)
         self.state = found.state
         return found.verdicts
 

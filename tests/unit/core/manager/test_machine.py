@@ -44,18 +44,18 @@ from taskd.model.ids import (
 from taskd.model.manager import (
     Event,
     Finish,
-    Heard,
-    NodeLinked,
+    MessageReceived,
+    NodeConnected,
+    NodeDisconnected,
     NodeSilent,
-    NodeUnlinked,
-    Ordered,
     RankHung,
     ReportFaults,
     ReportResult,
     ReportStopped,
     ReportStrategies,
+    SendMessage,
+    SignalReceived,
     Subscribed,
-    Tell,
     Tick,
 )
 
@@ -82,11 +82,11 @@ class Play:
         return self.tell(Tick(), self.state.deadline)
 
     def hear(self, src: Position, body: m.Body) -> Play:
-        return self.tell(Heard(src, body))
+        return self.tell(MessageReceived(src, body))
 
     def asked(self, kind: type[T]) -> list[T]:
         """The commands of one kind, or the bodies of one kind that are to be sent."""
-        told = [c.body if isinstance(c, Tell) else c for c in self.last.commands]
+        told = [c.body if isinstance(c, SendMessage) else c for c in self.last.commands]
         return [item for item in told if isinstance(item, kind)]
 
     # What the world says
@@ -136,7 +136,7 @@ class Play:
         return self
 
     def orders(self, signal: Signal) -> Play:
-        return self.tell(Ordered(signal))
+        return self.tell(SignalReceived(signal))
 
     # How far we are
 
@@ -234,7 +234,7 @@ def test_a_death_is_reported_with_its_evidence() -> None:
 def test_the_stop_order_parks_everybody() -> None:
     play = Play().stopping()
 
-    assert play.last.commands[0] == Tell(
+    assert play.last.commands[0] == SendMessage(
         EVERY_WORKER, m.Park(Incident(1), "incident 1: failed ranks: 3")
     )
     assert isinstance(play.state, Stopping)
@@ -267,8 +267,8 @@ def test_in_place_only_the_dead_rank_is_replaced() -> None:
 
     replaced, repair = play.last.commands
     member = m.Member(Rank(3), NodeRank(1), Incarnation(1))
-    assert replaced == Tell(agent(1), m.ReplaceWorkers(Incident(1), (member,)))
-    assert isinstance(repair, Tell)
+    assert replaced == SendMessage(agent(1), m.ReplaceWorkers(Incident(1), (member,)))
+    assert isinstance(repair, SendMessage)
     assert isinstance(repair.body, m.Repair)
     assert repair.to == EVERY_WORKER
     assert (repair.body.resume, repair.body.sources) == (7, {3: 2})
@@ -301,9 +301,13 @@ def test_the_story_of_the_incident_has_its_parts() -> None:
     play = Play().repairing().started(1).hello(3, "joining")
     play.says(m.Repaired, 0, 1, 2, 3).says(m.Committed, 0, 1, 2, 3, step=8)
 
-    [story] = play.state.job.stories
-    assert (story.incident, story.strategy, story.outcome) == (1, "recover-in-place", "recovered")
-    parts = story.parts_ms()
+    [record] = play.state.job.past_incidents
+    assert (record.incident, record.strategy, record.outcome) == (
+        1,
+        "recover-in-place",
+        "recovered",
+    )
+    parts = record.parts_ms()
     assert list(parts) == ["stopped", "decided", "forked", "groups", "state", "step"]
     assert all(part >= 0 for part in parts.values())
 
@@ -325,7 +329,7 @@ def test_a_death_while_repairing_goes_back_to_the_start() -> None:
     assert isinstance(play.state, Stopping)
     assert play.state.job.incident == 2
     assert play.state.running == {1, 2}
-    assert play.state.job.stories[0].outcome == "superseded"
+    assert play.state.job.past_incidents[0].outcome == "superseded"
 
 
 def test_a_replacement_that_never_came_gets_yet_another_life() -> None:
@@ -414,7 +418,7 @@ def test_a_silent_node_takes_its_ranks_with_it() -> None:
 
 
 def test_a_node_without_a_link_that_alone_is_waited_for_is_not_waited_for_long() -> None:
-    play = Play().stopping().tell(NodeUnlinked(NodeRank(1)))
+    play = Play().stopping().tell(NodeDisconnected(NodeRank(1)))
     play.parks(0, 1)
     assert play.state.deadline - play.now < 1.0
     play.late()
@@ -424,8 +428,8 @@ def test_a_node_without_a_link_that_alone_is_waited_for_is_not_waited_for_long()
 
 
 def test_a_node_that_is_linked_again_gets_its_time_back() -> None:
-    play = Play().stopping().tell(NodeUnlinked(NodeRank(1))).parks(0, 1)
-    play.tell(NodeLinked(NodeRank(1)))
+    play = Play().stopping().tell(NodeDisconnected(NodeRank(1))).parks(0, 1)
+    play.tell(NodeConnected(NodeRank(1)))
     assert play.state.deadline - play.now > 10.0
     play.parks(2)
     assert isinstance(play.state, Deciding)
@@ -465,8 +469,8 @@ def test_without_protection_everybody_is_restarted_and_one_restart_is_spent() ->
     play.lives = dict.fromkeys(range(4), 1)
     assert isinstance(play.started(0).started(1).state, Training)
     assert [r.code for r in play.asked(ReportResult)] == [0]
-    (story,) = play.state.job.stories
-    assert (story.strategy, story.outcome) == ("recover-in-place", "restarted")
+    (record,) = play.state.job.past_incidents
+    assert (record.strategy, record.outcome) == ("recover-in-place", "restarted")
 
 
 def test_a_used_up_budget_leaves_only_the_exit() -> None:
@@ -558,8 +562,8 @@ def test_a_dump_is_written_by_those_that_hold_the_step() -> None:
     assert isinstance(play.state, Ending)
     assert play.state.exit_code == 1
     assert "step 8 is written to taskd-dump" in play.state.because
-    (story,) = play.state.job.stories
-    assert (story.strategy, story.outcome) == ("dump", "ended")
+    (record,) = play.state.job.past_incidents
+    assert (record.strategy, record.outcome) == ("dump", "ended")
 
 
 def test_a_dump_that_fails_is_reported() -> None:
@@ -602,7 +606,7 @@ def test_an_early_stop_before_a_device_goes() -> None:
     faults = (FaultRank(Rank(3), FaultKind.ORDINARY),)
     play = Play().training()
     play.orders(signal("preExitProcess", uuid="x", faults=faults, nodes=(NodeRank(1),)))
-    assert play.last.commands == (Tell(agent(1), m.StopWorkers((Rank(3),))),)
+    assert play.last.commands == (SendMessage(agent(1), m.StopWorkers((Rank(3),))),)
 
 
 # Endings
@@ -613,7 +617,7 @@ def test_the_job_ends_well_when_every_rank_has() -> None:
     for rank in range(4):
         play.dies(rank, code=0, signal=None)
     assert play.asked(m.EndJob) == [m.EndJob(0, "every rank has ended well")] * 2
-    play.tell(NodeUnlinked(NodeRank(0))).tell(NodeUnlinked(NodeRank(1)))
+    play.tell(NodeDisconnected(NodeRank(0))).tell(NodeDisconnected(NodeRank(1)))
     assert isinstance(play.state, Ended)
     assert play.asked(Finish) == [Finish(0, "every rank has ended well")]
 

@@ -15,7 +15,15 @@ from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, NodeRank, Position, Rank, Role, Step
 from taskd.model.ids import agent as at_node
 from taskd.model.ids import worker as at_rank
-from taskd.model.manager import Event, Heard, NodeLinked, NodeSilent, NodeUnlinked, RankHung, Tick
+from taskd.model.manager import (
+    Event,
+    MessageReceived,
+    NodeConnected,
+    NodeDisconnected,
+    NodeSilent,
+    RankHung,
+    Tick,
+)
 from taskd.model.profiling import EVERYTHING, Pace
 
 few = st.integers(0, 4)
@@ -47,13 +55,13 @@ def speaker(body: m.Body) -> Position:
 
 
 heard = st.one_of(*(st.from_type(kind) for kind in SAID)).map(
-    lambda body: Heard(speaker(body), body)
+    lambda body: MessageReceived(speaker(body), body)
 )
 happened: st.SearchStrategy[Event] = st.one_of(
     heard,
     heard,
-    st.builds(NodeLinked, node),
-    st.builds(NodeUnlinked, node),
+    st.builds(NodeConnected, node),
+    st.builds(NodeDisconnected, node),
     st.builds(NodeSilent, node, st.just("quiet")),
     st.builds(RankHung, rank, st.just("still")),
     st.just(Tick()),
@@ -65,7 +73,7 @@ def test_the_machine_bears_whatever_is_believed(events: list[Event]) -> None:
     config = JobConfig(nodes=2, ranks_per_node=2)
     state = machine.begin(config, 0.0)
     for number, event in enumerate(events):
-        if isinstance(event, Heard) and doubt(event.src, event.body):
+        if isinstance(event, MessageReceived) and doubt(event.src, event.body):
             continue
         state = machine.step(state, event, float(number), config).state  # type: ignore[assignment]
 
@@ -79,7 +87,7 @@ FIRST, NONE = Incarnation(0), Incident(0)
         (at_rank(0, 1), m.Committed(Rank(2), FIRST, NONE, Step(1)), "it speaks for rank 2"),
         (at_node(1), m.Committed(Rank(1), FIRST, NONE, Step(1)), "it speaks for rank 1"),
         (at_node(1), m.WorkersStarted(NodeRank(2), ()), "it speaks for node 2"),
-        (at_rank(1, 1), m.NodeBeat(NodeRank(1), ()), "it speaks for node 1"),
+        (at_rank(1, 1), m.NodeHeartbeat(NodeRank(1), ()), "it speaks for node 1"),
         (at_rank(0, 1), m.EndJob(0, ""), "only an agent may say that"),
         (Position(Role.PROXY, "0"), m.RanksFailed(()), "only an agent may say that"),
         (at_node(0), m.RanksFailed((Rank(-1),)), "ranks: -1 is out of range"),
@@ -95,8 +103,8 @@ FIRST, NONE = Incarnation(0), Incident(0)
         ),
         (at_rank(0, 1), m.Committed(Rank(1), FIRST, NONE, Step(2**62)), ""),
         (at_node(0), m.RestartsLeft(32767), ""),
-        (Position(Role.PROXY, "1"), m.NodeBeat(NodeRank(1), ()), ""),
-        (Position(Role.PROXY, "0"), m.NodeBeat(NodeRank(1), ()), "it speaks for node 1"),
+        (Position(Role.PROXY, "1"), m.NodeHeartbeat(NodeRank(1), ()), ""),
+        (Position(Role.PROXY, "0"), m.NodeHeartbeat(NodeRank(1), ()), "it speaks for node 1"),
     ],
 )
 def test_everybody_speaks_for_himself_in_numbers_that_can_be(
@@ -108,4 +116,4 @@ def test_everybody_speaks_for_himself_in_numbers_that_can_be(
 def test_a_beat_with_the_paces_of_recorded_ranks_is_believed() -> None:
     """Found in a real run: looking for a flag in a range took minutes."""
     paces = tuple(Pace(Rank(number), Incarnation(0), EVERYTHING, steps=7) for number in range(2))
-    assert doubt(at_node(0), m.NodeBeat(NodeRank(0), (), paces=paces)) == ""
+    assert doubt(at_node(0), m.NodeHeartbeat(NodeRank(0), (), paces=paces)) == ""

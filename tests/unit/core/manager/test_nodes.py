@@ -9,9 +9,23 @@ from taskd.core.agent import machine as local
 from taskd.core.agent.machine import Node, Waiting, WorkersConfig
 from taskd.core.manager.states import Awaiting, Repairing, Reported, Training
 from taskd.model import messages as m
-from taskd.model.agent import Event, Interrupted, LinkDown, LinkUp, SayHello, StartWorker, Tell
+from taskd.model.agent import (
+    Event,
+    Interrupted,
+    ManagerConnected,
+    ManagerDisconnected,
+    SendHello,
+    SendToManager,
+    StartWorker,
+)
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step, agent, worker
-from taskd.model.manager import NodeGone, NodeUnlinked, ReportFaults, ReportResult, ReportStrategies
+from taskd.model.manager import (
+    NodeDisconnected,
+    NodeGone,
+    ReportFaults,
+    ReportResult,
+    ReportStrategies,
+)
 from tests.unit.core.manager.test_machine import CONFIG, STOP, Play, change
 
 SPARE = NodeRank(2)
@@ -30,7 +44,7 @@ def joins(play: Play, node: NodeRank, *, warm: bool) -> Play:
 
 
 def test_a_node_that_is_gone_for_certain_is_reported_at_once() -> None:
-    play = Play().training().tell(NodeUnlinked(NodeRank(1)))
+    play = Play().training().tell(NodeDisconnected(NodeRank(1)))
     assert isinstance(play.state, Training)
     play.tell(NodeGone(NodeRank(1), "nobody listens there"))
     assert isinstance(play.state, Reported)
@@ -163,10 +177,10 @@ def ready(event: Event, state: local.State) -> local.Step:
 
 def test_a_spare_waits_for_as_long_as_there_is_a_manager() -> None:
     waiting = Waiting(Node(SPARE, (), 5), 70.0)
-    linked = ready(LinkUp(), waiting)
+    linked = ready(ManagerConnected(), waiting)
     assert linked.state.deadline == inf
-    assert SayHello((), 0, 5) in linked.commands
-    assert ready(LinkDown(), linked.state).state.deadline == 70.0
+    assert SendHello((), 0, 5) in linked.commands
+    assert ready(ManagerDisconnected(), linked.state).state.deadline == 70.0
 
 
 def test_a_spare_starts_the_ranks_that_it_is_told_to() -> None:
@@ -184,10 +198,10 @@ def test_a_node_that_came_back_does_not_start_what_has_moved_away() -> None:
     order = m.ReplaceWorkers(Incident(4), (m.Member(Rank(0), NodeRank(1), Incarnation(1)),))
     taken = ready(order, Waiting(Node(NodeRank(1), (Rank(2), Rank(3)), 5)))
     assert [c.rank for c in taken.commands if isinstance(c, StartWorker)] == [0]
-    assert not [c for c in taken.commands if isinstance(c, Tell)]
+    assert not [c for c in taken.commands if isinstance(c, SendToManager)]
 
 
 def test_stopping_a_spare_does_not_stop_the_job() -> None:
     taken = ready(Interrupted("stopped by SIGINT", 2), Waiting(Node(SPARE, (), 5)))
-    assert isinstance(taken.state, local.Over)
-    assert taken.commands == (Tell(m.RanksFailed(())),)
+    assert isinstance(taken.state, local.Done)
+    assert taken.commands == (SendToManager(m.RanksFailed(())),)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from taskd.core.manager import operation_progress as operations
 from taskd.core.manager.operation_progress import (
+    Idle,
     OperationsConfig,
-    Quiet,
     State,
     Switching,
     Taken,
@@ -16,20 +16,20 @@ from taskd.model.ids import EVERY_WORKER, NodeRank, Rank
 from taskd.model.messages import KeptAlive, NicSwitched, RunStressTest, StressTested, SwitchNic
 from taskd.model.operations import (
     TIMED_OUT,
-    Answered,
     Event,
-    NicAsked,
-    ReplyNic,
-    ReplyStress,
-    StressAsked,
-    TellRank,
+    NicSwitchRequested,
+    PauseEnded,
+    ReplyNicSwitch,
+    ReplyStressTest,
+    SendToWorker,
+    StressTestRequested,
     Tick,
-    Unpaused,
+    WorkerReplied,
 )
 
 CONFIG = OperationsConfig(silence_s=10.0, stress_s=100.0, switch_s=50.0)
 PLACES = {Rank(rank): NodeRank(rank // 2) for rank in range(4)}
-TEST = StressAsked("u", {Rank(0): (0, 1), Rank(3): (0,)})
+TEST = StressTestRequested("u", {Rank(0): (0, 1), Rank(3): (0,)})
 PASSED = {"0": ("0", "fine")}
 
 
@@ -38,16 +38,16 @@ def go(state: State, event: Event, now: float = 0.0) -> Taken:
 
 
 def test_a_stress_test_is_answered_when_the_last_rank_has_spoken() -> None:
-    begun = go(Quiet(), TEST)
+    begun = go(Idle(), TEST)
     order = RunStressTest("u", TEST.ops)
-    assert [c.body for c in begun.commands if isinstance(c, TellRank)] == [order, order]
+    assert [c.body for c in begun.commands if isinstance(c, SendToWorker)] == [order, order]
     assert describe(begun.state) == "stress test (compute, p2p), 0 of 2 ranks done"
-    half = go(begun.state, Answered(Rank(0), StressTested("u", PASSED)), 1.0)
+    half = go(begun.state, WorkerReplied(Rank(0), StressTested("u", PASSED)), 1.0)
     assert not half.commands
-    done = go(half.state, Answered(Rank(3), StressTested("u", PASSED)), 2.0)
-    assert done.state == Quiet()
+    done = go(half.state, WorkerReplied(Rank(3), StressTested("u", PASSED)), 2.0)
+    assert done.state == Idle()
     (reply,) = done.commands
-    assert isinstance(reply, ReplyStress)
+    assert isinstance(reply, ReplyStressTest)
     assert {rank: dict(per_op)["0"].code for rank, per_op in reply.results.items()} == {
         Rank(0): "0",
         Rank(3): "0",
@@ -55,71 +55,75 @@ def test_a_stress_test_is_answered_when_the_last_rank_has_spoken() -> None:
 
 
 def test_answers_of_another_test_or_rank_do_not_count() -> None:
-    state = go(Quiet(), TEST).state
+    state = go(Idle(), TEST).state
     for rank, uuid in ((Rank(0), "older"), (Rank(1), "u")):
-        after = go(state, Answered(rank, StressTested(uuid, PASSED)), 1.0)
+        after = go(state, WorkerReplied(rank, StressTested(uuid, PASSED)), 1.0)
         assert isinstance(after.state, operations.Testing)
         assert not after.state.results
 
 
 def test_a_rank_that_falls_silent_gets_code_3_and_holds_up_nobody() -> None:
-    state = go(Quiet(), TEST).state
-    state = go(state, Answered(Rank(0), KeptAlive()), 8.0).state
+    state = go(Idle(), TEST).state
+    state = go(state, WorkerReplied(Rank(0), KeptAlive()), 8.0).state
     assert state.deadline == 10.0
     late = go(state, Tick(), 10.0)
     assert isinstance(late.state, operations.Testing)
-    done = go(late.state, Answered(Rank(0), StressTested("u", PASSED)), 11.0)
+    done = go(late.state, WorkerReplied(Rank(0), StressTested("u", PASSED)), 11.0)
     (reply,) = done.commands
-    assert isinstance(reply, ReplyStress)
+    assert isinstance(reply, ReplyStressTest)
     assert reply.results[Rank(3)]["0"].code == TIMED_OUT
     assert reply.results[Rank(3)]["0"].text == "worker heartbeat timeout"
 
 
 def test_a_test_that_never_ends_is_ended() -> None:
-    state = go(Quiet(), TEST).state
+    state = go(Idle(), TEST).state
     for now in range(9, 100, 9):
         for rank in (Rank(0), Rank(3)):
-            state = go(state, Answered(rank, KeptAlive()), now).state
+            state = go(state, WorkerReplied(rank, KeptAlive()), now).state
     over = go(state, Tick(), 100.0)
     (reply,) = over.commands
-    assert isinstance(reply, ReplyStress)
+    assert isinstance(reply, ReplyStressTest)
     codes = {one.code for per_op in reply.results.values() for one in per_op.values()}
     assert codes == {TIMED_OUT}
 
 
 def test_a_test_of_strangers_is_answered_at_once() -> None:
-    taken = go(Quiet(), StressAsked("u", {Rank(9): (0,)}))
-    assert taken.commands == (ReplyStress({}),)
+    taken = go(Idle(), StressTestRequested("u", {Rank(9): (0,)}))
+    assert taken.commands == (ReplyStressTest({}),)
 
 
 def test_a_switch_needs_every_rank_not_only_those_that_move() -> None:
-    asked = NicAsked("n", (Rank(1),), (True,))
-    begun = go(Quiet(), asked)
-    assert begun.commands == (TellRank(EVERY_WORKER, SwitchNic("n", (Rank(1),), (True,))),)
+    asked = NicSwitchRequested("n", (Rank(1),), (True,))
+    begun = go(Idle(), asked)
+    assert begun.commands == (SendToWorker(EVERY_WORKER, SwitchNic("n", (Rank(1),), (True,))),)
     assert "rank 1 to the backup" in describe(begun.state)
     state = begun.state
     for rank in list(PLACES)[:-1]:
-        taken = go(state, Answered(rank, NicSwitched("n", True)))
+        taken = go(state, WorkerReplied(rank, NicSwitched("n", True)))
         assert not taken.commands
         state = taken.state
-    assert go(state, Answered(Rank(3), NicSwitched("n", True))).commands == (ReplyNic(True),)
+    assert go(state, WorkerReplied(Rank(3), NicSwitched("n", True))).commands == (
+        ReplyNicSwitch(True),
+    )
 
 
 def test_one_rank_that_cannot_move_ends_the_switch() -> None:
-    state = go(Quiet(), NicAsked("n", (Rank(1),), (True,))).state
-    assert go(state, Answered(Rank(2), NicSwitched("n", False))).commands == (ReplyNic(False),)
+    state = go(Idle(), NicSwitchRequested("n", (Rank(1),), (True,))).state
+    assert go(state, WorkerReplied(Rank(2), NicSwitched("n", False))).commands == (
+        ReplyNicSwitch(False),
+    )
 
 
 def test_a_switch_has_a_deadline() -> None:
-    state = go(Quiet(), NicAsked("n", (Rank(1),), (True,))).state
+    state = go(Idle(), NicSwitchRequested("n", (Rank(1),), (True,))).state
     assert isinstance(state, Switching)
-    assert go(state, Tick(), 50.0).commands == (ReplyNic(False),)
+    assert go(state, Tick(), 50.0).commands == (ReplyNicSwitch(False),)
 
 
 def test_when_the_pause_ends_so_does_the_operation_without_a_word() -> None:
-    state = go(Quiet(), TEST).state
-    taken = go(state, Unpaused(), 1.0)
-    assert taken.state == Quiet()
+    state = go(Idle(), TEST).state
+    taken = go(state, PauseEnded(), 1.0)
+    assert taken.state == Idle()
     assert not taken.commands
-    late = go(taken.state, Answered(Rank(0), StressTested("u", PASSED)), 2.0)
+    late = go(taken.state, WorkerReplied(Rank(0), StressTested("u", PASSED)), 2.0)
     assert not late.commands

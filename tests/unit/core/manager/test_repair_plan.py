@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from taskd.core.manager.repair_plan import (
     Holder,
     Impossible,
+    Placement,
     Plan,
-    Seat,
     complete_step,
     plan,
     shrink,
@@ -36,8 +36,8 @@ def holder(
     )
 
 
-def seat(rank: int, node: int = 0, shard: str = "", replica: int = -1) -> Seat:
-    return Seat(Rank(rank), NodeRank(node), Incarnation(1), shard, replica)
+def seat(rank: int, node: int = 0, shard: str = "", replica: int = -1) -> Placement:
+    return Placement(Rank(rank), NodeRank(node), Incarnation(1), shard, replica)
 
 
 def made(result: Plan | Impossible) -> Plan:
@@ -191,7 +191,7 @@ seats = st.lists(
 
 @given(holders, seats)
 def test_whoever_gets_state_gets_its_own_shard_at_the_common_step(
-    present: list[Holder], arriving: list[Seat]
+    present: list[Holder], arriving: list[Placement]
 ) -> None:
     result = plan(present, arriving)
     if isinstance(result, Impossible):
@@ -204,7 +204,7 @@ def test_whoever_gets_state_gets_its_own_shard_at_the_common_step(
 
 
 @given(holders, seats)
-def test_no_higher_step_exists_completely(present: list[Holder], arriving: list[Seat]) -> None:
+def test_no_higher_step_exists_completely(present: list[Holder], arriving: list[Placement]) -> None:
     shards = {one.shard for one in present} | {one.shard for one in arriving}
     found = complete_step(present, shards)
     above = range(0 if found is None else found + 1, 5)

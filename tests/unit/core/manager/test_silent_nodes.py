@@ -11,16 +11,16 @@ from random import Random
 import pytest
 
 from taskd.core.manager.silent_nodes import (
-    Answered,
-    Ask,
-    Back,
-    Beat,
+    BeatReceived,
+    ConnectionInspected,
     Event,
-    Gone,
-    Look,
-    Looked,
+    InspectConnection,
+    NodeIsBack,
+    NodeIsSilent,
+    NodeLeft,
+    ProbeAnswered,
+    ProbeNode,
     SilenceConfig,
-    Silent,
     State,
     Tick,
     step,
@@ -39,7 +39,7 @@ class Watch:
         self.state, self.now = State(), 100.0
         for _ in range(beats):
             self.now += pause_s
-            assert self.take(Beat(NODE)) == ()
+            assert self.take(BeatReceived(NODE)) == ()
 
     def take(self, event: Event) -> tuple[object, ...]:
         taken = step(self.state, event, self.now, CONFIG)
@@ -55,35 +55,37 @@ class Watch:
 def test_a_late_node_is_asked_then_looked_at_and_silent_if_its_machine_is() -> None:
     watch = Watch()
     began = watch.now
-    assert watch.on() == (Ask(NODE),)
-    assert watch.on() == (Look(NODE),)
-    assert watch.take(Looked(NODE, Wire(True, watch.now - began, 0.2))) == ()
-    assert watch.on() == (Look(NODE),)
-    (silent,) = watch.take(Looked(NODE, Wire(True, watch.now - began, 0.2)))
-    assert isinstance(silent, Silent)
+    assert watch.on() == (ProbeNode(NODE),)
+    assert watch.on() == (InspectConnection(NODE),)
+    assert watch.take(ConnectionInspected(NODE, Wire(True, watch.now - began, 0.2))) == ()
+    assert watch.on() == (InspectConnection(NODE),)
+    (silent,) = watch.take(ConnectionInspected(NODE, Wire(True, watch.now - began, 0.2)))
+    assert isinstance(silent, NodeIsSilent)
     assert "its machine has confirmed nothing" in silent.evidence
     assert watch.now - began < 1.0
     assert watch.state.deadline == inf
-    assert watch.take(Beat(NODE)) == (Back(NODE),)
+    assert watch.take(BeatReceived(NODE)) == (NodeIsBack(NODE),)
 
 
 def test_a_starved_agent_on_a_machine_that_confirms_has_time() -> None:
     watch = Watch()
     began = watch.now
-    assert watch.on() == (Ask(NODE),)
+    assert watch.on() == (ProbeNode(NODE),)
     while watch.now - began < 4.0:
-        assert watch.on() == (Look(NODE),)
-        assert watch.take(Looked(NODE, CONFIRMED)) == (Ask(NODE),), "it is asked again"
-    assert watch.take(Answered(NODE)) == ()
-    assert watch.on() == (Ask(NODE),), "an answer is a sign of life, not a beat"
+        assert watch.on() == (InspectConnection(NODE),)
+        assert watch.take(ConnectionInspected(NODE, CONFIRMED)) == (ProbeNode(NODE),), (
+            "it is asked again"
+        )
+    assert watch.take(ProbeAnswered(NODE)) == ()
+    assert watch.on() == (ProbeNode(NODE),), "an answer is a sign of life, not a beat"
 
 
 def test_an_agent_that_never_answers_is_silent_though_its_machine_lives() -> None:
     watch = Watch()
     found: tuple[object, ...] = watch.on()
-    while not found or not isinstance(found[0], Silent):
+    while not found or not isinstance(found[0], NodeIsSilent):
         watch.on()
-        found = watch.take(Looked(NODE, CONFIRMED))
+        found = watch.take(ConnectionInspected(NODE, CONFIRMED))
     assert "its machine lives" in found[0].evidence
 
 
@@ -92,10 +94,10 @@ def test_where_nobody_knows_the_machine_an_answer_may_take_longer() -> None:
     began = watch.now
     watch.on()
     watch.on()
-    assert watch.take(Looked(NODE, None)) == ()
+    assert watch.take(ConnectionInspected(NODE, None)) == ()
     watch.on()
-    (silent,) = watch.take(Looked(NODE, None))
-    assert isinstance(silent, Silent)
+    (silent,) = watch.take(ConnectionInspected(NODE, None))
+    assert isinstance(silent, NodeIsSilent)
     assert watch.now - began >= CONFIG.unknown_s
 
 
@@ -104,25 +106,25 @@ def test_what_was_sent_just_now_proves_nothing_yet() -> None:
     watch = Watch()
     watch.on()
     watch.now += 3.0
-    assert watch.take(Tick()) == (Look(NODE),)
-    assert watch.take(Looked(NODE, Wire(True, 3.4, 0.2))) == ()
+    assert watch.take(Tick()) == (InspectConnection(NODE),)
+    assert watch.take(ConnectionInspected(NODE, Wire(True, 3.4, 0.2))) == ()
 
 
 def test_a_far_or_loaded_network_earns_patience() -> None:
     watch = Watch()
     watch.on()
     watch.on()
-    watch.take(Looked(NODE, Wire(True, 0.6, 0.8)))
+    watch.take(ConnectionInspected(NODE, Wire(True, 0.6, 0.8)))
     assert watch.state.deadline == pytest.approx(watch.now + 1.2)
     loaded = Watch()
     loaded.now += 0.8
-    loaded.take(Beat(NODE))
+    loaded.take(BeatReceived(NODE))
     assert loaded.state.deadline == pytest.approx(loaded.now + 1.0)
 
 
 def test_who_left_is_not_judged() -> None:
     watch = Watch()
-    watch.take(Gone(NODE))
+    watch.take(NodeLeft(NODE))
     assert watch.state.deadline == inf
 
 
@@ -182,9 +184,9 @@ class World:
             if what == "agent":
                 self.plan(self.now + BEAT_S + self.stall_s(), "agent")
                 if (arrival := self.travel(self.now)) < inf:
-                    self.plan(arrival, Beat(NODE))
-            elif isinstance(what, Beat | Answered | Tick):
-                if isinstance(what, Beat):
+                    self.plan(arrival, BeatReceived(NODE))
+            elif isinstance(what, BeatReceived | ProbeAnswered | Tick):
+                if isinstance(what, BeatReceived):
                     self.last_confirmed = self.now
                 if isinstance(what, Tick):
                     self.timer = inf
@@ -195,14 +197,14 @@ class World:
         self.state = taken.state
         for command in taken.commands:
             match command:
-                case Ask():
+                case ProbeNode():
                     self.asked += 1
                     self.ask()
-                case Look():
-                    self.take(Looked(NODE, self.wire()))
-                case Silent():
+                case InspectConnection():
+                    self.take(ConnectionInspected(NODE, self.wire()))
+                case NodeIsSilent():
                     self.silent_at = self.now
-                case Back():
+                case NodeIsBack():
                     pass
         if self.state.deadline < self.timer:
             self.timer = self.state.deadline
@@ -213,7 +215,7 @@ class World:
         confirmed = self.travel(there) if there < inf else inf
         self.sent.append((self.now, confirmed))
         if there < inf and (back := self.travel(there + self.stall_s())) < inf:
-            self.plan(back, Answered(NODE))
+            self.plan(back, ProbeAnswered(NODE))
 
     def wire(self) -> Wire:
         came = [at for _, at in self.sent if at <= self.now]

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from taskd.core.manager.stragglers import (
     Cause,
-    Disturbed,
-    Paced,
+    JobDisturbed,
+    PacesReported,
     State,
     Step,
     Straggler,
@@ -15,7 +15,7 @@ from taskd.core.manager.stragglers import (
     step,
 )
 from taskd.model.ids import Incarnation, Rank
-from taskd.model.profiling import EVERYTHING, NOTHING, Pace, Wire
+from taskd.model.profiling import EVERYTHING, NOTHING, Pace, PeerConnection
 
 CONFIG = StragglerConfig(window_s=10.0, least_steps=5)
 
@@ -31,7 +31,7 @@ class Job:
         self.cleared: list[Straggler] = []
 
     def tell(self, paces: tuple[Pace, ...]) -> Step:
-        taken = step(self.state, Paced(paces), self.now, self.config)
+        taken = step(self.state, PacesReported(paces), self.now, self.config)
         self.state = taken.state
         self.found += taken.found
         self.cleared += taken.cleared
@@ -53,7 +53,7 @@ class Job:
                 sent, sending_s = 0, 0.0
                 if before.wires:
                     sent, sending_s = before.wires[0].sent_bytes, before.wires[0].busy_s
-                wire = Wire(
+                wire = PeerConnection(
                     f"h{rank}:1",
                     f"h{(rank + 1) % 4}:1",
                     sent + 2_000_000,
@@ -161,7 +161,7 @@ def test_below_the_threshold() -> None:
 def test_a_disturbed_job_is_measured_anew() -> None:
     job = Job()
     job.run(11)
-    taken = step(job.state, Disturbed(), job.now, CONFIG)
+    taken = step(job.state, JobDisturbed(), job.now, CONFIG)
     assert taken.state.samples == {}
 
 

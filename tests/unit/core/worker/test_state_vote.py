@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskd.core.worker.state_vote import Print, judge
+from taskd.core.worker.state_vote import Fingerprint, judge
 from taskd.model.ids import Rank
 
 
-def prints(*states: int, shards: tuple[int, ...] = (), agreed: int = 4) -> dict[Rank, Print]:
+def prints(*states: int, shards: tuple[int, ...] = (), agreed: int = 4) -> dict[Rank, Fingerprint]:
     shards = shards or (0,) * len(states)
     return {
-        Rank(rank): Print(shard, state, agreed)
+        Rank(rank): Fingerprint(shard, state, agreed)
         for rank, (shard, state) in enumerate(zip(shards, states, strict=True))
     }
 
@@ -48,7 +48,7 @@ def test_a_shard_with_one_holder_has_nothing_to_be_compared_with() -> None:
 
 
 def test_one_that_has_just_joined_does_not_make_the_others_forget() -> None:
-    told = prints(7, 9, agreed=6) | {Rank(2): Print(0, 5, -1)}
+    told = prints(7, 9, agreed=6) | {Rank(2): Fingerprint(0, 5, -1)}
     assert judge(told).agreed == 6
 
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from taskd.core.worker import stress_verdict as stress
-from taskd.core.worker.stress_verdict import Crossed, Worked
+from taskd.core.worker.stress_verdict import ComputeResult, TransferResult
 from taskd.model.ids import Rank
 from taskd.model.operations import FAULTY, PASSED
 
@@ -20,43 +20,43 @@ def ranks(count: int) -> list[Rank]:
     return [Rank(rank) for rank in range(count)]
 
 
-def world(count: int, seed: int, slow: set[tuple[int, int]] = frozenset()) -> list[Crossed]:  # type: ignore[assignment]
+def world(count: int, seed: int, slow: set[tuple[int, int]] = frozenset()) -> list[TransferResult]:  # type: ignore[assignment]
     """All links of so many ranks, with the unevenness of a busy machine."""
     random = Random(seed)
     seen = []
     for a, b in combinations(ranks(count), 2):
         speed = 1000 * random.uniform(0.6, 1.4) / (20 if (a, b) in slow else 1)
         for one, other in ((a, b), (b, a)):
-            seen.append(Crossed(one, other, 0, speed * random.uniform(0.9, 1.1)))
+            seen.append(TransferResult(one, other, 0, speed * random.uniform(0.9, 1.1)))
     return seen
 
 
 @pytest.mark.parametrize("count", range(1, 12))
 def test_every_pair_meets_once_and_nobody_twice_in_a_round(count: int) -> None:
     met = []
-    for partners in stress.tournament(ranks(count)):
+    for partners in stress.pair_rounds(ranks(count)):
         assert all(partners[other] == one for one, other in partners.items())
         met += [(a, b) for a, b in partners.items() if a < b]
     assert sorted(met) == list(combinations(range(count), 2))
 
 
 def test_a_wrong_product_condemns_its_rank_alone() -> None:
-    work = [Worked(rank, 100, int(rank == 2), 50.0) for rank in ranks(4)]
+    work = [ComputeResult(rank, 100, int(rank == 2), 50.0) for rank in ranks(4)]
     codes = [stress.judge_work(rank, work, FACTOR).code for rank in ranks(4)]
     assert codes == [PASSED, PASSED, FAULTY, PASSED]
     assert "1 of 100 products were wrong" in stress.judge_work(Rank(2), work, FACTOR).text
 
 
 def test_a_rank_far_behind_the_median_is_slow_and_an_uneven_machine_is_not() -> None:
-    even = [Worked(rank, 100, 0, 40.0 + 15 * rank) for rank in ranks(4)]
+    even = [ComputeResult(rank, 100, 0, 40.0 + 15 * rank) for rank in ranks(4)]
     assert {stress.judge_work(rank, even, FACTOR).code for rank in ranks(4)} == {PASSED}
-    odd = [Worked(rank, 100, 0, 5.0 if rank == 1 else 50.0) for rank in ranks(4)]
+    odd = [ComputeResult(rank, 100, 0, 5.0 if rank == 1 else 50.0) for rank in ranks(4)]
     codes = [stress.judge_work(rank, odd, FACTOR).code for rank in ranks(4)]
     assert codes == [PASSED, FAULTY, PASSED, PASSED]
 
 
 def test_two_ranks_have_no_median_to_be_behind_of() -> None:
-    work = [Worked(Rank(0), 9, 0, 1.0), Worked(Rank(1), 9, 0, 100.0)]
+    work = [ComputeResult(Rank(0), 9, 0, 1.0), ComputeResult(Rank(1), 9, 0, 100.0)]
     assert stress.judge_work(Rank(0), work, FACTOR).code == PASSED
 
 
@@ -101,7 +101,7 @@ def test_one_slow_direction_between_two_nodes_is_found(seed: int) -> None:
 
 
 def test_a_damaged_message_is_a_bad_link_at_any_speed() -> None:
-    seen = [Crossed(Rank(0), Rank(1), 1, 900.0), Crossed(Rank(1), Rank(0), 0, 900.0)]
+    seen = [TransferResult(Rank(0), Rank(1), 1, 900.0), TransferResult(Rank(1), Rank(0), 0, 900.0)]
     codes = {rank: stress.judge_links(rank, seen, FACTOR).code for rank in ranks(2)}
     assert sorted(codes.values()) == [PASSED, FAULTY]
 
@@ -111,7 +111,10 @@ def test_a_rank_without_peers_passes() -> None:
 
 
 def test_a_link_that_is_tested_again_is_as_good_as_its_best() -> None:
-    first, second = Crossed(Rank(0), Rank(1), 1, 30.0), Crossed(Rank(0), Rank(1), 0, 900.0)
+    first, second = (
+        TransferResult(Rank(0), Rank(1), 1, 30.0),
+        TransferResult(Rank(0), Rank(1), 0, 900.0),
+    )
     assert first.added_to(None) == first
-    assert second.added_to(first) == Crossed(Rank(0), Rank(1), 1, 900.0)
+    assert second.added_to(first) == TransferResult(Rank(0), Rank(1), 1, 900.0)
     assert first.added_to(second) == second.added_to(first)

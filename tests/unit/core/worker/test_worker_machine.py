@@ -8,35 +8,35 @@ from math import inf
 import pytest
 
 from taskd.core.worker import machine as rank
-from taskd.core.worker.machine import RankConfig, State, Taken, step
+from taskd.core.worker.machine import State, Taken, WorkerConfig, step
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.worker import (
-    Abort,
-    Broke,
-    CarryOut,
-    Described,
+    AbortCollectives,
+    CopiesChanged,
+    DumpFinished,
     Event,
-    Failed,
+    ExecuteOrder,
+    FirstStepCommitted,
     GiveUp,
-    Linked,
-    Listed,
-    Me,
-    Mended,
-    Say,
-    Stepped,
-    Stood,
+    Identity,
+    LocalRepairDone,
+    LocalRepairFailed,
+    ManagerConnected,
+    SendToManager,
+    ShardKnown,
+    StepFailed,
+    ThreadParked,
     Tick,
-    Wrote,
 )
 
-ME = Me(Rank(2), NodeRank(0), Incarnation(0), 42)
-CONFIG = RankConfig()
+ME = Identity(Rank(2), NodeRank(0), Incarnation(0), 42)
+CONFIG = WorkerConfig()
 ONE, TWO = Incident(1), Incident(2)
-AT_SEVEN = Stood(Step(7), whole=True)
+AT_SEVEN = ThreadParked(Step(7), whole=True)
 
 
-def plan(incident: Incident = ONE, me: Me = ME) -> m.Repair:
+def plan(incident: Incident = ONE, me: Identity = ME) -> m.Repair:
     member = m.Member(me.rank, me.node, me.incarnation)
     return m.Repair(incident, "recover", (member,), Step(7), {}, "store:1", 30.0)
 
@@ -58,18 +58,20 @@ def parked(incident: Incident = ONE) -> State:
 
 def test_park_frees_the_training_thread_and_tells_where_it_stands() -> None:
     told = walk(training(), m.Park(ONE, "rank 3 died"))
-    assert told.commands == (Abort(ONE, "rank 3 died"),)
+    assert told.commands == (AbortCollectives(ONE, "rank 3 died"),)
     stood = walk(told.state, AT_SEVEN)
-    assert stood.commands == (Say(m.Parked(ME.rank, ME.incarnation, ONE, Step(7), True)),)
+    assert stood.commands == (SendToManager(m.Parked(ME.rank, ME.incarnation, ONE, Step(7), True)),)
 
 
 def test_repair_then_the_first_step_ends_the_incident() -> None:
     ordered = walk(parked(), plan())
-    assert ordered.commands == (CarryOut(plan()),)
-    mended = walk(ordered.state, Mended(ONE, Step(7), 0.1, 0.2))
-    assert mended.commands == (Say(m.Repaired(ME.rank, ME.incarnation, ONE, Step(7), 0.1, 0.2)),)
-    stepped = walk(mended.state, Stepped(Step(8)))
-    assert stepped.commands == (Say(m.Committed(ME.rank, ME.incarnation, ONE, Step(8))),)
+    assert ordered.commands == (ExecuteOrder(plan()),)
+    mended = walk(ordered.state, LocalRepairDone(ONE, Step(7), 0.1, 0.2))
+    assert mended.commands == (
+        SendToManager(m.Repaired(ME.rank, ME.incarnation, ONE, Step(7), 0.1, 0.2)),
+    )
+    stepped = walk(mended.state, FirstStepCommitted(Step(8)))
+    assert stepped.commands == (SendToManager(m.Committed(ME.rank, ME.incarnation, ONE, Step(8))),)
     assert isinstance(stepped.state, rank.Training)
 
 
@@ -78,11 +80,11 @@ def test_repair_then_the_first_step_ends_the_incident() -> None:
     [
         m.Park(ONE, "late"),
         plan(ONE),
-        Mended(ONE, Step(7)),
-        Broke(ONE, "late"),
+        LocalRepairDone(ONE, Step(7)),
+        LocalRepairFailed(ONE, "late"),
         m.Dump(ONE, Step(7), "/tmp", ()),
         m.Leave(ONE, "late"),
-        Wrote(ONE, Step(7)),
+        DumpFinished(ONE, Step(7)),
     ],
 )
 def test_what_belongs_to_an_older_incident_is_refused(late: Event) -> None:
@@ -97,40 +99,44 @@ def test_a_newer_incident_interrupts_a_repair() -> None:
     repairing = walk(parked(), plan()).state
     taken = walk(repairing, m.Park(TWO, "again"))
     assert isinstance(taken.state, rank.Parking)
-    assert taken.commands == (Abort(TWO, "again"),)
-    stood = walk(taken.state, Broke(ONE, "interrupted"), AT_SEVEN)
-    assert stood.commands == (Say(m.Parked(ME.rank, ME.incarnation, TWO, Step(7), True)),)
+    assert taken.commands == (AbortCollectives(TWO, "again"),)
+    stood = walk(taken.state, LocalRepairFailed(ONE, "interrupted"), AT_SEVEN)
+    assert stood.commands == (SendToManager(m.Parked(ME.rank, ME.incarnation, TWO, Step(7), True)),)
 
 
 def test_a_fault_of_its_own_is_reported_once_and_waits_for_its_incident() -> None:
-    failed = walk(training(), Failed("communication", "connection closed"))
+    failed = walk(training(), StepFailed("communication", "connection closed"))
     report = m.WorkerFailed(
         ME.rank, ME.incarnation, Incident(0), "communication", "connection closed"
     )
-    assert failed.commands == (Say(report),)
-    assert walk(failed.state, Failed("communication", "echo")).commands == ()
+    assert failed.commands == (SendToManager(report),)
+    assert walk(failed.state, StepFailed("communication", "echo")).commands == ()
     standing = walk(failed.state, AT_SEVEN)
     assert standing.commands == ()
     told = walk(standing.state, m.Park(ONE, "so be it"))
-    assert Say(m.Parked(ME.rank, ME.incarnation, ONE, Step(7), True)) in told.commands
+    assert SendToManager(m.Parked(ME.rank, ME.incarnation, ONE, Step(7), True)) in told.commands
 
 
 def test_a_replacement_may_have_its_plan_before_its_first_step() -> None:
     joining: State = rank.Joining(ME, ONE)
     waiting = walk(joining, plan())
     assert waiting.commands == ()
-    ready = walk(waiting.state, Stood(Step(0), whole=False))
-    assert ready.commands == (CarryOut(plan()),)
+    ready = walk(waiting.state, ThreadParked(Step(0), whole=False))
+    assert ready.commands == (ExecuteOrder(plan()),)
 
 
 def test_a_replacement_without_a_plan_says_that_it_is_ready() -> None:
-    ready = walk(rank.Joining(ME, ONE), Stood(Step(0), whole=False))
-    assert ready.commands == (Say(m.Parked(ME.rank, ME.incarnation, ONE, Step(0), False)),)
+    ready = walk(rank.Joining(ME, ONE), ThreadParked(Step(0), whole=False))
+    assert ready.commands == (
+        SendToManager(m.Parked(ME.rank, ME.incarnation, ONE, Step(0), False)),
+    )
 
 
 def test_a_replacement_that_is_still_setting_up_has_nothing_to_put_down() -> None:
     taken = walk(rank.Joining(ME, ONE, plan()), m.Park(TWO, "another died"))
-    assert taken.commands == (Say(m.Parked(ME.rank, ME.incarnation, TWO, Step(0), False)),)
+    assert taken.commands == (
+        SendToManager(m.Parked(ME.rank, ME.incarnation, TWO, Step(0), False)),
+    )
     assert taken.state == rank.Joining(ME, TWO)
 
 
@@ -138,10 +144,10 @@ def test_a_second_incident_is_told_what_the_node_keeps_by_then() -> None:
     """While we stood, a neighbour finished its copy, and died."""
     late = (m.Copy("3of4", Step(7)),)
     for before in (parked(), rank.Joining(ME, ONE)):
-        told = walk(before, Listed(late), m.Park(TWO, "another one"))
-        said = [command.body for command in told.commands if isinstance(command, Say)]
+        told = walk(before, CopiesChanged(late), m.Park(TWO, "another one"))
+        said = [command.body for command in told.commands if isinstance(command, SendToManager)]
         assert [body.copies for body in said if isinstance(body, m.Parked)] == [late]
-    assert walk(training(), Listed(late)).state == training()
+    assert walk(training(), CopiesChanged(late)).state == training()
 
 
 def test_a_plan_for_another_life_is_not_for_us() -> None:
@@ -151,24 +157,24 @@ def test_a_plan_for_another_life_is_not_for_us() -> None:
 
 
 def test_everything_is_said_again_after_a_broken_link() -> None:
-    assert _bodies(walk(training(3), Linked(Step(5)))) == [m.WorkerHello]
-    assert _bodies(walk(parked(), Linked(Step(7)))) == [m.WorkerHello, m.Parked]
-    resumed = walk(parked(), plan(), Mended(ONE, Step(7))).state
-    assert _bodies(walk(resumed, Linked(Step(7)))) == [m.WorkerHello, m.Repaired]
-    after = walk(resumed, Stepped(Step(8))).state
-    assert _bodies(walk(after, Linked(Step(8)))) == [m.WorkerHello, m.Committed]
-    faulted = walk(training(), Failed("corrupt", "a bit flipped")).state
-    assert _bodies(walk(faulted, Linked(Step(7)))) == [m.WorkerHello, m.WorkerFailed]
+    assert _bodies(walk(training(3), ManagerConnected(Step(5)))) == [m.WorkerHello]
+    assert _bodies(walk(parked(), ManagerConnected(Step(7)))) == [m.WorkerHello, m.Parked]
+    resumed = walk(parked(), plan(), LocalRepairDone(ONE, Step(7))).state
+    assert _bodies(walk(resumed, ManagerConnected(Step(7)))) == [m.WorkerHello, m.Repaired]
+    after = walk(resumed, FirstStepCommitted(Step(8))).state
+    assert _bodies(walk(after, ManagerConnected(Step(8)))) == [m.WorkerHello, m.Committed]
+    faulted = walk(training(), StepFailed("corrupt", "a bit flipped")).state
+    assert _bodies(walk(faulted, ManagerConnected(Step(7)))) == [m.WorkerHello, m.WorkerFailed]
 
 
 def _bodies(taken: Taken) -> list[type]:
-    return [type(command.body) for command in taken.commands if isinstance(command, Say)]
+    return [type(command.body) for command in taken.commands if isinstance(command, SendToManager)]
 
 
 def test_what_it_holds_is_told_as_soon_as_it_is_known() -> None:
-    taken = walk(training(), Described("shard 1", 3, Step(0)))
+    taken = walk(training(), ShardKnown("shard 1", 3, Step(0)))
     (said,) = taken.commands
-    assert isinstance(said, Say)
+    assert isinstance(said, SendToManager)
     assert isinstance(said.body, m.WorkerHello)
     assert (said.body.shard, said.body.replica) == ("shard 1", 3)
 
@@ -176,10 +182,10 @@ def test_what_it_holds_is_told_as_soon_as_it_is_known() -> None:
 def test_no_wait_is_without_a_limit() -> None:
     late = 1e9
     parking = walk(training(), m.Park(ONE, "a test")).state
-    assert walk(parking, Tick(), now=late).commands[0] == Abort(
+    assert walk(parking, Tick(), now=late).commands[0] == AbortCollectives(
         ONE, "the training thread has not come to rest"
     )
-    for waiting in (parked(), walk(training(), Failed("communication", "lost")).state):
+    for waiting in (parked(), walk(training(), StepFailed("communication", "lost")).state):
         assert waiting.deadline < inf
         taken = walk(waiting, Tick(), now=late)
         assert isinstance(taken.state, rank.Leaving)
@@ -193,10 +199,10 @@ def test_no_wait_is_without_a_limit() -> None:
 def test_the_last_checkpoint() -> None:
     order = m.Dump(ONE, Step(7), "/last", (m.Member(ME.rank, ME.node, ME.incarnation),))
     ordered = walk(parked(), order)
-    assert ordered.commands == (CarryOut(order),)
-    wrote = walk(ordered.state, Wrote(ONE, Step(7)))
-    assert wrote.commands == (Say(m.Dumped(ME.rank, ONE, Step(7))),)
-    assert _bodies(walk(wrote.state, Linked(Step(7)))) == [m.Dumped]
+    assert ordered.commands == (ExecuteOrder(order),)
+    wrote = walk(ordered.state, DumpFinished(ONE, Step(7)))
+    assert wrote.commands == (SendToManager(m.Dumped(ME.rank, ONE, Step(7))),)
+    assert _bodies(walk(wrote.state, ManagerConnected(Step(7)))) == [m.Dumped]
 
 
 def test_leave_ends_it_from_anywhere() -> None:
@@ -204,7 +210,7 @@ def test_leave_ends_it_from_anywhere() -> None:
         leave = m.Leave(TWO, "the job shrinks")
         taken = walk(state, leave)
         assert isinstance(taken.state, rank.Leaving)
-        assert taken.commands == (Abort(TWO, "the job shrinks"), CarryOut(leave))
+        assert taken.commands == (AbortCollectives(TWO, "the job shrinks"), ExecuteOrder(leave))
 
 
 @pytest.mark.parametrize(
@@ -212,4 +218,4 @@ def test_leave_ends_it_from_anywhere() -> None:
 )
 def test_limits_are_positive(name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        RankConfig(**{name: 0.0})
+        WorkerConfig(**{name: 0.0})
