@@ -40,12 +40,12 @@ from taskd.model.clusterd import (
     StrategiesReported,
     StressResult,
     Subscribed,
-    Tick,
     Unsubscribed,
 )
 from taskd.model.faults import Fault, FaultKind, SeenFault
 from taskd.model.ids import JobId, NodeRank, Rank
 from taskd.model.strategies import parse_strategies
+from taskd.model.types import Tick
 
 STORIES = sorted(Path(__file__).parent.glob("*.txt"))
 
@@ -82,12 +82,12 @@ class Telling:
                     yield from self.take(event)
 
     def take(self, event: Event) -> Iterator[str]:
-        taken = step(self.state, event, self.now, self.config)
-        self.state = taken.state
-        code = f" [{int(taken.answer)}]" if taken.answer else ""
-        because = f": {taken.because}" if taken.because else ""
+        outcome = step(self.state, event, self.now, self.config)
+        self.state = outcome.state
+        code = f" [{int(outcome.answer)}]" if outcome.answer else ""
+        because = f": {outcome.because}" if outcome.because else ""
         yield f"  {type(self.state).__name__}{because}{code}"
-        for command in taken.commands:
+        for command in outcome.commands:
             if isinstance(command, Signal):
                 self.last = command
             if isinstance(command, LabelPodGroup):

@@ -26,11 +26,11 @@ from taskd.model.agent import (
     SignalWorker,
     Starting,
     StartWorker,
-    Tick,
     WorkerStarted,
     WorkerStartFailed,
 )
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank
+from taskd.model.types import Tick
 
 MAX_STEPS = 20_000
 Life = tuple[Rank, Incarnation]
@@ -172,16 +172,16 @@ class World:
         self._tell(m.EndJob(1, "enough"))
 
     def _tell(self, event: Event) -> None:
-        taken = step(self.state, event, self.now, self.config)
-        name = type(taken.state).__name__
-        self.story.append(f"{self.now:8.2f} {event} -> {name}: {taken.because}")
-        self._check(bool(taken.because), "a decision without a reason")
-        if taken.state != self.state:
-            self.edges.add((type(self.state), type(taken.state)))
-        self.state = taken.state
+        outcome = step(self.state, event, self.now, self.config)
+        name = type(outcome.state).__name__
+        self.story.append(f"{self.now:8.2f} {event} -> {name}: {outcome.because}")
+        self._check(bool(outcome.because), "a decision without a reason")
+        if outcome.state != self.state:
+            self.edges.add((type(self.state), type(outcome.state)))
+        self.state = outcome.state
         if isinstance(self.state, Training):
             self._check(set(self.state.workers) == set(self.ranks), "a rank was forgotten")
-        for command in taken.commands:
+        for command in outcome.commands:
             self._perform(command)
 
     def _later(self, within_s: float, happen: Callable[[], None]) -> None:

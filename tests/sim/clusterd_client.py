@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from taskd.core.clusterd.machine import Step
+from taskd.core.clusterd.machine import Outcome
 from taskd.model.clusterd import (
     Event,
     FaultsReported,
@@ -99,9 +99,9 @@ class Client:
         if faults and not truth.ended:
             self.world.report(FaultsReported(tuple(faults)), self._faults_heard)
 
-    def _faults_heard(self, taken: Step) -> None:
+    def _faults_heard(self, outcome: Outcome) -> None:
         """Refused while the whole job is being restarted: is it still true afterwards?"""
-        if taken.answer:
+        if outcome.answer:
             self._again(60.0, self.report_faults)
 
     # Signals

@@ -239,13 +239,13 @@ class Cluster:
 
     def ask_nic(self) -> None:
         ranks = tuple(self.world.truth.ranks)[:2]
-        taken = self.world.tell(OperatorAskedNic(ranks, (True,) * len(ranks)))
-        self.asked += taken is not None and taken.answer == 0
+        outcome = self.world.tell(OperatorAskedNic(ranks, (True,) * len(ranks)))
+        self.asked += outcome is not None and outcome.answer == 0
 
     def ask_stress(self) -> None:
         ops = {rank: (0, 1) for rank in list(self.world.truth.ranks)[-2:]}
-        taken = self.world.tell(OperatorAskedStress(ops))
-        self.asked += taken is not None and taken.answer == 0
+        outcome = self.world.tell(OperatorAskedStress(ops))
+        self.asked += outcome is not None and outcome.answer == 0
 
     def _stress(self, ranks: tuple[Rank, ...]) -> None:
         def done() -> None:

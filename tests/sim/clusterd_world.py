@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from itertools import count
 
-from taskd.core.clusterd.machine import NEW, RecoveryConfig, State, Step, step
+from taskd.core.clusterd.machine import NEW, Outcome, RecoveryConfig, State, step
 from taskd.core.clusterd.states import Ended, HandedOver, Idle, Killing
 from taskd.model.clusterd import (
     Command,
@@ -21,11 +21,11 @@ from taskd.model.clusterd import (
     JobRegistered,
     PodsSeen,
     Signal,
-    Tick,
     Unsubscribed,
 )
 from taskd.model.ids import JobId
 from taskd.model.strategies import Strategy, parse_strategies
+from taskd.model.types import Tick
 from tests.sim.clusterd_client import REPAIRS, Client
 from tests.sim.clusterd_cluster import Cluster
 from tests.sim.clusterd_truth import AWAY, DEAD, ERRING, TRAINING, Truth
@@ -136,31 +136,31 @@ class World:
 
     # clusterd
 
-    def tell(self, event: Event) -> Step | None:
+    def tell(self, event: Event) -> Outcome | None:
         """Journal, then decide, then act. None: nobody was there to hear it."""
         if not self.up:
             return None
         self.journal.append((self.now, event))
         before = self.state
-        taken = step(before, event, self.now, self.config)
-        self.state = taken.state
-        self.states.append(taken.state)
+        outcome = step(before, event, self.now, self.config)
+        self.state = outcome.state
+        self.states.append(outcome.state)
         self.story.append(
-            f"{self.now - START:9.2f} {event} -> {type(taken.state).__name__}: {taken.because}"
-            f" [{int(taken.answer)}]"
+            f"{self.now - START:9.2f} {event} -> {type(outcome.state).__name__}: {outcome.because}"
+            f" [{int(outcome.answer)}]"
         )
-        if isinstance(event, FaultsReported) and taken.answer == 0:
+        if isinstance(event, FaultsReported) and outcome.answer == 0:
             self.truth.told |= {fault.rank for fault in event.faults}
-        if isinstance(before, HandedOver | Killing) and isinstance(taken.state, Idle):
+        if isinstance(before, HandedOver | Killing) and isinstance(outcome.state, Idle):
             # Everything is new, as far as anybody can know: what is not is told again.
             self.truth.told.clear()
-        self._check_step(before, taken)
-        self.outbox.extend(taken.commands)
+        self._check_step(before, outcome)
+        self.outbox.extend(outcome.commands)
         if self.chance(0.004):
             self.crash()
         else:
             self._act()
-        return taken
+        return outcome
 
     def tell_later(self, within_s: float, event: Event) -> None:
         def happen() -> None:
@@ -199,7 +199,7 @@ class World:
 
     # The network: reports of the client
 
-    def report(self, event: Event, heard: Callable[[Step], None], tries: int = 40) -> None:
+    def report(self, event: Event, heard: Callable[[Outcome], None], tries: int = 40) -> None:
         """Sent until it is answered: late, lost, and now and then twice.
 
         With its sender a report dies, too: the connection is gone.
@@ -209,9 +209,9 @@ class World:
         def arrive() -> None:
             if self.client.generation != life:
                 return
-            taken = None if self.chance(0.1) else self.tell(event)
-            if taken is not None:
-                heard(taken)
+            outcome = None if self.chance(0.1) else self.tell(event)
+            if outcome is not None:
+                heard(outcome)
             elif tries:
                 self.later(5.0, lambda: self.report(event, heard, tries - 1))
 
@@ -225,15 +225,15 @@ class World:
 
     # The checks
 
-    def _check_step(self, before: State, taken: Step) -> None:
-        new_incident = taken.state.job.incident != before.job.incident
-        if type(before) is not type(taken.state) or new_incident:
-            self.edges.add((type(before), type(taken.state)))
-        self.check(taken.state.job.incident >= before.job.incident, "incidents only grow")
-        resting = isinstance(taken.state, Idle) or taken.state.deadline < float("inf")
+    def _check_step(self, before: State, outcome: Outcome) -> None:
+        new_incident = outcome.state.job.incident != before.job.incident
+        if type(before) is not type(outcome.state) or new_incident:
+            self.edges.add((type(before), type(outcome.state)))
+        self.check(outcome.state.job.incident >= before.job.incident, "incidents only grow")
+        resting = isinstance(outcome.state, Idle) or outcome.state.deadline < float("inf")
         names = ("Shrunk", "Ended")
-        self.check(resting or type(taken.state).__name__ in names, "a state without a deadline")
-        for command in taken.commands:
+        self.check(resting or type(outcome.state).__name__ in names, "a state without a deadline")
+        for command in outcome.commands:
             if isinstance(command, Signal) and command.sequence > before.job.sequence:
                 self._check_order(command)
 

@@ -483,9 +483,9 @@ def _plans(holders: list[Holder], seats: list[Placement], ranks: int) -> list[Pl
 
 def tell(proc: Proc, event: Event) -> tuple[Proc, tuple[object, ...]]:
     """Run the real machine; its commands change the thread, its words go to the manager."""
-    taken = machine.step(proc.machine, event, 0.0, CONFIG)
-    proc, said = replace(proc, machine=taken.state), []
-    for command in taken.commands:
+    outcome = machine.step(proc.machine, event, 0.0, CONFIG)
+    proc, said = replace(proc, machine=outcome.state), []
+    for command in outcome.commands:
         match command:
             case AbortCollectives():
                 if proc.thread != STANDING:

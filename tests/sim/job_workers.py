@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from taskd.core.worker import machine
 from taskd.model import messages as m
 from taskd.model.ids import Incident, NodeRank, Step
+from taskd.model.types import Tick
 from taskd.model.worker import (
     AbortCollectives,
     DumpFinished,
@@ -61,10 +62,10 @@ class Process:
     def tell(self, event: Event) -> None:
         if not self.alive or not self.world.protected:
             return
-        taken = machine.step(self.machine, event, self.world.now, CONFIG)
-        self.world.note(f"{self} {_name(event)} -> {_name(taken.state)}: {taken.because}")
-        self.machine = taken.state
-        for command in taken.commands:
+        outcome = machine.step(self.machine, event, self.world.now, CONFIG)
+        self.world.note(f"{self} {_name(event)} -> {_name(outcome.state)}: {outcome.because}")
+        self.machine = outcome.state
+        for command in outcome.commands:
             match command:
                 case SendToManager(body):
                     self.world.to_manager(self.me.node, str(self), body)
@@ -80,7 +81,6 @@ class Process:
             self.world.at(deadline, lambda: self._tick(deadline))
 
     def _tick(self, deadline: float) -> None:
-        from taskd.model.worker import Tick
 
         if self.alive and self.machine.deadline == deadline:
             self.tell(Tick())

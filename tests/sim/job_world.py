@@ -55,9 +55,9 @@ from taskd.model.manager import (
     SignalReceived,
     StopRequested,
     Subscribed,
-    Tick,
 )
 from taskd.model.strategies import Strategy, parse_strategies
+from taskd.model.types import Tick
 from taskd.model.worker import Identity
 from tests.sim.job_workers import Process
 
@@ -184,10 +184,10 @@ class World:
     # clusterd
 
     def _decide(self, event: told.Event) -> None:
-        taken = clusterd.step(self.clusterd, event, self.now, RecoveryConfig())
-        self.clusterd = taken.state
-        self.note(f"clusterd {_name(event)} -> {_name(taken.state)}: {taken.because}")
-        for command in taken.commands:
+        outcome = clusterd.step(self.clusterd, event, self.now, RecoveryConfig())
+        self.clusterd = outcome.state
+        self.note(f"clusterd {_name(event)} -> {_name(outcome.state)}: {outcome.because}")
+        for command in outcome.commands:
             if isinstance(command, told.SendSwitchRanks):
                 self.later(5.0, partial(self._decide, told.NicResult(self.random.random() < 0.8)))
             if isinstance(command, told.Signal) and self.clusterd.job.subscribed:
@@ -199,7 +199,7 @@ class World:
 
     def _clusterd_tick(self, deadline: float) -> None:
         if self.clusterd.deadline == deadline:
-            self._decide(told.Tick())
+            self._decide(Tick())
 
     def _signal(self, life: int, signal: told.Signal) -> None:
         if life != self.manager_life or self.manager is None:
@@ -255,13 +255,13 @@ class World:
                 self._held.append(event)
             return
         before = self.manager
-        taken = manager.step(before, event, self.now, self.config)
+        outcome = manager.step(before, event, self.now, self.config)
         what = _name(event.body) if isinstance(event, MessageReceived) else _name(event)
-        self.note(f"manager {what} -> {_name(taken.state)}: {taken.because}")
-        if type(taken.state) is not type(before):
-            self.edges.add((type(before), type(taken.state)))
-        self.manager = taken.state
-        for command in taken.commands:
+        self.note(f"manager {what} -> {_name(outcome.state)}: {outcome.because}")
+        if type(outcome.state) is not type(before):
+            self.edges.add((type(before), type(outcome.state)))
+        self.manager = outcome.state
+        for command in outcome.commands:
             self._perform(command)
         self._manager_deadline()
 
@@ -379,23 +379,23 @@ class World:
             | local.WorkerStartFailed
             | local.ManagerConnected
             | local.WarmedUp
-            | local.Tick
+            | Tick
         )
         if state is None or not isinstance(event, known | m.WorkerExited | local.Order):
             return
-        taken = agents.step(state, event, self.now, agents.WorkersConfig())
-        self.note(f"agent {node} {_name(event)} -> {_name(taken.state)}: {taken.because}")
-        self.agents[node] = taken.state
-        for command in taken.commands:
+        outcome = agents.step(state, event, self.now, agents.WorkersConfig())
+        self.note(f"agent {node} {_name(event)} -> {_name(outcome.state)}: {outcome.because}")
+        self.agents[node] = outcome.state
+        for command in outcome.commands:
             self._agent_does(node, command)
-        if isinstance(taken.state, agents.Done):
+        if isinstance(outcome.state, agents.Done):
             self._agent_leaves(node)
-        elif taken.state.deadline < inf:
-            self.at(taken.state.deadline, partial(self._agent_tick, node, taken.state))
+        elif outcome.state.deadline < inf:
+            self.at(outcome.state.deadline, partial(self._agent_tick, node, outcome.state))
 
     def _agent_tick(self, node: int, state: agents.State) -> None:
         if self.agents[node] is state:
-            self.tell_agent(node, local.Tick())
+            self.tell_agent(node, Tick())
 
     def _agent_leaves(self, node: int) -> None:
         self.agents[node] = None

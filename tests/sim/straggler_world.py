@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from taskd.core.manager.stragglers import Cause, PacesReported, State, StragglerConfig, step
+from taskd.core.manager.stragglers import Accuse, Cause, PacesReported, State, StragglerConfig, step
 from taskd.model.ids import Incarnation, Rank
 from taskd.model.profiling import EVERYTHING, Pace, PeerConnection
 
@@ -72,9 +72,13 @@ class World:
                 # Nodes of up to four ranks, one after the other.
                 for node in range(0, self.ranks, 4):
                     paces = tuple(self.sums[node : node + 4])
-                    taken = step(state, PacesReported(paces), self.now + node * 1e-3, config)
-                    state = taken.state
-                    self.said += [(slow.rank, slow.cause) for slow in taken.found]
+                    outcome = step(state, PacesReported(paces), self.now + node * 1e-3, config)
+                    state = outcome.state
+                    self.said += [
+                        (command.straggler.rank, command.straggler.cause)
+                        for command in outcome.commands
+                        if isinstance(command, Accuse)
+                    ]
 
     def _step(self, slow: bool) -> None:
         truth, extra_s = self.truth, self.truth.slower * self.usual_s if slow else 0.0

@@ -15,6 +15,7 @@ from taskd.core.worker import machine as rank
 from taskd.core.worker.machine import State, WorkerConfig, step
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
+from taskd.model.types import Tick
 from taskd.model.worker import (
     AbortCollectives,
     Command,
@@ -31,7 +32,6 @@ from taskd.model.worker import (
     SendToManager,
     StepFailed,
     ThreadParked,
-    Tick,
 )
 
 ME = Identity(Rank(0), NodeRank(0), Incarnation(0), 1)
@@ -123,12 +123,12 @@ def _begin(order: Order | GiveUp) -> str:
 
 
 def hear(world: World, event: Event) -> World:
-    taken = step(world.state, event, LATE if isinstance(event, Tick) else 0.0, CONFIG)
-    before, after = type(world.state), type(taken.state)
-    if taken.state != world.state:
+    outcome = step(world.state, event, LATE if isinstance(event, Tick) else 0.0, CONFIG)
+    before, after = type(world.state), type(outcome.state)
+    if outcome.state != world.state:
         assert after in rank.LEGAL[before], f"{before.__name__} -> {after.__name__} is not drawn"
-    world = replace(world, state=taken.state)
-    for command in taken.commands:
+    world = replace(world, state=outcome.state)
+    for command in outcome.commands:
         world = _perform(world, command)
     return world
 

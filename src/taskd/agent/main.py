@@ -16,8 +16,9 @@ from taskd.agent import sense
 from taskd.bus.endpoint import Bus
 from taskd.core.agent.machine import Done, State, WorkersConfig, step
 from taskd.model import messages as m
-from taskd.model.agent import Command, Event, Tick
+from taskd.model.agent import Command, Event
 from taskd.model.ids import manager
+from taskd.model.types import Tick
 from taskd.runtime.clock import Clock, monotonic, next_before, wall
 
 log = logging.getLogger(__name__)
@@ -107,11 +108,11 @@ class Agent:
         self.state = state
         while not isinstance(state, Done):
             event = await next_before(self._inbox, state.deadline, self._clock) or Tick()
-            taken = step(state, event, self._clock(), self._config)
-            if taken.because and taken.state != state:
-                log.info("%s: %s", type(taken.state).__name__, taken.because)
-            self._watch(event, state, taken.state)
-            self.state = state = taken.state
-            for command in taken.commands:
+            outcome = step(state, event, self._clock(), self._config)
+            if outcome.because and outcome.state != state:
+                log.info("%s: %s", type(outcome.state).__name__, outcome.because)
+            self._watch(event, state, outcome.state)
+            self.state = state = outcome.state
+            for command in outcome.commands:
                 await perform(command)
         return state

@@ -22,7 +22,7 @@ from taskd.clusterd.journal_records import PastRound, Record
 from taskd.clusterd.listeners import End, Line
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.machine import step
-from taskd.core.clusterd.states import Ended, Idle, Shrunk, State, Step
+from taskd.core.clusterd.states import Ended, Idle, Outcome, Shrunk, State
 from taskd.model.clusterd import (
     ClusterCommand,
     ClusterWriteDone,
@@ -36,10 +36,10 @@ from taskd.model.clusterd import (
     SendStressRanks,
     SendSwitchRanks,
     Signal,
-    Tick,
 )
 from taskd.model.codes import RecoverCode
 from taskd.model.ids import JobId
+from taskd.model.types import Tick
 from taskd.runtime.clock import Clock, next_before
 from taskd.runtime.journal import Journal, JournalFailed
 from taskd.wire._pb import control_pb2 as pb
@@ -173,11 +173,11 @@ class Owner:
             asked = await next_before(self._inbox, wake, clock) or Asked(Tick())
             now = clock()
             try:
-                taken = step(self.state, asked.event, now, self._tools.config)
-                after = self._after(asked.event, taken, now)
-                if after != self.record or taken.commands:
+                outcome = step(self.state, asked.event, now, self._tools.config)
+                after = self._after(asked.event, outcome, now)
+                if after != self.record or outcome.commands:
                     await self._tools.journal.append(
-                        book.write(self.job, self.record, after, asked.event, taken, now)
+                        book.write(self.job, self.record, after, asked.event, outcome, now)
                     )
             except JournalFailed as error:
                 self._refuse(asked, str(error), now, again=True)
@@ -186,18 +186,18 @@ class Owner:
                 log.exception("job=%s cannot decide on %r", self.job, asked.event)
                 self._refuse(asked, RecoverCode.ServerInnerError.sentence, now, again=False)
             else:
-                self._enact(asked, taken, after, now)
+                self._enact(asked, outcome, after, now)
 
-    def _after(self, event: Event, taken: Step, now: float) -> Record:
+    def _after(self, event: Event, outcome: Outcome, now: float) -> Record:
         undone = self.record.undone
         if isinstance(event, ClusterWriteDone | ClusterWriteFailed):
             undone = tuple(c for c in undone if c.sequence != event.sequence)
-        ordered = tuple(c for c in taken.commands if isinstance(c, ClusterCommand))
+        ordered = tuple(c for c in outcome.commands if isinstance(c, ClusterCommand))
         rounds = self.record.rounds
-        ended = past_round(self.state, taken, now)
+        ended = past_round(self.state, outcome, now)
         if ended is not None:
             rounds = (ended, *rounds)[:ROUNDS]
-        return Record(taken.state, undone + ordered, rounds)
+        return Record(outcome.state, undone + ordered, rounds)
 
     def _refuse(self, asked: Asked, because: str, now: float, *, again: bool) -> None:
         """The last good state stays. A clock's or cluster's event comes again, a caller may."""
@@ -207,26 +207,26 @@ class Owner:
         elif again and not isinstance(asked.event, Tick):
             asyncio.get_running_loop().call_later(AGAIN_S, self.tell, asked.event)
 
-    def _enact(self, asked: Asked, taken: Step, after: Record, now: float) -> None:
-        if type(taken.state) is not type(self.state):
+    def _enact(self, asked: Asked, outcome: Outcome, after: Record, now: float) -> None:
+        if type(outcome.state) is not type(self.state):
             log.info(
                 "job=%s incident=%d %s -> %s: %s",
                 self.job,
-                taken.state.job.incident,
+                outcome.state.job.incident,
                 type(self.state).__name__,
-                type(taken.state).__name__,
-                taken.because,
+                type(outcome.state).__name__,
+                outcome.because,
             )
-            self.because, self.changed_at = taken.because, now
+            self.because, self.changed_at = outcome.because, now
         # A clock's event that moved nothing must not come again at once.
-        idle = isinstance(asked.event, Tick) and taken.state == self.state
+        idle = isinstance(asked.event, Tick) and outcome.state == self.state
         self._not_before = now + AGAIN_S if idle else -inf
         self.record = after
-        if isinstance(asked.event, OperatorAskedNic | OperatorAskedStress) and not taken.answer:
+        if isinstance(asked.event, OperatorAskedNic | OperatorAskedStress) and not outcome.answer:
             self.unread.clear()
-        for command in taken.commands:
+        for command in outcome.commands:
             self._perform(command)
-        self._answer(asked, Answer(int(taken.answer), taken.because))
+        self._answer(asked, Answer(int(outcome.answer), outcome.because))
         self.touch()
 
     def _perform(self, command: Command) -> None:
@@ -279,10 +279,10 @@ class Owner:
         return ClusterWriteFailed(command.sequence, because)
 
 
-def past_round(before: State, taken: Step, now: float) -> PastRound | None:
+def past_round(before: State, outcome: Outcome, now: float) -> PastRound | None:
     """The round that this step has brought to its end."""
-    at_rest = isinstance(taken.state, Idle | Shrunk | Ended)
-    if not at_rest or isinstance(before, Idle | Ended) or type(before) is type(taken.state):
+    at_rest = isinstance(outcome.state, Idle | Shrunk | Ended)
+    if not at_rest or isinstance(before, Idle | Ended) or type(before) is type(outcome.state):
         return None
     task = getattr(before, "task", None)
     tried = task.operation if task else getattr(before, "strategy", "") or type(before).__name__
@@ -291,6 +291,6 @@ def past_round(before: State, taken: Step, now: float) -> PastRound | None:
         began=before.round.began,
         took_s=now - before.round.began,
         strategy=str(tried),
-        outcome=taken.because,
+        outcome=outcome.because,
         faults=before.round.faults,
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from taskd.core.clusterd import job_facts as recovery_job
 from taskd.core.clusterd import states as recovery_states
-from taskd.core.clusterd.states import NEW, State, Step
+from taskd.core.clusterd.states import NEW, Outcome, State
 from taskd.model import clusterd as recovery
 from taskd.model import faults, strategies
 from taskd.model.clusterd import ClusterCommand, Command, Event
@@ -54,7 +54,9 @@ def first(job: JobId) -> Record:
     return Record(replace(NEW, job=replace(NEW.job, id=job)))
 
 
-def write(job: JobId, before: Record, after: Record, event: Event, step: Step, at: float) -> Write:
+def write(
+    job: JobId, before: Record, after: Record, event: Event, step: Outcome, at: float
+) -> Write:
     """What is large and changes seldom is noted when it does, not with every decision."""
     ended = isinstance(event, recovery.JobDeleted)
     old, new = _seldom(before), _seldom(after)
@@ -80,7 +82,7 @@ def read(job: JobId, text: str, notes: Mapping[str, str]) -> Record:
     return _with(record, **(_seldom(record) | noted))
 
 
-def entry(job: JobId, before: Record, event: Event, step: Step, at: float) -> Entry:
+def entry(job: JobId, before: Record, event: Event, step: Outcome, at: float) -> Entry:
     return Entry(
         job=job,
         incident=step.state.job.incident,

@@ -28,11 +28,11 @@ from taskd.core.manager.silent_nodes import (
     ProbeAnswered,
     ProbeNode,
     SilenceConfig,
-    Tick,
 )
 from taskd.model.ids import NodeRank, agent
 from taskd.model.manager import Event, NodeSilent, RankHung
 from taskd.model.messages import KeptAlive, NodeHeartbeat
+from taskd.model.types import Tick
 from taskd.runtime.clock import monotonic
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class HeartbeatMonitor:
         self._take(BeatReceived(beat.node))
         found = liveness.step(self._paces, beat, monotonic(), self._ranks)
         self._paces = found.state
-        for hung in found.verdicts:
+        for hung in found.commands:
             log.warning("hung: %s", hung.evidence)
             self._happened(RankHung(hung.rank, hung.evidence))
 
@@ -64,9 +64,9 @@ class HeartbeatMonitor:
         self._take(NodeLeft(node))
 
     def _take(self, event: silence.Event) -> None:
-        taken = silence.step(self._beats, event, monotonic(), self._nodes)
-        self._beats = taken.state
-        for command in taken.commands:
+        outcome = silence.step(self._beats, event, monotonic(), self._nodes)
+        self._beats = outcome.state
+        for command in outcome.commands:
             self._perform(command)
         self._arm()
 

@@ -28,7 +28,8 @@ from taskd.manager.sense import Sense
 from taskd.manager.settings import EMBEDDED, ManagerConfig
 from taskd.model.clusterd import Signal
 from taskd.model.ids import NodeRank, Rank, manager
-from taskd.model.manager import MessageReceived, SignalReceived, Subscribed, Tick
+from taskd.model.manager import MessageReceived, SignalReceived, Subscribed
+from taskd.model.types import Tick
 from taskd.runtime import metrics
 from taskd.runtime.clock import monotonic, next_before
 
@@ -194,30 +195,30 @@ class Manager:
             if self._bridge is not None and not self._bridge.lets_pass(event):
                 continue
             before = self.state
-            taken = machine.step(before, event, monotonic(), self._config.job)
-            self.state = taken.state
-            if type(taken.state) is not type(before):
-                self.because = taken.because
+            outcome = machine.step(before, event, monotonic(), self._config.job)
+            self.state = outcome.state
+            if type(outcome.state) is not type(before):
+                self.because = outcome.because
                 self._changed.set()
                 self._sense.recording.stragglers.disturbed()
                 log.info(
                     "incident %d: %s -> %s: %s",
-                    taken.state.job.incident,
+                    outcome.state.job.incident,
                     type(before).__name__,
-                    type(taken.state).__name__,
-                    taken.because,
+                    type(outcome.state).__name__,
+                    outcome.because,
                 )
-            elif taken.because:
-                log.debug("%s: %s", type(before).__name__, taken.because)
-            for command in taken.commands:
+            elif outcome.because:
+                log.debug("%s: %s", type(before).__name__, outcome.because)
+            for command in outcome.commands:
                 await self._act.perform(command)
             if self._operations is not None:
-                self._operations.job_is(taken.state)
-            if self._plugins is not None and taken.state is not before:
-                self._plugins.show(snapshot_of(self._config.job_id, taken.state, self.because))
-            if taken.state.job.past_incidents != before.job.past_incidents:
+                self._operations.job_is(outcome.state)
+            if self._plugins is not None and outcome.state is not before:
+                self._plugins.show(snapshot_of(self._config.job_id, outcome.state, self.because))
+            if outcome.state.job.past_incidents != before.job.past_incidents:
                 self._changed.set()
-                status.write_summary(self._config, taken.state)
+                status.write_summary(self._config, outcome.state)
         return self.state
 
     async def _farewell(self, ended: Ended) -> None:

@@ -34,9 +34,9 @@ from taskd.model.operations import (
     Results,
     SendToWorker,
     StressTestRequested,
-    Tick,
     WorkerReplied,
 )
+from taskd.model.types import Tick
 from taskd.runtime.clock import monotonic, next_before
 from taskd.wire._pb import recover_pb2 as pb
 
@@ -109,11 +109,11 @@ class Operations:
         while True:
             event = await next_before(self._inbox, self._state.deadline, monotonic) or Tick()
             before = self._state
-            taken = machine.step(before, event, self._places(), monotonic(), self._config)
-            self._state = taken.state
-            if taken.because:
-                log.info("%s", taken.because)
-            for command in taken.commands:
+            outcome = machine.step(before, event, self._places(), monotonic(), self._config)
+            self._state = outcome.state
+            if outcome.because:
+                log.info("%s", outcome.because)
+            for command in outcome.commands:
                 match command:
                     case SendToWorker(to, body):
                         self._tell(to, body)

@@ -10,6 +10,8 @@ import logging
 
 from taskd.core.manager import stragglers
 from taskd.core.manager.stragglers import (
+    Accuse,
+    Clear,
     Event,
     JobDisturbed,
     PacesReported,
@@ -54,9 +56,11 @@ class StragglerMonitor:
         return [slow for _, slow in sorted(self._state.slow.items())]
 
     def _take(self, event: Event) -> None:
-        taken = stragglers.step(self._state, event, monotonic(), self._config)
-        self._state = taken.state
-        for slow in taken.found:
-            log.warning("%s", slow.evidence)
-        for slow in taken.cleared:
-            log.info("rank %d does not count as slow any more", slow.rank)
+        outcome = stragglers.step(self._state, event, monotonic(), self._config)
+        self._state = outcome.state
+        for command in outcome.commands:
+            match command:
+                case Accuse(straggler):
+                    log.warning("%s", straggler.evidence)
+                case Clear(straggler):
+                    log.info("rank %d does not count as slow any more", straggler.rank)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, Rank
+from taskd.model.types import Tick
 
 # What one rank is doing
 
@@ -81,11 +82,6 @@ class ManagerDisconnected:
 @dataclass(frozen=True, slots=True)
 class WarmedUp:
     """From now on a worker could be started at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The deadline has passed."""
 
 
 Order = (

@@ -14,6 +14,7 @@ from enum import StrEnum
 from taskd.model.faults import Fault, FaultKind, SeenFault
 from taskd.model.ids import Incident, JobId, NodeRank, Rank
 from taskd.model.strategies import Strategy
+from taskd.model.types import Tick
 
 # What is known of a job
 
@@ -193,11 +194,6 @@ class ClusterWriteDone:
 class ClusterWriteFailed:
     sequence: int
     because: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The deadline of the state has come, or might have."""
 
 
 Event = (

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from taskd.model.clusterd import Signal
 from taskd.model.ids import Incident, NodeRank, Position, Rank, Step
 from taskd.model.messages import Body
+from taskd.model.types import Tick
 
 NO_INCIDENT = Incident(0)
 
@@ -94,11 +95,6 @@ class StopRequested:
 
     exit_code: int
     because: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has reached the deadline of the current state."""
 
 
 Event = (

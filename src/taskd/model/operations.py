@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from taskd.model.ids import Position, Rank
 from taskd.model.messages import Body
+from taskd.model.types import Tick
 
 COMPUTE, P2P = 0, 1
 OPS = {"compute": COMPUTE, "p2p": P2P}
@@ -60,10 +61,6 @@ class WorkerReplied:
 @dataclass(frozen=True, slots=True)
 class PauseEnded:
     """The pause is over, whatever ended it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick: ...
 
 
 Event = NicSwitchRequested | StressTestRequested | WorkerReplied | PauseEnded | Tick

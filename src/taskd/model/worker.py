@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.messages import Body, Copy, Dump, Leave, Park, Repair
+from taskd.model.types import Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +103,6 @@ class DumpFinished:
     incident: Incident
     step: Step
     because: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has reached the deadline of the current state."""
 
 
 Order = Repair | Dump | Leave

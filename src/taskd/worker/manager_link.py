@@ -19,6 +19,7 @@ from taskd.bus.endpoint import Bus, BusConfig, Joined
 from taskd.core.worker import machine as rank
 from taskd.model import messages as m
 from taskd.model.ids import Incident, Step, manager, worker
+from taskd.model.types import Tick
 from taskd.model.worker import (
     AbortCollectives,
     Command,
@@ -37,7 +38,6 @@ from taskd.model.worker import (
     ShardKnown,
     StepFailed,
     ThreadParked,
-    Tick,
 )
 from taskd.runtime.clock import monotonic, next_before
 from taskd.runtime.loop_thread import LoopThread
@@ -199,17 +199,17 @@ class Link:
     async def _drive(self) -> None:
         while True:
             event = await next_before(self._inbox, self._state.deadline, monotonic)
-            taken = rank.step(self._state, event or Tick(), monotonic(), self._settings.rank)
-            if type(taken.state) is not type(self._state):
+            outcome = rank.step(self._state, event or Tick(), monotonic(), self._settings.rank)
+            if type(outcome.state) is not type(self._state):
                 log.info(
                     "incident=%d %s -> %s: %s",
-                    taken.state.incident,
+                    outcome.state.incident,
                     type(self._state).__name__,
-                    type(taken.state).__name__,
-                    taken.because,
+                    type(outcome.state).__name__,
+                    outcome.because,
                 )
-            self._state = taken.state
-            for command in taken.commands:
+            self._state = outcome.state
+            for command in outcome.commands:
                 self._perform(command)
             if event is not None:
                 self._inbox.task_done()

@@ -14,8 +14,8 @@ from grpc import aio
 from taskd.clusterd.main import Server, ServerConfig
 from taskd.clusterd.rate_limit import Rate
 from taskd.core.clusterd.job_config import RecoveryConfig
-from taskd.model.clusterd import Tick
 from taskd.model.ids import JobId
+from taskd.model.types import Tick
 from taskd.wire._pb import control_pb2
 from taskd.wire._pb import recover_pb2 as pb
 from tests.integration.clusterd.client import (

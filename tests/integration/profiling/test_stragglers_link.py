@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from taskd.core.manager.stragglers import (
+    Accuse,
     Cause,
     PacesReported,
     State,
@@ -129,9 +130,9 @@ def test_the_rank_behind_a_slow_link_is_named(names: list[str], tmp_path: Path) 
         news = tuple(p for p in paces if p is not None and told.get(p.rank) != p)
         told.update({pace.rank: pace for pace in news})
         if news:
-            taken = step(state, PacesReported(news), now, config)
-            state = taken.state
-            found.extend(taken.found)
+            outcome = step(state, PacesReported(news), now, config)
+            state = outcome.state
+            found.extend(c.straggler for c in outcome.commands if isinstance(c, Accuse))
         return bool(found)
 
     try:

@@ -41,11 +41,11 @@ from taskd.model.clusterd import (
     ResetOperation,
     StopCompleted,
     Subscribed,
-    Tick,
 )
 from taskd.model.faults import Fault
 from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import LADDER
+from taskd.model.types import Tick
 from taskd.runtime.journal import Journal
 
 

@@ -11,11 +11,12 @@ from taskd.clusterd import journal_records as book
 from taskd.clusterd.journal_records import PastRound, Record
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.machine import step
-from taskd.core.clusterd.states import State, Step
+from taskd.core.clusterd.states import Outcome, State
 from taskd.model import clusterd as m
 from taskd.model.faults import Fault, FaultKind, SeenFault
 from taskd.model.ids import Incident, JobId, NodeRank, Rank
 from taskd.model.strategies import LADDER
+from taskd.model.types import Tick
 from taskd.wire.tagged_json import Illegible
 
 JOB = JobId("job")
@@ -65,12 +66,12 @@ def event(chance: random.Random, state: State) -> m.Event:
         m.StressResult({rank: {"0": m.OpResult(chance.choice("01234"))}}),
         m.ClusterWriteDone(state.job.sequence),
         m.ClusterWriteFailed(state.job.sequence, "no"),
-        m.Tick(),
+        Tick(),
     ]
     return chance.choice(likely)
 
 
-def walk(seed: int) -> list[tuple[Record, Record, m.Event, Step]]:
+def walk(seed: int) -> list[tuple[Record, Record, m.Event, Outcome]]:
     chance = random.Random(seed)
     config = m.JobConfig(
         strategies=LADDER,
@@ -79,18 +80,18 @@ def walk(seed: int) -> list[tuple[Record, Record, m.Event, Step]]:
         sub_health=chance.choice(["ignore", "hotSwitch"]),
         super_pod=chance.random() < 0.3,
     )
-    record, now, taken = book.first(JOB), 0.0, []
+    record, now, outcome = book.first(JOB), 0.0, []
     told: m.Event = m.JobRegistered(JOB, config, "seed", "name")
     for _ in range(150):
         made = step(record.state, told, now, CONFIG)
         ordered = tuple(c for c in made.commands if isinstance(c, m.ClusterCommand))
         past = PastRound(1, 0.0, 0.5, "retry", "worked", (Fault(Rank(1)),))
         after = Record(made.state, ordered, (past,) if chance.random() < 0.5 else record.rounds)
-        taken.append((record, after, told, made))
+        outcome.append((record, after, told, made))
         record = after
         now = max(now, min(record.state.deadline, now + chance.choice([0.0, 0.1, 100.0])))
         told = event(chance, record.state)
-    return taken
+    return outcome
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -113,8 +114,8 @@ def test_the_walks_together_see_many_states() -> None:
 
 def test_an_ended_job_takes_its_notes_along() -> None:
     record = book.first(JOB)
-    taken = step(record.state, m.JobDeleted(), 0.0, CONFIG)
-    written = book.write(JOB, record, Record(taken.state), m.JobDeleted(), taken, 0.0)
+    outcome = step(record.state, m.JobDeleted(), 0.0, CONFIG)
+    written = book.write(JOB, record, Record(outcome.state), m.JobDeleted(), outcome, 0.0)
     assert written.ended
     assert {text for _, text in written.notes} == {None}
 

@@ -8,7 +8,7 @@ from math import inf
 from taskd.core.agent.states import (
     Done,
     Node,
-    Step,
+    Outcome,
     Stopping,
     Training,
     Workers,
@@ -31,9 +31,9 @@ def describe_exit(exited: m.WorkerExited) -> str:
     return "no exit status" if exited.exit_code is None else f"exit code {exited.exit_code}"
 
 
-def waited(state: Training, now: float, config: WorkersConfig) -> Step:
+def waited(state: Training, now: float, config: WorkersConfig) -> Outcome:
     if now < state.deadline:
-        return Step(state, because="the deadline has moved")
+        return Outcome(state, because="the deadline has moved")
     if all(finished(worker) for worker in state.workers.values()):
         return finish(state.node, 0, "every rank of the node has finished", state.workers)
     late = f"nobody decided about the dead ranks in {config.order_timeout_s:g} s"
@@ -47,7 +47,7 @@ def stop(
     signum: int | None,
     deadline: float,
     told: tuple[Command, ...] = (),
-) -> Step:
+) -> Outcome:
     living = alive(state.workers)
     if not living:
         return finish(state.node, exit_code, because, state.workers, told)
@@ -57,13 +57,13 @@ def stop(
     asked = tuple(
         SignalWorker(rank, incarnation_of(worker), signum) for rank, worker in living.items()
     )
-    return Step(stopping, (*told, *asked), because)
+    return Outcome(stopping, (*told, *asked), because)
 
 
-def stop_now(state: Stopping, why: str, told: tuple[Command, ...] = ()) -> Step:
+def stop_now(state: Stopping, why: str, told: tuple[Command, ...] = ()) -> Outcome:
     workers, commands = kill(state.workers, state.workers)
     stopped = replace(state, workers=workers, deadline=inf)
-    return Step(stopped, (*told, *commands), f"killing what is left: {why}")
+    return Outcome(stopped, (*told, *commands), f"killing what is left: {why}")
 
 
 def finish(
@@ -72,5 +72,5 @@ def finish(
     because: str,
     workers: Workers | None = None,
     told: tuple[Command, ...] = (),
-) -> Step:
-    return Step(Done(node, exit_code, because, workers or {}), told, because)
+) -> Outcome:
+    return Outcome(Done(node, exit_code, because, workers or {}), told, because)

@@ -30,8 +30,8 @@ from taskd.core.agent.states import (
     LEGAL,
     Done,
     Node,
+    Outcome,
     State,
-    Step,
     Stopping,
     Training,
     Waiting,
@@ -59,18 +59,18 @@ from taskd.model.agent import (
     ManagerDisconnected,
     SendHello,
     SendToManager,
-    Tick,
     WarmedUp,
     WorkerStarted,
     WorkerStartFailed,
 )
+from taskd.model.types import Tick
 
 __all__ = [
     "LEGAL",
     "Done",
     "Node",
+    "Outcome",
     "State",
-    "Step",
     "Stopping",
     "Training",
     "Waiting",
@@ -81,31 +81,33 @@ __all__ = [
 ]
 
 
-def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
+def step(state: State, event: Event, now: float, config: WorkersConfig) -> Outcome:
     """Decide. Same state, same event, same time: same answer."""
     match state, event:
         case Done(), _:
-            return Step(state, because="the node's part of the job is over")
+            return Outcome(state, because="the node's part of the job is over")
         case Waiting(Node(ranks=())), ManagerConnected():
             # A spare waits for as long as there is a job that may need it.
             waiting = replace(state, deadline=inf)
-            return Step(waiting, hello(state), "ready to take over ranks of another node")
+            return Outcome(waiting, hello(state), "ready to take over ranks of another node")
         case Waiting(Node(ranks=())), ManagerDisconnected():
             waiting = replace(state, deadline=now + config.permission_timeout_s)
-            return Step(waiting, because="the manager is out of reach")
+            return Outcome(waiting, because="the manager is out of reach")
         case _, ManagerConnected():
-            return Step(state, hello(state), "the manager must know what is true here")
+            return Outcome(state, hello(state), "the manager must know what is true here")
         case _, m.NodeMarkedBad(evidence):
             known = replace(state, node=replace(state.node, condemned=evidence))
-            return Step(known, because=f"this node is not to be used again: {evidence}")
+            return Outcome(known, because=f"this node is not to be used again: {evidence}")
         case Waiting(), WarmedUp():
             node = state.node
             word = SendHello((), node.attempt, node.remaining, node.condemned)
-            return Step(state, (word,), "a job that trains without us need not wait any longer")
+            return Outcome(state, (word,), "a job that trains without us need not wait any longer")
         case _, WarmedUp():
-            return Step(state, because="that the workers run is proof enough")
+            return Outcome(state, because="that the workers run is proof enough")
         case _, ManagerDisconnected():
-            return Step(state, because="the manager will have to be told again what is true here")
+            return Outcome(
+                state, because="the manager will have to be told again what is true here"
+            )
         case Waiting(), Tick() if now >= state.deadline:
             return finish(
                 state.node, 1, f"no permission to start in {config.permission_timeout_s:g} s"
@@ -126,7 +128,9 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
         case Waiting(), m.EndJob(exit_code, because):
             return finish(state.node, exit_code, because)
         case Waiting(), _:
-            return Step(state, because=f"{type(event).__name__} changes nothing before the start")
+            return Outcome(
+                state, because=f"{type(event).__name__} changes nothing before the start"
+            )
         case _, WorkerStarted():
             return started(state, event)
         case _, WorkerStartFailed(rank, incarnation, because):
@@ -138,10 +142,10 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
             return _exited(state, event, now, config)
         case Stopping(), (Interrupted() | Tick()):
             if isinstance(event, Tick) and now < state.deadline:
-                return Step(state, because="the workers still have time")
+                return Outcome(state, because="the workers still have time")
             return stop_now(state, "told twice" if isinstance(event, Interrupted) else "time is up")
         case Stopping(), _:
-            return Step(state, because=f"already stopping: {state.because}")
+            return Outcome(state, because=f"already stopping: {state.because}")
         case Training(), Interrupted(because, signum):
             ended = m.EndJob(1, f"node {state.node.node} was {because}")
             last_words = SendToManager(ended), SendToManager(m.RanksFailed(()))
@@ -154,7 +158,7 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
         case Training(), Tick():
             return waited(state, now, config)
         case Training(), m.StartWorkers():
-            return Step(state, (present(state.node, state.workers),), "the workers run already")
+            return Outcome(state, (present(state.node, state.workers),), "the workers run already")
         case Training(), m.ReplaceWorkers():
             return replace_some(state, event, now, config)
         case Training(), m.RestartJob():
@@ -169,7 +173,7 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
             pending = {r: i for r, i in state.pending.items() if r not in here}
             workers, commands = kill(state.workers, here)
             stopped = replace(state, workers=workers, pending=pending)
-            return Step(stopped, commands, f"ordered to stop {names(here)}")
+            return Outcome(stopped, commands, f"ordered to stop {names(here)}")
         case _:
             assert_never(event)
 
@@ -179,14 +183,14 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Step:
 
 def _exited(
     state: Training | Stopping, exited: m.WorkerExited, now: float, config: WorkersConfig
-) -> Step:
+) -> Outcome:
     worker = state.workers.get(exited.rank)
     if worker is None or isinstance(worker, Ended) or incarnation_of(worker) != exited.incarnation:
-        return Step(state, because=f"an older life of rank {exited.rank} has ended")
+        return Outcome(state, because=f"an older life of rank {exited.rank} has ended")
     after = with_worker(state, exited.rank, Ended(exited))
     if isinstance(after, Stopping):
         if alive(after.workers):
-            return Step(after, because=f"{len(alive(after.workers))} ranks still to end")
+            return Outcome(after, because=f"{len(alive(after.workers))} ranks still to end")
         return finish(after.node, after.exit_code, after.because, after.workers)
     if exited.rank in after.pending:
         return go_on(after, (), f"the last life of rank {exited.rank} is over")

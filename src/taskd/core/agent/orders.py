@@ -13,7 +13,7 @@ from math import inf
 from taskd.core.agent.exits import finish, stop
 from taskd.core.agent.states import (
     Node,
-    Step,
+    Outcome,
     Stopping,
     Training,
     Workers,
@@ -43,7 +43,7 @@ from taskd.model.agent import (
 from taskd.model.ids import Incarnation, Rank
 
 
-def first_start(node: Node, members: tuple[m.Member, ...]) -> Step:
+def first_start(node: Node, members: tuple[m.Member, ...]) -> Outcome:
     if node.remaining < 0:
         return finish(node, 1, "the restart budget is used up")
     lives = {member.rank: member.incarnation for member in members}
@@ -54,51 +54,51 @@ def first_start(node: Node, members: tuple[m.Member, ...]) -> Step:
     workers = {rank: Starting(life) for rank, life in first.items()}
     commands = tuple(_start(node, rank, life) for rank, life in first.items())
     training = Training(node, workers, {}, False)
-    return Step(training, commands, f"permitted to start {len(first)} ranks")
+    return Outcome(training, commands, f"permitted to start {len(first)} ranks")
 
 
 def _start(node: Node, rank: Rank, incarnation: Incarnation) -> StartWorker:
     return StartWorker(rank, incarnation, node.attempt, node.incident)
 
 
-def started(state: Training | Stopping, event: WorkerStarted) -> Step:
+def started(state: Training | Stopping, event: WorkerStarted) -> Outcome:
     worker = state.workers.get(event.rank)
     if not isinstance(worker, Starting | Dying) or worker.incarnation != event.incarnation:
-        return Step(
+        return Outcome(
             state, (KillWorker(event.rank, event.incarnation),), "nobody asked for this life"
         )
     if isinstance(worker, Dying) or isinstance(state, Stopping):
         dying = with_worker(state, event.rank, Dying(event.incarnation, event.pid))
         killed = (KillWorker(event.rank, event.incarnation),)
-        return Step(dying, killed, f"rank {event.rank} is not wanted any more")
+        return Outcome(dying, killed, f"rank {event.rank} is not wanted any more")
     after = with_worker(state, event.rank, Running(event.incarnation, event.pid))
     assert isinstance(after, Training)
     if after.pending or any(isinstance(other, Starting) for other in after.workers.values()):
-        return Step(after, because=f"rank {event.rank} runs")
+        return Outcome(after, because=f"rank {event.rank} runs")
     told = present(after.node, after.workers)
-    return Step(after, (told, PrepareStandby()), "every rank of the node runs")
+    return Outcome(after, (told, PrepareStandby()), "every rank of the node runs")
 
 
 def replace_some(
     state: Training, order: m.ReplaceWorkers, now: float, config: WorkersConfig
-) -> Step:
+) -> Outcome:
     if order.incident < state.node.incident:
-        return Step(state, because=f"an order of incident {order.incident} comes too late")
+        return Outcome(state, because=f"an order of incident {order.incident} comes too late")
     here = {w.rank: w.incarnation for w in order.workers if w.node == state.node.node}
     ranks = tuple(sorted({*state.node.ranks, *here}))
     node = replace(state.node, incident=order.incident, ranks=ranks)
     new = {r: life for r, life in here.items() if life > newest(state, r)}
     if not new:
         told = (present(node, state.workers),)
-        return Step(replace(state, node=node), told, "these lives have been started already")
+        return Outcome(replace(state, node=node), told, "these lives have been started already")
     because = f"incident {order.incident}: {names(new)} to be replaced"
     return begin(replace(state, node=node), new, False, now, config, because)
 
 
-def restart_job(state: Training, order: m.RestartJob, now: float, config: WorkersConfig) -> Step:
+def restart_job(state: Training, order: m.RestartJob, now: float, config: WorkersConfig) -> Outcome:
     if order.attempt <= state.node.attempt:
         told = (present(state.node, state.workers),)
-        return Step(state, told, f"attempt {order.attempt} has been started already")
+        return Outcome(state, told, f"attempt {order.attempt} has been started already")
     lives = {w.rank: w.incarnation for w in order.workers if w.node == state.node.node}
     ranks = tuple(sorted(lives)) or state.node.ranks
     node = replace(state.node, incident=order.incident, attempt=order.attempt, ranks=ranks)
@@ -108,7 +108,7 @@ def restart_job(state: Training, order: m.RestartJob, now: float, config: Worker
     )
 
 
-def restart_all(state: Training, remaining: int, now: float, config: WorkersConfig) -> Step:
+def restart_all(state: Training, remaining: int, now: float, config: WorkersConfig) -> Outcome:
     node = replace(state.node, remaining=remaining, attempt=state.node.attempt + 1)
     if remaining < 0:
         return stop(state, 1, "the restart budget is used up", None, now)
@@ -125,7 +125,7 @@ def begin(
     now: float,
     config: WorkersConfig,
     because: str,
-) -> Step:
+) -> Outcome:
     workers, commands = kill(state.workers, lives)
     after = replace(
         state,
@@ -148,13 +148,13 @@ def _patience(
     return now + config.order_timeout_s if forgotten else inf
 
 
-def go_on(state: Training, commands: tuple[Command, ...], because: str) -> Step:
+def go_on(state: Training, commands: tuple[Command, ...], because: str) -> Outcome:
     """Start what is pending and no longer blocked."""
     living = alive(state.workers)
     blocked = set(living) if not state.together else (set(state.pending) if living else set())
     free = {r: life for r, life in state.pending.items() if r not in blocked}
     if not free:
-        return Step(state, commands, because)
+        return Outcome(state, commands, because)
     fresh = (RenewStore(state.node.attempt),) if state.together else ()
     started = tuple(_start(state.node, rank, life) for rank, life in sorted(free.items()))
     after = replace(
@@ -163,4 +163,4 @@ def go_on(state: Training, commands: tuple[Command, ...], because: str) -> Step:
         pending={r: life for r, life in state.pending.items() if r in blocked},
         together=False,
     )
-    return Step(after, (*commands, *fresh, *started), because)
+    return Outcome(after, (*commands, *fresh, *started), because)

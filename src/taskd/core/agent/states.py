@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from taskd.model import messages as m
+from taskd.model import types
 from taskd.model.agent import (
     Command,
     Dying,
@@ -118,13 +119,7 @@ LEGAL: dict[type[State], set[type[State]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The next state, what the outside must do to get there, and why."""
-
-    state: State
-    commands: tuple[Command, ...] = ()
-    because: str = ""
+Outcome = types.Outcome[State, Command]
 
 
 # Looking at workers

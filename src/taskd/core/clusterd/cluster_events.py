@@ -23,6 +23,7 @@ from taskd.core.clusterd.states import (
     HandedOver,
     Idle,
     Killing,
+    Outcome,
     Pausing,
     PlatformChoosing,
     PlatformConfirming,
@@ -31,7 +32,6 @@ from taskd.core.clusterd.states import (
     Replacing,
     Shrunk,
     State,
-    Step,
     StressTesting,
     SwitchingNic,
     Undecided,
@@ -59,7 +59,7 @@ from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault
 
 
-def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig) -> Step:
+def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig) -> Outcome:
     promoted = state.job.promoted & {pod.uid for pod in event.pods}
     pods = tuple(replace(pod, backup=False) if pod.uid in promoted else pod for pod in event.pods)
     held = {pod.node_rank: pod.ranks for pod in pods if pod.ranks and not pod.backup}
@@ -67,7 +67,7 @@ def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig)
     job = replace(state.job, pods=pods, promoted=promoted, phase=event.phase, places=places)
     state = replace(state, job=job)
     if isinstance(state, Idle | Ended):
-        return Step(state)
+        return Outcome(state)
     matter = Matter(job, state.round, now, config)
     if isinstance(state, Undecided | Repairing | Pausing | SwitchingNic | StressTesting) and (
         _all_new(state)
@@ -86,7 +86,7 @@ def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig)
         case HandedOver():
             return _watch_restart(state, matter)
         case _:
-            return Step(state)
+            return Outcome(state)
 
 
 def _all_new(state: Undecided | Repairing | Pausing | SwitchingNic | StressTesting) -> bool:
@@ -100,7 +100,7 @@ def _all_new(state: Undecided | Repairing | Pausing | SwitchingNic | StressTesti
 
 def _restarted(
     state: Undecided | Repairing | Pausing | SwitchingNic | StressTesting, matter: Matter
-) -> Step:
+) -> Outcome:
     """The scheduler has restarted the job without being asked: whom we told to stop is gone."""
     matter = matter.since("every pod of the job is new")
     match state:
@@ -118,7 +118,7 @@ def _restarted(
             )
 
 
-def _watch_restart(state: HandedOver, matter: Matter) -> Step:
+def _watch_restart(state: HandedOver, matter: Matter) -> Outcome:
     """That it still runs proves nothing. It was seen to stop, or it was told to exit and its lost
     pods are new: then the agents of the other pods have started their processes anew."""
     phase = matter.job.phase
@@ -130,7 +130,7 @@ def _watch_restart(state: HandedOver, matter: Matter) -> Step:
     return matter.to(state)
 
 
-def platform_seen(state: State, event: PlatformSeen, now: float, config: RecoveryConfig) -> Step:
+def platform_seen(state: State, event: PlatformSeen, now: float, config: RecoveryConfig) -> Outcome:
     state = replace(state, job=replace(state.job, platform=event))
     match state:
         case PlatformChoosing():
@@ -140,73 +140,73 @@ def platform_seen(state: State, event: PlatformSeen, now: float, config: Recover
         case PlatformRanking():
             return decision.ranked(state, Matter(state.job, state.round, now, config))
         case _:
-            return Step(state)
+            return Outcome(state)
 
 
-def registration(state: State, event: JobRegistered | JobDeleted) -> Step:
+def registration(state: State, event: JobRegistered | JobDeleted) -> Outcome:
     if isinstance(event, JobDeleted):
-        return Step(Ended(state.job, None, RecoverCode.OK), because=event.because)
+        return Outcome(Ended(state.job, None, RecoverCode.OK), because=event.because)
     seed = state.job.seed or event.seed
     job = replace(state.job, id=event.job, name=event.name, config=event.config, seed=seed)
     if isinstance(state, HandedOver):
         # The mark `pause` is the scheduler's order to restart the job; it must stay for now.
-        return Step(replace(state, job=job), because="registered again")
+        return Outcome(replace(state, job=job), because="registered again")
     label: tuple[Command, ...] = (LabelPodGroup(ON, "on"),) if job.config.cluster else ()
     if isinstance(state, Ended) and state.order is None:
-        return Step(Idle(replace(job, pods=(), seen=())), label, "the job starts anew")
+        return Outcome(Idle(replace(job, pods=(), seen=())), label, "the job starts anew")
     again = "registered again" if state.job.seed else "registered"
-    return Step(replace(state, job=job), label, again)
+    return Outcome(replace(state, job=job), label, again)
 
 
 def stream(
     state: State, event: Subscribed | Unsubscribed, now: float, config: RecoveryConfig
-) -> Step:
+) -> Outcome:
     there = isinstance(event, Subscribed)
     if event.stream is Stream.SIGNALS:
         state = replace(state, job=replace(state.job, subscribed=there))
     if not there:
-        return Step(state, because="the round waits for the client to come back")
+        return Outcome(state, because="the round waits for the client to come back")
     match event.stream, state:
         case Stream.SIGNALS, Idle():
             return faults_seen(state, now, config)
         case Stream.NIC, SwitchingNic(task=task):
             again: Command = SendSwitchRanks(task.ranks, task.to_backup)
-            return Step(state, (again,), "said again to the new subscriber")
+            return Outcome(state, (again,), "said again to the new subscriber")
         case Stream.STRESS, StressTesting(task=task):
-            return Step(state, (SendStressRanks(task.ops),), "said again to the new subscriber")
+            return Outcome(state, (SendStressRanks(task.ops),), "said again to the new subscriber")
         case Stream.SIGNALS, _ if isinstance(state, Asking) and state.order is not None:
-            return Step(state, (state.order,), "said again to the new subscriber")
+            return Outcome(state, (state.order,), "said again to the new subscriber")
         case _:
-            return Step(state)
+            return Outcome(state)
 
 
 def delivery(
     state: State, event: SignalDelivered | SignalFailed, now: float, config: RecoveryConfig
-) -> Step:
+) -> Outcome:
     if isinstance(event, SignalFailed):
-        return Step(state, because="will be said again on the next subscription")
+        return Outcome(state, because="will be said again on the next subscription")
     match state:
         case Ended() | Exiting() | HandedOver() if (
             state.order is not None and state.order.sequence == event.sequence
         ):
-            return Step(replace(state, order=None), because="the job knows that it is to exit")
+            return Outcome(replace(state, order=None), because="the job knows that it is to exit")
         case Killing() if state.order.sequence == event.sequence:
             matter = Matter(state.job, state.round, now, config, "the job starts anew")
             return descent.killed(matter)
         case _:
-            return Step(state)
+            return Outcome(state)
 
 
 def written(
     state: State, event: ClusterWriteDone | ClusterWriteFailed, now: float, config: RecoveryConfig
-) -> Step:
+) -> Outcome:
     """Only the label that pauses the job decides anything; what else fails is said and let be."""
     failed = isinstance(event, ClusterWriteFailed)
     because = ""
     if isinstance(event, ClusterWriteFailed):
         because = f"a cluster write failed: {event.because}"
     if state.job.labelling is None or state.job.labelling.sequence != event.sequence:
-        return Step(state, because=because)
+        return Outcome(state, because=because)
     label = state.job.labelling.value
     paused = state.job.paused if failed else label == "pause"
     state = replace(state, job=replace(state.job, labelling=None, paused=paused))
@@ -216,6 +216,6 @@ def written(
             return descent.kill(matter, RecoverCode.OperatePodGroupError)
         case Idle() if paused:
             again_at = now + config.again_after_s
-            return Step(replace(state, again_at=min(again_at, state.deadline)), (), because)
+            return Outcome(replace(state, again_at=min(again_at, state.deadline)), (), because)
         case _:
-            return Step(state, because=because)
+            return Outcome(state, because=because)

@@ -12,11 +12,11 @@ from taskd.core.clusterd.states import (
     AwaitingPods,
     Converging,
     Dumping,
+    Outcome,
     PlatformRanking,
     Replacing,
     Retrying,
     Shrinking,
-    Step,
 )
 from taskd.core.clusterd.stop_and_ask import as_lost, beyond_in_place, retryable
 from taskd.core.clusterd.turn import Matter
@@ -27,7 +27,7 @@ from taskd.model.ids import NodeRank
 from taskd.model.strategies import Strategy
 
 
-def decide(matter: Matter, pods_back: bool = False) -> Step:
+def decide(matter: Matter, pods_back: bool = False) -> Outcome:
     choice = choose(_question(matter, pods_back))
     matter = matter.since(choice.because)
     match choice.strategy:
@@ -46,7 +46,7 @@ def decide(matter: Matter, pods_back: bool = False) -> Step:
             return exit_job(matter, order)
 
 
-def try_next(matter: Matter, strategy: Strategy, code: int) -> Step:
+def try_next(matter: Matter, strategy: Strategy, code: int) -> Outcome:
     """The strategy has failed: what comes after it?"""
     failed = Attempt(strategy, code)
     return decide(matter.knowing(history=(*matter.round.history, failed)).next_turn())
@@ -88,7 +88,7 @@ def _order(matter: Matter, strategy: Strategy) -> tuple[Matter, Signal]:
     return matter, signals.change_strategy(matter.job, matter.round, strategy, also)
 
 
-def _retry_when_routes_are_found(matter: Matter) -> Step:
+def _retry_when_routes_are_found(matter: Matter) -> Outcome:
     network = any(fault.kind is FaultKind.NETWORK for fault in matter.round.faults)
     if network and matter.config.convergence_s > 0:
         matter = matter.since("the network first finds its routes")
@@ -98,13 +98,13 @@ def _retry_when_routes_are_found(matter: Matter) -> Step:
     return retry(matter)
 
 
-def retry(matter: Matter) -> Step:
+def retry(matter: Matter) -> Outcome:
     matter, order = _order(matter, Strategy.RETRY)
     deadline = matter.now + matter.config.status_timeout_s
     return matter.to(Retrying(matter.job, matter.round, order, deadline), order)
 
 
-def _recover_when_ranked(matter: Matter, strategy: Strategy) -> Step:
+def _recover_when_ranked(matter: Matter, strategy: Strategy) -> Outcome:
     ranked_before = any(a.strategy is Strategy.RECOVER_IN_PLACE for a in matter.round.history)
     if ranked_before or not matter.job.config.platform:
         return recover(matter, strategy)
@@ -112,7 +112,7 @@ def _recover_when_ranked(matter: Matter, strategy: Strategy) -> Step:
     return ranked(PlatformRanking(matter.job, matter.round, strategy, deadline), matter)
 
 
-def ranked(state: PlatformRanking, matter: Matter) -> Step:
+def ranked(state: PlatformRanking, matter: Matter) -> Outcome:
     """Go on once the platform says whether its rank table is ready."""
     match platform.rank_table_ready(matter.job):
         case None:
@@ -123,13 +123,13 @@ def ranked(state: PlatformRanking, matter: Matter) -> Step:
             return unranked(matter.since("the platform could not write the rank table"))
 
 
-def unranked(matter: Matter) -> Step:
+def unranked(matter: Matter) -> Outcome:
     """Only what the platform wants now can still be done: a dump, or nothing."""
     matter = matter.knowing(platform=platform.wanted_finally(matter.job))
     return try_next(matter, Strategy.RECOVER, RecoverCode.WaitPlatStrategyTimeout)
 
 
-def recover(matter: Matter, strategy: Strategy) -> Step:
+def recover(matter: Matter, strategy: Strategy) -> Outcome:
     matter, order = _order(matter, strategy)
     job, round_, now, config = matter.job, matter.round, matter.now, matter.config
     missing = not_replaced(job, round_)
@@ -154,7 +154,7 @@ def not_replaced(job: Job, round_: Round) -> frozenset[NodeRank]:
     }
 
 
-def _shrink_unless_pods_come(matter: Matter) -> Step:
+def _shrink_unless_pods_come(matter: Matter) -> Outcome:
     scheduled = matter.job.config.cluster and matter.job.config.rescheduling
     if scheduled and Strategy.RECOVER not in matter.job.config.strategies:
         wait_s = matter.job.config.resources_timeout_s or matter.config.resources_timeout_s
@@ -164,13 +164,13 @@ def _shrink_unless_pods_come(matter: Matter) -> Step:
     return shrink(matter)
 
 
-def shrink(matter: Matter) -> Step:
+def shrink(matter: Matter) -> Outcome:
     matter, order = _order(matter, Strategy.ELASTIC)
     deadline = matter.now + matter.config.status_timeout_s
     return matter.to(Shrinking(matter.job, matter.round, order, deadline), order)
 
 
-def pods_changed(state: AwaitingPods, matter: Matter) -> Step:
+def pods_changed(state: AwaitingPods, matter: Matter) -> Outcome:
     if not_replaced(matter.job, matter.round):
         return matter.to(replace(state, job=matter.job))
     return decide(matter.since("the scheduler has found new pods"), pods_back=True)

@@ -18,6 +18,7 @@ from taskd.core.clusterd.states import (
     Killing,
     Migrating,
     Negotiating,
+    Outcome,
     Pausing,
     Replacing,
     Resuming,
@@ -25,7 +26,6 @@ from taskd.core.clusterd.states import (
     Shrinking,
     Shrunk,
     State,
-    Step,
     Stopping,
     StressTesting,
     SwitchingNic,
@@ -35,27 +35,27 @@ from taskd.model.codes import RecoverCode
 from taskd.model.strategies import CONTINUE, MIGRATION, UPGRADE, Strategy
 
 
-def refusal(state: State, report: Report) -> Step | None:
+def refusal(state: State, report: Report) -> Outcome | None:
     """None: take it."""
     job = state.job
     if as_answered(report) in job.answered:
-        return Step(state, because="this report was taken before")
+        return Outcome(state, because="this report was taken before")
     current = "" if isinstance(state, Idle | Ended) else state.round.uuid
     if _unscheduled(state, report):
         because = "the scheduler has not replaced the lost pods in time"
-        return Step(state, because=because, answer=RecoverCode.ScheduleTimeout)
+        return Outcome(state, because=because, answer=RecoverCode.ScheduleTimeout)
     if report.uuid and report.uuid in job.past:
-        return Step(state, because="its round is over", answer=RecoverCode.ControllerEventCancel)
+        return Outcome(state, because="its round is over", answer=RecoverCode.ControllerEventCancel)
     if report.uuid and report.uuid != current:
         because = f"no round has the uuid {report.uuid}"
-        return Step(state, because=because, answer=RecoverCode.OrderMix)
+        return Outcome(state, because=because, answer=RecoverCode.OrderMix)
     if isinstance(state, Exiting | HandedOver | Killing | Ended):
         answer = state.cause if state.cause is not RecoverCode.OK else RecoverCode.OrderMix
-        return Step(state, because="the job is already being stopped", answer=answer)
+        return Outcome(state, because="the job is already being stopped", answer=answer)
     if not _awaited(state, report):
         name = type(state).__name__
         because = f"{name} does not wait for {_describe(report)}"
-        return Step(state, because=because, answer=RecoverCode.OrderMix)
+        return Outcome(state, because=because, answer=RecoverCode.OrderMix)
     return None
 
 

@@ -20,7 +20,7 @@ from taskd.core.clusterd.states import (
     HotSwitch,
     Idle,
     Migrating,
-    Step,
+    Outcome,
 )
 from taskd.core.clusterd.turn import Matter
 from taskd.model.clusterd import (
@@ -50,7 +50,7 @@ def ailing_pod(job: Job, now: float, config: RecoveryConfig) -> Pod | None:
     return next((job.pod_at(node) for node in nodes if node != MASTER), None)
 
 
-def begin_switch(job: Job, pod: Pod, now: float, config: RecoveryConfig) -> Step:
+def begin_switch(job: Job, pod: Pod, now: float, config: RecoveryConfig) -> Outcome:
     matter = new_incident(job, now, config, f"pod {pod.name} is to move before it fails")
     order = signals.hot_switch(matter.job, matter.round, "hot switch", pod.ranks)
     marks = (AnnotatePod(pod.uid, IN_FLOW, "true"), AnnotatePod(pod.uid, OPERATOR, "create"))
@@ -58,7 +58,7 @@ def begin_switch(job: Job, pod: Pod, now: float, config: RecoveryConfig) -> Step
     return matter.to(AwaitingBackup(matter.job, matter.round, pod, order, deadline), order, *marks)
 
 
-def pods_changed(state: AwaitingBackup | AwaitingRemoval, matter: Matter) -> Step:
+def pods_changed(state: AwaitingBackup | AwaitingRemoval, matter: Matter) -> Outcome:
     state = replace(state, job=matter.job)
     here = {pod.uid for pod in matter.job.pods}
     match state:
@@ -73,7 +73,7 @@ def pods_changed(state: AwaitingBackup | AwaitingRemoval, matter: Matter) -> Ste
             return _migrate(matter, state.pod, state.backup)
 
 
-def _backup_runs(matter: Matter, pod: Pod, backup: Pod) -> Step:
+def _backup_runs(matter: Matter, pod: Pod, backup: Pod) -> Outcome:
     order = signals.hot_switch(matter.job, matter.round, "new pod running")
     deadline = matter.now + matter.config.strategy_timeout_s
     matter = matter.since("the backup pod runs")
@@ -81,7 +81,7 @@ def _backup_runs(matter: Matter, pod: Pod, backup: Pod) -> Step:
     return matter.to(state, order)
 
 
-def strategies_reported(state: AwaitingPause, matter: Matter, event: StrategiesReported) -> Step:
+def strategies_reported(state: AwaitingPause, matter: Matter, event: StrategiesReported) -> Outcome:
     if set(event.strategies) <= {"exit"}:
         return _stop_job(state, matter.since("the job cannot move"))
     matter = matter.since("the job has paused and can move").doing(
@@ -93,14 +93,14 @@ def strategies_reported(state: AwaitingPause, matter: Matter, event: StrategiesR
     return pods_changed(waiting, matter)
 
 
-def _migrate(matter: Matter, pod: Pod, backup: Pod) -> Step:
+def _migrate(matter: Matter, pod: Pod, backup: Pod) -> Outcome:
     order = signals.migrate(matter.job, matter.round)
     deadline = matter.now + matter.config.status_timeout_s
     matter = matter.since("the old pod has gone")
     return matter.to(Migrating(matter.job, matter.round, pod, backup, order, deadline), order)
 
 
-def status_reported(state: Migrating, matter: Matter, event: StatusReported) -> Step:
+def status_reported(state: Migrating, matter: Matter, event: StatusReported) -> Outcome:
     if event.code != RecoverCode.OK:
         return _stop_job(state, matter.since(f"the job could not move ({event.code})"))
     promoted = matter.job.promoted | {state.backup.uid}
@@ -109,7 +109,7 @@ def status_reported(state: Migrating, matter: Matter, event: StatusReported) -> 
     return matter.to(Idle(matter.job), AnnotatePod(state.backup.uid, IN_FLOW, None))
 
 
-def expired(state: HotSwitch, matter: Matter) -> Step:
+def expired(state: HotSwitch, matter: Matter) -> Outcome:
     match state:
         case AwaitingBackup():
             matter = abandon_switch(state, matter.since("no backup pod"))
@@ -125,7 +125,7 @@ def expired(state: HotSwitch, matter: Matter) -> Step:
             return _stop_job(state, matter.since("the old pod has not gone in time"))
 
 
-def _stop_job(state: HotSwitch, matter: Matter) -> Step:
+def _stop_job(state: HotSwitch, matter: Matter) -> Outcome:
     """The ranks stand and cannot go on: the scheduler restarts the job by its first pod."""
     matter = abandon_switch(state, matter)
     if master := matter.job.pod_at(MASTER):

@@ -43,6 +43,7 @@ from taskd.core.clusterd.states import (
     Killing,
     Migrating,
     Negotiating,
+    Outcome,
     Pausing,
     PlatformChoosing,
     PlatformConfirming,
@@ -55,7 +56,6 @@ from taskd.core.clusterd.states import (
     Shrinking,
     Shrunk,
     State,
-    Step,
     Stopping,
     StressTesting,
     SwitchingNic,
@@ -87,20 +87,20 @@ from taskd.model.clusterd import (
     StrategiesReported,
     StressResult,
     Subscribed,
-    Tick,
     Unsubscribed,
 )
 from taskd.model.codes import RecoverCode
+from taskd.model.types import Tick
 
-__all__ = ["NEW", "RecoveryConfig", "State", "Step", "step"]
+__all__ = ["NEW", "Outcome", "RecoveryConfig", "State", "step"]
 
 
-def step(state: State, event: Event, now: float, config: RecoveryConfig) -> Step:
+def step(state: State, event: Event, now: float, config: RecoveryConfig) -> Outcome:
     """Decide. Same state, same event, same time: same answer."""
     return _number(_look_around(state, _take(state, event, now, config), now), now)
 
 
-def _take(state: State, event: Event, now: float, config: RecoveryConfig) -> Step:
+def _take(state: State, event: Event, now: float, config: RecoveryConfig) -> Outcome:
     match event:
         case FaultsReported(told):
             return faults.faults_reported(state, told, now, config)
@@ -108,7 +108,7 @@ def _take(state: State, event: Event, now: float, config: RecoveryConfig) -> Ste
             return refusal(state, event) or _report(state, event, now, config)
         case Tick():
             if now < state.deadline:
-                return Step(state, because="it is not yet time")
+                return Outcome(state, because="it is not yet time")
             return _expire(state, now, config)
         case FaultsSeen(seen):
             handled = state.job.handled & {(fault.rank, fault.code) for fault in seen}
@@ -131,17 +131,17 @@ def _take(state: State, event: Event, now: float, config: RecoveryConfig) -> Ste
             if isinstance(state, Idle):
                 return operations.ask(state, event, now, config)
             busy = f"the job is busy: {type(state).__name__}"
-            return Step(state, because=busy, answer=RecoverCode.OMIsRunning)
+            return Outcome(state, because=busy, answer=RecoverCode.OMIsRunning)
         case NicResult() | StressResult():
             return _operation_result(state, event, now, config)
         case _:
             assert_never(event)
 
 
-def _report(state: State, report: Report, now: float, config: RecoveryConfig) -> Step:
+def _report(state: State, report: Report, now: float, config: RecoveryConfig) -> Outcome:
     """A report that is waited for, as `refusal` has found."""
     if isinstance(state, Idle | Ended):
-        return Step(state, answer=RecoverCode.OrderMix)
+        return Outcome(state, answer=RecoverCode.OrderMix)
     answered = (*state.job.answered, as_answered(report))[-8:]
     state = replace(state, job=replace(state.job, answered=answered))
     matter = Matter(state.job, state.round, now, config)
@@ -166,12 +166,12 @@ def _report(state: State, report: Report, now: float, config: RecoveryConfig) ->
         ):
             return repair.status_reported(state, matter, report)
         case _:
-            return Step(state, answer=RecoverCode.OrderMix)
+            return Outcome(state, answer=RecoverCode.OrderMix)
 
 
 def _operation_result(
     state: State, event: NicResult | StressResult, now: float, config: RecoveryConfig
-) -> Step:
+) -> Outcome:
     match state, event:
         case SwitchingNic(), NicResult(ok):
             matter = Matter(state.job, state.round, now, config)
@@ -181,15 +181,15 @@ def _operation_result(
             return operations.stress_result(state, matter, event)
         case _:
             because = f"{type(state).__name__} does not wait for {type(event).__name__}"
-            return Step(state, because=because, answer=RecoverCode.OrderMix)
+            return Outcome(state, because=because, answer=RecoverCode.OrderMix)
 
 
-def _expire(state: State, now: float, config: RecoveryConfig) -> Step:
+def _expire(state: State, now: float, config: RecoveryConfig) -> Outcome:
     """The deadline has come. Every state that has one has a way out."""
     if isinstance(state, Idle):
         return faults.look_again(state, now, config)
     if isinstance(state, Ended | Shrunk):
-        return Step(state)
+        return Outcome(state)
     matter = Matter(state.job, state.round, now, config)
     match state:
         case PreExiting():
@@ -239,23 +239,23 @@ def _expire(state: State, now: float, config: RecoveryConfig) -> Step:
             return descent.give_up(matter, RecoverCode.WaitReportTimeout)
 
 
-def _look_around(before: State, taken: Step, now: float) -> Step:
+def _look_around(before: State, outcome: Outcome, now: float) -> Outcome:
     """Whoever comes to rest looks whether something is left that begins a round."""
-    state = taken.state
+    state = outcome.state
     if isinstance(state, Idle) and not isinstance(before, Idle) and state.again_at is None:
-        return replace(taken, state=replace(state, again_at=now))
-    return taken
+        return replace(outcome, state=replace(state, again_at=now))
+    return outcome
 
 
-def _number(taken: Step, now: float) -> Step:
+def _number(outcome: Outcome, now: float) -> Outcome:
     """Give each command its place in the job's sequence; one said again keeps its own."""
-    if not taken.commands:
-        return taken
-    sequence = taken.state.job.sequence
-    labelling = taken.state.job.labelling
+    if not outcome.commands:
+        return outcome
+    sequence = outcome.state.job.sequence
+    labelling = outcome.state.job.labelling
     commands: list[Command] = []
-    state = taken.state
-    for command in taken.commands:
+    state = outcome.state
+    for command in outcome.commands:
         if isinstance(command, ReplyOperator) or command.sequence:
             commands.append(command)
             continue
@@ -267,4 +267,4 @@ def _number(taken: Step, now: float) -> Step:
         if isinstance(state, Asking) and isinstance(numbered, Signal) and state.order == command:
             state = replace(state, order=numbered)
     job = replace(state.job, sequence=sequence, labelling=labelling)
-    return replace(taken, state=replace(state, job=job), commands=tuple(commands))
+    return replace(outcome, state=replace(state, job=job), commands=tuple(commands))

@@ -27,6 +27,7 @@ from taskd.core.clusterd.states import (
     Idle,
     Killing,
     Migrating,
+    Outcome,
     Pausing,
     PreExiting,
     Replacing,
@@ -35,7 +36,6 @@ from taskd.core.clusterd.states import (
     Settling,
     Shrinking,
     State,
-    Step,
     StressTesting,
     SwitchingNic,
     Undecided,
@@ -50,59 +50,61 @@ from taskd.model.strategies import Strategy
 
 def faults_reported(
     state: State, faults: tuple[Fault, ...], now: float, config: RecoveryConfig
-) -> Step:
+) -> Outcome:
     faults = tuple(fault for fault in faults if state.job.has(fault.rank))
     if not faults:
-        return Step(state, because="no rank of the job is named")
+        return Outcome(state, because="no rank of the job is named")
     because = "; ".join(_tell(fault) for fault in faults)
     match state:
         case Exiting() | HandedOver() | Killing() | Ended():
             # Most likely the restart itself. If not, it is still true afterwards: say it again.
             because = "the whole job is already being stopped"
-            return Step(state, because=because, answer=RecoverCode.ControllerEventCancel)
+            return Outcome(state, because=because, answer=RecoverCode.ControllerEventCancel)
         case PreExiting():
             # Also of its neighbours, which we told to leave. The stop gets a uuid of its own.
             round_ = _merged(state, faults)
             matter = Matter(state.job, round_, now, config, f"the job has noticed: {because}")
             return open_round(matter.next_turn())
         case _ if isinstance(state, Undecided) and not _strangers(state, faults):
-            return Step(_with_faults(state, faults), because="these faults are known")
+            return Outcome(_with_faults(state, faults), because="these faults are known")
         case _:
             return _break_in(state, faults, now, config, because)
 
 
-def faults_seen(state: State, now: float, config: RecoveryConfig) -> Step:
+def faults_seen(state: State, now: float, config: RecoveryConfig) -> Outcome:
     """`state.job.seen` is new: is there anything in it that nobody deals with?"""
     if isinstance(state, GivingUp):
-        return Step(state, because="the whole job is already being stopped")
+        return Outcome(state, because="the whole job is already being stopped")
     faults = unhandled(state)
     because = "; ".join(f"the cluster sees {_tell(fault)}" for fault in faults)
     match state:
         case Idle(quiet=True):
-            return Step(state, because="is looked at again later")
+            return Outcome(state, because="is looked at again later")
         case Idle():
             return _at_rest(state, faults, now, config, because)
         case Settling() if not _strangers(state, faults):
             state = replace(state, round=_merged(state, faults))
             return faults_changed(state, Matter(state.job, state.round, now, config))
         case _ if isinstance(state, Undecided) and not _strangers(state, faults):
-            return Step(_with_faults(state, faults), because="nothing that is not known")
+            return Outcome(_with_faults(state, faults), because="nothing that is not known")
         case _ if faults and _matters(state, faults):
             return _break_in(state, faults, now, config, because)
         case _:
-            return Step(state, because="nothing that is not being dealt with")
+            return Outcome(state, because="nothing that is not being dealt with")
 
 
-def look_again(state: Idle, now: float, config: RecoveryConfig) -> Step:
+def look_again(state: Idle, now: float, config: RecoveryConfig) -> Outcome:
     """The time has come to see whether something is left, and to try again what has failed."""
-    taken = faults_seen(Idle(state.job), now, config)
-    if not isinstance(taken.state, Idle) or not state.job.paused:
-        return taken
-    waiting = replace(taken.state, again_at=now + config.again_after_s)
+    outcome = faults_seen(Idle(state.job), now, config)
+    if not isinstance(outcome.state, Idle) or not state.job.paused:
+        return outcome
+    waiting = replace(outcome.state, again_at=now + config.again_after_s)
     under_way = state.job.labelling
     if under_way is not None and now < under_way.since + config.again_after_s:
-        return Step(waiting, because="the mark `pause` is being taken back")
-    return Step(waiting, (LabelPodGroup(ON, "on"),), "the mark `pause` is still to be taken back")
+        return Outcome(waiting, because="the mark `pause` is being taken back")
+    return Outcome(
+        waiting, (LabelPodGroup(ON, "on"),), "the mark `pause` is still to be taken back"
+    )
 
 
 def unhandled(state: State) -> tuple[Fault, ...]:
@@ -124,7 +126,7 @@ def unhandled(state: State) -> tuple[Fault, ...]:
 
 def _at_rest(
     state: Idle, faults: tuple[Fault, ...], now: float, config: RecoveryConfig, because: str
-) -> Step:
+) -> Outcome:
     if faults:
         return _break_in(state, faults, now, config, because)
     if pod := ailing_pod(state.job, now, config):
@@ -133,7 +135,7 @@ def _at_rest(
     if ailing:
         because = "a device is ailing, and the job is to leave in good order"
         return begin(state.job, ailing, now, config, because, leave_first=False)
-    return Step(state, because="nothing to deal with")
+    return Outcome(state, because="nothing to deal with")
 
 
 def _calls_for_dump(job: Job, seen: SeenFault) -> bool:
@@ -162,7 +164,7 @@ def _matters(state: State, faults: tuple[Fault, ...]) -> bool:
 
 def _break_in(
     state: State, faults: tuple[Fault, ...], now: float, config: RecoveryConfig, because: str
-) -> Step:
+) -> Outcome:
     """Begin an incident, whatever goes on: take back what must be, carry over what is known."""
     job, before = state.job, None
     commands: tuple[Command, ...] = ()

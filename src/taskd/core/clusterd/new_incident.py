@@ -8,7 +8,7 @@ from dataclasses import replace
 from taskd.core.clusterd import signals
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.job_facts import Attempt, Job, Round, new_uuid
-from taskd.core.clusterd.states import PreExiting, Step
+from taskd.core.clusterd.states import Outcome, PreExiting
 from taskd.core.clusterd.stop_and_ask import open_round
 from taskd.core.clusterd.turn import Matter
 from taskd.model.clusterd import Command, LabelPod, LabelPodGroup
@@ -40,7 +40,7 @@ def begin(
     told: bool = False,
     leave_first: bool = True,
     nic_failed: bool = False,
-) -> Step:
+) -> Outcome:
     """`before` is the round that these faults break into; what it knew is still true.
 
     `told`: the ranks have been told to pause, if not to stop. `leave_first`: processes on a broken

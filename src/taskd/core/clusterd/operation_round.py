@@ -17,9 +17,9 @@ from taskd.core.clusterd.round_end import kill
 from taskd.core.clusterd.states import (
     Idle,
     Operating,
+    Outcome,
     Pausing,
     Resuming,
-    Step,
     StressTesting,
     SwitchingNic,
     Task,
@@ -50,9 +50,9 @@ BROKEN, UNSETTLED = "2", ("3", "4")
 
 def ask(
     state: Idle, event: OperatorAskedNic | OperatorAskedStress, now: float, config: RecoveryConfig
-) -> Step:
+) -> Outcome:
     if problem := _problem(state.job, event):
-        return Step(state, because=problem, answer=RecoverCode.OMParamInvalid)
+        return Outcome(state, because=problem, answer=RecoverCode.OMParamInvalid)
     match event:
         case OperatorAskedNic(ranks, to_backup):
             task = Task(operation=Operation.NIC, ranks=ranks, to_backup=to_backup)
@@ -85,7 +85,7 @@ def _problem(job: Job, event: OperatorAskedNic | OperatorAskedStress) -> str:
     return ""
 
 
-def paused(state: Pausing, matter: Matter, event: StopCompleted) -> Step:
+def paused(state: Pausing, matter: Matter, event: StopCompleted) -> Outcome:
     if event.code != RecoverCode.OK:
         return resume(matter, state.task, "om failed, pause train failed")
     matter = matter.since("every rank stands still")
@@ -99,19 +99,19 @@ def paused(state: Pausing, matter: Matter, event: StopCompleted) -> Step:
     return matter.to(testing, SendStressRanks(task.ops))
 
 
-def pause_expired(state: Pausing, matter: Matter) -> Step:
+def pause_expired(state: Pausing, matter: Matter) -> Outcome:
     return resume(
         replace(matter, cause=RecoverCode.WaitReportTimeout), state.task, "pause train timeout"
     )
 
 
-def nic_result(state: SwitchingNic, matter: Matter, ok: bool) -> Step:
+def nic_result(state: SwitchingNic, matter: Matter, ok: bool) -> Outcome:
     if ok:
         return resume(matter.since("the links are switched"), state.task, "switch nic finish")
     return nic_failed(state, matter, "switch nic failed")
 
 
-def nic_failed(state: SwitchingNic, matter: Matter, what: str) -> Step:
+def nic_failed(state: SwitchingNic, matter: Matter, what: str) -> Outcome:
     """The links of these ranks may now be neither here nor there."""
     text = f"switch nic failed, {what}"
     faults = [Fault(rank, FaultKind.NETWORK, evidence=text) for rank in state.task.ranks]
@@ -121,7 +121,7 @@ def nic_failed(state: SwitchingNic, matter: Matter, what: str) -> Step:
 
 def fault_reported(
     state: SwitchingNic | StressTesting, matter: Matter, event: StatusReported
-) -> Step:
+) -> Outcome:
     """The job reports a fault in the middle of the operation."""
     if isinstance(state, SwitchingNic):
         return nic_failed(state, matter, "report error when switching nic")
@@ -133,7 +133,7 @@ def fault_reported(
     )
 
 
-def stress_result(state: StressTesting, matter: Matter, event: StressResult) -> Step:
+def stress_result(state: StressTesting, matter: Matter, event: StressResult) -> Outcome:
     matter = stress_over(state, matter)
     table = _table(matter.job, event)
     codes = {
@@ -159,14 +159,14 @@ def stress_result(state: StressTesting, matter: Matter, event: StressResult) -> 
     return resume(matter, state.task, f"stress test finish, result:{table}")
 
 
-def stress_expired(state: StressTesting, matter: Matter) -> Step:
+def stress_expired(state: StressTesting, matter: Matter) -> Outcome:
     text = "stress test failed, report stress test timeout"
     return _stress_failed(state, stress_over(state, matter), (), text)
 
 
 def _stress_failed(
     state: StressTesting, matter: Matter, ranks: tuple[Rank, ...], text: str
-) -> Step:
+) -> Outcome:
     faults = [Fault(rank, hardware=True, in_place=False, evidence="stress test") for rank in ranks]
     reply = ReplyOperator(state.task.operation, text)
     return _to_round(matter, faults, _short(text), reply)
@@ -186,7 +186,7 @@ def _to_round(
     because: str,
     *commands: Command,
     nic_failed: bool = False,
-) -> Step:
+) -> Outcome:
     return begin(
         matter.retired().job,
         faults,
@@ -199,7 +199,7 @@ def _to_round(
     )
 
 
-def resume(matter: Matter, task: Task, text: str) -> Step:
+def resume(matter: Matter, task: Task, text: str) -> Outcome:
     """Also after a failed pause: the ranks that did stop must go on."""
     order = signals.go_on(matter.job, matter.round)
     deadline = matter.now + matter.config.status_timeout_s
@@ -207,7 +207,7 @@ def resume(matter: Matter, task: Task, text: str) -> Step:
     return matter.to(Resuming(matter.job, matter.round, task, text, order, deadline), order)
 
 
-def resumed(state: Resuming, matter: Matter, event: StatusReported) -> Step:
+def resumed(state: Resuming, matter: Matter, event: StatusReported) -> Outcome:
     if event.code == RecoverCode.OK:
         matter = matter.since("the job goes on")
         return matter.to(
@@ -217,11 +217,11 @@ def resumed(state: Resuming, matter: Matter, event: StatusReported) -> Step:
     return _not_resumed(state, matter, "continue train failed", RecoverCode.OK)
 
 
-def resume_expired(state: Resuming, matter: Matter) -> Step:
+def resume_expired(state: Resuming, matter: Matter) -> Outcome:
     return _not_resumed(state, matter, "continue train timeout", RecoverCode.WaitReportTimeout)
 
 
-def _not_resumed(state: Resuming, matter: Matter, what: str, cause: RecoverCode) -> Step:
+def _not_resumed(state: Resuming, matter: Matter, what: str, cause: RecoverCode) -> Outcome:
     text = f"{state.task.operation} failed, {what}"
     return kill(matter.since(text).doing(ReplyOperator(state.task.operation, text)), cause)
 

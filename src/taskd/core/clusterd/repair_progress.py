@@ -13,12 +13,12 @@ from taskd.core.clusterd.states import (
     Dumping,
     Growing,
     Negotiating,
+    Outcome,
     Repairing,
     Replacing,
     Retrying,
     Shrinking,
     Shrunk,
-    Step,
 )
 from taskd.core.clusterd.stop_and_ask import settle
 from taskd.core.clusterd.turn import Matter
@@ -48,7 +48,7 @@ def strategy_of(state: Repairing) -> Strategy:
 
 def strategies_reported(
     state: Negotiating | Shrunk, matter: Matter, event: StrategiesReported
-) -> Step:
+) -> Outcome:
     match state:
         case Negotiating():
             return decide(matter.knowing(offered=event.strategies))
@@ -58,7 +58,7 @@ def strategies_reported(
             return matter.since("the job cannot grow yet").to(state)
 
 
-def status_reported(state: Repairing, matter: Matter, event: StatusReported) -> Step:
+def status_reported(state: Repairing, matter: Matter, event: StatusReported) -> Outcome:
     match state, event.code:
         case Dumping(), _:
             return _dumped(matter, event.code)
@@ -83,7 +83,7 @@ def status_reported(state: Repairing, matter: Matter, event: StatusReported) -> 
             return try_next(matter, strategy, code)
 
 
-def _retry_failed(matter: Matter, code: int) -> Step:
+def _retry_failed(matter: Matter, code: int) -> Outcome:
     matter = matter.since(f"retry failed with {code}")
     matter = matter.in_cluster(AnnotatePodGroup(STATUS, "retry-failed"))
     if code != RecoverCode.RecoverableRetryError:
@@ -95,7 +95,7 @@ def _retry_failed(matter: Matter, code: int) -> Step:
     return settle(matter.knowing(history=(*matter.round.history, failed)).next_turn())
 
 
-def _dumped(matter: Matter, code: int) -> Step:
+def _dumped(matter: Matter, code: int) -> Outcome:
     worked = code == RecoverCode.OK
     matter = matter.since("the job is saved" if worked else f"the job was not saved ({code})")
     matter = matter.in_cluster(
@@ -104,7 +104,7 @@ def _dumped(matter: Matter, code: int) -> Step:
     return exit_job(matter, signals.dump_exit(matter.job, matter.round))
 
 
-def _isolate(state: Shrinking, matter: Matter, event: StatusReported) -> Step:
+def _isolate(state: Shrinking, matter: Matter, event: StatusReported) -> Outcome:
     """Whole replicas leave: healthy ranks, too, that shared one with a lost rank."""
     if not matter.job.config.cluster:
         # Nobody would bring their nodes back: they stay, and wait for the job to grow.
@@ -122,25 +122,25 @@ def _isolate(state: Shrinking, matter: Matter, event: StatusReported) -> Step:
     return matter.to(Shrinking(matter.job, matter.round, order, deadline), order)
 
 
-def _shrunk(matter: Matter) -> Step:
+def _shrunk(matter: Matter) -> Outcome:
     matter = matter.since("the job trains without the lost ranks").knowing(history=())
     matter = matter.in_cluster(WriteResetConfig(ResetOperation.CLEAR))
     return pods_changed(Shrunk(matter.job, matter.round), matter)
 
 
-def _grow(matter: Matter) -> Step:
+def _grow(matter: Matter) -> Outcome:
     matter = matter.next_turn()
     order = signals.upgrade(matter.job, matter.round)
     deadline = matter.now + matter.config.status_timeout_s
     return matter.to(Growing(matter.job, matter.round, order, deadline), order)
 
 
-def not_grown(matter: Matter, because: str) -> Step:
+def not_grown(matter: Matter, because: str) -> Outcome:
     """No reason to end a job that could train without these ranks: what can it do now?"""
     return begin(matter.job, (), matter.now, matter.config, because, before=matter.round)
 
 
-def pods_changed(state: Replacing | Shrunk, matter: Matter) -> Step:
+def pods_changed(state: Replacing | Shrunk, matter: Matter) -> Outcome:
     state = replace(state, job=matter.job)
     missing = not_replaced(matter.job, matter.round)
     match state:
@@ -159,7 +159,7 @@ def pods_changed(state: Replacing | Shrunk, matter: Matter) -> Step:
             return matter.to(state)
 
 
-def replacing_expired(state: Replacing, matter: Matter) -> Step:
+def replacing_expired(state: Replacing, matter: Matter) -> Outcome:
     if state.clear_at is not None and matter.now >= state.clear_at:
         matter = matter.since("agents have had the time to read the reset config")
         return matter.to(replace(state, clear_at=None), WriteResetConfig(ResetOperation.CLEAR))

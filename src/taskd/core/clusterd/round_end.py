@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from taskd.core.clusterd import signals
 from taskd.core.clusterd.job_config import ON
-from taskd.core.clusterd.states import Ended, Exiting, HandedOver, Idle, Killing, Step
+from taskd.core.clusterd.states import Ended, Exiting, HandedOver, Idle, Killing, Outcome
 from taskd.core.clusterd.turn import Matter
 from taskd.model.clusterd import (
     AnnotatePodGroup,
@@ -24,7 +24,7 @@ from taskd.model.codes import RecoverCode
 STATUS = "ProcessRecoverStatus"
 
 
-def succeed(matter: Matter, status: str) -> Step:
+def succeed(matter: Matter, status: str) -> Outcome:
     """The job trains again. What the round dealt with begins no other while it is still seen."""
     job, ranks = matter.job, matter.round.ranks
     dealt_with = {(seen.rank, seen.code) for seen in job.seen if seen.rank in ranks}
@@ -35,7 +35,7 @@ def succeed(matter: Matter, status: str) -> Step:
     return matter.to(Idle(matter.job))
 
 
-def exit_job(matter: Matter, order: Signal) -> Step:
+def exit_job(matter: Matter, order: Signal) -> Outcome:
     if not matter.job.config.cluster:
         return matter.to(Ended(matter.retired().job, order, matter.cause), order)
     if matter.job.config.platform:
@@ -45,7 +45,7 @@ def exit_job(matter: Matter, order: Signal) -> Step:
     return matter.to(Exiting(matter.job, matter.round, order, matter.cause, deadline), order)
 
 
-def give_up(matter: Matter, cause: RecoverCode = RecoverCode.OK) -> Step:
+def give_up(matter: Matter, cause: RecoverCode = RecoverCode.OK) -> Outcome:
     """No answer, or no way: the scheduler restarts the job."""
     matter = replace(matter, cause=cause)
     order = signals.dump_exit(matter.job, matter.round)
@@ -54,7 +54,7 @@ def give_up(matter: Matter, cause: RecoverCode = RecoverCode.OK) -> Step:
     return hand_over(matter, order, ResetOperation.CLEAR)
 
 
-def hand_over(matter: Matter, order: Signal | None, reset: ResetOperation) -> Step:
+def hand_over(matter: Matter, order: Signal | None, reset: ResetOperation) -> Outcome:
     """`order` tells the job to exit; None when it need not, or has heard it."""
     matter = matter.of_job(paused=True).doing(WriteResetConfig(reset), LabelPodGroup(ON, "pause"))
     left_running = matter.job.phase != "Running"
@@ -63,13 +63,13 @@ def hand_over(matter: Matter, order: Signal | None, reset: ResetOperation) -> St
     return matter.to(state) if order is None else matter.to(state, order)
 
 
-def take_back(matter: Matter) -> Step:
+def take_back(matter: Matter) -> Outcome:
     """The scheduler has restarted the job: all its processes are new, and on other devices."""
     matter = matter.retired().of_job(handled=frozenset())
     return matter.to(Idle(matter.job), LabelPodGroup(ON, "on"), RemoveFaultJobInfo())
 
 
-def kill(matter: Matter, cause: RecoverCode = RecoverCode.OK) -> Step:
+def kill(matter: Matter, cause: RecoverCode = RecoverCode.OK) -> Outcome:
     if not matter.job.config.cluster:
         return give_up(matter, cause)
     matter = replace(matter, cause=cause)
@@ -80,7 +80,7 @@ def kill(matter: Matter, cause: RecoverCode = RecoverCode.OK) -> Step:
     return matter.to(Killing(matter.job, matter.round, order, cause, deadline), order)
 
 
-def killed(matter: Matter) -> Step:
+def killed(matter: Matter) -> Outcome:
     """What is left of the fault is looked at again only once the job had time to come back."""
     again_at = matter.now + matter.config.again_after_s
     closing = (WriteResetConfig(ResetOperation.CLEAR), RemoveFaultJobInfo())

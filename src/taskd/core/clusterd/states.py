@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from taskd.core.clusterd.job_facts import Job, Round
+from taskd.model import types
 from taskd.model.clusterd import Command, Operation, Pod, Signal
 from taskd.model.codes import RecoverCode
 from taskd.model.ids import Incident, JobId, Rank
@@ -359,11 +360,4 @@ NEW = Idle(Job(id=JobId(""), incident=Incident(0)))
 """Before the first event of a job, which registers it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The next state, what the outside must do to get there, why, and what the teller is told."""
-
-    state: State
-    commands: tuple[Command, ...] = ()
-    because: str = ""
-    answer: RecoverCode = RecoverCode.OK
+Outcome = types.Outcome[State, Command]

@@ -13,10 +13,10 @@ from taskd.core.clusterd.round_end import give_up, kill
 from taskd.core.clusterd.states import (
     Dumping,
     Negotiating,
+    Outcome,
     PlatformChoosing,
     PlatformConfirming,
     Settling,
-    Step,
     Stopping,
 )
 from taskd.core.clusterd.turn import Matter
@@ -27,7 +27,7 @@ from taskd.model.ids import NodeRank
 from taskd.model.strategies import Strategy
 
 
-def open_round(matter: Matter) -> Step:
+def open_round(matter: Matter) -> Outcome:
     """Stop at once. Only while the job still trains, a platform is asked first whether to."""
     word = platform.wanted(matter.job) or matter.round.platform
     matter = matter.knowing(platform=word)
@@ -38,13 +38,13 @@ def open_round(matter: Matter) -> Step:
     return matter.to(PlatformChoosing(matter.job, matter.round, deadline))
 
 
-def platform_changed(state: PlatformChoosing, matter: Matter) -> Step:
+def platform_changed(state: PlatformChoosing, matter: Matter) -> Outcome:
     if word := platform.wanted(matter.job):
         return stop(matter.since(f"the platform wants {word}").knowing(platform=word))
     return matter.to(state)
 
 
-def stop(matter: Matter) -> Step:
+def stop(matter: Matter) -> Outcome:
     """Tell every rank to stand still, or, where a dump is all that is wanted, to save and leave."""
     if _dump_only(matter):
         matter = matter.since("a dump is all that is wanted")
@@ -70,7 +70,7 @@ def _dump_only(matter: Matter) -> bool:
     return strategies[0] is Strategy.DUMP
 
 
-def stop_completed(matter: Matter, event: StopCompleted) -> Step:
+def stop_completed(matter: Matter, event: StopCompleted) -> Outcome:
     match event.code:
         case RecoverCode.OK:
             return settle(matter.since("every rank stands still"))
@@ -80,7 +80,7 @@ def stop_completed(matter: Matter, event: StopCompleted) -> Step:
             return give_up(matter.since(f"the job could not stop its ranks ({code})"))
 
 
-def settle(matter: Matter) -> Step:
+def settle(matter: Matter) -> Outcome:
     """Wait for the cluster only as far as these faults need it."""
     if retryable(matter.job, matter.round):
         return _confirm(matter.knowing(leaving=frozenset()))
@@ -98,7 +98,7 @@ def settle(matter: Matter) -> Step:
     return matter.to(Settling(job, matter.round, not_before, max(not_before, heal_by)))
 
 
-def faults_changed(state: Settling, matter: Matter) -> Step:
+def faults_changed(state: Settling, matter: Matter) -> Outcome:
     """What was to heal may have healed."""
     if healing(state.job, state.round):
         return matter.to(state)
@@ -107,7 +107,7 @@ def faults_changed(state: Settling, matter: Matter) -> Step:
     return matter.since("nothing is left to heal").to(replace(state, deadline=state.not_before))
 
 
-def settled(matter: Matter) -> Step:
+def settled(matter: Matter) -> Outcome:
     unhealed = healing(matter.job, matter.round)
     reason = f"nodes {sorted(unhealed)} did not heal" if unhealed else "the cluster is at rest"
     return _confirm(matter.since(reason).knowing(leaving=matter.round.leaving | unhealed))
@@ -153,7 +153,7 @@ def _not_in_place(job: Job, round_: Round) -> frozenset[NodeRank]:
     return frozenset(job.nodes_of(fault.rank for fault in round_.faults if not fault.in_place))
 
 
-def _confirm(matter: Matter) -> Step:
+def _confirm(matter: Matter) -> Outcome:
     if not matter.job.config.platform:
         return _announce(matter)
     if platform.foreign_confirmation(matter.job):
@@ -165,7 +165,7 @@ def _confirm(matter: Matter) -> Step:
     return confirmed(PlatformConfirming(matter.job, matter.round, deadline), matter)
 
 
-def confirmed(state: PlatformConfirming, matter: Matter) -> Step:
+def confirmed(state: PlatformConfirming, matter: Matter) -> Outcome:
     """Go on once the platform has answered in full: a list of faults, and a strategy."""
     job, word = matter.job, platform.wanted_finally(matter.job)
     stale = word == Strategy.RETRY and _retry_has_failed(matter.round)
@@ -187,7 +187,7 @@ def as_lost(matter: Matter) -> Matter:
     return matter.knowing(faults=merge(faults, leavers))
 
 
-def _announce(matter: Matter) -> Step:
+def _announce(matter: Matter) -> Outcome:
     again = retryable(matter.job, matter.round)
     if not again:
         matter = as_lost(matter)

@@ -10,7 +10,7 @@ from typing import Any
 
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.job_facts import Job, Round, new_uuid
-from taskd.core.clusterd.states import State, Step
+from taskd.core.clusterd.states import Outcome, State
 from taskd.model.clusterd import Command
 from taskd.model.codes import RecoverCode
 
@@ -53,5 +53,5 @@ class Matter:
         uuid = new_uuid(self.job, self.job.incident, turn, self.now)
         return self.retired().knowing(turn=turn, uuid=uuid)
 
-    def to(self, state: State, *commands: Command) -> Step:
-        return Step(state, (*self.before, *commands), self.because, self.cause)
+    def to(self, state: State, *commands: Command) -> Outcome:
+        return Outcome(state, (*self.before, *commands), self.because, self.cause)

@@ -19,6 +19,7 @@ from taskd.core.manager.states import (
     Gathering,
     Job,
     JobConfig,
+    Outcome,
     Paused,
     Repairing,
     Reported,
@@ -26,7 +27,6 @@ from taskd.core.manager.states import (
     Resuming,
     State,
     Stopping,
-    Taken,
     Training,
     seen,
     with_job,
@@ -41,48 +41,48 @@ from taskd.model.strategies import UPGRADE
 Busy = Repairing | Resuming | Restarting | Dumping
 
 
-def ordered(state: State, signal: Signal, now: float, config: JobConfig) -> Taken:
+def ordered(state: State, signal: Signal, now: float, config: JobConfig) -> Outcome:
     if signal.type == "keep-alive" or isinstance(state, Ending):
-        return Taken(state, because="nothing to be done")
+        return Outcome(state, because="nothing to be done")
     if signal.sequence:
         key: object = (signal.uuid, signal.sequence)
     else:
         key = (signal.uuid, signal.type, signal.actions, signal.strategy)
     if key in state.job.handled:
-        return Taken(state, because=f"{signal.type} has been carried out already")
+        return Outcome(state, because=f"{signal.type} has been carried out already")
     handled = (*state.job.handled, key)[-SIGNALS_KEPT:]
     state = with_job(state, handled=handled, ascend=signal.incident == NO_INCIDENT)
     if isinstance(state, Gathering):
         # Who is alive is not known yet: an order carried out now would be carried out wrongly.
         state = replace(state, deferred=(*state.deferred, signal))
-        return Taken(state, because=f"{signal.type} waits until everybody has been heard")
+        return Outcome(state, because=f"{signal.type} waits until everybody has been heard")
     return carry_on(state, signal, now, config)
 
 
-def carry_on(state: State, signal: Signal, now: float, config: JobConfig) -> Taken:
+def carry_on(state: State, signal: Signal, now: float, config: JobConfig) -> Outcome:
     match signal.type:
         case "pauseStartAgent":
             state = with_job(state, start_withheld=True)
-            return Taken(state, because="starting ranks is withheld")
+            return Outcome(state, because="starting ranks is withheld")
         case "continueStartAgent":
             return _release_starts(state)
         case "preExitProcess":
             return _stop_before_exit(state, signal)
         case "faultNodesExit":
             job, tells = strategies.send_away(state.job, signal, config)
-            return Taken(replace(state, job=job), tells, "these nodes leave")
+            return Outcome(replace(state, job=job), tells, "these nodes leave")
         case "killMaster":
             return strategies.end(state.job, 1, "clusterd has given the job up", now, config)
         case "stopTrain" | "globalFault" | "changeStrategy" | "saveAndExit":
             return _in_incident(state, signal, now, config)
         case other:
-            return Taken(state, because=f"signal {other!r} is not for this manager")
+            return Outcome(state, because=f"signal {other!r} is not for this manager")
 
 
-def _in_incident(state: State, signal: Signal, now: float, config: JobConfig) -> Taken:
+def _in_incident(state: State, signal: Signal, now: float, config: JobConfig) -> Outcome:
     numbered = _number(state.job, signal)
     if numbered is None:
-        return Taken(state, because=f"{signal.type} belongs to an older incident")
+        return Outcome(state, because=f"{signal.type} belongs to an older incident")
     incident, offset = numbered
     if (
         signal.strategy == UPGRADE
@@ -119,7 +119,7 @@ def _number(job: Job, signal: Signal) -> tuple[Incident, int] | None:
 
 def _continue(
     state: State, order: Signal, incident: Incident, now: float, config: JobConfig
-) -> Taken:
+) -> Outcome:
     """An order within an incident. It may come to a manager that was not there when it began."""
     job = state.job
     same = incident == job.incident
@@ -129,7 +129,7 @@ def _continue(
         return strategies.carry_out(state.job, order, now, config)
     if order.strategy == "continue" and isinstance(state, Training) and not job.protected():
         report = ReportResult(order.uuid, 0, "training was never paused", order.strategy)
-        return Taken(state, (report,), report.info)
+        return Outcome(state, (report,), report.info)
     if isinstance(state, Deciding) and same and job.stirred:
         # The strategy before this one has failed half-way: everybody is stopped anew, under a
         # number they do not know yet.
@@ -138,7 +138,7 @@ def _continue(
     if isinstance(state, Deciding | Paused) and same:
         return stopping.proceed(state.job, order, now, config)
     if isinstance(state, Awaiting | Busy | Stopping) and same:
-        return Taken(state, because=f"{order.type} comes while another order is carried out")
+        return Outcome(state, because=f"{order.type} comes while another order is carried out")
     if same and order.type == "changeStrategy" and (resumed := _resumed(state.job)):
         return _half_done(state, order, resumed, now, config)
     return stopping.stop(state, order, incident, now, config)
@@ -156,7 +156,7 @@ def _resumed(job: Job) -> RankSet:
 
 def _half_done(
     state: State, order: Signal, resumed: RankSet, now: float, config: JobConfig
-) -> Taken:
+) -> Outcome:
     """The order was being carried out when the manager was restarted."""
     rest = state.job.world - resumed
     if not rest:
@@ -167,26 +167,26 @@ def _half_done(
     )
     job = seen(state.job, found, now) if found else state.job
     told = (ReportFaults(job.known_faults()),)
-    return Taken(Reported(job, now, now + config.report_timeout_s), told, why)
+    return Outcome(Reported(job, now, now + config.report_timeout_s), told, why)
 
 
 # Orders beside the incidents
 
 
-def _release_starts(state: State) -> Taken:
+def _release_starts(state: State) -> Outcome:
     budget = state.job.restarts_left
     tells = tuple(
         SendMessage(agent(node), StartWorkers(budget)) for node in sorted(state.job.asking)
     )
     permitted = state.job.permitted | frozenset(state.job.asking)
     state = with_job(state, start_withheld=False, asking={}, permitted=permitted)
-    return Taken(state, tells, "ranks may start again")
+    return Outcome(state, tells, "ranks may start again")
 
 
-def _stop_before_exit(state: State, signal: Signal) -> Taken:
+def _stop_before_exit(state: State, signal: Signal) -> Outcome:
     views = state.job.view.ranks
     tells = []
     for node in signal.nodes:
         here = (f.rank for f in signal.faults if f.rank in views and views[f.rank].node == node)
         tells.append(SendMessage(agent(node), StopWorkers(tuple(here))))
-    return Taken(state, tuple(tells), "these ranks are stopped before their device is")
+    return Outcome(state, tuple(tells), "these ranks are stopped before their device is")

@@ -12,7 +12,7 @@ from math import inf
 
 from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.rank_placement import missing, seats_for
-from taskd.core.manager.states import Job, JobConfig, Taken, Training, with_job
+from taskd.core.manager.states import Job, JobConfig, Outcome, Training, with_job
 from taskd.model.manager import ReportStrategies
 from taskd.model.strategies import UPGRADE
 
@@ -25,18 +25,18 @@ def training(job: Job, now: float, config: JobConfig) -> Training:
     return Training(job, due if now < due and missing(job) else inf)
 
 
-def offer(state: Training, now: float, config: JobConfig) -> Taken:
+def offer(state: Training, now: float, config: JobConfig) -> Outcome:
     """A job that has shrunk says so when every rank could have a place again, and at once."""
     job = state.job
     seats = seats_for(job, missing(job), in_place=False)
     if job.ascend or not seats or now < _due(job, config):
-        return Taken(state)
+        return Outcome(state)
     if any(job.view.ranks[rank].process is ProcessState.DONE for rank in job.world):
-        return Taken(state, because="it is about to end")
+        return Outcome(state, because="it is about to end")
     if not all(job.view.nodes[seat.node].warm for seat in seats):
-        return Taken(state)
+        return Outcome(state)
     told = (ReportStrategies(job.uuid, (), (UPGRADE,)),)
-    return Taken(with_job(state, offered=True), told, f"{len(seats)} ranks could come back")
+    return Outcome(with_job(state, offered=True), told, f"{len(seats)} ranks could come back")
 
 
 def grows(job: Job, now: float) -> Job:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 
+from taskd.model import types
 from taskd.model.ids import Incarnation, NodeRank, Rank
 from taskd.model.messages import NodeHeartbeat, Progress
 
@@ -88,13 +89,10 @@ class Hung:
     evidence: str
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    state: State
-    verdicts: tuple[Hung, ...] = ()
+Outcome = types.Outcome[State, Hung]
 
 
-def step(state: State, beat: NodeHeartbeat, now: float, config: LivenessConfig) -> Found:
+def step(state: State, beat: NodeHeartbeat, now: float, config: LivenessConfig) -> Outcome:
     told = {progress.rank for progress in beat.progress}
     kept = {r: seen for r, seen in state.ranks.items() if seen.node != beat.node or r in told}
     state = replace(state, ranks=kept)
@@ -138,9 +136,9 @@ def _learn(state: State, before: Observation, seen: Observation, config: Livenes
 # Hung ranks
 
 
-def _judge(state: State, config: LivenessConfig) -> Found:
+def _judge(state: State, config: LivenessConfig) -> Outcome:
     if state.steps < config.known_steps:
-        return Found(state)
+        return Outcome(state)
     here = {rank: seen for rank, seen in state.ranks.items() if seen.progress.judged}
     stuck = {
         rank: seen
@@ -159,7 +157,7 @@ def _judge(state: State, config: LivenessConfig) -> Found:
         named[rank] = named.get(rank, 0) + 1
         evidence = _evidence(state, here[rank], why)
         verdicts.append(Hung(rank, progress.incarnation, evidence))
-    return Found(replace(state, named=named, accused=frozenset(accused)), tuple(verdicts))
+    return Outcome(replace(state, named=named, accused=frozenset(accused)), tuple(verdicts))
 
 
 def _still_s(progress: Progress) -> float:

@@ -21,12 +21,12 @@ from taskd.core.manager.states import (
     Gathering,
     Job,
     JobConfig,
+    Outcome,
     Repairing,
     Reported,
     Restarting,
     State,
     Stopping,
-    Taken,
     Training,
     mark,
     seen,
@@ -56,7 +56,7 @@ from taskd.model.messages import (
 # The first start
 
 
-def asked(state: State, src: Position, remaining: int, now: float, config: JobConfig) -> Taken:
+def asked(state: State, src: Position, remaining: int, now: float, config: JobConfig) -> Outcome:
     """An agent asks for the permission to start its ranks."""
     node = node_of(src)
     job = state.job
@@ -68,17 +68,17 @@ def asked(state: State, src: Position, remaining: int, now: float, config: JobCo
     if job.start_withheld:
         waiting = {**job.asking, node: remaining}
         state = with_job(state, asking=waiting)
-        return Taken(state, because="starting ranks is withheld at present")
+        return Outcome(state, because="starting ranks is withheld at present")
     return permit(state, node)
 
 
-def permit(state: State, node: NodeRank) -> Taken:
+def permit(state: State, node: NodeRank) -> Outcome:
     """Ascend's agents always get what they ask for. Ours start only what no plan speaks of."""
     job = state.job
     ours = job.view.nodes.get(node, NodeView(node)).ours
     views = job.view.on(node)
     if ours and (not views or any(view.process is not ProcessState.ABSENT for view in views)):
-        return Taken(state, because=f"the ranks of node {node} start with the next plan")
+        return Outcome(state, because=f"the ranks of node {node} start with the next plan")
     state = with_job(state, permitted=job.permitted | {node})
     if not ours:
         # They do not say when their ranks run, so the permission has to count for it.
@@ -87,11 +87,11 @@ def permit(state: State, node: NodeRank) -> Taken:
     if ours and job.attempt:
         members = tuple(Member(view.rank, node, view.incarnation) for view in views)
         late = RestartJob(job.incident, job.attempt, members)
-        return Taken(
+        return Outcome(
             state, (SendMessage(agent(node), late),), f"node {node} joins attempt {job.attempt}"
         )
     start = StartWorkers(job.restarts_left)
-    return Taken(state, (SendMessage(agent(node), start),), f"node {node} may start")
+    return Outcome(state, (SendMessage(agent(node), start),), f"node {node} may start")
 
 
 def node_of(src: Position) -> NodeRank:
@@ -101,7 +101,7 @@ def node_of(src: Position) -> NodeRank:
 # Hellos
 
 
-def agent_hello(state: State, hello: AgentHello, now: float, config: JobConfig) -> Taken:
+def agent_hello(state: State, hello: AgentHello, now: float, config: JobConfig) -> Outcome:
     job = state.job
     left = job.restarts_left
     if hello.remaining > 0:
@@ -115,15 +115,15 @@ def agent_hello(state: State, hello: AgentHello, now: float, config: JobConfig) 
         case Training():
             return growth.offer(state, now, config)
         case Repairing() | Restarting():
-            return Taken(state, _ordered_again(state, hello.node))
+            return Outcome(state, _ordered_again(state, hello.node))
         case Ending():
             away = strategies.end(state.job, state.exit_code, state.because, now, config)
             mine = tuple(
                 c for c in away.commands if isinstance(c, SendMessage) and c.to == agent(hello.node)
             )
-            return Taken(state, mine)
+            return Outcome(state, mine)
         case _:
-            return Taken(state)
+            return Outcome(state)
 
 
 def _ordered_again(state: Repairing | Restarting, node: NodeRank) -> tuple[Command, ...]:
@@ -141,21 +141,21 @@ def _ordered_again(state: Repairing | Restarting, node: NodeRank) -> tuple[Comma
     return (SendMessage(agent(node), ReplaceWorkers(job.incident, mine)),)
 
 
-def worker_hello(state: State, hello: WorkerHello, now: float, config: JobConfig) -> Taken:
+def worker_hello(state: State, hello: WorkerHello, now: float, config: JobConfig) -> Outcome:
     state = _as_told(state, hello)
     job, me = state.job, worker(hello.node, hello.rank)
     match state:
         case Repairing() if _is_member(state, hello):
-            return Taken(state, (SendMessage(me, strategies.repair_message(state, config)),))
+            return Outcome(state, (SendMessage(me, strategies.repair_message(state, config)),))
         case Stopping() if hello.rank in state.running and _is_unheard_of(hello, job):
-            return Taken(
+            return Outcome(
                 state, (SendMessage(me, Park(job.incident, "it had not heard of it yet")),)
             )
         case _ if hello.rank not in job.world:
             away = _send_away(job, hello.rank)
-            return Taken(state, (away,), f"rank {hello.rank} comes too late")
+            return Outcome(state, (away,), f"rank {hello.rank} comes too late")
         case _:
-            return Taken(state)
+            return Outcome(state)
 
 
 def _as_told(state: State, hello: WorkerHello) -> State:
@@ -181,17 +181,17 @@ def _is_member(state: Repairing, hello: WorkerHello) -> bool:
     )
 
 
-def came_up(state: State, rank: Rank, now: float, config: JobConfig) -> Taken:
+def came_up(state: State, rank: Rank, now: float, config: JobConfig) -> Outcome:
     match state:
         case Repairing() if not state.job.starting():
-            return Taken(replace(state, job=mark(state.job, "forked", now)))
+            return Outcome(replace(state, job=mark(state.job, "forked", now)))
         case Restarting():
             unstarted = state.unstarted - {rank}
             if unstarted:
-                return Taken(replace(state, unstarted=unstarted))
+                return Outcome(replace(state, unstarted=unstarted))
             return strategies.restarted(mark(state.job, "forked", now), state.order, now, config)
         case _:
-            return Taken(state)
+            return Outcome(state)
 
 
 # The picture
@@ -207,12 +207,12 @@ def recognise(
     return replace(state, deadline=deadline, rebuilding=True, awaited=FIRST_RANK)
 
 
-def gather(state: Gathering, now: float, config: JobConfig) -> Taken:
+def gather(state: Gathering, now: float, config: JobConfig) -> Outcome:
     """After each word that is heard: is the picture complete?"""
     views = state.job.view.ranks
     for rank in state.job.world.since(state.awaited):
         if _is_unheard(state, views[rank]):
-            return Taken(replace(state, awaited=rank))
+            return Outcome(replace(state, awaited=rank))
     return gathered(state, now, config)
 
 
@@ -234,23 +234,23 @@ def _ran_before(job: Job, src: Position, body: Body) -> bool:
             return True
 
 
-def gathered(state: Gathering, now: float, config: JobConfig) -> Taken:
+def gathered(state: Gathering, now: float, config: JobConfig) -> Outcome:
     deferred, settled_at = state.deferred, now + config.settled_s
     job = replace(state.job, rebuilt=state.rebuilding, settled_at=settled_at)
-    taken = Taken(Training(job), because=f"all {len(job.world)} ranks are known")
+    outcome = Outcome(Training(job), because=f"all {len(job.world)} ranks are known")
     if job.faults:
         told = (ReportFaults(job.known_faults()),)
         # The orders that wait were given for these faults: no need to report them again.
-        taken = Taken(
+        outcome = Outcome(
             Reported(job, now, now + config.report_timeout_s),
             () if deferred else told,
             "a rank is lost",
         )
     strays = tuple(map(partial(_send_away, job), job.view.alive() - job.world))
-    taken = then(taken, Taken(taken.state, strays))
+    outcome = then(outcome, Outcome(outcome.state, strays))
     for signal in deferred:
-        taken = then(taken, signals.carry_on(taken.state, signal, now, config))
-    return taken
+        outcome = then(outcome, signals.carry_on(outcome.state, signal, now, config))
+    return outcome
 
 
 def _send_away(job: Job, rank: Rank) -> SendMessage:
@@ -259,7 +259,7 @@ def _send_away(job: Job, rank: Rank) -> SendMessage:
     return SendMessage(worker(view.node, rank), Leave(job.incident, because, view.incarnation))
 
 
-def never_joined(state: Gathering, now: float, config: JobConfig) -> Taken:
+def never_joined(state: Gathering, now: float, config: JobConfig) -> Outcome:
     views = state.job.view.ranks
     missing = tuple(r for r in sorted(state.job.world) if views[r].process is ProcessState.ABSENT)
     if state.rebuilding:

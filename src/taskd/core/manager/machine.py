@@ -36,6 +36,7 @@ from taskd.core.manager.states import (
     Gathering,
     Job,
     JobConfig,
+    Outcome,
     Paused,
     Repairing,
     Reported,
@@ -44,7 +45,6 @@ from taskd.core.manager.states import (
     State,
     Stopping,
     Suspecting,
-    Taken,
     Training,
     initial_job,
     then,
@@ -68,7 +68,6 @@ from taskd.model.manager import (
     SignalReceived,
     StopRequested,
     Subscribed,
-    Tick,
 )
 from taskd.model.messages import (
     AgentHello,
@@ -86,6 +85,7 @@ from taskd.model.messages import (
     WorkerFailed,
     WorkerHello,
 )
+from taskd.model.types import Tick
 
 BY_ORDER: set[type[State]] = {
     *(Stopping, Deciding, Paused, Awaiting, Repairing, Restarting, Dumping, Ending)
@@ -114,10 +114,10 @@ def begin(config: JobConfig, now: float) -> Gathering:
     return Gathering(initial_job(config), now + config.join_timeout_s)
 
 
-def step(state: State, event: Event, now: float, config: JobConfig) -> Taken:
+def step(state: State, event: Event, now: float, config: JobConfig) -> Outcome:
     """Decide. Same state, same event, same time: same answer."""
     if isinstance(state, Ended):
-        return Taken(state, because="the job has ended")
+        return Outcome(state, because="the job has ended")
     match event:
         case MessageReceived(src, body):
             return _hear(state, src, body, now, config)
@@ -125,8 +125,8 @@ def step(state: State, event: Event, now: float, config: JobConfig) -> Taken:
             # Its agent says by itself what is true; its workers do not see that we are new.
             ask = SendMessage(Position(Role.WORKER, str(node), ALL), RequestHello())
             linked = {n: at for n, at in state.job.unlinked.items() if n != node}
-            taken = Taken(with_job(state, unlinked=linked), (ask,), f"node {node} is linked")
-            return then(taken, _waited_for(taken.state, now, config))
+            outcome = Outcome(with_job(state, unlinked=linked), (ask,), f"node {node} is linked")
+            return then(outcome, _waited_for(outcome.state, now, config))
         case NodeDisconnected(node):
             return _unlinked(state, node, now, config)
         case NodeSilent(node, evidence):
@@ -138,25 +138,25 @@ def step(state: State, event: Event, now: float, config: JobConfig) -> Taken:
             return faults.hung(state, rank, evidence, now, config)
         case NodesMarkedBad(nodes, evidence):
             if config.rescheduling or state.job.ascend:
-                return Taken(state, because="the cluster replaces these nodes")
+                return Outcome(state, because="the cluster replaces these nodes")
             condemned = state.job.condemned | nodes
             why = f"nodes {sorted(nodes)} are left alone: {evidence}"
             # Their agents tell it to the managers that come after us.
             kept = tuple(
                 SendMessage(agent(node), NodeMarkedBad(evidence)) for node in sorted(nodes)
             )
-            return Taken(with_job(state, condemned=condemned), kept, why)
+            return Outcome(with_job(state, condemned=condemned), kept, why)
         case SignalReceived(signal):
             return signals.ordered(state, signal, now, config)
         case Subscribed():
             return _subscribed(state, now, config)
         case StopRequested(exit_code, because):
             if isinstance(state, Ending):
-                return Taken(state, because="the job is ending already")
+                return Outcome(state, because="the job is ending already")
             return strategies.end(state.job, exit_code, because, now, config)
         case Tick():
             if now < state.deadline:
-                return Taken(state, because="it is not time yet")
+                return Outcome(state, because="it is not time yet")
             return _late(state, now, config)
         case _:
             assert_never(event)
@@ -165,43 +165,43 @@ def step(state: State, event: Event, now: float, config: JobConfig) -> Taken:
 # What nodes and ranks say
 
 
-def _hear(state: State, src: Position, body: Body, now: float, config: JobConfig) -> Taken:
+def _hear(state: State, src: Position, body: Body, now: float, config: JobConfig) -> Outcome:
     if isinstance(state, Ending) and not isinstance(body, WorkerHello | AgentHello):
         return _leave_notice(state, src, body)
     if isinstance(state, Gathering):
         state = joining.recognise(state, src, body, now, config)
     learned = apply_message(state.job.view, src, body)
-    taken = _told(_news(state, learned, now, config), learned, src, body, now, config)
-    if isinstance(taken.state, Gathering):
-        return then(taken, joining.gather(taken.state, now, config))
-    return taken
+    outcome = _told(_news(state, learned, now, config), learned, src, body, now, config)
+    if isinstance(outcome.state, Gathering):
+        return then(outcome, joining.gather(outcome.state, now, config))
+    return outcome
 
 
 def _told(
-    taken: Taken, learned: ViewUpdate, src: Position, body: Body, now: float, config: JobConfig
-) -> Taken:
+    outcome: Outcome, learned: ViewUpdate, src: Position, body: Body, now: float, config: JobConfig
+) -> Outcome:
     match body:
         case RestartsLeft(remaining):
-            return then(taken, joining.asked(taken.state, src, remaining, now, config))
+            return then(outcome, joining.asked(outcome.state, src, remaining, now, config))
         case AgentHello():
-            return then(taken, joining.agent_hello(taken.state, body, now, config))
+            return then(outcome, joining.agent_hello(outcome.state, body, now, config))
         case WorkerHello() if not any(isinstance(item, StaleIncarnation) for item in learned.news):
-            return then(taken, joining.worker_hello(taken.state, body, now, config))
-        case WorkerFailed() if _is_current(taken.state.job, body):
-            return then(taken, faults.worker_failed(taken.state, body, now, config))
-        case Parked() if _is_current(taken.state.job, body):
-            return then(taken, stopping.parked(taken.state, body, now, config))
-        case Repaired() | Committed() if _is_current(taken.state.job, body):
-            return then(taken, resume.repaired(taken.state, body, now, config))
-        case RepairFailed() if _is_current(taken.state.job, body):
-            return then(taken, resume.repair_failed(taken.state, body, now, config))
-        case Dumped() if body.incident == taken.state.job.incident:
-            return then(taken, resume.dumped(taken.state, body, now, config))
+            return then(outcome, joining.worker_hello(outcome.state, body, now, config))
+        case WorkerFailed() if _is_current(outcome.state.job, body):
+            return then(outcome, faults.worker_failed(outcome.state, body, now, config))
+        case Parked() if _is_current(outcome.state.job, body):
+            return then(outcome, stopping.parked(outcome.state, body, now, config))
+        case Repaired() | Committed() if _is_current(outcome.state.job, body):
+            return then(outcome, resume.repaired(outcome.state, body, now, config))
+        case RepairFailed() if _is_current(outcome.state.job, body):
+            return then(outcome, resume.repair_failed(outcome.state, body, now, config))
+        case Dumped() if body.incident == outcome.state.job.incident:
+            return then(outcome, resume.dumped(outcome.state, body, now, config))
         case WorkerFailed() | Parked() | Repaired() | Committed() | RepairFailed() | Dumped():
             stale = f"{type(body).__name__} is of a former incident or life"
-            return then(taken, Taken(taken.state, because=stale))
+            return then(outcome, Outcome(outcome.state, because=stale))
         case _:
-            return taken
+            return outcome
 
 
 def _is_current(
@@ -213,48 +213,50 @@ def _is_current(
     return alive and (isinstance(body, WorkerFailed) or body.incident == job.incident)
 
 
-def _news(state: State, learned: ViewUpdate, now: float, config: JobConfig) -> Taken:
+def _news(state: State, learned: ViewUpdate, now: float, config: JobConfig) -> Outcome:
     """Take the new picture over, and react to what is new in it."""
     state = with_job(state, view=learned.view)
-    taken = Taken(state)
+    outcome = Outcome(state)
     died = [item for item in learned.news if isinstance(item, RankDied)]
     for item in learned.news:
         match item:
             case StaleIncarnation(rank, node, life):
                 because = "a later life of this rank has been started"
                 away = Leave(state.job.incident, because, life)
-                taken = then(taken, Taken(taken.state, (SendMessage(worker(node, rank), away),)))
+                outcome = then(
+                    outcome, Outcome(outcome.state, (SendMessage(worker(node, rank), away),))
+                )
             case RankStarted(rank):
-                taken = then(taken, joining.came_up(taken.state, rank, now, config))
+                outcome = then(outcome, joining.came_up(outcome.state, rank, now, config))
             case RankDied() | RankFinished():
                 pass
     if died:
         found = tuple(RankFault(item.rank, item.kind, item.evidence, now) for item in died)
-        taken = then(taken, faults.fault(taken.state, found, now, config))
+        outcome = then(outcome, faults.fault(outcome.state, found, now, config))
     if any(isinstance(item, RankFinished) for item in learned.news):
-        taken = then(taken, resume.ended(taken.state, now, config))
-    return taken
+        outcome = then(outcome, resume.ended(outcome.state, now, config))
+    return outcome
 
 
-def _unlinked(state: State, node: NodeRank, now: float, config: JobConfig) -> Taken:
+def _unlinked(state: State, node: NodeRank, now: float, config: JobConfig) -> Outcome:
     if isinstance(state, Ending):
         return _left(state, node)
     state = with_job(state, unlinked={**state.job.unlinked, node: now})
-    taken = Taken(state, because=f"node {node} is not linked; if it stays so, it is lost")
-    return then(taken, _waited_for(state, now, config))
+    outcome = Outcome(state, because=f"node {node} is not linked; if it stays so, it is lost")
+    return then(outcome, _waited_for(state, now, config))
 
 
-def _waited_for(state: State, now: float, config: JobConfig) -> Taken:
+def _waited_for(state: State, now: float, config: JobConfig) -> Outcome:
     """Links decide how long the last ranks to park are waited for."""
     if isinstance(state, Stopping):
         return stopping.stands(state, state.running, now, config)
-    return Taken(state)
+    return Outcome(state)
 
 
 # Time and contact
 
 
-def _late(state: State, now: float, config: JobConfig) -> Taken:
+def _late(state: State, now: float, config: JobConfig) -> Outcome:
     """The state's deadline has passed."""
     job = state.job
     match state:
@@ -263,23 +265,23 @@ def _late(state: State, now: float, config: JobConfig) -> Taken:
         case Training():
             return growth.offer(Training(job), now, config)
         case Ended():
-            return Taken(state)
+            return Outcome(state)
         case Suspecting():
             told = (ReportFaults(job.known_faults()),)
             reported = Reported(job, now, now + config.report_timeout_s)
-            return Taken(reported, told, "nobody died: a link has failed")
+            return Outcome(reported, told, "nobody died: a link has failed")
         case Reported(since=since):
             if now - since >= config.lost_contact_s:
                 return strategies.end(job, 1, "clusterd has not answered for too long", now, config)
             told = (ReportFaults(job.known_faults()),)
             again = Reported(job, since, now + config.report_timeout_s)
-            return Taken(again, told, "clusterd has not ordered the stop yet")
+            return Outcome(again, told, "clusterd has not ordered the stop yet")
         case Stopping(running=running, limit=limit) if now < limit:
-            taken = Taken(state)
+            outcome = Outcome(state)
             for node in sorted({job.view.ranks[rank].node for rank in running}):
-                lost = node_lost(taken.state.job.view, node, "silent", "no link, and no answer")
-                taken = then(taken, _news(taken.state, lost, now, config))
-            return taken
+                lost = node_lost(outcome.state.job.view, node, "silent", "no link, and no answer")
+                outcome = then(outcome, _news(outcome.state, lost, now, config))
+            return outcome
         case Stopping(running=running):
             late = tuple(
                 RankFault(r, "stuck", "it did not park in time", now) for r in sorted(running)
@@ -288,7 +290,7 @@ def _late(state: State, now: float, config: JobConfig) -> Taken:
         case Deciding():
             told = (ReportFaults(job.known_faults()),)
             reported = Reported(job, now, now + config.report_timeout_s)
-            return Taken(reported, told, "clusterd has not decided in time")
+            return Outcome(reported, told, "clusterd has not decided in time")
         case Paused():
             order = Signal(
                 uuid=job.uuid, incident=job.incident, type="changeStrategy", strategy="continue"
@@ -310,27 +312,27 @@ def _late(state: State, now: float, config: JobConfig) -> Taken:
             return strategies.failed(job, order, why, now, config)
         case Ending(exit_code=exit_code, because=because):
             finish = Finish(exit_code, because)
-            return Taken(Ended(job, exit_code, because), (finish,), "not every agent has left")
+            return Outcome(Ended(job, exit_code, because), (finish,), "not every agent has left")
         case _:
             assert_never(state)
 
 
-def _subscribed(state: State, now: float, config: JobConfig) -> Taken:
+def _subscribed(state: State, now: float, config: JobConfig) -> Outcome:
     if isinstance(state, Reported):
         told = (ReportFaults(state.job.known_faults()),)
-        return Taken(replace(state, deadline=now + config.report_timeout_s), told)
-    return Taken(state, because="clusterd listens")
+        return Outcome(replace(state, deadline=now + config.report_timeout_s), told)
+    return Outcome(state, because="clusterd listens")
 
 
-def _leave_notice(state: Ending, src: Position, body: Body) -> Taken:
+def _leave_notice(state: Ending, src: Position, body: Body) -> Outcome:
     if isinstance(body, RanksFailed) and not body.ranks and src.server_rank.isdigit():
         return _left(state, NodeRank(int(src.server_rank)))
-    return Taken(state)
+    return Outcome(state)
 
 
-def _left(state: Ending, node: NodeRank) -> Taken:
+def _left(state: Ending, node: NodeRank) -> Outcome:
     staying = state.staying - {node}
     if staying:
-        return Taken(replace(state, staying=staying))
+        return Outcome(replace(state, staying=staying))
     finish = Finish(state.exit_code, state.because)
-    return Taken(Ended(state.job, state.exit_code, state.because), (finish,), state.because)
+    return Outcome(Ended(state.job, state.exit_code, state.because), (finish,), state.because)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import assert_never
 
+from taskd.model import types
 from taskd.model.ids import EVERY_WORKER, NodeRank, Rank, worker
 from taskd.model.messages import NicSwitched, RunStressTest, StressTested, SwitchNic
 from taskd.model.operations import (
@@ -30,9 +31,9 @@ from taskd.model.operations import (
     Results,
     SendToWorker,
     StressTestRequested,
-    Tick,
     WorkerReplied,
 )
+from taskd.model.types import Tick
 
 NAMES = {op: name for name, op in OPS.items()}
 
@@ -78,11 +79,7 @@ class Testing:
 State = Idle | Switching | Testing
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    state: State
-    commands: tuple[Command, ...] = ()
-    because: str = ""
+Outcome = types.Outcome[State, Command]
 
 
 def step(
@@ -91,7 +88,7 @@ def step(
     places: Mapping[Rank, NodeRank],
     now: float,
     config: OperationsConfig,
-) -> Taken:
+) -> Outcome:
     """`places` are the ranks that train now, and their nodes."""
     match event:
         case StressTestRequested():
@@ -102,7 +99,7 @@ def step(
             return _answered(state, rank, body, now)
         case PauseEnded():
             why = "" if isinstance(state, Idle) else f"{describe(state)} is over with the pause"
-            return Taken(Idle(), because=why)
+            return Outcome(Idle(), because=why)
         case Tick():
             return _late(state, now)
         case _:
@@ -133,57 +130,57 @@ def _test(
     places: Mapping[Rank, NodeRank],
     now: float,
     config: OperationsConfig,
-) -> Taken:
+) -> Outcome:
     ops = {rank: which for rank, which in asked.ops.items() if rank in places}
     if not ops:
-        return Taken(Idle(), (ReplyStressTest({}),), "none of these ranks is here")
+        return Outcome(Idle(), (ReplyStressTest({}),), "none of these ranks is here")
     order = RunStressTest(asked.uuid, ops)
     tells = tuple(SendToWorker(worker(places[rank], rank), order) for rank in sorted(ops))
     heard = dict.fromkeys(ops, now)
     state = Testing(replace(asked, ops=ops), heard, {}, now + config.stress_s, config.silence_s)
-    return Taken(state, tells, f"{len(ops)} ranks test themselves")
+    return Outcome(state, tells, f"{len(ops)} ranks test themselves")
 
 
 def _switch(
     asked: NicSwitchRequested, places: Mapping[Rank, NodeRank], now: float, config: OperationsConfig
-) -> Taken:
+) -> Outcome:
     if not places:
-        return Taken(Idle(), (ReplyNicSwitch(False),), "there are no ranks")
+        return Outcome(Idle(), (ReplyNicSwitch(False),), "there are no ranks")
     # All of them: whoever stays where it is still has to meet those that move.
     order = SwitchNic(asked.uuid, asked.ranks, asked.to_backup)
     state = Switching(asked, frozenset(places), now + config.switch_s)
-    return Taken(state, (SendToWorker(EVERY_WORKER, order),), f"{len(asked.ranks)} ranks move")
+    return Outcome(state, (SendToWorker(EVERY_WORKER, order),), f"{len(asked.ranks)} ranks move")
 
 
-def _answered(state: State, rank: Rank, body: object, now: float) -> Taken:
+def _answered(state: State, rank: Rank, body: object, now: float) -> Outcome:
     match state, body:
         case Switching(asked, waiting), NicSwitched(uuid, ok) if uuid == asked.uuid:
             if not ok:
-                return Taken(Idle(), (ReplyNicSwitch(False),), f"rank {rank} could not move")
+                return Outcome(Idle(), (ReplyNicSwitch(False),), f"rank {rank} could not move")
             waiting -= {rank}
             if waiting:
-                return Taken(replace(state, waiting=waiting))
-            return Taken(Idle(), (ReplyNicSwitch(True),), "every rank has moved")
+                return Outcome(replace(state, waiting=waiting))
+            return Outcome(Idle(), (ReplyNicSwitch(True),), "every rank has moved")
         case Testing(asked, heard), StressTested(uuid, told) if uuid == asked.uuid:
             if rank not in heard:
-                return Taken(state)
+                return Outcome(state)
             found = {op: OpResult(code, text) for op, (code, text) in told.items()}
             return _noted(state, {rank: found}, f"rank {rank} has tested itself")
         case Testing(heard=heard), _ if rank in heard:
-            return Taken(replace(state, heard={**heard, rank: now}))
+            return Outcome(replace(state, heard={**heard, rank: now}))
         case _:
-            return Taken(state)
+            return Outcome(state)
 
 
-def _late(state: State, now: float) -> Taken:
+def _late(state: State, now: float) -> Outcome:
     if now < state.deadline:
-        return Taken(state)
+        return Outcome(state)
     match state:
         case Idle():
-            return Taken(state)
+            return Outcome(state)
         case Switching(waiting=waiting):
             why = f"ranks {sorted(waiting)} have not moved in time"
-            return Taken(Idle(), (ReplyNicSwitch(False),), why)
+            return Outcome(Idle(), (ReplyNicSwitch(False),), why)
         case Testing(asked, heard):
             over = now >= state.until
             why = "it has taken too long" if over else "worker heartbeat timeout"
@@ -197,9 +194,9 @@ def _late(state: State, now: float) -> Taken:
             assert_never(state)
 
 
-def _noted(state: Testing, found: Mapping[Rank, Results], because: str) -> Taken:
+def _noted(state: Testing, found: Mapping[Rank, Results], because: str) -> Outcome:
     heard = {rank: at for rank, at in state.heard.items() if rank not in found}
     results = {**state.results, **found}
     if heard:
-        return Taken(replace(state, heard=heard, results=results), because=because)
-    return Taken(Idle(), (ReplyStressTest(results),), f"{because}; all have")
+        return Outcome(replace(state, heard=heard, results=results), because=because)
+    return Outcome(Idle(), (ReplyStressTest(results),), f"{because}; all have")

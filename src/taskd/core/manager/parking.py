@@ -15,10 +15,10 @@ from taskd.core.manager.states import (
     Deciding,
     Job,
     JobConfig,
+    Outcome,
     Paused,
     State,
     Stopping,
-    Taken,
     mark,
     opened,
     seen,
@@ -36,10 +36,12 @@ CANNOT = 499
 """The code of a report that nothing more can be done, see model/codes.py."""
 
 
-def stop(state: State, signal: Signal, incident: Incident, now: float, config: JobConfig) -> Taken:
+def stop(
+    state: State, signal: Signal, incident: Incident, now: float, config: JobConfig
+) -> Outcome:
     if "pause_train" in signal.actions and not state.job.protected():
         told = ReportStopped(signal.uuid, (), CANNOT, "these ranks cannot be paused")
-        return Taken(state, (told,), "these ranks know nothing of us, so they cannot be paused")
+        return Outcome(state, (told,), "these ranks know nothing of us, so they cannot be paused")
     again = _standing(state.job) if incident == state.job.incident else RankTable[Parked]()
     job = replace(opened(state.job, incident, signal.uuid, now), parked=again)
     running = job.running() - job.broken() - RankSet(again)
@@ -50,8 +52,8 @@ def stop(state: State, signal: Signal, incident: Incident, now: float, config: J
     because = f"incident {incident}: failed ranks: {ranks}"
     limit = now + config.stop_timeout_s
     stopping = Stopping(job, running, signal, limit, limit)
-    taken = Taken(stopping, (SendMessage(EVERY_WORKER, Park(incident, because)),), because)
-    return then(taken, stands(stopping, running, now, config))
+    outcome = Outcome(stopping, (SendMessage(EVERY_WORKER, Park(incident, because)),), because)
+    return then(outcome, stands(stopping, running, now, config))
 
 
 def _standing(job: Job) -> RankTable[Parked]:
@@ -66,20 +68,20 @@ def _standing(job: Job) -> RankTable[Parked]:
     return RankTable(joining).update(job.parked)
 
 
-def parked(state: State, told: Parked, now: float, config: JobConfig) -> Taken:
+def parked(state: State, told: Parked, now: float, config: JobConfig) -> Outcome:
     state = with_job(state, parked=state.job.parked.put(told.rank, told))
     if not isinstance(state, Stopping):
-        return Taken(state, because="it stands, as was known")
+        return Outcome(state, because="it stands, as was known")
     return stands(state, state.running - {told.rank}, now, config)
 
 
-def stands(state: Stopping, running: RankSet, now: float, config: JobConfig) -> Taken:
+def stands(state: Stopping, running: RankSet, now: float, config: JobConfig) -> Outcome:
     state = replace(state, running=running)
     if not running:
         return stood(state, now, config)
     deadline = min(state.limit, _patience(state.job, running, config))
     because = f"{len(running)} ranks still running"
-    return Taken(replace(state, deadline=deadline), because=because)
+    return Outcome(replace(state, deadline=deadline), because=because)
 
 
 def _patience(job: Job, running: RankSet, config: JobConfig) -> float:
@@ -92,32 +94,34 @@ def _patience(job: Job, running: RankSet, config: JobConfig) -> float:
     return since + config.unlinked_s if job.unlinked else inf
 
 
-def stood(state: Stopping, now: float, config: JobConfig) -> Taken:
+def stood(state: Stopping, now: float, config: JobConfig) -> Outcome:
     """Everybody who can stands still: say so, or do what was asked for."""
     job, order = mark(state.job, "stopped", now), state.order
     told = ReportStopped(order.uuid, job.known_faults())
     if order.type == "stopTrain" and "pause_train" in order.actions:
         limit = order.timeout_s or config.pause_timeout_s
-        return Taken(Paused(job, now + limit), (told,), "every rank stands; training is paused")
+        return Outcome(Paused(job, now + limit), (told,), "every rank stands; training is paused")
     job = _weigh_progress(job, now)
     if order.type == "stopTrain":
-        return Taken(Deciding(job, now + config.decide_timeout_s), (told,), "every rank stands")
+        return Outcome(Deciding(job, now + config.decide_timeout_s), (told,), "every rank stands")
     return proceed(job, order, now, config)
 
 
-def proceed(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+def proceed(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     """Everybody stands, and clusterd asks or decides."""
     exits: tuple[Command, ...] = ()
     if "fault_nodes_exit" in order.actions:
         job, exits = strategies.send_away(job, order, config)
     if order.type != "globalFault":
         job = _past_retrying(job, order)
-        return then(Taken(Deciding(job, now), exits), strategies.carry_out(job, order, now, config))
+        return then(
+            Outcome(Deciding(job, now), exits), strategies.carry_out(job, order, now, config)
+        )
     job = _named(job, order, now)
     possible = strategies.feasible(job, config)
     told = ReportStrategies(order.uuid, job.known_faults(), possible)
     state = Deciding(job, now + config.decide_timeout_s)
-    return Taken(state, (*exits, told), f"possible now: {', '.join(possible)}")
+    return Outcome(state, (*exits, told), f"possible now: {', '.join(possible)}")
 
 
 def _named(job: Job, order: Signal, now: float) -> Job:

@@ -18,13 +18,13 @@ from taskd.core.manager.states import (
     Ending,
     Gathering,
     JobConfig,
+    Outcome,
     Repairing,
     Reported,
     Resuming,
     State,
     Stopping,
     Suspecting,
-    Taken,
     Training,
     seen,
     then,
@@ -34,10 +34,10 @@ from taskd.model.manager import RankFault, ReportFaults, ReportResult
 from taskd.model.messages import WorkerFailed
 
 
-def fault(state: State, faults: tuple[RankFault, ...], now: float, config: JobConfig) -> Taken:
+def fault(state: State, faults: tuple[RankFault, ...], now: float, config: JobConfig) -> Outcome:
     new = tuple(fault for fault in faults if fault.rank in state.job.world)
     if not new:
-        return Taken(state, because="these ranks are not in the world any more")
+        return Outcome(state, because="these ranks are not in the world any more")
     job = seen(state.job, new, now)
     told = ReportFaults(job.known_faults())
     because = "; ".join(
@@ -45,64 +45,66 @@ def fault(state: State, faults: tuple[RankFault, ...], now: float, config: JobCo
     )
     match state:
         case Ending() | Ended():
-            return Taken(state)
+            return Outcome(state)
         case Gathering(rebuilding=True):
-            return Taken(replace(state, job=job), because=f"{because}; others are yet to be heard")
+            return Outcome(
+                replace(state, job=job), because=f"{because}; others are yet to be heard"
+            )
         case Stopping():
             standing = stopping.stands(
                 replace(state, job=job), state.running - job.broken(), now, config
             )
-            return then(Taken(state, (told,), because), standing)
+            return then(Outcome(state, (told,), because), standing)
         case Deciding() | Awaiting():
-            return Taken(replace(state, job=job), (told,), because)
+            return Outcome(replace(state, job=job), (told,), because)
         case Repairing(order=order) | Resuming(order=order) if job.ascend:
             # Ascend's clusterd waits for the end of the strategy and takes no new fault before.
             report = ReportResult(job.uuid, strategies.FAILED, because, order.strategy)
             reported = Reported(job, now, now + config.report_timeout_s)
-            return Taken(reported, (report, told), because)
+            return Outcome(reported, (report, told), because)
         case Reported(since=since):
-            return Taken(Reported(job, since, now + config.report_timeout_s), (told,), because)
+            return Outcome(Reported(job, since, now + config.report_timeout_s), (told,), because)
         case _:
-            return Taken(Reported(job, now, now + config.report_timeout_s), (told,), because)
+            return Outcome(Reported(job, now, now + config.report_timeout_s), (told,), because)
 
 
 def _short(evidence: str) -> str:
     return evidence.strip().rsplit("\n", 1)[-1][:200]
 
 
-def worker_failed(state: State, told: WorkerFailed, now: float, config: JobConfig) -> Taken:
+def worker_failed(state: State, told: WorkerFailed, now: float, config: JobConfig) -> Outcome:
     failure = RankFault(told.rank, told.kind, told.evidence, now)
     match state:
         case Gathering(rebuilding=True):
-            return Taken(replace(state, job=seen(state.job, (failure,), now)))
+            return Outcome(replace(state, job=seen(state.job, (failure,), now)))
         case Gathering() | Training() if told.kind == "communication":
             job = seen(state.job, (failure,), now)
             why = f"rank {told.rank} lost a collective: {_short(told.evidence)}"
             silent = job.running() - {told.rank}
-            return Taken(Suspecting(job, silent, now + config.suspicion_s), because=why)
+            return Outcome(Suspecting(job, silent, now + config.suspicion_s), because=why)
         case Suspecting(silent=silent) if told.kind == "communication":
             job = seen(state.job, (failure,), now)
             if silent := silent - {told.rank}:
-                return Taken(replace(state, job=job, silent=silent))
+                return Outcome(replace(state, job=job, silent=silent))
             reports = (ReportFaults(job.known_faults()),)
             because = "every rank is there to say that it lost a collective: a link has failed"
-            return Taken(Reported(job, now, now + config.report_timeout_s), reports, because)
+            return Outcome(Reported(job, now, now + config.report_timeout_s), reports, because)
         case Repairing() | Resuming() if told.incident < state.job.incident:
-            return Taken(state, because="it failed before it was repaired")
+            return Outcome(state, because="it failed before it was repaired")
         case Gathering() | Training() | Suspecting() | Repairing() | Resuming():
             return fault(state, (failure,), now, config)
         case _ if told.kind == "communication" or told.rank in state.job.faults:
-            return Taken(state, because="an echo of the fault that is being dealt with")
+            return Outcome(state, because="an echo of the fault that is being dealt with")
         case _:
             return fault(state, (failure,), now, config)
 
 
-def hung(state: State, rank: Rank, evidence: str, now: float, config: JobConfig) -> Taken:
+def hung(state: State, rank: Rank, evidence: str, now: float, config: JobConfig) -> Outcome:
     view = state.job.view.ranks.get(rank)
     if view is None or view.process is not ProcessState.ALIVE or rank in state.job.broken():
-        return Taken(state, because=f"rank {rank} is known to have failed")
+        return Outcome(state, because=f"rank {rank} is known to have failed")
     match state:
         case Gathering() | Training() | Suspecting() | Resuming():
             return fault(state, (RankFault(rank, "hung", evidence, now),), now, config)
         case _:
-            return Taken(state, because="ranks stand still now, by order")
+            return Outcome(state, because="ranks stand still now, by order")

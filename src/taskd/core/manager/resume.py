@@ -18,11 +18,11 @@ from taskd.core.manager.states import (
     Dumping,
     Ending,
     JobConfig,
+    Outcome,
     Repairing,
     Resuming,
     State,
     Stopping,
-    Taken,
     Training,
     mark,
     then,
@@ -32,7 +32,7 @@ from taskd.model.manager import RankFault, ReportResult
 from taskd.model.messages import Committed, Dumped, Repaired, RepairFailed
 
 
-def repaired(state: State, told: Repaired | Committed, now: float, config: JobConfig) -> Taken:
+def repaired(state: State, told: Repaired | Committed, now: float, config: JobConfig) -> Outcome:
     job = replace(state.job, best=max(state.job.best, told.step))
     done = RankSet((told.rank,)) if isinstance(told, Committed) else NO_RANKS
     match state:
@@ -41,7 +41,7 @@ def repaired(state: State, told: Repaired | Committed, now: float, config: JobCo
             unrepaired = state.unrepaired - {told.rank}
             if unrepaired:
                 state = replace(state, job=job, unrepaired=unrepaired, uncommitted=uncommitted)
-                return Taken(state, because=f"{len(unrepaired)} ranks are not repaired yet")
+                return Outcome(state, because=f"{len(unrepaired)} ranks are not repaired yet")
             state_s = told.state_s if isinstance(told, Repaired) else 0.0
             before = job.open_incident.moments[-1][1] if job.open_incident else now
             job = mark(mark(job, "groups", max(before, now - state_s)), "state", now)
@@ -52,22 +52,22 @@ def repaired(state: State, told: Repaired | Committed, now: float, config: JobCo
             uncommitted = state.uncommitted - done
             return _committed(replace(state, job=job, uncommitted=uncommitted), now, config)
         case _:
-            return Taken(replace(state, job=job))
+            return Outcome(replace(state, job=job))
 
 
-def _committed(state: Resuming, now: float, config: JobConfig) -> Taken:
+def _committed(state: Resuming, now: float, config: JobConfig) -> Outcome:
     if state.uncommitted:
-        return Taken(state, because=f"{len(state.uncommitted)} ranks have not stepped yet")
+        return Outcome(state, because=f"{len(state.uncommitted)} ranks have not stepped yet")
     return strategies.recovered(mark(state.job, "step", now), state.order, now, config)
 
 
-def repair_failed(state: State, told: RepairFailed, now: float, config: JobConfig) -> Taken:
+def repair_failed(state: State, told: RepairFailed, now: float, config: JobConfig) -> Outcome:
     if isinstance(state, Training):
         # We were restarted, and took it for repaired.
         found = RankFault(told.rank, "communication", told.because, now)
         return faults.fault(state, (found,), now, config)
     if not isinstance(state, Repairing | Resuming):
-        return Taken(state, because="nothing is being repaired now")
+        return Outcome(state, because="nothing is being repaired now")
     setback = f"rank {told.rank} could not be repaired: {told.because}"
     waiting = Repairing(
         state.job,
@@ -78,29 +78,29 @@ def repair_failed(state: State, told: RepairFailed, now: float, config: JobConfi
         min(state.deadline, now + config.setback_s),
         setback,
     )
-    return Taken(waiting, because=setback)
+    return Outcome(waiting, because=setback)
 
 
-def dumped(state: State, told: Dumped, now: float, config: JobConfig) -> Taken:
+def dumped(state: State, told: Dumped, now: float, config: JobConfig) -> Outcome:
     if not isinstance(state, Dumping):
-        return Taken(state, because="nothing is being written now")
+        return Outcome(state, because="nothing is being written now")
     if told.because:
         why = f"rank {told.rank} could not write: {told.because}"
         return strategies.failed(state.job, state.order, why, now, config)
     unwritten = state.unwritten - {told.rank}
     if unwritten:
-        return Taken(replace(state, unwritten=unwritten), because=f"{len(unwritten)} still write")
+        return Outcome(replace(state, unwritten=unwritten), because=f"{len(unwritten)} still write")
     because = f"step {told.step} is written"
     report = ReportResult(state.job.uuid, 0, because, "dump")
     job = state.job
     if job.open_incident is not None:
         job = replace(job, open_incident=replace(job.open_incident, written=told.step))
     if state.order.type == "saveAndExit":
-        return then(Taken(state, (report,)), strategies.leave_written(job, now, config))
-    return Taken(Deciding(job, now + config.decide_timeout_s), (report,), because)
+        return then(Outcome(state, (report,)), strategies.leave_written(job, now, config))
+    return Outcome(Deciding(job, now + config.decide_timeout_s), (report,), because)
 
 
-def ended(state: State, now: float, config: JobConfig) -> Taken:
+def ended(state: State, now: float, config: JobConfig) -> Outcome:
     """A rank has ended well. When the last one has, so has the job."""
     done = all(state.job.view.ranks[rank].process is ProcessState.DONE for rank in state.job.world)
     if done and not isinstance(state, Ending | Dumping):
@@ -116,11 +116,11 @@ def ended(state: State, now: float, config: JobConfig) -> Taken:
         case Stopping():
             return stopping.stands(state, state.running & state.job.running(), now, config)
         case _:
-            return Taken(state)
+            return Outcome(state)
 
 
-def _left_while_writing(state: Dumping, now: float, config: JobConfig) -> Taken:
+def _left_while_writing(state: Dumping, now: float, config: JobConfig) -> Outcome:
     """Its word that it has written may still be under way; but nobody is left to wait for long."""
     if state.unwritten & state.job.running():
-        return Taken(state)
-    return Taken(replace(state, deadline=min(state.deadline, now + config.setback_s)))
+        return Outcome(state)
+    return Outcome(replace(state, deadline=min(state.deadline, now + config.setback_s)))

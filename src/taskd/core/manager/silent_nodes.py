@@ -20,8 +20,10 @@ from math import inf
 from statistics import median
 from typing import assert_never
 
+from taskd.model import types
 from taskd.model.bus import Wire
 from taskd.model.ids import NodeRank
+from taskd.model.types import Tick
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,10 +110,6 @@ class NodeLeft:
     node: NodeRank
 
 
-@dataclass(frozen=True, slots=True)
-class Tick: ...
-
-
 Event = BeatReceived | ProbeAnswered | ConnectionInspected | NodeLeft | Tick
 
 
@@ -141,19 +139,16 @@ class NodeIsBack:
 Command = ProbeNode | InspectConnection | NodeIsSilent | NodeIsBack
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    state: State
-    commands: tuple[Command, ...] = ()
+Outcome = types.Outcome[State, Command]
 
 
-def step(state: State, event: Event, now: float, config: SilenceConfig) -> Taken:
+def step(state: State, event: Event, now: float, config: SilenceConfig) -> Outcome:
     match event:
         case Tick():
             return _late(state, now, config)
         case NodeLeft(node):
             nodes = {n: pulse for n, pulse in state.nodes.items() if n != node}
-            return Taken(State(nodes))
+            return Outcome(State(nodes))
         case BeatReceived(node):
             pulse = state.nodes.get(node)
             if pulse is None:
@@ -165,19 +160,19 @@ def step(state: State, event: Event, now: float, config: SilenceConfig) -> Taken
         case ProbeAnswered(node):
             pulse = state.nodes.get(node)
             if pulse is None or pulse.told or pulse.asked_at is None:
-                return Taken(state)
+                return Outcome(state)
             return _put(state, node, _waiting(now, pulse.pauses, config))
         case ConnectionInspected(node, wire):
             pulse = state.nodes.get(node)
             if pulse is None or pulse.told or pulse.asked_at is None:
-                return Taken(state)
+                return Outcome(state)
             return _looked(state, node, pulse, wire, now, config)
         case _:
             assert_never(event)
 
 
-def _put(state: State, node: NodeRank, pulse: NodeBeats, *commands: Command) -> Taken:
-    return Taken(State({**state.nodes, node: pulse}), commands)
+def _put(state: State, node: NodeRank, pulse: NodeBeats, *commands: Command) -> Outcome:
+    return Outcome(State({**state.nodes, node: pulse}), commands)
 
 
 def _waiting(now: float, pauses: tuple[float, ...], config: SilenceConfig) -> NodeBeats:
@@ -187,7 +182,7 @@ def _waiting(now: float, pauses: tuple[float, ...], config: SilenceConfig) -> No
     return NodeBeats(now, pauses, due=now + late_s)
 
 
-def _late(state: State, now: float, config: SilenceConfig) -> Taken:
+def _late(state: State, now: float, config: SilenceConfig) -> Outcome:
     nodes, commands = dict(state.nodes), list[Command]()
     for node, pulse in state.nodes.items():
         if now < pulse.due:
@@ -198,7 +193,7 @@ def _late(state: State, now: float, config: SilenceConfig) -> Taken:
         else:
             commands.append(InspectConnection(node))
             nodes[node] = replace(pulse, due=inf)  # what is seen there sets the next
-    return Taken(State(nodes), tuple(commands))
+    return Outcome(State(nodes), tuple(commands))
 
 
 def _looked(
@@ -208,7 +203,7 @@ def _looked(
     wire: Wire | None,
     now: float,
     config: SilenceConfig,
-) -> Taken:
+) -> Outcome:
     assert pulse.asked_at is not None
     if wire is None:
         left_s = pulse.asked_at + config.unknown_s - now
@@ -228,7 +223,7 @@ def _looked(
 
 def _unconfirmed(
     state: State, node: NodeRank, pulse: NodeBeats, wire: Wire, now: float, config: SilenceConfig
-) -> Taken:
+) -> Outcome:
     # The last confirmation may be long ago because nothing was sent; what counts is how long
     # something has been waiting for one.
     since = pulse.unconfirmed_at if pulse.unconfirmed_at is not None else now
@@ -240,7 +235,7 @@ def _unconfirmed(
     return _silent(state, node, pulse, now, why)
 
 
-def _silent(state: State, node: NodeRank, pulse: NodeBeats, now: float, why: str) -> Taken:
+def _silent(state: State, node: NodeRank, pulse: NodeBeats, now: float, why: str) -> Outcome:
     told = f"no beat of node {node} for {now - pulse.last:.2f} s"
     if pulse.pauses:
         told += f", where one comes every {median(pulse.pauses):.2f} s"

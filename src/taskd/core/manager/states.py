@@ -18,6 +18,7 @@ from math import inf
 from taskd.core.manager.job_view import NO_STEP, JobView, ProcessState, initial_view
 from taskd.core.manager.repair_plan import Holder, Plan
 from taskd.core.rank_sets import RankSet, RankTable
+from taskd.model import types
 from taskd.model.clusterd import Signal
 from taskd.model.ids import Incident, NodeRank, Rank, Step
 from taskd.model.manager import NO_INCIDENT, RETRYABLE, Command, IncidentRecord, RankFault
@@ -371,19 +372,13 @@ State = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The next state, what the outside must do to get there, and why."""
-
-    state: State
-    commands: tuple[Command, ...] = ()
-    because: str = ""
+Outcome = types.Outcome[State, Command]
 
 
-def then(before: Taken, after: Taken) -> Taken:
+def then(before: Outcome, after: Outcome) -> Outcome:
     """One reaction after another, told as one."""
     because = "; ".join(filter(None, (before.because, after.because)))
-    return Taken(after.state, before.commands + after.commands, because)
+    return Outcome(after.state, before.commands + after.commands, because)
 
 
 def with_job(state: State, **facts: object) -> State:

@@ -20,6 +20,7 @@ from enum import StrEnum
 from itertools import pairwise
 from statistics import median
 
+from taskd.model import types
 from taskd.model.ids import Rank
 from taskd.model.profiling import Pace
 
@@ -107,18 +108,30 @@ class State:
     """Thousands of ranks tell their pace; it is judged a few times a window only."""
 
 
+# Commands
+
+
 @dataclass(frozen=True, slots=True)
-class Step:
-    state: State
-    found: tuple[Straggler, ...] = ()
-    """Newly accused, or accused of something else than before."""
-    cleared: tuple[Straggler, ...] = ()
-    because: str = ""
+class Accuse:
+    """The rank has become a straggler, or is one for another cause than before."""
+
+    straggler: Straggler
 
 
-def step(state: State, event: Event, now: float, config: StragglerConfig) -> Step:
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """The rank is no longer a straggler, or can no longer be judged."""
+
+    straggler: Straggler
+
+
+Command = Accuse | Clear
+Outcome = types.Outcome[State, Command]
+
+
+def step(state: State, event: Event, now: float, config: StragglerConfig) -> Outcome:
     if isinstance(event, JobDisturbed):
-        return Step(State(slow=state.slow), because="the job was disturbed: measured anew")
+        return Outcome(State(slow=state.slow), because="the job was disturbed: measured anew")
     samples = dict(state.samples)
     for pace in event.paces:
         if pace.recorded:
@@ -129,15 +142,15 @@ def step(state: State, event: Event, now: float, config: StragglerConfig) -> Ste
     unseen = [pace.rank for pace in event.paces if not pace.recorded and pace.rank in state.slow]
     if unseen:
         slow = {rank: accused for rank, accused in state.slow.items() if rank not in unseen}
-        cleared = tuple(state.slow[rank] for rank in unseen)
+        cleared = tuple(Clear(state.slow[rank]) for rank in unseen)
         because = "what is not recorded cannot be judged"
-        return Step(replace(state, samples=samples, slow=slow), (), cleared, because)
+        return Outcome(replace(state, samples=samples, slow=slow), cleared, because)
     if now < state.next_look:
-        return Step(replace(state, samples=samples))
+        return Outcome(replace(state, samples=samples))
     state = replace(state, samples=samples, next_look=now + config.window_s / LOOKS)
     typical = _typical(samples, config)
     if typical is None:
-        return Step(state)
+        return Outcome(state)
     suspected = _accuse(typical, config.slower, config)
     slow = {
         rank: accused
@@ -151,10 +164,11 @@ def step(state: State, event: Event, now: float, config: StragglerConfig) -> Ste
     found = tuple(
         s for r, s in slow.items() if r not in state.slow or state.slow[r].cause != s.cause
     )
-    cleared = tuple(before for rank, before in state.slow.items() if rank not in slow)
+    cleared = tuple(Clear(before) for rank, before in state.slow.items() if rank not in slow)
     because = "; ".join(accused.evidence for accused in found)
     causes = {rank: accused.cause for rank, accused in suspected.items()}
-    return Step(replace(state, slow=slow, suspected=causes), found, cleared, because)
+    commands: tuple[Command, ...] = (*map(Accuse, found), *cleared)
+    return Outcome(replace(state, slow=slow, suspected=causes), commands, because)
 
 
 def _with_since(

@@ -21,9 +21,9 @@ from taskd.core.manager.states import (
     Ending,
     Job,
     JobConfig,
+    Outcome,
     Repairing,
     Restarting,
-    Taken,
     closed,
     mark,
     then,
@@ -67,7 +67,7 @@ def feasible(job: Job, config: JobConfig) -> tuple[str, ...]:
     return (*offered, "exit")
 
 
-def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     """The decision has come and everybody stands still."""
     job = mark(job, "decided", now)
     if (
@@ -106,38 +106,38 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
             return failed(job, order, f"strategy {other!r} is unknown here", now, config)
 
 
-def leave_written(job: Job, now: float, config: JobConfig) -> Taken:
+def leave_written(job: Job, now: float, config: JobConfig) -> Outcome:
     """The survivors have done what was left to do; the next start goes on from there."""
     step = job.open_incident.written if job.open_incident is not None else None
     because = f"step {step} is written to {config.dump_dir}: start the job again to go on from it"
     return end(job, 1, because, now, config)
 
 
-def failed(job: Job, order: Signal, because: str, now: float, config: JobConfig) -> Taken:
+def failed(job: Job, order: Signal, because: str, now: float, config: JobConfig) -> Outcome:
     """The strategy did not work; clusterd falls back to the next."""
     code = {"retry": RETRY_FAILED, "dump": DUMP_FAILED}.get(order.strategy, FAILED)
     if job.open_incident is not None:
         job = replace(job, open_incident=replace(job.open_incident, because=because))
     report = ReportResult(job.uuid, code, because, order.strategy)
-    return Taken(Deciding(job, now + config.decide_timeout_s), (report,), because)
+    return Outcome(Deciding(job, now + config.decide_timeout_s), (report,), because)
 
 
 def recovered(
     job: Job, order: Signal, now: float, config: JobConfig, outcome: str = "recovered"
-) -> Taken:
+) -> Outcome:
     because = f"incident {job.incident} is over: {len(job.world)} ranks train"
     report = ReportResult(job.uuid, 0, because, order.strategy)
     job = replace(closed(job, outcome, because), faults={}, settled_at=now + config.settled_s)
     training = growth.training(job, now, config)
-    return then(Taken(training, (report,), because), growth.offer(training, now, config))
+    return then(Outcome(training, (report,), because), growth.offer(training, now, config))
 
 
-def restarted(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+def restarted(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     """To clusterd that is the same; people see that steps may be lost."""
     return recovered(job, order, now, config, "restarted")
 
 
-def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -> Taken:
+def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -> Outcome:
     """Everybody goes home."""
     job = closed(job, "ended" if exit_code else "finished", because)
     staying = frozenset(node for node, view in job.view.nodes.items() if view.present)
@@ -150,7 +150,7 @@ def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -
         if job.view.nodes[node].ours or exit_code
     )
     ending = Ending(job, exit_code, because, staying, now + config.end_timeout_s)
-    return Taken(ending, tells, because)
+    return Outcome(ending, tells, because)
 
 
 def send_away(job: Job, order: Signal, config: JobConfig) -> tuple[Job, tuple[Command, ...]]:
@@ -184,34 +184,34 @@ def repair_message(state: Repairing, config: JobConfig) -> Repair:
 # The strategies
 
 
-def _recover(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+def _recover(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     in_place = order.extra == IN_PLACE
     seats = seats_for(job, lost(job), in_place=in_place)
     if seats is None and in_place:
         return failed(job, order, "the node of a lost rank is not there", now, config)
     if seats is None:
         deadline = now + config.node_timeout_s
-        return Taken(Awaiting(job, order, deadline), because="waiting for a node to come back")
+        return Outcome(Awaiting(job, order, deadline), because="waiting for a node to come back")
     made = plan(job.holders(), seats)
     if job.protected() and isinstance(made, Plan):
         return _repair(job, order, made, now, config)
     return _restart(job, order, now, config)
 
 
-def _grow(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+def _grow(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     seats = seats_for(job, missing(job), in_place=False)
     if seats is None and job.offered:
         job = growth.grows(job, now)
         return failed(job, order, "the node that came back is gone again", now, config)
     if seats is None:
         deadline = now + config.node_timeout_s
-        return Taken(Awaiting(job, order, deadline), because="waiting for a node to come back")
+        return Outcome(Awaiting(job, order, deadline), because="waiting for a node to come back")
     return _repair(growth.grows(job, now), order, plan(job.holders(), seats), now, config)
 
 
 def _repair(
     job: Job, order: Signal, made: Plan | Impossible, now: float, config: JobConfig
-) -> Taken:
+) -> Outcome:
     if isinstance(made, Impossible):
         return failed(job, order, made.because, now, config)
     isolated = tuple(sorted(job.world - {member.rank for member in made.members}))
@@ -234,7 +234,7 @@ def _repair(
     commands += (_leave(job, rank, made.because) for rank in leaving)
     if order.strategy == "downgrade":
         commands.append(ReportResult(job.uuid, ISOLATED, made.because, order.strategy, isolated))
-    return Taken(state, tuple(commands), made.because)
+    return Outcome(state, tuple(commands), made.because)
 
 
 def _leave(job: Job, rank: Rank, because: str) -> SendMessage:
@@ -242,7 +242,7 @@ def _leave(job: Job, rank: Rank, because: str) -> SendMessage:
     return SendMessage(worker(view.node, rank), Leave(job.incident, because, view.incarnation))
 
 
-def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     if job.restarts_left < 1:
         return failed(job, order, "the restart budget is used up", now, config)
     everybody = job.view.ranks
@@ -278,14 +278,14 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     # Ascend's agents say nothing when they have started their ranks.
     unstarted = RankSet(member.rank for member in members if nodes[member.node].ours)
     state = Restarting(job, order, unstarted, now + config.restart_timeout_s)
-    taken = Taken(state, tells, f"attempt {job.attempt}: all {len(members)} ranks start anew")
+    outcome = Outcome(state, tells, f"attempt {job.attempt}: all {len(members)} ranks start anew")
     if unstarted:
-        return taken
+        return outcome
     job = replace(job, view=started(job.view, RankSet(_places(members))))
-    return then(taken, restarted(job, order, now, config))
+    return then(outcome, restarted(job, order, now, config))
 
 
-def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
+def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     step = _dump_step(job)
     if step is None:
         return failed(job, order, "no step exists completely", now, config)
@@ -295,7 +295,7 @@ def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Taken:
     told = SendMessage(EVERY_WORKER, Dump(job.incident, step, config.dump_dir, members))
     unwritten = RankSet(member.rank for member in members)
     state = Dumping(job, order, unwritten, now + config.dump_timeout_s)
-    return Taken(state, (told,), f"{len(members)} ranks write step {step}")
+    return Outcome(state, (told,), f"{len(members)} ranks write step {step}")
 
 
 # Who, and where

@@ -22,7 +22,9 @@ from math import inf
 from typing import assert_never
 
 from taskd.model import messages as m
+from taskd.model import types
 from taskd.model.ids import Incident, Step
+from taskd.model.types import Tick
 from taskd.model.worker import (
     AbortCollectives,
     Command,
@@ -41,7 +43,6 @@ from taskd.model.worker import (
     ShardKnown,
     StepFailed,
     ThreadParked,
-    Tick,
 )
 
 
@@ -162,30 +163,24 @@ LEGAL: dict[type[State], set[type[State]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The next state, what the outside must do to get there, and why."""
-
-    state: State
-    commands: tuple[Command, ...] = ()
-    because: str = ""
+Outcome = types.Outcome[State, Command]
 
 
-def step(state: State, event: Event, now: float, config: WorkerConfig) -> Taken:
+def step(state: State, event: Event, now: float, config: WorkerConfig) -> Outcome:
     """Decide. Same state, same event, same time: same answer."""
     if isinstance(state, Leaving):
         return _again(state, event)
     if _is_stale(state, event):
-        return Taken(state, because=f"{type(event).__name__} is from an older incident")
+        return Outcome(state, because=f"{type(event).__name__} is from an older incident")
     match event:
         case ManagerConnected(step=at):
-            return Taken(state, _hello(state, at), "the manager must know what is true here")
+            return Outcome(state, _hello(state, at), "the manager must know what is true here")
         case ShardKnown(shard=shard, replica=replica, step=at):
             described = replace(state.identity, shard=shard, replica=replica)
             if described == state.identity:
-                return Taken(state, because="what this rank holds was known")
+                return Outcome(state, because="what this rank holds was known")
             state = replace(state, identity=described)
-            return Taken(state, _hello(state, at), "what this rank holds is known now")
+            return Outcome(state, _hello(state, at), "what this rank holds is known now")
         case m.Park():
             return _park(state, event, now, config)
         case m.Repair():
@@ -193,10 +188,10 @@ def step(state: State, event: Event, now: float, config: WorkerConfig) -> Taken:
         case m.Dump():
             return _dump(state, event, now, config)
         case m.Leave(life=life) if life not in (-1, state.identity.incarnation):
-            return Taken(state, because=f"life {life} of this rank is meant")
+            return Outcome(state, because=f"life {life} of this rank is meant")
         case m.Leave(incident=incident, because=because):
             commands = (AbortCollectives(incident, because), ExecuteOrder(event))
-            return Taken(Leaving(state.identity, incident), commands, because)
+            return Outcome(Leaving(state.identity, incident), commands, because)
         case StepFailed():
             return _failed(state, event, now, config)
         case ThreadParked():
@@ -227,162 +222,164 @@ def _is_stale(state: State, event: Event) -> bool:
 # The manager's orders
 
 
-def _park(state: State, told: m.Park, now: float, config: WorkerConfig) -> Taken:
+def _park(state: State, told: m.Park, now: float, config: WorkerConfig) -> Outcome:
     me, incident = state.identity, told.incident
     if incident == state.incident:
         if isinstance(state, Parked):
-            return Taken(state, (_where(state),), "asked again")
+            return Outcome(state, (_where(state),), "asked again")
         if isinstance(state, Joining):
-            return Taken(state, (_empty_handed(state),), "asked again")
-        return Taken(state, because=f"incident {incident} is known")
+            return Outcome(state, (_empty_handed(state),), "asked again")
+        return Outcome(state, because=f"incident {incident} is known")
     match state:
         case Joining():
             # It holds nothing that it would have to put down first.
             joining = Joining(me, incident, copies=state.copies)
-            return Taken(joining, (_empty_handed(joining),), "it has not begun to train")
+            return Outcome(joining, (_empty_handed(joining),), "it has not begun to train")
         case Parked(at=stood) | Faulted(at=ThreadParked() as stood):
             parked = Parked(me, incident, stood, now + config.order_timeout_s)
-            return Taken(
+            return Outcome(
                 parked, (AbortCollectives(incident, told.because), _where(parked)), told.because
             )
         case Training() | Resumed() | Repairing() | Parking() | Faulted():
             parking = Parking(me, incident, now + config.nudge_s)
-            return Taken(parking, (AbortCollectives(incident, told.because),), told.because)
+            return Outcome(parking, (AbortCollectives(incident, told.because),), told.because)
         case Dumping():
-            return Taken(state, because="the last checkpoint is being written")
+            return Outcome(state, because="the last checkpoint is being written")
         case Leaving():
-            return Taken(state)
+            return Outcome(state)
         case _:
             assert_never(state)
 
 
-def _repair(state: State, plan: m.Repair, now: float, config: WorkerConfig) -> Taken:
+def _repair(state: State, plan: m.Repair, now: float, config: WorkerConfig) -> Outcome:
     match state:
         case _ if not _is_member(state.identity, plan):
-            return Taken(state, because="the plan does not count on this life of this rank")
+            return Outcome(state, because="the plan does not count on this life of this rank")
         case Joining():
             joining = Joining(state.identity, plan.incident, plan, state.copies)
-            return Taken(joining, because="the plan is there before the first step")
+            return Outcome(joining, because="the plan is there before the first step")
         case Parked() if plan.incident == state.incident:
             return _carry_out(state.identity, plan, now)
         case Resumed() if plan.incident == state.incident:
-            return Taken(state, (_said_repaired(state),), "that plan has been carried out")
+            return Outcome(state, (_said_repaired(state),), "that plan has been carried out")
         case _:
-            return Taken(state, because="no plan can be carried out now")
+            return Outcome(state, because="no plan can be carried out now")
 
 
-def _carry_out(me: Identity, plan: m.Repair, now: float) -> Taken:
+def _carry_out(me: Identity, plan: m.Repair, now: float) -> Outcome:
     repairing = Repairing(me, plan.incident, plan, now + plan.timeout_s)
     because = f"{plan.strategy}: {len(plan.members)} ranks resume at step {plan.resume}"
-    return Taken(repairing, (ExecuteOrder(plan),), because)
+    return Outcome(repairing, (ExecuteOrder(plan),), because)
 
 
 def _is_member(me: Identity, plan: m.Repair) -> bool:
     return any(one.rank == me.rank and one.incarnation == me.incarnation for one in plan.members)
 
 
-def _dump(state: State, order: m.Dump, now: float, config: WorkerConfig) -> Taken:
+def _dump(state: State, order: m.Dump, now: float, config: WorkerConfig) -> Outcome:
     if not isinstance(state, Parked) or order.incident != state.incident:
-        return Taken(state, because="only a parked rank can write a checkpoint")
+        return Outcome(state, because="only a parked rank can write a checkpoint")
     if all(one.rank != state.identity.rank for one in order.members):
-        return Taken(state, because="others write it")
+        return Outcome(state, because="others write it")
     dumping = Dumping(state.identity, state.incident, now + config.dump_timeout_s)
-    return Taken(dumping, (ExecuteOrder(order),), f"writing step {order.step}")
+    return Outcome(dumping, (ExecuteOrder(order),), f"writing step {order.step}")
 
 
 # The training thread's words
 
 
-def _failed(state: State, failed: StepFailed, now: float, config: WorkerConfig) -> Taken:
+def _failed(state: State, failed: StepFailed, now: float, config: WorkerConfig) -> Outcome:
     if not isinstance(state, Training | Resumed):
-        return Taken(state, because="a fault is being dealt with already")
+        return Outcome(state, because="a fault is being dealt with already")
     me = state.identity
     report = m.WorkerFailed(me.rank, me.incarnation, state.incident, failed.kind, failed.evidence)
     faulted = Faulted(me, state.incident, report, None, now + config.answer_timeout_s)
-    return Taken(faulted, (SendToManager(report),), f"{failed.kind}: {failed.evidence}")
+    return Outcome(faulted, (SendToManager(report),), f"{failed.kind}: {failed.evidence}")
 
 
-def _stood(state: State, stood: ThreadParked, now: float, config: WorkerConfig) -> Taken:
+def _stood(state: State, stood: ThreadParked, now: float, config: WorkerConfig) -> Outcome:
     limit = now + config.order_timeout_s
     match state:
         case Parking() | Parked():
             parked = Parked(state.identity, state.incident, stood, limit)
-            return Taken(parked, (_where(parked),), f"stands at step {stood.step}")
+            return Outcome(parked, (_where(parked),), f"stands at step {stood.step}")
         case Joining(plan=plan):
             if plan is not None:
                 return _carry_out(state.identity, plan, now)
             parked = Parked(state.identity, state.incident, stood, limit)
-            return Taken(parked, (_where(parked),), "ready to be given state")
+            return Outcome(parked, (_where(parked),), "ready to be given state")
         case Faulted():
-            return Taken(replace(state, at=stood), because="stands, and has not been told yet")
+            return Outcome(replace(state, at=stood), because="stands, and has not been told yet")
         case Training() | Resumed():
-            taken = _failed(state, StepFailed("communication", "the step was left"), now, config)
-            assert isinstance(taken.state, Faulted)
-            return replace(taken, state=replace(taken.state, at=stood))
+            outcome = _failed(state, StepFailed("communication", "the step was left"), now, config)
+            assert isinstance(outcome.state, Faulted)
+            return replace(outcome, state=replace(outcome.state, at=stood))
         case Repairing() | Dumping() | Leaving():
-            return Taken(state, because="an order is on its way to the training thread")
+            return Outcome(state, because="an order is on its way to the training thread")
         case _:
             assert_never(state)
 
 
-def _listed(state: State, copies: tuple[m.Copy, ...]) -> Taken:
+def _listed(state: State, copies: tuple[m.Copy, ...]) -> Outcome:
     because = "what the node keeps is known anew"
     match state:
         case Joining():
-            return Taken(replace(state, copies=copies), because=because)
+            return Outcome(replace(state, copies=copies), because=because)
         case Parked(at=stood) | Faulted(at=ThreadParked() as stood):
-            return Taken(replace(state, at=replace(stood, copies=copies)), because=because)
+            return Outcome(replace(state, at=replace(stood, copies=copies)), because=because)
         case _:
-            return Taken(state, because="it will be looked at when this rank stands")
+            return Outcome(state, because="it will be looked at when this rank stands")
 
 
-def _mended(state: State, mended: LocalRepairDone) -> Taken:
+def _mended(state: State, mended: LocalRepairDone) -> Outcome:
     if not isinstance(state, Repairing) or mended.incident != state.incident:
-        return Taken(state, because="that plan was given up")
+        return Outcome(state, because="that plan was given up")
     resumed = Resumed(replace(state.identity, without=state.plan.without), state.incident, mended)
-    return Taken(resumed, (_said_repaired(resumed),), f"goes on at step {mended.step}")
+    return Outcome(resumed, (_said_repaired(resumed),), f"goes on at step {mended.step}")
 
 
-def _broke(state: State, broke: LocalRepairFailed, now: float, config: WorkerConfig) -> Taken:
+def _broke(state: State, broke: LocalRepairFailed, now: float, config: WorkerConfig) -> Outcome:
     if not isinstance(state, Repairing) or broke.incident != state.incident:
-        return Taken(state, because="that plan was given up")
+        return Outcome(state, because="that plan was given up")
     me = state.identity
     report = m.RepairFailed(me.rank, me.incarnation, state.incident, broke.because)
     faulted = Faulted(me, state.incident, report, None, now + config.answer_timeout_s)
-    return Taken(faulted, (SendToManager(report),), broke.because)
+    return Outcome(faulted, (SendToManager(report),), broke.because)
 
 
-def _stepped(state: State, stepped: FirstStepCommitted) -> Taken:
+def _stepped(state: State, stepped: FirstStepCommitted) -> Outcome:
     if not isinstance(state, Resumed):
-        return Taken(state, because="steps are counted by the beacon")
+        return Outcome(state, because="steps are counted by the beacon")
     me = state.identity
     proof = m.Committed(me.rank, me.incarnation, state.incident, stepped.step)
     because = f"step {stepped.step} is committed: incident {state.incident} is over"
-    return Taken(Training(me, state.incident, proof), (SendToManager(proof),), because)
+    return Outcome(Training(me, state.incident, proof), (SendToManager(proof),), because)
 
 
-def _wrote(state: State, wrote: DumpFinished) -> Taken:
+def _wrote(state: State, wrote: DumpFinished) -> Outcome:
     if not isinstance(state, Dumping):
-        return Taken(state, because="nothing was to be written")
+        return Outcome(state, because="nothing was to be written")
     report = m.Dumped(state.identity.rank, wrote.incident, wrote.step, wrote.because)
     because = wrote.because or f"step {wrote.step} is written"
-    return Taken(Leaving(state.identity, state.incident, report), (SendToManager(report),), because)
+    return Outcome(
+        Leaving(state.identity, state.incident, report), (SendToManager(report),), because
+    )
 
 
 # Time, and what is said twice
 
 
-def _late(state: State, now: float, config: WorkerConfig) -> Taken:
+def _late(state: State, now: float, config: WorkerConfig) -> Outcome:
     if now < state.deadline:
-        return Taken(state, because="not yet")
+        return Outcome(state, because="not yet")
     match state:
         case Parking():
             nudged = replace(state, deadline=now + config.nudge_s)
             because = "the training thread has not come to rest"
-            return Taken(nudged, (AbortCollectives(state.incident, because),), because)
+            return Outcome(nudged, (AbortCollectives(state.incident, because),), because)
         case Faulted() | Parked():
             because = f"no order came in time while {type(state).__name__.lower()}"
-            return Taken(Leaving(state.identity, state.incident), (GiveUp(because),), because)
+            return Outcome(Leaving(state.identity, state.incident), (GiveUp(because),), because)
         case Repairing():
             late = _broke(state, LocalRepairFailed(state.incident, "it took too long"), now, config)
             return replace(
@@ -393,15 +390,15 @@ def _late(state: State, now: float, config: WorkerConfig) -> Taken:
             late = _wrote(state, wrote)
             return replace(late, commands=(*late.commands, GiveUp(late.because)))
         case Joining() | Training() | Resumed() | Leaving():
-            return Taken(state, because="this state may last")
+            return Outcome(state, because="this state may last")
         case _:
             assert_never(state)
 
 
-def _again(state: Leaving, event: Event) -> Taken:
+def _again(state: Leaving, event: Event) -> Outcome:
     if isinstance(event, ManagerConnected) and state.report is not None:
-        return Taken(state, (SendToManager(state.report),), "said again")
-    return Taken(state, because="this process is leaving")
+        return Outcome(state, (SendToManager(state.report),), "said again")
+    return Outcome(state, because="this process is leaving")
 
 
 def _hello(state: State, at: Step) -> tuple[Command, ...]:
@@ -481,12 +478,12 @@ __all__ = [
     "Joining",
     "Leaving",
     "Order",
+    "Outcome",
     "Parked",
     "Parking",
     "Repairing",
     "Resumed",
     "State",
-    "Taken",
     "Training",
     "WorkerConfig",
     "step",

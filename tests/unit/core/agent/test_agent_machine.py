@@ -9,8 +9,8 @@ import pytest
 from taskd.core.agent.machine import (
     Done,
     Node,
+    Outcome,
     State,
-    Step,
     Stopping,
     Training,
     Waiting,
@@ -31,11 +31,11 @@ from taskd.model.agent import (
     SendToManager,
     SignalWorker,
     StartWorker,
-    Tick,
     WorkerStarted,
     WorkerStartFailed,
 )
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank
+from taskd.model.types import Tick
 
 CONFIG = WorkersConfig()
 RANKS = (Rank(2), Rank(3))
@@ -50,10 +50,10 @@ class Play:
         self.now = 0.0
 
     def hear(self, event: Event) -> tuple[Command, ...]:
-        taken: Step = step(self.state, event, self.now, CONFIG)
-        assert taken.because
-        self.state = taken.state
-        return taken.commands
+        outcome: Outcome = step(self.state, event, self.now, CONFIG)
+        assert outcome.because
+        self.state = outcome.state
+        return outcome.commands
 
     def running(self) -> Play:
         self.hear(m.StartWorkers(5))

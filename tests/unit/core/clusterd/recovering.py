@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from taskd.core.clusterd.machine import NEW, RecoveryConfig, State, Step, step
+from taskd.core.clusterd.machine import NEW, Outcome, RecoveryConfig, State, step
 from taskd.core.clusterd.states import Ended, Idle
 from taskd.model.clusterd import (
     Command,
@@ -19,11 +19,11 @@ from taskd.model.clusterd import (
     StopCompleted,
     StrategiesReported,
     Subscribed,
-    Tick,
 )
 from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import JobId, NodeRank, Rank
 from taskd.model.strategies import parse_strategies
+from taskd.model.types import Tick
 
 ALL = "retry,recover-in-place,recover,elastic-training,dump"
 OFFERS = ("retry", "recover", "downgrade", "dump", "exit")
@@ -48,7 +48,7 @@ class Machine:
         self.state: State = NEW
         self.now = 1_000.0
         self.config = config or RecoveryConfig()
-        self.taken = Step(self.state)
+        self.outcome = Outcome(self.state)
         self.job_config = JobConfig(
             strategies=parse_strategies(strategies),
             cluster=bool(pods) if cluster is None else cluster,
@@ -73,23 +73,23 @@ class Machine:
             first += size
         return pods
 
-    def tell(self, *events: Event) -> Step:
+    def tell(self, *events: Event) -> Outcome:
         for event in events:
-            self.taken = step(self.state, event, self.now, self.config)
-            self.state = self.taken.state
-        return self.taken
+            self.outcome = step(self.state, event, self.now, self.config)
+            self.state = self.outcome.state
+        return self.outcome
 
-    def register(self) -> Step:
+    def register(self) -> Outcome:
         return self.tell(JobRegistered(JobId("job"), self.job_config, "seed", "job"))
 
-    def wait(self, seconds: float) -> Step:
+    def wait(self, seconds: float) -> Outcome:
         self.now += seconds
         return self.tell(Tick())
 
-    def see_pods(self, *extra: Pod, phase: str = "Running") -> Step:
+    def see_pods(self, *extra: Pod, phase: str = "Running") -> Outcome:
         return self.tell(PodsSeen((*self.pods.values(), *extra), phase))
 
-    def replace_pods(self, *nodes: int) -> Step:
+    def replace_pods(self, *nodes: int) -> Outcome:
         for node in nodes:
             old = self.pods[node]
             uid = f"{old.uid}'"
@@ -103,23 +103,23 @@ class Machine:
 
     # A round in words
 
-    def fault(self, *ranks: int, kind: FaultKind = FaultKind.ORDINARY) -> Step:
+    def fault(self, *ranks: int, kind: FaultKind = FaultKind.ORDINARY) -> Outcome:
         return self.tell(FaultsReported(tuple(Fault(Rank(rank), kind) for rank in ranks)))
 
-    def stopped(self, code: int = 0) -> Step:
+    def stopped(self, code: int = 0) -> Outcome:
         return self.tell(StopCompleted(code, self.uuid))
 
-    def offers(self, *words: str) -> Step:
+    def offers(self, *words: str) -> Outcome:
         return self.tell(StrategiesReported(words or OFFERS, self.uuid))
 
-    def reports(self, code: int, strategy: str, *isolate: int) -> Step:
+    def reports(self, code: int, strategy: str, *isolate: int) -> Outcome:
         ranks = tuple(Rank(rank) for rank in isolate)
         return self.tell(StatusReported(code, strategy, ranks, self.uuid))
 
     # What was ordered
 
     def said(self, kind: type[C]) -> list[C]:
-        return [command for command in self.taken.commands if isinstance(command, kind)]
+        return [command for command in self.outcome.commands if isinstance(command, kind)]
 
     @property
     def order(self) -> Signal:
@@ -127,8 +127,8 @@ class Machine:
         return signal
 
     def commands(self) -> tuple[Command, ...]:
-        return self.taken.commands
+        return self.outcome.commands
 
 
 def at(machine: Machine, state: type[State]) -> None:
-    assert isinstance(machine.state, state), f"{machine.state}: {machine.taken.because}"
+    assert isinstance(machine.state, state), f"{machine.state}: {machine.outcome.because}"

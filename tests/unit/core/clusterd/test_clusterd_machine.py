@@ -29,12 +29,12 @@ from taskd.model.clusterd import (
     StopCompleted,
     StrategiesReported,
     Subscribed,
-    Tick,
     Unsubscribed,
 )
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, FaultKind, SeenFault, merge
 from taskd.model.ids import Rank
+from taskd.model.types import Tick
 from tests.unit.core.clusterd.recovering import Machine, at
 
 
@@ -69,9 +69,9 @@ def test_the_same_fault_told_twice_is_one() -> None:
     machine = Machine()
     machine.fault(3)
     state = machine.state
-    taken = machine.fault(3)
-    assert taken.state == state
-    assert not taken.commands
+    outcome = machine.fault(3)
+    assert outcome.state == state
+    assert not outcome.commands
 
 
 def test_a_new_rank_begins_a_new_incident_with_all_that_is_known() -> None:
@@ -149,7 +149,7 @@ def test_a_strategy_that_new_faults_cut_short_again_and_again_is_given_up() -> N
         machine.stopped()
         machine.offers()
     assert machine.order.strategy == "dump"
-    assert "cut short by new faults 3 times" in machine.taken.because
+    assert "cut short by new faults 3 times" in machine.outcome.because
 
 
 def test_a_success_clears_the_slate() -> None:

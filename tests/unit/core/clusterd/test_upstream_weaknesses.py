@@ -243,9 +243,9 @@ def test_19_and_34_the_reset_config_is_optional() -> None:
     for tell in told:
         for write in machine.said(WriteResetConfig):
             before = machine.state
-            taken = machine.tell(ClusterWriteFailed(write.sequence, "no such ConfigMap"))
-            assert taken.state == before
-            assert "no such ConfigMap" in taken.because
+            outcome = machine.tell(ClusterWriteFailed(write.sequence, "no such ConfigMap"))
+            assert outcome.state == before
+            assert "no such ConfigMap" in outcome.because
         tell()
     machine.replace_pods(1)
     machine.reports(0, "recover")
@@ -323,7 +323,7 @@ class TestUnexpectedCodes:
         at(machine, AwaitingRemoval)
         machine.wait(300)
         at(machine, HandedOver)
-        assert machine.taken.answer == RecoverCode.ScheduleTimeout
+        assert machine.outcome.answer == RecoverCode.ScheduleTimeout
 
     def test_an_old_pod_that_has_gone_already(self) -> None:
         machine = self.preparing()
@@ -361,7 +361,7 @@ class TestStopCodes:
         machine.fault(3)
         machine.stopped(code)
         at(machine, HandedOver)
-        assert f"({code})" in machine.taken.because
+        assert f"({code})" in machine.outcome.because
 
 
 class TestReportsAreChecked:
@@ -442,7 +442,7 @@ def test_26_a_job_does_not_shrink_around_its_first_pod() -> None:
     machine.stopped()
     machine.offers()
     assert machine.order.strategy == "dump"
-    assert "node 0 is lost" in machine.taken.because
+    assert "node 0 is lost" in machine.outcome.because
 
 
 def test_27_without_a_retry_on_offer_the_next_strategy_is_tried() -> None:
@@ -489,8 +489,8 @@ class TestPlatform:
         machine = Machine("retry,recover", pods=(2, 2), platform=True)
         machine.tell(PlatformSeen(strategy="recover", confirm="7:1"))
         machine.fault(3)
-        taken = machine.stopped()
-        assert taken.answer == RecoverCode.WriteConfirmFaultOrWaitPlatResultFault
+        outcome = machine.stopped()
+        assert outcome.answer == RecoverCode.WriteConfirmFaultOrWaitPlatResultFault
         at(machine, HandedOver)
 
     @pytest.mark.parametrize("asked", ["strategy", "faults"])
@@ -501,12 +501,12 @@ class TestPlatform:
         machine.fault(3)
         if asked == "faults":
             machine.stopped()
-        taken = machine.wait(300)
+        outcome = machine.wait(300)
         expected = {
             "strategy": RecoverCode.WaitPlatStrategyTimeout,
             "faults": RecoverCode.WriteConfirmFaultOrWaitPlatResultFault,
         }
-        assert taken.answer == expected[asked]
+        assert outcome.answer == expected[asked]
         at(machine, HandedOver)
         late = machine.tell(StrategiesReported(("retry",)))
         assert late.answer == expected[asked]
@@ -576,9 +576,9 @@ def test_32_a_wait_that_is_over_leaves_nothing_behind() -> None:
         StrategiesReported(("retry",), old),
         StatusReported(0, "recover", uuid=old),
     ):
-        taken = machine.tell(report)
-        assert taken.answer == RecoverCode.ControllerEventCancel
-        assert taken.state == state
+        outcome = machine.tell(report)
+        assert outcome.answer == RecoverCode.ControllerEventCancel
+        assert outcome.state == state
 
 
 class TestHotSwitch:
@@ -674,7 +674,9 @@ class TestNetworkFaults:
         machine.tell(FaultsSeen((self.down,)))
         assert machine.state.job.seen == (self.down,)
         machine.tell(FaultsSeen((self.down, SeenFault(Rank(3), "8C1F860B", "RestartBusiness"))))
-        assert machine.taken.because.endswith("network error of rank 3 (RestartBusiness 8C1F860B)")
+        assert machine.outcome.because.endswith(
+            "network error of rank 3 (RestartBusiness 8C1F860B)"
+        )
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -713,8 +715,8 @@ class TestOperations:
     def test_one_at_a_time(self) -> None:
         machine = Machine("retry")
         machine.tell(OperatorAskedNic((Rank(0),), (True,)))
-        taken = machine.tell(OperatorAskedStress({Rank(0): (0,)}))
-        assert taken.answer == RecoverCode.OMIsRunning
+        outcome = machine.tell(OperatorAskedStress({Rank(0): (0,)}))
+        assert outcome.answer == RecoverCode.OMIsRunning
 
     def test_a_failed_pause_is_taken_back(self) -> None:
         machine = Machine("retry")
@@ -732,7 +734,7 @@ class TestOperations:
         machine.tell(NicResult(True))
         machine.reports(499, "continue")
         at(machine, Ended)
-        assert "(499)" in machine.taken.because
+        assert "(499)" in machine.outcome.because
 
     @pytest.mark.parametrize(
         ("told", "text"),
@@ -769,8 +771,8 @@ def test_a_label_that_cannot_be_written_leads_to_the_last_resort() -> None:
     machine = Machine("recover", pods=(2, 2))
     handed_over(machine)
     (label,) = machine.said(LabelPodGroup)
-    taken = machine.tell(ClusterWriteFailed(label.sequence, "forbidden"))
-    assert taken.answer == RecoverCode.OperatePodGroupError
+    outcome = machine.tell(ClusterWriteFailed(label.sequence, "forbidden"))
+    assert outcome.answer == RecoverCode.OperatePodGroupError
     at(machine, Killing)
 
 

@@ -31,7 +31,7 @@ class Watch:
     def beat(self, *told: Progress, node: int = 0) -> tuple[Hung, ...]:
         found = step(self.state, NodeHeartbeat(NodeRank(node), told), self.now, CONFIG)
         self.state = found.state
-        return found.verdicts
+        return found.commands
 
     def go_on(self) -> None:
         self.now += BEAT_S

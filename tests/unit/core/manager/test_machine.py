@@ -16,6 +16,7 @@ from taskd.core.manager.states import (
     Ending,
     Gathering,
     JobConfig,
+    Outcome,
     Paused,
     Repairing,
     Reported,
@@ -24,7 +25,6 @@ from taskd.core.manager.states import (
     State,
     Stopping,
     Suspecting,
-    Taken,
     Training,
 )
 from taskd.model import messages as m
@@ -56,8 +56,8 @@ from taskd.model.manager import (
     SendMessage,
     SignalReceived,
     Subscribed,
-    Tick,
 )
+from taskd.model.types import Tick
 
 T = TypeVar("T")
 CONFIG = JobConfig(nodes=2, ranks_per_node=2)
@@ -69,7 +69,7 @@ class Play:
     def __init__(self, config: JobConfig = CONFIG) -> None:
         self.config, self.now = config, 0.0
         self.state: State = machine.begin(config, 0.0)
-        self.last = Taken(self.state)
+        self.last = Outcome(self.state)
         self.lives: dict[int, int] = {}
 
     def tell(self, event: Event, now: float | None = None) -> Play:

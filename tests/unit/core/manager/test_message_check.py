@@ -22,9 +22,9 @@ from taskd.model.manager import (
     NodeDisconnected,
     NodeSilent,
     RankHung,
-    Tick,
 )
 from taskd.model.profiling import EVERYTHING, Pace
+from taskd.model.types import Tick
 
 few = st.integers(0, 4)
 rank, node = few.map(Rank), few.map(NodeRank)

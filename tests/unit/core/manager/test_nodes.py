@@ -171,7 +171,7 @@ def test_a_restarted_manager_learns_that_the_job_has_shrunk() -> None:
 # The agent of a spare
 
 
-def ready(event: Event, state: local.State) -> local.Step:
+def ready(event: Event, state: local.State) -> local.Outcome:
     return local.step(state, event, 10.0, WorkersConfig(permission_timeout_s=60.0))
 
 
@@ -187,21 +187,21 @@ def test_a_spare_starts_the_ranks_that_it_is_told_to() -> None:
     order = m.ReplaceWorkers(
         Incident(4), tuple(m.Member(Rank(r), SPARE, Incarnation(2)) for r in (2, 3))
     )
-    taken = ready(order, Waiting(Node(SPARE, (), 5)))
-    assert taken.commands == tuple(
+    outcome = ready(order, Waiting(Node(SPARE, (), 5)))
+    assert outcome.commands == tuple(
         StartWorker(Rank(r), Incarnation(2), 0, Incident(4)) for r in (2, 3)
     )
-    assert taken.state.node.ranks == (2, 3)
+    assert outcome.state.node.ranks == (2, 3)
 
 
 def test_a_node_that_came_back_does_not_start_what_has_moved_away() -> None:
     order = m.ReplaceWorkers(Incident(4), (m.Member(Rank(0), NodeRank(1), Incarnation(1)),))
-    taken = ready(order, Waiting(Node(NodeRank(1), (Rank(2), Rank(3)), 5)))
-    assert [c.rank for c in taken.commands if isinstance(c, StartWorker)] == [0]
-    assert not [c for c in taken.commands if isinstance(c, SendToManager)]
+    outcome = ready(order, Waiting(Node(NodeRank(1), (Rank(2), Rank(3)), 5)))
+    assert [c.rank for c in outcome.commands if isinstance(c, StartWorker)] == [0]
+    assert not [c for c in outcome.commands if isinstance(c, SendToManager)]
 
 
 def test_stopping_a_spare_does_not_stop_the_job() -> None:
-    taken = ready(Interrupted("stopped by SIGINT", 2), Waiting(Node(SPARE, (), 5)))
-    assert isinstance(taken.state, local.Done)
-    assert taken.commands == (SendToManager(m.RanksFailed(())),)
+    outcome = ready(Interrupted("stopped by SIGINT", 2), Waiting(Node(SPARE, (), 5)))
+    assert isinstance(outcome.state, local.Done)
+    assert outcome.commands == (SendToManager(m.RanksFailed(())),)

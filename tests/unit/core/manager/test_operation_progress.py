@@ -6,9 +6,9 @@ from taskd.core.manager import operation_progress as operations
 from taskd.core.manager.operation_progress import (
     Idle,
     OperationsConfig,
+    Outcome,
     State,
     Switching,
-    Taken,
     describe,
     step,
 )
@@ -23,9 +23,9 @@ from taskd.model.operations import (
     ReplyStressTest,
     SendToWorker,
     StressTestRequested,
-    Tick,
     WorkerReplied,
 )
+from taskd.model.types import Tick
 
 CONFIG = OperationsConfig(silence_s=10.0, stress_s=100.0, switch_s=50.0)
 PLACES = {Rank(rank): NodeRank(rank // 2) for rank in range(4)}
@@ -33,7 +33,7 @@ TEST = StressTestRequested("u", {Rank(0): (0, 1), Rank(3): (0,)})
 PASSED = {"0": ("0", "fine")}
 
 
-def go(state: State, event: Event, now: float = 0.0) -> Taken:
+def go(state: State, event: Event, now: float = 0.0) -> Outcome:
     return step(state, event, PLACES, now, CONFIG)
 
 
@@ -88,8 +88,8 @@ def test_a_test_that_never_ends_is_ended() -> None:
 
 
 def test_a_test_of_strangers_is_answered_at_once() -> None:
-    taken = go(Idle(), StressTestRequested("u", {Rank(9): (0,)}))
-    assert taken.commands == (ReplyStressTest({}),)
+    outcome = go(Idle(), StressTestRequested("u", {Rank(9): (0,)}))
+    assert outcome.commands == (ReplyStressTest({}),)
 
 
 def test_a_switch_needs_every_rank_not_only_those_that_move() -> None:
@@ -99,9 +99,9 @@ def test_a_switch_needs_every_rank_not_only_those_that_move() -> None:
     assert "rank 1 to the backup" in describe(begun.state)
     state = begun.state
     for rank in list(PLACES)[:-1]:
-        taken = go(state, WorkerReplied(rank, NicSwitched("n", True)))
-        assert not taken.commands
-        state = taken.state
+        outcome = go(state, WorkerReplied(rank, NicSwitched("n", True)))
+        assert not outcome.commands
+        state = outcome.state
     assert go(state, WorkerReplied(Rank(3), NicSwitched("n", True))).commands == (
         ReplyNicSwitch(True),
     )
@@ -122,8 +122,8 @@ def test_a_switch_has_a_deadline() -> None:
 
 def test_when_the_pause_ends_so_does_the_operation_without_a_word() -> None:
     state = go(Idle(), TEST).state
-    taken = go(state, PauseEnded(), 1.0)
-    assert taken.state == Idle()
-    assert not taken.commands
-    late = go(taken.state, WorkerReplied(Rank(0), StressTested("u", PASSED)), 2.0)
+    outcome = go(state, PauseEnded(), 1.0)
+    assert outcome.state == Idle()
+    assert not outcome.commands
+    late = go(outcome.state, WorkerReplied(Rank(0), StressTested("u", PASSED)), 2.0)
     assert not late.commands

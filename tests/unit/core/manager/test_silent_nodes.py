@@ -22,11 +22,11 @@ from taskd.core.manager.silent_nodes import (
     ProbeNode,
     SilenceConfig,
     State,
-    Tick,
     step,
 )
 from taskd.model.bus import Wire
 from taskd.model.ids import NodeRank
+from taskd.model.types import Tick
 
 CONFIG = SilenceConfig()
 NODE = NodeRank(1)
@@ -42,9 +42,9 @@ class Watch:
             assert self.take(BeatReceived(NODE)) == ()
 
     def take(self, event: Event) -> tuple[object, ...]:
-        taken = step(self.state, event, self.now, CONFIG)
-        self.state = taken.state
-        return taken.commands
+        outcome = step(self.state, event, self.now, CONFIG)
+        self.state = outcome.state
+        return outcome.commands
 
     def on(self) -> tuple[object, ...]:
         """To the next deadline."""
@@ -193,9 +193,9 @@ class World:
                 self.take(what)
 
     def take(self, event: Event) -> None:
-        taken = step(self.state, event, self.now, CONFIG)
-        self.state = taken.state
-        for command in taken.commands:
+        outcome = step(self.state, event, self.now, CONFIG)
+        self.state = outcome.state
+        for command in outcome.commands:
             match command:
                 case ProbeNode():
                     self.asked += 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from taskd.core.manager.stragglers import (
+    Accuse,
     Cause,
+    Clear,
     JobDisturbed,
+    Outcome,
     PacesReported,
     State,
-    Step,
     Straggler,
     StragglerConfig,
     step,
@@ -18,6 +20,10 @@ from taskd.model.ids import Incarnation, Rank
 from taskd.model.profiling import EVERYTHING, NOTHING, Pace, PeerConnection
 
 CONFIG = StragglerConfig(window_s=10.0, least_steps=5)
+
+
+def cleared(outcome: Outcome) -> list[Straggler]:
+    return [c.straggler for c in outcome.commands if isinstance(c, Clear)]
 
 
 class Job:
@@ -30,12 +36,12 @@ class Job:
         self.found: list[Straggler] = []
         self.cleared: list[Straggler] = []
 
-    def tell(self, paces: tuple[Pace, ...]) -> Step:
-        taken = step(self.state, PacesReported(paces), self.now, self.config)
-        self.state = taken.state
-        self.found += taken.found
-        self.cleared += taken.cleared
-        return taken
+    def tell(self, paces: tuple[Pace, ...]) -> Outcome:
+        outcome = step(self.state, PacesReported(paces), self.now, self.config)
+        self.state = outcome.state
+        self.found += [c.straggler for c in outcome.commands if isinstance(c, Accuse)]
+        self.cleared += cleared(outcome)
+        return outcome
 
     def run(
         self,
@@ -161,8 +167,8 @@ def test_below_the_threshold() -> None:
 def test_a_disturbed_job_is_measured_anew() -> None:
     job = Job()
     job.run(11)
-    taken = step(job.state, JobDisturbed(), job.now, CONFIG)
-    assert taken.state.samples == {}
+    outcome = step(job.state, JobDisturbed(), job.now, CONFIG)
+    assert outcome.state.samples == {}
 
 
 def test_a_new_life_begins_a_new_series() -> None:
@@ -171,8 +177,8 @@ def test_a_new_life_begins_a_new_series() -> None:
     job.run(20, wait={2: 0.05})
     reborn = replace(job.paces[2], incarnation=Incarnation(1), steps=0, total_s=0.0, wait_s=0.0)
     job.now += 0.01
-    taken = job.tell((reborn,))
-    assert len(taken.state.samples[Rank(2)]) == 1
+    outcome = job.tell((reborn,))
+    assert len(outcome.state.samples[Rank(2)]) == 1
     again = replace(job.paces[1], steps=0, total_s=0.0, wait_s=0.0)
     job.tell((again,))
 
@@ -204,12 +210,12 @@ def test_who_is_not_recorded_any_more_is_let_go() -> None:
     accused = set(job.state.slow)
     assert accused
     off = tuple(Pace(rank, Incarnation(0), NOTHING) for rank in map(Rank, range(4)))
-    taken = job.tell(off)
-    assert {slow.rank for slow in taken.cleared} == accused
-    assert taken.because
-    assert taken.state.slow == {}
-    assert taken.state.samples == {}
-    assert not job.tell(off).cleared, "said once"
+    outcome = job.tell(off)
+    assert {slow.rank for slow in cleared(outcome)} == accused
+    assert outcome.because
+    assert outcome.state.slow == {}
+    assert outcome.state.samples == {}
+    assert not cleared(job.tell(off)), "said once"
 
 
 def test_one_that_is_not_recorded_leaves_the_others_judged() -> None:

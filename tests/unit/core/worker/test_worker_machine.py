@@ -8,9 +8,10 @@ from math import inf
 import pytest
 
 from taskd.core.worker import machine as rank
-from taskd.core.worker.machine import State, Taken, WorkerConfig, step
+from taskd.core.worker.machine import Outcome, State, WorkerConfig, step
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
+from taskd.model.types import Tick
 from taskd.model.worker import (
     AbortCollectives,
     CopiesChanged,
@@ -27,7 +28,6 @@ from taskd.model.worker import (
     ShardKnown,
     StepFailed,
     ThreadParked,
-    Tick,
 )
 
 ME = Identity(Rank(2), NodeRank(0), Incarnation(0), 42)
@@ -41,11 +41,11 @@ def plan(incident: Incident = ONE, me: Identity = ME) -> m.Repair:
     return m.Repair(incident, "recover", (member,), Step(7), {}, "store:1", 30.0)
 
 
-def walk(state: State, *events: Event, now: float = 0.0) -> Taken:
-    taken = Taken(state)
+def walk(state: State, *events: Event, now: float = 0.0) -> Outcome:
+    outcome = Outcome(state)
     for event in events:
-        taken = step(taken.state, event, now, CONFIG)
-    return taken
+        outcome = step(outcome.state, event, now, CONFIG)
+    return outcome
 
 
 def training(incident: int = 0) -> State:
@@ -89,18 +89,18 @@ def test_repair_then_the_first_step_ends_the_incident() -> None:
 )
 def test_what_belongs_to_an_older_incident_is_refused(late: Event) -> None:
     for state in (training(2), parked(TWO), walk(parked(TWO), plan(TWO)).state):
-        taken = walk(state, late)
-        assert taken.state == state
-        assert taken.commands == ()
-        assert "older incident" in taken.because
+        outcome = walk(state, late)
+        assert outcome.state == state
+        assert outcome.commands == ()
+        assert "older incident" in outcome.because
 
 
 def test_a_newer_incident_interrupts_a_repair() -> None:
     repairing = walk(parked(), plan()).state
-    taken = walk(repairing, m.Park(TWO, "again"))
-    assert isinstance(taken.state, rank.Parking)
-    assert taken.commands == (AbortCollectives(TWO, "again"),)
-    stood = walk(taken.state, LocalRepairFailed(ONE, "interrupted"), AT_SEVEN)
+    outcome = walk(repairing, m.Park(TWO, "again"))
+    assert isinstance(outcome.state, rank.Parking)
+    assert outcome.commands == (AbortCollectives(TWO, "again"),)
+    stood = walk(outcome.state, LocalRepairFailed(ONE, "interrupted"), AT_SEVEN)
     assert stood.commands == (SendToManager(m.Parked(ME.rank, ME.incarnation, TWO, Step(7), True)),)
 
 
@@ -133,11 +133,11 @@ def test_a_replacement_without_a_plan_says_that_it_is_ready() -> None:
 
 
 def test_a_replacement_that_is_still_setting_up_has_nothing_to_put_down() -> None:
-    taken = walk(rank.Joining(ME, ONE, plan()), m.Park(TWO, "another died"))
-    assert taken.commands == (
+    outcome = walk(rank.Joining(ME, ONE, plan()), m.Park(TWO, "another died"))
+    assert outcome.commands == (
         SendToManager(m.Parked(ME.rank, ME.incarnation, TWO, Step(0), False)),
     )
-    assert taken.state == rank.Joining(ME, TWO)
+    assert outcome.state == rank.Joining(ME, TWO)
 
 
 def test_a_second_incident_is_told_what_the_node_keeps_by_then() -> None:
@@ -152,8 +152,8 @@ def test_a_second_incident_is_told_what_the_node_keeps_by_then() -> None:
 
 def test_a_plan_for_another_life_is_not_for_us() -> None:
     other = replace(ME, incarnation=Incarnation(1))
-    taken = walk(parked(), plan(me=other))
-    assert taken.state == parked()
+    outcome = walk(parked(), plan(me=other))
+    assert outcome.state == parked()
 
 
 def test_everything_is_said_again_after_a_broken_link() -> None:
@@ -167,13 +167,15 @@ def test_everything_is_said_again_after_a_broken_link() -> None:
     assert _bodies(walk(faulted, ManagerConnected(Step(7)))) == [m.WorkerHello, m.WorkerFailed]
 
 
-def _bodies(taken: Taken) -> list[type]:
-    return [type(command.body) for command in taken.commands if isinstance(command, SendToManager)]
+def _bodies(outcome: Outcome) -> list[type]:
+    return [
+        type(command.body) for command in outcome.commands if isinstance(command, SendToManager)
+    ]
 
 
 def test_what_it_holds_is_told_as_soon_as_it_is_known() -> None:
-    taken = walk(training(), ShardKnown("shard 1", 3, Step(0)))
-    (said,) = taken.commands
+    outcome = walk(training(), ShardKnown("shard 1", 3, Step(0)))
+    (said,) = outcome.commands
     assert isinstance(said, SendToManager)
     assert isinstance(said.body, m.WorkerHello)
     assert (said.body.shard, said.body.replica) == ("shard 1", 3)
@@ -187,13 +189,13 @@ def test_no_wait_is_without_a_limit() -> None:
     )
     for waiting in (parked(), walk(training(), StepFailed("communication", "lost")).state):
         assert waiting.deadline < inf
-        taken = walk(waiting, Tick(), now=late)
-        assert isinstance(taken.state, rank.Leaving)
-        assert isinstance(taken.commands[-1], GiveUp)
+        outcome = walk(waiting, Tick(), now=late)
+        assert isinstance(outcome.state, rank.Leaving)
+        assert isinstance(outcome.commands[-1], GiveUp)
     repairing = walk(parked(), plan()).state
-    taken = walk(repairing, Tick(), now=late)
-    assert isinstance(taken.state, rank.Faulted)
-    assert _bodies(taken) == [m.RepairFailed]
+    outcome = walk(repairing, Tick(), now=late)
+    assert isinstance(outcome.state, rank.Faulted)
+    assert _bodies(outcome) == [m.RepairFailed]
 
 
 def test_the_last_checkpoint() -> None:
@@ -208,9 +210,9 @@ def test_the_last_checkpoint() -> None:
 def test_leave_ends_it_from_anywhere() -> None:
     for state in (training(), parked(), walk(parked(), plan()).state):
         leave = m.Leave(TWO, "the job shrinks")
-        taken = walk(state, leave)
-        assert isinstance(taken.state, rank.Leaving)
-        assert taken.commands == (AbortCollectives(TWO, "the job shrinks"), ExecuteOrder(leave))
+        outcome = walk(state, leave)
+        assert isinstance(outcome.state, rank.Leaving)
+        assert outcome.commands == (AbortCollectives(TWO, "the job shrinks"), ExecuteOrder(leave))
 
 
 @pytest.mark.parametrize(
