@@ -1,8 +1,8 @@
-"""Immutable sets and tables of ranks that are cheap to change by one.
+"""Immutable sets and tables of ranks in which changing one entry is cheap.
 
-A job may have many thousand ranks, and each of them answers every order: with plain frozen sets
-and dicts, each answer would copy them all. A set is the bits of one number; a table is cut into
-chunks, of which a change copies one.
+A job may have many thousand ranks, and each of them replies to every order: with frozenset and
+dict each reply would copy all of them. A RankSet is the bits of one integer; a RankTable consists
+of chunks, and a change copies one chunk.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class RankSet(Set[Rank]):
         return isinstance(rank, int) and rank >= 0 and bool(self._bits >> rank & 1)
 
     def __iter__(self) -> Iterator[Rank]:
-        """In order."""
+        """In ascending order."""
         bits = self._bits
         while bits:
             lowest = bits & -bits
             yield Rank(lowest.bit_length() - 1)
             bits ^= lowest
 
-    def since(self, rank: Rank) -> RankSet:
-        """Those that are not below this one."""
+    def from_rank(self, rank: Rank) -> RankSet:
+        """The ranks that are not below this one."""
         return RankSet._of(self._bits >> rank << rank)
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class RankTable(Mapping[Rank, V]):
         self._count = sum(map(len, self._chunks.values()))
 
     def put(self, rank: Rank, value: V) -> RankTable[V]:
-        """The same table with one entry more, or changed."""
+        """The same table with one entry added or changed."""
         return self.update({rank: value})
 
     def update(self, items: Mapping[Rank, V]) -> RankTable[V]:

@@ -110,4 +110,4 @@ class IncidentCounters:
 
 
 def _took_s(record: IncidentRecord) -> float:
-    return record.moments[-1][1] - record.moments[0][1]
+    return record.timestamps[-1][1] - record.timestamps[0][1]

@@ -142,8 +142,8 @@ def _at_risk(job: Job) -> str:
 def tell(record: IncidentRecord) -> str:
     """One incident in one line, its parts in milliseconds."""
     ranks = ", ".join(str(fault.rank) for fault in record.faults) or "none"
-    parts = " ".join(f"{name} {ms:.0f}" for name, ms in record.parts_ms().items())
-    total = (record.moments[-1][1] - record.moments[0][1]) * 1000.0
+    parts = " ".join(f"{name} {ms:.0f}" for name, ms in record.phases_ms().items())
+    total = (record.timestamps[-1][1] - record.timestamps[0][1]) * 1000.0
     return (
         f"incident {record.incident}, ranks {ranks}, {record.strategy or 'no strategy'}: "
         f"{record.outcome or 'open'} in {total:.0f} ms ({parts})"
@@ -175,7 +175,7 @@ def write_summary(config: ManagerConfig, state: State) -> None:
                 {"rank": fault.rank, "kind": fault.kind, "evidence": fault.evidence}
                 for fault in record.faults
             ],
-            "parts_ms": record.parts_ms(),
+            "parts_ms": record.phases_ms(),
         }
         for record in state.job.past_incidents
     ]

@@ -1,6 +1,6 @@
-"""What happens to one node's training processes, and what can be done about it.
+"""Events and commands of the agent's state machine: the training processes of one node.
 
-`core/agent` decides with these words; the agent's sense and act speak them to the world.
+`core/agent` decides; `agent/sense.py` produces the events, `agent/act.py` carries out the commands.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, Rank
 from taskd.model.types import Tick
 
-# What one rank is doing
+# The state of one rank's process
 
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """A process has been asked for."""
+    """Its start has been ordered."""
 
     incarnation: Incarnation
 
@@ -29,11 +29,11 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Dying:
-    """It has been killed, and its death is not confirmed yet."""
+    """It has been killed, but its exit is not confirmed yet."""
 
     incarnation: Incarnation
     pid: int | None
-    """None while the process has been asked for but is not there yet."""
+    """None: its start was ordered, but it has not started yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class WorkerStartFailed:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Somebody wants the node to stop; the second time, at once."""
+    """A signal or the launcher requests the node to stop. The second time: immediately."""
 
     because: str
     signal: int
@@ -71,17 +71,17 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class ManagerConnected:
-    """The manager can hear us, perhaps a new one that knows nothing."""
+    """The connection to the manager is open. It may be a restarted manager that knows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerDisconnected:
-    """The manager cannot hear us."""
+    """The connection to the manager is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmedUp:
-    """From now on a worker could be started at once."""
+    """The warm-up is finished: from now on a worker starts at once."""
 
 
 Order = (
@@ -127,7 +127,7 @@ class KillWorker:
 
 @dataclass(frozen=True, slots=True)
 class SignalWorker:
-    """Pass on the signal that asks a process to end."""
+    """Forward the signal that requests a process to end."""
 
     rank: Rank
     incarnation: Incarnation
@@ -136,26 +136,24 @@ class SignalWorker:
 
 @dataclass(frozen=True, slots=True)
 class PrepareStandby:
-    """Have a process ready for the next rank that has to be started, once there is time for it."""
+    """Prepare a standby process for the next rank that must be started, when there is time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenewStore:
-    """The old attempt's keys must not be seen by the new one."""
+    """Serve an empty store: the new attempt must not see the keys of the old one."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class SendToManager:
-    """To the manager."""
-
     body: m.Body
 
 
 @dataclass(frozen=True, slots=True)
 class SendHello:
-    """Tell the manager who lives here; the edge adds the addresses."""
+    """Send AgentHello: which workers run here. `agent/act.py` adds the addresses."""
 
     workers: tuple[m.LocalWorker, ...]
     attempt: int

@@ -1,4 +1,4 @@
-"""Who and where: the names of ranks, nodes, jobs and places on the bus."""
+"""Identifiers: ranks, nodes, jobs, incidents, and positions on the bus."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ NodeRank = NewType("NodeRank", int)
 JobId = NewType("JobId", str)
 
 Incident = NewType("Incident", int)
-"""Counts the faults of one job. It only grows, and it fences off stale messages."""
+"""Counts the incidents of one job. It only grows; messages of an older incident are stale."""
 
 Incarnation = NewType("Incarnation", int)
-"""Counts the lives of one rank: 0 for the first process, 1 for its replacement, and so on."""
+"""Counts the processes of one rank: 0 for the first, 1 for its replacement, and so on."""
 
 Step = NewType("Step", int)
 """Counts committed training steps: at step 7 the optimizer has finished seven times."""
@@ -38,13 +38,13 @@ class Role(StrEnum):
 
     @property
     def level(self) -> int:
-        """Messages for a higher level travel up, for a lower one down."""
+        """Messages to a higher level go upstream, to a lower one downstream."""
         return {Role.MANAGER: 3, Role.PROXY: 2}.get(self, 1)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """A place on the bus. The ranks are text, as on the wire: numbers, `All`, comma lists."""
+    """An address on the bus. The ranks are text, as on the wire: numbers, `All`, comma lists."""
 
     role: str
     server_rank: str

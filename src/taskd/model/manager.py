@@ -1,6 +1,6 @@
-"""What the manager's machine is told, what it asks for, and the story it keeps of each incident.
+"""Events and commands of the manager's state machine, and its record of each incident.
 
-`core/manager` decides, `manager/sense.py` makes the events, `manager/act.py` carries out the
+`core/manager` decides, `manager/sense.py` produces the events, `manager/act.py` carries out the
 commands.
 """
 
@@ -16,7 +16,7 @@ from taskd.model.types import Tick
 NO_INCIDENT = Incident(0)
 
 RETRYABLE = {"corrupt": "0", "exception": "0", "communication": "2"}
-"""Faults that leave the process alive and usable, and their types on the wire."""
+"""Fault kinds that leave the process alive and usable, and their types on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class NodeSilent:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """Its agent has ended, which is certain; and workers do not outlive their agent."""
+    """The node's agent has ended for certain. Its workers end together with it."""
 
     node: NodeRank
     evidence: str
@@ -73,7 +73,7 @@ class RankHung:
 
 @dataclass(frozen=True, slots=True)
 class NodesMarkedBad:
-    """A stress test has found these nodes at fault: no rank is to be seated there again."""
+    """A stress test found a fault on these nodes: no rank may be placed there again."""
 
     nodes: frozenset[NodeRank]
     evidence: str
@@ -86,12 +86,12 @@ class SignalReceived:
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """clusterd listens (again): what it may have missed is said once more."""
+    """The stream of clusterd's signals is open (again): reports it may have missed are repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The operator wants the job to end."""
+    """An operator or an agent requests the end of the job."""
 
     exit_code: int
     because: str
@@ -152,7 +152,7 @@ class ReportResult:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Nothing is left to do: the manager may end with this code."""
+    """The job has ended: the manager exits with this code."""
 
     exit_code: int
     because: str
@@ -162,26 +162,26 @@ Command = SendMessage | ReportFaults | ReportStopped | ReportStrategies | Report
 Report = ReportFaults | ReportStopped | ReportStrategies | ReportResult
 
 
-# The story
+# Incidents
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentRecord:
-    """One incident: its faults, its moments in seconds of the manager's clock, its end."""
+    """One incident: its faults, when each phase was complete (manager's clock), its outcome."""
 
     incident: Incident
     faults: tuple[RankFault, ...]
-    moments: tuple[tuple[str, float], ...]
-    """seen, stopped, decided, forked, groups, state, step: each when it was complete."""
+    timestamps: tuple[tuple[str, float], ...]
+    """Phase and completion time: seen, stopped, decided, forked, groups, state, step."""
     strategy: str = ""
     outcome: str = ""
     because: str = ""
-    written: Step | None = None
-    """The step that its survivors have left in a checkpoint."""
+    dumped_step: Step | None = None
+    """The step that the surviving ranks have saved in an emergency checkpoint."""
 
-    def parts_ms(self) -> dict[str, float]:
-        """How long each part took, in the order in which they ended."""
+    def phases_ms(self) -> dict[str, float]:
+        """How long each phase took, in the order of completion."""
         parts: dict[str, float] = {}
-        for (_, before), (name, at) in zip(self.moments, self.moments[1:], strict=False):
+        for (_, before), (name, at) in zip(self.timestamps, self.timestamps[1:], strict=False):
             parts[name] = (at - before) * 1000.0
         return parts

@@ -1,7 +1,8 @@
-"""What travels on the bus between the manager, agents and workers.
+"""The messages that the manager, agents and workers send each other on the bus.
 
-The first half are the messages of Ascend's TaskD; `wire/bus_bodies.py` knows their codes and
-spelling. The second half are ours: in-process recovery needs to say more than upstream can.
+The first half are the messages of Ascend's TaskD; `wire/bus_bodies.py` has their codes and JSON.
+The second half are our own: in-process recovery needs more information than Ascend's messages
+carry. The field names of our own messages are their JSON names on the wire.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class WorkerRegistered:
 
 @dataclass(frozen=True, slots=True)
 class KeptAlive:
-    """A sign of life. A worker sends it with no ranks."""
+    """A keep-alive. A worker sends it without ranks."""
 
     fault_ranks: tuple[Rank, ...] = ()
     restart_times: int = -1
@@ -39,14 +40,14 @@ class KeptAlive:
 
 @dataclass(frozen=True, slots=True)
 class RestartsLeft:
-    """An agent asks for permission to start its workers; this is its restart budget."""
+    """An agent requests permission to start its workers and names its restart budget."""
 
     remaining: int
 
 
 @dataclass(frozen=True, slots=True)
 class RanksFailed:
-    """These ranks of the agent's node have died. None at all: the agent is leaving."""
+    """These ranks of the agent's node have died. An empty list: the agent is leaving."""
 
     ranks: tuple[Rank, ...]
     reported_at_s: int | None = None
@@ -60,7 +61,7 @@ class ExitAgent:
 
 @dataclass(frozen=True, slots=True)
 class StartWorkers:
-    """The permission to start all workers, with the restart budget that now holds."""
+    """Permission to start all workers, with the restart budget that is left."""
 
     remaining: int
 
@@ -88,7 +89,7 @@ class StopWorkers:
 
 @dataclass(frozen=True, slots=True)
 class SwitchNic:
-    """Move the links of these ranks: True to the backup, False back to the primary."""
+    """Move these ranks to another network interface: True: the backup, False: the primary."""
 
     uuid: str
     ranks: tuple[Rank, ...]
@@ -103,7 +104,7 @@ class NicSwitched:
 
 @dataclass(frozen=True, slots=True)
 class RunStressTest:
-    """Which operations (0 compute, 1 peer-to-peer) each rank is to run."""
+    """Which tests (0 compute, 1 peer-to-peer) each rank must run."""
 
     uuid: str
     ops: Mapping[Rank, tuple[int, ...]]
@@ -111,7 +112,7 @@ class RunStressTest:
 
 @dataclass(frozen=True, slots=True)
 class StressTested:
-    """For each operation its code (0 ok, 1 failed, 2 fault, 3 timeout, 4 unsettled) and text."""
+    """Per test its code (0 ok, 1 failed, 2 fault, 3 timeout, 4 undecided) and a text."""
 
     uuid: str
     results: Mapping[str, tuple[str, str]]
@@ -122,7 +123,7 @@ class SetProfiling:
     default_domain: bool
     communication: bool
     parts: tuple[str, ...] = ()
-    """Exactly what is wanted, by Ascend's names. None named: the whole domains."""
+    """The parts to record, by Ascend's names. Empty: everything in the two domains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class ProfilingSet:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A well-formed body that this version does not know. It is passed on, never acted on."""
+    """A well-formed body that this version does not know. It is relayed, but not acted on."""
 
     msg_type: str
     code: int
@@ -148,7 +149,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHello:
-    """Said after every (re)connection, so that a restarted manager learns what is true."""
+    """Sent after every (re)connection, so that a restarted manager can rebuild its view."""
 
     rank: Rank
     node: NodeRank
@@ -157,20 +158,20 @@ class WorkerHello:
     incident: Incident
     step: Step
     phase: str
-    """joining (needs state), training, parked"""
+    """joining (needs state), training or parked"""
     protected: bool
-    """False: the script cannot be repaired from inside, only restarted."""
+    """False: the process cannot be repaired while it runs, only restarted."""
     shard: str = ""
     """Ranks with the same shard hold the same state. Empty: the whole state, as under DDP."""
     replica: int = -1
     """Which complete copy of the state the rank belongs to. -1: it is a copy by itself."""
     without: tuple[Rank, ...] = ()
-    """The ranks that it trains without, since the job has shrunk."""
+    """The ranks that the job trains without since it has shrunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """The worker is alive, but its step has failed: a link, a collective, its own memory."""
+    """The worker is alive, but its step failed: a connection, a collective or its own memory."""
 
     rank: Rank
     incarnation: Incarnation
@@ -182,7 +183,7 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A snapshot that outlives its rank: in the node's shared memory, or kept by a buddy."""
+    """A snapshot that survives its rank: in the node's shared memory, or held by a buddy."""
 
     shard: str
     step: Step
@@ -190,18 +191,18 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The worker stands still between two steps and holds the state of `step`."""
+    """The worker is parked between two steps and holds the state of `step`."""
 
     rank: Rank
     incarnation: Incarnation
     incident: Incident
     step: Step
     whole: bool
-    """False: the worker holds no state that could be given to others."""
+    """False: the worker holds no complete state that other ranks could copy."""
     undo: bool = False
-    """True: it can also go back to `step - 1` by itself."""
+    """True: it can also roll back to `step - 1` by itself."""
     copies: tuple[Copy, ...] = ()
-    """What else it can give: snapshots of its own shard or of others."""
+    """Snapshots that it can give besides: of its own shard or of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +212,9 @@ class Repaired:
     incident: Incident
     step: Step
     groups_s: float = 0.0
-    """How long forming the groups took."""
+    """How long it took to form the process groups."""
     state_s: float = 0.0
-    """How long giving and taking state took."""
+    """How long the state transfer took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
-    """The worker has written its part of the last checkpoint, or has failed to."""
+    """The worker has written its part of the emergency checkpoint, or could not."""
 
     rank: Rank
     incident: Incident
@@ -250,13 +251,13 @@ class Dumped:
 
 @dataclass(frozen=True, slots=True)
 class RequestHello:
-    """Say hello again. A manager that has just started asks: the worker's own link to the proxy
-    has not been broken, so the worker would not know."""
+    """Send WorkerHello again. A manager that has just started requests this: the worker's own
+    connection to the proxy never broke, so the worker does not notice the restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Abort the groups, abandon the step in flight, stand still and say where."""
+    """Abort the process groups, abandon the current step, park, and reply with `Parked`."""
 
     incident: Incident
     because: str
@@ -271,26 +272,26 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Form the groups anew, take state from your source if you have one, go on at `resume`."""
+    """Form new process groups, copy state from your source if you have one, resume at `resume`."""
 
     incident: Incident
     strategy: str
     members: tuple[Member, ...]
     resume: Step
     sources: Mapping[Rank, Rank]
-    """Who takes its state from whom. A rank that is not named keeps its own."""
+    """The source of each rank that copies its state. A rank that is not named keeps its own."""
     store: str
-    """host:port of the store where the groups meet, under a prefix of the incident."""
+    """host:port of the store where the groups rendezvous, under a prefix of the incident."""
     timeout_s: float
     without: tuple[Rank, ...] = ()
-    """The job's other ranks: it goes on without them."""
+    """The ranks of the job that do not take part any more."""
     helpers: Mapping[Rank, tuple[Rank, ...]] = field(default_factory=dict)
-    """Who gives a taker a part of a large state, beside its source."""
+    """Further ranks that send a receiver a part of a large state, in addition to its source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """Write one complete checkpoint of `step` together, then exit."""
+    """Write one complete checkpoint of `step` together with the other members, then exit."""
 
     incident: Incident
     step: Step
@@ -300,12 +301,12 @@ class Dump:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """End the process: the job is over, or goes on without this rank."""
+    """Exit: the job is over, or continues without this rank."""
 
     incident: Incident
     because: str
     life: int = -1
-    """The incarnation that is meant: an address names a rank, not a life. -1: whoever hears it."""
+    """The incarnation that must exit: a bus address names a rank, not an incarnation. -1: any."""
 
 
 # Ours, agent to manager
@@ -320,23 +321,23 @@ class LocalWorker:
 
 @dataclass(frozen=True, slots=True)
 class AgentHello:
-    """Said after every (re)connection, so that a restarted manager learns what is true."""
+    """Sent after every (re)connection, so that a restarted manager can rebuild its view."""
 
     node: NodeRank
     host: str
     workers: tuple[LocalWorker, ...]
     store: str
-    """host:port of the store that this agent serves; empty when it serves none."""
+    """host:port of the store that this agent serves; empty: it serves none."""
     attempt: int = 0
     """How many times the whole job has been restarted, as far as this agent knows."""
     remaining: int = -1
-    """The restart budget that it was last told; -1 when it never was."""
+    """The restart budget of the manager's last message; -1: none was received."""
     door: str = ""
-    """host:port where the agent itself listens while it lives; empty: nowhere."""
+    """host:port of the agent's liveness port; empty: it has none."""
     warm: bool = True
-    """Whether ranks that it is told to start could run at once."""
+    """Whether new ranks can run on this node at once."""
     condemned: str = ""
-    """What a stress test has found on this node, as a manager once told it; empty: nothing."""
+    """Why a manager has marked this node as bad after a stress test; empty: it has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,24 +363,24 @@ class Progress:
     incarnation: Incarnation
     step: Step
     idle_s: float
-    """How long nothing has moved: no step, no collective, no batch."""
+    """Time without progress: no step, no collective, no batch."""
     waiting: bool
-    """Inside a collective, that is, waiting for others."""
+    """Inside a collective: it waits for other ranks."""
     collective: int
     """How many collectives this rank has entered."""
     judged: bool = True
-    """False: it stands still for a good reason (starting, parked, repairing, leaving)."""
+    """False: it has a good reason to make no progress (starting, parked, repairing, leaving)."""
     busy: bool = False
-    """While nothing moved it has used a processor or a disk: slow perhaps, but at work."""
+    """It used CPU or disk during the idle time: perhaps slow, but it works."""
     stopped: bool = False
     """Stopped by a signal or a debugger."""
     stack: str = ""
-    """Where its threads stand, told once each time it seems stuck."""
+    """The stacks of its threads, sent once each time it looks stuck."""
     spinning: bool = False
-    """Inside a step, at work in the same few lines of Python, again and again."""
+    """Inside a step it executes the same few lines of Python again and again."""
     moving_s: float = 0.0
-    """So much of the idle time had passed when it was last seen to do something new: its stack
-    was another, it read or wrote, took memory, or its children worked."""
+    """The idle time at which it last did something new: its stack changed, it read, wrote or
+    allocated memory, or its child processes worked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +390,7 @@ class NodeHeartbeat:
     node: NodeRank
     progress: tuple[Progress, ...]
     paces: tuple[Pace, ...] = ()
-    """Of those ranks that are recorded."""
+    """Of the ranks that are being profiled."""
 
 
 # Ours, manager to agent
@@ -397,7 +398,7 @@ class NodeHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceWorkers:
-    """Start these ranks anew, in these lives; whatever is left of older lives is killed."""
+    """Start these incarnations of these ranks. What is left of older incarnations is killed."""
 
     incident: Incident
     workers: tuple[Member, ...]
@@ -405,7 +406,7 @@ class ReplaceWorkers:
 
 @dataclass(frozen=True, slots=True)
 class RestartJob:
-    """Kill every worker of the node and start all of them anew, as one attempt."""
+    """Kill all workers of the node and start them again, as the next attempt."""
 
     incident: Incident
     attempt: int
@@ -416,7 +417,7 @@ class RestartJob:
 class EndJob:
     """Stop all workers and end the agent with this exit code.
 
-    From an agent to the manager: a person has stopped this node, and with it the job.
+    From an agent to the manager: an operator has stopped this node, and with it the job.
     """
 
     exit_code: int
@@ -425,7 +426,7 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True)
 class NodeMarkedBad:
-    """To an agent: its node has failed a stress test. It says so to the managers that follow."""
+    """To an agent: its node failed a stress test. The agent repeats this in every AgentHello."""
 
     evidence: str
 

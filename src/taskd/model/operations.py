@@ -1,7 +1,7 @@
-"""Operations on a running job, in words: stress tests and links that move to another interface.
+"""Values for operations on a running job: stress tests and switches of the network interface.
 
-`core/worker/stress_verdict.py` judges what the ranks have measured,
-`core/manager/operation_progress.py` follows an operation in the manager. The messages themselves
+`core/worker/stress_verdict.py` judges what the ranks measured,
+`core/manager/operation_progress.py` tracks an operation in the manager. The bus messages
 (codes 204 and 205) are in `model/messages.py`.
 """
 
@@ -16,10 +16,10 @@ from taskd.model.types import Tick
 
 COMPUTE, P2P = 0, 1
 OPS = {"compute": COMPUTE, "p2p": P2P}
-"""The operations of a stress test, by the names that people type."""
+"""The tests of a stress test, by their names on the command line."""
 
 PASSED, NOT_RUN, FAULTY, TIMED_OUT, UNSETTLED = "0", "1", "2", "3", "4"
-"""The codes of one operation's result, as Ascend numbers them."""
+"""Result codes of one test, as Ascend numbers them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class OpResult:
 
 
 Results = Mapping[str, OpResult]
-"""By operation, as on the wire: "0", "1"."""
+"""By test, as on the wire: "0", "1"."""
 
 
 # Events
@@ -37,7 +37,7 @@ Results = Mapping[str, OpResult]
 
 @dataclass(frozen=True, slots=True)
 class NicSwitchRequested:
-    """clusterd has paused the job and wants these ranks on their backup, or back."""
+    """clusterd has paused the job and wants these ranks on the backup interface, or back."""
 
     uuid: str
     ranks: tuple[Rank, ...]
@@ -52,7 +52,7 @@ class StressTestRequested:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReplied:
-    """A worker has spoken; anything but an answer is a sign of life."""
+    """A worker has sent a message. Any message that is not a result counts as a keep-alive."""
 
     rank: Rank
     body: Body
@@ -60,7 +60,7 @@ class WorkerReplied:
 
 @dataclass(frozen=True, slots=True)
 class PauseEnded:
-    """The pause is over, whatever ended it."""
+    """The job is not paused any more, for whatever reason."""
 
 
 Event = NicSwitchRequested | StressTestRequested | WorkerReplied | PauseEnded | Tick

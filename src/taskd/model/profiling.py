@@ -1,7 +1,7 @@
-"""What can be recorded of a training job, and how a rank tells its pace while it is recorded.
+"""What profiling can record of a training job, and how a profiled rank reports its pace.
 
-The five parts are switched by name (`Switch`, the JSON of Ascend's ConfigMap); inside a node the
-switch is one word of bits. `worker/` records, `core/manager/stragglers.py` judges the paces.
+The five parts are switched by name (the JSON of Ascend's ConfigMap); inside a node the switch is
+one word of bits. `worker/` records, `core/manager/stragglers.py` judges the paces.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from taskd.model.ids import Incarnation, Rank
 
 
 class Part(IntFlag):
-    """What is recorded. The bits travel through shared memory and stay as they are."""
+    """What is recorded. The bits are a format in shared memory: do not renumber them."""
 
     COMMUNICATION = 1
     STEP = 2
@@ -37,11 +37,11 @@ KEYS: Mapping[str, Part] = {
 """Ascend's names, in the order of its switch."""
 
 OFF, ON, FAILED = 0, 1, 2
-"""How a domain fares, as in the code 14DC."""
+"""The state of a domain, as in code 14DC."""
 
 
 def parts_of(switch: Mapping[str, object]) -> Part:
-    """What a switch asks for. Only a plain "on" counts; an empty switch asks for nothing."""
+    """The parts that a switch turns on. Only the exact text "on" counts."""
     return parts_named(key for key in KEYS if switch.get(key) == "on")
 
 
@@ -53,7 +53,7 @@ def parts_named(names: Iterable[str]) -> Part:
 
 
 def parts_ordered(default_domain: bool, communication: bool, names: Iterable[str]) -> Part:
-    """What an order on the bus asks for: two domains, or, from a manager of ours, names."""
+    """The parts that a bus message turns on: two domains or, from our own manager, names."""
     if exact := parts_named(names):
         return exact
     wanted = DEFAULT_DOMAIN if default_domain else NOTHING
@@ -66,31 +66,31 @@ def names_of(parts: Part) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PeerConnection:
-    """One connection of a rank to a peer, since it was opened, as the kernel accounts for it."""
+    """One connection of a rank to a peer: the kernel's counters since it was opened."""
 
     here: str
     """address:port of our end"""
     there: str
     sent_bytes: int
     busy_s: float
-    """How long bytes of ours were on their way, the peer being ready to take them."""
+    """How long our bytes were in flight while the peer was ready to receive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a rank spends its time, summed up since recording began. Compare two of them."""
+    """How a rank spends its time: sums since recording began. The difference of two is a rate."""
 
     rank: Rank
     incarnation: Incarnation
     recorded: Part
-    """What is recorded at present."""
+    """What is recorded now."""
     problem: str = ""
-    """Why what was asked for is not recorded, or not kept; empty when all is well."""
+    """Why something that was requested is not recorded, or not kept; empty: no problem."""
     steps: int = 0
     total_s: float = 0.0
-    """Of all these steps."""
+    """Duration of all these steps."""
     wait_s: float = 0.0
-    """In collectives, with nothing else to do."""
+    """Waiting in collectives."""
     data_s: float = 0.0
     """Waiting for the next batch."""
     save_s: float = 0.0

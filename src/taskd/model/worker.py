@@ -1,7 +1,6 @@
-"""What a training process can learn about itself, and what it can be made to do.
+"""Events and commands of the worker's state machine, `core/worker/machine.py`.
 
-Events and commands of `core/worker/machine.py`. The manager's orders (Park, Repair, Dump, Leave of
-`model/messages.py`) are events too, as they come.
+The manager's orders (Park, Repair, Dump, Leave of `model/messages.py`) are events, too.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from taskd.model.types import Tick
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this process is, for life, except the part of the state that it holds."""
+    """Which process this is. Fixed, except for its shard and the ranks that are missing."""
 
     rank: Rank
     node: NodeRank
@@ -24,7 +23,7 @@ class Identity:
     shard: str = ""
     replica: int = -1
     without: tuple[Rank, ...] = ()
-    """Ranks that were missing when it was last repaired."""
+    """Ranks that did not take part in the last repair."""
 
 
 # Events
@@ -32,14 +31,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ManagerConnected:
-    """The bus is open, for the first time or again; `step` is where training stands."""
+    """The bus connection is open (again), or the manager requests a hello; `step` is committed."""
 
     step: Step
 
 
 @dataclass(frozen=True, slots=True)
 class ShardKnown:
-    """Now it is known which part of the state this rank holds."""
+    """It is now known which part of the state this rank holds."""
 
     shard: str
     replica: int
@@ -48,7 +47,7 @@ class ShardKnown:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """The step in flight cannot be finished."""
+    """The current step cannot be finished."""
 
     kind: str
     evidence: str
@@ -56,7 +55,7 @@ class StepFailed:
 
 @dataclass(frozen=True, slots=True)
 class ThreadParked:
-    """The training thread stands still between two steps and waits for an order."""
+    """The training thread is parked between two steps and waits for an order."""
 
     step: Step
     whole: bool
@@ -66,14 +65,15 @@ class ThreadParked:
 
 @dataclass(frozen=True, slots=True)
 class CopiesChanged:
-    """What lies in the node's memory now. It changes while this rank stands: others still copy."""
+    """The snapshots in the node's memory now. They change while this rank is parked: others still
+    copy."""
 
     copies: tuple[Copy, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRepairDone:
-    """The order to repair has been carried out."""
+    """This rank has carried out its Repair order."""
 
     incident: Incident
     step: Step
@@ -83,7 +83,7 @@ class LocalRepairDone:
 
 @dataclass(frozen=True, slots=True)
 class LocalRepairFailed:
-    """It could not be."""
+    """This rank could not carry out its Repair order."""
 
     incident: Incident
     because: str
@@ -91,14 +91,14 @@ class LocalRepairFailed:
 
 @dataclass(frozen=True, slots=True)
 class FirstStepCommitted:
-    """The first step since the repair is committed."""
+    """The first step after the repair is committed."""
 
     step: Step
 
 
 @dataclass(frozen=True, slots=True)
 class DumpFinished:
-    """The checkpoint is written; or it is not, and why."""
+    """The emergency checkpoint is written, or `because` says why it is not."""
 
     incident: Incident
     step: Step
@@ -124,7 +124,7 @@ Event = ThreadEvent | Tick | Park | Order
 
 @dataclass(frozen=True, slots=True)
 class AbortCollectives:
-    """Free the training thread from the collective that it may be waiting in."""
+    """Abort the collectives, so that the training thread does not wait in one."""
 
     incident: Incident
     because: str
@@ -132,21 +132,19 @@ class AbortCollectives:
 
 @dataclass(frozen=True, slots=True)
 class SendToManager:
-    """Tell the manager."""
-
     body: Body
 
 
 @dataclass(frozen=True, slots=True)
 class ExecuteOrder:
-    """Hand the order to the training thread."""
+    """Pass the order to the training thread."""
 
     order: Order
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """No order came in time: the training thread raises what had happened to it."""
+    """No order came in time: the training thread raises the error of its failed step."""
 
     because: str
 

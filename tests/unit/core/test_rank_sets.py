@@ -30,7 +30,7 @@ def test_a_set_of_ranks_is_a_set(left: set[Rank], right: set[Rank]) -> None:
 
 @given(some, st.integers(0, 300).map(Rank))
 def test_those_since_a_rank(ranks: set[Rank], first: Rank) -> None:
-    assert RankSet(ranks).since(first) == {rank for rank in ranks if rank >= first}
+    assert RankSet(ranks).from_rank(first) == {rank for rank in ranks if rank >= first}
     assert (first in RankSet(ranks)) == (first in ranks)
 
 

@@ -210,7 +210,7 @@ def recognise(
 def gather(state: Gathering, now: float, config: JobConfig) -> Outcome:
     """After each word that is heard: is the picture complete?"""
     views = state.job.view.ranks
-    for rank in state.job.world.since(state.awaited):
+    for rank in state.job.world.from_rank(state.awaited):
         if _is_unheard(state, views[rank]):
             return Outcome(replace(state, awaited=rank))
     return gathered(state, now, config)

@@ -43,7 +43,7 @@ def repaired(state: State, told: Repaired | Committed, now: float, config: JobCo
                 state = replace(state, job=job, unrepaired=unrepaired, uncommitted=uncommitted)
                 return Outcome(state, because=f"{len(unrepaired)} ranks are not repaired yet")
             state_s = told.state_s if isinstance(told, Repaired) else 0.0
-            before = job.open_incident.moments[-1][1] if job.open_incident else now
+            before = job.open_incident.timestamps[-1][1] if job.open_incident else now
             job = mark(mark(job, "groups", max(before, now - state_s)), "state", now)
             deadline = now + config.resume_timeout_s
             resuming = Resuming(job, state.order, state.plan, uncommitted, deadline)
@@ -94,7 +94,7 @@ def dumped(state: State, told: Dumped, now: float, config: JobConfig) -> Outcome
     report = ReportResult(state.job.uuid, 0, because, "dump")
     job = state.job
     if job.open_incident is not None:
-        job = replace(job, open_incident=replace(job.open_incident, written=told.step))
+        job = replace(job, open_incident=replace(job.open_incident, dumped_step=told.step))
     if state.order.type == "saveAndExit":
         return then(Outcome(state, (report,)), strategies.leave_written(job, now, config))
     return Outcome(Deciding(job, now + config.decide_timeout_s), (report,), because)

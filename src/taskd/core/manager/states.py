@@ -414,11 +414,15 @@ def seen(job: Job, faults: tuple[RankFault, ...], now: float) -> Job:
 
 
 def mark(job: Job, name: str, at: float) -> Job:
-    if job.open_incident is None or any(name == marked for marked, _ in job.open_incident.moments):
+    if job.open_incident is None or any(
+        name == marked for marked, _ in job.open_incident.timestamps
+    ):
         return job
     return replace(
         job,
-        open_incident=replace(job.open_incident, moments=(*job.open_incident.moments, (name, at))),
+        open_incident=replace(
+            job.open_incident, timestamps=(*job.open_incident.timestamps, (name, at))
+        ),
     )
 
 

@@ -72,7 +72,7 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome
     job = mark(job, "decided", now)
     if (
         job.open_incident is not None
-        and job.open_incident.written is not None
+        and job.open_incident.dumped_step is not None
         and order.strategy == "exit"
     ):
         return leave_written(job, now, config)
@@ -108,7 +108,7 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome
 
 def leave_written(job: Job, now: float, config: JobConfig) -> Outcome:
     """The survivors have done what was left to do; the next start goes on from there."""
-    step = job.open_incident.written if job.open_incident is not None else None
+    step = job.open_incident.dumped_step if job.open_incident is not None else None
     because = f"step {step} is written to {config.dump_dir}: start the job again to go on from it"
     return end(job, 1, because, now, config)
 

@@ -307,7 +307,7 @@ def test_the_story_of_the_incident_has_its_parts() -> None:
         "recover-in-place",
         "recovered",
     )
-    parts = record.parts_ms()
+    parts = record.phases_ms()
     assert list(parts) == ["stopped", "decided", "forked", "groups", "state", "step"]
     assert all(part >= 0 for part in parts.values())
 
