@@ -1,4 +1,4 @@
-"""The names of the retired Elastic Agent, on top of TaskD."""
+"""The import paths of the retired Elastic Agent. They only re-export parts of TaskD."""
 
 from taskd.version import __version__
 

@@ -1,23 +1,5 @@
-"""Documented import path of `taskd.ascend.elastic_agent.elastic_log`."""
+"""Documented import path of the Elastic Agent's log."""
 
-from taskd.ascend.elastic_agent.elastic_log import (
-    BACKUP_MODE,
-    BACKUPS,
-    DIRECTORY,
-    FILE_LIMIT_BYTES,
-    FORMAT,
-    LINE_LIMIT,
-    OwnFile,
-    run_log,
-)
+from taskd.ascend.documented.elastic_log import run_log
 
-__all__ = [
-    "BACKUPS",
-    "BACKUP_MODE",
-    "DIRECTORY",
-    "FILE_LIMIT_BYTES",
-    "FORMAT",
-    "LINE_LIMIT",
-    "OwnFile",
-    "run_log",
-]
+__all__ = ["run_log"]

@@ -1,15 +1,6 @@
-"""Documented import path of `taskd.ascend.elastic_agent.elastic_messages`."""
+"""Documented import path of the Elastic Agent's messages."""
 
-from taskd.ascend.elastic_agent.elastic_messages import (
-    ClientInfo,
-    Described,
-    Status,
-    to_wire,
-)
+from taskd.ascend.documented.elastic_agent import ClientInfo
+from taskd.wire._pb.recover_pb2 import Status
 
-__all__ = [
-    "ClientInfo",
-    "Described",
-    "Status",
-    "to_wire",
-]
+__all__ = ["ClientInfo", "Status"]

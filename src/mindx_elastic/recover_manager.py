@@ -1,9 +1,9 @@
-"""Documented import path of `taskd.ascend.elastic_agent.elastic_recover_manager`."""
+"""Documented import path of the Elastic Agent's `DLRecoverManager`."""
 
-from taskd.ascend.elastic_agent.elastic_recover_manager import (
+from mindx_elastic import pb
+from taskd.ascend.documented.elastic_agent import (
     DLRecoverManager,
     init_grpc_recover_manager,
-    pb,
     report_process_fault,
     report_recover_status,
     report_recover_strategy,

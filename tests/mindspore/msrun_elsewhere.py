@@ -1,6 +1,6 @@
 """`msrun` with the cluster's reset files in the folder RESET_FILES instead of under `/user`.
 
-There are no other nodes to see the end of this one's workers, so it does not wait long for them.
+No other node has to notice the end of this one's workers, so the plugin waits only 1 s for that.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 
 from mindspore.parallel.cluster.run import main
 
-from taskd.python.framework.agent.ms_mgr import msrun_plugin
+from taskd.ascend.documented import msrun_reset_plugin
 from taskd.python.toolkit.constants import constants
 
 if __name__ == "__main__":
@@ -17,5 +17,5 @@ if __name__ == "__main__":
     constants.RESET_CONFIG_PATH = f"{folder}/reset.json"
     constants.RESTART_TYPE_PATH = f"{folder}/restartType"
     constants.RANK_TABLE_VERSION_PATH = f"{folder}/version"
-    msrun_plugin.SETTLE_S = 1
+    msrun_reset_plugin.SETTLE_S = 1
     main()

@@ -1,9 +1,9 @@
-"""The documented functions. Importing this is cheap, creates nothing and never raises."""
+"""The documented functions of TaskD. The import is cheap, creates nothing and never raises."""
 
-from taskd.ascend.documented.init_agent import init_taskd_agent, register_func, start_taskd_agent
-from taskd.ascend.documented.init_manager import init_taskd_manager, start_taskd_manager
-from taskd.ascend.documented.init_proxy import destroy_taskd_proxy, init_taskd_proxy
-from taskd.ascend.documented.init_worker import (
+from taskd.api.taskd_agent_api import init_taskd_agent, register_func, start_taskd_agent
+from taskd.api.taskd_manager_api import init_taskd_manager, start_taskd_manager
+from taskd.api.taskd_proxy_api import destroy_taskd_proxy, init_taskd_proxy
+from taskd.api.taskd_worker_api import (
     destroy_taskd_worker,
     init_taskd_worker,
     start_taskd_worker,

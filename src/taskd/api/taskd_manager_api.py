@@ -1,15 +1,5 @@
-"""Documented import path of `taskd.ascend.documented.init_manager`."""
+"""Documented import path of the manager functions of `taskd.api`."""
 
-from taskd.ascend.documented.init_manager import (
-    COUNTS,
-    TEXTS,
-    init_taskd_manager,
-    start_taskd_manager,
-)
+from taskd.ascend.documented.manager_functions import init_taskd_manager, start_taskd_manager
 
-__all__ = [
-    "COUNTS",
-    "TEXTS",
-    "init_taskd_manager",
-    "start_taskd_manager",
-]
+__all__ = ["init_taskd_manager", "start_taskd_manager"]

@@ -1,11 +1,5 @@
-"""Documented import path of `taskd.ascend.documented.init_proxy`."""
+"""Documented import path of the proxy functions of `taskd.api`."""
 
-from taskd.ascend.documented.init_proxy import (
-    destroy_taskd_proxy,
-    init_taskd_proxy,
-)
+from taskd.ascend.documented.api_functions import destroy_taskd_proxy, init_taskd_proxy
 
-__all__ = [
-    "destroy_taskd_proxy",
-    "init_taskd_proxy",
-]
+__all__ = ["destroy_taskd_proxy", "init_taskd_proxy"]

@@ -1,1 +1,1 @@
-"""Everything that speaks to Ascend's own parts, and what stands behind their import paths."""
+"""Everything that talks to Ascend's own components, and the code behind their import paths."""

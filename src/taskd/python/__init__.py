@@ -1,1 +1,1 @@
-"""The import paths that MindCluster documents: re-exports and thin adapters."""
+"""The import paths that MindCluster documents. They only re-export `taskd.ascend.documented`."""

@@ -1,3 +1,5 @@
+"""`mindx_elastic`: what its import does to torchrun, and its log."""
+
 from __future__ import annotations
 
 import os
@@ -20,7 +22,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_torch_the_reason_is_told() -> None:
+def test_import_without_torch_raises_with_the_reason() -> None:
     done = run(
         "import importlib.util as util\n"
         "find = util.find_spec\n"
@@ -34,14 +36,14 @@ def test_without_torch_the_reason_is_told() -> None:
     )
 
 
-def test_the_package_itself_needs_no_torch() -> None:
+def test_package_does_not_import_torch() -> None:
     done = run("import sys, mindx_elastic; assert 'torch' not in sys.modules")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_importing_it_patches_torch() -> None:
+def test_import_patches_torchrun() -> None:
     done = run(
-        "import taskd.python.adaptor.patch.torch_patch as seam\n"
+        "import taskd.ascend.documented.torchrun_patch as seam\n"
         "called = []\n"
         "seam.patch_torch_method = lambda: called.append(1)\n"
         "import mindx_elastic.api\n"
@@ -53,49 +55,49 @@ def test_importing_it_patches_torch() -> None:
 
 
 PATCHES = (
-    "import taskd.python.adaptor.patch.torch_patch as seam\n"
+    "import taskd.ascend.documented.torchrun_patch as seam\n"
     "seam.patch_torch_method = lambda: print('patched')\n"
     "import mindx_elastic.api\n"
 )
 
 
 @pytest.mark.parametrize("value", ["1", "0", "", "on"])
-def test_the_switch_leaves_torchrun_as_it_is_unless_it_is_1(tmp_path: Path, value: str) -> None:
+def test_torchrun_is_patched_only_if_the_switch_is_1(tmp_path: Path, value: str) -> None:
     log = tmp_path / "log"
     done = run(PATCHES, ELASTIC_PROCESS_RECOVER_ENABLE=value, ELASTIC_LOG_PATH=str(log))
     assert done.returncode == 0, done.stderr
     assert ("patched" in done.stdout) == (value == "1")
     if value != "1":
-        said = f"ELASTIC_PROCESS_RECOVER_ENABLE is '{value}', not 1"
-        assert said in (log / "run.log").read_text()
+        expected = f"ELASTIC_PROCESS_RECOVER_ENABLE is '{value}', not 1"
+        assert expected in (log / "run.log").read_text()
 
 
 LOGS = (
     "import logging\n"
-    "import taskd.ascend.elastic_agent.elastic_log\n"
+    "import taskd.ascend.documented.elastic_log\n"
     "log = logging.getLogger('logRun')\n"
-    "assert log is taskd.ascend.elastic_agent.elastic_log.run_log\n"
+    "assert log is taskd.ascend.documented.elastic_log.run_log\n"
     "(handler,) = log.handlers\n"
     "handler.max_bytes = LIMIT\n"
     "for number in range(12):\n"
     "    log.info('line %d\\n%s', number, 'x' * 2000)\n"
-    "logging.getLogger('taskd.clusterd').warning('from below')\n"
+    "logging.getLogger('taskd.clusterd').warning('from taskd')\n"
 )
 
 
-def test_the_log_has_the_documented_shape_and_modes(tmp_path: Path) -> None:
+def test_log_has_the_documented_format_and_modes(tmp_path: Path) -> None:
     log = tmp_path / "made" / "log"
     done = run(LOGS.replace("LIMIT", str(20 * 1024 * 1024)), ELASTIC_LOG_PATH=str(log))
     assert (done.returncode, done.stderr) == (0, "")
     *lines, last = (log / "run.log").read_text().splitlines()
     assert len(lines) == 12
-    shape = re.compile(r"\[[\d-]+ [\d:,]+\]\[INFO\]\[line \d+\\nx+\.\.\.\]")
-    assert all(shape.fullmatch(line) and line.count("x") < 1024 for line in lines)
-    assert last.endswith("[from below]")
+    pattern = re.compile(r"\[[\d-]+ [\d:,]+\]\[INFO\]\[line \d+\\nx+\.\.\.\]")
+    assert all(pattern.fullmatch(line) and line.count("x") < 1024 for line in lines)
+    assert last.endswith("[from taskd]")
     assert (log.stat().st_mode & 0o777, (log / "run.log").stat().st_mode & 0o777) == (0o750, 0o640)
 
 
-def test_a_full_log_is_kept_eight_times(tmp_path: Path) -> None:
+def test_eight_full_logs_are_kept(tmp_path: Path) -> None:
     done = run(LOGS.replace("LIMIT", "1500"), ELASTIC_LOG_PATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     backups = [path for path in tmp_path.iterdir() if path.name != "run.log"]
@@ -103,8 +105,8 @@ def test_a_full_log_is_kept_eight_times(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in backups} == {0o400}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs to give a directory away")
-def test_what_belongs_to_somebody_else_is_not_written(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change the owner of a directory")
+def test_log_of_another_owner_is_not_written(tmp_path: Path) -> None:
     os.chown(tmp_path, 1234, 1234)
     done = run(LOGS.replace("LIMIT", "0"), ELASTIC_LOG_PATH=str(tmp_path))
     assert done.returncode == 0

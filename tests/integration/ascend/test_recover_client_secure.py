@@ -20,6 +20,7 @@ import taskd
 from mindx_elastic import recover_manager
 from mindx_elastic.recover_manager import DLRecoverManager, pb
 from taskd.ascend.certificate import common_name
+from taskd.ascend.documented.elastic_agent import to_wire
 from taskd.wire._pb import recover_pb2
 from tests.integration.ascend.recover_server import Running
 from tests.integration.certificates import Authority
@@ -228,12 +229,12 @@ def test_clients_of_both_packages_are_apart() -> None:
     assert TaskdsManager.instance is before
 
 
-def test_what_names_a_job_is_understood() -> None:
+def test_job_may_be_named_by_task_id_or_job_id() -> None:
     wire = recover_pb2.ClientInfo(jobId="j", role="r")
-    assert pb.to_wire(wire) is wire
-    assert pb.to_wire(pb.ClientInfo(taskId="j", role="r", ip="1.2.3.4", port="5")) == wire
-    assert pb.to_wire(pb.ClientInfo(jobId="j", role="r")) == wire
-    assert pb.to_wire(SimpleNamespace(taskId="j", role="r")) == wire
+    assert to_wire(wire) is wire
+    assert to_wire(pb.ClientInfo(taskId="j", role="r", ip="1.2.3.4", port="5")) == wire
+    assert to_wire(pb.ClientInfo(jobId="j", role="r")) == wire
+    assert to_wire(SimpleNamespace(taskId="j", role="r")) == wire
     assert pb.ClientInfo(jobId="j").taskId == "j"
 
 

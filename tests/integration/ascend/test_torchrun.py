@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.bus.ascend_peers import documented_venv
+from tests.integration.ascend import documented_venv
 from tests.integration.run.run_job import TRAIN, script
 
 DEADLINE_S = 120.0

@@ -1,4 +1,4 @@
-"""Every import path that others rely on, and the exact values behind it."""
+"""All documented import paths, with their names and the exact values of constants."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from taskd.python.framework.common.utils import (
     get_hccl_switch_nic_timeout,
     get_report_fault_timeout,
 )
+from taskd.python.toolkit.fault_checker.fault_check import FaultProcessor
 from taskd.python.toolkit.recover_module.shared_data import SharedData
 from taskd.python.toolkit.validator.file_process import safe_get_file_info
 
@@ -70,7 +71,11 @@ PATHS = {
     "taskd.python.utils.log.logger": "run_log CustomRotatingHandler MaxLengthFormatter LogConfig",
     "taskd.python.utils.validator": "Validator FileValidator StringValidator DirectoryValidator "
     "IntValidator MapValidator RankSizeValidator ClassValidator",
+    "taskd.python.constants.constants": "LOG_DEFAULT_FILE DEFAULT_GROUP_DIR TASKD_LOG_PATH",
+    "taskd.python.toolkit.constants.constants": "RESET_CONFIG_PATH RESTARTTIMESCODE TTP_PORT",
     "mindx_elastic": "__version__",
+    "mindx_elastic.pb": "ClientInfo Status",
+    "mindx_elastic.log": "run_log",
     "mindx_elastic.recover_manager": "DLRecoverManager report_stop_complete "
     "report_recover_strategy report_recover_status report_process_fault",
 }
@@ -136,19 +141,26 @@ VALUES = {
 
 
 @pytest.mark.parametrize(("path", "names"), PATHS.items(), ids=PATHS)
-def test_paths(path: str, names: str) -> None:
+def test_documented_names_exist(path: str, names: str) -> None:
     module = import_module(path)
     missing = [name for name in names.split() if not hasattr(module, name)]
     assert not missing
 
 
 @pytest.mark.parametrize(("path", "values"), VALUES.items(), ids=VALUES)
-def test_values(path: str, values: dict[str, object]) -> None:
+def test_documented_values(path: str, values: dict[str, object]) -> None:
     module = import_module(path)
     assert {name: getattr(module, name) for name in values} == values
 
 
-def test_fields_are_in_their_documented_order() -> None:
+def test_constant_that_a_program_sets_takes_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "taskd.python.toolkit.constants.constants.RESET_CONFIG_PATH", "/elsewhere/reset.json"
+    )
+    assert FaultProcessor().reset_cm_path == "/elsewhere/reset.json"
+
+
+def test_dataclass_fields_have_their_documented_order() -> None:
     order = {
         types.Position: "role server_rank process_rank",
         types.TLSConfig: "ca server_key server_crt client_key client_crt",
@@ -162,25 +174,29 @@ def test_fields_are_in_their_documented_order() -> None:
     assert asdict(types.AgentReportInfo()) == {"fault_ranks": [], "restart_times": -1}
 
 
-def test_the_documented_codes() -> None:
-    told = [0, *range(400, 409), 499, *range(500, 510), 599]
-    assert set(told) <= {int(code) for code in RecoverCode}
+def test_documented_recover_codes_exist() -> None:
+    documented = [0, *range(400, 409), 499, *range(500, 510), 599]
+    assert set(documented) <= {int(code) for code in RecoverCode}
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("300", 300), ("600", 600), ("299", -1), ("601", -1), ("x", -1), ("", -1)]
 )
-def test_how_long_an_agent_waits(text: str, seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_fault_timeout_accepts_300_to_600_seconds(
+    text: str, seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TASKD_REPORT_FAULT_TIMEOUT", text)
     assert get_report_fault_timeout() == seconds
 
 
-def test_how_long_a_pause_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switch_nic_timeout_is_two_and_a_half_connect_timeouts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", "101")
     assert get_hccl_switch_nic_timeout() == 252
 
 
-def test_small_files_are_read_and_others_are_not(tmp_path: Path) -> None:
+def test_only_small_regular_text_files_are_read(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("中")
     assert safe_get_file_info(str(file)) == "中"
@@ -193,17 +209,17 @@ def test_small_files_are_read_and_others_are_not(tmp_path: Path) -> None:
     assert safe_get_file_info(None) == ""  # type: ignore[arg-type]
 
 
-def test_flags() -> None:
-    flags, told = SharedData(), []
-    with flags.watched(lambda: told.append((flags.get_exit_flag(), flags.get_kill_flag()))):
+def test_watchers_are_called_when_a_flag_is_raised() -> None:
+    flags, seen = SharedData(), []
+    with flags.watched(lambda: seen.append((flags.get_exit_flag(), flags.get_kill_flag()))):
         flags.set_exit_flag(True)
         flags.set_exit_flag(False)
         flags.set_kill_flag(True)
     flags.set_exit_flag(True)
-    assert told == [(True, False), (False, True)]
+    assert seen == [(True, False), (False, True)]
 
 
-def test_a_library_that_is_missing_or_linked_is_not_loaded(
+def test_missing_or_linked_library_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cython_api, "PATH", tmp_path / "libtaskd.so")

@@ -1,1 +1,1 @@
-"""Implementations behind `taskd.api` and `taskd.python`, which only re-export them."""
+"""The code behind `taskd.api`, `taskd.python` and `mindx_elastic`, which only re-export it."""

@@ -1,7 +1,7 @@
-"""MindIO's controller in the manager's process, under its documented names.
+"""The documented functions of MindIO's controller in the manager's process.
 
-The work is done by `taskd.ascend.mindio_controller`; these functions reach the one that is active
-in this process. Importing this module needs `mindio_ttp`, as documented.
+They call this process's active `taskd.ascend.mindio_controller`. Importing this module requires
+`mindio_ttp`, as documented.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from taskd.ascend import mindio_controller as bridge
-from taskd.ascend.toolkit.run_log import run_log
+from taskd.ascend import mindio_controller
+from taskd.ascend.documented.run_log import run_log
 from taskd.model.clusterd import FaultRank, Signal
 from taskd.model.faults import FaultKind
 from taskd.model.ids import Incident, Rank
@@ -37,31 +37,31 @@ class ControllerMessage:
 
 
 def init_controller() -> None:
-    """Start the controller that belongs to this process's manager."""
-    if bridge.active is None:
-        run_log.error("no manager with a MindIO bridge is running in this process")
+    """Start the controller of this process's manager."""
+    if mindio_controller.active is None:
+        run_log.error("the controller is not started: no manager with MindIO runs in this process")
     else:
-        bridge.active.start("pytorch")
+        mindio_controller.active.start("pytorch")
 
 
 def backend_send_callback(data_ptr: bytes | str) -> int:
-    """Carry out a message of the manager: JSON. 1 when it cannot be read."""
+    """Carry out a JSON message of the manager. Returns 0, or 1 if it cannot be read."""
     try:
-        told = json.loads(data_ptr)
-        ranks = {int(rank): int(kind) for rank, kind in (told.get("fault_ranks") or {}).items()}
+        fields = json.loads(data_ptr)
+        ranks = {int(rank): int(kind) for rank, kind in (fields.get("fault_ranks") or {}).items()}
         message = ControllerMessage(
-            action=str(told.get("action", "")),
-            code=int(told.get("code", 0)),
-            msg=str(told.get("msg", "")),
-            strategy=str(told.get("strategy", "")),
-            params=str(told.get("params", "")),
-            timeout=int(told.get("timeout", 0)),
-            actions=list(told.get("actions") or []),
-            strategy_list=list(told.get("strategy_list") or []),
+            action=str(fields.get("action", "")),
+            code=int(fields.get("code", 0)),
+            msg=str(fields.get("msg", "")),
+            strategy=str(fields.get("strategy", "")),
+            params=str(fields.get("params", "")),
+            timeout=int(fields.get("timeout", 0)),
+            actions=list(fields.get("actions") or []),
+            strategy_list=list(fields.get("strategy_list") or []),
             fault_ranks=ranks,
         )
     except (AttributeError, TypeError, ValueError) as error:
-        run_log.error("a message for the controller cannot be read: %s", error)
+        run_log.error("a message for the MindIO controller cannot be read: %s", error)
         return 1
     for action in message.actions:
         send_msg_to_controller(action, message)
@@ -69,8 +69,8 @@ def backend_send_callback(data_ptr: bytes | str) -> int:
 
 
 def send_msg_to_controller(action: str, data: ControllerMessage) -> None:
-    if bridge.active is None:
-        run_log.error("%s is not done: no MindIO bridge is active in this process", action)
+    if mindio_controller.active is None:
+        run_log.error("%s is not carried out: no MindIO controller runs in this process", action)
         return
     faults = tuple(
         FaultRank(Rank(rank), KINDS.get(kind, FaultKind.ORDINARY))
@@ -85,7 +85,7 @@ def send_msg_to_controller(action: str, data: ControllerMessage) -> None:
         strategy=data.strategy,
         timeout_s=data.timeout,
     )
-    bridge.active.carry_out(action, signal, data.fault_ranks)
+    mindio_controller.active.carry_out(action, signal, data.fault_ranks)
 
 
 def report_stop_complete(code: int, msg: str, fault_ranks: Mapping[int, int]) -> None:
@@ -109,7 +109,7 @@ def report_process_fault(
 
 
 def _report(name: str, *arguments: Any) -> None:
-    if bridge.active is None:
-        run_log.error("%s is lost: no MindIO bridge is active in this process", name)
+    if mindio_controller.active is None:
+        run_log.error("%s is dropped: no MindIO controller runs in this process", name)
     else:
-        getattr(bridge.active, name)(*arguments)
+        getattr(mindio_controller.active, name)(*arguments)

@@ -1,1 +1,1 @@
-"""Documented import paths: the seams to training frameworks."""
+"""Documented import paths: integration with training frameworks."""

@@ -1,77 +1,11 @@
-"""Documented import path of `taskd.ascend.toolkit.log_constants`."""
+"""Documented import path of the constants of the log, the validators and the group dump.
 
-from taskd.ascend.toolkit.log_constants import (
-    DEFAULT_GROUP,
-    DEFAULT_GROUP_DIR,
-    GLOBAL_RANKS_KEY,
-    GROUP_BASE_DIR_ENV,
-    GROUP_INFO_NAME,
-    GROUP_NAME_KEY,
-    GROUP_RANK_KEY,
-    JOB_ID_KEY,
-    LIB_SO_NAME,
-    LIB_SO_PATH,
-    LOG_BAK_PRIVILEGE,
-    LOG_DATE_FORMAT,
-    LOG_DEFAULT_BACKUP_COUNT,
-    LOG_DEFAULT_FILE,
-    LOG_DEFAULT_FILE_NAME,
-    LOG_DEFAULT_FILE_PATH,
-    LOG_DEFAULT_MAX_BYTES,
-    LOG_DIR_PRIVILEGE,
-    LOG_MAX_LINE_LENGTH,
-    LOG_PRIVILEGE,
-    LOG_SIMPLE_FORMAT,
-    MAX_DEVICE_NUM,
-    MAX_FILE_NUMS,
-    MAX_RANK_SIZE,
-    MAX_SIZE,
-    MIN_DEVICE_NUM,
-    MIN_RANK_SIZE,
-    MIN_SIZE,
-    MINDSPORE,
-    PROFILING_DIR_MODE,
-    PYTORCH,
-    TASKD_FILE_LOG_LEVEL,
-    TASKD_LOG_PATH,
-    TASKD_LOG_STDOUT,
-    TASKD_STD_LOG_LEVEL,
-)
+It is the same module object, so that a constant that a program sets here takes effect.
+"""
 
-__all__ = [
-    "DEFAULT_GROUP",
-    "DEFAULT_GROUP_DIR",
-    "GLOBAL_RANKS_KEY",
-    "GROUP_BASE_DIR_ENV",
-    "GROUP_INFO_NAME",
-    "GROUP_NAME_KEY",
-    "GROUP_RANK_KEY",
-    "JOB_ID_KEY",
-    "LIB_SO_NAME",
-    "LIB_SO_PATH",
-    "LOG_BAK_PRIVILEGE",
-    "LOG_DATE_FORMAT",
-    "LOG_DEFAULT_BACKUP_COUNT",
-    "LOG_DEFAULT_FILE",
-    "LOG_DEFAULT_FILE_NAME",
-    "LOG_DEFAULT_FILE_PATH",
-    "LOG_DEFAULT_MAX_BYTES",
-    "LOG_DIR_PRIVILEGE",
-    "LOG_MAX_LINE_LENGTH",
-    "LOG_PRIVILEGE",
-    "LOG_SIMPLE_FORMAT",
-    "MAX_DEVICE_NUM",
-    "MAX_FILE_NUMS",
-    "MAX_RANK_SIZE",
-    "MAX_SIZE",
-    "MINDSPORE",
-    "MIN_DEVICE_NUM",
-    "MIN_RANK_SIZE",
-    "MIN_SIZE",
-    "PROFILING_DIR_MODE",
-    "PYTORCH",
-    "TASKD_FILE_LOG_LEVEL",
-    "TASKD_LOG_PATH",
-    "TASKD_LOG_STDOUT",
-    "TASKD_STD_LOG_LEVEL",
-]
+import sys
+
+from taskd.ascend.documented import log_constants
+from taskd.ascend.documented.log_constants import *  # noqa: F403
+
+sys.modules[__name__] = log_constants

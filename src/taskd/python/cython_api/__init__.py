@@ -1,1 +1,1 @@
-"""The documented place of the native library."""
+"""Documented import path of the native library."""

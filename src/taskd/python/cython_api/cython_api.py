@@ -1,7 +1,7 @@
-"""Loads `libtaskd.so`, which in this TaskD holds nothing: all the work is done in Python.
+"""Loads `libtaskd.so`, an empty library: this TaskD is written in Python.
 
-The file is there because image recipes name it in LD_PRELOAD, and `lib` because other code asks
-whether it could be loaded. Nothing of ours calls it.
+The file exists because image recipes list it in LD_PRELOAD; `lib` exists because other programs
+check whether the library could be loaded. TaskD itself does not call it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ PATH = Path(__file__).parent / "libs" / "libtaskd.so"
 
 
 def load_lib_taskd() -> ctypes.CDLL | None:
-    """The loaded library, or None, with the reason in the log."""
+    """The loaded library, or None; the log has the reason."""
     if PATH.is_symlink():
-        log.error("%s is a symbolic link, and is not loaded", PATH)
+        log.error("the native library is not loaded: %s is a symbolic link", PATH)
         return None
     try:
         return ctypes.CDLL(str(PATH), mode=os.RTLD_LAZY | os.RTLD_LOCAL)

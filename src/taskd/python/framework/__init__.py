@@ -1,1 +1,1 @@
-"""Documented import paths: what agents, manager and workers share."""
+"""Documented import paths: agents, manager and workers."""

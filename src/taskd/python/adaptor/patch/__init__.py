@@ -1,5 +1,5 @@
-"""Importing this lets torchrun's agents work with TaskD; it is the documented line in `run.py`."""
+"""Importing this makes torchrun use TaskD's agent: the documented line in torch's `run.py`."""
 
-from taskd.ascend.documented.torch_patch import patch_torch_method
+from taskd.ascend.documented.torchrun_patch import patch_torch_method
 
 patch_torch_method()

@@ -1,6 +1,6 @@
-"""Documented import path of `taskd.ascend.documented.torch_patch`."""
+"""Documented import path of the patches of torchrun."""
 
-from taskd.ascend.documented.torch_patch import (
+from taskd.ascend.documented.torchrun_patch import (
     context_wait_task,
     get_use_agent_store,
     get_worker_env,

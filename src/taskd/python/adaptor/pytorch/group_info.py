@@ -1,15 +1,5 @@
-"""Documented import path of `taskd.ascend.documented.group_info`."""
+"""Documented import path of the dump of process groups."""
 
-from taskd.ascend.documented.group_info import (
-    HCCL,
-    dump_group_info,
-    get_group_info,
-    get_save_path,
-)
+from taskd.ascend.documented.group_dump import dump_group_info, get_group_info, get_save_path
 
-__all__ = [
-    "HCCL",
-    "dump_group_info",
-    "get_group_info",
-    "get_save_path",
-]
+__all__ = ["dump_group_info", "get_group_info", "get_save_path"]

@@ -1,6 +1,6 @@
-"""Documented import path of `taskd.ascend.documented.message_types`."""
+"""Documented import path of the message types of agents."""
 
-from taskd.ascend.documented.message_types import (
+from taskd.ascend.documented.agent_messages import (
     CONFIG_FRAMEWORK_KEY,
     CONFIG_LISTENIP_KEY,
     CONFIG_LISTENPORT_KEY,

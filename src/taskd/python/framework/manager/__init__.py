@@ -1,1 +1,1 @@
-"""The documented home of the manager and of its bridge to MindIO."""
+"""Documented import paths: the manager and its MindIO controller."""

@@ -1,7 +1,6 @@
-"""Documented import path of `taskd.ascend.documented.controller_functions`."""
+"""Documented import path of MindIO's controller in the manager's process."""
 
 from taskd.ascend.documented.controller_functions import (
-    KINDS,
     ControllerMessage,
     backend_send_callback,
     init_controller,
@@ -13,7 +12,6 @@ from taskd.ascend.documented.controller_functions import (
 )
 
 __all__ = [
-    "KINDS",
     "ControllerMessage",
     "backend_send_callback",
     "init_controller",

@@ -1,9 +1,5 @@
-"""Documented import path of `taskd.ascend.documented.manager_class`."""
+"""Documented import path of `Manager`."""
 
-from taskd.ascend.documented.manager_class import (
-    Manager,
-)
+from taskd.ascend.documented.manager_functions import Manager
 
-__all__ = [
-    "Manager",
-]
+__all__ = ["Manager"]

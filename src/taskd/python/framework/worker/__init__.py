@@ -1,1 +1,1 @@
-"""`Worker` and `StressStatus` at their documented path."""
+"""Documented import path of `Worker` and `StressStatus`."""

@@ -1,11 +1,5 @@
-"""Documented import path of `taskd.ascend.documented.worker_class`."""
+"""Documented import path of `Worker` and `StressStatus`."""
 
-from taskd.ascend.documented.worker_class import (
-    StressStatus,
-    Worker,
-)
+from taskd.ascend.documented.api_functions import StressStatus, Worker
 
-__all__ = [
-    "StressStatus",
-    "Worker",
-]
+__all__ = ["StressStatus", "Worker"]

@@ -1,8 +1,8 @@
-"""Places in the file system."""
+"""Documented import path of the paths of the toolkit."""
 
 import os
 
-from taskd.ascend.msrun.process_exits import TORCH_EXTENSIONS_CACHE_DIR
+from taskd.ascend.documented.reset_files import TORCH_EXTENSIONS_CACHE_DIR
 
 __all__ = ["CFG_DIR", "LOG_CFG_FILE", "TORCH_EXTENSIONS_CACHE_DIR", "WORK_DIR"]
 

@@ -1,6 +1,6 @@
-"""Documented import path of `taskd.ascend.msrun.fault_check`."""
+"""Documented import path of the reset files and the functions that end processes."""
 
-from taskd.ascend.msrun.fault_check import (
+from taskd.ascend.documented.reset_files import (
     FaultProcessor,
     FaultStatus,
     ResetCmData,

@@ -1,5 +1,5 @@
-"""The client of clusterd's Recover service."""
+"""Documented import path of the client of clusterd's Recover service."""
 
-from taskd.ascend.documented.recover_manager import DLRecoverManager
+from taskd.ascend.documented.recover_functions import DLRecoverManager
 
 __all__ = ["DLRecoverManager"]

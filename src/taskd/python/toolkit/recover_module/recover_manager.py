@@ -1,9 +1,8 @@
-"""Documented import path of `taskd.ascend.documented.recover_manager`."""
+"""Documented import path of `DLRecoverManager` and its functions."""
 
-from taskd.ascend.documented.recover_manager import (
+from taskd.ascend.documented.recover_functions import (
     CallBackFuncs,
     DLRecoverManager,
-    ProtoBufData,
     RecoverManager,
     get_instance,
     get_recover_manager_instance,
@@ -18,6 +17,7 @@ from taskd.ascend.documented.recover_manager import (
     report_recover_strategy,
     report_stop_complete,
 )
+from taskd.ascend.recover_client import ProtoBufData
 
 __all__ = [
     "CallBackFuncs",

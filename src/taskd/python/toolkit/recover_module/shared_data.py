@@ -1,4 +1,4 @@
-"""The flags between an agent and the recover client of its process."""
+"""Documented import path of the flags that an agent shares with its recover client."""
 
 from taskd.ascend.recover_flags import Flags as SharedData
 from taskd.ascend.recover_flags import flags as shared_data_inst

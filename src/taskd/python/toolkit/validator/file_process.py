@@ -1,9 +1,5 @@
-"""Documented import path of `taskd.ascend.toolkit.file_process`."""
+"""Documented import path of `safe_get_file_info`."""
 
-from taskd.ascend.toolkit.file_process import (
-    safe_get_file_info,
-)
+from taskd.ascend.documented.validators import safe_get_file_info
 
-__all__ = [
-    "safe_get_file_info",
-]
+__all__ = ["safe_get_file_info"]

@@ -1,5 +1,5 @@
-"""`run_log`, the logger of TaskD. Importing it creates nothing and never raises."""
+"""Documented import path of `run_log`, TaskD's logger. The import creates no file."""
 
-from taskd.ascend.toolkit.run_log import run_log
+from taskd.ascend.documented.run_log import run_log
 
 __all__ = ["run_log"]

@@ -1,15 +1,10 @@
-"""Documented import path of `taskd.ascend.toolkit.run_log`."""
+"""Documented import path of the log."""
 
-from taskd.ascend.toolkit.run_log import (
+from taskd.ascend.documented.run_log import (
     CustomRotatingHandler,
     LogConfig,
     MaxLengthFormatter,
     run_log,
 )
 
-__all__ = [
-    "CustomRotatingHandler",
-    "LogConfig",
-    "MaxLengthFormatter",
-    "run_log",
-]
+__all__ = ["CustomRotatingHandler", "LogConfig", "MaxLengthFormatter", "run_log"]

@@ -1,8 +1,9 @@
-"""Chained checks of values from outside: `IntValidator(x, 0, 9).check_value().is_valid()`."""
+"""Documented import path of the validators: `IntValidator(x, 0, 9).check_value().is_valid()`."""
 
-from taskd.ascend.toolkit.path_validators import DirectoryValidator, FileValidator
-from taskd.ascend.toolkit.value_validators import (
+from taskd.ascend.documented.validators import (
     ClassValidator,
+    DirectoryValidator,
+    FileValidator,
     IntValidator,
     MapValidator,
     RankSizeValidator,

@@ -1,8 +1,6 @@
-"""Documented import path of `taskd.ascend.documented.agent_network`."""
+"""Documented import path of an agent's endpoint on the bus."""
 
-from taskd.ascend.documented.agent_network import (
-    DEFAULT_DST,
-    MOST_SEEN,
+from taskd.ascend.documented.agent_messages import (
     AgentMessageManager,
     get_message_manager,
     get_msg_network_instance,
@@ -12,8 +10,6 @@ from taskd.ascend.documented.agent_network import (
 )
 
 __all__ = [
-    "DEFAULT_DST",
-    "MOST_SEEN",
     "AgentMessageManager",
     "get_message_manager",
     "get_msg_network_instance",

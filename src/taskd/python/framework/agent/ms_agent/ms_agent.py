@@ -1,4 +1,4 @@
-"""The documented import path of MindSpore's agent."""
+"""Documented import path of MindSpore's agent."""
 
 from taskd.agent.seams.msrun import MsAgent
 

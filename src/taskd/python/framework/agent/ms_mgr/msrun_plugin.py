@@ -1,21 +1,5 @@
-"""Documented import path of `taskd.ascend.msrun.msrun_plugin`."""
+"""Documented import path of `MSRunPlugin`."""
 
-from taskd.ascend.msrun.msrun_plugin import (
-    FIRST_NODE,
-    NEEDED,
-    SETTLE_S,
-    MSRunPlugin,
-    Next,
-    Round,
-    decide,
-)
+from taskd.ascend.documented.msrun_reset_plugin import MSRunPlugin
 
-__all__ = [
-    "FIRST_NODE",
-    "NEEDED",
-    "SETTLE_S",
-    "MSRunPlugin",
-    "Next",
-    "Round",
-    "decide",
-]
+__all__ = ["MSRunPlugin"]

@@ -1,7 +1,7 @@
 """`DLRecoverManager` and its functions, as MindCluster documents them.
 
-What they do is in `taskd.ascend.recover_client`; this module gives it the names, the environment
-variables and the one instance a process.
+`taskd.ascend.recover_client` does the work; this module adds the documented names, the environment
+variables and the single instance per process.
 """
 
 from __future__ import annotations
@@ -12,37 +12,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+from taskd.ascend.documented import agent_constants as constants
+from taskd.ascend.documented.run_log import run_log
 from taskd.ascend.mindio import Faults, address_and_world, has_mindio
 from taskd.ascend.recover_channel import Security, server_address
 from taskd.ascend.recover_client import ProtoBufData, RecoverClient
-from taskd.ascend.toolkit import constants
-from taskd.ascend.toolkit.run_log import run_log
 from taskd.config import environ
 from taskd.wire._pb import recover_pb2 as pb
-
-__all__ = [
-    "CallBackFuncs",
-    "DLRecoverManager",
-    "ProtoBufData",
-    "RecoverManager",
-    "get_instance",
-    "get_recover_manager_instance",
-    "import_flag",
-    "init_grpc_client",
-    "init_grpc_process",
-    "init_grpc_recover_manager",
-    "init_mindio_controller",
-    "register_callback_func",
-    "report_process_fault",
-    "report_recover_status",
-    "report_recover_strategy",
-    "report_stop_complete",
-]
 
 ROLE = "master agent"
 
 import_flag = has_mindio()
-"""Whether `mindio_ttp` is there."""
+"""Whether `mindio_ttp` is installed."""
 
 
 class RecoverManager(ABC):
@@ -54,7 +35,7 @@ class RecoverManager(ABC):
 
 
 class DLRecoverManager(RecoverClient, RecoverManager):
-    """The recover client of this process: constructing it again connects it anew."""
+    """The recover client of this process; constructing it again connects it again."""
 
     instance: ClassVar[Any] = None
     _creation: ClassVar[threading.Lock] = threading.Lock()
@@ -71,7 +52,7 @@ class DLRecoverManager(RecoverClient, RecoverManager):
     ) -> None:
         if getattr(self, "grpc_channel", None) is not None:
             self.close()
-        type(self).instance = None  # Nobody is to find one whose construction has failed.
+        type(self).instance = None  # If construction fails, no half-built client is left behind.
         super().__init__(info, server_addr, security)
         type(self).instance = self
 
@@ -91,18 +72,18 @@ class DLRecoverManager(RecoverClient, RecoverManager):
 
 
 def init_grpc_recover_manager() -> DLRecoverManager:
-    """A client for the job and the server that the environment names, or ValueError."""
+    """A client for the job and server named by the environment; ValueError if one is missing."""
     job = environ.get("MINDX_TASK_ID", "")
     if not job:
-        raise ValueError("MINDX_TASK_ID is not set: the job is not known")
+        raise ValueError("MINDX_TASK_ID is not set: the job id is unknown")
     return DLRecoverManager(pb.ClientInfo(jobId=job, role=ROLE), server_address())
 
 
 def get_instance(cls: Any) -> Any:
     if not hasattr(cls, "instance"):
-        raise TypeError(f"{cls!r} has no instance: it is no singleton")
+        raise TypeError(f"{cls!r} is not a singleton: it has no attribute `instance`")
     if cls.instance is None:
-        raise RuntimeError(f"no {cls.__name__} has been made yet")
+        raise RuntimeError(f"no {cls.__name__} has been created yet")
     return cls.instance
 
 
@@ -115,7 +96,7 @@ def get_recover_manager_instance() -> DLRecoverManager:
 
 
 def init_grpc_client(frame: str = "pytorch") -> threading.Thread:
-    """Run `init_grpc_process` in a thread that does not keep the process alive."""
+    """Run `init_grpc_process` in a daemon thread."""
     thread = threading.Thread(
         target=init_grpc_process, args=(frame,), name="taskd-recover", daemon=True
     )
@@ -128,12 +109,12 @@ def init_grpc_process(frame: str = "pytorch") -> None:
     manager = init_grpc_recover_manager()
     if not manager.init_clusterd():
         return
-    # Tells mindio_ttp that its controller is run from outside the training processes.
+    # Tells mindio_ttp that its controller runs outside the training processes.
     os.environ["TORCH_AGENT_START"] = "0"  # noqa: TID251
     manager.engine.register_callbacks()
     manager.start_engine(frame)
     if not manager.wait_for_engine():
-        run_log.error("no training process has been reached in time: recovery stays off")
+        run_log.error("recovery stays off: the engine reached no training process in time")
         manager.engine.destroy()
         return
     manager.register_some_times(constants.GRPC_REGISTER_RETRY_TIME_LIMIT)
@@ -141,7 +122,7 @@ def init_grpc_process(frame: str = "pytorch") -> None:
 
 
 def init_mindio_controller(frame: str = "pytorch") -> None:
-    """Start the engine of this process's client. ValueError: the environment lacks something."""
+    """Start the engine of this process's client; ValueError if a variable is missing."""
     address_and_world(frame)
     get_recover_manager_instance().start_engine(frame)
 
@@ -167,7 +148,7 @@ def report_process_fault(fault_ranks: Faults, fault_codes: Mapping[int, str] | N
 
 
 class CallBackFuncs:
-    """The four reports under the names that `mindio_ttp` calls them by."""
+    """The four reports under the names that `mindio_ttp` uses."""
 
     report_fault_ranks = staticmethod(report_process_fault)
     report_stop_complete = staticmethod(report_stop_complete)

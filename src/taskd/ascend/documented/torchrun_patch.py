@@ -1,8 +1,9 @@
-"""The documented names behind `import taskd.python.adaptor.patch`.
+"""The functions behind `import taskd.python.adaptor.patch` and `import mindx_elastic.api`.
 
-`patch_torch_method` is what the import calls: it lets torchrun use TaskD's agent
-(`taskd.agent.seams.torchrun`). The others are for programs that give torch's own agent workers
-that can be started and stopped one by one (`taskd.agent.seams.torchrun_contexts`).
+The first import calls `patch_torch_method`, the second `patch_torch_methods`: both make torchrun
+use TaskD's agent (`taskd.agent.seams.torchrun`). The other functions are for programs that keep
+torch's own agent but start and stop its workers one by one
+(`taskd.agent.seams.torchrun_contexts`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from taskd.config import environ
 
 
 def patch_torch_method() -> None:
-    """Let torchrun use TaskD's agent. Without torch, or with a torch that is not known, nothing."""
+    """Make torchrun use TaskD's agent. Does nothing without torch or with an unknown version."""
     if find_spec("torch") is None:
         return
     from taskd.agent.seams.torchrun import install
@@ -28,8 +29,28 @@ def patch_torch_method() -> None:
     install()
 
 
+def patch_torch_methods() -> None:
+    """The Elastic Agent's function: the same, but torch is required.
+
+    If ELASTIC_PROCESS_RECOVER_ENABLE is set to anything but 1, torchrun stays as it is.
+    """
+    if find_spec("torch") is None:
+        raise ImportError(
+            "mindx_elastic.api changes how torch starts its workers, and torch is not installed"
+        )
+    enabled = environ.get("ELASTIC_PROCESS_RECOVER_ENABLE", "1")
+    if enabled != "1":
+        from taskd.ascend.documented.elastic_log import run_log
+
+        run_log.warning(
+            "torchrun is not patched: ELASTIC_PROCESS_RECOVER_ENABLE is %r, not 1", enabled
+        )
+        return
+    patch_torch_method()
+
+
 def patch_invoke_run(self: Any, role: str = "default") -> Any:
-    """Run this agent's workers under TaskD; without a manager, as torch would."""
+    """Run this agent's workers under TaskD; without a manager, run them as torch does."""
     from taskd.agent.seams.torchrun import ElasticAgent
 
     if not isinstance(self, ElasticAgent):
@@ -38,12 +59,12 @@ def patch_invoke_run(self: Any, role: str = "default") -> Any:
 
 
 def patch_default_signal() -> signal.Signals:
-    """What ends a worker that does not matter any more."""
+    """The signal that ends a worker that is no longer needed."""
     return signal.SIGKILL
 
 
 def patch_launch_agent(config: Any, entrypoint: Any, args: list[Any]) -> Any:
-    """Torch's own, where no number of restarts means any number."""
+    """torch's `launch_agent`, where max_restarts=0 means an unlimited number of restarts."""
     from taskd.agent.seams.torchrun import TORCHS_LAUNCH
 
     if not config.max_restarts:
@@ -54,7 +75,7 @@ def patch_launch_agent(config: Any, entrypoint: Any, args: list[Any]) -> Any:
 def patch_create_c10d_store_decorator(
     func: Callable[..., Iterator[Any]],
 ) -> Callable[..., Iterator[Any]]:
-    """For torch's `rendezvous`: each attempt of the workers has keys of its own in the store."""
+    """For torch's `rendezvous`: each attempt of the workers uses its own keys in the store."""
 
     @wraps(func)
     def rendezvous(*args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -99,7 +120,7 @@ def stop_worker_task(pcontext: Any) -> None:
 
 
 def context_wait_task(pcontext: Any) -> Any:
-    """How the one worker of this context has ended; None: it runs."""
+    """How the one worker of this context has ended; None: it still runs."""
     from taskd.agent.seams import torchrun_contexts as contexts
 
     return contexts.glance(pcontext)
@@ -120,7 +141,7 @@ def get_use_agent_store(spec: Any) -> bool:
 def start_processes_with_logs_spec(
     self: Any, worker_group: Any, worker: Any, env: dict[str, str], logs_specs: Any
 ) -> Any:
-    """The process context of one worker, with these log settings."""
+    """Start one worker with these log settings; returns its process context."""
     from taskd.agent.seams import torchrun_contexts as contexts
 
     return contexts.begin(self, worker_group, worker, env, logs_specs)
@@ -129,13 +150,13 @@ def start_processes_with_logs_spec(
 def start_processes_with_log_dir(
     self: Any, worker_group: Any, worker: Any, env: dict[str, str], log_dir: str
 ) -> Any:
-    """The same with a folder: its files are made anew, unless it is somebody's link."""
+    """The same with a folder for the logs, whose files are replaced. A link is refused."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
     from taskd.agent.seams import torchrun_contexts as contexts
 
     if os.path.islink(log_dir):
-        raise ValueError(f"{log_dir} is a link: logs are not written through it")
+        raise ValueError(f"the log directory {log_dir} is a symbolic link: use a real directory")
     os.makedirs(log_dir, exist_ok=True)
     logs = DefaultLogsSpecs(log_dir=log_dir)
     return contexts.begin(self, worker_group, worker, env, logs)

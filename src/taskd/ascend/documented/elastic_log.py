@@ -1,6 +1,6 @@
-"""The log of the Elastic Agent: the logger `logRun`, whose lines go to `run.log`.
+"""The log of the Elastic Agent: the logger `logRun`, which writes to `run.log`.
 
-Importing this touches no file; the first line does.
+Importing this module does not touch the file; the first log line creates it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ BACKUPS, BACKUP_MODE = 8, 0o400
 
 
 class OwnFile(RotatingHandler):
-    """Only what belongs to this user or group is written: others may read what they own."""
+    """Writes only if file and directory belong to this user or group."""
 
     def _open(self) -> TextIOWrapper:
         path = Path(self.baseFilename)
-        for there in (path.parent, path):
-            if there.exists():
-                owner = there.stat()
+        for each in (path.parent, path):
+            if each.exists():
+                owner = each.stat()
                 if owner.st_uid != os.geteuid() and owner.st_gid != os.getegid():
-                    raise PermissionError(EPERM, "it belongs to another user and group", str(there))
+                    raise PermissionError(EPERM, "it belongs to another user and group", str(each))
         return super()._open()
 
 
 def _attach() -> logging.Logger:
-    """What TaskD says underneath goes there, too, where somebody has named the directory."""
+    """If ELASTIC_LOG_PATH is set, TaskD's own log lines go to the file, too."""
     directory = environ.get("ELASTIC_LOG_PATH", "")
     handler = OwnFile(
         Path(directory or DIRECTORY) / "run.log",

@@ -1,3 +1,5 @@
+"""The reset files: what FaultProcessor reads from them, and how processes are ended."""
+
 from __future__ import annotations
 
 import json
@@ -12,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from taskd.ascend.msrun import process_exits as endings
-from taskd.ascend.toolkit import constants
+from taskd.ascend.documented import agent_constants as constants
+from taskd.ascend.documented import reset_files
 from taskd.python.toolkit.fault_checker import fault_check
 from taskd.python.toolkit.fault_checker.fault_check import FaultProcessor, ResetCmData
 
@@ -23,15 +25,15 @@ WAIT_S = 20.0
 class Files:
     """The reset files of one pod."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.processor = FaultProcessor()
-        self.processor.reset_cm_path = str(place / "reset.json")
-        self.processor.restart_type_path = str(place / "restartType")
-        self.processor.rank_version_path = str(place / "version")
+        self.processor.reset_cm_path = str(folder / "reset.json")
+        self.processor.restart_type_path = str(folder / "restartType")
+        self.processor.rank_version_path = str(folder / "version")
 
     def reset(self, ranks: list[Any] | None = None, **others: Any) -> None:
-        told = {"RankList": [] if ranks is None else ranks, **others}
-        Path(self.processor.reset_cm_path).write_text(json.dumps(told))
+        content = {"RankList": [] if ranks is None else ranks, **others}
+        Path(self.processor.reset_cm_path).write_text(json.dumps(content))
 
     def restart_type(self, text: str) -> None:
         Path(self.processor.restart_type_path).write_text(text)
@@ -52,7 +54,7 @@ def rank(number: int, status: str = "fault") -> dict[str, Any]:
 GROUP = SimpleNamespace(workers=[SimpleNamespace(global_rank=8), SimpleNamespace(global_rank=9)])
 
 
-def test_everything_is_read_and_sorted(files: Files) -> None:
+def test_all_values_are_read_and_ranks_are_sorted(files: Files) -> None:
     files.reset(
         [rank(9), rank(2)],
         RetryTime=3,
@@ -83,7 +85,7 @@ def test_everything_is_read_and_sorted(files: Files) -> None:
         '{"RankList": ["x", {}, {"RankId": "1"}, {"RankId": true}]}',
     ],
 )
-def test_what_is_not_understood_counts_as_not_said(files: Files, text: str) -> None:
+def test_invalid_values_get_their_defaults(files: Files, text: str) -> None:
     Path(files.processor.reset_cm_path).write_text(text)
     assert files.processor.get_reset_info_from_cm() == ResetCmData()
 
@@ -98,7 +100,7 @@ def test_missing_linked_and_large_files_are_not_read(files: Files, tmp_path: Pat
     assert files.processor.get_reset_info_from_cm() == ResetCmData()
 
 
-def test_a_fault_of_this_node(files: Files) -> None:
+def test_fault_of_this_node_is_reported_until_handled(files: Files) -> None:
     files.reset([rank(9), rank(1)], RestartFaultProcess=True)
     status = files.processor.get_fault_status(GROUP)
     assert status.local_ranks == [9]
@@ -106,10 +108,10 @@ def test_a_fault_of_this_node(files: Files) -> None:
     assert status.restart_fault_process
     assert not status.is_unrecovered
     files.processor.update_fault_info()
-    assert not files.processor.get_fault_status(GROUP).is_fault  # It has been dealt with.
+    assert not files.processor.get_fault_status(GROUP).is_fault  # It has been handled.
 
 
-def test_a_fault_of_another_node(files: Files) -> None:
+def test_fault_of_another_node_is_only_unrecovered(files: Files) -> None:
     files.reset([rank(1)])
     assert not files.processor.get_fault_status(GROUP).is_fault
     files.reset([rank(1, "unrecovered")])
@@ -118,7 +120,7 @@ def test_a_fault_of_another_node(files: Files) -> None:
     assert files.processor.get_fault_status([8, 9]).is_unrecovered
 
 
-def test_a_retry(files: Files) -> None:
+def test_new_retry_time_is_reported_once(files: Files) -> None:
     files.reset(RetryTime=1)
     assert files.processor.get_fault_status(GROUP).is_retried
     files.processor.update_fault_info()
@@ -127,7 +129,7 @@ def test_a_retry(files: Files) -> None:
     assert files.processor.get_remain_retry_time(0) == 0
 
 
-def test_recovered_ranks(files: Files) -> None:
+def test_recovered_when_all_listed_ranks_are_recovered(files: Files) -> None:
     files.reset([rank(1, "recovered"), {"RankId": 2}])
     assert files.processor.is_recovered()
     files.reset([rank(1, "recovered"), rank(2, "unrecovered")])
@@ -135,7 +137,7 @@ def test_recovered_ranks(files: Files) -> None:
 
 
 @pytest.mark.parametrize(("table", "needed"), [(None, True), ("/a", True), ("", False)])
-def test_a_rescheduled_pod_needs_a_new_rank_table(
+def test_rescheduled_pod_needs_a_new_rank_table(
     files: Files, monkeypatch: pytest.MonkeyPatch, table: str | None, needed: bool
 ) -> None:
     if table is None:
@@ -155,7 +157,7 @@ def test_a_rescheduled_pod_needs_a_new_rank_table(
     assert files.processor.is_recovered()
 
 
-def test_when_workers_may_start(files: Files) -> None:
+def test_workers_start_when_files_are_complete_and_list_no_local_fault(files: Files) -> None:
     files.reset(FaultFlushing=True)
     assert not files.processor.wait_to_start(GROUP)
     files.reset([rank(8)])
@@ -165,7 +167,7 @@ def test_when_workers_may_start(files: Files) -> None:
     assert files.processor.pre_retry_time == 2
 
 
-def test_the_documented_paths() -> None:
+def test_default_paths_are_the_documented_ones() -> None:
     processor = fault_check.fault_processor
     assert processor.reset_cm_path == "/user/restore/reset/config/reset.json"
     assert processor.restart_type_path == "/user/restore/reset/config/restartType"
@@ -180,7 +182,7 @@ STUBBORN = (
     "print('ready', flush=True)\n"
     "signal.pause()\n"
 )
-GENTLE = "import signal\nprint('ready', flush=True)\nsignal.pause()\n"
+OBEDIENT = "import signal\nprint('ready', flush=True)\nsignal.pause()\n"
 
 
 @pytest.fixture
@@ -200,17 +202,21 @@ def start() -> Iterator[Any]:
         process.communicate()
 
 
-def test_gentle_ends(start: Any) -> None:
-    process = start(GENTLE)
+def test_sigterm_ends_a_process(start: Any) -> None:
+    process = start(OBEDIENT)
     assert not fault_check.all_pid_stopped({0: process.pid})
     fault_check.grace_exit_pids({0: process.pid, 1: 2**22 + 1, 2: -1, 3: 0})
     fault_check.stop_pids({0: process.pid})
-    assert fault_check.all_pid_stopped([process.pid])  # Not reaped yet, but at its end.
+    assert fault_check.all_pid_stopped(
+        [process.pid]
+    )  # A zombie: it has ended but is not reaped yet.
     assert process.wait(WAIT_S) == -signal.SIGTERM
     assert fault_check.all_pid_stopped([process.pid])
 
 
-def test_forced_ends(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_pids_kills_a_process_that_ignores_sigterm(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "GRACE_TIME_OUT", 0.2)
     process = start(STUBBORN)
     fault_check.grace_exit_pids({0: process.pid})
@@ -218,22 +224,22 @@ def test_forced_ends(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.wait(WAIT_S) == -signal.SIGKILL
 
 
-def test_waiting_has_a_deadline(start: Any) -> None:
+def test_waiting_for_exits_has_a_deadline(start: Any) -> None:
     process = start(STUBBORN)
-    assert endings.wait_for_exits([process.pid], 0.05) is False
+    assert reset_files.wait_for_exits([process.pid], 0.05) is False
     fault_check.force_exit_pids([process.pid])
-    assert endings.wait_for_exits([process.pid, -1], WAIT_S) is True
+    assert reset_files.wait_for_exits([process.pid, -1], WAIT_S) is True
 
 
-def test_only_a_dict_can_be_ended_gently() -> None:
+def test_grace_exit_requires_a_dict() -> None:
     with pytest.raises(ValueError, match="dict"):
         fault_check.grace_exit_pids([os.getpid()])  # type: ignore[arg-type]
 
 
-def test_the_cache_of_torch_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_extension_cache_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "torch_extensions"
     (cache / "x").mkdir(parents=True)
-    monkeypatch.setattr(endings, "TORCH_EXTENSIONS_CACHE_DIR", str(cache))
+    monkeypatch.setattr(reset_files, "TORCH_EXTENSIONS_CACHE_DIR", str(cache))
     fault_check.clean_before_restart()
     assert not cache.exists()
     fault_check.clean_before_restart()

@@ -1,35 +1,62 @@
-"""What agents written against the documented Python layer derive from."""
+"""`BaseAgent`, the documented base class of agents, and functions that agents use."""
 
 from __future__ import annotations
 
+import copy
 import json
 import queue
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from taskd.ascend.documented.agent_network import (
-    DEFAULT_DST,
-    get_message_manager,
-    network_send_message,
-)
-from taskd.ascend.documented.message_types import (
+from taskd.ascend.documented import agent_constants as constants
+from taskd.ascend.documented.agent_messages import (
     DEFAULT_BIZTYPE,
+    DEFAULT_DST,
     MessageInfo,
     MsgBody,
     NetworkConfig,
+    get_message_manager,
+    network_send_message,
 )
-from taskd.ascend.documented.timeouts import get_report_fault_timeout
-from taskd.ascend.msrun.fault_check import grace_exit_pids, stop_pids
-from taskd.ascend.toolkit import constants
-from taskd.ascend.toolkit.run_log import run_log
+from taskd.ascend.documented.reset_files import grace_exit_pids, stop_pids
+from taskd.ascend.documented.run_log import run_log
+from taskd.ascend.recover_client import hccl_switch_nic_timeout
+from taskd.config import environ
 from taskd.runtime.clock import monotonic
-
-__all__ = ["DEFAULT_DST", "DEFAULT_MSG_TYPE", "STATUS_MSG_TYPE", "BaseAgent"]
 
 DEFAULT_MSG_TYPE = "DEFAULT"
 STATUS_MSG_TYPE = "STATUS"
+NO_LIMIT = -1
+
+
+def get_hccl_switch_nic_timeout() -> int:
+    """How many seconds a pause for a link switch may last."""
+    return hccl_switch_nic_timeout()
+
+
+def get_report_fault_timeout() -> int:
+    """How many seconds an agent waits for orders after it has reported a fault; -1: no limit."""
+    text = environ.get("TASKD_REPORT_FAULT_TIMEOUT", "")
+    if not text.isdecimal():
+        return NO_LIMIT
+    seconds = int(text)
+    allowed = constants.MIN_REPORT_FAULT_TIMEOUT <= seconds <= constants.MAX_REPORT_FAULT_TIMEOUT
+    return seconds if allowed else NO_LIMIT
+
+
+def get_pids(pcontext_dict: Mapping[int, Any]) -> dict[int, int]:
+    """The pid of each local rank, from process contexts that hold exactly one process each."""
+    return {rank: context.pids()[0] for rank, context in pcontext_dict.items()}
+
+
+def get_fault_workers(worker_group: Any, fault_ranks: Iterable[int]) -> Any:
+    """A copy of the group with only the workers of these global ranks."""
+    wanted = set(fault_ranks)
+    part = copy.copy(worker_group)
+    part.workers = {worker for worker in worker_group.workers if worker.global_rank in wanted}
+    return part
 
 
 class BaseAgent:
@@ -52,24 +79,25 @@ class BaseAgent:
         return sorted(fault_ranks) != sorted(self.local_fault_rank)
 
     def check_network(self) -> None:
-        """Wait until there is a network; ValueError after three minutes."""
+        """Wait until the network is initialised; ValueError after three minutes."""
         deadline = monotonic() + constants.INIT_NETWORK_TIMEOUT
         pause = queue.Queue[None]()
         while get_message_manager() is None:
             if monotonic() >= deadline:
-                raise ValueError(f"no network in {constants.INIT_NETWORK_TIMEOUT} s")
+                limit_s = constants.INIT_NETWORK_TIMEOUT
+                raise ValueError(f"the network was not initialised within {limit_s} s")
             try:
                 pause.get(timeout=0.2)
             except queue.Empty:
                 continue
 
     def handle_message(self) -> None:
-        """Carry out what has arrived. An unknown code is a TypeError, as documented."""
+        """Handle all queued messages. An unknown code raises TypeError, as documented."""
         while not self.msg_queue.empty():
             message = self.msg_queue.get_nowait()
-            carry_out: Any = self.command_map.get(message.code)
-            run_log.info("agent %d carries out %s", self.node_rank, message.code)
-            carry_out(message)
+            handler: Any = self.command_map.get(message.code)
+            run_log.info("agent %d handles a message: code=%s", self.node_rank, message.code)
+            handler(message)
 
     def grace_exit(self, msg: MsgBody) -> None:
         try:
@@ -92,7 +120,7 @@ class BaseAgent:
         network_send_message(message, code)
 
     def is_report_timeout(self) -> bool:
-        """Whether a reported fault has waited too long for an answer, where a limit is set."""
+        """Whether a limit is set and a reported fault has waited longer than that for an answer."""
         limit_s = get_report_fault_timeout()
         if self.report_fault_time is None or limit_s < 0:
             return False

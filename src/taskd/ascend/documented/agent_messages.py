@@ -1,7 +1,8 @@
-"""An agent's place on the bus, as the documented Python layer offers it: one a process.
+"""Messages between agents and the manager, as the documented Python layer has them.
 
-Messages arrive as `MsgBody` in a queue; sending waits for the receipt and tries again. Everything
-else about the bus is `taskd.bus.endpoint`.
+`AgentMessageManager` is an agent's endpoint on the bus, one per process: received messages go to a
+queue as `MsgBody`; a send waits for the acknowledgement and tries again without one. The bus itself
+is in `taskd.bus.endpoint`.
 """
 
 from __future__ import annotations
@@ -13,29 +14,92 @@ import threading
 import uuid
 from collections import OrderedDict
 from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
 from typing import Any
 
-from taskd.ascend.documented.message_types import (
-    DEFAULT_BIZTYPE,
-    MessageInfo,
-    MsgBody,
-    NetworkConfig,
-    Position,
-)
-from taskd.ascend.toolkit import constants
-from taskd.ascend.toolkit.run_log import run_log
+from taskd.ascend.documented import agent_constants as constants
+from taskd.ascend.documented.run_log import run_log
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.bus.security import membership
 from taskd.config import environ
 from taskd.errors import Permanent
-from taskd.model.ids import Position as Place
+from taskd.model import ids
 from taskd.model.messages import Unknown
 from taskd.runtime.loop_thread import LoopThread
 from taskd.wire.bus_bodies import NotABody, decode, encode
 
+LOCAL_HOST = "127.0.0.1"
+
+CONFIG_UPSTREAMIP_KEY = "UpstreamAddr"
+CONFIG_LISTENIP_KEY = "ListenAddr"
+CONFIG_UPSTREAMPORT_KEY = "UpstreamPort"
+CONFIG_LISTENPORT_KEY = "ListenPort"
+CONFIG_ROLE_KEY = "Role"
+CONFIG_SERVERRANK_KEY = "ServerRank"
+CONFIG_PROCESSRANK_KEY = "ProcessRank"
+CONFIG_FRAMEWORK_KEY = "Framework"
+
+DEFAULT_PROXY_UPSTREAMPORT = "9601"
+DEFAULT_PRXOY_LISTENPORT = "9602"
+"""Misspelled as in MindCluster: other programs import this name."""
+DEFAULT_AGENT_UPSTREAMPORT = "9602"
+DEFAULT_PROXY_ROLE = "Proxy"
+DEFAULT_AGENT_ROLE = "Agent"
+DEFAULT_SERVERRANK = "0"
+DEFAULT_PROCESSRANK = "-1"
+DEFAULT_BIZTYPE = "DEFAULT"
+
+
+@dataclass
+class Position:
+    role: str
+    server_rank: str
+    process_rank: str
+
+
+@dataclass
+class TLSConfig:
+    ca: str
+    server_key: str
+    server_crt: str
+    client_key: str
+    client_crt: str
+
+
+@dataclass
+class NetworkConfig:
+    pos: Position
+    upstream_addr: str
+    listen_addr: str
+    enable_tls: bool
+    tls_conf: TLSConfig | None
+
+
+@dataclass
+class MessageInfo:
+    uuid: str
+    biz_type: str
+    dst: Position
+    body: str
+
+
+@dataclass
+class MsgBody:
+    msg_type: str
+    code: int
+    message: str
+    extension: dict[str, str]
+
+
+@dataclass
+class AgentReportInfo:
+    fault_ranks: list[int] = field(default_factory=list)
+    restart_times: int = -1
+
+
 DEFAULT_DST = Position(role="Mgr", server_rank="0", process_rank="-1")
-MOST_SEEN = 10_000
-"""Messages whose repetition is noticed."""
+SEEN_LIMIT = 10_000
+"""How many received messages are remembered, to drop repetitions."""
 
 
 class AgentMessageManager:
@@ -45,9 +109,8 @@ class AgentMessageManager:
         self, network_config: NetworkConfig, msg_queue: queue.Queue[MsgBody], logger: Any = run_log
     ) -> None:
         if network_config is None or msg_queue is None:
-            raise ValueError("the network's settings and a queue are needed")
-        place = network_config.pos
-        self.rank = int(place.server_rank)
+            raise ValueError("network_config and msg_queue are required, got None")
+        self.rank = int(network_config.pos.server_rank)
         self.msg_queue = msg_queue
         self._log: logging.Logger = logger
         self._seen: OrderedDict[str, None] = OrderedDict()
@@ -56,7 +119,7 @@ class AgentMessageManager:
         AgentMessageManager.instance = self
 
     async def _open(self, config: NetworkConfig) -> Bus:
-        me = Place(config.pos.role, config.pos.server_rank, config.pos.process_rank)
+        me = ids.Position(config.pos.role, config.pos.server_rank, config.pos.process_rank)
         job, token = membership(environ)
         upstream = config.upstream_addr
         bus = Bus(BusConfig(me=me, upstream=upstream, job=job, token=token, mtype=DEFAULT_BIZTYPE))
@@ -67,29 +130,29 @@ class AgentMessageManager:
         return self._network_instance
 
     def register(self, rank: str) -> None:
-        """Tell the manager that this agent is there."""
+        """Register this agent with the manager."""
         body = MsgBody(msg_type="REGISTER", code=0, message="", extension={})
         text = json.dumps(body.__dict__)
         self.send_message(MessageInfo(str(uuid.uuid4()), DEFAULT_BIZTYPE, DEFAULT_DST, text))
 
     def send_message(self, message: MessageInfo, code: int = 0) -> bool:
-        """Whether it has arrived; it is tried a few times."""
+        """Send the message, with a few attempts. True: it was delivered."""
         try:
             body = decode(message.body, "Agent")
         except NotABody as problem:
-            self._log.error("the message is not sent: %s", problem)
+            self._log.error("message %s is not sent: %s", message.uuid, problem)
             return False
-        dst = Place(message.dst.role, message.dst.server_rank, message.dst.process_rank)
+        dst = ids.Position(message.dst.role, message.dst.server_rank, message.dst.process_rank)
         for _ in range(constants.SEND_RETRY_TIMES):
             sending = self._network_instance.send(dst, body, uuid=message.uuid)
             sent = self._thread.run(sending).result()
             if sent:
                 return True
-            self._log.warning("%s did not arrive: %s", message.uuid, sent.code.sentence)
+            self._log.warning("message %s was not delivered: %s", message.uuid, sent.code.sentence)
         return False
 
     def receive_message(self) -> None:
-        """Blocks until closed: everything that arrives goes to the queue, once."""
+        """Put every received message into the queue, once. Blocks until this is closed."""
         while True:
             try:
                 received = self._thread.run(self._network_instance.receive()).result()
@@ -98,13 +161,15 @@ class AgentMessageManager:
             if received.uuid in self._seen:
                 continue
             self._seen[received.uuid] = None
-            if len(self._seen) > MOST_SEEN:
+            if len(self._seen) > SEEN_LIMIT:
                 self._seen.popitem(last=False)
-            told = json.loads(encode(received.body))
+            fields = json.loads(encode(received.body))
             body = received.body
-            extension = body.extension if isinstance(body, Unknown) else told["extension"]
+            extension = body.extension if isinstance(body, Unknown) else fields["extension"]
             self.msg_queue.put(
-                MsgBody(told["msg_type"], told["code"], told["message"], dict(extension or {}))
+                MsgBody(
+                    fields["msg_type"], fields["code"], fields["message"], dict(extension or {})
+                )
             )
 
     def close(self) -> None:
@@ -116,7 +181,7 @@ class AgentMessageManager:
 def init_network_client(
     network_config: NetworkConfig, msg_queue: queue.Queue[MsgBody], logger: Any = run_log
 ) -> threading.Thread:
-    """Join, register and receive in a thread that does not keep the process alive."""
+    """Run `init_message_manager` in a daemon thread."""
     thread = threading.Thread(
         target=init_message_manager, args=(network_config, msg_queue, logger), daemon=True
     )
@@ -127,9 +192,9 @@ def init_network_client(
 def init_message_manager(
     network_config: NetworkConfig, msg_queue: queue.Queue[MsgBody], logger: Any = run_log
 ) -> None:
-    """Blocks while messages are received."""
+    """Join the bus, register, and receive messages. Blocks until the connection is closed."""
     if network_config is None or msg_queue is None or logger is None:
-        raise ValueError("the network's settings, a queue and a logger are needed")
+        raise ValueError("network_config, msg_queue and logger are required, got None")
     manager = AgentMessageManager(network_config, msg_queue, logger)
     manager.register(network_config.pos.server_rank)
     manager.receive_message()
@@ -147,6 +212,6 @@ def get_msg_network_instance() -> Bus | None:
 def network_send_message(msg: MessageInfo, code: int = 0) -> None:
     manager = get_message_manager()
     if manager is None:
-        run_log.warning("there is no network yet; the message is dropped")
+        run_log.warning("message %s is dropped: the network is not initialised yet", msg.uuid)
         return
     manager.send_message(msg, code)

@@ -20,12 +20,12 @@ class CustomRotatingHandler(RotatingHandler):
         encoding: str | None = None,
         delay: bool | None = None,
     ) -> None:
-        # `delay` is taken and ignored: the file is always opened by the first line.
+        # `delay` is ignored: the first log line opens the file.
         super().__init__(filename, maxBytes, backupCount, encoding)
 
 
 class LogConfig:
-    """What the environment says about the log, at the moment when this is made."""
+    """The log settings in the environment, read when this object is created."""
 
     LOG_FILE_NAME = "taskd.log"
     LOG_FORMAT = log.FORMAT
@@ -37,11 +37,11 @@ class LogConfig:
     LOG_FILE_MODE = FILE_MODE
 
     def __init__(self) -> None:
-        chosen, self.problems = log.settings()
-        self.log_path = chosen.log_path
-        self.file_log_level = str(chosen.file_log_level)
-        self.std_log_level = str(chosen.std_log_level)
-        self.log_stdout = chosen.log_stdout
+        settings, self.problems = log.settings()
+        self.log_path = settings.log_path
+        self.file_log_level = str(settings.file_log_level)
+        self.std_log_level = str(settings.std_log_level)
+        self.log_stdout = settings.log_stdout
 
 
 run_log = log.attach()

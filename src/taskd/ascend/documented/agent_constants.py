@@ -1,21 +1,25 @@
-"""Names and numbers of agents, reset files and the recover client that other programs know."""
+"""Names and numbers of agents, reset files and the recover client that other programs use.
 
-from taskd.ascend import mindio as engine
-from taskd.ascend import recover_channel, recover_client
-from taskd.runtime import small_file
+`taskd.python.toolkit.constants.constants` re-exports all of them.
+"""
 
-STOP_TRAIN_PAUSE = engine.PAUSE
-MINDX_START_CONTROLLER_RANK = engine.STARTED_BY_CLUSTER
-STOP_TRAIN_ABORT = engine.STOP
-LOCAL_PROXY_IP = recover_channel.LOOPBACK
-SWITCH_NIC_DEFAULT_TIMEOUT = recover_client.PAUSE_DEFAULT_S
-SWITCH_NIC_MAX_TIMEOUT = recover_client.PAUSE_LIMIT_S
+from taskd.ascend import mindio as _mindio
+from taskd.ascend import recover_channel as _channel
+from taskd.ascend import recover_client as _client
+from taskd.runtime import small_file as _small_file
 
-# The reset files (MindCluster mounts them into the job's pods).
+STOP_TRAIN_PAUSE = _mindio.PAUSE
+MINDX_START_CONTROLLER_RANK = _mindio.STARTED_BY_CLUSTER
+STOP_TRAIN_ABORT = _mindio.STOP
+LOCAL_PROXY_IP = _channel.LOOPBACK
+SWITCH_NIC_DEFAULT_TIMEOUT = _client.PAUSE_DEFAULT_S
+SWITCH_NIC_MAX_TIMEOUT = _client.PAUSE_LIMIT_S
+
+# The reset files, which MindCluster mounts into the job's pods.
 RESET_CONFIG_PATH = "/user/restore/reset/config/reset.json"
 RESTART_TYPE_PATH = "/user/restore/reset/config/restartType"
 RANK_TABLE_VERSION_PATH = "/user/serverid/devindex/config/version"
-MAX_FILE_SIZE = small_file.LIMIT_BYTES
+MAX_FILE_SIZE = _small_file.LIMIT_BYTES
 KEY_RANK_LIST = "RankList"
 KEY_RANK_ID = "RankId"
 KEY_STATUS = "Status"
@@ -30,7 +34,7 @@ VALUE_RECOVERED = "recovered"
 VALUE_RESTART_HOTRESET_TYPE = "hotReset"
 VALUE_RESTART_RESCHEDULE_TYPE = "podReschedule"
 
-# Seconds, unless the name says otherwise.
+# Durations in seconds, and numbers of attempts.
 SLEEP_GAP = 5
 GRACE_TIME_OUT = 600
 WAITING_INTERVAL = 5
@@ -67,8 +71,8 @@ WORLD_SIZE = "WORLD_SIZE"
 MS_WORKER_NUM = "MS_WORKER_NUM"
 HIGH_AVAILABILITY_STRATEGY = "HIGH_AVAILABILITY"
 
-# The recover client, and what clusterd orders.
-GRPC_SERVER_PORT = str(recover_channel.PORT)
+# The recover client, and the actions that clusterd orders.
+GRPC_SERVER_PORT = str(_channel.PORT)
 REPORT_FAULT_RANKS_CALLBACK = "report_fault_ranks"
 STOP_COMPLETE_CALLBACK = "report_stop_complete"
 REPORT_STRATEGIES_CALLBACK = "report_strategies"
@@ -85,7 +89,7 @@ FAULT_RECOVER = "fault_recover"
 RESTARTCONTROLLER = "restart_controller"
 DESTRYCONTROLLER = "destroy_controller"
 
-# What an agent's callbacks are called, take and give back.
+# Names, arguments and results of an agent's callbacks.
 KILL_ALL_WORKER_CALLBACK_NAME = "KILL_WORKER"
 START_ALL_WORKER_CALLBACK_NAME = "START_ALL_WORKER"
 START_WORKER_LIST_CALLBACK_NAME = "START_WORKER_LIST"

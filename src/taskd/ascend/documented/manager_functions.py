@@ -1,4 +1,4 @@
-"""`init_taskd_manager` and `start_taskd_manager`, on top of `taskd.manager`."""
+"""The manager functions of `taskd.api` and the class `Manager`, on top of `taskd.manager`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ _config: dict[str, Any] | None = None
 
 
 def init_taskd_manager(config: dict[str, Any]) -> bool:
-    """Check and keep the settings; the first that are accepted stay. False: they are wrong.
+    """Check and store the settings. Returns False if they are invalid.
 
-    As documented, `fault_recover` and `taskd_enable` are set in the caller's dict from the
-    environment: PROCESS_RECOVER=on, and TASKD_PROCESS_ENABLE unless it is off.
+    The first valid settings stay; later ones are checked but not used. As documented, the
+    environment sets two keys in the caller's dict: `fault_recover` (PROCESS_RECOVER=on) and
+    `taskd_enable` ("on", unless TASKD_PROCESS_ENABLE=off).
     """
     global _config
-    from taskd.ascend.toolkit.run_log import run_log
+    from taskd.ascend.documented.run_log import run_log
 
     problems = _completed(config)
     if problems:
-        run_log.error("the manager's settings are wrong: %s", "; ".join(problems))
+        run_log.error("the manager's settings are invalid: %s", "; ".join(problems))
         return False
     if _config is None:
         _config = dict(config)
@@ -36,9 +37,11 @@ def init_taskd_manager(config: dict[str, Any]) -> bool:
 
 
 def start_taskd_manager() -> bool:
-    """Serve the job: blocks until it has ended, and says whether it ended well. False at once:
-    not initialised, or it cannot listen."""
-    from taskd.ascend.toolkit.run_log import run_log
+    """Serve the job until it ends; True if it ended well.
+
+    Returns False at once if the manager is not initialised or cannot listen.
+    """
+    from taskd.ascend.documented.run_log import run_log
 
     if _config is None:
         run_log.error("the manager is not initialised: call init_taskd_manager first")
@@ -50,12 +53,12 @@ def start_taskd_manager() -> bool:
     try:
         return serve(_settings(_config)) == 0
     except (TaskdError, ValueError) as error:
-        run_log.error("the manager has not started: %s", error)
+        run_log.error("the manager did not start: %s", error)
         return False
 
 
 def _settings(config: dict[str, Any]) -> ManagerConfig:
-    """The documented dict and variables, as the manager wants them."""
+    """The manager's own settings, from the documented dict and environment variables."""
     from pathlib import Path
 
     from taskd.ascend.recover_channel import LOOPBACK, server_address
@@ -90,17 +93,17 @@ def _settings(config: dict[str, Any]) -> ManagerConfig:
 
 def _completed(config: Any) -> list[str]:
     if not isinstance(config, dict):
-        return [f"they must be a dict, got {type(config).__name__}"]
+        return [f"expected a dict, got {type(config).__name__}"]
     if environ.get("PROCESS_RECOVER") == "on":
         config["fault_recover"] = "on"
     config["taskd_enable"] = "off" if environ.get("TASKD_PROCESS_ENABLE") == "off" else "on"
     problems = [
-        f"{name} must be a text, got {config[name]!r}"
+        f"{name} must be a string, got {config[name]!r}"
         for name in TEXTS
         if not isinstance(config.get(name, ""), str)
     ]
     problems += [
-        f"{name} must be a number, got {config[name]!r}"
+        f"{name} must be an integer, got {config[name]!r}"
         for name in COUNTS
         if not isinstance(config.get(name, 0), int) or isinstance(config.get(name), bool)
     ]
@@ -109,14 +112,39 @@ def _completed(config: Any) -> list[str]:
     try:
         json.dumps(config)
     except (TypeError, ValueError) as error:
-        problems.append(f"they have no JSON form: {error}")
+        problems.append(f"they cannot be written as JSON: {error}")
     return problems
 
 
 def _are_infos(infos: Any) -> bool:
-    """The documentation says a dict, MindCluster's own manager takes a list: both will do."""
+    """Accepts both a dict, as documented, and a list, as MindCluster's own manager takes."""
     if isinstance(infos, dict):
         return all(isinstance(value, str) for value in infos.values())
     return isinstance(infos, list | tuple) and all(
         isinstance(info, dict) and _are_infos(info) for info in infos
     )
+
+
+class Manager:
+    """The documented class with the same two functions. One per process."""
+
+    def __init__(self) -> None:
+        self.config: dict[str, Any] | None = None
+
+    def init_taskd_manager(self, config: dict[str, Any]) -> bool:
+        accepted = init_taskd_manager(config)
+        if accepted:
+            self.config = config
+        return accepted
+
+    def start_taskd_manager(self) -> bool:
+        """Blocks while it serves the job."""
+        return start_taskd_manager()
+
+    def start_controller(self) -> None:
+        """Does nothing: the manager itself starts MindIO's controller where it is installed."""
+        from taskd.ascend.documented.run_log import run_log
+        from taskd.ascend.mindio import has_mindio
+
+        if not has_mindio():
+            run_log.info("mindio_ttp is not installed: TaskD repairs the ranks without it")

@@ -1,8 +1,9 @@
-"""MindSpore's older way: no manager, the cluster's reset files say what has happened.
+"""MindSpore's agent for jobs without a manager: the cluster reports faults in the reset files.
 
-MindSpore falls back to this plugin when `init_taskd_agent` is refused. Once a second it looks at
-its processes and at the files, and `decide` says what follows; the plugin carries it out with the
-functions that MindSpore has registered. Faults are told by the files, so files are what it polls.
+MindSpore falls back to this plugin when `init_taskd_agent` returns False. Once per second the
+plugin reads the state of its processes and the reset files, `decide` chooses what to do, and the
+plugin does it with the callbacks that MindSpore has registered. It polls because files are the only
+source of faults here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import SimpleNamespace
@@ -18,23 +19,18 @@ from typing import Any
 
 from taskd import proxy
 from taskd.agent.seams import msrun_scheduler as scheduler
-from taskd.agent.seams.msrun import leave, shown_ranks
-from taskd.ascend.documented.recover_manager import init_grpc_client
-from taskd.ascend.msrun.fault_check import (
+from taskd.agent.seams.msrun import is_sound, leave, local_ranks, shown_ranks
+from taskd.ascend.documented import agent_constants as constants
+from taskd.ascend.documented.recover_functions import init_grpc_client
+from taskd.ascend.documented.reset_files import (
     FaultProcessor,
     FaultStatus,
     force_exit_pids,
     grace_exit_pids,
     stop_pids,
 )
-from taskd.ascend.msrun.ms_utils import (
-    calculate_global_rank,
-    calculate_local_rank_by_global_rank,
-    check_monitor_res_valid,
-)
-from taskd.ascend.recover_flags import flags as shared_data_inst
-from taskd.ascend.toolkit import constants
-from taskd.ascend.toolkit.run_log import run_log
+from taskd.ascend.documented.run_log import run_log
+from taskd.ascend.recover_flags import flags
 from taskd.config import environ
 from taskd.errors import SettingsError
 from taskd.runtime.clock import monotonic
@@ -47,27 +43,46 @@ NEEDED = (
 )
 FIRST_NODE = "0"
 SETTLE_S = 10
-"""Other nodes see the end of the first one's workers before it goes."""
+"""The other nodes notice the end of the first node's workers before the first node exits."""
+
+
+def check_monitor_res_valid(rank_status_dict: object) -> bool:
+    """Whether the result of MONITOR follows its contract."""
+    return is_sound(rank_status_dict)
+
+
+def calculate_global_rank() -> list[int]:
+    """This node's global ranks; empty if the environment does not define them."""
+    return [int(rank) for rank in local_ranks()]
+
+
+def calculate_local_rank_by_global_rank(global_rank_list: Iterable[int]) -> list[int] | None:
+    """The local ranks of these global ranks; None if the environment does not define them."""
+    try:
+        size = int(environ["MS_LOCAL_WORKER"])
+        return [rank % size for rank in global_rank_list]
+    except (KeyError, ValueError, ZeroDivisionError):
+        return None
 
 
 class Next(Enum):
-    GO_ON = "nothing has happened"
-    LEAVE = "the job is to be ended"
-    END_GENTLY = "the cluster asks for a graceful end"
+    CONTINUE = "nothing has happened"
+    EXIT = "the job must end"
+    EXIT_GRACEFULLY = "the cluster asks for a graceful exit"
     RESTART_SOME = "some ranks of this node have failed and may be restarted alone"
     GIVE_UP = "ranks of this node have failed"
-    AWAIT = "not every rank has recovered yet"
-    RESTART_ALL = "the job has been retried"
-    STOP_ALL = "ranks elsewhere have not recovered"
-    STOP_AND_START_ALL = "every rank has recovered"
-    FINISH = "every rank has finished"
-    AWAIT_FILES = "a process has failed; the files will say whether it may be restarted"
+    WAIT = "not all ranks have recovered yet"
+    RESTART_ALL = "the cluster has retried the job"
+    STOP_ALL = "ranks of other nodes have not recovered"
+    STOP_AND_START_ALL = "all ranks have recovered"
+    FINISH = "all ranks have finished"
+    WAIT_FOR_FILES = "a process has failed; the reset files will tell whether it may be restarted"
     FAIL = "a process has failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """Everything that one decision looks at."""
+class Snapshot:
+    """The inputs of one decision."""
 
     first_node: bool
     kill_flag: bool
@@ -79,23 +94,23 @@ class Round:
     unhealthy: bool
 
 
-def decide(now: Round) -> Next:
+def decide(now: Snapshot) -> Next:
     if now.first_node and now.kill_flag:
-        return Next.LEAVE
+        return Next.EXIT
     if now.grace_exit:
-        return Next.END_GENTLY
+        return Next.EXIT_GRACEFULLY
     if now.fault.is_fault:
         alone = now.may_restart_some and now.fault.restart_fault_process
         return Next.RESTART_SOME if alone else Next.GIVE_UP
     if now.fault.is_retried and not now.fault.is_unrecovered:
-        return Next.RESTART_ALL if now.recovered else Next.AWAIT
+        return Next.RESTART_ALL if now.recovered else Next.WAIT
     if now.fault.is_unrecovered:
         return Next.STOP_AND_START_ALL if now.recovered else Next.STOP_ALL
     if now.finished:
         return Next.FINISH
     if now.unhealthy:
-        return Next.AWAIT_FILES if now.may_restart_some else Next.FAIL
-    return Next.GO_ON
+        return Next.WAIT_FOR_FILES if now.may_restart_some else Next.FAIL
+    return Next.CONTINUE
 
 
 class MSRunPlugin:
@@ -116,9 +131,9 @@ class MSRunPlugin:
         self._funcs[operator] = func
 
     def start(self) -> None:
-        """Runs the node's part of the job, then ends the interpreter with its exit code."""
+        """Run the node's part of the job, then exit the interpreter with its exit code."""
         if missing := [name for name in NEEDED if name not in self._funcs]:
-            raise ValueError(f"not registered: {', '.join(missing)}")
+            raise ValueError(f"these callbacks are not registered: {', '.join(missing)}")
         shown = shown_ranks(self._funcs[constants.MONITOR_CALLBACK_NAME])
         self.node_global_rank_ids = calculate_global_rank() or [int(rank) for rank in shown]
         signal.signal(signal.SIGTERM, leave)
@@ -129,33 +144,33 @@ class MSRunPlugin:
                 init_grpc_client(self.framework)
             while True:
                 self.wait(self.monitor_interval)
-                self.take_a_round()
-        finally:  # its workers have sessions of their own: they would outlive us
+                self.run_once()
+        finally:  # The workers have their own sessions: they would outlive this process.
             self._kill_all()
             if (msrun := self._msrun()) is not None:
                 scheduler.end(msrun)
             proxy.stop()
 
     def _join_manager(self) -> None:
-        """Our part needs no manager, but ranks that are to be recorded reach theirs through us."""
+        """Start the proxy through which profiled ranks reach a manager; the plugin needs none."""
         manager = environ.get("MS_SCHED_HOST") or constants.LOCAL_PROXY_IP
-        told = {"UpstreamAddr": manager, "ServerRank": self.ms_node_rank}
+        config = {"UpstreamAddr": manager, "ServerRank": self.ms_node_rank}
         try:
-            proxy.start(proxy.ProxyConfig.of(told, environ))
+            proxy.start(proxy.ProxyConfig.of(config, environ))
         except SettingsError as error:
-            run_log.warning("there is no proxy for this node's ranks: %s", error)
+            run_log.warning("the proxy for this node's ranks did not start: %s", error)
 
-    def take_a_round(self) -> Next:
-        """Look, decide, act; may end the interpreter."""
-        seen = self._funcs[constants.MONITOR_CALLBACK_NAME]([constants.MONITOR_ALL_WORKERS])
-        if not check_monitor_res_valid(seen):
-            run_log.warning("MONITOR gave no sound answer: %.200r", seen)
-            if not self._to_be_killed():
-                return Next.GO_ON
+    def run_once(self) -> Next:
+        """Read the state, decide, act. May exit the interpreter."""
+        result = self._funcs[constants.MONITOR_CALLBACK_NAME]([constants.MONITOR_ALL_WORKERS])
+        if not check_monitor_res_valid(result):
+            run_log.warning("MONITOR returned an invalid result: %.200r", result)
+            if not self._is_to_be_killed():
+                return Next.CONTINUE
         else:
-            self._note(seen)
-        chosen = decide(self._look())
-        if chosen is not Next.GO_ON:
+            self._note(result)
+        chosen = decide(self._snapshot())
+        if chosen is not Next.CONTINUE:
             run_log.info("MSRunPlugin: %s", chosen.value)
         self._act(chosen)
         return chosen
@@ -167,37 +182,37 @@ class MSRunPlugin:
     def start_mindspore_worker_list(self, global_ranks: list[int]) -> None:
         local = calculate_local_rank_by_global_rank(global_ranks)
         if local is None:
-            raise ValueError("MS_LOCAL_WORKER does not say how many workers a node has")
+            raise ValueError("MS_LOCAL_WORKER is not set to the number of workers per node")
         self._wait_to_start()
         self._funcs[constants.START_WORKER_LIST_CALLBACK_NAME](local)
 
-    # Looking
+    # Reading the state
 
-    def _note(self, seen: dict[int, dict[str, Any]]) -> None:
-        states = [item[constants.RANK_STATUS_KEY] for item in seen.values()]
-        well = (
+    def _note(self, result: dict[int, dict[str, Any]]) -> None:
+        states = [item[constants.RANK_STATUS_KEY] for item in result.values()]
+        healthy = (
             constants.RANK_STATUS_OK,
             constants.RANK_STATUS_NOT_START,
             constants.RANK_STATUS_COMPLETE,
         )
-        self.unhealthy = any(state not in well for state in states)
+        self.unhealthy = any(state not in healthy for state in states)
         self.all_rank_succeed = bool(states) and all(
             state == constants.RANK_STATUS_COMPLETE for state in states
         )
         self.rank_pids = {
             item[constants.GLOBAL_RANK_ID_KEY]: item[constants.RANK_PID_KEY]
-            for item in seen.values()
+            for item in result.values()
             if item[constants.RANK_PID_KEY] is not None
         }
 
-    def _look(self) -> Round:
+    def _snapshot(self) -> Snapshot:
         fault = self.faults.get_fault_status(self._group())
         if self.faults.fault_ranks == self.faults.pre_fault_ranks:
-            # The files go on saying "recovered" when the ranks have been started again.
+            # The files still list the ranks as "recovered" after they have been started again.
             fault = replace(fault, is_unrecovered=False)
-        return Round(
+        return Snapshot(
             first_node=self.ms_node_rank == FIRST_NODE,
-            kill_flag=shared_data_inst.get_kill_flag(),
+            kill_flag=flags.get_kill_flag(),
             grace_exit=self.faults.grace_exit == 1,
             fault=fault,
             may_restart_some=self._may_restart_some() and bool(self.rank_pids),
@@ -207,7 +222,7 @@ class MSRunPlugin:
         )
 
     def _group(self) -> SimpleNamespace:
-        """This node's ranks as the reader of the reset files knows them."""
+        """This node's ranks in the form that `FaultProcessor` expects."""
         workers = [SimpleNamespace(global_rank=rank) for rank in self.node_global_rank_ids]
         return SimpleNamespace(workers=workers)
 
@@ -215,19 +230,19 @@ class MSRunPlugin:
         on = environ.get(constants.ENABLE_RESTART_FAULT_PROCESS_ENV) == "on"
         return on and self.ms_node_rank != FIRST_NODE
 
-    def _to_be_killed(self) -> bool:
-        return self.ms_node_rank == FIRST_NODE and bool(shared_data_inst.get_kill_flag())
+    def _is_to_be_killed(self) -> bool:
+        return self.ms_node_rank == FIRST_NODE and bool(flags.get_kill_flag())
 
     # Acting
 
     def _act(self, chosen: Next) -> None:
         match chosen:
-            case Next.GO_ON | Next.AWAIT:
+            case Next.CONTINUE | Next.WAIT:
                 pass
-            case Next.LEAVE:
+            case Next.EXIT:
                 self._kill_all()
                 sys.exit(1)
-            case Next.END_GENTLY:
+            case Next.EXIT_GRACEFULLY:
                 grace_exit_pids(self.rank_pids)
                 self._kill_all()
                 stop_pids(self.rank_pids)
@@ -240,25 +255,25 @@ class MSRunPlugin:
             case Next.RESTART_ALL:
                 self._kill_all()
                 if self.ms_node_rank == FIRST_NODE:
-                    shared_data_inst.set_exit_flag(True)
-                self._start_all_anew()
+                    flags.set_exit_flag(True)
+                self._start_all_again()
                 self.faults.pre_retry_time = self.faults.retry_time
                 self.faults.pre_fault_ranks = []
             case Next.STOP_ALL:
                 self._kill_all()
             case Next.STOP_AND_START_ALL:
                 self._kill_all()
-                self._start_all_anew()
+                self._start_all_again()
             case Next.FINISH:
-                shared_data_inst.set_kill_flag(True)
+                flags.set_kill_flag(True)
                 self.wait(SETTLE_S)
                 self._kill_all()
                 sys.exit(0)
-            case Next.AWAIT_FILES:
-                self._await_files()
+            case Next.WAIT_FOR_FILES:
+                self._wait_for_files()
             case Next.FAIL:
                 if self.ms_node_rank == FIRST_NODE:
-                    shared_data_inst.set_kill_flag(True)
+                    flags.set_kill_flag(True)
                 self.wait(SETTLE_S)
                 self._kill_all()
                 sys.exit(1)
@@ -269,10 +284,10 @@ class MSRunPlugin:
     def _msrun(self) -> scheduler.ProcessManager | None:
         return scheduler.process_manager(self._funcs[constants.KILL_ALL_WORKER_CALLBACK_NAME])
 
-    def _start_all_anew(self) -> None:
+    def _start_all_again(self) -> None:
         msrun = self._msrun()
         if msrun is None:
-            self.wait(constants.KILL_INTERVAL)  # MindSpore's scheduler forgets the dead slowly
+            self.wait(constants.KILL_INTERVAL)  # MindSpore's scheduler drops dead workers slowly
         else:
             scheduler.renew(msrun)
         self.start_mindspore_workers()
@@ -284,8 +299,8 @@ class MSRunPlugin:
         self.faults.update_fault_info()
         self.start_mindspore_worker_list(ranks)
 
-    def _await_files(self) -> None:
-        """The files name the failed ranks a little later than we see them fail."""
+    def _wait_for_files(self) -> None:
+        """The files list the failed ranks shortly after MONITOR shows the failure."""
         deadline = monotonic() + constants.INIT_RESET_CHANGE_TIMEOUT
         while monotonic() < deadline:
             fault = self.faults.get_fault_status(self._group())
@@ -299,5 +314,6 @@ class MSRunPlugin:
         deadline = monotonic() + constants.INIT_TIMEOUT
         while not self.faults.wait_to_start(self._group()):
             if monotonic() >= deadline:
-                raise ValueError(f"no leave to start in {constants.INIT_TIMEOUT} s")
+                limit_s = constants.INIT_TIMEOUT
+                raise ValueError(f"the reset files did not allow the start within {limit_s} s")
             self.wait(constants.WAITING_INTERVAL)

@@ -1,3 +1,5 @@
+"""The functions of `taskd.api`: arguments, environment, and what they return."""
+
 from __future__ import annotations
 
 import os
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 import taskd.api
-from taskd.ascend.documented import init_agent, init_manager, init_worker
+from taskd.ascend.documented import api_functions, manager_functions
 
 DOCUMENTED = {
     "init_taskd_manager": "taskd_manager_api",
@@ -25,14 +27,14 @@ DOCUMENTED = {
 }
 
 
-def test_the_documented_names() -> None:
+def test_api_exports_exactly_the_documented_names() -> None:
     assert set(taskd.api.__all__) == set(DOCUMENTED)
     for name, module in DOCUMENTED.items():
         submodule = getattr(taskd.api, module)
         assert getattr(taskd.api, name) is getattr(submodule, name)
 
 
-def test_importing_loads_and_creates_nothing(tmp_path: Path) -> None:
+def test_import_loads_no_heavy_module_and_creates_no_file(tmp_path: Path) -> None:
     code = (
         "import sys, taskd.api\n"
         "heavy = {'torch', 'grpc', 'numpy', 'asyncio', 'google.protobuf'} & set(sys.modules)\n"
@@ -56,7 +58,7 @@ def test_importing_loads_and_creates_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(init_manager, "_config", None)
+    monkeypatch.setattr(manager_functions, "_config", None)
     for name in ("PROCESS_RECOVER", "TASKD_PROCESS_ENABLE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -71,7 +73,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_the_manager_completes_the_callers_dict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manager_completes_the_callers_dict(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {**GOOD, "taskd_enable": "off"}
     assert taskd.api.init_taskd_manager(config) is True
     assert config["taskd_enable"] == "on"
@@ -83,15 +85,15 @@ def test_the_manager_completes_the_callers_dict(monkeypatch: pytest.MonkeyPatch)
     assert (config["fault_recover"], config["taskd_enable"]) == ("on", "off")
 
 
-def test_the_first_settings_of_the_manager_stay() -> None:
+def test_first_manager_settings_stay() -> None:
     assert taskd.api.init_taskd_manager({**GOOD})
     assert taskd.api.init_taskd_manager({**GOOD, "job_id": "another"})
-    assert init_manager._config is not None
-    assert init_manager._config["job_id"] == "job-1"
+    assert manager_functions._config is not None
+    assert manager_functions._config["job_id"] == "job-1"
 
 
 @pytest.mark.parametrize("infos", [[], [GOOD["cluster_infos"]], GOOD["cluster_infos"]])
-def test_cluster_infos_as_a_list_or_a_dict(infos: object) -> None:
+def test_cluster_infos_may_be_a_list_or_a_dict(infos: object) -> None:
     assert taskd.api.init_taskd_manager({"job_id": "j", "cluster_infos": infos, "more": 1}) is True
 
 
@@ -109,39 +111,47 @@ def test_cluster_infos_as_a_list_or_a_dict(infos: object) -> None:
         {"more": object()},
     ],
 )
-def test_wrong_settings_of_the_manager(config: Any) -> None:
+def test_invalid_manager_settings_are_refused(config: Any) -> None:
     assert taskd.api.init_taskd_manager(config) is False
     assert taskd.api.start_taskd_manager() is False
 
 
-def test_a_manager_without_settings_does_not_start() -> None:
+def test_manager_without_settings_does_not_start() -> None:
     assert taskd.api.start_taskd_manager() is False
 
 
-def test_what_the_manager_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manager_settings_follow_dict_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOCAL_PROXY_ENABLE", "MINDX_SERVER_IP", "POD_IP", "TASKD_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     config = {**GOOD, "taskd_enable": "on"}
-    told = init_manager._settings(config)
-    assert (told.job_id, told.listen, told.clusterd) == ("job-1", "127.0.0.1:9601", "embedded")
-    assert (told.job.nodes, told.job.ranks_per_node, told.job.rescheduling) == (2, 8, False)
-    assert told.plugin_dir == Path("/plugins")
+    settings = manager_functions._settings(config)
+    assert (settings.job_id, settings.listen, settings.clusterd) == (
+        "job-1",
+        "127.0.0.1:9601",
+        "embedded",
+    )
+    assert (settings.job.nodes, settings.job.ranks_per_node, settings.job.rescheduling) == (
+        2,
+        8,
+        False,
+    )
+    assert settings.plugin_dir == Path("/plugins")
     monkeypatch.setenv("POD_IP", "fd00::1")
     monkeypatch.setenv("MINDX_SERVER_IP", "clusterd.svc")
-    told = init_manager._settings(config)
-    assert (told.listen, told.clusterd) == ("[fd00::1]:9601", "clusterd.svc:8899")
-    assert told.job.rescheduling
+    settings = manager_functions._settings(config)
+    assert (settings.listen, settings.clusterd) == ("[fd00::1]:9601", "clusterd.svc:8899")
+    assert settings.job.rescheduling
     monkeypatch.setenv("LOCAL_PROXY_ENABLE", "on")
-    told = init_manager._settings(config)
-    assert (told.listen, told.clusterd) == ("127.0.0.1:9601", "127.0.0.1:8899")
-    assert init_manager._settings({**config, "taskd_enable": "off"}).clusterd == ""
+    settings = manager_functions._settings(config)
+    assert (settings.listen, settings.clusterd) == ("127.0.0.1:9601", "127.0.0.1:8899")
+    assert manager_functions._settings({**config, "taskd_enable": "off"}).clusterd == ""
 
 
 # The worker
 
 
 @pytest.mark.parametrize("arguments", [("0",), (True,), (-1,), (0, -1), (0, "5"), (0, 5.0)])
-def test_wrong_numbers_for_the_worker(
+def test_invalid_worker_numbers_are_refused(
     arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "0")
@@ -162,7 +172,7 @@ def test_wrong_numbers_for_the_worker(
         ("jax", {"RANK": "0", "LOCAL_WORLD_SIZE": "1", "MS_NODE_RANK": "0"}),
     ],
 )
-def test_a_worker_that_cannot_tell_its_node(
+def test_worker_without_a_node_rank_is_refused(
     framework: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "LOCAL_WORLD_SIZE", "MS_NODE_RANK"):
@@ -179,17 +189,17 @@ def test_a_worker_that_cannot_tell_its_node(
         ("ms", {"MS_NODE_RANK": "3"}, 3),
     ],
 )
-def test_the_node_of_a_worker(
+def test_worker_node_rank_is_read_from_the_environment(
     framework: str, environment: dict[str, str], node: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert init_worker._node_rank(framework) == node
+    assert api_functions._node_rank(framework) == node
 
 
-def test_what_is_not_installed_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(init_worker, "WORKER", "taskd.worker.absent")
-    monkeypatch.setattr(init_agent, "AGENT", "taskd.agent.absent")
+def test_missing_installation_is_not_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_functions, "WORKER", "taskd.worker.absent")
+    monkeypatch.setattr(api_functions, "AGENT", "taskd.agent.absent")
     monkeypatch.setenv("MS_NODE_RANK", "0")
     assert taskd.api.init_taskd_worker(0, 5000, "ms") is False
     assert taskd.api.start_taskd_worker() is False
@@ -206,7 +216,7 @@ def test_what_is_not_installed_is_no_success(monkeypatch: pytest.MonkeyPatch) ->
         ("TASKD_AGENT_JOIN_TIMEOUT_S", "soon", "TASKD_AGENT_JOIN_TIMEOUT_S must be float"),
     ],
 )
-def test_mindspores_agent_is_refused_with_the_reason(
+def test_mindspore_agent_is_refused_and_the_reason_is_logged(
     name: str,
     value: str,
     reason: str,

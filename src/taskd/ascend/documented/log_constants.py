@@ -1,0 +1,49 @@
+"""Constants of the log, the validators and the group dump that other programs use.
+
+`taskd.python.constants.constants` re-exports all of them.
+"""
+
+from taskd.ascend.documented import validators as _validators
+from taskd.runtime import log as _log
+from taskd.runtime import log_file as _log_file
+
+LOG_DEFAULT_BACKUP_COUNT = _log.BACKUPS
+LOG_DATE_FORMAT = _log.DATE_FORMAT
+LOG_DEFAULT_MAX_BYTES = _log.FILE_LIMIT_BYTES
+LOG_SIMPLE_FORMAT = _log.FORMAT
+LOG_MAX_LINE_LENGTH = _log.MESSAGE_LIMIT
+LOG_BAK_PRIVILEGE = _log_file.BACKUP_MODE
+LOG_DIR_PRIVILEGE = _log_file.DIRECTORY_MODE
+LOG_PRIVILEGE = _log_file.FILE_MODE
+MAX_FILE_NUMS = _validators.MAX_ENTRIES
+MAX_SIZE = _validators.MAX_FILE_SIZE
+MAX_DEVICE_NUM = _validators.MAX_DEVICES
+MAX_RANK_SIZE = _validators.MAX_RANK
+
+LIB_SO_PATH = "libs"
+LIB_SO_NAME = "libtaskd.so"
+
+TASKD_LOG_PATH = "TASKD_LOG_PATH"
+TASKD_FILE_LOG_LEVEL = "TASKD_FILE_LOG_LEVEL"
+TASKD_STD_LOG_LEVEL = "TASKD_STD_LOG_LEVEL"
+TASKD_LOG_STDOUT = "TASKD_LOG_STDOUT"
+LOG_DEFAULT_FILE_PATH = "./taskd_log/"
+LOG_DEFAULT_FILE_NAME = "taskd.log"
+LOG_DEFAULT_FILE = LOG_DEFAULT_FILE_PATH + LOG_DEFAULT_FILE_NAME
+
+MIN_RANK_SIZE = 0
+MIN_DEVICE_NUM = 1
+MIN_SIZE = 0
+
+PYTORCH = "pytorch"
+MINDSPORE = "mindspore"
+
+JOB_ID_KEY = "MINDX_TASK_ID"
+GROUP_BASE_DIR_ENV = "GROUP_BASE_DIR"
+DEFAULT_GROUP_DIR = "/user/cluster-info/profiling"
+PROFILING_DIR_MODE = 0o755
+GROUP_INFO_NAME = "parallel_group.json"
+GROUP_NAME_KEY = "group_name"
+GROUP_RANK_KEY = "group_rank"
+GLOBAL_RANKS_KEY = "global_ranks"
+DEFAULT_GROUP = "default_group"

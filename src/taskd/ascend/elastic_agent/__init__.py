@@ -1,1 +1,0 @@
-"""Implementations behind `mindx_elastic`, which only re-exports them."""

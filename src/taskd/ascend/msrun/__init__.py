@@ -1,1 +1,0 @@
-"""MindSpore's msrun plugin and the fault checker that it uses."""

@@ -1,1 +1,0 @@
-"""Constants, validators and the log behind the documented import paths."""
