@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: setup demo check test test-gpu explore test-mindspore test-adapters bench proto settings clean
+.PHONY: setup demo check test test-gpu explore test-mindspore test-adapters bench proto settings docs clean
 
 setup: $(VENV)/.ready
 
@@ -59,8 +59,16 @@ explore: setup  ## every interleaving of three ranks and two faults; a few minut
 proto: .venvs/proto/.ready  ## generated code from src/taskd/wire/*.proto
 	tools/proto.sh $(CURDIR)/.venvs/proto/bin/python
 
+.venvs/docs/.ready: docs/requirements.txt
+	$(PYTHON) -m venv .venvs/docs
+	.venvs/docs/bin/pip --disable-pip-version-check --quiet install --requirement docs/requirements.txt
+	touch $@
+
+docs: .venvs/docs/.ready  ## the website in site/; a broken link or anchor fails
+	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --strict --quiet
+
 settings: setup  ## docs/reference/settings.md from the settings classes
 	$(BIN)/python tools/settings.py
 
 clean:
-	rm -rf $(VENV) .venvs build
+	rm -rf $(VENV) .venvs build site

@@ -59,7 +59,7 @@ GROUPS: dict[str, tuple[type[State], ...]] = {
         Converging,
     ),
     "From the decision to the result": (Retrying, Replacing, Shrinking, Shrunk, Growing, Dumping),
-    "The way down": (Exiting, HandedOver, Killing, Ended),
+    "Giving up": (Exiting, HandedOver, Killing, Ended),
     "Hot switch": (AwaitingBackup, AwaitingPause, AwaitingRemoval, Migrating),
     "Operations": (Pausing, SwitchingNic, StressTesting, Resuming),
 }
