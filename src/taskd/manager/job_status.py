@@ -134,7 +134,9 @@ def _rank(seen: JobSnapshot, rank: Rank) -> control.RankStatus:
 def _at_risk(job: Job) -> str:
     """What would be lost with a single node, replicas alone considered."""
     views = [job.view.ranks[rank] for rank in job.world]
-    alone = placement.exposed((view.shard, view.node) for view in views if view.heard)
+    alone = placement.shards_on_one_node(
+        (view.shard, view.node) for view in views if view.said_hello
+    )
     nodes = ", ".join(str(node) for node in sorted(set(alone.values())))
     return f"{len(alone)} shards have no replica beyond their node ({nodes})" if alone else ""
 

@@ -54,7 +54,7 @@ class Sense:
     async def hear(self) -> None:
         while True:
             received = await self._bus.receive()
-            if doubt := credible.doubt(received.src, received.body):
+            if doubt := credible.problem_in(received.src, received.body):
                 kind = type(received.body).__name__
                 log.warning("%s of %s is not believed: %s", kind, received.src, doubt)
                 continue

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from taskd.model.ids import NodeRank
 
 
-def exposed(copies: Iterable[tuple[str, NodeRank]]) -> dict[str, NodeRank]:
+def shards_on_one_node(copies: Iterable[tuple[str, NodeRank]]) -> dict[str, NodeRank]:
     """Shards of which every copy stands on the same node, given each copy's shard and node.
 
     Nothing is worse on one node than on another where there is only one.
@@ -25,14 +25,14 @@ def exposed(copies: Iterable[tuple[str, NodeRank]]) -> dict[str, NodeRank]:
     return {shard: min(nodes) for shard, nodes in standing.items() if len(nodes) == 1}
 
 
-def survive_a_node(holders: Collection[int], size: int, per_node: int) -> bool:
+def survives_node_loss(holders: Collection[int], size: int, per_node: int) -> bool:
     """Whether one of these ranks is left whichever node is lost, as the job numbers its nodes."""
     if size <= per_node:
         return len(holders) > 1
     return len({rank // per_node for rank in holders}) > 1
 
 
-def keepers(rank: int, members: Collection[int], per_node: int) -> list[int]:
+def buddy_candidates(rank: int, members: Collection[int], per_node: int) -> list[int]:
     """Whom to ask for a second copy, the best first.
 
     Those at the same place on the following nodes, so that a node's copies go to many keepers; then

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import inf
 
 from taskd.core.manager.job_view import ProcessState
-from taskd.core.manager.rank_placement import missing, seats_for
+from taskd.core.manager.rank_placement import missing_ranks, place
 from taskd.core.manager.states import Job, JobConfig, Outcome, Training, with_job
 from taskd.model.manager import ReportStrategies
 from taskd.model.strategies import UPGRADE
@@ -19,16 +19,16 @@ from taskd.model.strategies import UPGRADE
 MOST_DOUBLINGS = 6
 
 
-def training(job: Job, now: float, config: JobConfig) -> Training:
+def training_state(job: Job, now: float, config: JobConfig) -> Training:
     """The job trains; if it is to grow later, it looks again then."""
     due = _due(job, config)
-    return Training(job, due if now < due and missing(job) else inf)
+    return Training(job, due if now < due and missing_ranks(job) else inf)
 
 
-def offer(state: Training, now: float, config: JobConfig) -> Outcome:
+def offer_growth(state: Training, now: float, config: JobConfig) -> Outcome:
     """A job that has shrunk says so when every rank could have a place again, and at once."""
     job = state.job
-    seats = seats_for(job, missing(job), in_place=False)
+    seats = place(job, missing_ranks(job), in_place=False)
     if job.ascend or not seats or now < _due(job, config):
         return Outcome(state)
     if any(job.view.ranks[rank].process is ProcessState.DONE for rank in job.world):
@@ -39,11 +39,11 @@ def offer(state: Training, now: float, config: JobConfig) -> Outcome:
     return Outcome(with_job(state, offered=True), told, f"{len(seats)} ranks could come back")
 
 
-def grows(job: Job, now: float) -> Job:
+def note_growth(job: Job, now: float) -> Job:
     return replace(job, growths=job.growths + 1, grown_at=now, offered=False)
 
 
-def shrinks(job: Job, now: float, config: JobConfig) -> Job:
+def note_shrink(job: Job, now: float, config: JobConfig) -> Job:
     settled = now >= job.grown_at + config.settled_s
     return replace(job, growths=0) if settled else job
 

@@ -52,7 +52,7 @@ class RankView:
     step: Step = NO_STEP
     phase: str = ""
     incident: Incident = NO_INCIDENT
-    heard: bool = False
+    said_hello: bool = False
     """It has said hello in some life, so what follows is known."""
     protected: bool = False
     shard: str = ""
@@ -126,7 +126,7 @@ Change = RankDied | RankStarted | RankFinished | StaleIncarnation
 @dataclass(frozen=True, slots=True)
 class ViewUpdate:
     view: JobView
-    news: tuple[Change, ...] = ()
+    changes: tuple[Change, ...] = ()
 
 
 def initial_view(nodes: int, ranks_per_node: int) -> JobView:
@@ -187,7 +187,7 @@ def node_lost(job_view: JobView, node: NodeRank, kind: str, evidence: str) -> Vi
     return _died(gone, ranks, kind, evidence)
 
 
-def starting(job_view: JobView, seats: Mapping[Rank, tuple[NodeRank, Incarnation]]) -> JobView:
+def mark_starting(job_view: JobView, seats: Mapping[Rank, tuple[NodeRank, Incarnation]]) -> JobView:
     """These lives have been ordered."""
     ranks = {}
     for rank, (node, incarnation) in seats.items():
@@ -204,7 +204,7 @@ def starting(job_view: JobView, seats: Mapping[Rank, tuple[NodeRank, Incarnation
     return replace(job_view, ranks=job_view.ranks.update(ranks))
 
 
-def started(job_view: JobView, ranks: RankSet) -> JobView:
+def mark_alive(job_view: JobView, ranks: RankSet) -> JobView:
     """Nobody will tell, but these must be running by now."""
     views = {rank: replace(job_view.ranks[rank], process=ProcessState.ALIVE) for rank in ranks}
     return replace(job_view, ranks=job_view.ranks.update(views))
@@ -272,7 +272,7 @@ def _hello(job_view: JobView, hello: WorkerHello) -> ViewUpdate:
         step=hello.step,
         phase=hello.phase,
         incident=hello.incident,
-        heard=True,
+        said_hello=True,
         protected=hello.protected,
         shard=hello.shard,
         replica=hello.replica,

@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from taskd.core.manager import clusterd_orders as signals
-from taskd.core.manager import growth
-from taskd.core.manager import strategy_actions as strategies
-from taskd.core.manager.job_view import NodeView, ProcessState, RankView, started
+from taskd.core.manager import clusterd_signals, growth, strategy_actions
+from taskd.core.manager.job_view import NodeView, ProcessState, RankView, mark_alive
 from taskd.core.manager.states import (
     FIRST_RANK,
     Awaiting,
@@ -28,8 +26,8 @@ from taskd.core.manager.states import (
     State,
     Stopping,
     Training,
-    mark,
-    seen,
+    add_faults,
+    mark_phase,
     then,
     with_job,
 )
@@ -56,7 +54,9 @@ from taskd.model.messages import (
 # The first start
 
 
-def asked(state: State, src: Position, remaining: int, now: float, config: JobConfig) -> Outcome:
+def start_requested(
+    state: State, src: Position, remaining: int, now: float, config: JobConfig
+) -> Outcome:
     """An agent asks for the permission to start its ranks."""
     node = node_of(src)
     job = state.job
@@ -64,15 +64,15 @@ def asked(state: State, src: Position, remaining: int, now: float, config: JobCo
         job = replace(job, restarts_left=min(job.restarts_left, remaining))
     state = replace(state, job=job)
     if isinstance(state, Awaiting):
-        return strategies.carry_out(job, state.order, now, config)
+        return strategy_actions.carry_out(job, state.order, now, config)
     if job.start_withheld:
-        waiting = {**job.asking, node: remaining}
-        state = with_job(state, asking=waiting)
+        waiting = {**job.start_requests, node: remaining}
+        state = with_job(state, start_requests=waiting)
         return Outcome(state, because="starting ranks is withheld at present")
-    return permit(state, node)
+    return permit_start(state, node)
 
 
-def permit(state: State, node: NodeRank) -> Outcome:
+def permit_start(state: State, node: NodeRank) -> Outcome:
     """Ascend's agents always get what they ask for. Ours start only what no plan speaks of."""
     job = state.job
     ours = job.view.nodes.get(node, NodeView(node)).ours
@@ -82,7 +82,7 @@ def permit(state: State, node: NodeRank) -> Outcome:
     state = with_job(state, permitted=job.permitted | {node})
     if not ours:
         # They do not say when their ranks run, so the permission has to count for it.
-        view = started(job.view, RankSet(view.rank for view in views))
+        view = mark_alive(job.view, RankSet(view.rank for view in views))
         state = with_job(state, view=view)
     if ours and job.attempt:
         members = tuple(Member(view.rank, node, view.incarnation) for view in views)
@@ -106,18 +106,18 @@ def agent_hello(state: State, hello: AgentHello, now: float, config: JobConfig) 
     left = job.restarts_left
     if hello.remaining > 0:
         left = min(left, max(0, hello.remaining - hello.attempt))
-    condemned = job.condemned | ({hello.node} if hello.condemned else set())
+    bad_nodes = job.bad_nodes | ({hello.node} if hello.condemned else set())
     attempt = max(job.attempt, hello.attempt)
-    state = with_job(state, attempt=attempt, restarts_left=left, condemned=condemned)
+    state = with_job(state, attempt=attempt, restarts_left=left, bad_nodes=bad_nodes)
     match state:
         case Awaiting():
-            return strategies.carry_out(state.job, state.order, now, config)
+            return strategy_actions.carry_out(state.job, state.order, now, config)
         case Training():
-            return growth.offer(state, now, config)
+            return growth.offer_growth(state, now, config)
         case Repairing() | Restarting():
             return Outcome(state, _ordered_again(state, hello.node))
         case Ending():
-            away = strategies.end(state.job, state.exit_code, state.because, now, config)
+            away = strategy_actions.end(state.job, state.exit_code, state.because, now, config)
             mine = tuple(
                 c for c in away.commands if isinstance(c, SendMessage) and c.to == agent(hello.node)
             )
@@ -146,7 +146,9 @@ def worker_hello(state: State, hello: WorkerHello, now: float, config: JobConfig
     job, me = state.job, worker(hello.node, hello.rank)
     match state:
         case Repairing() if _is_member(state, hello):
-            return Outcome(state, (SendMessage(me, strategies.repair_message(state, config)),))
+            return Outcome(
+                state, (SendMessage(me, strategy_actions.repair_message(state, config)),)
+            )
         case Stopping() if hello.rank in state.running and _is_unheard_of(hello, job):
             return Outcome(
                 state, (SendMessage(me, Park(job.incident, "it had not heard of it yet")),)
@@ -181,15 +183,17 @@ def _is_member(state: Repairing, hello: WorkerHello) -> bool:
     )
 
 
-def came_up(state: State, rank: Rank, now: float, config: JobConfig) -> Outcome:
+def rank_started(state: State, rank: Rank, now: float, config: JobConfig) -> Outcome:
     match state:
         case Repairing() if not state.job.starting():
-            return Outcome(replace(state, job=mark(state.job, "forked", now)))
+            return Outcome(replace(state, job=mark_phase(state.job, "forked", now)))
         case Restarting():
             unstarted = state.unstarted - {rank}
             if unstarted:
                 return Outcome(replace(state, unstarted=unstarted))
-            return strategies.restarted(mark(state.job, "forked", now), state.order, now, config)
+            return strategy_actions.restarted(
+                mark_phase(state.job, "forked", now), state.order, now, config
+            )
         case _:
             return Outcome(state)
 
@@ -197,7 +201,7 @@ def came_up(state: State, rank: Rank, now: float, config: JobConfig) -> Outcome:
 # The picture
 
 
-def recognise(
+def detect_restart(
     state: Gathering, src: Position, body: Body, now: float, config: JobConfig
 ) -> Gathering:
     """Before each word is taken in: does it show that we are not the first?"""
@@ -207,17 +211,17 @@ def recognise(
     return replace(state, deadline=deadline, rebuilding=True, awaited=FIRST_RANK)
 
 
-def gather(state: Gathering, now: float, config: JobConfig) -> Outcome:
+def check_complete(state: Gathering, now: float, config: JobConfig) -> Outcome:
     """After each word that is heard: is the picture complete?"""
     views = state.job.view.ranks
     for rank in state.job.world.from_rank(state.awaited):
         if _is_unheard(state, views[rank]):
             return Outcome(replace(state, awaited=rank))
-    return gathered(state, now, config)
+    return view_complete(state, now, config)
 
 
 def _is_unheard(state: Gathering, view: RankView) -> bool:
-    quiet = state.rebuilding and view.process is ProcessState.ALIVE and not view.heard
+    quiet = state.rebuilding and view.process is ProcessState.ALIVE and not view.said_hello
     return view.process is ProcessState.ABSENT or quiet
 
 
@@ -234,7 +238,7 @@ def _ran_before(job: Job, src: Position, body: Body) -> bool:
             return True
 
 
-def gathered(state: Gathering, now: float, config: JobConfig) -> Outcome:
+def view_complete(state: Gathering, now: float, config: JobConfig) -> Outcome:
     deferred, settled_at = state.deferred, now + config.settled_s
     job = replace(state.job, rebuilt=state.rebuilding, settled_at=settled_at)
     outcome = Outcome(Training(job), because=f"all {len(job.world)} ranks are known")
@@ -249,7 +253,7 @@ def gathered(state: Gathering, now: float, config: JobConfig) -> Outcome:
     strays = tuple(map(partial(_send_away, job), job.view.alive() - job.world))
     outcome = then(outcome, Outcome(outcome.state, strays))
     for signal in deferred:
-        outcome = then(outcome, signals.carry_on(outcome.state, signal, now, config))
+        outcome = then(outcome, clusterd_signals.execute_signal(outcome.state, signal, now, config))
     return outcome
 
 
@@ -259,13 +263,13 @@ def _send_away(job: Job, rank: Rank) -> SendMessage:
     return SendMessage(worker(view.node, rank), Leave(job.incident, because, view.incarnation))
 
 
-def never_joined(state: Gathering, now: float, config: JobConfig) -> Outcome:
+def join_timed_out(state: Gathering, now: float, config: JobConfig) -> Outcome:
     views = state.job.view.ranks
     missing = tuple(r for r in sorted(state.job.world) if views[r].process is ProcessState.ABSENT)
     if state.rebuilding:
         silent = tuple(RankFault(r, "silent", "its node did not join again", now) for r in missing)
-        job = seen(state.job, silent, now) if silent else state.job
-        return gathered(replace(state, job=job), now, config)
+        job = add_faults(state.job, silent, now) if silent else state.job
+        return view_complete(replace(state, job=job), now, config)
     nodes = sorted({views[rank].node for rank in missing})
     because = f"nodes {', '.join(map(str, nodes))} did not start their ranks in time"
-    return strategies.end(state.job, 1, because, now, config)
+    return strategy_actions.end(state.job, 1, because, now, config)

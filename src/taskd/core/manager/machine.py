@@ -1,11 +1,12 @@
-"""How one job's manager reacts: to what nodes and ranks say, and to what clusterd orders.
+"""The manager's state machine: how it reacts to messages of nodes and ranks and to clusterd.
 
-`step` is the only way in. The states are in `core/manager/states.py`; the reactions in `joining`
-(nodes and ranks join), `faults`, `signals` (orders come), `stop`, `strategies` and `resume`; who
-is alive in `core/manager/job_view.py`. `LEGAL` is the map and `step` is the territory: the
-simulation fails when either has an edge that the other lacks.
+`step` is the only entry point. The states are in `states.py`, the view of nodes and ranks in
+`job_view.py`, the reactions in `joining.py`, `rank_faults.py`, `clusterd_signals.py`, `parking.py`,
+`strategy_actions.py`, `growth.py` and `resume.py`. `LEGAL` lists the allowed transitions: the
+simulator fails when `step` takes one that is not listed, or never takes one that is.
 
-One place fences stale words: `_told` drops what speaks of an older incident or of a former life.
+Stale messages are dropped in one place: `_handle_message` ignores what belongs to an older
+incident or to a former incarnation of a rank.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from taskd.core.manager import clusterd_orders as signals
-from taskd.core.manager import growth, joining, resume
-from taskd.core.manager import parking as stopping
-from taskd.core.manager import rank_faults as faults
-from taskd.core.manager import strategy_actions as strategies
+from taskd.core.manager import (
+    clusterd_signals,
+    growth,
+    joining,
+    parking,
+    rank_faults,
+    resume,
+    strategy_actions,
+)
 from taskd.core.manager.job_view import (
     RankDied,
     RankFinished,
@@ -50,6 +55,7 @@ from taskd.core.manager.states import (
     then,
     with_job,
 )
+from taskd.core.manager.strategy_actions import join_ranks, strategy_failed
 from taskd.model.clusterd import Signal
 from taskd.model.ids import ALL, NodeRank, Position, Role, agent, worker
 from taskd.model.manager import (
@@ -90,8 +96,9 @@ from taskd.model.types import Tick
 BY_ORDER: set[type[State]] = {
     *(Stopping, Deciding, Paused, Awaiting, Repairing, Restarting, Dumping, Ending)
 }
-"""Where an order of clusterd can lead from anywhere: when nobody is left to be stopped, or a
-restarted manager is told where it was, states are passed through in one step."""
+"""The states that an order of clusterd can lead to from any state: when no rank is left to stop,
+or when a restarted manager receives an order in the middle of an incident, one step passes
+through several states."""
 LEGAL: dict[type[State], set[type[State]]] = {
     Gathering: {Training, Suspecting, Reported} | BY_ORDER,
     Training: {Suspecting, Reported} | BY_ORDER,
@@ -115,93 +122,99 @@ def begin(config: JobConfig, now: float) -> Gathering:
 
 
 def step(state: State, event: Event, now: float, config: JobConfig) -> Outcome:
-    """Decide. Same state, same event, same time: same answer."""
+    """Decide what to do. Deterministic: the same input always gives the same outcome."""
     if isinstance(state, Ended):
         return Outcome(state, because="the job has ended")
     match event:
         case MessageReceived(src, body):
-            return _hear(state, src, body, now, config)
+            return _message_received(state, src, body, now, config)
         case NodeConnected(node):
-            # Its agent says by itself what is true; its workers do not see that we are new.
-            ask = SendMessage(Position(Role.WORKER, str(node), ALL), RequestHello())
-            linked = {n: at for n, at in state.job.unlinked.items() if n != node}
-            outcome = Outcome(with_job(state, unlinked=linked), (ask,), f"node {node} is linked")
-            return then(outcome, _waited_for(outcome.state, now, config))
+            # Its agent sends a hello by itself; its workers do not notice that we have restarted.
+            request = SendMessage(Position(Role.WORKER, str(node), ALL), RequestHello())
+            others = {n: at for n, at in state.job.disconnected.items() if n != node}
+            state = with_job(state, disconnected=others)
+            outcome = Outcome(state, (request,), f"node {node} is connected")
+            return then(outcome, _update_patience(state, now, config))
         case NodeDisconnected(node):
-            return _unlinked(state, node, now, config)
+            return _disconnected(state, node, now, config)
         case NodeSilent(node, evidence):
-            learned = node_lost(state.job.view, node, "silent", evidence)
-            return _news(state, learned, now, config)
+            update = node_lost(state.job.view, node, "silent", evidence)
+            return _apply(state, update, now, config)
         case NodeGone(node, evidence):
-            return _news(state, node_lost(state.job.view, node, "lost", evidence), now, config)
+            return _apply(state, node_lost(state.job.view, node, "lost", evidence), now, config)
         case RankHung(rank, evidence):
-            return faults.hung(state, rank, evidence, now, config)
+            return rank_faults.rank_hung(state, rank, evidence, now, config)
         case NodesMarkedBad(nodes, evidence):
             if config.rescheduling or state.job.ascend:
                 return Outcome(state, because="the cluster replaces these nodes")
-            condemned = state.job.condemned | nodes
-            why = f"nodes {sorted(nodes)} are left alone: {evidence}"
-            # Their agents tell it to the managers that come after us.
-            kept = tuple(
+            bad_nodes = state.job.bad_nodes | nodes
+            why = f"nodes {sorted(nodes)} are not used any more: {evidence}"
+            # Their agents repeat it to a restarted manager.
+            messages = tuple(
                 SendMessage(agent(node), NodeMarkedBad(evidence)) for node in sorted(nodes)
             )
-            return Outcome(with_job(state, condemned=condemned), kept, why)
+            return Outcome(with_job(state, bad_nodes=bad_nodes), messages, why)
         case SignalReceived(signal):
-            return signals.ordered(state, signal, now, config)
+            return clusterd_signals.handle_signal(state, signal, now, config)
         case Subscribed():
             return _subscribed(state, now, config)
         case StopRequested(exit_code, because):
             if isinstance(state, Ending):
                 return Outcome(state, because="the job is ending already")
-            return strategies.end(state.job, exit_code, because, now, config)
+            return strategy_actions.end(state.job, exit_code, because, now, config)
         case Tick():
             if now < state.deadline:
-                return Outcome(state, because="it is not time yet")
-            return _late(state, now, config)
+                return Outcome(state, because="the deadline has not passed yet")
+            return _deadline_passed(state, now, config)
         case _:
             assert_never(event)
 
 
-# What nodes and ranks say
+# Messages of nodes and ranks
 
 
-def _hear(state: State, src: Position, body: Body, now: float, config: JobConfig) -> Outcome:
+def _message_received(
+    state: State, src: Position, body: Body, now: float, config: JobConfig
+) -> Outcome:
     if isinstance(state, Ending) and not isinstance(body, WorkerHello | AgentHello):
         return _leave_notice(state, src, body)
     if isinstance(state, Gathering):
-        state = joining.recognise(state, src, body, now, config)
-    learned = apply_message(state.job.view, src, body)
-    outcome = _told(_news(state, learned, now, config), learned, src, body, now, config)
+        state = joining.detect_restart(state, src, body, now, config)
+    update = apply_message(state.job.view, src, body)
+    outcome = _apply(state, update, now, config)
+    is_stale = any(isinstance(item, StaleIncarnation) for item in update.changes)
+    if not is_stale:
+        outcome = then(outcome, _handle_message(outcome.state, src, body, now, config))
     if isinstance(outcome.state, Gathering):
-        return then(outcome, joining.gather(outcome.state, now, config))
+        return then(outcome, joining.check_complete(outcome.state, now, config))
     return outcome
 
 
-def _told(
-    outcome: Outcome, learned: ViewUpdate, src: Position, body: Body, now: float, config: JobConfig
+def _handle_message(
+    state: State, src: Position, body: Body, now: float, config: JobConfig
 ) -> Outcome:
     match body:
         case RestartsLeft(remaining):
-            return then(outcome, joining.asked(outcome.state, src, remaining, now, config))
+            return joining.start_requested(state, src, remaining, now, config)
         case AgentHello():
-            return then(outcome, joining.agent_hello(outcome.state, body, now, config))
-        case WorkerHello() if not any(isinstance(item, StaleIncarnation) for item in learned.news):
-            return then(outcome, joining.worker_hello(outcome.state, body, now, config))
-        case WorkerFailed() if _is_current(outcome.state.job, body):
-            return then(outcome, faults.worker_failed(outcome.state, body, now, config))
-        case Parked() if _is_current(outcome.state.job, body):
-            return then(outcome, stopping.parked(outcome.state, body, now, config))
-        case Repaired() | Committed() if _is_current(outcome.state.job, body):
-            return then(outcome, resume.repaired(outcome.state, body, now, config))
-        case RepairFailed() if _is_current(outcome.state.job, body):
-            return then(outcome, resume.repair_failed(outcome.state, body, now, config))
-        case Dumped() if body.incident == outcome.state.job.incident:
-            return then(outcome, resume.dumped(outcome.state, body, now, config))
+            return joining.agent_hello(state, body, now, config)
+        case WorkerHello():
+            return joining.worker_hello(state, body, now, config)
+        case WorkerFailed() if _is_current(state.job, body):
+            return rank_faults.worker_failed(state, body, now, config)
+        case Parked() if _is_current(state.job, body):
+            return parking.rank_parked(state, body, now, config)
+        case Repaired() | Committed() if _is_current(state.job, body):
+            return resume.repaired(state, body, now, config)
+        case RepairFailed() if _is_current(state.job, body):
+            return resume.repair_failed(state, body, now, config)
+        case Dumped() if body.incident == state.job.incident:
+            return resume.dumped(state, body, now, config)
         case WorkerFailed() | Parked() | Repaired() | Committed() | RepairFailed() | Dumped():
-            stale = f"{type(body).__name__} is of a former incident or life"
-            return then(outcome, Outcome(outcome.state, because=stale))
+            stale = f"{type(body).__name__} belongs to a former incident or incarnation"
+            return Outcome(state, because=stale)
         case _:
-            return outcome
+            return Outcome(state)
 
 
 def _is_current(
@@ -209,119 +222,120 @@ def _is_current(
 ) -> bool:
     view = job.view.ranks.get(body.rank)
     alive = view is not None and view.incarnation == body.incarnation
-    # A worker fails under the groups of the incident before: that is no stale word.
+    # A worker fails under the groups of the previous incident: that message is not stale.
     return alive and (isinstance(body, WorkerFailed) or body.incident == job.incident)
 
 
-def _news(state: State, learned: ViewUpdate, now: float, config: JobConfig) -> Outcome:
-    """Take the new picture over, and react to what is new in it."""
-    state = with_job(state, view=learned.view)
+def _apply(state: State, update: ViewUpdate, now: float, config: JobConfig) -> Outcome:
+    """Store the new view of the job, and react to what has changed in it."""
+    state = with_job(state, view=update.view)
     outcome = Outcome(state)
-    died = [item for item in learned.news if isinstance(item, RankDied)]
-    for item in learned.news:
+    died = [item for item in update.changes if isinstance(item, RankDied)]
+    for item in update.changes:
         match item:
-            case StaleIncarnation(rank, node, life):
-                because = "a later life of this rank has been started"
-                away = Leave(state.job.incident, because, life)
+            case StaleIncarnation(rank, node, incarnation):
+                because = "a later incarnation of this rank has been started"
+                leave = Leave(state.job.incident, because, incarnation)
                 outcome = then(
-                    outcome, Outcome(outcome.state, (SendMessage(worker(node, rank), away),))
+                    outcome, Outcome(outcome.state, (SendMessage(worker(node, rank), leave),))
                 )
             case RankStarted(rank):
-                outcome = then(outcome, joining.came_up(outcome.state, rank, now, config))
+                outcome = then(outcome, joining.rank_started(outcome.state, rank, now, config))
             case RankDied() | RankFinished():
                 pass
     if died:
         found = tuple(RankFault(item.rank, item.kind, item.evidence, now) for item in died)
-        outcome = then(outcome, faults.fault(outcome.state, found, now, config))
-    if any(isinstance(item, RankFinished) for item in learned.news):
-        outcome = then(outcome, resume.ended(outcome.state, now, config))
+        outcome = then(outcome, rank_faults.handle_faults(outcome.state, found, now, config))
+    if any(isinstance(item, RankFinished) for item in update.changes):
+        outcome = then(outcome, resume.rank_finished(outcome.state, now, config))
     return outcome
 
 
-def _unlinked(state: State, node: NodeRank, now: float, config: JobConfig) -> Outcome:
+def _disconnected(state: State, node: NodeRank, now: float, config: JobConfig) -> Outcome:
     if isinstance(state, Ending):
         return _left(state, node)
-    state = with_job(state, unlinked={**state.job.unlinked, node: now})
-    outcome = Outcome(state, because=f"node {node} is not linked; if it stays so, it is lost")
-    return then(outcome, _waited_for(state, now, config))
+    state = with_job(state, disconnected={**state.job.disconnected, node: now})
+    because = f"node {node} is disconnected; it counts as lost unless it reconnects in time"
+    return then(Outcome(state, because=because), _update_patience(state, now, config))
 
 
-def _waited_for(state: State, now: float, config: JobConfig) -> Outcome:
-    """Links decide how long the last ranks to park are waited for."""
+def _update_patience(state: State, now: float, config: JobConfig) -> Outcome:
+    """The time to wait for the last ranks to park depends on the connections of their nodes."""
     if isinstance(state, Stopping):
-        return stopping.stands(state, state.running, now, config)
+        return parking.await_parking(state, state.running, now, config)
     return Outcome(state)
 
 
-# Time and contact
+# Deadlines, and the connection to clusterd
 
 
-def _late(state: State, now: float, config: JobConfig) -> Outcome:
-    """The state's deadline has passed."""
+def _deadline_passed(state: State, now: float, config: JobConfig) -> Outcome:
     job = state.job
     match state:
         case Gathering():
-            return joining.never_joined(state, now, config)
+            return joining.join_timed_out(state, now, config)
         case Training():
-            return growth.offer(Training(job), now, config)
+            return growth.offer_growth(Training(job), now, config)
         case Ended():
             return Outcome(state)
         case Suspecting():
-            told = (ReportFaults(job.known_faults()),)
-            reported = Reported(job, now, now + config.report_timeout_s)
-            return Outcome(reported, told, "nobody died: a link has failed")
+            return _report(job, now, "a collective failed, but no rank died", now, config)
         case Reported(since=since):
             if now - since >= config.lost_contact_s:
-                return strategies.end(job, 1, "clusterd has not answered for too long", now, config)
-            told = (ReportFaults(job.known_faults()),)
-            again = Reported(job, since, now + config.report_timeout_s)
-            return Outcome(again, told, "clusterd has not ordered the stop yet")
+                why = f"clusterd has not answered for {now - since:.0f} s"
+                return strategy_actions.end(job, 1, why, now, config)
+            return _report(job, since, "clusterd has not ordered the stop yet", now, config)
         case Stopping(running=running, limit=limit) if now < limit:
             outcome = Outcome(state)
             for node in sorted({job.view.ranks[rank].node for rank in running}):
-                lost = node_lost(outcome.state.job.view, node, "silent", "no link, and no answer")
-                outcome = then(outcome, _news(outcome.state, lost, now, config))
+                why = "disconnected, and its ranks did not park"
+                lost = node_lost(outcome.state.job.view, node, "silent", why)
+                outcome = then(outcome, _apply(outcome.state, lost, now, config))
             return outcome
         case Stopping(running=running):
             late = tuple(
                 RankFault(r, "stuck", "it did not park in time", now) for r in sorted(running)
             )
-            return faults.fault(state, late, now, config)
+            return rank_faults.handle_faults(state, late, now, config)
         case Deciding():
-            told = (ReportFaults(job.known_faults()),)
-            reported = Reported(job, now, now + config.report_timeout_s)
-            return Outcome(reported, told, "clusterd has not decided in time")
+            return _report(job, now, "clusterd has not decided in time", now, config)
         case Paused():
             order = Signal(
                 uuid=job.uuid, incident=job.incident, type="changeStrategy", strategy="continue"
             )
-            return strategies.carry_out(job, order, now, config)
+            return strategy_actions.carry_out(job, order, now, config)
         case Awaiting(order=order):
-            return strategies.failed(job, order, "the node did not come back in time", now, config)
+            return strategy_failed(job, order, "the node did not come back in time", now, config)
         case Repairing(order=order, setback=setback, unrepaired=unrepaired):
-            late_ones = f"ranks {strategies.listed(unrepaired)} were not repaired in time"
-            return strategies.failed(job, order, setback or late_ones, now, config)
+            late_ones = f"ranks {join_ranks(unrepaired)} were not repaired in time"
+            return strategy_failed(job, order, setback or late_ones, now, config)
         case Resuming(order=order, uncommitted=uncommitted):
-            why = f"ranks {strategies.listed(uncommitted)} did not finish a step in time"
-            return strategies.failed(job, order, why, now, config)
+            why = f"ranks {join_ranks(uncommitted)} did not commit a step in time"
+            return strategy_failed(job, order, why, now, config)
         case Restarting(order=order, unstarted=unstarted):
-            why = f"ranks {strategies.listed(unstarted)} were not started in time"
-            return strategies.failed(job, order, why, now, config)
+            why = f"ranks {join_ranks(unstarted)} did not start in time"
+            return strategy_failed(job, order, why, now, config)
         case Dumping(order=order, unwritten=unwritten):
-            why = f"ranks {strategies.listed(unwritten)} did not write in time"
-            return strategies.failed(job, order, why, now, config)
+            why = f"ranks {join_ranks(unwritten)} did not write their checkpoint in time"
+            return strategy_failed(job, order, why, now, config)
         case Ending(exit_code=exit_code, because=because):
             finish = Finish(exit_code, because)
-            return Outcome(Ended(job, exit_code, because), (finish,), "not every agent has left")
+            late_agents = f"agents of nodes {join_ranks(state.staying)} did not leave in time"
+            return Outcome(Ended(job, exit_code, because), (finish,), late_agents)
         case _:
             assert_never(state)
 
 
+def _report(job: Job, since: float, because: str, now: float, config: JobConfig) -> Outcome:
+    reports = (ReportFaults(job.known_faults()),)
+    return Outcome(Reported(job, since, now + config.report_timeout_s), reports, because)
+
+
 def _subscribed(state: State, now: float, config: JobConfig) -> Outcome:
+    because = "connected to clusterd"
     if isinstance(state, Reported):
-        told = (ReportFaults(state.job.known_faults()),)
-        return Outcome(replace(state, deadline=now + config.report_timeout_s), told)
-    return Outcome(state, because="clusterd listens")
+        return _report(state.job, state.since, because, now, config)
+    return Outcome(state, because=because)
 
 
 def _leave_notice(state: Ending, src: Position, body: Body) -> Outcome:

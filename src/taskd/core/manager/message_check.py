@@ -44,7 +44,7 @@ _OTHERS = range(-(2**31), 2**31)
 """What the services of clusterd can carry."""
 
 
-def doubt(src: Position, body: Body) -> str:
+def problem_in(src: Position, body: Body) -> str:
     """What is wrong with these words from there; empty when they may be believed."""
     match body:
         case (

@@ -1,6 +1,6 @@
 """Standing still: who has to park, who does, and what comes then.
 
-Used by `core/manager` (what ranks say) and `core/manager/clusterd_orders.py` (what clusterd
+Used by `core/manager` (what ranks say) and `core/manager/clusterd_signals.py` (what clusterd
 orders).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from taskd.core.manager import strategy_actions as strategies
+from taskd.core.manager import strategy_actions
 from taskd.core.manager.job_view import NO_STEP, ProcessState
 from taskd.core.manager.states import (
     Deciding,
@@ -19,9 +19,9 @@ from taskd.core.manager.states import (
     Paused,
     State,
     Stopping,
-    mark,
-    opened,
-    seen,
+    add_faults,
+    mark_phase,
+    start_incident,
     then,
     with_job,
 )
@@ -36,24 +36,24 @@ CANNOT = 499
 """The code of a report that nothing more can be done, see model/codes.py."""
 
 
-def stop(
+def begin_stop(
     state: State, signal: Signal, incident: Incident, now: float, config: JobConfig
 ) -> Outcome:
     if "pause_train" in signal.actions and not state.job.protected():
         told = ReportStopped(signal.uuid, (), CANNOT, "these ranks cannot be paused")
         return Outcome(state, (told,), "these ranks know nothing of us, so they cannot be paused")
     again = _standing(state.job) if incident == state.job.incident else RankTable[Parked]()
-    job = replace(opened(state.job, incident, signal.uuid, now), parked=again)
+    job = replace(start_incident(state.job, incident, signal.uuid, now), parked=again)
     running = job.running() - job.broken() - RankSet(again)
     if not job.protected():
         # Nothing in these ranks could answer; they are killed when the decision has come.
-        return stood(Stopping(job, NO_RANKS, signal, now), now, config)
+        return all_parked(Stopping(job, NO_RANKS, signal, now), now, config)
     ranks = ", ".join(str(fault.rank) for fault in job.known_faults()) or "none"
     because = f"incident {incident}: failed ranks: {ranks}"
     limit = now + config.stop_timeout_s
     stopping = Stopping(job, running, signal, limit, limit)
     outcome = Outcome(stopping, (SendMessage(EVERY_WORKER, Park(incident, because)),), because)
-    return then(outcome, stands(stopping, running, now, config))
+    return then(outcome, await_parking(stopping, running, now, config))
 
 
 def _standing(job: Job) -> RankTable[Parked]:
@@ -68,17 +68,17 @@ def _standing(job: Job) -> RankTable[Parked]:
     return RankTable(joining).update(job.parked)
 
 
-def parked(state: State, told: Parked, now: float, config: JobConfig) -> Outcome:
+def rank_parked(state: State, told: Parked, now: float, config: JobConfig) -> Outcome:
     state = with_job(state, parked=state.job.parked.put(told.rank, told))
     if not isinstance(state, Stopping):
         return Outcome(state, because="it stands, as was known")
-    return stands(state, state.running - {told.rank}, now, config)
+    return await_parking(state, state.running - {told.rank}, now, config)
 
 
-def stands(state: Stopping, running: RankSet, now: float, config: JobConfig) -> Outcome:
+def await_parking(state: Stopping, running: RankSet, now: float, config: JobConfig) -> Outcome:
     state = replace(state, running=running)
     if not running:
-        return stood(state, now, config)
+        return all_parked(state, now, config)
     deadline = min(state.limit, _patience(state.job, running, config))
     because = f"{len(running)} ranks still running"
     return Outcome(replace(state, deadline=deadline), because=because)
@@ -87,16 +87,16 @@ def stands(state: Stopping, running: RankSet, now: float, config: JobConfig) -> 
 def _patience(job: Job, running: RankSet, config: JobConfig) -> float:
     """A node that has lost its link, and whose ranks are the last to park, has most likely died."""
     since = 0.0
-    for rank in running if job.unlinked else NO_RANKS:
-        if (at := job.unlinked.get(job.view.ranks[rank].node)) is None:
+    for rank in running if job.disconnected else NO_RANKS:
+        if (at := job.disconnected.get(job.view.ranks[rank].node)) is None:
             return inf
         since = max(since, at)
-    return since + config.unlinked_s if job.unlinked else inf
+    return since + config.unlinked_s if job.disconnected else inf
 
 
-def stood(state: Stopping, now: float, config: JobConfig) -> Outcome:
+def all_parked(state: Stopping, now: float, config: JobConfig) -> Outcome:
     """Everybody who can stands still: say so, or do what was asked for."""
-    job, order = mark(state.job, "stopped", now), state.order
+    job, order = mark_phase(state.job, "stopped", now), state.order
     told = ReportStopped(order.uuid, job.known_faults())
     if order.type == "stopTrain" and "pause_train" in order.actions:
         limit = order.timeout_s or config.pause_timeout_s
@@ -111,14 +111,14 @@ def proceed(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     """Everybody stands, and clusterd asks or decides."""
     exits: tuple[Command, ...] = ()
     if "fault_nodes_exit" in order.actions:
-        job, exits = strategies.send_away(job, order, config)
+        job, exits = strategy_actions.dismiss_nodes(job, order, config)
     if order.type != "globalFault":
         job = _past_retrying(job, order)
         return then(
-            Outcome(Deciding(job, now), exits), strategies.carry_out(job, order, now, config)
+            Outcome(Deciding(job, now), exits), strategy_actions.carry_out(job, order, now, config)
         )
     job = _named(job, order, now)
-    possible = strategies.feasible(job, config)
+    possible = strategy_actions.feasible(job, config)
     told = ReportStrategies(order.uuid, job.known_faults(), possible)
     state = Deciding(job, now + config.decide_timeout_s)
     return Outcome(state, (*exits, told), f"possible now: {', '.join(possible)}")
@@ -134,7 +134,7 @@ def _named(job: Job, order: Signal, now: float) -> Job:
         for fault in order.faults
         if fault.rank in job.running() and fault.kind is FaultKind.ORDINARY
     )
-    return seen(job, found, now) if found else job
+    return add_faults(job, found, now) if found else job
 
 
 def _past_retrying(job: Job, order: Signal) -> Job:

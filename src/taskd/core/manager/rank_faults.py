@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core.manager import parking as stopping
-from taskd.core.manager import strategy_actions as strategies
+from taskd.core.manager import parking, strategy_actions
 from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.states import (
     Awaiting,
@@ -26,7 +25,7 @@ from taskd.core.manager.states import (
     Stopping,
     Suspecting,
     Training,
-    seen,
+    add_faults,
     then,
 )
 from taskd.model.ids import Rank
@@ -34,11 +33,13 @@ from taskd.model.manager import RankFault, ReportFaults, ReportResult
 from taskd.model.messages import WorkerFailed
 
 
-def fault(state: State, faults: tuple[RankFault, ...], now: float, config: JobConfig) -> Outcome:
+def handle_faults(
+    state: State, faults: tuple[RankFault, ...], now: float, config: JobConfig
+) -> Outcome:
     new = tuple(fault for fault in faults if fault.rank in state.job.world)
     if not new:
         return Outcome(state, because="these ranks are not in the world any more")
-    job = seen(state.job, new, now)
+    job = add_faults(state.job, new, now)
     told = ReportFaults(job.known_faults())
     because = "; ".join(
         f"rank {fault.rank} {fault.kind}: {_short(fault.evidence)}" for fault in new
@@ -51,7 +52,7 @@ def fault(state: State, faults: tuple[RankFault, ...], now: float, config: JobCo
                 replace(state, job=job), because=f"{because}; others are yet to be heard"
             )
         case Stopping():
-            standing = stopping.stands(
+            standing = parking.await_parking(
                 replace(state, job=job), state.running - job.broken(), now, config
             )
             return then(Outcome(state, (told,), because), standing)
@@ -59,7 +60,7 @@ def fault(state: State, faults: tuple[RankFault, ...], now: float, config: JobCo
             return Outcome(replace(state, job=job), (told,), because)
         case Repairing(order=order) | Resuming(order=order) if job.ascend:
             # Ascend's clusterd waits for the end of the strategy and takes no new fault before.
-            report = ReportResult(job.uuid, strategies.FAILED, because, order.strategy)
+            report = ReportResult(job.uuid, strategy_actions.FAILED, because, order.strategy)
             reported = Reported(job, now, now + config.report_timeout_s)
             return Outcome(reported, (report, told), because)
         case Reported(since=since):
@@ -76,14 +77,14 @@ def worker_failed(state: State, told: WorkerFailed, now: float, config: JobConfi
     failure = RankFault(told.rank, told.kind, told.evidence, now)
     match state:
         case Gathering(rebuilding=True):
-            return Outcome(replace(state, job=seen(state.job, (failure,), now)))
+            return Outcome(replace(state, job=add_faults(state.job, (failure,), now)))
         case Gathering() | Training() if told.kind == "communication":
-            job = seen(state.job, (failure,), now)
+            job = add_faults(state.job, (failure,), now)
             why = f"rank {told.rank} lost a collective: {_short(told.evidence)}"
             silent = job.running() - {told.rank}
             return Outcome(Suspecting(job, silent, now + config.suspicion_s), because=why)
         case Suspecting(silent=silent) if told.kind == "communication":
-            job = seen(state.job, (failure,), now)
+            job = add_faults(state.job, (failure,), now)
             if silent := silent - {told.rank}:
                 return Outcome(replace(state, job=job, silent=silent))
             reports = (ReportFaults(job.known_faults()),)
@@ -92,19 +93,19 @@ def worker_failed(state: State, told: WorkerFailed, now: float, config: JobConfi
         case Repairing() | Resuming() if told.incident < state.job.incident:
             return Outcome(state, because="it failed before it was repaired")
         case Gathering() | Training() | Suspecting() | Repairing() | Resuming():
-            return fault(state, (failure,), now, config)
+            return handle_faults(state, (failure,), now, config)
         case _ if told.kind == "communication" or told.rank in state.job.faults:
             return Outcome(state, because="an echo of the fault that is being dealt with")
         case _:
-            return fault(state, (failure,), now, config)
+            return handle_faults(state, (failure,), now, config)
 
 
-def hung(state: State, rank: Rank, evidence: str, now: float, config: JobConfig) -> Outcome:
+def rank_hung(state: State, rank: Rank, evidence: str, now: float, config: JobConfig) -> Outcome:
     view = state.job.view.ranks.get(rank)
     if view is None or view.process is not ProcessState.ALIVE or rank in state.job.broken():
         return Outcome(state, because=f"rank {rank} is known to have failed")
     match state:
         case Gathering() | Training() | Suspecting() | Resuming():
-            return fault(state, (RankFault(rank, "hung", evidence, now),), now, config)
+            return handle_faults(state, (RankFault(rank, "hung", evidence, now),), now, config)
         case _:
             return Outcome(state, because="ranks stand still now, by order")

@@ -15,27 +15,27 @@ from taskd.core.rank_sets import RankSet
 from taskd.model.ids import Incarnation, NodeRank
 
 
-def lost(job: Job) -> list[Placement]:
+def lost_ranks(job: Job) -> list[Placement]:
     """The ranks that need a new process, as they last were."""
-    return [seat_of(job.view.ranks[rank]) for rank in job.broken()]
+    return [placement_of(job.view.ranks[rank]) for rank in job.broken()]
 
 
-def missing(job: Job) -> list[Placement]:
+def missing_ranks(job: Job) -> list[Placement]:
     """The same, with those that the job has gone on without."""
     views = job.view.ranks
     absent = (RankSet(views) - job.world) | job.broken()
-    return [seat_of(views[rank]) for rank in absent]
+    return [placement_of(views[rank]) for rank in absent]
 
 
-def seat_of(view: RankView) -> Placement:
+def placement_of(view: RankView) -> Placement:
     return Placement(view.rank, view.node, view.incarnation, view.shard, view.replica)
 
 
-def seats_for(job: Job, wanted: Iterable[Placement], *, in_place: bool) -> list[Placement] | None:
+def place(job: Job, wanted: Iterable[Placement], *, in_place: bool) -> list[Placement] | None:
     """Give each its next life, on its own node or, when that is gone, on a spare one."""
     wanted = list(wanted)
     nodes = job.view.nodes
-    usable = {n for n in nodes if nodes[n].present and n not in job.condemned}
+    usable = {n for n in nodes if nodes[n].present and n not in job.bad_nodes}
     taken = {job.view.ranks[rank].node for rank in job.world} | {seat.node for seat in wanted}
     spares = [n for n in sorted(usable) if n not in taken and not in_place]
     moved: dict[NodeRank, NodeRank] = {}

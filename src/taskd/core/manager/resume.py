@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core.manager import growth
-from taskd.core.manager import parking as stopping
-from taskd.core.manager import rank_faults as faults
-from taskd.core.manager import strategy_actions as strategies
+from taskd.core.manager import growth, parking, rank_faults, strategy_actions
 from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.states import (
     Deciding,
@@ -24,7 +21,7 @@ from taskd.core.manager.states import (
     State,
     Stopping,
     Training,
-    mark,
+    mark_phase,
     then,
 )
 from taskd.core.rank_sets import NO_RANKS, RankSet
@@ -44,7 +41,7 @@ def repaired(state: State, told: Repaired | Committed, now: float, config: JobCo
                 return Outcome(state, because=f"{len(unrepaired)} ranks are not repaired yet")
             state_s = told.state_s if isinstance(told, Repaired) else 0.0
             before = job.open_incident.timestamps[-1][1] if job.open_incident else now
-            job = mark(mark(job, "groups", max(before, now - state_s)), "state", now)
+            job = mark_phase(mark_phase(job, "groups", max(before, now - state_s)), "state", now)
             deadline = now + config.resume_timeout_s
             resuming = Resuming(job, state.order, state.plan, uncommitted, deadline)
             return _committed(resuming, now, config)
@@ -58,14 +55,14 @@ def repaired(state: State, told: Repaired | Committed, now: float, config: JobCo
 def _committed(state: Resuming, now: float, config: JobConfig) -> Outcome:
     if state.uncommitted:
         return Outcome(state, because=f"{len(state.uncommitted)} ranks have not stepped yet")
-    return strategies.recovered(mark(state.job, "step", now), state.order, now, config)
+    return strategy_actions.recovered(mark_phase(state.job, "step", now), state.order, now, config)
 
 
 def repair_failed(state: State, told: RepairFailed, now: float, config: JobConfig) -> Outcome:
     if isinstance(state, Training):
         # We were restarted, and took it for repaired.
         found = RankFault(told.rank, "communication", told.because, now)
-        return faults.fault(state, (found,), now, config)
+        return rank_faults.handle_faults(state, (found,), now, config)
     if not isinstance(state, Repairing | Resuming):
         return Outcome(state, because="nothing is being repaired now")
     setback = f"rank {told.rank} could not be repaired: {told.because}"
@@ -86,7 +83,7 @@ def dumped(state: State, told: Dumped, now: float, config: JobConfig) -> Outcome
         return Outcome(state, because="nothing is being written now")
     if told.because:
         why = f"rank {told.rank} could not write: {told.because}"
-        return strategies.failed(state.job, state.order, why, now, config)
+        return strategy_actions.strategy_failed(state.job, state.order, why, now, config)
     unwritten = state.unwritten - {told.rank}
     if unwritten:
         return Outcome(replace(state, unwritten=unwritten), because=f"{len(unwritten)} still write")
@@ -96,25 +93,27 @@ def dumped(state: State, told: Dumped, now: float, config: JobConfig) -> Outcome
     if job.open_incident is not None:
         job = replace(job, open_incident=replace(job.open_incident, dumped_step=told.step))
     if state.order.type == "saveAndExit":
-        return then(Outcome(state, (report,)), strategies.leave_written(job, now, config))
+        return then(Outcome(state, (report,)), strategy_actions.end_after_dump(job, now, config))
     return Outcome(Deciding(job, now + config.decide_timeout_s), (report,), because)
 
 
-def ended(state: State, now: float, config: JobConfig) -> Outcome:
+def rank_finished(state: State, now: float, config: JobConfig) -> Outcome:
     """A rank has ended well. When the last one has, so has the job."""
     done = all(state.job.view.ranks[rank].process is ProcessState.DONE for rank in state.job.world)
     if done and not isinstance(state, Ending | Dumping):
-        return strategies.end(state.job, 0, "every rank has ended well", now, config)
+        return strategy_actions.end(state.job, 0, "every rank has ended well", now, config)
     match state:
         case Training():
-            return growth.offer(state, now, config)  # where a rank has made room, another can start
+            return growth.offer_growth(
+                state, now, config
+            )  # where a rank has made room, another can start
         case Dumping():
             return _left_while_writing(state, now, config)
         case Resuming():
             left = state.uncommitted & state.job.running()
             return _committed(replace(state, uncommitted=left), now, config)
         case Stopping():
-            return stopping.stands(state, state.running & state.job.running(), now, config)
+            return parking.await_parking(state, state.running & state.job.running(), now, config)
         case _:
             return Outcome(state)
 

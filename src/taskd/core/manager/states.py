@@ -26,7 +26,7 @@ from taskd.model.messages import Parked
 
 UNLIMITED_RESTARTS = 32767
 """The restart budget that stands for none or 0, as Ascend counts."""
-ECHO = "communication"
+SECONDARY = "communication"
 """The kind of fault that a rank suffers when another one fails."""
 FIRST_RANK = Rank(0)
 RECORDS_KEPT = 100
@@ -132,23 +132,23 @@ class Job:
     """clusterd is Ascend's: it numbers no incidents and knows none of our strategies' names."""
     faults: Mapping[Rank, RankFault] = field(default_factory=dict)
     parked: RankTable[Parked] = field(default_factory=RankTable)
-    stirred: bool = False
+    plan_sent: bool = False
     """The ranks have been given a plan since they stood still: where they are now is not known."""
     restarts_left: int = UNLIMITED_RESTARTS
     attempt: int = 0
     start_withheld: bool = False
-    asking: Mapping[NodeRank, int] = field(default_factory=dict)
+    start_requests: Mapping[NodeRank, int] = field(default_factory=dict)
     """Agents that wait for the permission to start, and the budgets that they named."""
     rebuilt: bool = False
     """This life of the manager began while ranks ran: some may have died unheard."""
-    unlinked: Mapping[NodeRank, float] = field(default_factory=dict)
+    disconnected: Mapping[NodeRank, float] = field(default_factory=dict)
     """Nodes that have no link at present, and since when."""
     permitted: frozenset[NodeRank] = frozenset()
     """Nodes that this life of the manager has permitted to start."""
     handled: tuple[object, ...] = ()
     """Keys of the signals carried out, newest last."""
     fruitless: int = 0
-    condemned: frozenset[NodeRank] = frozenset()
+    bad_nodes: frozenset[NodeRank] = frozenset()
     """Nodes whose devices have failed a stress test, where nobody can replace them."""
     growths: int = 0
     """How often in a row the job has grown and has soon had to shrink again."""
@@ -183,7 +183,9 @@ class Job:
         """Every rank can be repaired from inside, or could in its last life."""
         views = [self.view.ranks[rank] for rank in self.world]
         unheard = [
-            v for v in views if self.rebuilt and v.process is not ProcessState.ALIVE and not v.heard
+            v
+            for v in views
+            if self.rebuilt and v.process is not ProcessState.ALIVE and not v.said_hello
         ]
         return len(unheard) < len(views) and all(v.protected for v in views if v not in unheard)
 
@@ -389,21 +391,21 @@ def with_job(state: State, **facts: object) -> State:
 # The record of an incident
 
 
-def seen(job: Job, faults: tuple[RankFault, ...], now: float) -> Job:
+def add_faults(job: Job, faults: tuple[RankFault, ...], now: float) -> Job:
     """New faults: they belong to the incident that is open, until clusterd opens the next."""
-    if any(fault.kind == ECHO for fault in job.faults.values()):
+    if any(fault.kind == SECONDARY for fault in job.faults.values()):
         # A link has two ends, and a broken collective many: one of them stands for all.
-        faults = tuple(fault for fault in faults if fault.kind != ECHO)
+        faults = tuple(fault for fault in faults if fault.kind != SECONDARY)
         if not faults:
             return job
     known = {**job.faults, **{fault.rank: fault for fault in faults}}
     record = job.open_incident
     if any(fault.kind not in RETRYABLE for fault in known.values()):
         # Somebody has failed for good: the collectives that others lost to it are no faults.
-        known = {r: fault for r, fault in known.items() if fault.kind != ECHO}
-        faults = tuple(fault for fault in faults if fault.kind != ECHO)
+        known = {r: fault for r, fault in known.items() if fault.kind != SECONDARY}
+        faults = tuple(fault for fault in faults if fault.kind != SECONDARY)
         if record is not None:
-            record = replace(record, faults=tuple(f for f in record.faults if f.kind != ECHO))
+            record = replace(record, faults=tuple(f for f in record.faults if f.kind != SECONDARY))
     if record is None:
         record = IncidentRecord(
             NO_INCIDENT, faults, (("seen", min(fault.seen_at for fault in faults)),)
@@ -413,7 +415,7 @@ def seen(job: Job, faults: tuple[RankFault, ...], now: float) -> Job:
     return replace(job, faults=known, open_incident=record)
 
 
-def mark(job: Job, name: str, at: float) -> Job:
+def mark_phase(job: Job, name: str, at: float) -> Job:
     if job.open_incident is None or any(
         name == marked for marked, _ in job.open_incident.timestamps
     ):
@@ -426,11 +428,11 @@ def mark(job: Job, name: str, at: float) -> Job:
     )
 
 
-def opened(job: Job, incident: Incident, uuid: str, now: float) -> Job:
+def start_incident(job: Job, incident: Incident, uuid: str, now: float) -> Job:
     """clusterd has given the incident its number. An older one, still open, is superseded."""
     record = job.open_incident
     if record is not None and record.incident not in (NO_INCIDENT, incident):
-        job = closed(job, "superseded", f"incident {incident} followed")
+        job = close_incident(job, "superseded", f"incident {incident} followed")
         record = None
     if record is None:
         faults = job.known_faults()
@@ -438,11 +440,11 @@ def opened(job: Job, incident: Incident, uuid: str, now: float) -> Job:
         record = IncidentRecord(incident, faults, (("seen", began),))
     record = replace(record, incident=incident)
     return replace(
-        job, incident=incident, uuid=uuid, parked=RankTable(), stirred=False, open_incident=record
+        job, incident=incident, uuid=uuid, parked=RankTable(), plan_sent=False, open_incident=record
     )
 
 
-def closed(job: Job, outcome: str, because: str) -> Job:
+def close_incident(job: Job, outcome: str, because: str) -> Job:
     if job.open_incident is None:
         return job
     done = replace(job.open_incident, outcome=outcome, because=because)

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from taskd.core.manager import growth
-from taskd.core.manager.job_view import ProcessState, node_lost, started, starting
-from taskd.core.manager.rank_placement import lost, missing, seats_for
+from taskd.core.manager.job_view import ProcessState, mark_alive, mark_starting, node_lost
+from taskd.core.manager.rank_placement import lost_ranks, missing_ranks, place
 from taskd.core.manager.repair_plan import Impossible, Placement, Plan, complete_step, plan, shrink
 from taskd.core.manager.states import (
     Awaiting,
@@ -24,8 +24,8 @@ from taskd.core.manager.states import (
     Outcome,
     Repairing,
     Restarting,
-    closed,
-    mark,
+    close_incident,
+    mark_phase,
     then,
 )
 from taskd.core.rank_sets import RankSet
@@ -52,7 +52,7 @@ ISOLATED, RETRY_FAILED, FAILED, DUMP_FAILED = 201, 405, 406, 407
 def feasible(job: Job, config: JobConfig) -> tuple[str, ...]:
     """The names that clusterd chooses from; `recover` stands for in place as well."""
     holders = job.holders() if job.protected() else ()
-    gone = lost(job)
+    gone = lost_ranks(job)
     shards = {job.view.ranks[rank].shard for rank in job.world}
     has_state = complete_step(holders, shards) is not None
     offered = []
@@ -69,26 +69,28 @@ def feasible(job: Job, config: JobConfig) -> tuple[str, ...]:
 
 def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     """The decision has come and everybody stands still."""
-    job = mark(job, "decided", now)
+    job = mark_phase(job, "decided", now)
     if (
         job.open_incident is not None
         and job.open_incident.dumped_step is not None
         and order.strategy == "exit"
     ):
-        return leave_written(job, now, config)
+        return end_after_dump(job, now, config)
     if job.open_incident is not None:
         chosen = IN_PLACE if order.extra == IN_PLACE else order.strategy
         job = replace(job, open_incident=replace(job.open_incident, strategy=chosen))
     match order.strategy:
         case "retry" | "continue":
             if job.broken():
-                return failed(job, order, f"ranks {listed(job.broken())} are gone", now, config)
+                return strategy_failed(
+                    job, order, f"ranks {join_ranks(job.broken())} are gone", now, config
+                )
             return _repair(job, order, plan(job.holders()), now, config)
         case "recover":
             return _recover(job, order, now, config)
         case "downgrade":
-            job = growth.shrinks(job, now, config)
-            return _repair(job, order, shrink(job.holders(), lost(job)), now, config)
+            job = growth.note_shrink(job, now, config)
+            return _repair(job, order, shrink(job.holders(), lost_ranks(job)), now, config)
         case "upgrade":
             return _grow(job, order, now, config)
         case "dump":
@@ -99,21 +101,23 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome
                 if job.open_incident and job.open_incident.because
                 else "clusterd decided so"
             )
-            if job.condemned:
-                why = f"nodes {listed(job.condemned)} have failed a stress test"
+            if job.bad_nodes:
+                why = f"nodes {join_ranks(job.bad_nodes)} have failed a stress test"
             return end(job, 1, f"no strategy is left: {why}", now, config)
         case other:
-            return failed(job, order, f"strategy {other!r} is unknown here", now, config)
+            return strategy_failed(job, order, f"strategy {other!r} is unknown here", now, config)
 
 
-def leave_written(job: Job, now: float, config: JobConfig) -> Outcome:
+def end_after_dump(job: Job, now: float, config: JobConfig) -> Outcome:
     """The survivors have done what was left to do; the next start goes on from there."""
     step = job.open_incident.dumped_step if job.open_incident is not None else None
     because = f"step {step} is written to {config.dump_dir}: start the job again to go on from it"
     return end(job, 1, because, now, config)
 
 
-def failed(job: Job, order: Signal, because: str, now: float, config: JobConfig) -> Outcome:
+def strategy_failed(
+    job: Job, order: Signal, because: str, now: float, config: JobConfig
+) -> Outcome:
     """The strategy did not work; clusterd falls back to the next."""
     code = {"retry": RETRY_FAILED, "dump": DUMP_FAILED}.get(order.strategy, FAILED)
     if job.open_incident is not None:
@@ -127,9 +131,11 @@ def recovered(
 ) -> Outcome:
     because = f"incident {job.incident} is over: {len(job.world)} ranks train"
     report = ReportResult(job.uuid, 0, because, order.strategy)
-    job = replace(closed(job, outcome, because), faults={}, settled_at=now + config.settled_s)
-    training = growth.training(job, now, config)
-    return then(Outcome(training, (report,), because), growth.offer(training, now, config))
+    job = replace(
+        close_incident(job, outcome, because), faults={}, settled_at=now + config.settled_s
+    )
+    training = growth.training_state(job, now, config)
+    return then(Outcome(training, (report,), because), growth.offer_growth(training, now, config))
 
 
 def restarted(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
@@ -139,7 +145,7 @@ def restarted(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome
 
 def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -> Outcome:
     """Everybody goes home."""
-    job = closed(job, "ended" if exit_code else "finished", because)
+    job = close_incident(job, "ended" if exit_code else "finished", because)
     staying = frozenset(node for node, view in job.view.nodes.items() if view.present)
     tells: tuple[Command, ...] = tuple(
         SendMessage(
@@ -153,7 +159,7 @@ def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -
     return Outcome(ending, tells, because)
 
 
-def send_away(job: Job, order: Signal, config: JobConfig) -> tuple[Job, tuple[Command, ...]]:
+def dismiss_nodes(job: Job, order: Signal, config: JobConfig) -> tuple[Job, tuple[Command, ...]]:
     """Nodes leave when somebody will bring them back; otherwise their agents are still of use."""
     if not (config.rescheduling or job.ascend):
         return job, ()
@@ -186,9 +192,9 @@ def repair_message(state: Repairing, config: JobConfig) -> Repair:
 
 def _recover(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     in_place = order.extra == IN_PLACE
-    seats = seats_for(job, lost(job), in_place=in_place)
+    seats = place(job, lost_ranks(job), in_place=in_place)
     if seats is None and in_place:
-        return failed(job, order, "the node of a lost rank is not there", now, config)
+        return strategy_failed(job, order, "the node of a lost rank is not there", now, config)
     if seats is None:
         deadline = now + config.node_timeout_s
         return Outcome(Awaiting(job, order, deadline), because="waiting for a node to come back")
@@ -199,28 +205,28 @@ def _recover(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
 
 
 def _grow(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
-    seats = seats_for(job, missing(job), in_place=False)
+    seats = place(job, missing_ranks(job), in_place=False)
     if seats is None and job.offered:
-        job = growth.grows(job, now)
-        return failed(job, order, "the node that came back is gone again", now, config)
+        job = growth.note_growth(job, now)
+        return strategy_failed(job, order, "the node that came back is gone again", now, config)
     if seats is None:
         deadline = now + config.node_timeout_s
         return Outcome(Awaiting(job, order, deadline), because="waiting for a node to come back")
-    return _repair(growth.grows(job, now), order, plan(job.holders(), seats), now, config)
+    return _repair(growth.note_growth(job, now), order, plan(job.holders(), seats), now, config)
 
 
 def _repair(
     job: Job, order: Signal, made: Plan | Impossible, now: float, config: JobConfig
 ) -> Outcome:
     if isinstance(made, Impossible):
-        return failed(job, order, made.because, now, config)
+        return strategy_failed(job, order, made.because, now, config)
     isolated = tuple(sorted(job.world - {member.rank for member in made.members}))
     job = replace(
         job,
         world=RankSet(member.rank for member in made.members),
-        view=starting(job.view, _places(made.replaced)),
+        view=mark_starting(job.view, _places(made.replaced)),
         faults={r: f for r, f in job.faults.items() if r not in isolated},
-        stirred=True,
+        plan_sent=True,
     )
     state = Repairing(job, order, made, job.world, job.world, now + config.repair_timeout_s)
     # The processes first: starting them takes longer than anything else.
@@ -244,26 +250,26 @@ def _leave(job: Job, rank: Rank, because: str) -> SendMessage:
 
 def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     if job.restarts_left < 1:
-        return failed(job, order, "the restart budget is used up", now, config)
+        return strategy_failed(job, order, "the restart budget is used up", now, config)
     everybody = job.view.ranks
     wanted = [
         Placement(rank, view.node, view.incarnation) for rank, view in sorted(everybody.items())
     ]
-    seats = seats_for(job, wanted, in_place=False)
+    seats = place(job, wanted, in_place=False)
     if seats is None:
         # A node that has never joined starts its ranks with this attempt when it does.
         late = {rank for rank, view in everybody.items() if view.process is ProcessState.ABSENT}
-        seats = seats_for(job, [seat for seat in wanted if seat.rank not in late], in_place=False)
+        seats = place(job, [seat for seat in wanted if seat.rank not in late], in_place=False)
     if seats is None:
-        return failed(job, order, "a node is missing", now, config)
+        return strategy_failed(job, order, "a node is missing", now, config)
     members = tuple(Member(seat.rank, seat.node, seat.incarnation) for seat in seats)
     job = replace(
         job,
         world=RankSet(everybody),
         attempt=job.attempt + 1,
         restarts_left=job.restarts_left - 1,
-        stirred=True,
-        view=starting(job.view, _places(members)),
+        plan_sent=True,
+        view=mark_starting(job.view, _places(members)),
     )
     nodes = job.view.nodes
     tells = tuple(
@@ -281,14 +287,14 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     outcome = Outcome(state, tells, f"attempt {job.attempt}: all {len(members)} ranks start anew")
     if unstarted:
         return outcome
-    job = replace(job, view=started(job.view, RankSet(_places(members))))
+    job = replace(job, view=mark_alive(job.view, RankSet(_places(members))))
     return then(outcome, restarted(job, order, now, config))
 
 
 def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     step = _dump_step(job)
     if step is None:
-        return failed(job, order, "no step exists completely", now, config)
+        return strategy_failed(job, order, "no step exists completely", now, config)
     # Also one that stands elsewhere, if it can reach a copy: it may be of a rank that is lost.
     writers = tuple(h for h in job.holders() if step in {at for _, at in h.offers()})
     members = tuple(Member(h.rank, h.node, h.incarnation) for h in writers)
@@ -304,7 +310,7 @@ def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
 def _can_replace(job: Job, gone: list[Placement], config: JobConfig) -> bool:
     if job.fruitless >= config.fruitless_limit:
         return False
-    return config.rescheduling or seats_for(job, gone, in_place=False) is not None
+    return config.rescheduling or place(job, gone, in_place=False) is not None
 
 
 def _dump_step(job: Job) -> Step | None:
@@ -325,5 +331,5 @@ def _by_node(members: Iterable[Member]) -> dict[NodeRank, tuple[Member, ...]]:
     return grouped
 
 
-def listed(ranks: Iterable[int]) -> str:
+def join_ranks(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))

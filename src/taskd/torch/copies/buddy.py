@@ -56,7 +56,7 @@ class Keeper:
         """Find the buddy among all who have announced themselves. False: there is no other node."""
         per_node = int(config.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._buddy = None
-        for rank in placement.keepers(self._rank, ranks, per_node):
+        for rank in placement.buddy_candidates(self._rank, ranks, per_node):
             node, host, port, secret = meeting.store.get(f"keeper/{rank}").decode().split()
             if int(node) != self._node:
                 self._buddy = host, int(port), bytes.fromhex(secret)

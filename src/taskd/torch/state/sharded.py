@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from taskd.core.manager.copy_placement import survive_a_node
+from taskd.core.manager.copy_placement import survives_node_loss
 from taskd.torch.compat import UnknownTorch
 from taskd.torch.state import fsdp_reset as fsdp
 from taskd.torch.state.protected import Protected
@@ -69,7 +69,7 @@ def has_replicas(kept: Protected) -> bool:
 
 def outlives_a_node(kept: Protected, size: int, per_node: int) -> bool:
     """Whether each shard has a replica on another node, or at all where there is one node only."""
-    return all(survive_a_node(ranks, size, per_node) for ranks in _holders(kept))
+    return all(survives_node_loss(ranks, size, per_node) for ranks in _holders(kept))
 
 
 def _holders(kept: Protected) -> Iterator[list[int]]:

@@ -60,12 +60,12 @@ def test_the_nodes_agent_remembers_it_for_the_next_manager() -> None:
         found = FOUND.evidence if node else ""
         hello = m.AgentHello(NodeRank(node), f"host{node}", ranks, "", condemned=found)
         fresh.hear(agent(node), hello)
-    assert fresh.state.job.condemned == FOUND.nodes
+    assert fresh.state.job.bad_nodes == FOUND.nodes
 
 
 def test_where_a_cluster_replaces_nodes_none_is_condemned() -> None:
     play = Play(JobConfig(nodes=2, ranks_per_node=2, rescheduling=True)).training().tell(FOUND)
-    assert not play.state.job.condemned
+    assert not play.state.job.bad_nodes
 
 
 def test_a_job_that_cannot_be_paused_goes_on_as_if_nothing_had_been_asked() -> None:

@@ -5,41 +5,45 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskd.core.manager.copy_placement import exposed, keepers, survive_a_node
+from taskd.core.manager.copy_placement import (
+    buddy_candidates,
+    shards_on_one_node,
+    survives_node_loss,
+)
 from taskd.model.ids import NodeRank
 
 A, B = NodeRank(0), NodeRank(1)
 
 
 def test_a_shard_with_both_copies_on_one_node_is_exposed() -> None:
-    assert exposed([("a", A), ("a", A), ("b", B), ("b", B)]) == {"a": A, "b": B}
-    assert exposed([("a", A), ("a", B), ("b", B), ("b", A)]) == {}
-    assert exposed([("a", A), ("a", B), ("b", B)]) == {"b": B}
+    assert shards_on_one_node([("a", A), ("a", A), ("b", B), ("b", B)]) == {"a": A, "b": B}
+    assert shards_on_one_node([("a", A), ("a", B), ("b", B), ("b", A)]) == {}
+    assert shards_on_one_node([("a", A), ("a", B), ("b", B)]) == {"b": B}
 
 
 def test_on_one_node_nothing_can_be_better_placed() -> None:
-    assert exposed([("a", A), ("b", A)]) == {}
-    assert exposed([]) == {}
-    assert survive_a_node((0, 1), size=4, per_node=4)
-    assert not survive_a_node((1,), size=4, per_node=4)
+    assert shards_on_one_node([("a", A), ("b", A)]) == {}
+    assert shards_on_one_node([]) == {}
+    assert survives_node_loss((0, 1), size=4, per_node=4)
+    assert not survives_node_loss((1,), size=4, per_node=4)
 
 
 def test_replicas_count_only_where_they_are_on_different_nodes() -> None:
-    assert survive_a_node((0, 2), size=4, per_node=2)
-    assert not survive_a_node((0, 1), size=4, per_node=2)
+    assert survives_node_loss((0, 2), size=4, per_node=2)
+    assert not survives_node_loss((0, 1), size=4, per_node=2)
 
 
 def test_the_copies_of_a_node_go_to_as_many_keepers() -> None:
-    first = [keepers(rank, range(8), 4)[0] for rank in range(8)]
+    first = [buddy_candidates(rank, range(8), 4)[0] for rank in range(8)]
     assert first == [4, 5, 6, 7, 0, 1, 2, 3]
-    assert keepers(1, range(6), 2) == [3, 5, 2, 4, 0]
+    assert buddy_candidates(1, range(6), 2) == [3, 5, 2, 4, 0]
 
 
 def test_who_is_missing_is_not_asked() -> None:
-    assert keepers(1, (0, 1, 2, 5), 2) == [5, 2, 0]
+    assert buddy_candidates(1, (0, 1, 2, 5), 2) == [5, 2, 0]
 
 
 @given(st.sets(st.integers(0, 63), min_size=1), st.integers(1, 8), st.integers(0, 63))
 def test_everybody_else_is_asked_once(members: set[int], per_node: int, rank: int) -> None:
-    asked = keepers(rank, members, per_node)
+    asked = buddy_candidates(rank, members, per_node)
     assert sorted(asked) == sorted(members - {rank})

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskd.core.manager import machine
-from taskd.core.manager.message_check import MOST_RANKS, doubt
+from taskd.core.manager.message_check import MOST_RANKS, problem_in
 from taskd.core.manager.states import JobConfig
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, NodeRank, Position, Rank, Role, Step
@@ -73,7 +73,7 @@ def test_the_machine_bears_whatever_is_believed(events: list[Event]) -> None:
     config = JobConfig(nodes=2, ranks_per_node=2)
     state = machine.begin(config, 0.0)
     for number, event in enumerate(events):
-        if isinstance(event, MessageReceived) and doubt(event.src, event.body):
+        if isinstance(event, MessageReceived) and problem_in(event.src, event.body):
             continue
         state = machine.step(state, event, float(number), config).state  # type: ignore[assignment]
 
@@ -110,10 +110,10 @@ FIRST, NONE = Incarnation(0), Incident(0)
 def test_everybody_speaks_for_himself_in_numbers_that_can_be(
     src: Position, body: m.Body, why: str
 ) -> None:
-    assert doubt(src, body) == why
+    assert problem_in(src, body) == why
 
 
 def test_a_beat_with_the_paces_of_recorded_ranks_is_believed() -> None:
     """Found in a real run: looking for a flag in a range took minutes."""
     paces = tuple(Pace(Rank(number), Incarnation(0), EVERYTHING, steps=7) for number in range(2))
-    assert doubt(at_node(0), m.NodeHeartbeat(NodeRank(0), (), paces=paces)) == ""
+    assert problem_in(at_node(0), m.NodeHeartbeat(NodeRank(0), (), paces=paces)) == ""

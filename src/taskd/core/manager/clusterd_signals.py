@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core.manager import parking as stopping
-from taskd.core.manager import strategy_actions as strategies
+from taskd.core.manager import parking, strategy_actions
 from taskd.core.manager.states import (
     SIGNALS_KEPT,
     Awaiting,
@@ -28,7 +27,7 @@ from taskd.core.manager.states import (
     State,
     Stopping,
     Training,
-    seen,
+    add_faults,
     with_job,
 )
 from taskd.core.rank_sets import RankSet
@@ -41,7 +40,7 @@ from taskd.model.strategies import UPGRADE
 Busy = Repairing | Resuming | Restarting | Dumping
 
 
-def ordered(state: State, signal: Signal, now: float, config: JobConfig) -> Outcome:
+def handle_signal(state: State, signal: Signal, now: float, config: JobConfig) -> Outcome:
     if signal.type == "keep-alive" or isinstance(state, Ending):
         return Outcome(state, because="nothing to be done")
     if signal.sequence:
@@ -56,10 +55,10 @@ def ordered(state: State, signal: Signal, now: float, config: JobConfig) -> Outc
         # Who is alive is not known yet: an order carried out now would be carried out wrongly.
         state = replace(state, deferred=(*state.deferred, signal))
         return Outcome(state, because=f"{signal.type} waits until everybody has been heard")
-    return carry_on(state, signal, now, config)
+    return execute_signal(state, signal, now, config)
 
 
-def carry_on(state: State, signal: Signal, now: float, config: JobConfig) -> Outcome:
+def execute_signal(state: State, signal: Signal, now: float, config: JobConfig) -> Outcome:
     match signal.type:
         case "pauseStartAgent":
             state = with_job(state, start_withheld=True)
@@ -69,10 +68,10 @@ def carry_on(state: State, signal: Signal, now: float, config: JobConfig) -> Out
         case "preExitProcess":
             return _stop_before_exit(state, signal)
         case "faultNodesExit":
-            job, tells = strategies.send_away(state.job, signal, config)
+            job, tells = strategy_actions.dismiss_nodes(state.job, signal, config)
             return Outcome(replace(state, job=job), tells, "these nodes leave")
         case "killMaster":
-            return strategies.end(state.job, 1, "clusterd has given the job up", now, config)
+            return strategy_actions.end(state.job, 1, "clusterd has given the job up", now, config)
         case "stopTrain" | "globalFault" | "changeStrategy" | "saveAndExit":
             return _in_incident(state, signal, now, config)
         case other:
@@ -93,7 +92,7 @@ def _in_incident(state: State, signal: Signal, now: float, config: JobConfig) ->
         incident, offset = Incident(state.job.incident + 1), offset + 1
     state = with_job(state, offset=offset)
     if signal.type == "stopTrain":
-        return stopping.stop(state, signal, incident, now, config)
+        return parking.begin_stop(state, signal, incident, now, config)
     order = replace(signal, strategy="dump") if signal.type == "saveAndExit" else signal
     return _continue(state, order, incident, now, config)
 
@@ -126,22 +125,22 @@ def _continue(
     if same:
         state = with_job(state, uuid=order.uuid)
     if order.strategy == "exit":
-        return strategies.carry_out(state.job, order, now, config)
+        return strategy_actions.carry_out(state.job, order, now, config)
     if order.strategy == "continue" and isinstance(state, Training) and not job.protected():
         report = ReportResult(order.uuid, 0, "training was never paused", order.strategy)
         return Outcome(state, (report,), report.info)
-    if isinstance(state, Deciding) and same and job.stirred:
+    if isinstance(state, Deciding) and same and job.plan_sent:
         # The strategy before this one has failed half-way: everybody is stopped anew, under a
         # number they do not know yet.
         state = with_job(state, offset=job.offset + 1)
-        return stopping.stop(state, order, Incident(incident + 1), now, config)
+        return parking.begin_stop(state, order, Incident(incident + 1), now, config)
     if isinstance(state, Deciding | Paused) and same:
-        return stopping.proceed(state.job, order, now, config)
+        return parking.proceed(state.job, order, now, config)
     if isinstance(state, Awaiting | Busy | Stopping) and same:
         return Outcome(state, because=f"{order.type} comes while another order is carried out")
     if same and order.type == "changeStrategy" and (resumed := _resumed(state.job)):
         return _half_done(state, order, resumed, now, config)
-    return stopping.stop(state, order, incident, now, config)
+    return parking.begin_stop(state, order, incident, now, config)
 
 
 def _resumed(job: Job) -> RankSet:
@@ -160,12 +159,12 @@ def _half_done(
     """The order was being carried out when the manager was restarted."""
     rest = state.job.world - resumed
     if not rest:
-        return strategies.recovered(state.job, order, now, config)
+        return strategy_actions.recovered(state.job, order, now, config)
     why = "the manager was restarted while it was being repaired"
     found = tuple(
         RankFault(rank, "communication", why, now) for rank in rest if rank not in state.job.faults
     )
-    job = seen(state.job, found, now) if found else state.job
+    job = add_faults(state.job, found, now) if found else state.job
     told = (ReportFaults(job.known_faults()),)
     return Outcome(Reported(job, now, now + config.report_timeout_s), told, why)
 
@@ -176,10 +175,10 @@ def _half_done(
 def _release_starts(state: State) -> Outcome:
     budget = state.job.restarts_left
     tells = tuple(
-        SendMessage(agent(node), StartWorkers(budget)) for node in sorted(state.job.asking)
+        SendMessage(agent(node), StartWorkers(budget)) for node in sorted(state.job.start_requests)
     )
-    permitted = state.job.permitted | frozenset(state.job.asking)
-    state = with_job(state, start_withheld=False, asking={}, permitted=permitted)
+    permitted = state.job.permitted | frozenset(state.job.start_requests)
+    state = with_job(state, start_withheld=False, start_requests={}, permitted=permitted)
     return Outcome(state, tells, "ranks may start again")
 
 
