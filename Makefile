@@ -65,7 +65,7 @@ proto: .venvs/proto/.ready  ## generated code from src/taskd/wire/*.proto
 	touch $@
 
 docs: .venvs/docs/.ready  ## the website in site/; a broken link or anchor fails
-	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --strict
 
 settings: setup  ## docs/reference/settings.md from the settings classes
 	$(BIN)/python tools/settings.py
