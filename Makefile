@@ -1,10 +1,10 @@
-# Every target sets up what it needs, in a virtual environment of its own.
+# Every target installs what it needs, in a virtual environment of its own.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: setup demo check test test-gpu explore test-mindspore test-adapters bench proto settings docs clean
+.PHONY: setup demo check test test-fast test-slow coverage test-gpu explore test-mindspore test-adapters bench dist docs proto settings clean
 
 setup: $(VENV)/.ready
 
@@ -13,14 +13,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt setup.py tools/stub_library.py
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: setup  ## the bus with its manager killed; then a training job, three faults, the same weights
+demo: setup  ## kill the manager of a bus; then train through three faults to the same weights
 	$(BIN)/python examples/00_bus.py
 	$(BIN)/python examples/demo.py
 
-bench: setup  ## ratios against peers and bare floors; rewrites docs/benchmarks.md
+bench: setup  ## ratios to other projects and to plain PyTorch; rewrites docs/benchmarks.md
 	$(BIN)/python -m tests.bench
 
-test-gpu: setup  ## what needs a CUDA device, for a machine that has one
+test-gpu: setup  ## tests that need a CUDA device
 	$(BIN)/pytest tests/gpu
 
 check: setup  ## style, types, layers
@@ -29,8 +29,22 @@ check: setup  ## style, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: setup  ## all tests but those of explore, test-gpu, test-mindspore and test-adapters
-	$(BIN)/pytest -n 2 --dist loadfile
+# Each run prints its slowest tests and writes all durations to .pytest_cache/<target>.xml.
+PYTEST = $(BIN)/pytest -n 2 --durations=25 --junitxml=.pytest_cache/$@.xml
+
+test: test-fast test-slow  ## all tests but those of explore, test-gpu, test-mindspore and test-adapters
+
+test-fast: setup  ## unit tests, scenarios, simulators; shows the branch coverage of core/
+	$(PYTEST) --dist worksteal --cov --cov-report=term:skip-covered tests/unit tests/scenarios tests/sim
+
+test-slow: setup  ## integration and chaos tests with real processes, examples
+	$(PYTEST) --dist loadfile tests/integration tests/chaos tests/bench
+
+coverage: .coverage  ## branch coverage of core/ in the last `make test-fast`, with the missing lines
+	$(BIN)/coverage report --show-missing
+
+.coverage:
+	$(MAKE) test-fast
 
 .venvs/mindspore/.ready: pyproject.toml
 	$(PYTHON) -m venv .venvs/mindspore
@@ -48,7 +62,7 @@ test-mindspore: setup .venvs/mindspore/.ready  ## our agent under MindSpore's ow
 test-adapters: setup .venvs/adapters/.ready  ## Accelerate, transformers and Lightning under taskd run (1 GB to install)
 	$(BIN)/pytest tests/adapters
 
-explore: setup  ## every interleaving of three ranks and two faults; a few minutes
+explore: setup  ## every interleaving of two or three ranks and up to two faults
 	$(BIN)/pytest -m explore
 
 .venvs/proto/.ready: tools/proto.sh
@@ -67,8 +81,20 @@ proto: .venvs/proto/.ready  ## generated code from src/taskd/wire/*.proto
 docs: .venvs/docs/.ready  ## the website in site/; a broken link or anchor fails
 	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --strict
 
+WHEEL = $(BIN)/python -m build --no-isolation --wheel --config-setting=--build-option=--plat-name
+
+dist: setup  ## sdist and wheels in dist/, checked as PyPI does, installed, and tried with a small job
+	rm -rf dist build
+	$(BIN)/python -m build --no-isolation --sdist
+	$(WHEEL)=manylinux2014_x86_64
+	rm -rf build
+	$(WHEEL)=manylinux2014_aarch64
+	rm -rf build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tools/check_dist.py dist
+
 settings: setup  ## docs/reference/settings.md from the settings classes
 	$(BIN)/python tools/settings.py
 
 clean:
-	rm -rf $(VENV) .venvs build site
+	rm -rf $(VENV) .venvs build dist site .coverage

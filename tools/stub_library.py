@@ -1,18 +1,20 @@
-"""Writes `libtaskd.so`: a shared library that holds nothing.
+"""Writes `libtaskd.so`: a shared library without any code or symbol.
 
-Image recipes put `taskd/python/cython_api/libs/libtaskd.so` into LD_PRELOAD, and without a file
-there the dynamic linker complains in every process of the job. All of TaskD is Python, so the
-library exports no symbol and runs no code; it is written byte by byte, because a machine that
-installs TaskD need not have a compiler. `setup.py` calls this for the machine that it builds on.
+Image recipes put `taskd/python/cython_api/libs/libtaskd.so` into LD_PRELOAD. If the file is
+missing, the dynamic linker prints an error in every process of the job. All of TaskD is Python, so
+the library is empty. It is assembled here byte by byte, because a machine that installs TaskD may
+not have a compiler. It depends on no other library, so one file fits every Linux distribution.
 
     python tools/stub_library.py FILE [x86_64 | aarch64]
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import struct
 import sys
+import tempfile
 from pathlib import Path
 
 MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -24,12 +26,15 @@ PT_LOAD, PT_DYNAMIC, PT_GNU_STACK = 1, 2, 0x6474E551
 PF_W, PF_R = 2, 4
 DT_NULL, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME = 0, 4, 5, 6, 10, 11, 14
 PAGE = 0x10000
-"""The largest page of both machines: aarch64 kernels are built with 4, 16 or 64 KiB."""
+"""The largest page size of both machines: aarch64 kernels use 4, 16 or 64 KiB."""
 
 
 def library(machine: str) -> bytes:
-    """The bytes of the library. One writable segment holds everything: the linker writes into
-    the dynamic section while it loads."""
+    """Return the bytes of the library.
+
+    One writable segment holds everything: the linker writes into the dynamic section while it
+    loads the library.
+    """
     names = b"\0" + SONAME + b"\0"
     segments = 3
     symbols_at = HEADER + segments * SEGMENT
@@ -53,14 +58,31 @@ def library(machine: str) -> bytes:
         _header(MACHINES[machine], segments),
         _segment(PT_LOAD, 0, end, PAGE),
         _segment(PT_DYNAMIC, dynamic_at, len(dynamic), 8),
-        # Without this one the linker would make the stack of the whole process executable.
+        # Without this segment the linker makes the stack of the whole process executable.
         _segment(PT_GNU_STACK, 0, 0, 16),
-        bytes(SYMBOL),  # The symbol table has only its obligatory empty entry,
-        struct.pack("<4I", 1, 1, 0, 0),  # and so has the hash table over it.
+        bytes(SYMBOL),  # symbol table: only the mandatory empty entry
+        struct.pack("<4I", 1, 1, 0, 0),  # hash table over it: one bucket, one entry
         names.ljust(dynamic_at - names_at, b"\0"),
         dynamic,
     )
     return b"".join(parts)
+
+
+def write(path: Path, machine: str) -> None:
+    """Write the library to a new file and rename it over `path`.
+
+    A running process may have the old file mapped, and would crash if its pages changed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(library(machine))
+            os.fchmod(file.fileno(), 0o755)
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise
 
 
 def _header(machine: int, segments: int) -> bytes:
@@ -87,9 +109,9 @@ def main() -> int:
         return 2
     machine = sys.argv[2] if len(sys.argv) == 3 else platform.machine()
     if machine not in MACHINES:
-        print(f"no library for {machine}, only for {', '.join(MACHINES)}", file=sys.stderr)
+        print(f"unknown machine {machine!r} (expected {' or '.join(MACHINES)})", file=sys.stderr)
         return 1
-    Path(sys.argv[1]).write_bytes(library(machine))
+    write(Path(sys.argv[1]), machine)
     return 0
 
 

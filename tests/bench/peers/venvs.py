@@ -33,11 +33,15 @@ def peer_bin(name: str) -> Path:
     wanted = "\n".join(WANTED[name])
     if not ready.exists() or ready.read_text() != wanted:
         _run([sys.executable, "-m", "venv", str(home)])
-        constraints = ["--constraint", str(ROOT / "constraints.txt")]
         pip = [str(home / "bin/pip"), "--disable-pip-version-check", "--quiet", "install"]
-        _run([*pip, *constraints, "torch", "numpy", *WANTED[name]])
+        _run([*pip, _own_torch(), "numpy", *WANTED[name]])
         ready.write_text(wanted)
     return home / "bin"
+
+
+def _own_torch() -> str:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return next(line for line in lines if line.startswith("torch=="))
 
 
 def prepare() -> None:

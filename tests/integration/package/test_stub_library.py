@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
 import runpy
@@ -19,20 +20,20 @@ STUB = runpy.run_path(str(ROOT / "tools" / "stub_library.py"))
 
 needs_machine = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in STUB["MACHINES"],
-    reason="the library is made for Linux on x86_64 and aarch64",
+    reason="the library exists for Linux on x86_64 and aarch64 only",
 )
 
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
     path = tmp_path / "libtaskd.so"
-    path.write_bytes(STUB["library"](platform.machine()))
+    STUB["write"](path, platform.machine())
     return path
 
 
 @needs_machine
 @pytest.mark.parametrize("bind_now", ["", "1"])
-def test_preloading_it_changes_nothing(library: Path, bind_now: str) -> None:
+def test_preloading_the_library_changes_nothing(library: Path, bind_now: str) -> None:
     code = (
         "import ctypes, hashlib, ssl\n"
         "print(open('/proc/self/maps').read().count('libtaskd.so') > 0)\n"
@@ -51,7 +52,7 @@ def test_preloading_it_changes_nothing(library: Path, bind_now: str) -> None:
 
 
 @needs_machine
-def test_it_loads_and_exports_nothing(library: Path) -> None:
+def test_library_loads_and_exports_no_symbol(library: Path) -> None:
     loaded = ctypes.CDLL(str(library), mode=os.RTLD_NOW | os.RTLD_LOCAL)
     assert not hasattr(loaded, "InitWorker")
 
@@ -60,7 +61,7 @@ def test_it_loads_and_exports_nothing(library: Path) -> None:
 @pytest.mark.parametrize(
     ("machine", "name"), [("x86_64", "Advanced Micro Devices X86-64"), ("aarch64", "AArch64")]
 )
-def test_it_is_well_formed_for_both_machines(tmp_path: Path, machine: str, name: str) -> None:
+def test_library_is_well_formed_for_both_machines(tmp_path: Path, machine: str, name: str) -> None:
     path = tmp_path / "libtaskd.so"
     command = [sys.executable, str(ROOT / "tools" / "stub_library.py"), str(path), machine]
     subprocess.run(command, check=True, timeout=60)
@@ -77,7 +78,7 @@ def test_it_is_well_formed_for_both_machines(tmp_path: Path, machine: str, name:
     assert "Library soname: [libtaskd.so]" in done.stdout
 
 
-def test_other_machines_are_refused_by_name(tmp_path: Path) -> None:
+def test_unknown_machine_is_rejected_by_name(tmp_path: Path) -> None:
     command = [
         sys.executable,
         str(ROOT / "tools" / "stub_library.py"),
@@ -88,6 +89,16 @@ def test_other_machines_are_refused_by_name(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "riscv64" in done.stderr
     assert not (tmp_path / "x").exists()
+
+
+@needs_machine
+def test_a_second_install_leaves_mapped_pages_alone(library: Path) -> None:
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        before = bytes(mapped)
+        STUB["write"](library, "aarch64" if platform.machine() == "x86_64" else "x86_64")
+        assert bytes(mapped) == before
+        assert library.read_bytes() != before
+    assert [path.name for path in library.parent.iterdir()] == [library.name]
 
 
 @pytest.fixture
@@ -104,7 +115,7 @@ def sources(tmp_path: Path) -> Path:
 
 
 @needs_machine
-def test_the_wheel_contains_it(sources: Path, tmp_path: Path) -> None:
+def test_local_wheel_has_the_tag_and_library_of_this_machine(sources: Path, tmp_path: Path) -> None:
     pip(["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(sources)])
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
@@ -112,12 +123,38 @@ def test_the_wheel_contains_it(sources: Path, tmp_path: Path) -> None:
         assert archive.read(INSIDE) == STUB["library"](platform.machine())
 
 
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_published_wheel_has_the_tag_and_library_of_the_named_machine(
+    machine: str, sources: Path, tmp_path: Path
+) -> None:
+    tag = f"manylinux2014_{machine}"
+    option = f"--config-setting=--build-option=--plat-name={tag}"
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", option]
+    subprocess.run([*command, "--outdir", str(tmp_path), str(sources)], check=True, timeout=150)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith(f"-py3-none-{tag}.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(INSIDE) == STUB["library"](machine)
+
+
 @needs_machine
-def test_an_editable_install_makes_it_in_place(sources: Path, tmp_path: Path) -> None:
+def test_editable_install_has_the_library_in_src_and_in_site_packages(
+    sources: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "site"
     options = ["--no-deps", "--no-build-isolation", "--target", str(target)]
     pip(["install", *options, "--editable", str(sources)])
-    assert (sources / "src" / INSIDE).read_bytes() == STUB["library"](platform.machine())
+    for folder in (sources / "src", target):
+        assert (folder / INSIDE).read_bytes() == STUB["library"](platform.machine())
+    code = "import sys, site; site.addsitedir(sys.argv[1]); import taskd; print(taskd.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(target)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == str(sources / "src/taskd/__init__.py")
 
 
 def pip(arguments: list[str]) -> None:
