@@ -16,13 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import taskd.torch  # noqa: F401 - puts its hook behind the optimizers
 from taskd.model.profiling import EVERYTHING, NOTHING
-from taskd.torch.profiling import optimizer_hook as glance
-from taskd.worker.profiling import switch as profiling
+from taskd.torch.profiling import optimizer_hook
+from taskd.worker.profiling import profiler
 
 STEPS, STRETCHES = int(sys.argv[1]), int(sys.argv[2])
 
 
-def own_time(ours: profiling.Profiling) -> float:
+def own_time(ours: profiler.Profiler) -> float:
     """What the hooks add to a step with one collective, by the shortest of many short stretches.
 
     Nobody else takes part and hardly anything is computed, so this is not lost in the noise.
@@ -30,12 +30,12 @@ def own_time(ours: profiling.Profiling) -> float:
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     model = DistributedDataParallel(torch.nn.Linear(8, 8), process_group=groups[dist.get_rank()])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    glance._glance._pacemaker = id(optimizer)
+    optimizer_hook._hook._counted = id(optimizer)
     batch = torch.ones(2, 8)
     shortest: dict[bool, float] = {}
     for number in range(60):
         recorded = bool(number % 2)
-        ours.ask(EVERYTHING if recorded else NOTHING)
+        ours.request(EVERYTHING if recorded else NOTHING)
         for measured in (False, True):
             begin = time.perf_counter()
             for _ in range(20 if measured else 2):
@@ -66,20 +66,20 @@ def main() -> None:
         return (time.perf_counter() - begin) / steps
 
     stretch(5)
-    ours = profiling.of_process()
+    ours = profiler.of_process()
     times: dict[bool, list[float]] = {False: [], True: []}
     for number in range(STRETCHES):
         for recorded in (number % 2 == 0, number % 2 == 1):
-            ours.ask(EVERYTHING if recorded else NOTHING)
+            ours.request(EVERYTHING if recorded else NOTHING)
             stretch(2)
             times[recorded].append(stretch(STEPS))
-    ours.ask(NOTHING)
+    ours.request(NOTHING)
     stretch(1)
     hooks_s = own_time(ours)
     calls = 100_000
     begin = time.perf_counter()
     for _ in range(calls):
-        glance._after_step(optimizer, (), {})
+        optimizer_hook._after_step(optimizer, (), {})
     look_s = (time.perf_counter() - begin) / calls
     if dist.get_rank() == 0:
         told = {"off": times[False], "on": times[True], "look_s": look_s, "hooks_s": hooks_s}

@@ -24,7 +24,7 @@ TRAIN = """
     from torch.nn.parallel import DistributedDataParallel
     import taskd.torch
     from taskd.model.profiling import EVERYTHING, NOTHING
-    from taskd.worker import profiling
+    from taskd.worker.profiling import profiler
 
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", rank=0, world_size=1, init_method="tcp://127.0.0.1:0",
@@ -33,7 +33,7 @@ TRAIN = """
         *(torch.nn.Linear(4096, 4096, device="cuda") for _ in range(8))), device_ids=[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     batch = torch.randn(2048, 4096, device="cuda")
-    ours = profiling.of_process()
+    ours = profiler.of_process()
 
     def train(steps):
         begin = time.perf_counter()
@@ -49,11 +49,11 @@ TRAIN = """
     off, on = [], []
     for turn in range(6):
         off.append(train(40))
-        ours.ask(EVERYTHING)
+        ours.request(EVERYTHING)
         train(2)
         on.append(train(40))
         if turn < 5:
-            ours.ask(NOTHING)
+            ours.request(NOTHING)
             train(2)
     middle = lambda values: sorted(values)[len(values) // 2]
     torch.cuda.synchronize()

@@ -10,7 +10,7 @@ from mindspore import dataset, nn
 from mindspore.train import Callback, CheckpointConfig, Model, ModelCheckpoint
 
 from taskd.api import init_taskd_worker, start_taskd_worker
-from taskd.worker.profiling import switch as profiling
+from taskd.worker.profiling import profiler
 
 ENOUGH = 10
 
@@ -21,7 +21,7 @@ class UntilRecorded(Callback):  # type: ignore[misc]
         self.seen = 0
 
     def on_train_step_end(self, context: object) -> None:
-        self.seen += profiling.of_process().recorder is not None
+        self.seen += profiler.of_process().recorder is not None
         if self.seen >= ENOUGH:
             context.request_stop()  # type: ignore[attr-defined]
 

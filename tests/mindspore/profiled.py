@@ -16,7 +16,7 @@ from mindspore import dataset, mint, nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 
 from taskd.api import destroy_taskd_worker, init_taskd_worker, start_taskd_worker
-from taskd.worker.profiling import switch as profiling
+from taskd.worker.profiling import profiler
 
 STEPS = 12
 WANTED = os.environ.get("PROFILED", "")
@@ -48,7 +48,7 @@ def main(place: Path) -> None:
     ready = ms.Tensor([0.0], ms.float32)
     while float(ready.asnumpy()[0]) < size:
         train(3)
-        ready = ms.Tensor([float(not WANTED or profiling.of_process().recorded == 31)], ms.float32)
+        ready = ms.Tensor([float(not WANTED or profiler.of_process().recorded == 31)], ms.float32)
         mint.distributed.all_reduce(ready)
     for parameter, value in zip(net.trainable_params(), first, strict=True):
         ops.assign(parameter, ms.Tensor(value))

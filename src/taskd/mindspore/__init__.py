@@ -1,1 +1,1 @@
-"""Looking inside a MindSpore job. Loaded by `init_taskd_worker(…, framework="ms")`."""
+"""Profiling hooks for MindSpore. Loaded by `init_taskd_worker(…, framework="ms")`."""

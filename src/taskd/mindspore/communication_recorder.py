@@ -1,9 +1,10 @@
-"""Sees the communication operators of MindSpore that are called from Python, while recorded.
+"""Records MindSpore's communication operators that are called from Python.
 
 Both kinds are covered: the operators (`ops.AllReduce()`) and the functions (`mint.distributed`,
-`ops.communication`). A call only puts the operator into MindSpore's queue; when it is done is known
-to the tensor that it fills. A thread of ours waits for that tensor, so the script waits for nothing
-that it would not wait for anyway. Operators inside compiled graphs are never called from Python.
+`ops.communication`). A call only puts the operator into MindSpore's queue; the end is known when
+the tensor that it fills is ready. A separate thread waits for that tensor, so the script never
+waits longer than without profiling. Operators inside compiled graphs are not called from Python
+and are not recorded.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from mindspore.ops.operations import comm_ops
 from mindspore.ops.primitive import Primitive
 
 from taskd.runtime.clock import monotonic_ns
+from taskd.worker.profiling.framework_hooks import Timing, patch
 from taskd.worker.profiling.records import COMMUNICATION, collective
-from taskd.worker.profiling.spans import Timing, replace
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +49,10 @@ OPERATORS = (
     "Send",
 )
 FUNCTIONS = ("dist_comm_", "inner_comm_")
-"""How the modules of the functions name what they call underneath."""
+"""Prefixes of the inner functions that the public communication functions call."""
 WORLD = "world"
 MOST_WAITING = 1000
-"""Operators whose end is waited for. Beyond that, the newest go unrecorded."""
+"""Operators whose end is awaited. Beyond that, the newest are not recorded."""
 
 
 class _Begun(NamedTuple):
@@ -67,15 +68,15 @@ class Collectives:
         self._counts: Counter[str] = Counter()
         self._waiting: queue.SimpleQueue[_Begun | None] = queue.SimpleQueue()
         self._installed = ExitStack()
-        for owner, name, plain in _places():
-            self._installed.callback(replace(owner, name, partial(self._around, plain)))
+        for owner, name, plain in _targets():
+            self._installed.callback(patch(owner, name, partial(self._wrap, plain)))
         threading.Thread(target=self._wait, name="taskd-collectives", daemon=True).start()
 
     def remove(self) -> None:
         self._installed.close()
         self._waiting.put(None)
 
-    def _around(self, plain: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, plain: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             start = monotonic_ns()
@@ -86,7 +87,7 @@ class Collectives:
         return call
 
     def _begun(self, plain: str, start: int, args: tuple[Any, ...], result: Any) -> None:
-        self._timing.recorder.watch.turn.collectives += 1
+        self._timing.recorder.timer.current.collectives += 1
         filled = _first_tensor(result)
         given = _first_tensor(args)
         if filled is None:
@@ -103,14 +104,16 @@ class Collectives:
             try:
                 if begun.filled is not None:
                     begun.filled.data_sync(True)
-            except RuntimeError as error:  # the operator has failed; the script hears of it itself
-                log.debug("%s has no end: %s", begun.name, error)
+            except (
+                RuntimeError
+            ) as error:  # The operator has failed; the script gets the same error.
+                log.debug("%s is not recorded: it failed: %s", begun.name, error)
                 continue
             self._timing.add(COMMUNICATION, begun.name, begun.start, monotonic_ns(), begun.thread)
 
 
-def _places() -> Iterator[tuple[Any, str, str]]:
-    """Owner, attribute, and the name that goes into the records."""
+def _targets() -> Iterator[tuple[Any, str, str]]:
+    """The owner, the attribute, and the name in the records of all functions to patch."""
     for operator in OPERATORS:
         if (owner := getattr(comm_ops, operator, None)) is not None:
             yield owner, "__call__", operator.lower()
@@ -121,7 +124,7 @@ def _places() -> Iterator[tuple[Any, str, str]]:
 
 
 def _group(args: tuple[Any, ...]) -> str:
-    """An operator carries its group; to a function it is the last name that is given."""
+    """The group of the operator; of a function, its last string argument."""
     if args and isinstance(args[0], Primitive):
         return str(getattr(args[0], "group", WORLD))
     return next((value for value in reversed(args) if isinstance(value, str)), WORLD)

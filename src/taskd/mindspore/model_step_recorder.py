@@ -1,13 +1,13 @@
-"""What is seen of a MindSpore step, and only while something is recorded.
+"""Records the parts of a MindSpore step. Installed only while something is recorded.
 
-    communication   the communication operators, as they are called from Python (`collectives.py`)
-    step            from the end of one step to the end of the next (`glance.py`)
+    communication   operators that are called from Python (`communication_recorder.py`)
+    step            from the end of one step to the end of the next
     forward         the outermost cells; not in a step that is compiled as a whole
     data loading    MindSpore's own mark "dataloader"
     checkpoints     MindSpore's own mark "save_checkpoint"
 
-MindSpore hands its marks to Ascend's profiler alone and drops them elsewhere; ours stands before
-that, so they are seen on every device.
+MindSpore passes its marks to Ascend's profiler only and drops them on other devices. The hooks here
+see them before that, so they work on every device.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from mindspore.profiler.mstx import Mstx
 from taskd.mindspore.communication_recorder import Collectives
 from taskd.model.profiling import Part
 from taskd.runtime.clock import monotonic_ns
+from taskd.worker.profiling.framework_hooks import OutermostCall, Timing, Undo, patch
 from taskd.worker.profiling.recorder import Recorder
-from taskd.worker.profiling.spans import Outermost, Timing, Undo, replace
 
 TRANSPARENT = (nn.Optimizer, optim.Optimizer, nn.TrainOneStepCell)
-"""Cells that are no part of the model: a forward pass may lie within them."""
+"""Cells that are not part of the model but may contain a forward pass."""
 
 
 class MindSporeHooks:
-    """One a process; `worker/profiling/step_end.py` calls it between two steps."""
+    """One per process; `StepEndHook` of `worker/profiling/profiler.py` calls it."""
 
     def __init__(self) -> None:
         self._installed = ExitStack()
@@ -47,8 +47,8 @@ class MindSporeHooks:
             if parts & Part.FORWARD:
                 self._forwards = _Forwards(self._forward)
                 stack.callback(self._forwards.remove)
-            for name, around in (("range_start", self._begun), ("range_end", self._ended)):
-                stack.callback(_replace_static(Mstx, name, around))
+            for name, wrap in (("range_start", self._begun), ("range_end", self._ended)):
+                stack.callback(_patch_static(Mstx, name, wrap))
             self._installed = stack.pop_all()
 
     def remove(self) -> None:
@@ -59,15 +59,15 @@ class MindSporeHooks:
     def installed(self) -> bool:
         return self._timing is not None
 
-    def stepped(self, number: int) -> None:
+    def step_ended(self, number: int) -> None:
         timing = self._timing
         if timing is None:
             return
         now = monotonic_ns()
         if self._forwards is not None:
-            self._forwards.settle()
-        timing.stepped(f"step {number}", now)
-        timing.recorder.watch.stepped(now)
+            self._forwards.step_ended()
+        timing.step_ended(f"step {number}", now)
+        timing.recorder.timer.step_ended(now)
 
     def _forward(self, start: int, end: int) -> None:
         if (timing := self._timing) is not None:
@@ -89,51 +89,51 @@ class MindSporeHooks:
             if timing is None or not isinstance(range_id, _Range):
                 return
             if range_id.message == "dataloader":
-                timing.loaded(range_id.start, monotonic_ns())
+                timing.data_loaded(range_id.start, monotonic_ns())
             elif range_id.message == "save_checkpoint":
-                timing.saved(range_id.start, monotonic_ns())
+                timing.checkpoint_saved(range_id.start, monotonic_ns())
 
         return range_end
 
 
 class _Range(int):
-    """MindSpore's number of a range, which knows when it began; for MindSpore it is the number."""
+    """MindSpore's number of a range, with its message and its start. MindSpore sees the number."""
 
     message: str
     start: int
 
     def __new__(cls, number: int, message: str, start: int) -> _Range:
-        made = super().__new__(cls, number)
-        made.message, made.start = message, start
-        return made
+        created = super().__new__(cls, number)
+        created.message, created.start = message, start
+        return created
 
 
 class _Forwards:
-    """Finds the outermost cells during one step, then watches their classes alone."""
+    """Finds the outermost cells during one step, then times only their classes."""
 
-    def __init__(self, tell: Callable[[int, int], None]) -> None:
-        self._calls = Outermost(tell)
+    def __init__(self, report: Callable[[int, int], None]) -> None:
+        self._calls = OutermostCall(report)
         self._roots: set[type] = set()
         self._undo: list[Undo] = []
-        self._stop_seeking: Undo | None = replace(nn.Cell, "__call__", self._seek)
+        self._stop_search: Undo | None = patch(nn.Cell, "__call__", self._search)
 
-    def settle(self) -> None:
-        """A step has ended: the classes that were called in it from outside are watched now."""
-        if self._stop_seeking is None or not self._roots:
+    def step_ended(self) -> None:
+        """From now on, time only the classes whose calls were outermost in this step."""
+        if self._stop_search is None or not self._roots:
             return
-        self._stop_seeking()
-        self._stop_seeking = None
+        self._stop_search()
+        self._stop_search = None
         self._calls.depth = 0
-        self._undo = [replace(root, "__call__", self._calls.around) for root in self._roots]
+        self._undo = [patch(root, "__call__", self._calls.wrap) for root in self._roots]
 
     def remove(self) -> None:
-        if self._stop_seeking is not None:
-            self._stop_seeking()
+        if self._stop_search is not None:
+            self._stop_search()
         for undo in self._undo:
             undo()
 
-    def _seek(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        timed = self._calls.around(original)
+    def _search(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        timed = self._calls.wrap(original)
 
         @wraps(original)
         def call(cell: Any, *args: Any, **kwargs: Any) -> Any:
@@ -146,14 +146,14 @@ class _Forwards:
         return call
 
 
-def _replace_static(owner: type, name: str, around: Callable[[Any], Any]) -> Undo:
-    """Like `replace`, for a function of a class that takes no instance."""
-    kept = vars(owner)[name]
-    replacement = staticmethod(around(getattr(owner, name)))
+def _patch_static(owner: type, name: str, wrap: Callable[[Any], Any]) -> Undo:
+    """Like `patch`, for a static method."""
+    original = vars(owner)[name]
+    replacement = staticmethod(wrap(getattr(owner, name)))
     setattr(owner, name, replacement)
 
     def undo() -> None:
         if vars(owner).get(name) is replacement:
-            setattr(owner, name, kept)
+            setattr(owner, name, original)
 
     return undo

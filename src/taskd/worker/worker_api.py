@@ -30,7 +30,7 @@ from taskd.worker.bus_connection import Rider, Say
 from taskd.worker.operations import ascend_calls as ascend
 from taskd.worker.operations.nic_order import NicSwitcher
 from taskd.worker.operations.stress_order import StressTester
-from taskd.worker.profiling import switch as profiling
+from taskd.worker.profiling import profiler as profiling
 from taskd.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Worker:
         while not managed.wait(LOOK_S):
             if (parts := file.look()) is not None:
                 log.info("%s asks to record %s", file.path, ", ".join(names_of(parts)) or "nothing")
-                profiling.of_process().ask(parts)
+                profiling.of_process().request(parts)
 
     def joined(self, say: Say) -> None:
         self.unwatch()
@@ -94,7 +94,7 @@ class Worker:
         if isinstance(body, m.SetProfiling):
             ours = profiling.of_process()
             wanted = parts_ordered(body.default_domain, body.communication, body.parts)
-            ours.ask(wanted)
+            ours.request(wanted)
             # Said again, an order that holds already is answered at once.
             if int(wanted) == ours.applied or not self._can_follow(ours):
                 self.report()
@@ -110,7 +110,7 @@ class Worker:
             states = FAILED, FAILED if ours.page.wanted & 1 else OFF
         self._say(m.ProfilingSet(*states))
 
-    def _can_follow(self, ours: profiling.Profiling) -> bool:
+    def _can_follow(self, ours: profiling.Profiler) -> bool:
         return profiling.steps_are_seen or ours.library is not None
 
 

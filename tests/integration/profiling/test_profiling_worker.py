@@ -130,9 +130,9 @@ def test_no_manager_no_harm(tmp_path: Path) -> None:
 
 
 ASK = """
-    from taskd.worker import profiling
+    from taskd.worker.profiling import profiler
     from taskd.model.profiling import EVERYTHING
-    profiling.of_process().ask(EVERYTHING)
+    profiler.of_process().request(EVERYTHING)
 """
 
 

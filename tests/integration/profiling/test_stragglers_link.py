@@ -35,13 +35,13 @@ TRAIN = """
     import torch.distributed as dist
     import taskd.torch
     from taskd.model.profiling import EVERYTHING
-    from taskd.worker import profiling
+    from taskd.worker.profiling import profiler
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(600, 600))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    profiling.of_process().ask(EVERYTHING)
+    profiler.of_process().request(EVERYTHING)
     over = torch.zeros(1)
     while not over:
         model(torch.ones(8, 600)).sum().backward()

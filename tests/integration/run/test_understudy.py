@@ -147,13 +147,13 @@ def test_a_rehearsal_leaves_nothing_behind() -> None:
         import torch._dynamo, torch.distributed as dist, taskd.torch
         from torch.distributed.distributed_c10d import _world
         from taskd.torch import rehearsal
-        from taskd.worker import profiling
+        from taskd.worker.profiling import profiler
 
         def look():
             names = [f"/proc/self/task/{task}/comm" for task in os.listdir("/proc/self/task")]
             threads = sorted(open(name).read() for name in names)
             left = dict(_world.pg_names), dict(_world.pg_map), _world.group_count
-            told = sys.excepthook, profiling._ours, {**os.environ}
+            told = sys.excepthook, profiler._profiler, {**os.environ}
             return threads, left, dist.is_initialized(), told
 
         before = look()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from taskd import cli
 from taskd.commands import trace
 from taskd.core.worker.clock_alignment import between, offsets
-from taskd.worker.profiling.record_files import Shelf
+from taskd.worker.profiling.record_files import RecordFiles
 from taskd.worker.profiling.records import (
     COMMUNICATION,
     DEFAULT,
@@ -86,7 +86,7 @@ def test_a_clock_that_was_set_in_between_is_no_reason_to_fail() -> None:
 
 
 def keep(base: Path, rank: int, spans: list[Span]) -> None:
-    Shelf(base, "the/job".replace("/", "-"), rank, 100, lambda: BEGIN / 1e9).keep(
+    RecordFiles(base, "the/job".replace("/", "-"), rank, 100, lambda: BEGIN / 1e9).append(
         list(lines(spans, pid=rank))
     )
 

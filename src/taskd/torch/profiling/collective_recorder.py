@@ -22,9 +22,9 @@ from taskd.model.profiling import Part
 from taskd.runtime.clock import monotonic_ns
 from taskd.torch.groups import works
 from taskd.torch.profiling.device_times import Devices
+from taskd.worker.profiling.framework_hooks import Timing
 from taskd.worker.profiling.recorder import Recorder
 from taskd.worker.profiling.records import COMMUNICATION, collective
-from taskd.worker.profiling.spans import Timing
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Collectives:
         after: Any = torch._C._after_autograd_keyset
 
         def kernel(keyset: Any, *args: Any) -> Any:
-            turn, start = self._recorder.watch.turn, monotonic_ns()
+            turn, start = self._recorder.timer.current, monotonic_ns()
             tensor = _first_tensor(args[0])
             devices = self._devices if tensor is not None and tensor.is_cuda else None
             begun = devices.begin() if devices is not None else None
@@ -133,7 +133,7 @@ class _Timed:
         original = self._original
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            turn, start = recorder.watch.turn, monotonic_ns()
+            turn, start = recorder.timer.current, monotonic_ns()
             try:
                 return original(work, *args, **kwargs)
             finally:

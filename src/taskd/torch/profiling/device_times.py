@@ -58,10 +58,10 @@ class _Collective:
     thread: int
     recorded: bool
 
-    def settled(self) -> Span | None:
+    def finished(self) -> Span | None:
         if not self.ended.query():
             return None
-        anchor, turn = self.devices.anchor, self.devices.recorder.watch.turn
+        anchor, turn = self.devices.anchor, self.devices.recorder.timer.current
         start, end = anchor.ns(self.begun.event), anchor.ns(self.ended)
         turn.collectives += 1
         turn.launch(start)
@@ -78,13 +78,13 @@ class _Step:
     recorded: bool
     begun: _Begun
 
-    def settled(self) -> Span | None:
+    def finished(self) -> Span | None:
         if not self.event.query():
             return None
         devices = self.devices
         now, began = devices.anchor.ns(self.event), devices.stepped_ns
         devices.stepped_ns = now
-        devices.recorder.watch.stepped(now)
+        devices.recorder.timer.step_ended(now)
         return devices.span(DEFAULT, self.name, began or now, now, self)
 
 
@@ -113,15 +113,15 @@ class Devices:
         def done(_: Any) -> None:
             ended: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             ended.record(torch.cuda.current_stream(self.device))
-            self.recorder.add_later(_Collective(self, begun, ended, name, thread, recorded))
+            self.recorder.add_pending(_Collective(self, begun, ended, name, thread, recorded))
 
         work.get_future().add_done_callback(done)
 
-    def stepped(self, name: str, recorded: bool) -> None:
+    def step_ended(self, name: str, recorded: bool) -> None:
         begun = self.begin()
         if begun is not None:
             thread = threading.get_native_id()
-            self.recorder.add_later(_Step(self, begun.event, name, thread, recorded, begun))
+            self.recorder.add_pending(_Step(self, begun.event, name, thread, recorded, begun))
 
     def span(self, domain: str, name: str, start: int, end: int, of: _Collective | _Step) -> Span:
         recorder, offset = self.recorder, self._offset

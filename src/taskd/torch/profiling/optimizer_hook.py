@@ -1,7 +1,7 @@
 """Puts one hook behind all optimizers of torch when it is loaded: a step has ended.
 
 `taskd run` loads it before the script is run, so this needs nothing of the script. What happens
-then is in `worker/profiling/step_end.py`.
+then is in `worker/profiling/profiler.py`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from taskd.torch.profiling.step_recorder import TorchHooks
-from taskd.worker.profiling.step_end import Glance
+from taskd.worker.profiling.profiler import StepEndHook
 
-_glance = Glance(TorchHooks())
+_hook = StepEndHook(TorchHooks())
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    _glance.after_step(id(optimizer))
+    _hook.step_ended(id(optimizer))
 
 
 def _in_child() -> None:
-    global _glance
-    _glance.hooks.remove()
-    _glance = Glance(TorchHooks())
+    global _hook
+    _hook.hooks.remove()
+    _hook = StepEndHook(TorchHooks())
 
 
 register_optimizer_step_post_hook(_after_step)

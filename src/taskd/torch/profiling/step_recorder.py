@@ -28,12 +28,12 @@ from taskd.model.profiling import Part
 from taskd.runtime.clock import monotonic_ns
 from taskd.torch.profiling.collective_recorder import Collectives
 from taskd.torch.profiling.device_times import Devices
+from taskd.worker.profiling.framework_hooks import OutermostCall, Timing, Undo, patch
 from taskd.worker.profiling.recorder import Recorder
-from taskd.worker.profiling.spans import Outermost, Timing, Undo, replace
 
 
 class TorchHooks:
-    """One a process; `worker/profiling/step_end.py` calls it between two steps."""
+    """One per process; `worker/profiling/profiler.py` calls it between two steps."""
 
     def __init__(self) -> None:
         self._installed = ExitStack()
@@ -50,11 +50,11 @@ class TorchHooks:
             if parts & Part.FORWARD:
                 self._forwards = _Forwards(self._forward)
                 stack.callback(self._forwards.remove)
-            stack.callback(replace(_BaseDataLoaderIter, "__next__", self._timed_next))
-            stack.callback(replace(torch, "save", self._timed_save))
+            stack.callback(patch(_BaseDataLoaderIter, "__next__", self._timed_next))
+            stack.callback(patch(torch, "save", self._timed_save))
             dcp: Any = sys.modules.get("torch.distributed.checkpoint")
             if dcp is not None:
-                stack.callback(replace(dcp, "save", self._timed_save))
+                stack.callback(patch(dcp, "save", self._timed_save))
             self._installed = stack.pop_all()
 
     def remove(self) -> None:
@@ -65,7 +65,7 @@ class TorchHooks:
     def installed(self) -> bool:
         return self._timing is not None
 
-    def stepped(self, number: int) -> None:
+    def step_ended(self, number: int) -> None:
         """The end of an optimizer's step."""
         timing = self._timing
         if timing is None:
@@ -73,11 +73,11 @@ class TorchHooks:
         now, name = monotonic_ns(), f"step {number}"
         if self._forwards is not None:
             self._forwards.settle()
-        timing.stepped(name, now)
+        timing.step_ended(name, now)
         if self._devices is not None:
-            self._devices.stepped(name, bool(timing.parts & Part.STEP))
+            self._devices.step_ended(name, bool(timing.parts & Part.STEP))
         else:
-            timing.recorder.watch.stepped(now)
+            timing.recorder.timer.step_ended(now)
 
     def _forward(self, start: int, end: int) -> None:
         if (timing := self._timing) is not None:
@@ -90,7 +90,7 @@ class TorchHooks:
                 return original(iterator)
             finally:
                 if (timing := self._timing) is not None:
-                    timing.loaded(start, monotonic_ns())
+                    timing.data_loaded(start, monotonic_ns())
 
         return timed
 
@@ -107,7 +107,7 @@ class TorchHooks:
             finally:
                 busy.inside = False
                 if (timing := self._timing) is not None:
-                    timing.saved(start, monotonic_ns())
+                    timing.checkpoint_saved(start, monotonic_ns())
 
         return timed
 
@@ -121,12 +121,12 @@ class _Forwards:
     """
 
     def __init__(self, tell: Callable[[int, int], None]) -> None:
-        self._calls = Outermost(tell)
+        self._calls = OutermostCall(tell)
         self._roots: set[type] = set()
         self._seeking: list[Any] = []
         self._undo: list[Undo] = []
         if _has_compiled():
-            self._undo.append(replace(DistributedDataParallel, "forward", self._calls.around))
+            self._undo.append(patch(DistributedDataParallel, "forward", self._calls.wrap))
         else:
             self._seeking = [
                 modules.register_module_forward_pre_hook(self._enter_any),
@@ -138,7 +138,7 @@ class _Forwards:
         if not self._seeking or not self._roots:
             return
         self._stop_seeking()
-        self._undo += [replace(root, "forward", self._calls.around) for root in self._roots]
+        self._undo += [patch(root, "forward", self._calls.wrap) for root in self._roots]
 
     def remove(self) -> None:
         self._stop_seeking()

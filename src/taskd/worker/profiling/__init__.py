@@ -1,1 +1,1 @@
-"""What a training process records about its steps, and where it writes that."""
+"""Profiling inside the training process: hooks, records, and how long each part of a step took."""

@@ -1,11 +1,11 @@
-"""The profiling files of one rank, and the limit on what all ranks of the node keep together.
+"""The profiling files of one rank, and the size limit for all ranks of the node together.
 
-    <base>/<job>/<rank>/<unix seconds of its beginning>
+    <base>/<job>/<rank>/<unix time in seconds when the file was created>
 
-A file is closed for good at 10 MiB. The limit counts everything under `base`; whoever wants to
-write holds a lock on it, and removes the oldest files of any rank until there is room, so the
-limit is never passed, however small it is. Links are refused at every level: whoever may write
-there could aim one at any file. So is a folder in /tmp that is not ours alone.
+A file is closed at 10 MiB. The limit counts everything under `base`. A writer locks `base` and
+removes the oldest files of any rank until there is room, so the limit is never exceeded, however
+small it is. Symbolic links are refused at every level: a user with write access there could point
+one at any file. A folder in /tmp that others can write is refused, too.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from taskd.errors import SettingsError, Transient
-from taskd.runtime import private_folder as own_folder
+from taskd.runtime import private_folder
 from taskd.runtime.clock import Clock, wall
 
 FILE_BYTES = 10 * 1024 * 1024
 FILES_AT_LEAST = 8
-"""A small limit is cut into at least so many files, so that making room does not empty it."""
+"""A small limit is divided into at least this many files, so that making room keeps most of it."""
 MB = 1024 * 1024
 PATH_CHARS = 1024
-KEPT = "parallel_group.json"
+NEVER_REMOVED = "parallel_group.json"
 LOCK = ".lock"
 ASCEND_DIR = Path("/user/cluster-info/profiling")
 
 
-class CannotKeep(Transient):
-    """The records cannot be written now; says why, in words for the person who asked for them."""
+class CannotWrite(Transient):
+    """The records cannot be written now. The message is for the user who asked for them."""
 
 
-class Shelf:
+class RecordFiles:
     def __init__(self, base: Path, job: str, rank: int, limit_mb: int, clock: Clock = wall) -> None:
         self._base, self._rank_dir = base, base / job / str(rank)
         self._clock = clock
         self._limit = limit_mb * MB
         self._file_bytes = min(FILE_BYTES, max(self._limit // FILES_AT_LEAST, 1))
 
-    def keep(self, lines: list[str]) -> int:
+    def append(self, lines: list[str]) -> int:
         """Append the lines. Returns how many were left out because the limit is too small.
 
-        Raises CannotKeep; then nothing was written.
+        CannotWrite: nothing was written.
         """
         if not self._limit:
-            raise CannotKeep("the limit on profiling data is 0 MB: nothing is kept")
+            raise CannotWrite("the limit on profiling data is 0 MB: nothing is written")
         if len(str(self._rank_dir)) > PATH_CHARS:
-            raise CannotKeep(f"the path has more than {PATH_CHARS} characters")
+            raise CannotWrite(f"the path has more than {PATH_CHARS} characters")
         try:
-            return self._keep(lines)
+            return self._append_locked(lines)
         except OSError as error:
-            raise CannotKeep(f"{error.filename or self._rank_dir}: {error.strerror}") from error
+            raise CannotWrite(f"{error.filename or self._rank_dir}: {error.strerror}") from error
 
-    def _keep(self, lines: list[str]) -> int:
-        if self._base.parent == own_folder.place():
-            _make_own(self._base.parent)
+    def _append_locked(self, lines: list[str]) -> int:
+        if self._base.parent == private_folder.place():
+            _make_private(self._base.parent)
         for folder in (self._base, self._rank_dir.parent, self._rank_dir):
             _make(folder)
         with _locked(self._base / LOCK):
@@ -66,42 +66,42 @@ class Shelf:
             self._make_room(size)
             written = 0
             while written < len(kept):
-                written += self._append(kept[written:])
+                written += self._append_to_file(kept[written:])
             return len(lines) - len(kept)
 
-    def _append(self, lines: list[str]) -> int:
-        """As many as fit into the current file. Returns how many."""
+    def _append_to_file(self, lines: list[str]) -> int:
+        """Append as many lines as fit into the current file. Returns their number."""
         path, size = self._current()
-        room, chunk, taken = self._file_bytes - size, bytearray(), 0
+        room, chunk, count = self._file_bytes - size, bytearray(), 0
         for line in lines:
             if chunk and len(chunk) + len(line) > room:
                 break
             chunk += line.encode()
-            taken += 1
+            count += 1
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(path, flags, 0o644)
         try:
-            left = memoryview(chunk)
-            while left:  # a disk that is nearly full takes a part first, and only then complains
-                left = left[os.write(file, left) :]
+            rest = memoryview(chunk)
+            while rest:  # A disk that is nearly full writes a part before it fails.
+                rest = rest[os.write(file, rest) :]
         except OSError:
-            os.ftruncate(file, size)  # no torn line stays behind
+            os.ftruncate(file, size)  # Leave no partial line behind.
             raise
         finally:
             os.close(file)
-        return taken
+        return count
 
     def _current(self) -> tuple[Path, int]:
-        """The newest file while it has room, otherwise a new one."""
+        """The newest file if it has room, otherwise a new one."""
         names = [int(entry.name) for entry in os.scandir(self._rank_dir) if entry.name.isdecimal()]
         newest = max(names, default=0)
         path = self._rank_dir / str(newest)
         if newest:
-            there = path.lstat()
-            if stat.S_ISLNK(there.st_mode):
-                raise CannotKeep(f"{path} is a symbolic link")
-            if there.st_size < self._file_bytes:
-                return path, there.st_size
+            status = path.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                raise CannotWrite(f"{path} is a symbolic link")
+            if status.st_size < self._file_bytes:
+                return path, status.st_size
         return self._rank_dir / str(max(int(self._clock()), newest + 1)), 0
 
     def _make_room(self, wanted: int) -> None:
@@ -110,13 +110,13 @@ class Shelf:
         for _, size, path in files:
             if total + wanted <= self._limit:
                 return
-            if path.name == KEPT:
+            if path.name == NEVER_REMOVED:
                 continue
             with suppress(FileNotFoundError):
                 path.unlink()
             total -= size
         if total + wanted > self._limit:
-            raise CannotKeep(f"what must stay in {self._base} is over the limit by itself")
+            raise CannotWrite(f"the files in {self._base} that must stay exceed the limit")
 
 
 def _newest_that_fit(lines: list[str], limit: int) -> tuple[list[str], int]:
@@ -128,14 +128,14 @@ def _newest_that_fit(lines: list[str], limit: int) -> tuple[list[str], int]:
 
 
 def _files(base: Path) -> Iterator[tuple[float, int, Path]]:
-    """Age, size and path of every record file of every job and rank."""
+    """Time of the last change, size and path of all record files of all jobs and ranks."""
     for job in _folders(base):
         for rank in _folders(job):
             for entry in os.scandir(rank):
                 with suppress(FileNotFoundError):
                     if entry.is_file(follow_symlinks=False):
-                        there = entry.stat(follow_symlinks=False)
-                        yield there.st_mtime, there.st_size, Path(entry.path)
+                        status = entry.stat(follow_symlinks=False)
+                        yield status.st_mtime, status.st_size, Path(entry.path)
 
 
 def _folders(path: Path) -> Iterator[Path]:
@@ -146,23 +146,23 @@ def _folders(path: Path) -> Iterator[Path]:
 def _make(folder: Path) -> None:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o755, parents=True)
-    there = folder.lstat()
-    if stat.S_ISLNK(there.st_mode):
-        raise CannotKeep(f"{folder} is a symbolic link")
-    if not stat.S_ISDIR(there.st_mode):
-        raise CannotKeep(f"{folder} is no directory")
+    mode = folder.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        raise CannotWrite(f"{folder} is a symbolic link")
+    if not stat.S_ISDIR(mode):
+        raise CannotWrite(f"{folder} is not a directory")
 
 
-def _make_own(folder: Path) -> None:
+def _make_private(folder: Path) -> None:
     try:
-        own_folder.make(folder)
+        private_folder.make(folder)
     except SettingsError as error:
-        raise CannotKeep(str(error)) from error
+        raise CannotWrite(str(error)) from error
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """For a moment only, and in a thread that nobody waits for."""
+    """Held for a short time, and in a thread that no other thread waits for."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.open(path, flags, 0o644)
     try:
@@ -173,9 +173,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def base_dir(configured: str) -> Path:
-    """Where records go: as configured, else Ascend's place, else one of the user's own."""
+    """Where records go: as configured, else Ascend's folder, else a private folder of the user."""
     if configured:
         return Path(configured)
     if os.path.isdir(ASCEND_DIR.parent):
         return ASCEND_DIR
-    return own_folder.place() / "profiling"
+    return private_folder.place() / "profiling"

@@ -1,9 +1,10 @@
-"""The lines of a profiling file: Ascend's JSON records, one an end of a span.
+"""The lines of a profiling file: Ascend's JSON records, one for each end of a span.
 
     {"Kind":1,"Flag":2,"SourceKind":0,"Timestamp":ns,"Id":7,"MsptiObjectId":{…},"Name":…,"Domain":…}
 
 A span is a pair of marks with the same Id, Flag 2 at its start and 4 at its end (16 and 32 on the
-device). Times are nanoseconds of the Unix clock. `recorder.py` writes them, `trace.py` reads.
+device). Times are Unix time in nanoseconds. `recorder.py` writes the lines,
+`commands/trace.py` reads them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _STARTS = {2, 16}
 
 
 class Span(NamedTuple):
-    """Something that took time. Made on the training thread: a tuple is the cheapest there is."""
+    """A measured interval. A tuple, because the training thread creates it: it must be cheap."""
 
     domain: str
     name: str
@@ -42,7 +43,7 @@ def collective(op: str, group: str, sequence: int, count: int, dtype: str) -> st
 
 
 def lines(spans: Iterable[Span], pid: int) -> Iterator[str]:
-    """Formatted by hand: json.dumps would cost the training process ten times as much."""
+    """Formatted by hand: json.dumps would take ten times as long."""
     for span in spans:
         begin, end = _FLAGS[span.source]
         tail = (
@@ -60,34 +61,34 @@ class Mark:
     start: bool
     ns: int
     span: Span
-    """With the mark's own time at both ends."""
+    """Both ends have the time of this mark."""
 
 
 def mark(line: str) -> Mark | None:
-    """None: the line is torn, or of a kind that is no mark."""
+    """None: the line is incomplete, or its kind is not a mark."""
     try:
-        told: Any = json.loads(line)
-        if told["Kind"] != 1:
+        fields: Any = json.loads(line)
+        if fields["Kind"] != 1:
             return None
-        where, at = told["MsptiObjectId"], int(told["Timestamp"])
+        ids, at = fields["MsptiObjectId"], int(fields["Timestamp"])
         span = Span(
-            str(told["Domain"]),
-            str(told["Name"]),
+            str(fields["Domain"]),
+            str(fields["Name"]),
             at,
             at,
-            int(told["Id"]),
-            int(where["Pt"]["ThreadId"]),
-            int(told["SourceKind"]),
-            int(where["Ds"]["DeviceId"]),
-            int(where["Ds"]["StreamId"]),
+            int(fields["Id"]),
+            int(ids["Pt"]["ThreadId"]),
+            int(fields["SourceKind"]),
+            int(ids["Ds"]["DeviceId"]),
+            int(ids["Ds"]["StreamId"]),
         )
-        return Mark(told["Flag"] in _STARTS, at, span)
+        return Mark(fields["Flag"] in _STARTS, at, span)
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def spans(read: Iterable[str]) -> Iterator[Span]:
-    """Pairs up the marks of one rank. What has lost its other end is left out."""
+    """Join the marks of one rank to spans. A mark without its other end is left out."""
     open_: dict[tuple[int, int], Span] = {}
     for line in read:
         found = mark(line)

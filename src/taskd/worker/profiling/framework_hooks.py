@@ -1,7 +1,8 @@
-"""What the hooks of any framework have in common: spans, the outermost call, borrowed functions.
+"""Tools for the profiling hooks of all frameworks: spans, outermost calls, patched functions.
 
-`torch/profiling/step_recorder.py` and `mindspore/model_step_recorder.py` say where to look; what
-is seen becomes records (`recorder.py`) and, for the comparison between ranks, sums (`pace.py`).
+`torch/profiling/step_recorder.py` and `mindspore/model_step_recorder.py` decide where to hook in.
+What they measure becomes records (`recorder.py`) and totals for the comparison between ranks
+(`step_times.py`).
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ Undo = Callable[[], None]
 
 
 class Timing:
-    """From switching on to switching off. Times are taken by a clock that never jumps."""
+    """Records spans from switching on to switching off. Times come from the monotonic clock."""
 
     def __init__(self, parts: Part, recorder: Recorder) -> None:
         self.parts, self.recorder = parts, recorder
         self.offset = wall_ns() - monotonic_ns()
-        """From that clock to the one that the records tell."""
-        self._stepped_at = 0
+        """From the monotonic clock to the wall clock of the records."""
+        self._step_ended_at = 0
 
     def span(self, part: Part, name: str, start: int, end: int, domain: str = DEFAULT) -> None:
         if self.parts & part:
@@ -36,26 +37,26 @@ class Timing:
         recorder, offset = self.recorder, self.offset
         recorder.add(Span(domain, name, start + offset, end + offset, recorder.next_id(), thread))
 
-    def stepped(self, name: str, now: int) -> None:
-        """From the end of one step to the end of the next."""
-        began, self._stepped_at = self._stepped_at, now
+    def step_ended(self, name: str, now: int) -> None:
+        """Record the step that began when the previous one ended."""
+        began, self._step_ended_at = self._step_ended_at, now
         if began:
             self.span(Part.STEP, name, began, now)
 
-    def loaded(self, start: int, end: int) -> None:
-        self.recorder.watch.turn.data += end - start
+    def data_loaded(self, start: int, end: int) -> None:
+        self.recorder.timer.current.data += end - start
         self.span(Part.DATA, "dataloader", start, end)
 
-    def saved(self, start: int, end: int) -> None:
-        self.recorder.watch.turn.save += end - start
+    def checkpoint_saved(self, start: int, end: int) -> None:
+        self.recorder.timer.current.save += end - start
         self.span(Part.SAVE, "save_checkpoint", start, end)
 
 
-class Outermost:
-    """Of calls within calls, the outermost is the one that is told."""
+class OutermostCall:
+    """Measures nested calls and reports only the outermost one: its start and its end."""
 
-    def __init__(self, tell: Callable[[int, int], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[int, int], None]) -> None:
+        self._report = report
         self._began = 0
         self.depth = 0
 
@@ -68,9 +69,9 @@ class Outermost:
         self.depth = max(0, self.depth - 1)
         if not self.depth and (began := self._began):
             self._began = 0
-            self._tell(began, monotonic_ns())
+            self._report(began, monotonic_ns())
 
-    def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
             self.enter()
@@ -82,15 +83,15 @@ class Outermost:
         return timed
 
 
-def replace(owner: Any, name: str, around: Callable[[Any], Any]) -> Undo:
-    """Put something around a function of a module or class. Returns how to take it away again."""
+def patch(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Undo:
+    """Replace a function of a module or class by `wrap(function)`. Returns how to undo it."""
     inherited = name not in vars(owner)
     original = getattr(owner, name)
-    replacement = around(original)
+    replacement = wrap(original)
     setattr(owner, name, replacement)
 
     def undo() -> None:
-        # Somebody may have put something of his own around ours: then it stays, and does nothing.
+        # Another library may have patched on top of ours. Then ours stays, and records nothing.
         if vars(owner).get(name) is not replacement:
             return
         if inherited:

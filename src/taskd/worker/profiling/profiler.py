@@ -1,10 +1,10 @@
-"""The switch of one training process: what is asked for, and whether it is recorded.
+"""The profiler of one training process: what is wanted, and what is being recorded.
 
-Whoever may ask (the agent through shared memory, the manager over the bus, Ascend's switch file)
-writes one word. The training thread looks at it at the end of each step and changes over there,
-where nothing of the step is in flight; the framework's hooks (`torch/profiling/step_recorder.py`)
-are only there while something is recorded. Where Ascend's library is installed, it records in
-their place.
+The agent (through shared memory), the manager (over the bus) or Ascend's switch file set which
+parts are wanted. At the end of each step the training thread compares that with what is recorded
+and switches there, where no part of a step is in progress; an unprofiled job pays for this one
+comparison only. The framework's hooks (`torch/profiling/step_recorder.py`) are installed only while
+something is recorded. Where Ascend's library is installed, it records instead of the hooks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from taskd.model.ids import Incarnation, Rank
 from taskd.model.profiling import DEFAULT_DOMAIN, FAILED, NOTHING, OFF, ON, Pace, Part
 from taskd.runtime.clock import wall
 from taskd.runtime.profiling_files import Page
-from taskd.worker.profiling import link_counters as wires
-from taskd.worker.profiling.record_files import Shelf, base_dir
+from taskd.worker.profiling import tcp_counters
+from taskd.worker.profiling.record_files import RecordFiles, base_dir
 from taskd.worker.profiling.recorder import Recorder
 from taskd.worker.settings import ProfilingSettings, WorkerSettings
 
@@ -31,19 +31,25 @@ log = logging.getLogger(__name__)
 
 
 class Hooks(Protocol):
-    """What a framework offers. Both are called on its training thread, between two steps."""
+    """The hooks of a framework. All calls come from its training thread, between two steps."""
 
     def install(self, parts: Part, recorder: Recorder) -> None: ...
 
     def remove(self) -> None: ...
 
+    @property
+    def installed(self) -> bool: ...
+
+    def step_ended(self, number: int) -> None:
+        """Called only while the hooks are installed."""
+
 
 steps_are_seen = False
-"""Whether a framework tells us the end of its steps; set by `glance.py`."""
+"""Whether a framework reports the end of its steps; set by `StepEndHook`."""
 
 
-class Profiling:
-    """One a process: see `of_process`."""
+class Profiler:
+    """One per process: see `of_process`."""
 
     def __init__(self, settings: ProfilingSettings, job: str, rank: int, incarnation: int) -> None:
         self.settings = settings
@@ -54,46 +60,46 @@ class Profiling:
         self.limit_mb = settings.limit_mb
         self.rank = rank
         self._job, self._incarnation = job, incarnation
-        self._problem = self._told_problem = ""
+        self._problem = self._reported_problem = ""
         self._listeners: list[Callable[[], None]] = []
         self._changing = threading.RLock()
         self._library: Library | None = None
-        self._looked = False
+        self._searched = False
 
     @property
     def library(self) -> Library | None:
-        """Ascend's, where it is installed: then it does the recording, and no hook is put in."""
-        if self._library is None and not self._looked:
-            self._looked = True
+        """Ascend's library, if it is installed. Then no hooks are installed."""
+        if self._library is None and not self._searched:
+            self._searched = True
             self._library = mspti.find(self.settings.mspti)
         return self._library
 
-    def ask(self, parts: Part) -> None:
-        """The library obeys at once, hooks at the end of the step."""
+    def request(self, parts: Part) -> None:
+        """Set what is wanted. The library follows at once, hooks at the end of the step."""
         self.page.want(parts)
         if self.library is not None:
-            self.follow(None)
+            self.apply(None)
 
     def listen(self, changed: Callable[[], None]) -> None:
-        """Be told, in any thread, when what was asked for has been tried, succeeds or fails."""
+        """Call `changed`, from any thread, after a request was tried or its success changed."""
         self._listeners.append(changed)
 
     def unlisten(self, changed: Callable[[], None]) -> None:
         self._listeners.remove(changed)
 
     def limit(self, limit_mb: int) -> None:
-        """What all ranks of the node may keep together, from now on."""
+        """Set the size limit for the records of all ranks of this node together."""
         self.limit_mb = limit_mb
         if self.recorder is not None:
-            self.recorder.shelf = self._shelf()
+            self.recorder.files = self._files()
 
     def save(self) -> None:
-        """Bring to disk what has been recorded so far, and wait until that is done."""
+        """Write all records to disk and wait until that is done."""
         if self.recorder is not None:
             self.recorder.flush()
 
-    def follow(self, hooks: Hooks | None) -> None:
-        """Change over to what is wanted. We must never be what kills training."""
+    def apply(self, hooks: Hooks | None) -> None:
+        """Switch to what is wanted. An error ends profiling, never the training."""
         with self._changing:
             wanted = self.page.wanted
             self.applied = self.page.word[0]
@@ -101,11 +107,11 @@ class Profiling:
             try:
                 self._change(wanted, hooks)
             except Exception as error:
-                log.exception("profiling is given up; training goes on")
+                log.exception("profiling has failed; training continues")
                 self._problem = f"{type(error).__name__}: {error}"
                 if hooks is not None:
                     hooks.remove()
-            self._told_problem = self.problem
+            self._reported_problem = self.problem
         self._changed()
 
     def _changed(self) -> None:
@@ -138,7 +144,7 @@ class Profiling:
         return self._problem or (self.recorder.problem if self.recorder is not None else "")
 
     def states(self) -> tuple[int, int]:
-        """Of the default domain and of communication, as in the code 14DC."""
+        """States of the default and the communication domain, as in the message code 14DC."""
         wanted = self.page.wanted
         return tuple(  # type: ignore[return-value]
             FAILED if self.problem and wanted & domain else ON if self.recorded & domain else OFF
@@ -149,57 +155,88 @@ class Profiling:
         recorder, identity = self.recorder, (Rank(self.rank), Incarnation(self._incarnation))
         if recorder is None:
             return Pace(*identity, self.recorded, self.problem)
-        sums = recorder.watch.sums
+        totals = recorder.timer.totals
         return Pace(
             *identity,
             self.recorded,
             self.problem,
-            sums.steps,
-            sums.total_s,
-            sums.wait_s,
-            sums.data_s,
-            sums.save_s,
-            sums.collectives,
-            wires.of_process(),
+            totals.steps,
+            totals.total_s,
+            totals.wait_s,
+            totals.data_s,
+            totals.save_s,
+            totals.collectives,
+            tcp_counters.of_process(),
         )
 
     def _new_recorder(self) -> Recorder:
-        return Recorder(self._shelf(), self.settings.save_s, self._tell)
+        return Recorder(self._files(), self.settings.save_s, self._publish)
 
-    def _shelf(self) -> Shelf:
-        return Shelf(base_dir(self.settings.dir), self._job, self.rank, self.limit_mb)
+    def _files(self) -> RecordFiles:
+        return RecordFiles(base_dir(self.settings.dir), self._job, self.rank, self.limit_mb)
 
-    def _tell(self) -> None:
-        """Once a second, by the recorder: the pace, and whether the records are still kept."""
-        if self.problem != self._told_problem:
-            self._told_problem = self.problem
+    def _publish(self) -> None:
+        """Publish the pace and any problem. The recorder calls this once per second."""
+        if self.problem != self._reported_problem:
+            self._reported_problem = self.problem
             self._changed()
         try:
             self.page.tell(self.pace())
         except OSError as error:
-            log.debug("the pace is not told: %s", error)
+            log.debug("the pace is not published: %s", error)
 
 
-_ours: Profiling | None = None
-_ours_in = 0
+_profiler: Profiler | None = None
+_profiler_pid = 0
 
 
-def of_process() -> Profiling:
-    """This process's own; a forked child has another."""
-    global _ours, _ours_in
-    if _ours is None or _ours_in != os.getpid():
+def of_process() -> Profiler:
+    """The profiler of this process; a forked child gets its own."""
+    global _profiler, _profiler_pid
+    if _profiler is None or _profiler_pid != os.getpid():
         settings = config.load(ProfilingSettings, prefix="TASKD_PROFILING")
         worker = config.load(WorkerSettings)
         job = config.environ.get("MINDX_TASK_ID") or worker.job_id
         rank = int(config.environ.get("RANK") or "0")
         name = job or f"default_task_id_{int(wall())}"
-        _ours, _ours_in = Profiling(settings, name, rank, worker.incarnation), os.getpid()
-    return _ours
+        _profiler = Profiler(settings, name, rank, worker.incarnation)
+        _profiler_pid = os.getpid()
+    return _profiler
 
 
 def _page(path: str) -> Page:
     try:
         return Page(path)
     except OSError as error:
-        log.warning("the agent cannot switch profiling of this process: %s", error)
+        log.warning("the agent cannot control profiling of this process: %s", error)
         return Page()
+
+
+class StepEndHook:
+    """Called at the end of every training step, one per process.
+
+    Each framework has a hook that knows when a step has ended (`torch/profiling/optimizer_hook.py`,
+    `mindspore/callback_hook.py`). A forked child starts with a new one.
+    """
+
+    def __init__(self, hooks: Hooks) -> None:
+        global steps_are_seen
+        steps_are_seen = True
+        self.hooks = hooks
+        self.number = 0
+        self._profiler: Profiler | None = None
+        self._counted = 0
+
+    def step_ended(self, source: int) -> None:
+        """`source` identifies the optimizer or cell; only steps of the first one are counted."""
+        profiler = self._profiler
+        if profiler is None:
+            profiler = self._profiler = of_process()
+            self._counted = source
+        if source != self._counted:
+            return
+        self.number += 1
+        if self.hooks.installed:
+            self.hooks.step_ended(self.number)
+        if profiler.page.word[0] != profiler.applied:
+            profiler.apply(self.hooks)
