@@ -18,8 +18,8 @@ from taskd.core.agent.machine import Done, State, WorkersConfig, step
 from taskd.model import messages as m
 from taskd.model.agent import Command, Event
 from taskd.model.ids import manager
-from taskd.model.types import Tick
-from taskd.runtime.clock import Clock, monotonic, next_before, wall
+from taskd.runtime.clock import Clock, monotonic, wall
+from taskd.runtime.driver import Driver
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,6 @@ class Agent:
         self._way = (bus, proxy)
         self._watch = watch
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
-        self.state: State | None = None
         self.profiling: Callable[[m.SetProfiling], None] = _unrecorded
         """Who is told what is to be recorded."""
 
@@ -105,14 +104,15 @@ class Agent:
                 await nearest.send(manager(), look(), sync=False)
 
     async def _decide(self, state: State, perform: Callable[[Command], Awaitable[None]]) -> Done:
-        self.state = state
-        while not isinstance(state, Done):
-            event = await next_before(self._inbox, state.deadline, self._clock) or Tick()
-            outcome = step(state, event, self._clock(), self._config)
-            if outcome.because and outcome.state != state:
-                log.info("%s: %s", type(outcome.state).__name__, outcome.because)
-            self._watch(event, state, outcome.state)
-            self.state = state = outcome.state
-            for command in outcome.commands:
-                await perform(command)
-        return state
+        driver: Driver[State, Event, Command] = Driver(
+            state,
+            lambda state, event, now: step(state, event, now, self._config),
+            perform,
+            inbox=self._inbox,
+            log=log,
+            subject=lambda state: f"incident={state.node.incident}",
+            clock=self._clock,
+            same_state_level=logging.INFO,
+            before=lambda done: self._watch(done.event, done.before, done.outcome.state),
+        )
+        return await driver.run_until(Done)

@@ -40,7 +40,8 @@ from taskd.model.clusterd import (
 from taskd.model.codes import RecoverCode
 from taskd.model.ids import JobId
 from taskd.model.types import Tick
-from taskd.runtime.clock import Clock, next_before
+from taskd.runtime.clock import Clock
+from taskd.runtime.driver import Driver, Transition
 from taskd.runtime.journal import Journal, JournalFailed
 from taskd.wire._pb import control_pb2 as pb
 
@@ -107,7 +108,20 @@ class Owner:
         self._watchers: set[asyncio.Event] = set()
         self._writing: asyncio.Task[None] | None = None
         self._written = 0
-        self._task = asyncio.create_task(self._run(), name=f"owner of {job}")
+        driver: Driver[State, Asked, Command] = Driver(
+            record.state,
+            self._step,
+            self._perform,
+            inbox=self._inbox,
+            log=log,
+            subject=lambda state: f"job={job} incident={state.job.incident}",
+            clock=tools.clock,
+            wake_at=lambda state: max(state.deadline, self._not_before, self._patient_until),
+            commit=self._commit,
+            before=self._state_set,
+            after=self._commands_done,
+        )
+        self._task = asyncio.create_task(driver.run(), name=f"owner of {job}")
         self._write_undone()
 
     @property
@@ -166,27 +180,36 @@ class Owner:
             line.end(End.OVER)
         self.touch()
 
-    async def _run(self) -> None:
-        clock = self._tools.clock
-        while True:
-            wake = max(self.state.deadline, self._not_before, self._patient_until)
-            asked = await next_before(self._inbox, wake, clock) or Asked(Tick())
-            now = clock()
-            try:
-                outcome = step(self.state, asked.event, now, self._tools.config)
-                after = self._after(asked.event, outcome, now)
-                if after != self.record or outcome.commands:
-                    await self._tools.journal.append(
-                        book.write(self.job, self.record, after, asked.event, outcome, now)
-                    )
-            except JournalFailed as error:
-                self._refuse(asked, str(error), now, again=True)
-            except Exception:
-                # A mistake of ours costs this one event; the job keeps its owner and its state.
-                log.exception("job=%s cannot decide on %r", self.job, asked.event)
-                self._refuse(asked, RecoverCode.ServerInnerError.sentence, now, again=False)
-            else:
-                self._enact(asked, outcome, after, now)
+    def _step(self, state: State, asked: Asked | Tick, now: float) -> Outcome | None:
+        try:
+            return step(state, _event(asked), now, self._tools.config)
+        except Exception:
+            log.exception("job=%s cannot decide on %r", self.job, _event(asked))
+            self._mistake(asked, now)
+            return None
+
+    async def _commit(self, transition: Transition[State, Asked, Command]) -> bool:
+        """Write the decision into the journal; one that cannot be written is not made."""
+        asked, outcome, now = transition.event, transition.outcome, transition.now
+        try:
+            after = self._after(_event(asked), outcome, now)
+            if after != self.record or outcome.commands:
+                await self._tools.journal.append(
+                    book.write(self.job, self.record, after, _event(asked), outcome, now)
+                )
+        except JournalFailed as error:
+            self._refuse(asked, str(error), now, again=True)
+            return False
+        except Exception:
+            log.exception("job=%s cannot decide on %r", self.job, _event(asked))
+            self._mistake(asked, now)
+            return False
+        self.record = after
+        return True
+
+    def _mistake(self, asked: Asked | Tick, now: float) -> None:
+        """A mistake of ours costs this one event; the job keeps its owner and its state."""
+        self._refuse(asked, RecoverCode.ServerInnerError.sentence, now, again=False)
 
     def _after(self, event: Event, outcome: Outcome, now: float) -> Record:
         undone = self.record.undone
@@ -199,37 +222,34 @@ class Owner:
             rounds = (ended, *rounds)[:ROUNDS]
         return Record(outcome.state, undone + ordered, rounds)
 
-    def _refuse(self, asked: Asked, because: str, now: float, *, again: bool) -> None:
+    def _refuse(self, asked: Asked | Tick, because: str, now: float, *, again: bool) -> None:
         """The last good state stays. A clock's or cluster's event comes again, a caller may."""
         self._not_before = now + AGAIN_S
+        if isinstance(asked, Tick):
+            return
         if asked.answer is not None:
             self._answer(asked, Answer.of(RecoverCode.ServerInnerError, because))
-        elif again and not isinstance(asked.event, Tick):
+        elif again:
             asyncio.get_running_loop().call_later(AGAIN_S, self.tell, asked.event)
 
-    def _enact(self, asked: Asked, outcome: Outcome, after: Record, now: float) -> None:
-        if type(outcome.state) is not type(self.state):
-            log.info(
-                "job=%s incident=%d %s -> %s: %s",
-                self.job,
-                outcome.state.job.incident,
-                type(self.state).__name__,
-                type(outcome.state).__name__,
-                outcome.because,
-            )
-            self.because, self.changed_at = outcome.because, now
+    def _state_set(self, transition: Transition[State, Asked, Command]) -> None:
+        asked, outcome = transition.event, transition.outcome
+        if transition.state_changed:
+            self.because, self.changed_at = outcome.because, transition.now
         # A clock's event that moved nothing must not come again at once.
-        idle = isinstance(asked.event, Tick) and outcome.state == self.state
-        self._not_before = now + AGAIN_S if idle else -inf
-        self.record = after
-        if isinstance(asked.event, OperatorAskedNic | OperatorAskedStress) and not outcome.answer:
+        idle = isinstance(_event(asked), Tick) and outcome.state == transition.before
+        self._not_before = transition.now + AGAIN_S if idle else -inf
+        operation = isinstance(_event(asked), OperatorAskedNic | OperatorAskedStress)
+        if operation and not outcome.answer:
             self.unread.clear()
-        for command in outcome.commands:
-            self._perform(command)
-        self._answer(asked, Answer(int(outcome.answer), outcome.because))
+
+    def _commands_done(self, transition: Transition[State, Asked, Command]) -> None:
+        outcome = transition.outcome
+        if isinstance(transition.event, Asked):
+            self._answer(transition.event, Answer(int(outcome.answer), outcome.because))
         self.touch()
 
-    def _perform(self, command: Command) -> None:
+    async def _perform(self, command: Command) -> None:
         match command:
             case Signal():
                 self.signals.put(command)
@@ -277,6 +297,10 @@ class Owner:
                 await asyncio.sleep(pause_s)
         log.warning("job=%s %s: %s", self.job, book.told(command), because)
         return ClusterWriteFailed(command.sequence, because)
+
+
+def _event(asked: Asked | Tick) -> Event:
+    return asked.event if isinstance(asked, Asked) else asked
 
 
 def past_round(before: State, outcome: Outcome, now: float) -> PastRound | None:

@@ -17,7 +17,7 @@ from taskd.ascend.mindio_controller import OWN_SIGNALS, Bridge, is_wanted
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.config import environ
 from taskd.core.manager import machine
-from taskd.core.manager.states import Ended, State
+from taskd.core.manager.states import Ended, Outcome, State
 from taskd.manager import job_status as status
 from taskd.manager.act import Act
 from taskd.manager.clusterd_client import ClusterdClient
@@ -28,10 +28,10 @@ from taskd.manager.sense import Sense
 from taskd.manager.settings import EMBEDDED, ManagerConfig
 from taskd.model.clusterd import Signal
 from taskd.model.ids import NodeRank, Rank, manager
-from taskd.model.manager import MessageReceived, SignalReceived, Subscribed
-from taskd.model.types import Tick
+from taskd.model.manager import Command, Event, MessageReceived, SignalReceived, Subscribed
 from taskd.runtime import metrics
-from taskd.runtime.clock import monotonic, next_before
+from taskd.runtime.clock import monotonic
+from taskd.runtime.driver import Driver, Transition
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +89,23 @@ class Manager:
         if clusterd is not None and self._operations is not None and config.precheck:
             look = lambda: self.state.job  # noqa: E731
             self._operations.precheck = Precheck(clusterd, look, self._sense.progress)
-        self.state: State = machine.begin(config.job, monotonic())
+        self._driver: Driver[State, Event, Command] = Driver(
+            machine.begin(config.job, monotonic()),
+            self._step,
+            self._act.perform,
+            inbox=self._sense.inbox,
+            log=log,
+            subject=lambda state: f"incident={state.job.incident}",
+            before=self._state_set,
+            after=self._commands_done,
+        )
         self.because = ""
         self._changed = asyncio.Event()
         self._bridge: Bridge | None = None
+
+    @property
+    def state(self) -> State:
+        return self._driver.state
 
     async def live(self) -> int:
         """Until the job has ended, or somebody ends us: the job goes on without a manager then."""
@@ -100,7 +113,7 @@ class Manager:
             self._bridge = Bridge(self._clusterd.report, self._act.tell, self._nodes)
             self._bridge.start("mindspore" if environ.get("MS_WORKER_NUM") else "pytorch")
         tasks = [asyncio.create_task(work) for work in self._work()]
-        driving = asyncio.create_task(self._drive())
+        driving = asyncio.create_task(self._driver.run_until(Ended))
         asked = _asked_to_leave()
         try:
             await asyncio.wait({driving, asked, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -185,41 +198,28 @@ class Manager:
         progress, recording = self._sense.progress, self._sense.recording
         return status.JobSnapshot(self.state, self.because, progress, recording, operation)
 
-    async def _drive(self) -> Ended:
-        """The one loop: wait, decide, act, repeat."""
-        inbox = self._sense.inbox
-        while not isinstance(self.state, Ended):
-            event = await next_before(inbox, self.state.deadline, monotonic) or Tick()
-            if isinstance(event, MessageReceived):
-                self._sense.taken()
-            if self._bridge is not None and not self._bridge.lets_pass(event):
-                continue
-            before = self.state
-            outcome = machine.step(before, event, monotonic(), self._config.job)
-            self.state = outcome.state
-            if type(outcome.state) is not type(before):
-                self.because = outcome.because
-                self._changed.set()
-                self._sense.recording.stragglers.disturbed()
-                log.info(
-                    "incident %d: %s -> %s: %s",
-                    outcome.state.job.incident,
-                    type(before).__name__,
-                    type(outcome.state).__name__,
-                    outcome.because,
-                )
-            elif outcome.because:
-                log.debug("%s: %s", type(before).__name__, outcome.because)
-            for command in outcome.commands:
-                await self._act.perform(command)
-            if self._operations is not None:
-                self._operations.job_is(outcome.state)
-            if self._plugins is not None and outcome.state is not before:
-                self._plugins.show(snapshot_of(self._config.job_id, outcome.state, self.because))
-            if outcome.state.job.past_incidents != before.job.past_incidents:
-                self._changed.set()
-                status.write_summary(self._config, outcome.state)
-        return self.state
+    def _step(self, state: State, event: Event, now: float) -> Outcome | None:
+        if isinstance(event, MessageReceived):
+            self._sense.taken()
+        if self._bridge is not None and not self._bridge.lets_pass(event):
+            return None
+        return machine.step(state, event, now, self._config.job)
+
+    def _state_set(self, transition: Transition[State, Event, Command]) -> None:
+        if transition.state_changed:
+            self.because = transition.outcome.because
+            self._changed.set()
+            self._sense.recording.stragglers.disturbed()
+
+    def _commands_done(self, transition: Transition[State, Event, Command]) -> None:
+        before, state = transition.before, transition.outcome.state
+        if self._operations is not None:
+            self._operations.job_is(state)
+        if self._plugins is not None and state is not before:
+            self._plugins.show(snapshot_of(self._config.job_id, state, self.because))
+        if state.job.past_incidents != before.job.past_incidents:
+            self._changed.set()
+            status.write_summary(self._config, state)
 
     async def _farewell(self, ended: Ended) -> None:
         status.write_summary(self._config, ended)

@@ -26,6 +26,7 @@ from taskd.model.messages import Body, KeptAlive, NicSwitched, NodeHeartbeat, Pr
 from taskd.model.operations import (
     FAULTY,
     OPS,
+    Command,
     Event,
     NicSwitchRequested,
     PauseEnded,
@@ -36,8 +37,7 @@ from taskd.model.operations import (
     StressTestRequested,
     WorkerReplied,
 )
-from taskd.model.types import Tick
-from taskd.runtime.clock import monotonic, next_before
+from taskd.runtime.driver import Driver
 from taskd.wire._pb import recover_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -54,14 +54,21 @@ class Operations:
     ) -> None:
         self._happened = happened
         self._tell, self._clusterd, self._places = tell, clusterd, places
-        self._config = config
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
-        self._state: machine.State = machine.Idle()
+        self._driver: Driver[machine.State, Event, Command] = Driver(
+            machine.Idle(),
+            lambda state, event, now: machine.step(state, event, places(), now, config),
+            self._perform,
+            inbox=self._inbox,
+            log=log,
+            subject=lambda _: "operation",
+            same_state_level=logging.INFO,
+        )
         self._paused = False
         self.precheck: Precheck | None = None
 
     def describe(self) -> str:
-        return machine.describe(self._state)
+        return machine.describe(self._driver.state)
 
     def heard(self, src: Position, body: Body) -> None:
         if isinstance(body, NodeHeartbeat) and self.precheck is not None:
@@ -102,26 +109,18 @@ class Operations:
             *early,
             self._clusterd.follow_orders("SubscribeNotifySwitch", self._nic_asked),
             self._clusterd.follow_orders("SubscribeNotifyExecStressTest", self._stress_asked),
-            self._run(),
+            self._driver.run(),
         ]
 
-    async def _run(self) -> None:
-        while True:
-            event = await next_before(self._inbox, self._state.deadline, monotonic) or Tick()
-            before = self._state
-            outcome = machine.step(before, event, self._places(), monotonic(), self._config)
-            self._state = outcome.state
-            if outcome.because:
-                log.info("%s", outcome.because)
-            for command in outcome.commands:
-                match command:
-                    case SendToWorker(to, body):
-                        self._tell(to, body)
-                    case ReplyNicSwitch():
-                        self._clusterd.report(command)
-                    case ReplyStressTest(results):
-                        self._condemn(results)
-                        self._clusterd.report(command)
+    async def _perform(self, command: Command) -> None:
+        match command:
+            case SendToWorker(to, body):
+                self._tell(to, body)
+            case ReplyNicSwitch():
+                self._clusterd.report(command)
+            case ReplyStressTest(results):
+                self._condemn(results)
+                self._clusterd.report(command)
 
     def _condemn(self, results: Mapping[Rank, Results]) -> None:
         """Before clusterd hears of it and begins the round that moves the ranks away."""

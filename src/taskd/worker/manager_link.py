@@ -19,7 +19,6 @@ from taskd.bus.endpoint import Bus, BusConfig, Joined
 from taskd.core.worker import machine as rank
 from taskd.model import messages as m
 from taskd.model.ids import Incident, Step, manager, worker
-from taskd.model.types import Tick
 from taskd.model.worker import (
     AbortCollectives,
     Command,
@@ -39,7 +38,7 @@ from taskd.model.worker import (
     StepFailed,
     ThreadParked,
 )
-from taskd.runtime.clock import monotonic, next_before
+from taskd.runtime.driver import Driver
 from taskd.runtime.loop_thread import LoopThread
 from taskd.worker import bus_connection as line
 from taskd.worker.settings import WorkerSettings
@@ -70,12 +69,19 @@ class Link:
         """Why the line was given up; empty while it holds."""
         incident = Incident(settings.incident)
         kind = rank.Joining if joining else rank.Training
-        self._state: rank.State = kind(me, incident)
         self._orders: queue.SimpleQueue[Order | GiveUp] = queue.SimpleQueue()
         line.take_over(self.say)
         self._thread = LoopThread("taskd-link")
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._outbox: asyncio.Queue[m.Body] = asyncio.Queue()
+        self._driver: Driver[rank.State, Event, Command] = Driver(
+            kind(me, incident),
+            lambda state, event, now: rank.step(state, event, now, settings.rank),
+            self._perform,
+            inbox=self._inbox,
+            log=log,
+            subject=lambda state: f"incident={state.incident}",
+        )
         self._thread.run(self._guarded())
 
     # The training thread's side
@@ -146,7 +152,7 @@ class Link:
             self._orders.put(GiveUp(self.lost))
 
     async def _live(self) -> None:
-        settings, me = self._settings, self._state.identity
+        settings, me = self._settings, self._driver.state.identity
         bus = Bus(
             BusConfig(
                 me=worker(me.node, me.rank),
@@ -161,7 +167,7 @@ class Link:
                 tasks.create_task(self._hear(bus))
                 tasks.create_task(self._watch(bus))
                 tasks.create_task(self._speak(bus))
-                tasks.create_task(self._drive())
+                tasks.create_task(self._driver.run())
         finally:
             await bus.close()
 
@@ -196,25 +202,7 @@ class Link:
                     log.warning("%s was not sent: %s", type(body).__name__, sent.code.sentence)
             self._outbox.task_done()
 
-    async def _drive(self) -> None:
-        while True:
-            event = await next_before(self._inbox, self._state.deadline, monotonic)
-            outcome = rank.step(self._state, event or Tick(), monotonic(), self._settings.rank)
-            if type(outcome.state) is not type(self._state):
-                log.info(
-                    "incident=%d %s -> %s: %s",
-                    outcome.state.incident,
-                    type(self._state).__name__,
-                    type(outcome.state).__name__,
-                    outcome.because,
-                )
-            self._state = outcome.state
-            for command in outcome.commands:
-                self._perform(command)
-            if event is not None:
-                self._inbox.task_done()
-
-    def _perform(self, command: Command) -> None:
+    async def _perform(self, command: Command) -> None:
         match command:
             case AbortCollectives(incident=incident, because=because):
                 self._abort(incident, because)
