@@ -18,32 +18,30 @@ from taskd.model.clusterd import (
     ClusterWriteFailed,
     Command,
     Event,
-    FaultsReported,
+    FaultReport,
     FaultsSeen,
     JobConfig,
     JobRegistered,
     LabelPodGroup,
-    NicResult,
     OperatorAskedNic,
     OperatorAskedStress,
-    OpResult,
     PlatformSeen,
     Pod,
     PodsSeen,
     ReplyOperator,
+    ResultReport,
     SendStressRanks,
     SendSwitchRanks,
     Signal,
     SignalDelivered,
-    StatusReported,
-    StopCompleted,
-    StrategiesReported,
-    StressResult,
+    StopReport,
+    StrategiesReport,
     Subscribed,
     Unsubscribed,
 )
 from taskd.model.faults import Fault, FaultKind, SeenFault
 from taskd.model.ids import JobId, NodeRank, Rank
+from taskd.model.operations import NicResult, OpResult, StressResult
 from taskd.model.strategies import parse_strategies
 from taskd.model.types import Tick
 
@@ -106,16 +104,16 @@ class Telling:
             case "back", []:
                 yield Subscribed()
             case "fault", _:
-                yield FaultsReported(tuple(read_fault(text) for text in arguments))
+                yield FaultReport(tuple(read_fault(text) for text in arguments))
             case "seen", _:
                 yield FaultsSeen(tuple(read_seen(text) for text in arguments))
             case "stopped", _:
-                yield StopCompleted(int((arguments or ["0"])[0]), self.uuid)
+                yield StopReport(int((arguments or ["0"])[0]), self.uuid)
             case "offers", _:
-                yield StrategiesReported(tuple(arguments), self.uuid)
+                yield StrategiesReport(tuple(arguments), self.uuid)
             case "reports", [code, strategy, *ranks]:
                 isolate = tuple(Rank(int(rank)) for rank in ranks)
-                yield StatusReported(int(code), strategy, isolate, self.uuid)
+                yield ResultReport(int(code), strategy, isolate, self.uuid)
             case "wait", [seconds]:
                 self.now += float(seconds)
                 yield Tick()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from taskd.core.clusterd.machine import Outcome
 from taskd.model.clusterd import (
     Event,
-    FaultsReported,
+    FaultReport,
+    ResultReport,
     Signal,
     SignalDelivered,
-    StatusReported,
-    StopCompleted,
-    StrategiesReported,
+    StopReport,
+    StrategiesReport,
     Stream,
     Subscribed,
     Unsubscribed,
@@ -97,7 +97,7 @@ class Client:
         faults = [Fault(rank) for rank in truth.all_of(DEAD)]
         faults += [Fault(rank, self.kinds[rank]) for rank in truth.all_of(ERRING)]
         if faults and not truth.ended:
-            self.world.report(FaultsReported(tuple(faults)), self._faults_heard)
+            self.world.report(FaultReport(tuple(faults)), self._faults_heard)
 
     def _faults_heard(self, outcome: Outcome) -> None:
         """Refused while the whole job is being restarted: is it still true afterwards?"""
@@ -177,14 +177,14 @@ class Client:
             code = self.world.random.choice([404, 499])
         else:
             self.world.truth.move(STANDING, TRAINING)
-        self._answer(signal, StopCompleted(code, self._uuid(signal)))
+        self._answer(signal, StopReport(code, self._uuid(signal)))
 
     def _negotiate(self, signal: Signal) -> None:
         if "fault_nodes_exit" in signal.actions:
             self._kill_nodes(signal)
         words = ["retry", "recover", "downgrade", "dump", "exit"]
         offered = tuple(word for word in words if self.world.chance(0.85))
-        self._answer(signal, StrategiesReported(offered, self._uuid(signal)))
+        self._answer(signal, StrategiesReport(offered, self._uuid(signal)))
 
     def _kill_nodes(self, signal: Signal) -> None:
         for node in signal.nodes:
@@ -271,7 +271,7 @@ class Client:
         if isolate:
             node = truth.node_of(truth.all_of(DEAD, ERRING, STANDING)[-1])
             isolated = truth.homes[node]
-            status = StatusReported(201, "downgrade", isolated, self._uuid(signal))
+            status = ResultReport(201, "downgrade", isolated, self._uuid(signal))
             self._answer(signal, status)
             return
         truth.move(AWAY, DEAD, ERRING)
@@ -283,7 +283,7 @@ class Client:
     def _offer_to_grow(self) -> None:
         """With no cluster, only the job itself can know that its ranks have a place again."""
         if self.world.truth.all_of(AWAY):
-            self._report(StrategiesReported(("upgrade",)))
+            self._report(StrategiesReport(("upgrade",)))
 
     def _dump(self, signal: Signal) -> None:
         self.world.truth.move(STANDING, TRAINING)
@@ -293,10 +293,10 @@ class Client:
         word = strategy or signal.strategy
         if code and word != "continue":
             self.world.truth.move(STANDING, TRAINING)
-        self._answer(signal, StatusReported(code, word, (), self._uuid(signal)))
+        self._answer(signal, ResultReport(code, word, (), self._uuid(signal)))
 
     def _pause_to_move(self, signal: Signal) -> None:
         self.world.truth.move(STANDING, TRAINING)
         broken = self.world.truth.all_of(DEAD)
         offered = ("exit",) if broken or self.world.chance(0.15) else ("migration", "exit")
-        self._answer(signal, StrategiesReported(offered, self._uuid(signal)))
+        self._answer(signal, StrategiesReport(offered, self._uuid(signal)))

@@ -13,20 +13,18 @@ from taskd.model.clusterd import (
     Command,
     FaultsSeen,
     LabelPodGroup,
-    NicResult,
     OperatorAskedNic,
     OperatorAskedStress,
-    OpResult,
     PlatformSeen,
     PodsSeen,
     ReplyOperator,
     SendStressRanks,
     SendSwitchRanks,
     Signal,
-    StressResult,
 )
 from taskd.model.faults import SeenFault
 from taskd.model.ids import NodeRank, Rank
+from taskd.model.operations import NicResult, OpResult, StressResult
 
 if TYPE_CHECKING:
     from tests.sim.clusterd_world import World

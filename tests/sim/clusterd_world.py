@@ -16,7 +16,7 @@ from taskd.core.clusterd.states import Ended, HandedOver, Idle, Killing
 from taskd.model.clusterd import (
     Command,
     Event,
-    FaultsReported,
+    FaultReport,
     JobConfig,
     JobRegistered,
     PodsSeen,
@@ -149,7 +149,7 @@ class World:
             f"{self.now - START:9.2f} {event} -> {type(outcome.state).__name__}: {outcome.because}"
             f" [{int(outcome.answer)}]"
         )
-        if isinstance(event, FaultsReported) and outcome.answer == 0:
+        if isinstance(event, FaultReport) and outcome.answer == 0:
             self.truth.told |= {fault.rank for fault in event.faults}
         if isinstance(before, HandedOver | Killing) and isinstance(outcome.state, Idle):
             # Everything is new, as far as anybody can know: what is not is told again.

@@ -17,6 +17,7 @@ from itertools import chain, permutations, product
 from taskd.core.manager.repair_plan import Holder, Impossible, Placement, Plan, plan
 from taskd.core.worker import machine
 from taskd.core.worker.machine import WorkerConfig
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.messages import Copy, Park, Parked, Repair
 from taskd.model.worker import (
@@ -259,7 +260,9 @@ class Explorer:
                 if proc.aborted:
                     yield self._stand(world, proc)
                 elif self._is_broken(world, proc.group):
-                    failed, said = tell(proc, StepFailed("communication", "a peer is gone"))
+                    failed, said = tell(
+                        proc, StepFailed(FaultCause.COMMUNICATION, "a peer is gone")
+                    )
                     what, stood, more = self._stand(world, failed)
                     yield f"fails and {what}", stood, said + more
             case "reduced" if proc.aborted:

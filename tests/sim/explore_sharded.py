@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from taskd.core.manager.repair_plan import Holder
 from taskd.core.worker import machine
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Rank, Step
 from taskd.model.messages import Copy, Park, Parked, Repair
 from taskd.model.worker import (
@@ -137,7 +138,7 @@ class ShardedExplorer(Explorer):
         if proc.aborted:
             yield self._stand_inside(world, proc)
         elif self._is_broken(world, proc.group):
-            failed, said = tell(proc, StepFailed("communication", "a peer is gone"))
+            failed, said = tell(proc, StepFailed(FaultCause.COMMUNICATION, "a peer is gone"))
             what, stood, more = self._stand_inside(world, failed)
             yield f"fails and {what}", stood, said + more
 

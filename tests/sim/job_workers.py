@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from taskd.core.worker import machine
 from taskd.model import messages as m
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Incident, NodeRank, Step
 from taskd.model.types import Tick
 from taskd.model.worker import (
@@ -150,7 +151,7 @@ class Process:
         if not self.world.protected and self._is_at("entered"):
             self.world.exits(self, 1, why)
         elif self._is_at("entered") and self.group is group and not self.aborted:
-            self.tell(StepFailed("communication", why))
+            self.tell(StepFailed(FaultCause.COMMUNICATION, why))
             self._stand()
 
     def _gate(self) -> None:

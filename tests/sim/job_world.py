@@ -24,7 +24,8 @@ from taskd.core.manager.states import State as ManagerState
 from taskd.model import agent as local
 from taskd.model import clusterd as told
 from taskd.model import messages as m
-from taskd.model.faults import Fault, FaultKind
+from taskd.model.clusterd import FaultReport, ResultReport, StopReport, StrategiesReport
+from taskd.model.faults import Fault
 from taskd.model.ids import (
     ALL,
     Incarnation,
@@ -47,15 +48,12 @@ from taskd.model.manager import (
     NodeGone,
     NodeSilent,
     RankHung,
-    ReportFaults,
-    ReportResult,
-    ReportStopped,
-    ReportStrategies,
     SendMessage,
     SignalReceived,
     StopRequested,
     Subscribed,
 )
+from taskd.model.operations import NicResult
 from taskd.model.strategies import Strategy, parse_strategies
 from taskd.model.types import Tick
 from taskd.model.worker import Identity
@@ -189,7 +187,7 @@ class World:
         self.note(f"clusterd {_name(event)} -> {_name(outcome.state)}: {outcome.because}")
         for command in outcome.commands:
             if isinstance(command, told.SendSwitchRanks):
-                self.later(5.0, partial(self._decide, told.NicResult(self.random.random() < 0.8)))
+                self.later(5.0, partial(self._decide, NicResult(self.random.random() < 0.8)))
             if isinstance(command, told.Signal) and self.clusterd.job.subscribed:
                 life = self.manager_life
                 self.in_order(("signals", life), partial(self._signal, life, command))
@@ -280,15 +278,11 @@ class World:
         match command:
             case SendMessage(to, body):
                 self._send_down(to, body)
-            case ReportFaults(faults):
-                listed = tuple(Fault(f.rank, FaultKind(f.type), evidence=f.kind) for f in faults)
-                self._report(told.FaultsReported(listed))
-            case ReportStopped(uuid, _, code, info):
-                self._report(told.StopCompleted(code, uuid, info))
-            case ReportStrategies(uuid, _, strategies):
-                self._report(told.StrategiesReported(strategies, uuid))
-            case ReportResult(uuid, code, info, strategy, isolated):
-                self._report(told.StatusReported(code, strategy, isolated, uuid, info))
+            case FaultReport(faults):
+                travelling = tuple(Fault(f.rank, f.kind, evidence=f.cause) for f in faults)
+                self._report(FaultReport(travelling))
+            case StopReport() | StrategiesReport() | ResultReport():
+                self._report(command)
             case Finish(exit_code, _):
                 assert isinstance(self.manager, Ended)
                 self.exit_code = exit_code
@@ -573,7 +567,7 @@ class World:
                 self._decide(told.OperatorAskedNic((Rank(0),), (True,)))
             case "fault":
                 by_hand = Fault(Rank(self.random.randrange(self.size)), evidence="by hand")
-                self._decide(told.FaultsReported((by_hand,)))
+                self._decide(told.FaultReport((by_hand,)))
             case "relink":
                 self._link(self.random.choice(list(self.agents)), self.manager_life)
             case _:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from taskd.core.worker import machine as rank
 from taskd.core.worker.machine import State, WorkerConfig, step
 from taskd.model import messages as m
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.types import Tick
 from taskd.model.worker import (
@@ -85,7 +86,7 @@ def _thread(world: World) -> Iterator[tuple[str, World]]:
     words = world.words
     match world.thread.split():
         case ["running"]:
-            failed = StepFailed("communication", "")
+            failed = StepFailed(FaultCause.COMMUNICATION, "")
             yield "a collective fails", replace(world, thread="leaving", words=(*words, failed))
             if world.aborted:
                 yield "leaves its step", replace(world, thread="leaving")

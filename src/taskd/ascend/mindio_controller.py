@@ -18,7 +18,15 @@ from functools import partial
 
 from taskd.ascend.mindio import PAUSE, STOP, Engine, Faults, MindioEngine, has_mindio
 from taskd.ascend.recover_client import hccl_switch_nic_timeout
-from taskd.model.clusterd import Signal
+from taskd.model.clusterd import (
+    FaultReport,
+    Report,
+    ResultReport,
+    Signal,
+    StopReport,
+    StrategiesReport,
+)
+from taskd.model.faults import Fault, FaultCause
 from taskd.model.ids import NodeRank, Position, Rank, agent
 from taskd.model.manager import (
     Event,
@@ -26,13 +34,7 @@ from taskd.model.manager import (
     NodeDisconnected,
     NodeGone,
     NodeSilent,
-    RankFault,
     RankHung,
-    Report,
-    ReportFaults,
-    ReportResult,
-    ReportStopped,
-    ReportStrategies,
 )
 from taskd.model.messages import (
     AgentHello,
@@ -44,11 +46,12 @@ from taskd.model.messages import (
     RestartWorkers,
     StopWorkers,
 )
+from taskd.model.strategies import Strategy, WireStrategy, wire_strategy
 from taskd.runtime.loop_thread import LoopThread
 
 log = logging.getLogger(__name__)
 
-KINDS = {0: "corrupt", 2: "communication"}
+CAUSES = {0: FaultCause.CORRUPT, 2: FaultCause.COMMUNICATION}
 KEPT = 64
 CLOSE_S = 5.0
 OWN_SIGNALS = ("pauseStartAgent", "continueStartAgent")
@@ -111,7 +114,7 @@ class Bridge:
             self.carry_out(action, signal, faults)
         for to, body in after:
             self._in_order(self._loop.call_soon_threadsafe, self._tell, to, body)
-        if signal.strategy == "exit":
+        if signal.strategy == WireStrategy.EXIT:
             self._start_over(signal)
 
     def carry_out(self, action: str, signal: Signal, faults: Faults) -> None:
@@ -169,21 +172,23 @@ class Bridge:
     # What the controller reports, from its own threads
 
     def report_stop_complete(self, code: int, msg: str, fault_ranks: Faults) -> int:
-        return self._pass_on(ReportStopped(self._uuid, _faults(fault_ranks, msg), code, msg))
+        return self._pass_on(StopReport(code, self._uuid, msg, _faults(fault_ranks, msg)))
 
     def report_recover_strategy(self, fault_ranks: Faults, strategy_list: Sequence[str]) -> int:
-        told = ReportStrategies(self._uuid, _faults(fault_ranks, ""), tuple(strategy_list))
+        told = StrategiesReport(
+            tuple(map(wire_strategy, strategy_list)), self._uuid, _faults(fault_ranks, "")
+        )
         return self._pass_on(told)
 
     def report_recover_status(self, code: int, msg: str, fault_ranks: Faults, strategy: str) -> int:
         isolated = tuple(Rank(rank) for rank in fault_ranks)
-        return self._pass_on(ReportResult(self._uuid, code, msg, strategy, isolated))
+        return self._pass_on(ResultReport(code, wire_strategy(strategy), isolated, self._uuid, msg))
 
     def report_process_fault(
         self, fault_ranks: Faults, fault_codes: Mapping[int, str] | None = None
     ) -> int:
         evidence = ", ".join(f"{rank}: {code}" for rank, code in (fault_codes or {}).items())
-        return self._pass_on(ReportFaults(_faults(fault_ranks, evidence)))
+        return self._pass_on(FaultReport(_faults(fault_ranks, evidence)))
 
     def _pass_on(self, report: Report) -> int:
         self._loop.call_soon_threadsafe(self._report, report)
@@ -194,21 +199,21 @@ def _for_agents(signal: Signal) -> tuple[list[tuple[Position, Body]], list[tuple
     """What the agents are told before the controller is, and what after."""
     ranks = tuple(fault.rank for fault in signal.faults)
     nodes = [agent(node) for node in signal.nodes]
-    in_place = signal.extra == "recover-in-place" or "fault_nodes_restart" in signal.actions
+    in_place = signal.extra == Strategy.RECOVER_IN_PLACE or "fault_nodes_restart" in signal.actions
     if signal.type == "preExitProcess":
         return [(node, StopWorkers(ranks)) for node in nodes], []
     if in_place:
         return [], [(node, RestartWorkers(ranks)) for node in nodes]
-    if signal.strategy == "recover" or "fault_nodes_exit" in signal.actions:
+    if signal.strategy == WireStrategy.RECOVER or "fault_nodes_exit" in signal.actions:
         return [(node, ExitAgent()) for node in nodes], []
-    if signal.type == "saveAndExit" or signal.strategy == "exit":
+    if signal.type == "saveAndExit" or signal.strategy == WireStrategy.EXIT:
         return [], [(node, ExitAgent()) for node in nodes]
     return [], []
 
 
-def _faults(ranks: Faults, evidence: str) -> tuple[RankFault, ...]:
+def _faults(ranks: Faults, evidence: str) -> tuple[Fault, ...]:
     return tuple(
-        RankFault(Rank(rank), KINDS.get(kind, "exited"), evidence, 0.0)
+        Fault.of(Rank(rank), CAUSES.get(kind, FaultCause.EXITED), evidence)
         for rank, kind in ranks.items()
     )
 

@@ -17,11 +17,23 @@ from taskd.ascend.mindio import Faults
 from taskd.ascend.recover_answers import Answers
 from taskd.ascend.recover_channel import RecoverClientSettings, Security, open_channel, settings
 from taskd.errors import PeerRefused
+from taskd.model.clusterd import (
+    ExpectedReport,
+    FaultReport,
+    ResultReport,
+    StopReport,
+    StrategiesReport,
+)
 from taskd.model.codes import RecoverCode
+from taskd.model.faults import Fault, FaultKind
+from taskd.model.ids import Rank
+from taskd.wire import recover_codec as codec
 from taskd.wire._pb import recover_pb2 as pb
 from taskd.wire._pb.recover_pb2_grpc import RecoverStub
 
 log = logging.getLogger("taskd.recover")
+
+NO_CODES: Mapping[int, str] = {}
 
 
 class RecoverCalls:
@@ -107,40 +119,23 @@ class RecoverCalls:
     # Reporting
 
     def report_stop_complete(self, code: int, msg: str, fault_ranks: Faults) -> int:
-        request = pb.StopCompleteRequest(
-            jobId=self.client_info.jobId,
-            status=pb.Status(code=code, info=msg),
-            faultRanks=_ranks(fault_ranks),
-        )
-        return self._answer("ReportStopComplete", request)
+        return self._answer(StopReport(code, info=msg, faults=_faults(fault_ranks)))
 
     def report_recover_strategy(self, fault_ranks: Faults, strategy_list: Sequence[str]) -> int:
-        request = pb.RecoverStrategyRequest(
-            jobId=self.client_info.jobId, faultRanks=_ranks(fault_ranks), strategies=strategy_list
-        )
-        return self._answer("ReportRecoverStrategy", request)
+        return self._answer(StrategiesReport(tuple(strategy_list), faults=_faults(fault_ranks)))
 
     def report_recover_status(self, code: int, msg: str, fault_ranks: Faults, strategy: str) -> int:
-        request = pb.RecoverStatusRequest(
-            jobId=self.client_info.jobId,
-            status=pb.Status(code=code, info=msg),
-            strategy=strategy,
-            isolateRankIds=[str(rank) for rank in fault_ranks],
-        )
-        return self._answer("ReportRecoverStatus", request)
+        isolated = tuple(Rank(rank) for rank in fault_ranks)
+        return self._answer(ResultReport(code, strategy, isolated, info=msg))
 
     def report_process_fault(
         self, fault_ranks: Faults, fault_codes: Mapping[int, str] | None = None
     ) -> int:
-        codes = fault_codes or {}
-        request = pb.ProcessFaultRequest(
-            jobId=self.client_info.jobId,
-            faultRanks=_ranks(fault_ranks),
-            evidence=[str(codes.get(rank, "")) for rank in fault_ranks] if codes else [],
-        )
-        return self.report("ReportProcessFault", request)
+        report = FaultReport(_faults(fault_ranks, fault_codes or {}))
+        return self.report(*codec.report_request(self.client_info.jobId, report))
 
-    def _answer(self, method: str, request: Any) -> int:
+    def _answer(self, report: ExpectedReport) -> int:
+        method, request = codec.report_request(self.client_info.jobId, report)
         request.uuid = self._answers.uuid_for(method)
         self._answers.remember(method, request)
         return self.report(method, request)
@@ -156,8 +151,11 @@ class RecoverCalls:
         return int(getattr(self.grpc_stub, method)(request).code)
 
 
-def _ranks(faults: Faults) -> list[pb.FaultRank]:
-    return [pb.FaultRank(rankId=str(rank), faultType=str(kind)) for rank, kind in faults.items()]
+def _faults(faults: Faults, codes: Mapping[int, str] = NO_CODES) -> tuple[Fault, ...]:
+    return tuple(
+        Fault(Rank(rank), FaultKind.parse(str(kind)), str(codes.get(rank, "")))
+        for rank, kind in faults.items()
+    )
 
 
 def reason(error: Exception) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from taskd.ascend.recover_flags import Flags, flags
 from taskd.config import environ
 from taskd.errors import PeerRefused
 from taskd.runtime.clock import monotonic
+from taskd.wire import recover_codec as codec
 from taskd.wire._pb import recover_pb2 as pb
 
 log = logging.getLogger("taskd.recover")
@@ -176,7 +177,8 @@ class RecoverClient(RecoverCalls):
             self._obey(signal)
 
     def _obey(self, signal: pb.ProcessManageSignal) -> None:
-        data = ProtoBufData(_faults(signal.faultRanks), signal.changeStrategy, signal.timeout)
+        faults = {int(f.rank): int(f.kind) for f in codec.faults_of(signal.faultRanks)}
+        data = ProtoBufData(faults, signal.changeStrategy, signal.timeout)
         log.info("%s (%s): %s", signal.signalType, signal.uuid, ", ".join(signal.actions))
         self._answers.expect(signal)
         for action in dict.fromkeys(signal.actions):
@@ -277,13 +279,3 @@ def hccl_switch_nic_timeout() -> int:
 
 def _told() -> None:
     log.info("the backup pod is running")
-
-
-def _faults(ranks: Iterable[pb.FaultRank]) -> dict[int, int]:
-    faults = {}
-    for fault in ranks:
-        try:
-            faults[int(fault.rankId)] = int(fault.faultType)
-        except ValueError:
-            log.warning("%r with type %r is no fault: ignored", fault.rankId, fault.faultType)
-    return faults

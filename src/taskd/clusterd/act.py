@@ -1,4 +1,4 @@
-"""Commands to the world: signals as the wire has them, writes as the cluster has them."""
+"""Carries out the machine's commands to the cluster."""
 
 from __future__ import annotations
 
@@ -23,47 +23,13 @@ from taskd.model.clusterd import (
     LabelPodGroup,
     RemoveFaultJobInfo,
     ResetOperation,
-    SendStressRanks,
-    SendSwitchRanks,
-    Signal,
     WriteFaultJobInfo,
     WriteResetConfig,
 )
 from taskd.model.ids import JobId
-from taskd.wire._pb import recover_pb2 as pb
 
 SEQUENCE = "taskd/sequence"
 """On reset-config: the last command that was carried out there, so that none is done twice."""
-
-
-def signal(job: JobId, told: Signal) -> pb.ProcessManageSignal:
-    return pb.ProcessManageSignal(
-        uuid=told.uuid,
-        jobId=job,
-        signalType=told.type,
-        actions=told.actions,
-        faultRanks=[pb.FaultRank(rankId=str(f.rank), faultType=f.kind.value) for f in told.faults],
-        changeStrategy=told.strategy,
-        timeout=told.timeout_s,
-        nodeRankIds=[str(node) for node in told.nodes],
-        extraParams=told.extra,
-        incident=told.incident,
-        sequence=told.sequence,
-    )
-
-
-def keep_alive(job: JobId, uuid: str, incident: int) -> pb.ProcessManageSignal:
-    return pb.ProcessManageSignal(uuid=uuid, jobId=job, signalType="keep-alive", incident=incident)
-
-
-def switch_ranks(job: JobId, told: SendSwitchRanks) -> pb.SwitchRankList:
-    ranks = [str(rank) for rank in told.ranks]
-    return pb.SwitchRankList(rankID=ranks, op=told.to_backup, jobId=job)
-
-
-def stress_ranks(job: JobId, told: SendStressRanks) -> pb.StressTestRankParams:
-    params = {str(rank): pb.StressOpList(ops=ops) for rank, ops in told.ops.items()}
-    return pb.StressTestRankParams(stressParam=params, jobId=job)
 
 
 async def in_cluster(

@@ -8,19 +8,10 @@ from collections.abc import Callable
 
 from taskd.bus.endpoint import Bus
 from taskd.manager.clusterd_client import ClusterdClient
+from taskd.model.clusterd import FaultReport, ResultReport, StopReport, StrategiesReport
 from taskd.model.codes import NetCode
 from taskd.model.ids import Position
-from taskd.model.manager import (
-    Command,
-    Event,
-    Finish,
-    ReportFaults,
-    ReportResult,
-    ReportStopped,
-    ReportStrategies,
-    SendMessage,
-    StopRequested,
-)
+from taskd.model.manager import Command, Event, Finish, SendMessage, StopRequested
 from taskd.model.messages import Body
 
 log = logging.getLogger(__name__)
@@ -46,11 +37,11 @@ class Act:
                 sent = await self._bus.send(to, body, sync=False)
                 if sent.code != NetCode.OK:
                     log.warning("%s for %s: %s", type(body).__name__, to, sent.code.sentence)
-            case ReportFaults() | ReportStopped() | ReportStrategies() | ReportResult():
+            case FaultReport() | StopReport() | StrategiesReport() | ResultReport():
                 if self._clusterd is not None:
                     self._clusterd.report(command)
-                elif isinstance(command, ReportFaults):
-                    because = "; ".join(f"rank {f.rank} {f.kind}" for f in command.faults)
+                elif isinstance(command, FaultReport):
+                    because = "; ".join(f"rank {f.rank} {f.cause}" for f in command.faults)
                     self._happened(
                         StopRequested(1, f"{because}, and there is no clusterd to decide")
                     )

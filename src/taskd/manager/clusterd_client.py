@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -19,21 +19,12 @@ from grpc import aio
 
 from taskd.bus.clusterd_tls import credentials
 from taskd.manager.settings import ManagerConfig
-from taskd.model.clusterd import FaultRank, Signal
+from taskd.model.clusterd import Report, Signal
 from taskd.model.codes import RecoverCode
-from taskd.model.faults import FaultKind
-from taskd.model.ids import Incident, NodeRank, Rank
-from taskd.model.manager import (
-    RankFault,
-    Report,
-    ReportFaults,
-    ReportResult,
-    ReportStopped,
-    ReportStrategies,
-)
-from taskd.model.operations import Reply, ReplyNicSwitch, ReplyStressTest
+from taskd.model.operations import Reply
 from taskd.model.profiling import KEYS, Part, parts_of
 from taskd.runtime.tokens import bearer
+from taskd.wire import recover_codec as codec
 from taskd.wire._pb import control_pb2 as control
 from taskd.wire._pb import profiling_pb2 as profiling
 from taskd.wire._pb import recover_pb2 as pb
@@ -50,7 +41,6 @@ OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
 )
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
-EVIDENCE_LIMIT = 2_000
 UNKNOWN_JOB = {RecoverCode.UnRegistry, RecoverCode.UnInit, RecoverCode.JobNotExist}
 BUSY = {RecoverCode.RateLimited, RecoverCode.SignalQueueBusy, RecoverCode.EventQueueBusy}
 MAX_TRIES = 20
@@ -135,7 +125,7 @@ class ClusterdClient:
                 async for told in stream:
                     patience.reschedule(loop.time() + self._config.silence_s)
                     if not told.jobId or told.jobId == self._config.job_id:
-                        take(signal_of(told))
+                        take(codec.signal_of(told))
         finally:
             stream.cancel()
 
@@ -175,7 +165,7 @@ class ClusterdClient:
 
     async def ask_stress(self, ops: Sequence[int]) -> tuple[int, str]:
         """Ask for a stress test of all nodes, as an operator would; (code, info)."""
-        request = pb.StressTestParam(jobID=self._config.job_id, allNodesOps=ops)
+        request = codec.stress_request(self._config.job_id, ops)
         answer = await self._call(self._recover.StressTest, request)
         return answer.code, answer.info
 
@@ -214,8 +204,8 @@ class ClusterdClient:
 
     async def _deliver(self, report: Report | Reply) -> bool:
         """True: answered, for good or ill."""
-        method, request = self._request(report)
-        status = await self._call(method, request)
+        name, request = codec.report_request(self._config.job_id, report)
+        status = await self._call(getattr(self._recover, name), request)
         if status.code == RecoverCode.OK:
             return True
         log.warning("%s: answered %d: %s", type(report).__name__, status.code, status.info)
@@ -223,50 +213,6 @@ class ClusterdClient:
             await self._join()
             return False
         return status.code not in BUSY
-
-    def _request(self, report: Report | Reply) -> tuple[Callable[..., Awaitable[Any]], Any]:
-        job = self._config.job_id
-        match report:
-            case ReportFaults(faults):
-                evidence = [fault.evidence[-EVIDENCE_LIMIT:] for fault in faults]
-                request: Any = pb.ProcessFaultRequest(
-                    jobId=job, faultRanks=_ranks(faults), evidence=evidence
-                )
-                return self._recover.ReportProcessFault, request
-            case ReportStopped(uuid, faults, code, info):
-                status = pb.Status(code=code, info=info)
-                request = pb.StopCompleteRequest(
-                    jobId=job, status=status, faultRanks=_ranks(faults), uuid=uuid
-                )
-                return self._recover.ReportStopComplete, request
-            case ReportStrategies(uuid, faults, strategies):
-                request = pb.RecoverStrategyRequest(
-                    jobId=job, faultRanks=_ranks(faults), strategies=strategies, uuid=uuid
-                )
-                return self._recover.ReportRecoverStrategy, request
-            case ReportResult(uuid, code, info, strategy, isolated):
-                request = pb.RecoverStatusRequest(
-                    jobId=job,
-                    status=pb.Status(code=code, info=info),
-                    strategy=strategy,
-                    isolateRankIds=[str(rank) for rank in isolated],
-                    uuid=uuid,
-                )
-                return self._recover.ReportRecoverStatus, request
-            case ReplyNicSwitch(ok):
-                return self._recover.ReplySwitchNicResult, pb.SwitchResult(jobId=job, result=ok)
-            case ReplyStressTest(results):
-                told = {
-                    str(rank): pb.StressTestRankResult(
-                        rankResult={
-                            op: pb.StressTestOpResult(code=one.code, result=one.text)
-                            for op, one in per_op.items()
-                        }
-                    )
-                    for rank, per_op in results.items()
-                }
-                request = pb.StressTestResult(jobId=job, stressResult=told)
-                return self._recover.ReplyStressTestResult, request
 
     # For people
 
@@ -296,31 +242,3 @@ class ClusterdClient:
 
     async def _call(self, method: Any, request: Any) -> Any:
         return await method(request, timeout=self._config.rpc_timeout_s, metadata=self._metadata)
-
-
-def signal_of(told: pb.ProcessManageSignal) -> Signal:
-    """What is no number is left out: one bad entry must not hide the others."""
-    return Signal(
-        uuid=told.uuid,
-        incident=Incident(told.incident),
-        type=told.signalType,
-        actions=tuple(told.actions),
-        faults=tuple(
-            FaultRank(Rank(int(fault.rankId)), _kind(fault.faultType))
-            for fault in told.faultRanks
-            if fault.rankId.isdecimal()
-        ),
-        strategy=told.changeStrategy,
-        timeout_s=told.timeout,
-        nodes=tuple(NodeRank(int(node)) for node in told.nodeRankIds if node.isdecimal()),
-        extra=told.extraParams,
-        sequence=told.sequence,
-    )
-
-
-def _kind(text: str) -> FaultKind:
-    return FaultKind(text) if text in list(FaultKind) else FaultKind.ORDINARY
-
-
-def _ranks(faults: tuple[RankFault, ...]) -> list[pb.FaultRank]:
-    return [pb.FaultRank(rankId=str(fault.rank), faultType=fault.type) for fault in faults]

@@ -127,7 +127,7 @@ def _rank(seen: JobSnapshot, rank: Rank) -> control.RankStatus:
         else view.process.value,
         step=max(view.step, beat.step) if beat is not None and current else view.step,
         idle_s=beat.idle_s if beat is not None and current else 0.0,
-        note=f"{fault.kind}: {fault.evidence[-200:]}" if fault else "",
+        note=f"{fault.cause}: {fault.evidence[-200:]}" if fault else "",
     )
 
 
@@ -174,7 +174,7 @@ def write_summary(config: ManagerConfig, state: State) -> None:
             "outcome": record.outcome,
             "because": record.because,
             "faults": [
-                {"rank": fault.rank, "kind": fault.kind, "evidence": fault.evidence}
+                {"rank": fault.rank, "kind": fault.cause, "evidence": fault.evidence}
                 for fault in record.faults
             ],
             "parts_ms": record.phases_ms(),

@@ -28,16 +28,17 @@ from taskd.model.operations import (
     OPS,
     Command,
     Event,
+    NicResult,
     NicSwitchRequested,
     PauseEnded,
-    ReplyNicSwitch,
-    ReplyStressTest,
     Results,
     SendToWorker,
+    StressResult,
     StressTestRequested,
     WorkerReplied,
 )
 from taskd.runtime.driver import Driver
+from taskd.wire import recover_codec as codec
 from taskd.wire._pb import recover_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -85,21 +86,13 @@ class Operations:
             self._inbox.put_nowait(PauseEnded())
         self._paused = paused
 
-    def _nic_asked(self, told: pb.SwitchRankList) -> None:
-        moves = [
-            (Rank(int(rank)), to_backup)
-            for rank, to_backup in zip(told.rankID, told.op, strict=False)
-            if rank.isdecimal()
-        ]
-        ranks, ways = (rank for rank, _ in moves), (way for _, way in moves)
-        self._inbox.put_nowait(NicSwitchRequested(str(uuid.uuid4()), tuple(ranks), tuple(ways)))
+    def _nic_asked(self, message: pb.SwitchRankList) -> None:
+        order = codec.switch_of(message)
+        request = NicSwitchRequested(str(uuid.uuid4()), order.ranks, order.to_backup)
+        self._inbox.put_nowait(request)
 
-    def _stress_asked(self, told: pb.StressTestRankParams) -> None:
-        ops = {
-            Rank(int(rank)): tuple(listed.ops)
-            for rank, listed in told.stressParam.items()
-            if rank.isdecimal()
-        }
+    def _stress_asked(self, message: pb.StressTestRankParams) -> None:
+        ops = codec.stress_of(message).ops
         self._inbox.put_nowait(StressTestRequested(str(uuid.uuid4()), ops))
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
@@ -116,9 +109,9 @@ class Operations:
         match command:
             case SendToWorker(to, body):
                 self._tell(to, body)
-            case ReplyNicSwitch():
+            case NicResult():
                 self._clusterd.report(command)
-            case ReplyStressTest(results):
+            case StressResult(results):
                 self._condemn(results)
                 self._clusterd.report(command)
 

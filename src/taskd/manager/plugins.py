@@ -91,7 +91,7 @@ def snapshot_of(job_id: str, state: State, because: str) -> Snapshot:
                 view.node,
                 view.phase or view.process.value,
                 view.step,
-                job.faults[rank].kind if rank in job.faults else "",
+                job.faults[rank].cause if rank in job.faults else "",
             )
             for rank, view in sorted(job.view.ranks.items())
         ),

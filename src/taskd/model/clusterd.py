@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from taskd.model.faults import Fault, FaultKind, SeenFault
+from taskd.model.faults import Fault, SeenFault
 from taskd.model.ids import Incident, JobId, NodeRank, Rank
-from taskd.model.strategies import Strategy
+from taskd.model.operations import NicResult, StressResult
+from taskd.model.strategies import Strategy, WireStrategy
 from taskd.model.types import Tick
 
 # What is known of a job
@@ -75,13 +76,6 @@ class JobDeleted:
 
 
 @dataclass(frozen=True, slots=True)
-class FaultsReported:
-    """By the job itself, or by hand."""
-
-    faults: tuple[Fault, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class FaultsSeen:
     """The cluster's whole picture of the job's faults at present; empty when it is healthy."""
 
@@ -107,8 +101,20 @@ class PlatformSeen:
     rank_table: str | None = None
 
 
+# Reports of the job. The manager sends them as commands, clusterd receives them as events.
+
+
 @dataclass(frozen=True, slots=True)
-class StopCompleted:
+class FaultReport:
+    """All faults that the sender knows: the job itself, or an operator."""
+
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopReport:
+    """The answer to the order to stop or pause all ranks."""
+
     code: int
     uuid: str = ""
     info: str = ""
@@ -116,19 +122,28 @@ class StopCompleted:
 
 
 @dataclass(frozen=True, slots=True)
-class StrategiesReported:
-    strategies: tuple[str, ...]
+class StrategiesReport:
+    """What the job can do: the answer to a global fault, or an offer to grow back."""
+
+    strategies: tuple[WireStrategy | str, ...]
     uuid: str = ""
     faults: tuple[Fault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class StatusReported:
+class ResultReport:
+    """How an ordered strategy went."""
+
     code: int
-    strategy: str
-    isolate: tuple[Rank, ...] = ()
+    strategy: WireStrategy | str
+    isolated: tuple[Rank, ...] = ()
     uuid: str = ""
     info: str = ""
+
+
+ExpectedReport = StopReport | StrategiesReport | ResultReport
+"""Answers to an order. clusterd accepts each only in the state that waits for it."""
+Report = FaultReport | ExpectedReport
 
 
 class Stream(StrEnum):
@@ -169,23 +184,6 @@ class OperatorAskedStress:
 
 
 @dataclass(frozen=True, slots=True)
-class NicResult:
-    ok: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OpResult:
-    code: str
-    """0 ok, 1 could not run, 2 the device is broken, 3 timeout, 4 the voltage was not restored"""
-    result: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StressResult:
-    results: Mapping[Rank, Mapping[str, OpResult]]
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterWriteDone:
     sequence: int
 
@@ -199,13 +197,13 @@ class ClusterWriteFailed:
 Event = (
     JobRegistered
     | JobDeleted
-    | FaultsReported
+    | FaultReport
     | FaultsSeen
     | PodsSeen
     | PlatformSeen
-    | StopCompleted
-    | StrategiesReported
-    | StatusReported
+    | StopReport
+    | StrategiesReport
+    | ResultReport
     | Subscribed
     | Unsubscribed
     | SignalDelivered
@@ -218,16 +216,9 @@ Event = (
     | ClusterWriteFailed
     | Tick
 )
-Report = StopCompleted | StrategiesReported | StatusReported
 
 
 # Commands. `sequence` counts the commands of one job; it is given in one place, by `step`.
-
-
-@dataclass(frozen=True, slots=True)
-class FaultRank:
-    rank: Rank
-    kind: FaultKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,8 +229,8 @@ class Signal:
     incident: Incident
     type: str
     actions: tuple[str, ...] = ()
-    faults: tuple[FaultRank, ...] = ()
-    strategy: str = ""
+    faults: tuple[Fault, ...] = ()
+    strategy: WireStrategy | str = ""
     timeout_s: int = 0
     nodes: tuple[NodeRank, ...] = ()
     extra: str = ""

@@ -8,29 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taskd.model.clusterd import Signal
+from taskd.model.clusterd import Report, Signal
+from taskd.model.faults import Fault
 from taskd.model.ids import Incident, NodeRank, Position, Rank, Step
 from taskd.model.messages import Body
+from taskd.model.strategies import Strategy, WireStrategy
 from taskd.model.types import Tick
 
 NO_INCIDENT = Incident(0)
-
-RETRYABLE = {"corrupt": "0", "exception": "0", "communication": "2"}
-"""Fault kinds that leave the process alive and usable, and their types on the wire."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankFault:
-    rank: Rank
-    kind: str
-    """exited, silent, hung, stuck, lost, named, unmended; or corrupt, exception, communication"""
-    evidence: str
-    seen_at: float
-
-    @property
-    def type(self) -> str:
-        return RETRYABLE.get(self.kind, "1")
-
 
 # Events
 
@@ -122,35 +107,6 @@ class SendMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportFaults:
-    faults: tuple[RankFault, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportStopped:
-    uuid: str
-    faults: tuple[RankFault, ...]
-    code: int = 0
-    info: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ReportStrategies:
-    uuid: str
-    faults: tuple[RankFault, ...]
-    strategies: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportResult:
-    uuid: str
-    code: int
-    info: str
-    strategy: str
-    isolated: tuple[Rank, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Finish:
     """The job has ended: the manager exits with this code."""
 
@@ -158,8 +114,7 @@ class Finish:
     because: str
 
 
-Command = SendMessage | ReportFaults | ReportStopped | ReportStrategies | ReportResult | Finish
-Report = ReportFaults | ReportStopped | ReportStrategies | ReportResult
+Command = SendMessage | Report | Finish
 
 
 # Incidents
@@ -170,10 +125,10 @@ class IncidentRecord:
     """One incident: its faults, when each phase was complete (manager's clock), its outcome."""
 
     incident: Incident
-    faults: tuple[RankFault, ...]
+    faults: tuple[Fault, ...]
     timestamps: tuple[tuple[str, float], ...]
     """Phase and completion time: seen, stopped, decided, forked, groups, state, step."""
-    strategy: str = ""
+    strategy: Strategy | WireStrategy | str = ""
     outcome: str = ""
     because: str = ""
     dumped_step: Step | None = None

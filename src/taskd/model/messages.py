@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.profiling import Pace
 
@@ -176,8 +177,8 @@ class WorkerFailed:
     rank: Rank
     incarnation: Incarnation
     incident: Incident
-    kind: str
-    """communication, corrupt, exception"""
+    kind: FaultCause
+    """COMMUNICATION, CORRUPT or EXCEPTION"""
     evidence: str
 
 

@@ -25,7 +25,7 @@ PASSED, NOT_RUN, FAULTY, TIMED_OUT, UNSETTLED = "0", "1", "2", "3", "4"
 @dataclass(frozen=True, slots=True)
 class OpResult:
     code: str
-    text: str
+    text: str = ""
 
 
 Results = Mapping[str, OpResult]
@@ -76,14 +76,14 @@ class SendToWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyNicSwitch:
+class NicResult:
     ok: bool
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyStressTest:
+class StressResult:
     results: Mapping[Rank, Results]
 
 
-Reply = ReplyNicSwitch | ReplyStressTest
+Reply = NicResult | StressResult
 Command = SendToWorker | Reply

@@ -1,12 +1,34 @@
-"""The six ways out of a fault, and how users and peers spell them."""
+"""The six recovery strategies, and how users and peers spell them."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 
+class WireStrategy(StrEnum):
+    """A strategy as the Recover service spells it: in orders, in offers and in results.
+
+    A word that is not listed here is kept as a plain string (see `wire_strategy`), so that it can
+    be refused by name.
+    """
+
+    RETRY = "retry"
+    RECOVER = "recover"
+    """Replace the lost processes; the order's extra parameters say whether in place."""
+    DOWNGRADE = "downgrade"
+    """Continue without the lost ranks."""
+    UPGRADE = "upgrade"
+    """Grow back; offered by a job that runs without some of its ranks."""
+    DUMP = "dump"
+    EXIT = "exit"
+    CONTINUE = "continue"
+    """Resume after a pause for an operation."""
+    MIGRATION = "migration"
+    """Resume in the backup pod of a hot switch."""
+
+
 class Strategy(StrEnum):
-    """In the order in which they are tried: from the cheapest to the end of the job."""
+    """In the order in which they are tried, from the cheapest to the end of the job."""
 
     RETRY = "retry"
     RECOVER_IN_PLACE = "recover-in-place"
@@ -16,29 +38,34 @@ class Strategy(StrEnum):
     EXIT = "exit"
 
     @property
-    def order(self) -> str:
-        """What the job is told, and what it must have offered."""
-        return _ORDERS.get(self, self.value)
+    def on_wire(self) -> WireStrategy:
+        """The word in which the job is ordered to do it, and in which the job must offer it."""
+        return _ON_WIRE.get(self) or WireStrategy(self.value)
 
 
-_ORDERS = {Strategy.RECOVER_IN_PLACE: "recover", Strategy.ELASTIC: "downgrade"}
+_ON_WIRE = {
+    Strategy.RECOVER_IN_PLACE: WireStrategy.RECOVER,
+    Strategy.ELASTIC: WireStrategy.DOWNGRADE,
+}
 
 LADDER = tuple(Strategy)
 
-UPGRADE = "upgrade"
-"""The job grows back; offered by a job that runs without some of its ranks."""
-CONTINUE = "continue"
-"""The job goes on after it was paused for an operation."""
-MIGRATION = "migration"
-"""The job goes on in the backup pod of a hot switch."""
+
+def wire_strategy(text: str) -> WireStrategy | str:
+    """Read a strategy from the wire. An unknown word stays as it is."""
+    try:
+        return WireStrategy(text)
+    except ValueError:
+        return text
 
 
 def parse_strategies(text: str) -> tuple[Strategy, ...]:
-    """Read `recover-strategy`: a comma list, blanks tolerated, `exit` always part of it."""
+    """Read `recover-strategy`: separated by commas, blanks allowed, `exit` is always added."""
     words = [word.strip() for word in text.split(",")]
     unknown = sorted({word for word in words if word and word not in list(Strategy)})
     if unknown:
-        known = ", ".join(Strategy)
-        raise ValueError(f"recover-strategy: unknown {', '.join(unknown)}; known are {known}")
+        names = ", ".join(map(repr, unknown))
+        expected = f"{', '.join(LADDER[:-1])} or {LADDER[-1]}"
+        raise ValueError(f"recover-strategy: unknown value {names} (expected {expected})")
     wanted = {Strategy(word) for word in words if word} | {Strategy.EXIT}
     return tuple(strategy for strategy in LADDER if strategy in wanted)

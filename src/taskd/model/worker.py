@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.messages import Body, Copy, Dump, Leave, Park, Repair
 from taskd.model.types import Tick
@@ -49,7 +50,7 @@ class ShardKnown:
 class StepFailed:
     """The current step cannot be finished."""
 
-    kind: str
+    kind: FaultCause
     evidence: str
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from taskd.errors import PeerUnreachable, Transient
 from taskd.model.ids import Rank, Step
 from taskd.model.messages import Repair
-from taskd.model.strategies import CONTINUE
+from taskd.model.strategies import WireStrategy
 from taskd.model.worker import LocalRepairDone
 from taskd.runtime.clock import monotonic
 from taskd.torch.copies import snapshot_file as page
@@ -66,7 +66,7 @@ def carry_out(
         takers += helped
     timeout = timedelta(seconds=plan.timeout_s)
     store = plan.store or default_store
-    if plan.strategy != CONTINUE:
+    if plan.strategy != WireStrategy.CONTINUE:
         ranks = [member.rank for member in plan.members]
         switch.settle(store, plan.incident, ranks, mine.rank, fresh=mine.step is None)
     members = tuple(sorted(member.rank for member in plan.members))

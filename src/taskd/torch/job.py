@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from taskd import config
 from taskd.errors import SettingsError
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Step as Committed
 from taskd.runtime.beacon import Beacon
 from taskd.torch import random_state as random
@@ -248,7 +249,7 @@ class Job:
     def _declare_corrupt(self, evidence: str) -> None:
         self._holds = None
         if self._link is not None:
-            self._link.failed("corrupt", evidence)
+            self._link.failed(FaultCause.CORRUPT, evidence)
 
     def _in_trouble(self) -> bool:
         return self._groups.trouble() or self._holds is None
@@ -287,7 +288,7 @@ class Job:
             self._abandon()
         elif self._link is not None and isinstance(error, self._retry_on):
             self._abandon()
-            self._link.failed("exception", f"{type(error).__name__}: {error}")
+            self._link.failed(FaultCause.EXCEPTION, f"{type(error).__name__}: {error}")
             trouble = True
         else:
             return False
@@ -318,7 +319,7 @@ class Job:
 
     def _on_fault(self, why: str) -> None:
         if self._link is not None:
-            self._link.failed("communication", why)
+            self._link.failed(FaultCause.COMMUNICATION, why)
 
     def _parts(self) -> list[int]:
         """The parts of a batch that fall to this rank: its own, and its share of the orphans."""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from taskd.bus.endpoint import Bus, BusConfig, Joined
 from taskd.core.worker import machine as rank
 from taskd.model import messages as m
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Incident, Step, manager, worker
 from taskd.model.worker import (
     AbortCollectives,
@@ -89,7 +90,7 @@ class Link:
     def describe(self, shard: str, replica: int) -> None:
         self._post(ShardKnown(shard, replica, self.step))
 
-    def failed(self, kind: str, evidence: str) -> None:
+    def failed(self, kind: FaultCause, evidence: str) -> None:
         self._post(StepFailed(kind, evidence))
 
     def stand(self, stood: ThreadParked) -> Order | GiveUp:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.model import messages as m
+from taskd.model.faults import FaultCause
 from taskd.model.ids import (
     Incarnation,
     Incident,
@@ -40,7 +41,7 @@ SAID: list[tuple[Position, m.Body]] = [
     (worker(0, 9), hello(9, node=10**12)),
     (worker(0, 9), hello(9, pid=2**40)),
     (worker(0, 9), hello(0)),
-    (worker(0, 9), m.WorkerFailed(Rank(0), FIRST, NONE, "communication", "no rank 0")),
+    (worker(0, 9), m.WorkerFailed(Rank(0), FIRST, NONE, FaultCause.COMMUNICATION, "no rank 0")),
     (worker(0, 9), m.WorkerExited(Rank(0), FIRST, 7, 1, None, "it is dead, believe me")),
     (worker(0, 9), m.RanksFailed(())),
     (worker(0, 9), m.RanksFailed((Rank(0),))),
@@ -85,7 +86,9 @@ def test_text_that_is_no_text_is_told_on_legibly(tmp_path: Path) -> None:
             await peer.start()
             assert await peer.join(PATIENCE_S)
             await peer.send(manager(), hello(0))
-            failed = m.WorkerFailed(Rank(0), FIRST, NONE, "exception", "no file 'caf\udce9'")
+            failed = m.WorkerFailed(
+                Rank(0), FIRST, NONE, FaultCause.EXCEPTION, "no file 'caf\udce9'"
+            )
             await peer.send(manager(), failed)
             async with asyncio.timeout(PATIENCE_S):
                 while not isinstance((await peer.receive()).body, m.Park):

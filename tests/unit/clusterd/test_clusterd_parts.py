@@ -31,15 +31,15 @@ from taskd.clusterd.keyed_lock import Turns
 from taskd.clusterd.listeners import End, Line
 from taskd.clusterd.main import steady_wall
 from taskd.clusterd.rate_limit import Buckets, Rate
-from taskd.clusterd.sense import device_faults, faults_seen, is_whole, rank_of
+from taskd.clusterd.sense import device_faults, faults_seen, is_whole
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.states import Negotiating, Stopping
 from taskd.model.clusterd import (
-    FaultsReported,
+    FaultReport,
     LabelPodGroup,
     RemoveFaultJobInfo,
     ResetOperation,
-    StopCompleted,
+    StopReport,
     Subscribed,
 )
 from taskd.model.faults import Fault
@@ -47,6 +47,7 @@ from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import LADDER
 from taskd.model.types import Tick
 from taskd.runtime.journal import Journal
+from taskd.wire.recover_codec import rank_of
 
 
 def test_the_newest_listener_hears_and_the_older_is_told_why_not() -> None:
@@ -290,14 +291,14 @@ def test_a_deadline_that_passed_while_no_server_ran_waits_for_the_client() -> No
         await jobs.start()
         await joined(jobs, "a")
         owner = jobs.served[JobId("a")]
-        await owner.ask(FaultsReported((Fault(Rank(1)),)))
+        await owner.ask(FaultReport((Fault(Rank(1)),)))
         await jobs.close()
         state = owner.state
         assert isinstance(state, Stopping)
         late = Record(replace(state, deadline=-1.0))
         again = Owner(JobId("a"), late, jobs._tools)
         assert (await again.ask(Subscribed())).code == 0
-        assert (await again.ask(StopCompleted(0))).code == 0
+        assert (await again.ask(StopReport(0))).code == 0
         assert isinstance(again.state, Negotiating)
         await again.close()
         await journal.aclose()

@@ -15,6 +15,7 @@ from taskd.core.clusterd.states import Outcome, State
 from taskd.model import clusterd as m
 from taskd.model.faults import Fault, FaultKind, SeenFault
 from taskd.model.ids import Incident, JobId, NodeRank, Rank
+from taskd.model.operations import NicResult, OpResult, StressResult
 from taskd.model.strategies import LADDER
 from taskd.model.types import Tick
 from taskd.wire.tagged_json import Illegible
@@ -47,23 +48,23 @@ def event(chance: random.Random, state: State) -> m.Event:
     levels = ("SubHealthFault", "SeparateNPU", "RestartBusiness")
     code = chance.choice([0, 0, 0, 201, 404, 405, 406, 407, 499])
     likely: list[m.Event] = [
-        m.FaultsReported((Fault(rank, chance.choice(list(FaultKind)), evidence="seen"),)),
+        m.FaultReport((Fault(rank, chance.choice(list(FaultKind)), evidence="seen"),)),
         m.FaultsSeen((SeenFault(rank, "80E01801", chance.choice(levels), "pod-1-0"),)),
         m.FaultsSeen(()),
         m.PodsSeen(pods(chance), chance.choice(["Running", "Pending"])),
         m.PlatformSeen(chance.choice(["", *WORDS]), result="3:1", rank_table="true"),
-        m.StopCompleted(code),
-        m.StopCompleted(0),
-        m.StrategiesReported(WORDS),
-        m.StatusReported(code, word, (rank,)),
-        m.StatusReported(0, word),
+        m.StopReport(code),
+        m.StopReport(0),
+        m.StrategiesReport(WORDS),
+        m.ResultReport(code, word, (rank,)),
+        m.ResultReport(0, word),
         m.Subscribed(),
         m.Unsubscribed(),
         m.SignalDelivered(state.job.sequence),
         m.OperatorAskedNic((rank,), (True,)),
         m.OperatorAskedStress({rank: (0, 1)}),
-        m.NicResult(chance.random() < 0.5),
-        m.StressResult({rank: {"0": m.OpResult(chance.choice("01234"))}}),
+        NicResult(chance.random() < 0.5),
+        StressResult({rank: {"0": OpResult(chance.choice("01234"))}}),
         m.ClusterWriteDone(state.job.sequence),
         m.ClusterWriteFailed(state.job.sequence, "no"),
         Tick(),
@@ -126,7 +127,7 @@ def test_a_record_of_another_version_is_refused_by_name() -> None:
 
 
 def test_history_is_told_in_one_line_however_much_there_is() -> None:
-    many = m.FaultsReported(tuple(Fault(Rank(n), evidence="x") for n in range(1000)))
+    many = m.FaultReport(tuple(Fault(Rank(n), evidence="x") for n in range(1000)))
     assert "… 1000 in all" in book.told(many)
     assert len(book.told(many)) < 500
     signal = m.Signal(uuid="u", incident=Incident(0), type="stopTrain")

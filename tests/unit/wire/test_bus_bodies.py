@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskd.model import messages as m
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Role, Step
 from taskd.wire.bus_bodies import OUR_CODES, NotABody, decode, encode
 
@@ -116,7 +117,7 @@ def test_upstreams_variants_are_understood(text: str, expected: m.Body) -> None:
 
 OURS: list[m.Ours] = [
     m.WorkerHello(Rank(1), NodeRank(0), Incarnation(2), 77, Incident(3), Step(9), "training", True),
-    m.WorkerFailed(Rank(1), Incarnation(0), Incident(0), "communication", "peer 2 closed"),
+    m.WorkerFailed(Rank(1), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer 2 closed"),
     m.Parked(Rank(1), Incarnation(0), Incident(1), Step(7), True),
     m.Repaired(Rank(1), Incarnation(0), Incident(1), Step(7)),
     m.RepairFailed(Rank(1), Incarnation(0), Incident(1), "checksum"),
@@ -191,7 +192,9 @@ def test_a_number_beyond_all_floats_is_refused() -> None:
 
 
 def test_half_a_character_becomes_a_question_mark() -> None:
-    failed = m.WorkerFailed(Rank(1), Incarnation(0), Incident(0), "exception", "caf\udce9, 🦜")
+    failed = m.WorkerFailed(
+        Rank(1), Incarnation(0), Incident(0), FaultCause.EXCEPTION, "caf\udce9, 🦜"
+    )
     told = decode(encode(failed), Role.WORKER)
     assert isinstance(told, m.WorkerFailed)
     assert told.evidence == "caf?, 🦜"

@@ -14,13 +14,12 @@ from typing import Any
 
 from taskd.ascend import mindio_controller
 from taskd.ascend.documented.run_log import run_log
-from taskd.model.clusterd import FaultRank, Signal
-from taskd.model.faults import FaultKind
+from taskd.model.clusterd import Signal
+from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import Incident, Rank
+from taskd.model.strategies import wire_strategy
 
 import_module("mindio_ttp.controller_ttp")
-
-KINDS = {int(kind): kind for kind in FaultKind}
 
 
 @dataclass
@@ -73,8 +72,7 @@ def send_msg_to_controller(action: str, data: ControllerMessage) -> None:
         run_log.error("%s is not carried out: no MindIO controller runs in this process", action)
         return
     faults = tuple(
-        FaultRank(Rank(rank), KINDS.get(kind, FaultKind.ORDINARY))
-        for rank, kind in data.fault_ranks.items()
+        Fault(Rank(rank), FaultKind.parse(str(kind))) for rank, kind in data.fault_ranks.items()
     )
     signal = Signal(
         uuid="",
@@ -82,7 +80,7 @@ def send_msg_to_controller(action: str, data: ControllerMessage) -> None:
         type="",
         actions=(action,),
         faults=faults,
-        strategy=data.strategy,
+        strategy=wire_strategy(data.strategy),
         timeout_s=data.timeout,
     )
     mindio_controller.active.carry_out(action, signal, data.fault_ranks)

@@ -11,8 +11,7 @@ from taskd.clusterd.cluster import declared_jobs as declare
 from taskd.clusterd.job_owner import Answer, Owner
 from taskd.clusterd.job_registry import Jobs
 from taskd.clusterd.listeners import SUBSCRIBED
-from taskd.clusterd.sense import KINDS, MAX_RANK, MAX_TEXT
-from taskd.model.clusterd import FaultsReported
+from taskd.model.clusterd import FaultReport
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import JobId, Rank
@@ -20,6 +19,7 @@ from taskd.runtime.clock import wall
 from taskd.runtime.journal import Entry, Journal, JournalFailed
 from taskd.wire._pb import control_pb2 as pb
 from taskd.wire._pb.control_pb2_grpc import ControlServicer
+from taskd.wire.recover_codec import MAX_RANK, MAX_TEXT
 
 
 class Control(ControlServicer):
@@ -83,12 +83,12 @@ class Control(ControlServicer):
         faults = tuple(
             Fault(
                 Rank(fault.rank),
-                KINDS.get(fault.fault_type, FaultKind.ORDINARY),
+                FaultKind.parse(fault.fault_type),
                 evidence=f"{by}: {fault.evidence}"[:MAX_TEXT] if fault.evidence else by,
             )
             for fault in request.faults
         )
-        return _answer(await owner.ask(FaultsReported(faults)))
+        return _answer(await owner.ask(FaultReport(faults)))
 
     # What is true now
 

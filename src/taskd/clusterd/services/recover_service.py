@@ -6,21 +6,19 @@ and a report is answered when its decision is on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from taskd.clusterd import act, sense
-from taskd.clusterd.cluster.objects import JobFacts
 from taskd.clusterd.job_owner import Answer, Owner
 from taskd.clusterd.job_registry import Jobs
 from taskd.clusterd.listeners import SUBSCRIBED, End, Line
 from taskd.core.clusterd.states import Pausing, Resuming, StressTesting, SwitchingNic
 from taskd.model.clusterd import (
     Event,
-    NicResult,
     Operation,
+    Pod,
     ReplyOperator,
     SendStressRanks,
     SendSwitchRanks,
@@ -33,6 +31,7 @@ from taskd.model.clusterd import (
 )
 from taskd.model.codes import RecoverCode
 from taskd.model.ids import JobId
+from taskd.wire import recover_codec as codec
 from taskd.wire._pb import recover_pb2 as pb
 from taskd.wire._pb.recover_pb2_grpc import RecoverServicer
 
@@ -64,26 +63,26 @@ class Recover(RecoverServicer):
     # Reports
 
     async def ReportProcessFault(self, request: pb.ProcessFaultRequest, context: Any) -> pb.Status:
-        return await self._report(request.jobId, lambda: sense.faults_reported(request))
+        return await self._report(request.jobId, lambda: codec.fault_report(request))
 
     async def ReportStopComplete(self, request: pb.StopCompleteRequest, context: Any) -> pb.Status:
-        return await self._report(request.jobId, lambda: sense.stop_completed(request))
+        return await self._report(request.jobId, lambda: codec.stop_report(request))
 
     async def ReportRecoverStrategy(
         self, request: pb.RecoverStrategyRequest, context: Any
     ) -> pb.Status:
-        return await self._report(request.jobId, lambda: sense.strategies_reported(request))
+        return await self._report(request.jobId, lambda: codec.strategies_report(request))
 
     async def ReportRecoverStatus(
         self, request: pb.RecoverStatusRequest, context: Any
     ) -> pb.Status:
-        return await self._report(request.jobId, lambda: sense.status_reported(request))
+        return await self._report(request.jobId, lambda: codec.result_report(request))
 
     async def ReplySwitchNicResult(self, request: pb.SwitchResult, context: Any) -> pb.Status:
-        return await self._report(request.jobId, lambda: NicResult(request.result))
+        return await self._report(request.jobId, lambda: codec.nic_result(request))
 
     async def ReplyStressTestResult(self, request: pb.StressTestResult, context: Any) -> pb.Status:
-        return await self._report(request.jobId, lambda: sense.stress_result(request))
+        return await self._report(request.jobId, lambda: codec.stress_result(request))
 
     async def _report(self, job: str, event: Callable[[], Event]) -> pb.Status:
         owner = self._jobs.get(job)
@@ -93,26 +92,26 @@ class Recover(RecoverServicer):
             return _status(Answer.of(RecoverCode.SignalQueueBusy))
         try:
             return _status(await owner.ask(event()))
-        except sense.Invalid as problem:
+        except codec.InvalidRequest as problem:
             return _status(Answer.of(RecoverCode.InvalidReqParam, str(problem)))
 
     # Operations
 
     async def SwitchNicTrack(self, request: pb.SwitchNics, context: Any) -> pb.Status:
-        return await self._operate(request.jobID, sense.nic_asked, request)
+        return await self._operate(request.jobID, codec.nic_asked, request)
 
     async def StressTest(self, request: pb.StressTestParam, context: Any) -> pb.Status:
-        return await self._operate(request.jobID, sense.stress_asked, request)
+        return await self._operate(request.jobID, codec.stress_asked, request)
 
     async def _operate(
-        self, job: str, read: Callable[[Any, JobFacts], Event], request: Any
+        self, job: str, read: Callable[[Any, Iterable[Pod]], Event], request: Any
     ) -> pb.Status:
         owner, facts = self._jobs.get(job), self._jobs.facts(JobId(job))
         if owner is None or facts is None:
             return _status(Answer.of(RecoverCode.OMParamInvalid, "no such job is registered here"))
         try:
-            event = read(request, facts)
-        except sense.Invalid as problem:
+            event = read(request, facts.pods)
+        except codec.InvalidRequest as problem:
             return _status(Answer.of(RecoverCode.OMParamInvalid, str(problem)))
         return _status(await owner.ask(event))
 
@@ -160,12 +159,12 @@ class Recover(RecoverServicer):
 
         def alive() -> pb.ProcessManageSignal:
             round_ = getattr(owner.state, "round", None)
-            return act.keep_alive(
+            return codec.keep_alive(
                 owner.job, round_.uuid if round_ else "", owner.state.job.incident
             )
 
         def said(told: Signal) -> pb.ProcessManageSignal:
-            return act.signal(owner.job, told)
+            return codec.signal_message(owner.job, told)
 
         await _serve(owner, owner.signals, Stream.SIGNALS, context, said, alive)
 
@@ -173,7 +172,7 @@ class Recover(RecoverServicer):
         owner = await self._owner(request.jobId, context)
 
         def said(told: SendSwitchRanks) -> pb.SwitchRankList:
-            return act.switch_ranks(owner.job, told)
+            return codec.switch_message(owner.job, told)
 
         await _serve(owner, owner.nic, Stream.NIC, context, said)
 
@@ -181,7 +180,7 @@ class Recover(RecoverServicer):
         owner = await self._owner(request.jobId, context)
 
         def said(told: SendStressRanks) -> pb.StressTestRankParams:
-            return act.stress_ranks(owner.job, told)
+            return codec.stress_message(owner.job, told)
 
         await _serve(owner, owner.stress, Stream.STRESS, context, said)
 

@@ -56,9 +56,9 @@ def object_to(strategy: Strategy, question: Question) -> str:
     """Why not; empty when nothing speaks against it."""
     if strategy is Strategy.EXIT:
         return ""
-    if strategy.order not in question.offered:
+    if strategy.on_wire not in question.offered:
         return "the job does not offer it"
-    if question.platform is not None and strategy.order != question.platform:
+    if question.platform is not None and strategy.on_wire != question.platform:
         return f"the platform wants {question.platform or 'nothing'}"
     return _past(strategy, question) or _unfit(strategy, question)
 

@@ -30,12 +30,12 @@ from taskd.core.clusterd.states import (
     StressTesting,
     SwitchingNic,
 )
-from taskd.model.clusterd import Report, StatusReported, StopCompleted, StrategiesReported
+from taskd.model.clusterd import ExpectedReport, ResultReport, StopReport, StrategiesReport
 from taskd.model.codes import RecoverCode
-from taskd.model.strategies import CONTINUE, MIGRATION, UPGRADE, Strategy
+from taskd.model.strategies import Strategy, WireStrategy
 
 
-def refusal(state: State, report: Report) -> Outcome | None:
+def refusal(state: State, report: ExpectedReport) -> Outcome | None:
     """None: take it."""
     job = state.job
     if as_answered(report) in job.answered:
@@ -59,13 +59,13 @@ def refusal(state: State, report: Report) -> Outcome | None:
     return None
 
 
-def _unscheduled(state: State, report: Report) -> bool:
+def _unscheduled(state: State, report: ExpectedReport) -> bool:
     """The result of a replacement that was given up last, because its pods did not come."""
-    if isinstance(state, Idle | Ended) or not isinstance(report, StatusReported):
+    if isinstance(state, Idle | Ended) or not isinstance(report, ResultReport):
         return False
     past, history = state.job.past, state.round.history
     return (
-        report.strategy == Strategy.RECOVER.order
+        report.strategy == WireStrategy.RECOVER
         and bool(history)
         and history[-1] == Attempt(Strategy.RECOVER, RecoverCode.ScheduleTimeout)
         and report.uuid in ("", past[-1])
@@ -73,58 +73,58 @@ def _unscheduled(state: State, report: Report) -> bool:
     )
 
 
-def as_answered(report: Report) -> Answered:
+def as_answered(report: ExpectedReport) -> Answered:
     name = type(report).__name__
     match report:
-        case StopCompleted():
+        case StopReport():
             return Answered(name, report.uuid, report.code, "")
-        case StrategiesReported():
+        case StrategiesReport():
             return Answered(name, report.uuid, 0, ",".join(report.strategies))
-        case StatusReported():
-            isolated = ",".join(map(str, report.isolate))
+        case ResultReport():
+            isolated = ",".join(map(str, report.isolated))
             return Answered(name, report.uuid, report.code, f"{report.strategy}:{isolated}")
 
 
-def _awaited(state: State, report: Report) -> bool:
+def _awaited(state: State, report: ExpectedReport) -> bool:
     match state, report:
-        case ((Stopping() | Pausing()), StopCompleted()):
+        case ((Stopping() | Pausing()), StopReport()):
             return True
-        case ((Negotiating() | AwaitingPause() | Shrunk()), StrategiesReported()):
+        case ((Negotiating() | AwaitingPause() | Shrunk()), StrategiesReport()):
             return True
-        case ((SwitchingNic() | StressTesting()), StatusReported()):
+        case ((SwitchingNic() | StressTesting()), ResultReport()):
             return report.code != RecoverCode.OK
-        case _, StatusReported(strategy=strategy):
-            return strategy != "" and strategy == _ordered(state)
+        case _, ResultReport(strategy=strategy):
+            return strategy == _ordered(state)
         case _:
             return False
 
 
-def _ordered(state: State) -> str:
+def _ordered(state: State) -> WireStrategy | None:
     """What the job was told to do, in the word it must report under."""
     match state:
         case Retrying():
-            return "retry"
+            return WireStrategy.RETRY
         case Replacing():
-            return "recover"
+            return WireStrategy.RECOVER
         case Shrinking():
-            return "downgrade"
+            return WireStrategy.DOWNGRADE
         case Growing():
-            return UPGRADE
+            return WireStrategy.UPGRADE
         case Dumping():
-            return "dump"
+            return WireStrategy.DUMP
         case Migrating():
-            return MIGRATION
+            return WireStrategy.MIGRATION
         case Resuming():
-            return CONTINUE
+            return WireStrategy.CONTINUE
         case _:
-            return ""
+            return None
 
 
-def _describe(report: Report) -> str:
+def _describe(report: ExpectedReport) -> str:
     match report:
-        case StatusReported():
+        case ResultReport():
             return f"the result of {report.strategy or 'nothing in particular'}"
-        case StopCompleted():
+        case StopReport():
             return "a completed stop"
-        case StrategiesReported():
+        case StrategiesReport():
             return "strategies"

@@ -28,10 +28,11 @@ from taskd.model.clusterd import (
     LabelPod,
     Pod,
     ResetOperation,
-    StatusReported,
-    StrategiesReported,
+    ResultReport,
+    StrategiesReport,
 )
 from taskd.model.codes import RecoverCode
+from taskd.model.strategies import WireStrategy
 
 IN_FLOW = "inHotSwitchFlow"
 OPERATOR, SCHEDULER = "needOperatorOpe", "needVolcanoOpe"
@@ -81,8 +82,8 @@ def _backup_runs(matter: Matter, pod: Pod, backup: Pod) -> Outcome:
     return matter.to(state, order)
 
 
-def strategies_reported(state: AwaitingPause, matter: Matter, event: StrategiesReported) -> Outcome:
-    if set(event.strategies) <= {"exit"}:
+def strategies_reported(state: AwaitingPause, matter: Matter, event: StrategiesReport) -> Outcome:
+    if set(event.strategies) <= {WireStrategy.EXIT}:
         return _stop_job(state, matter.since("the job cannot move"))
     matter = matter.since("the job has paused and can move").doing(
         AnnotatePod(state.pod.uid, SCHEDULER, "delete"),
@@ -100,7 +101,7 @@ def _migrate(matter: Matter, pod: Pod, backup: Pod) -> Outcome:
     return matter.to(Migrating(matter.job, matter.round, pod, backup, order, deadline), order)
 
 
-def status_reported(state: Migrating, matter: Matter, event: StatusReported) -> Outcome:
+def status_reported(state: Migrating, matter: Matter, event: ResultReport) -> Outcome:
     if event.code != RecoverCode.OK:
         return _stop_job(state, matter.since(f"the job could not move ({event.code})"))
     promoted = matter.job.promoted | {state.backup.uid}

@@ -66,30 +66,29 @@ from taskd.model.clusterd import (
     ClusterWriteFailed,
     Command,
     Event,
-    FaultsReported,
+    ExpectedReport,
+    FaultReport,
     FaultsSeen,
     JobDeleted,
     JobRegistered,
     LabelPodGroup,
-    NicResult,
     OperatorAskedNic,
     OperatorAskedStress,
     PlatformSeen,
     PodsSeen,
     ReplyOperator,
-    Report,
     ResetOperation,
+    ResultReport,
     Signal,
     SignalDelivered,
     SignalFailed,
-    StatusReported,
-    StopCompleted,
-    StrategiesReported,
-    StressResult,
+    StopReport,
+    StrategiesReport,
     Subscribed,
     Unsubscribed,
 )
 from taskd.model.codes import RecoverCode
+from taskd.model.operations import NicResult, StressResult
 from taskd.model.types import Tick
 
 __all__ = ["NEW", "Outcome", "RecoveryConfig", "State", "step"]
@@ -102,9 +101,9 @@ def step(state: State, event: Event, now: float, config: RecoveryConfig) -> Outc
 
 def _take(state: State, event: Event, now: float, config: RecoveryConfig) -> Outcome:
     match event:
-        case FaultsReported(told):
+        case FaultReport(told):
             return faults.faults_reported(state, told, now, config)
-        case StopCompleted() | StrategiesReported() | StatusReported():
+        case StopReport() | StrategiesReport() | ResultReport():
             return refusal(state, event) or _report(state, event, now, config)
         case Tick():
             if now < state.deadline:
@@ -138,7 +137,7 @@ def _take(state: State, event: Event, now: float, config: RecoveryConfig) -> Out
             assert_never(event)
 
 
-def _report(state: State, report: Report, now: float, config: RecoveryConfig) -> Outcome:
+def _report(state: State, report: ExpectedReport, now: float, config: RecoveryConfig) -> Outcome:
     """A report that is waited for, as `refusal` has found."""
     if isinstance(state, Idle | Ended):
         return Outcome(state, answer=RecoverCode.OrderMix)
@@ -146,23 +145,23 @@ def _report(state: State, report: Report, now: float, config: RecoveryConfig) ->
     state = replace(state, job=replace(state.job, answered=answered))
     matter = Matter(state.job, state.round, now, config)
     match state, report:
-        case Stopping(), StopCompleted():
+        case Stopping(), StopReport():
             return rounds.stop_completed(matter, report)
-        case Pausing(), StopCompleted():
+        case Pausing(), StopReport():
             return operations.paused(state, matter, report)
-        case ((Negotiating() | Shrunk()), StrategiesReported()):
+        case ((Negotiating() | Shrunk()), StrategiesReport()):
             return repair.strategies_reported(state, matter, report)
-        case AwaitingPause(), StrategiesReported():
+        case AwaitingPause(), StrategiesReport():
             return hotswitch.strategies_reported(state, matter, report)
-        case ((SwitchingNic() | StressTesting()), StatusReported()):
+        case ((SwitchingNic() | StressTesting()), ResultReport()):
             return operations.fault_reported(state, matter, report)
-        case Resuming(), StatusReported():
+        case Resuming(), ResultReport():
             return operations.resumed(state, matter, report)
-        case Migrating(), StatusReported():
+        case Migrating(), ResultReport():
             return hotswitch.status_reported(state, matter, report)
         case (
             (Retrying() | Replacing() | Shrinking() | Growing() | Dumping()),
-            StatusReported(),
+            ResultReport(),
         ):
             return repair.status_reported(state, matter, report)
         case _:

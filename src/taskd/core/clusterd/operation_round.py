@@ -33,19 +33,16 @@ from taskd.model.clusterd import (
     OperatorAskedStress,
     ReplyOperator,
     ResetOperation,
+    ResultReport,
     SendStressRanks,
     SendSwitchRanks,
-    StatusReported,
-    StopCompleted,
-    StressResult,
+    StopReport,
     WriteResetConfig,
 )
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import Rank
-
-STRESS_OPS = (0, 1)
-BROKEN, UNSETTLED = "2", ("3", "4")
+from taskd.model.operations import FAULTY, OPS, TIMED_OUT, UNSETTLED, StressResult
 
 
 def ask(
@@ -78,14 +75,14 @@ def _problem(job: Job, event: OperatorAskedNic | OperatorAskedStress) -> str:
             return f"{len(ranks)} ranks, but {len(event.to_backup)} directions"
         case OperatorAskedStress(ops):
             for rank, wanted in ops.items():
-                if not wanted or len(set(wanted)) != len(wanted) or set(wanted) - {*STRESS_OPS}:
+                if not wanted or len(set(wanted)) != len(wanted) or set(wanted) - set(OPS.values()):
                     return f"rank {rank}: {list(wanted)} are no stress tests"
         case _:
             pass
     return ""
 
 
-def paused(state: Pausing, matter: Matter, event: StopCompleted) -> Outcome:
+def paused(state: Pausing, matter: Matter, event: StopReport) -> Outcome:
     if event.code != RecoverCode.OK:
         return resume(matter, state.task, "om failed, pause train failed")
     matter = matter.since("every rank stands still")
@@ -120,7 +117,7 @@ def nic_failed(state: SwitchingNic, matter: Matter, what: str) -> Outcome:
 
 
 def fault_reported(
-    state: SwitchingNic | StressTesting, matter: Matter, event: StatusReported
+    state: SwitchingNic | StressTesting, matter: Matter, event: ResultReport
 ) -> Outcome:
     """The job reports a fault in the middle of the operation."""
     if isinstance(state, SwitchingNic):
@@ -140,8 +137,8 @@ def stress_result(state: StressTesting, matter: Matter, event: StressResult) -> 
         rank: {result.code for result in results.values()}
         for rank, results in event.results.items()
     }
-    broken = matter.job.nodes_of(rank for rank, found in codes.items() if BROKEN in found)
-    unsettled = sorted(rank for rank, found in codes.items() if found & set(UNSETTLED))
+    broken = matter.job.nodes_of(rank for rank, found in codes.items() if FAULTY in found)
+    unsettled = sorted(rank for rank, found in codes.items() if found & {TIMED_OUT, UNSETTLED})
     if broken:
         names = [pod.node for node in broken if (pod := matter.job.pod_at(node)) is not None]
         text = f"stress test find fault, isolate node:{','.join(names)},result:{table}"
@@ -207,7 +204,7 @@ def resume(matter: Matter, task: Task, text: str) -> Outcome:
     return matter.to(Resuming(matter.job, matter.round, task, text, order, deadline), order)
 
 
-def resumed(state: Resuming, matter: Matter, event: StatusReported) -> Outcome:
+def resumed(state: Resuming, matter: Matter, event: ResultReport) -> Outcome:
     if event.code == RecoverCode.OK:
         matter = matter.since("the job goes on")
         return matter.to(
@@ -253,7 +250,7 @@ def _table(job: Job, event: StressResult) -> str:
     table: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
     for rank, results in sorted(event.results.items()):
         node, device = _place(job, rank)
-        found = {op: {"code": r.code, "result": r.result} for op, r in sorted(results.items())}
+        found = {op: {"code": r.code, "result": r.text} for op, r in sorted(results.items())}
         table.setdefault(node, {})[device] = found
     return json.dumps(table, separators=(",", ":"))
 

@@ -25,13 +25,13 @@ from taskd.core.clusterd.turn import Matter
 from taskd.model.clusterd import (
     AnnotatePodGroup,
     ResetOperation,
-    StatusReported,
-    StrategiesReported,
+    ResultReport,
+    StrategiesReport,
     WriteResetConfig,
 )
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, merge
-from taskd.model.strategies import UPGRADE, Strategy
+from taskd.model.strategies import Strategy, WireStrategy
 
 
 def strategy_of(state: Repairing) -> Strategy:
@@ -47,18 +47,18 @@ def strategy_of(state: Repairing) -> Strategy:
 
 
 def strategies_reported(
-    state: Negotiating | Shrunk, matter: Matter, event: StrategiesReported
+    state: Negotiating | Shrunk, matter: Matter, event: StrategiesReport
 ) -> Outcome:
     match state:
         case Negotiating():
             return decide(matter.knowing(offered=event.strategies))
-        case Shrunk() if UPGRADE in event.strategies:
+        case Shrunk() if WireStrategy.UPGRADE in event.strategies:
             return _grow(matter.since("the job offers to grow back"))
         case Shrunk():
             return matter.since("the job cannot grow yet").to(state)
 
 
-def status_reported(state: Repairing, matter: Matter, event: StatusReported) -> Outcome:
+def status_reported(state: Repairing, matter: Matter, event: ResultReport) -> Outcome:
     match state, event.code:
         case Dumping(), _:
             return _dumped(matter, event.code)
@@ -69,7 +69,7 @@ def status_reported(state: Repairing, matter: Matter, event: StatusReported) -> 
         case (Growing(), RecoverCode.OK):
             return succeed(matter.since("the job has grown back"), "")
         case _, RecoverCode.OK:
-            word = strategy_of(state).order
+            word = strategy_of(state).on_wire
             return succeed(matter.since(f"{strategy_of(state)} worked"), f"{word}-success")
         case Growing(), code if not matter.job.config.cluster:
             return not_grown(matter, f"growing failed with {code}")
@@ -78,7 +78,7 @@ def status_reported(state: Repairing, matter: Matter, event: StatusReported) -> 
         case _, code:
             strategy = strategy_of(state)
             matter = matter.since(f"{strategy} failed with {code}")
-            if strategy.order == Strategy.RECOVER:
+            if strategy.on_wire is WireStrategy.RECOVER:
                 matter = matter.in_cluster(AnnotatePodGroup(STATUS, "recover-failed"))
             return try_next(matter, strategy, code)
 
@@ -104,16 +104,16 @@ def _dumped(matter: Matter, code: int) -> Outcome:
     return exit_job(matter, signals.dump_exit(matter.job, matter.round))
 
 
-def _isolate(state: Shrinking, matter: Matter, event: StatusReported) -> Outcome:
+def _isolate(state: Shrinking, matter: Matter, event: ResultReport) -> Outcome:
     """Whole replicas leave: healthy ranks, too, that shared one with a lost rank."""
     if not matter.job.config.cluster:
         # Nobody would bring their nodes back: they stay, and wait for the job to grow.
-        matter = matter.since(f"ranks {list(event.isolate)} leave with their replicas")
+        matter = matter.since(f"ranks {list(event.isolated)} leave with their replicas")
         return matter.to(replace(state, deadline=matter.now + matter.config.status_timeout_s))
     known = set(matter.job.nodes_of(matter.round.ranks))
-    nodes = tuple(node for node in matter.job.nodes_of(event.isolate) if node not in known)
-    leavers = tuple(Fault(rank, evidence="leaves with its replica") for rank in event.isolate)
-    matter = matter.since(f"ranks {list(event.isolate)} leave with their replicas")
+    nodes = tuple(node for node in matter.job.nodes_of(event.isolated) if node not in known)
+    leavers = tuple(Fault(rank, evidence="leaves with its replica") for rank in event.isolated)
+    matter = matter.since(f"ranks {list(event.isolated)} leave with their replicas")
     matter = matter.knowing(
         faults=merge(matter.round.faults, leavers), leaving=matter.round.leaving | set(nodes)
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from taskd.core.clusterd.job_facts import Job, Round
-from taskd.model.clusterd import FaultRank, Signal
+from taskd.model.clusterd import Signal
 from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import NodeRank, Rank
-from taskd.model.strategies import CONTINUE, MIGRATION, UPGRADE, Strategy
+from taskd.model.strategies import Strategy, WireStrategy
 
 NETWORK_RETRY_TIMEOUT_S = 33
 """Told to the job when a step is to be repeated over a network that has just changed its routes."""
@@ -103,27 +103,27 @@ def change_strategy(
             pass
     if also_leave and strategy is not Strategy.EXIT:
         actions += (EXIT_NODES,)
-    return _change(job, round_, strategy.order, actions, faults, nodes, extra)
+    return _change(job, round_, strategy.on_wire, actions, faults, nodes, extra)
 
 
 def upgrade(job: Job, round_: Round) -> Signal:
     nodes = job.nodes_of(round_.ranks)
     extra = '{"scale-out-strategy": "DP"}'
     faults = as_ordinary(round_.ranks)
-    return _change(job, round_, UPGRADE, ("change_strategy",), faults, nodes, extra)
+    return _change(job, round_, WireStrategy.UPGRADE, ("change_strategy",), faults, nodes, extra)
 
 
 def dump_exit(job: Job, round_: Round) -> Signal:
     nodes = job.nodes_of(round_.ranks)
-    return _change(job, round_, Strategy.EXIT, ("change_strategy",), (), nodes, "dump_exit")
+    return _change(job, round_, WireStrategy.EXIT, ("change_strategy",), (), nodes, "dump_exit")
 
 
 def go_on(job: Job, round_: Round) -> Signal:
-    return _change(job, round_, CONTINUE, ("change_strategy",), (), (), "")
+    return _change(job, round_, WireStrategy.CONTINUE, ("change_strategy",), (), (), "")
 
 
 def migrate(job: Job, round_: Round) -> Signal:
-    return _change(job, round_, MIGRATION, ("change_strategy",), (), (), "")
+    return _change(job, round_, WireStrategy.MIGRATION, ("change_strategy",), (), (), "")
 
 
 def nodes_exit(job: Job, round_: Round, nodes: tuple[NodeRank, ...]) -> Signal:
@@ -168,12 +168,12 @@ def release_agents(job: Job, round_: Round) -> Signal:
     )
 
 
-def as_they_are(faults: Iterable[Fault]) -> tuple[FaultRank, ...]:
-    return tuple(FaultRank(fault.rank, fault.kind) for fault in faults)
+def as_they_are(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    return tuple(Fault(fault.rank, fault.kind) for fault in faults)
 
 
-def as_ordinary(ranks: Iterable[Rank]) -> tuple[FaultRank, ...]:
-    return tuple(FaultRank(rank, FaultKind.ORDINARY) for rank in ranks)
+def as_ordinary(ranks: Iterable[Rank]) -> tuple[Fault, ...]:
+    return tuple(Fault(rank) for rank in ranks)
 
 
 def standing(job: Job, round_: Round, nodes: Iterable[NodeRank]) -> tuple[NodeRank, ...]:
@@ -191,9 +191,9 @@ def standing(job: Job, round_: Round, nodes: Iterable[NodeRank]) -> tuple[NodeRa
 def _change(
     job: Job,
     round_: Round,
-    strategy: str,
+    strategy: WireStrategy,
     actions: tuple[str, ...],
-    faults: tuple[FaultRank, ...],
+    faults: tuple[Fault, ...],
     nodes: tuple[NodeRank, ...],
     extra: str,
 ) -> Signal:

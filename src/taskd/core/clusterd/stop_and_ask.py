@@ -20,7 +20,7 @@ from taskd.core.clusterd.states import (
     Stopping,
 )
 from taskd.core.clusterd.turn import Matter
-from taskd.model.clusterd import ResetOperation, StopCompleted, WriteFaultJobInfo, WriteResetConfig
+from taskd.model.clusterd import ResetOperation, StopReport, WriteFaultJobInfo, WriteResetConfig
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, FaultKind, merge
 from taskd.model.ids import NodeRank
@@ -70,7 +70,7 @@ def _dump_only(matter: Matter) -> bool:
     return strategies[0] is Strategy.DUMP
 
 
-def stop_completed(matter: Matter, event: StopCompleted) -> Outcome:
+def stop_completed(matter: Matter, event: StopReport) -> Outcome:
     match event.code:
         case RecoverCode.OK:
             return settle(matter.since("every rank stands still"))

@@ -31,11 +31,12 @@ from taskd.core.manager.states import (
     with_job,
 )
 from taskd.core.rank_sets import RankSet
-from taskd.model.clusterd import Signal
+from taskd.model.clusterd import FaultReport, ResultReport, Signal
+from taskd.model.faults import Fault, FaultCause
 from taskd.model.ids import Incident, agent
-from taskd.model.manager import NO_INCIDENT, RankFault, ReportFaults, ReportResult, SendMessage
+from taskd.model.manager import NO_INCIDENT, SendMessage
 from taskd.model.messages import StartWorkers, StopWorkers
-from taskd.model.strategies import UPGRADE
+from taskd.model.strategies import WireStrategy
 
 Busy = Repairing | Resuming | Restarting | Dumping
 
@@ -84,7 +85,7 @@ def _in_incident(state: State, signal: Signal, now: float, config: JobConfig) ->
         return Outcome(state, because=f"{signal.type} belongs to an older incident")
     incident, offset = numbered
     if (
-        signal.strategy == UPGRADE
+        signal.strategy == WireStrategy.UPGRADE
         and isinstance(state, Training)
         and incident <= state.job.incident
     ):
@@ -93,7 +94,7 @@ def _in_incident(state: State, signal: Signal, now: float, config: JobConfig) ->
     state = with_job(state, offset=offset)
     if signal.type == "stopTrain":
         return parking.begin_stop(state, signal, incident, now, config)
-    order = replace(signal, strategy="dump") if signal.type == "saveAndExit" else signal
+    order = replace(signal, strategy=WireStrategy.DUMP) if signal.type == "saveAndExit" else signal
     return _continue(state, order, incident, now, config)
 
 
@@ -124,10 +125,14 @@ def _continue(
     same = incident == job.incident
     if same:
         state = with_job(state, uuid=order.uuid)
-    if order.strategy == "exit":
+    if order.strategy == WireStrategy.EXIT:
         return strategy_actions.carry_out(state.job, order, now, config)
-    if order.strategy == "continue" and isinstance(state, Training) and not job.protected():
-        report = ReportResult(order.uuid, 0, "training was never paused", order.strategy)
+    if (
+        order.strategy == WireStrategy.CONTINUE
+        and isinstance(state, Training)
+        and not job.protected()
+    ):
+        report = ResultReport(0, order.strategy, uuid=order.uuid, info="training was never paused")
         return Outcome(state, (report,), report.info)
     if isinstance(state, Deciding) and same and job.plan_sent:
         # The strategy before this one has failed half-way: everybody is stopped anew, under a
@@ -162,10 +167,12 @@ def _half_done(
         return strategy_actions.recovered(state.job, order, now, config)
     why = "the manager was restarted while it was being repaired"
     found = tuple(
-        RankFault(rank, "communication", why, now) for rank in rest if rank not in state.job.faults
+        Fault.of(rank, FaultCause.COMMUNICATION, why, now)
+        for rank in rest
+        if rank not in state.job.faults
     )
     job = add_faults(state.job, found, now) if found else state.job
-    told = (ReportFaults(job.known_faults()),)
+    told = (FaultReport(job.known_faults()),)
     return Outcome(Reported(job, now, now + config.report_timeout_s), told, why)
 
 

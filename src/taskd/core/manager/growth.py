@@ -13,8 +13,8 @@ from math import inf
 from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.rank_placement import missing_ranks, place
 from taskd.core.manager.states import Job, JobConfig, Outcome, Training, with_job
-from taskd.model.manager import ReportStrategies
-from taskd.model.strategies import UPGRADE
+from taskd.model.clusterd import StrategiesReport
+from taskd.model.strategies import WireStrategy
 
 MOST_DOUBLINGS = 6
 
@@ -35,7 +35,7 @@ def offer_growth(state: Training, now: float, config: JobConfig) -> Outcome:
         return Outcome(state, because="it is about to end")
     if not all(job.view.nodes[seat.node].warm for seat in seats):
         return Outcome(state)
-    told = (ReportStrategies(job.uuid, (), (UPGRADE,)),)
+    told = (StrategiesReport((WireStrategy.UPGRADE,), job.uuid),)
     return Outcome(with_job(state, offered=True), told, f"{len(seats)} ranks could come back")
 
 

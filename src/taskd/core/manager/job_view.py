@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from taskd.core.rank_sets import NO_RANKS, RankSet, RankTable
+from taskd.model.faults import Fault, FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Position, Rank, Role, Step
 from taskd.model.manager import NO_INCIDENT
 from taskd.model.messages import (
@@ -95,13 +96,6 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
-class RankDied:
-    rank: Rank
-    kind: str
-    evidence: str
-
-
-@dataclass(frozen=True, slots=True)
 class RankStarted:
     rank: Rank
 
@@ -120,7 +114,7 @@ class StaleIncarnation:
     incarnation: Incarnation
 
 
-Change = RankDied | RankStarted | RankFinished | StaleIncarnation
+Change = Fault | RankStarted | RankFinished | StaleIncarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +158,18 @@ def apply_message(job_view: JobView, src: Position, body: Body) -> ViewUpdate:
         case RestartsLeft():
             return _restarted(job_view, src)
         case RanksFailed(ranks=()):
-            return node_lost(job_view, NodeRank(int(src.server_rank)), "lost", "its agent has left")
+            return node_lost(
+                job_view, NodeRank(int(src.server_rank)), FaultCause.LOST, "its agent has left"
+            )
         case RanksFailed(ranks=ranks):
-            return _died(job_view, ranks, "exited", f"reported by the agent of {src}")
+            return _died(job_view, ranks, FaultCause.EXITED, f"reported by the agent of {src}")
         case Parked() | Repaired() | Committed():
             return _stepped(job_view, body)
         case _:
             return ViewUpdate(job_view)
 
 
-def node_lost(job_view: JobView, node: NodeRank, kind: str, evidence: str) -> ViewUpdate:
+def node_lost(job_view: JobView, node: NodeRank, cause: FaultCause, evidence: str) -> ViewUpdate:
     """Nothing on this node can be counted on any more."""
     known = job_view.nodes.get(node)
     if known is None:
@@ -184,7 +180,7 @@ def node_lost(job_view: JobView, node: NodeRank, kind: str, evidence: str) -> Vi
         for view in job_view.on(node)
         if view.process in (ProcessState.ALIVE, ProcessState.STARTING)
     )
-    return _died(gone, ranks, kind, evidence)
+    return _died(gone, ranks, cause, evidence)
 
 
 def mark_starting(job_view: JobView, seats: Mapping[Rank, tuple[NodeRank, Incarnation]]) -> JobView:
@@ -251,7 +247,7 @@ def _restarted(job_view: JobView, src: Position) -> ViewUpdate:
         return ViewUpdate(job_view)
     here = joined.on(NodeRank(int(src.server_rank)))
     gone = tuple(view.rank for view in here if view.process is ProcessState.ALIVE)
-    return _died(joined, gone, "lost", "its agent has been started anew")
+    return _died(joined, gone, FaultCause.LOST, "its agent has been started anew")
 
 
 def _hello(job_view: JobView, hello: WorkerHello) -> ViewUpdate:
@@ -296,16 +292,18 @@ def _exited(job_view: JobView, told: WorkerExited) -> ViewUpdate:
         return ViewUpdate(_with_rank(job_view, ended), (RankFinished(told.rank),))
     how = f"signal {told.signal}" if told.signal else f"exit code {told.exit_code}"
     evidence = f"{how}: {told.evidence}" if told.evidence else how
-    return _died(_with_rank(job_view, known), (told.rank,), "exited", evidence)
+    return _died(_with_rank(job_view, known), (told.rank,), FaultCause.EXITED, evidence)
 
 
-def _died(job_view: JobView, ranks: tuple[Rank, ...], kind: str, evidence: str) -> ViewUpdate:
+def _died(
+    job_view: JobView, ranks: tuple[Rank, ...], cause: FaultCause, evidence: str
+) -> ViewUpdate:
     dead, news = dict[Rank, RankView](), list[Change]()
     for rank in ranks:
         view = job_view.ranks.get(rank)
         if view is not None and view.process is not ProcessState.DEAD:
             dead[rank] = replace(view, process=ProcessState.DEAD, phase="dead")
-            news.append(RankDied(rank, kind, evidence))
+            news.append(Fault.of(rank, cause, evidence))
     return ViewUpdate(replace(job_view, ranks=job_view.ranks.update(dead)), tuple(news))
 
 

@@ -32,8 +32,10 @@ from taskd.core.manager.states import (
     with_job,
 )
 from taskd.core.rank_sets import RankSet
+from taskd.model.clusterd import FaultReport
+from taskd.model.faults import Fault, FaultCause
 from taskd.model.ids import NodeRank, Position, Rank, Role, agent, worker
-from taskd.model.manager import Command, RankFault, ReportFaults, SendMessage
+from taskd.model.manager import Command, SendMessage
 from taskd.model.messages import (
     AgentHello,
     AgentRegistered,
@@ -243,7 +245,7 @@ def view_complete(state: Gathering, now: float, config: JobConfig) -> Outcome:
     job = replace(state.job, rebuilt=state.rebuilding, settled_at=settled_at)
     outcome = Outcome(Training(job), because=f"all {len(job.world)} ranks are known")
     if job.faults:
-        told = (ReportFaults(job.known_faults()),)
+        told = (FaultReport(job.known_faults()),)
         # The orders that wait were given for these faults: no need to report them again.
         outcome = Outcome(
             Reported(job, now, now + config.report_timeout_s),
@@ -267,7 +269,9 @@ def join_timed_out(state: Gathering, now: float, config: JobConfig) -> Outcome:
     views = state.job.view.ranks
     missing = tuple(r for r in sorted(state.job.world) if views[r].process is ProcessState.ABSENT)
     if state.rebuilding:
-        silent = tuple(RankFault(r, "silent", "its node did not join again", now) for r in missing)
+        silent = tuple(
+            Fault.of(r, FaultCause.SILENT, "its node did not join again", now) for r in missing
+        )
         job = add_faults(state.job, silent, now) if silent else state.job
         return view_complete(replace(state, job=job), now, config)
     nodes = sorted({views[rank].node for rank in missing})

@@ -24,7 +24,6 @@ from taskd.core.manager import (
     strategy_actions,
 )
 from taskd.core.manager.job_view import (
-    RankDied,
     RankFinished,
     RankStarted,
     StaleIncarnation,
@@ -56,7 +55,8 @@ from taskd.core.manager.states import (
     with_job,
 )
 from taskd.core.manager.strategy_actions import join_ranks, strategy_failed
-from taskd.model.clusterd import Signal
+from taskd.model.clusterd import FaultReport, Signal
+from taskd.model.faults import Fault, FaultCause
 from taskd.model.ids import ALL, NodeRank, Position, Role, agent, worker
 from taskd.model.manager import (
     Event,
@@ -67,9 +67,7 @@ from taskd.model.manager import (
     NodeGone,
     NodeSilent,
     NodesMarkedBad,
-    RankFault,
     RankHung,
-    ReportFaults,
     SendMessage,
     SignalReceived,
     StopRequested,
@@ -91,6 +89,7 @@ from taskd.model.messages import (
     WorkerFailed,
     WorkerHello,
 )
+from taskd.model.strategies import WireStrategy
 from taskd.model.types import Tick
 
 BY_ORDER: set[type[State]] = {
@@ -138,10 +137,12 @@ def step(state: State, event: Event, now: float, config: JobConfig) -> Outcome:
         case NodeDisconnected(node):
             return _disconnected(state, node, now, config)
         case NodeSilent(node, evidence):
-            update = node_lost(state.job.view, node, "silent", evidence)
+            update = node_lost(state.job.view, node, FaultCause.SILENT, evidence)
             return _apply(state, update, now, config)
         case NodeGone(node, evidence):
-            return _apply(state, node_lost(state.job.view, node, "lost", evidence), now, config)
+            return _apply(
+                state, node_lost(state.job.view, node, FaultCause.LOST, evidence), now, config
+            )
         case RankHung(rank, evidence):
             return rank_faults.rank_hung(state, rank, evidence, now, config)
         case NodesMarkedBad(nodes, evidence):
@@ -230,7 +231,7 @@ def _apply(state: State, update: ViewUpdate, now: float, config: JobConfig) -> O
     """Store the new view of the job, and react to what has changed in it."""
     state = with_job(state, view=update.view)
     outcome = Outcome(state)
-    died = [item for item in update.changes if isinstance(item, RankDied)]
+    died = [item for item in update.changes if isinstance(item, Fault)]
     for item in update.changes:
         match item:
             case StaleIncarnation(rank, node, incarnation):
@@ -241,10 +242,10 @@ def _apply(state: State, update: ViewUpdate, now: float, config: JobConfig) -> O
                 )
             case RankStarted(rank):
                 outcome = then(outcome, joining.rank_started(outcome.state, rank, now, config))
-            case RankDied() | RankFinished():
+            case Fault() | RankFinished():
                 pass
     if died:
-        found = tuple(RankFault(item.rank, item.kind, item.evidence, now) for item in died)
+        found = tuple(replace(item, seen_at=now) for item in died)
         outcome = then(outcome, rank_faults.handle_faults(outcome.state, found, now, config))
     if any(isinstance(item, RankFinished) for item in update.changes):
         outcome = then(outcome, resume.rank_finished(outcome.state, now, config))
@@ -289,19 +290,23 @@ def _deadline_passed(state: State, now: float, config: JobConfig) -> Outcome:
             outcome = Outcome(state)
             for node in sorted({job.view.ranks[rank].node for rank in running}):
                 why = "disconnected, and its ranks did not park"
-                lost = node_lost(outcome.state.job.view, node, "silent", why)
+                lost = node_lost(outcome.state.job.view, node, FaultCause.SILENT, why)
                 outcome = then(outcome, _apply(outcome.state, lost, now, config))
             return outcome
         case Stopping(running=running):
             late = tuple(
-                RankFault(r, "stuck", "it did not park in time", now) for r in sorted(running)
+                Fault.of(r, FaultCause.STUCK, "it did not park in time", now)
+                for r in sorted(running)
             )
             return rank_faults.handle_faults(state, late, now, config)
         case Deciding():
             return _report(job, now, "clusterd has not decided in time", now, config)
         case Paused():
             order = Signal(
-                uuid=job.uuid, incident=job.incident, type="changeStrategy", strategy="continue"
+                uuid=job.uuid,
+                incident=job.incident,
+                type="changeStrategy",
+                strategy=WireStrategy.CONTINUE,
             )
             return strategy_actions.carry_out(job, order, now, config)
         case Awaiting(order=order):
@@ -327,7 +332,7 @@ def _deadline_passed(state: State, now: float, config: JobConfig) -> Outcome:
 
 
 def _report(job: Job, since: float, because: str, now: float, config: JobConfig) -> Outcome:
-    reports = (ReportFaults(job.known_faults()),)
+    reports = (FaultReport(job.known_faults()),)
     return Outcome(Reported(job, since, now + config.report_timeout_s), reports, because)
 
 

@@ -23,13 +23,13 @@ from taskd.model.operations import (
     TIMED_OUT,
     Command,
     Event,
+    NicResult,
     NicSwitchRequested,
     OpResult,
     PauseEnded,
-    ReplyNicSwitch,
-    ReplyStressTest,
     Results,
     SendToWorker,
+    StressResult,
     StressTestRequested,
     WorkerReplied,
 )
@@ -133,7 +133,7 @@ def _test(
 ) -> Outcome:
     ops = {rank: which for rank, which in asked.ops.items() if rank in places}
     if not ops:
-        return Outcome(Idle(), (ReplyStressTest({}),), "none of these ranks is here")
+        return Outcome(Idle(), (StressResult({}),), "none of these ranks is here")
     order = RunStressTest(asked.uuid, ops)
     tells = tuple(SendToWorker(worker(places[rank], rank), order) for rank in sorted(ops))
     heard = dict.fromkeys(ops, now)
@@ -145,7 +145,7 @@ def _switch(
     asked: NicSwitchRequested, places: Mapping[Rank, NodeRank], now: float, config: OperationsConfig
 ) -> Outcome:
     if not places:
-        return Outcome(Idle(), (ReplyNicSwitch(False),), "there are no ranks")
+        return Outcome(Idle(), (NicResult(False),), "there are no ranks")
     # All of them: whoever stays where it is still has to meet those that move.
     order = SwitchNic(asked.uuid, asked.ranks, asked.to_backup)
     state = Switching(asked, frozenset(places), now + config.switch_s)
@@ -156,11 +156,11 @@ def _answered(state: State, rank: Rank, body: object, now: float) -> Outcome:
     match state, body:
         case Switching(asked, waiting), NicSwitched(uuid, ok) if uuid == asked.uuid:
             if not ok:
-                return Outcome(Idle(), (ReplyNicSwitch(False),), f"rank {rank} could not move")
+                return Outcome(Idle(), (NicResult(False),), f"rank {rank} could not move")
             waiting -= {rank}
             if waiting:
                 return Outcome(replace(state, waiting=waiting))
-            return Outcome(Idle(), (ReplyNicSwitch(True),), "every rank has moved")
+            return Outcome(Idle(), (NicResult(True),), "every rank has moved")
         case Testing(asked, heard), StressTested(uuid, told) if uuid == asked.uuid:
             if rank not in heard:
                 return Outcome(state)
@@ -180,7 +180,7 @@ def _late(state: State, now: float) -> Outcome:
             return Outcome(state)
         case Switching(waiting=waiting):
             why = f"ranks {sorted(waiting)} have not moved in time"
-            return Outcome(Idle(), (ReplyNicSwitch(False),), why)
+            return Outcome(Idle(), (NicResult(False),), why)
         case Testing(asked, heard):
             over = now >= state.until
             why = "it has taken too long" if over else "worker heartbeat timeout"
@@ -199,4 +199,4 @@ def _noted(state: Testing, found: Mapping[Rank, Results], because: str) -> Outco
     results = {**state.results, **found}
     if heard:
         return Outcome(replace(state, heard=heard, results=results), because=because)
-    return Outcome(Idle(), (ReplyStressTest(results),), f"{because}; all have")
+    return Outcome(Idle(), (StressResult(results),), f"{because}; all have")

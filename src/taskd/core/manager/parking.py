@@ -26,11 +26,12 @@ from taskd.core.manager.states import (
     with_job,
 )
 from taskd.core.rank_sets import NO_RANKS, RankSet, RankTable
-from taskd.model.clusterd import Signal
-from taskd.model.faults import FaultKind
+from taskd.model.clusterd import Signal, StopReport, StrategiesReport
+from taskd.model.faults import Fault, FaultCause, FaultKind
 from taskd.model.ids import EVERY_WORKER, Incident
-from taskd.model.manager import Command, RankFault, ReportStopped, ReportStrategies, SendMessage
+from taskd.model.manager import Command, SendMessage
 from taskd.model.messages import Park, Parked
+from taskd.model.strategies import WireStrategy
 
 CANNOT = 499
 """The code of a report that nothing more can be done, see model/codes.py."""
@@ -40,7 +41,7 @@ def begin_stop(
     state: State, signal: Signal, incident: Incident, now: float, config: JobConfig
 ) -> Outcome:
     if "pause_train" in signal.actions and not state.job.protected():
-        told = ReportStopped(signal.uuid, (), CANNOT, "these ranks cannot be paused")
+        told = StopReport(CANNOT, signal.uuid, "these ranks cannot be paused")
         return Outcome(state, (told,), "these ranks know nothing of us, so they cannot be paused")
     again = _standing(state.job) if incident == state.job.incident else RankTable[Parked]()
     job = replace(start_incident(state.job, incident, signal.uuid, now), parked=again)
@@ -97,7 +98,7 @@ def _patience(job: Job, running: RankSet, config: JobConfig) -> float:
 def all_parked(state: Stopping, now: float, config: JobConfig) -> Outcome:
     """Everybody who can stands still: say so, or do what was asked for."""
     job, order = mark_phase(state.job, "stopped", now), state.order
-    told = ReportStopped(order.uuid, job.known_faults())
+    told = StopReport(0, order.uuid, faults=job.known_faults())
     if order.type == "stopTrain" and "pause_train" in order.actions:
         limit = order.timeout_s or config.pause_timeout_s
         return Outcome(Paused(job, now + limit), (told,), "every rank stands; training is paused")
@@ -119,7 +120,7 @@ def proceed(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
         )
     job = _named(job, order, now)
     possible = strategy_actions.feasible(job, config)
-    told = ReportStrategies(order.uuid, job.known_faults(), possible)
+    told = StrategiesReport(possible, order.uuid, job.known_faults())
     state = Deciding(job, now + config.decide_timeout_s)
     return Outcome(state, (*exits, told), f"possible now: {', '.join(possible)}")
 
@@ -130,7 +131,7 @@ def _named(job: Job, order: Signal, now: float) -> Job:
         return job
     told = "named by clusterd: a stress test, a broken device or an operator"
     found = tuple(
-        RankFault(fault.rank, "named", told, now)
+        Fault.of(fault.rank, FaultCause.NAMED, told, now)
         for fault in order.faults
         if fault.rank in job.running() and fault.kind is FaultKind.ORDINARY
     )
@@ -143,12 +144,21 @@ def _past_retrying(job: Job, order: Signal) -> Job:
     Otherwise the next strategy would only do once more what has failed.
     """
     before = job.past_incidents[-1] if job.past_incidents else None
-    retried = before is not None and (before.strategy, before.outcome) == ("retry", "superseded")
-    if not retried or order.strategy not in ("recover", "downgrade") or job.broken():
+    retried = before is not None and (before.strategy, before.outcome) == (
+        WireStrategy.RETRY,
+        "superseded",
+    )
+    if (
+        not retried
+        or order.strategy not in (WireStrategy.RECOVER, WireStrategy.DOWNGRADE)
+        or job.broken()
+    ):
         return job
     named = {fault.rank for fault in order.faults if fault.kind is FaultKind.ORDINARY}
     faults = {
-        rank: replace(fault, kind="unmended") if rank in named else fault
+        rank: Fault.of(rank, FaultCause.UNREPAIRED, fault.evidence, fault.seen_at)
+        if rank in named
+        else fault
         for rank, fault in job.faults.items()
     }
     return replace(job, faults=faults)

@@ -28,21 +28,22 @@ from taskd.core.manager.states import (
     add_faults,
     then,
 )
+from taskd.model.clusterd import FaultReport, ResultReport
+from taskd.model.faults import Fault, FaultCause
 from taskd.model.ids import Rank
-from taskd.model.manager import RankFault, ReportFaults, ReportResult
 from taskd.model.messages import WorkerFailed
 
 
 def handle_faults(
-    state: State, faults: tuple[RankFault, ...], now: float, config: JobConfig
+    state: State, faults: tuple[Fault, ...], now: float, config: JobConfig
 ) -> Outcome:
     new = tuple(fault for fault in faults if fault.rank in state.job.world)
     if not new:
         return Outcome(state, because="these ranks are not in the world any more")
     job = add_faults(state.job, new, now)
-    told = ReportFaults(job.known_faults())
+    told = FaultReport(job.known_faults())
     because = "; ".join(
-        f"rank {fault.rank} {fault.kind}: {_short(fault.evidence)}" for fault in new
+        f"rank {fault.rank} {fault.cause}: {_short(fault.evidence)}" for fault in new
     )
     match state:
         case Ending() | Ended():
@@ -60,7 +61,9 @@ def handle_faults(
             return Outcome(replace(state, job=job), (told,), because)
         case Repairing(order=order) | Resuming(order=order) if job.ascend:
             # Ascend's clusterd waits for the end of the strategy and takes no new fault before.
-            report = ReportResult(job.uuid, strategy_actions.FAILED, because, order.strategy)
+            report = ResultReport(
+                strategy_actions.FAILED, order.strategy, uuid=job.uuid, info=because
+            )
             reported = Reported(job, now, now + config.report_timeout_s)
             return Outcome(reported, (report, told), because)
         case Reported(since=since):
@@ -74,27 +77,27 @@ def _short(evidence: str) -> str:
 
 
 def worker_failed(state: State, told: WorkerFailed, now: float, config: JobConfig) -> Outcome:
-    failure = RankFault(told.rank, told.kind, told.evidence, now)
+    failure = Fault.of(told.rank, told.kind, told.evidence, now)
     match state:
         case Gathering(rebuilding=True):
             return Outcome(replace(state, job=add_faults(state.job, (failure,), now)))
-        case Gathering() | Training() if told.kind == "communication":
+        case Gathering() | Training() if told.kind is FaultCause.COMMUNICATION:
             job = add_faults(state.job, (failure,), now)
             why = f"rank {told.rank} lost a collective: {_short(told.evidence)}"
             silent = job.running() - {told.rank}
             return Outcome(Suspecting(job, silent, now + config.suspicion_s), because=why)
-        case Suspecting(silent=silent) if told.kind == "communication":
+        case Suspecting(silent=silent) if told.kind is FaultCause.COMMUNICATION:
             job = add_faults(state.job, (failure,), now)
             if silent := silent - {told.rank}:
                 return Outcome(replace(state, job=job, silent=silent))
-            reports = (ReportFaults(job.known_faults()),)
+            reports = (FaultReport(job.known_faults()),)
             because = "every rank is there to say that it lost a collective: a link has failed"
             return Outcome(Reported(job, now, now + config.report_timeout_s), reports, because)
         case Repairing() | Resuming() if told.incident < state.job.incident:
             return Outcome(state, because="it failed before it was repaired")
         case Gathering() | Training() | Suspecting() | Repairing() | Resuming():
             return handle_faults(state, (failure,), now, config)
-        case _ if told.kind == "communication" or told.rank in state.job.faults:
+        case _ if told.kind is FaultCause.COMMUNICATION or told.rank in state.job.faults:
             return Outcome(state, because="an echo of the fault that is being dealt with")
         case _:
             return handle_faults(state, (failure,), now, config)
@@ -106,6 +109,8 @@ def rank_hung(state: State, rank: Rank, evidence: str, now: float, config: JobCo
         return Outcome(state, because=f"rank {rank} is known to have failed")
     match state:
         case Gathering() | Training() | Suspecting() | Resuming():
-            return handle_faults(state, (RankFault(rank, "hung", evidence, now),), now, config)
+            return handle_faults(
+                state, (Fault.of(rank, FaultCause.HUNG, evidence, now),), now, config
+            )
         case _:
             return Outcome(state, because="ranks stand still now, by order")

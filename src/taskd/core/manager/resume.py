@@ -25,8 +25,10 @@ from taskd.core.manager.states import (
     then,
 )
 from taskd.core.rank_sets import NO_RANKS, RankSet
-from taskd.model.manager import RankFault, ReportResult
+from taskd.model.clusterd import ResultReport
+from taskd.model.faults import Fault, FaultCause
 from taskd.model.messages import Committed, Dumped, Repaired, RepairFailed
+from taskd.model.strategies import WireStrategy
 
 
 def repaired(state: State, told: Repaired | Committed, now: float, config: JobConfig) -> Outcome:
@@ -61,7 +63,7 @@ def _committed(state: Resuming, now: float, config: JobConfig) -> Outcome:
 def repair_failed(state: State, told: RepairFailed, now: float, config: JobConfig) -> Outcome:
     if isinstance(state, Training):
         # We were restarted, and took it for repaired.
-        found = RankFault(told.rank, "communication", told.because, now)
+        found = Fault.of(told.rank, FaultCause.COMMUNICATION, told.because, now)
         return rank_faults.handle_faults(state, (found,), now, config)
     if not isinstance(state, Repairing | Resuming):
         return Outcome(state, because="nothing is being repaired now")
@@ -88,7 +90,7 @@ def dumped(state: State, told: Dumped, now: float, config: JobConfig) -> Outcome
     if unwritten:
         return Outcome(replace(state, unwritten=unwritten), because=f"{len(unwritten)} still write")
     because = f"step {told.step} is written"
-    report = ReportResult(state.job.uuid, 0, because, "dump")
+    report = ResultReport(0, WireStrategy.DUMP, uuid=state.job.uuid, info=because)
     job = state.job
     if job.open_incident is not None:
         job = replace(job, open_incident=replace(job.open_incident, dumped_step=told.step))

@@ -20,13 +20,14 @@ from taskd.core.manager.repair_plan import Holder, Plan
 from taskd.core.rank_sets import RankSet, RankTable
 from taskd.model import types
 from taskd.model.clusterd import Signal
+from taskd.model.faults import Fault, FaultCause, FaultKind
 from taskd.model.ids import Incident, NodeRank, Rank, Step
-from taskd.model.manager import NO_INCIDENT, RETRYABLE, Command, IncidentRecord, RankFault
+from taskd.model.manager import NO_INCIDENT, Command, IncidentRecord
 from taskd.model.messages import Parked
 
 UNLIMITED_RESTARTS = 32767
 """The restart budget that stands for none or 0, as Ascend counts."""
-SECONDARY = "communication"
+SECONDARY = FaultKind.NETWORK
 """The kind of fault that a rank suffers when another one fails."""
 FIRST_RANK = Rank(0)
 RECORDS_KEPT = 100
@@ -130,7 +131,7 @@ class Job:
     """How far our count of incidents is ahead of clusterd's, if that has lost its own."""
     ascend: bool = False
     """clusterd is Ascend's: it numbers no incidents and knows none of our strategies' names."""
-    faults: Mapping[Rank, RankFault] = field(default_factory=dict)
+    faults: Mapping[Rank, Fault] = field(default_factory=dict)
     parked: RankTable[Parked] = field(default_factory=RankTable)
     plan_sent: bool = False
     """The ranks have been given a plan since they stood still: where they are now is not known."""
@@ -170,7 +171,7 @@ class Job:
             rank
             for rank in self.world
             if views[rank].process is not ProcessState.ALIVE
-            or (rank in self.faults and self.faults[rank].kind not in RETRYABLE)
+            or (rank in self.faults and not self.faults[rank].kind.retryable)
         )
 
     def running(self) -> RankSet:
@@ -198,7 +199,7 @@ class Job:
 
     def _holder(self, rank: Rank) -> Holder:
         view, parked = self.view.ranks[rank], self.parked[rank]
-        corrupt = rank in self.faults and self.faults[rank].kind == "corrupt"
+        corrupt = rank in self.faults and self.faults[rank].cause is FaultCause.CORRUPT
         return Holder(
             rank,
             view.node,
@@ -211,7 +212,7 @@ class Job:
             copies=parked.copies,
         )
 
-    def known_faults(self) -> tuple[RankFault, ...]:
+    def known_faults(self) -> tuple[Fault, ...]:
         return tuple(self.faults[rank] for rank in sorted(self.faults))
 
 
@@ -391,7 +392,7 @@ def with_job(state: State, **facts: object) -> State:
 # The record of an incident
 
 
-def add_faults(job: Job, faults: tuple[RankFault, ...], now: float) -> Job:
+def add_faults(job: Job, faults: tuple[Fault, ...], now: float) -> Job:
     """New faults: they belong to the incident that is open, until clusterd opens the next."""
     if any(fault.kind == SECONDARY for fault in job.faults.values()):
         # A link has two ends, and a broken collective many: one of them stands for all.
@@ -400,7 +401,7 @@ def add_faults(job: Job, faults: tuple[RankFault, ...], now: float) -> Job:
             return job
     known = {**job.faults, **{fault.rank: fault for fault in faults}}
     record = job.open_incident
-    if any(fault.kind not in RETRYABLE for fault in known.values()):
+    if any(not fault.kind.retryable for fault in known.values()):
         # Somebody has failed for good: the collectives that others lost to it are no faults.
         known = {r: fault for r, fault in known.items() if fault.kind != SECONDARY}
         faults = tuple(fault for fault in faults if fault.kind != SECONDARY)

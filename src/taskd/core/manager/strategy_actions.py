@@ -29,9 +29,10 @@ from taskd.core.manager.states import (
     then,
 )
 from taskd.core.rank_sets import RankSet
-from taskd.model.clusterd import Signal
+from taskd.model.clusterd import ResultReport, Signal
+from taskd.model.faults import FaultCause
 from taskd.model.ids import EVERY_WORKER, Incarnation, NodeRank, Rank, Step, agent, worker
-from taskd.model.manager import Command, ReportResult, SendMessage
+from taskd.model.manager import Command, SendMessage
 from taskd.model.messages import (
     Dump,
     EndJob,
@@ -43,13 +44,18 @@ from taskd.model.messages import (
     RestartAgent,
     RestartJob,
 )
+from taskd.model.strategies import Strategy, WireStrategy
 
-IN_PLACE = "recover-in-place"
+IN_PLACE = Strategy.RECOVER_IN_PLACE
 ISOLATED, RETRY_FAILED, FAILED, DUMP_FAILED = 201, 405, 406, 407
-"""Codes of ReportRecoverStatus, see wire/codes.py."""
+"""Codes of ReportRecoverStatus, see model/codes.py."""
+FAILURE_CODES: dict[str, int] = {
+    WireStrategy.RETRY: RETRY_FAILED,
+    WireStrategy.DUMP: DUMP_FAILED,
+}
 
 
-def feasible(job: Job, config: JobConfig) -> tuple[str, ...]:
+def feasible(job: Job, config: JobConfig) -> tuple[WireStrategy, ...]:
     """The names that clusterd chooses from; `recover` stands for in place as well."""
     holders = job.holders() if job.protected() else ()
     gone = lost_ranks(job)
@@ -57,14 +63,14 @@ def feasible(job: Job, config: JobConfig) -> tuple[str, ...]:
     has_state = complete_step(holders, shards) is not None
     offered = []
     if has_state and not gone:
-        offered.append("retry")
+        offered.append(WireStrategy.RETRY)
     if _can_replace(job, gone, config) and (has_state or job.restarts_left > 0):
-        offered.append("recover")
+        offered.append(WireStrategy.RECOVER)
     if has_state and isinstance(shrink(holders, gone), Plan):
-        offered.append("downgrade")
+        offered.append(WireStrategy.DOWNGRADE)
     if has_state:
-        offered.append("dump")
-    return (*offered, "exit")
+        offered.append(WireStrategy.DUMP)
+    return (*offered, WireStrategy.EXIT)
 
 
 def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
@@ -73,29 +79,29 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome
     if (
         job.open_incident is not None
         and job.open_incident.dumped_step is not None
-        and order.strategy == "exit"
+        and order.strategy == WireStrategy.EXIT
     ):
         return end_after_dump(job, now, config)
     if job.open_incident is not None:
         chosen = IN_PLACE if order.extra == IN_PLACE else order.strategy
         job = replace(job, open_incident=replace(job.open_incident, strategy=chosen))
     match order.strategy:
-        case "retry" | "continue":
+        case WireStrategy.RETRY | WireStrategy.CONTINUE:
             if job.broken():
                 return strategy_failed(
                     job, order, f"ranks {join_ranks(job.broken())} are gone", now, config
                 )
             return _repair(job, order, plan(job.holders()), now, config)
-        case "recover":
+        case WireStrategy.RECOVER:
             return _recover(job, order, now, config)
-        case "downgrade":
+        case WireStrategy.DOWNGRADE:
             job = growth.note_shrink(job, now, config)
             return _repair(job, order, shrink(job.holders(), lost_ranks(job)), now, config)
-        case "upgrade":
+        case WireStrategy.UPGRADE:
             return _grow(job, order, now, config)
-        case "dump":
+        case WireStrategy.DUMP:
             return _dump(job, order, now, config)
-        case "exit":
+        case WireStrategy.EXIT:
             why = (
                 job.open_incident.because
                 if job.open_incident and job.open_incident.because
@@ -119,10 +125,10 @@ def strategy_failed(
     job: Job, order: Signal, because: str, now: float, config: JobConfig
 ) -> Outcome:
     """The strategy did not work; clusterd falls back to the next."""
-    code = {"retry": RETRY_FAILED, "dump": DUMP_FAILED}.get(order.strategy, FAILED)
+    code = FAILURE_CODES.get(order.strategy, FAILED)
     if job.open_incident is not None:
         job = replace(job, open_incident=replace(job.open_incident, because=because))
-    report = ReportResult(job.uuid, code, because, order.strategy)
+    report = ResultReport(code, order.strategy, uuid=job.uuid, info=because)
     return Outcome(Deciding(job, now + config.decide_timeout_s), (report,), because)
 
 
@@ -130,7 +136,7 @@ def recovered(
     job: Job, order: Signal, now: float, config: JobConfig, outcome: str = "recovered"
 ) -> Outcome:
     because = f"incident {job.incident} is over: {len(job.world)} ranks train"
-    report = ReportResult(job.uuid, 0, because, order.strategy)
+    report = ResultReport(0, order.strategy, uuid=job.uuid, info=because)
     job = replace(
         close_incident(job, outcome, because), faults={}, settled_at=now + config.settled_s
     )
@@ -166,7 +172,7 @@ def dismiss_nodes(job: Job, order: Signal, config: JobConfig) -> tuple[Job, tupl
     leaving = [node for node in order.nodes if node in job.view.nodes]
     view = job.view
     for node in leaving:
-        view = node_lost(view, node, "lost", "its node leaves").view
+        view = node_lost(view, node, FaultCause.LOST, "its node leaves").view
     tells = tuple(SendMessage(agent(node), ExitAgent()) for node in leaving)
     return replace(job, view=view), tells
 
@@ -238,8 +244,10 @@ def _repair(
     alive = (rank for rank in isolated if job.view.ranks[rank].process is ProcessState.ALIVE)
     leaving = dict.fromkeys((*made.leaving, *alive))
     commands += (_leave(job, rank, made.because) for rank in leaving)
-    if order.strategy == "downgrade":
-        commands.append(ReportResult(job.uuid, ISOLATED, made.because, order.strategy, isolated))
+    if order.strategy == WireStrategy.DOWNGRADE:
+        commands.append(
+            ResultReport(ISOLATED, order.strategy, isolated, uuid=job.uuid, info=made.because)
+        )
     return Outcome(state, tuple(commands), made.because)
 
 

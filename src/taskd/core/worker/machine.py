@@ -23,6 +23,7 @@ from typing import assert_never
 
 from taskd.model import messages as m
 from taskd.model import types
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Incident, Step
 from taskd.model.types import Tick
 from taskd.model.worker import (
@@ -311,7 +312,9 @@ def _stood(state: State, stood: ThreadParked, now: float, config: WorkerConfig) 
         case Faulted():
             return Outcome(replace(state, at=stood), because="stands, and has not been told yet")
         case Training() | Resumed():
-            outcome = _failed(state, StepFailed("communication", "the step was left"), now, config)
+            outcome = _failed(
+                state, StepFailed(FaultCause.COMMUNICATION, "the step was left"), now, config
+            )
             assert isinstance(outcome.state, Faulted)
             return replace(outcome, state=replace(outcome.state, at=stood))
         case Repairing() | Dumping() | Leaving():

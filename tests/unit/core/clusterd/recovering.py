@@ -9,15 +9,15 @@ from taskd.core.clusterd.states import Ended, Idle
 from taskd.model.clusterd import (
     Command,
     Event,
-    FaultsReported,
+    FaultReport,
     JobConfig,
     JobRegistered,
     Pod,
     PodsSeen,
+    ResultReport,
     Signal,
-    StatusReported,
-    StopCompleted,
-    StrategiesReported,
+    StopReport,
+    StrategiesReport,
     Subscribed,
 )
 from taskd.model.faults import Fault, FaultKind
@@ -104,17 +104,17 @@ class Machine:
     # A round in words
 
     def fault(self, *ranks: int, kind: FaultKind = FaultKind.ORDINARY) -> Outcome:
-        return self.tell(FaultsReported(tuple(Fault(Rank(rank), kind) for rank in ranks)))
+        return self.tell(FaultReport(tuple(Fault(Rank(rank), kind) for rank in ranks)))
 
     def stopped(self, code: int = 0) -> Outcome:
-        return self.tell(StopCompleted(code, self.uuid))
+        return self.tell(StopReport(code, self.uuid))
 
     def offers(self, *words: str) -> Outcome:
-        return self.tell(StrategiesReported(words or OFFERS, self.uuid))
+        return self.tell(StrategiesReport(words or OFFERS, self.uuid))
 
     def reports(self, code: int, strategy: str, *isolate: int) -> Outcome:
         ranks = tuple(Rank(rank) for rank in isolate)
-        return self.tell(StatusReported(code, strategy, ranks, self.uuid))
+        return self.tell(ResultReport(code, strategy, ranks, self.uuid))
 
     # What was ordered
 

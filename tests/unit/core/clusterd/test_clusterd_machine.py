@@ -19,15 +19,15 @@ from taskd.core.clusterd.states import (
 )
 from taskd.model.clusterd import (
     ClusterWriteDone,
-    FaultsReported,
+    FaultReport,
     FaultsSeen,
     JobDeleted,
+    ResultReport,
     Signal,
     SignalDelivered,
     SignalFailed,
-    StatusReported,
-    StopCompleted,
-    StrategiesReported,
+    StopReport,
+    StrategiesReport,
     Subscribed,
     Unsubscribed,
 )
@@ -88,21 +88,21 @@ def test_a_duplicate_is_taken_for_granted_and_a_stale_report_refused() -> None:
     machine.fault(3)
     old = machine.uuid
     machine.stopped()
-    assert machine.tell(StopCompleted(0, old)).answer == RecoverCode.OK
+    assert machine.tell(StopReport(0, old)).answer == RecoverCode.OK
     at(machine, Negotiating)
     machine.fault(1)
-    assert machine.tell(StopCompleted(0, old)).answer == RecoverCode.ControllerEventCancel
+    assert machine.tell(StopReport(0, old)).answer == RecoverCode.ControllerEventCancel
     at(machine, Stopping)
-    assert machine.tell(StopCompleted(0, "never heard of")).answer == RecoverCode.OrderMix
+    assert machine.tell(StopReport(0, "never heard of")).answer == RecoverCode.OrderMix
     at(machine, Stopping)
 
 
 def test_reports_are_refused_when_nobody_waits_for_them() -> None:
     machine = Machine()
     for report in (
-        StopCompleted(0),
-        StrategiesReported(("retry",)),
-        StatusReported(0, "retry"),
+        StopReport(0),
+        StrategiesReport(("retry",)),
+        ResultReport(0, "retry"),
     ):
         assert machine.tell(report).answer == RecoverCode.OrderMix
         at(machine, Idle)
@@ -111,12 +111,12 @@ def test_reports_are_refused_when_nobody_waits_for_them() -> None:
 def test_a_report_without_a_uuid_is_checked_by_state_and_strategy() -> None:
     machine = Machine()
     machine.fault(3)
-    machine.tell(StopCompleted(0))
-    machine.tell(StrategiesReported(("recover", "exit")))
-    assert machine.tell(StatusReported(0, "retry")).answer == RecoverCode.OrderMix
-    assert machine.tell(StatusReported(0, "")).answer == RecoverCode.OrderMix
+    machine.tell(StopReport(0))
+    machine.tell(StrategiesReport(("recover", "exit")))
+    assert machine.tell(ResultReport(0, "retry")).answer == RecoverCode.OrderMix
+    assert machine.tell(ResultReport(0, "")).answer == RecoverCode.OrderMix
     at(machine, Replacing)
-    assert machine.tell(StatusReported(0, "recover")).answer == RecoverCode.OK
+    assert machine.tell(ResultReport(0, "recover")).answer == RecoverCode.OK
     at(machine, Idle)
 
 
@@ -165,7 +165,7 @@ def test_a_success_clears_the_slate() -> None:
 def test_two_kinds_of_passing_faults_together_are_not_retried() -> None:
     machine = Machine("retry,recover-in-place")
     told = (Fault(Rank(1), FaultKind.MEMORY), Fault(Rank(2), FaultKind.NETWORK))
-    machine.tell(FaultsReported(told))
+    machine.tell(FaultReport(told))
     machine.stopped()
     machine.offers()
     assert machine.order.extra == "recover-in-place"
@@ -198,7 +198,7 @@ def test_with_no_scheduler_a_dead_process_takes_nobody_along(strategies: str) ->
 
 def test_a_broken_device_still_takes_its_machine_along() -> None:
     machine = Machine("recover", pods=(2, 2), cluster=False)
-    machine.tell(FaultsReported((Fault(Rank(3), in_place=False),)))
+    machine.tell(FaultReport((Fault(Rank(3), in_place=False),)))
     machine.stopped()
     assert machine.order.nodes == (1,)
     assert [fault.rank for fault in machine.order.faults] == [2, 3]
@@ -312,9 +312,9 @@ def test_silence_ends_the_job_with_its_reason(state: type[State]) -> None:
     machine.wait(900)
     at(machine, Ended)
     assert machine.order.extra == "dump_exit"
-    late = machine.tell(StatusReported(0, "recover", uuid=""))
+    late = machine.tell(ResultReport(0, "recover", uuid=""))
     assert late.answer == RecoverCode.WaitReportTimeout
-    assert machine.tell(StopCompleted(1, uuid)).answer == RecoverCode.ControllerEventCancel
+    assert machine.tell(StopReport(1, uuid)).answer == RecoverCode.ControllerEventCancel
 
 
 def test_signals_carry_no_surprises() -> None:

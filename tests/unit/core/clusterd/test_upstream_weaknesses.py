@@ -33,20 +33,18 @@ from taskd.core.clusterd.states import (
 from taskd.model.clusterd import (
     ClusterWriteDone,
     ClusterWriteFailed,
-    FaultsReported,
+    FaultReport,
     FaultsSeen,
     LabelPodGroup,
-    NicResult,
     OperatorAskedNic,
     OperatorAskedStress,
     PlatformSeen,
     Pod,
     ReplyOperator,
+    ResultReport,
     Signal,
     SignalDelivered,
-    StatusReported,
-    StrategiesReported,
-    StressResult,
+    StrategiesReport,
     Subscribed,
     Unsubscribed,
     WriteResetConfig,
@@ -54,6 +52,7 @@ from taskd.model.clusterd import (
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, FaultKind, SeenFault
 from taskd.model.ids import NodeRank, Rank
+from taskd.model.operations import NicResult, StressResult
 from taskd.model.strategies import Strategy
 from tests.unit.core.clusterd.recovering import ALL, Machine, at
 
@@ -391,7 +390,7 @@ class TestPodsThatChange:
 
     def test_the_same_pods_again_prove_nothing(self) -> None:
         machine = Machine("recover-in-place", pods=(2, 2))
-        machine.tell(FaultsReported((Fault(Rank(3), in_place=False), Fault(Rank(0)))))
+        machine.tell(FaultReport((Fault(Rank(3), in_place=False), Fault(Rank(0)))))
         machine.stopped()
         machine.offers()
         machine.see_pods()
@@ -508,7 +507,7 @@ class TestPlatform:
         }
         assert outcome.answer == expected[asked]
         at(machine, HandedOver)
-        late = machine.tell(StrategiesReported(("retry",)))
+        late = machine.tell(StrategiesReport(("retry",)))
         assert late.answer == expected[asked]
 
 
@@ -525,7 +524,7 @@ def test_30_blanks_in_the_list_are_tolerated_and_mistakes_named() -> None:
     config = read_pod_group({}, {"recover-strategy": "retry, recover"})
     assert config.strategies == (Strategy.RETRY, Strategy.RECOVER, Strategy.EXIT)
     mistakes = {"recover-strategy": "retry recover", "wait-reschedule-timeout": "10"}
-    with pytest.raises(ValueError, match=r"unknown retry recover.*30 to 270 is accepted"):
+    with pytest.raises(ValueError, match=r"unknown value 'retry recover'.*30 to 270"):
         read_pod_group({}, mistakes)
 
 
@@ -573,8 +572,8 @@ def test_32_a_wait_that_is_over_leaves_nothing_behind() -> None:
     machine.fault(2)
     state = machine.state
     for report in (
-        StrategiesReported(("retry",), old),
-        StatusReported(0, "recover", uuid=old),
+        StrategiesReport(("retry",), old),
+        ResultReport(0, "recover", uuid=old),
     ):
         outcome = machine.tell(report)
         assert outcome.answer == RecoverCode.ControllerEventCancel

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from taskd.core.manager.states import JobConfig, Repairing, Training
 from taskd.model import messages as m
-from taskd.model.clusterd import FaultRank
-from taskd.model.faults import FaultKind
+from taskd.model.clusterd import ResultReport, StopReport, StrategiesReport
+from taskd.model.faults import Fault
 from taskd.model.ids import Incarnation, NodeRank, Rank, agent
-from taskd.model.manager import NodesMarkedBad, ReportResult, ReportStopped, ReportStrategies
+from taskd.model.manager import NodesMarkedBad
 from tests.unit.core.manager.test_machine import STOP, Play, change, signal
 
-NODE_1 = tuple(FaultRank(Rank(rank), FaultKind.ORDINARY) for rank in (2, 3))
+NODE_1 = tuple(Fault(Rank(rank)) for rank in (2, 3))
 FOUND = NodesMarkedBad(frozenset({NodeRank(1)}), "rank 2: 1 of 9 products were wrong")
 ASKED = signal("globalFault", "on_global_rank", sequence=2, faults=NODE_1)
 
@@ -25,7 +25,7 @@ def condemned(config: JobConfig | None = None) -> Play:
 
 def test_ranks_that_clusterd_names_are_replaced_though_they_live() -> None:
     play = Play().training().orders(STOP).parks(0, 1, 2, 3).orders(ASKED)
-    assert "retry" not in play.asked(ReportStrategies)[0].strategies
+    assert "retry" not in play.asked(StrategiesReport)[0].strategies
     play.orders(change("recover"))
     replaced = [one.rank for order in play.asked(m.ReplaceWorkers) for one in order.workers]
     assert replaced == [2, 3]
@@ -35,7 +35,7 @@ def test_nobody_is_seated_on_a_node_that_has_failed_the_test() -> None:
     asked = signal(
         "globalFault", "on_global_rank", incident=2, uuid="u2", sequence=10, faults=NODE_1
     )
-    offered = condemned().orders(asked).asked(ReportStrategies)[0].strategies
+    offered = condemned().orders(asked).asked(StrategiesReport)[0].strategies
     assert "recover" not in offered
     assert "downgrade" in offered
 
@@ -71,7 +71,7 @@ def test_where_a_cluster_replaces_nodes_none_is_condemned() -> None:
 def test_a_job_that_cannot_be_paused_goes_on_as_if_nothing_had_been_asked() -> None:
     play = Play().training(protected=False)
     play.orders(signal("stopTrain", "pause_train", sequence=1))
-    assert [report.code for report in play.asked(ReportStopped)] == [499]
+    assert [report.code for report in play.asked(StopReport)] == [499]
     play.orders(change("continue"))
     assert isinstance(play.state, Training)
-    assert [(r.code, r.strategy) for r in play.asked(ReportResult)] == [(0, "continue")]
+    assert [(r.code, r.strategy) for r in play.asked(ResultReport)] == [(0, "continue")]

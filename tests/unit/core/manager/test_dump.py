@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from taskd.core.manager.states import Dumping
 from taskd.model import messages as m
+from taskd.model.clusterd import StrategiesReport
 from taskd.model.ids import Incarnation, NodeRank, Rank, Step, worker
-from taskd.model.manager import ReportStrategies
 from tests.unit.core.manager.test_machine import ASK, STOP, Play, change
 
 SHARDS = "abcd"
@@ -35,7 +35,7 @@ def test_one_that_stands_elsewhere_writes_what_it_has_copies_of() -> None:
     parks(play, 0, 7, ("c", 7))
     parks(play, 1, 7, ("c", 7))
     parks(play, 2, 8, ("d", 7))
-    assert "dump" in play.orders(ASK).asked(ReportStrategies)[0].strategies
+    assert "dump" in play.orders(ASK).asked(StrategiesReport)[0].strategies
     play.orders(change("dump"))
     assert isinstance(play.state, Dumping)
     [dump] = play.asked(m.Dump)
@@ -46,4 +46,4 @@ def test_a_shard_without_any_copy_leaves_nothing_to_write() -> None:
     play = sharded()
     for rank in range(3):
         parks(play, rank, 7)
-    assert "dump" not in play.orders(ASK).asked(ReportStrategies)[0].strategies
+    assert "dump" not in play.orders(ASK).asked(StrategiesReport)[0].strategies

@@ -28,8 +28,8 @@ from taskd.core.manager.states import (
     Training,
 )
 from taskd.model import messages as m
-from taskd.model.clusterd import FaultRank, Signal
-from taskd.model.faults import FaultKind
+from taskd.model.clusterd import FaultReport, ResultReport, Signal, StopReport, StrategiesReport
+from taskd.model.faults import Fault, FaultCause
 from taskd.model.ids import (
     EVERY_WORKER,
     Incarnation,
@@ -49,10 +49,6 @@ from taskd.model.manager import (
     NodeDisconnected,
     NodeSilent,
     RankHung,
-    ReportFaults,
-    ReportResult,
-    ReportStopped,
-    ReportStrategies,
     SendMessage,
     SignalReceived,
     Subscribed,
@@ -227,8 +223,8 @@ def test_a_death_is_reported_with_its_evidence() -> None:
     play = Play().training().dies(3)
 
     assert isinstance(play.state, Reported)
-    [report] = play.asked(ReportFaults)
-    assert [(f.rank, f.type, f.evidence) for f in report.faults] == [(3, "1", "signal 9: boom")]
+    [report] = play.asked(FaultReport)
+    assert [(f.rank, f.kind, f.evidence) for f in report.faults] == [(3, "1", "signal 9: boom")]
 
 
 def test_the_stop_order_parks_everybody() -> None:
@@ -244,21 +240,21 @@ def test_the_stop_order_parks_everybody() -> None:
 def test_the_stop_is_complete_when_the_last_survivor_stands() -> None:
     play = Play().stopping().parks(0, 1)
     assert not play.last.commands
-    assert [(r.uuid, r.code) for r in play.parks(2).asked(ReportStopped)] == [("u1", 0)]
+    assert [(r.uuid, r.code) for r in play.parks(2).asked(StopReport)] == [("u1", 0)]
 
 
 def test_a_rank_that_does_not_park_is_a_new_fault() -> None:
     play = Play().stopping().parks(0, 1).late()
 
-    [report] = play.asked(ReportFaults)
-    assert [(f.rank, f.kind) for f in report.faults] == [(2, "stuck"), (3, "exited")]
-    assert play.asked(ReportStopped)
+    [report] = play.asked(FaultReport)
+    assert [(f.rank, f.cause) for f in report.faults] == [(2, "stuck"), (3, "exited")]
+    assert play.asked(StopReport)
     assert isinstance(play.state, Deciding)
 
 
 def test_clusterd_is_told_what_is_possible() -> None:
     play = Play().deciding().orders(ASK)
-    [report] = play.asked(ReportStrategies)
+    [report] = play.asked(StrategiesReport)
     assert report.strategies == ("recover", "downgrade", "dump", "exit")
 
 
@@ -286,10 +282,10 @@ def test_success_is_one_more_step_of_everybody() -> None:
     play.says(m.Repaired, 0, 1, 2, 3)
     assert isinstance(play.state, Resuming)
     play.says(m.Committed, 0, 1, 2, step=8)
-    assert not play.asked(ReportResult)
+    assert not play.asked(ResultReport)
     play.says(m.Committed, 3, step=8)
     assert isinstance(play.state, Training)
-    assert [(r.code, r.strategy) for r in play.asked(ReportResult)] == [(0, "recover")]
+    assert [(r.code, r.strategy) for r in play.asked(ResultReport)] == [(0, "recover")]
 
 
 def test_a_step_committed_before_others_are_known_to_be_repaired_counts() -> None:
@@ -318,7 +314,7 @@ def test_the_story_of_the_incident_has_its_parts() -> None:
 def test_a_death_while_stopping_is_not_waited_for() -> None:
     play = Play().stopping().parks(0, 1).dies(2)
     assert isinstance(play.state, Deciding)
-    assert play.asked(ReportFaults)
+    assert play.asked(FaultReport)
 
 
 def test_a_death_while_repairing_goes_back_to_the_start() -> None:
@@ -361,23 +357,27 @@ def test_a_former_life_is_sent_away() -> None:
 
 def test_a_failed_collective_waits_for_the_death_that_explains_it() -> None:
     play = Play().training()
-    failed = m.WorkerFailed(Rank(0), Incarnation(0), Incident(0), "communication", "peer reset")
+    failed = m.WorkerFailed(
+        Rank(0), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
+    )
     play.hear(worker(0, 0), failed)
     assert isinstance(play.state, Suspecting)
     assert not play.last.commands
 
-    [report] = play.dies(3).asked(ReportFaults)
-    assert {f.rank: f.type for f in report.faults} == {3: "1"}
+    [report] = play.dies(3).asked(FaultReport)
+    assert {f.rank: f.kind for f in report.faults} == {3: "1"}
 
 
 def test_a_failed_collective_with_no_death_is_a_link_fault_and_can_be_retried() -> None:
     play = Play().training()
-    failed = m.WorkerFailed(Rank(0), Incarnation(0), Incident(0), "communication", "peer reset")
-    [report] = play.hear(worker(0, 0), failed).late().asked(ReportFaults)
-    assert [(f.rank, f.type) for f in report.faults] == [(0, "2")]
+    failed = m.WorkerFailed(
+        Rank(0), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
+    )
+    [report] = play.hear(worker(0, 0), failed).late().asked(FaultReport)
+    assert [(f.rank, f.kind) for f in report.faults] == [(0, "2")]
 
     play.orders(STOP).parks(0, 1, 2, 3).orders(ASK)
-    assert play.asked(ReportStrategies)[0].strategies[0] == "retry"
+    assert play.asked(StrategiesReport)[0].strategies[0] == "retry"
     play.orders(change("retry"))
     [repair] = play.asked(m.Repair)
     assert (repair.strategy, repair.sources) == ("retry", {})
@@ -386,18 +386,18 @@ def test_a_failed_collective_with_no_death_is_a_link_fault_and_can_be_retried() 
 def test_nobody_waits_for_a_death_when_every_rank_has_spoken() -> None:
     play = Play().training()
     for rank in range(4):
-        assert not play.asked(ReportFaults)
+        assert not play.asked(FaultReport)
         failed = m.WorkerFailed(
-            Rank(rank), Incarnation(0), Incident(0), "communication", "peer reset"
+            Rank(rank), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
         )
         play.hear(worker(rank // 2, rank), failed)
-    [report] = play.asked(ReportFaults)
-    assert {f.type for f in report.faults} == {"2"}
+    [report] = play.asked(FaultReport)
+    assert {f.kind for f in report.faults} == {"2"}
 
 
 def test_a_corrupt_rank_is_repaired_from_a_peer_by_retry() -> None:
     play = Play().training()
-    failed = m.WorkerFailed(Rank(1), Incarnation(0), Incident(0), "corrupt", "bits differ")
+    failed = m.WorkerFailed(Rank(1), Incarnation(0), Incident(0), FaultCause.CORRUPT, "bits differ")
     play.hear(worker(0, 1), failed).orders(STOP).parks(0, 1, 2, 3).orders(change("retry"))
     [repair] = play.asked(m.Repair)
     assert repair.sources == {1: 0}
@@ -413,8 +413,8 @@ def test_a_hung_rank_is_not_asked_to_park_and_is_replaced() -> None:
 
 def test_a_silent_node_takes_its_ranks_with_it() -> None:
     play = Play().training().tell(NodeSilent(NodeRank(1), "no heartbeat for 2 s"))
-    [report] = play.asked(ReportFaults)
-    assert [(f.rank, f.kind) for f in report.faults] == [(2, "silent"), (3, "silent")]
+    [report] = play.asked(FaultReport)
+    assert [(f.rank, f.cause) for f in report.faults] == [(2, "silent"), (3, "silent")]
 
 
 def test_a_node_without_a_link_that_alone_is_waited_for_is_not_waited_for_long() -> None:
@@ -423,8 +423,8 @@ def test_a_node_without_a_link_that_alone_is_waited_for_is_not_waited_for_long()
     assert play.state.deadline - play.now < 1.0
     play.late()
     assert isinstance(play.state, Deciding)
-    [report] = play.asked(ReportFaults)
-    assert [(f.rank, f.kind) for f in report.faults] == [(2, "silent"), (3, "exited")]
+    [report] = play.asked(FaultReport)
+    assert [(f.rank, f.cause) for f in report.faults] == [(2, "silent"), (3, "exited")]
 
 
 def test_a_node_that_is_linked_again_gets_its_time_back() -> None:
@@ -448,7 +448,7 @@ def test_two_failed_repairs_in_a_row_do_not_wait_for_ever() -> None:
     assert isinstance(play.state, Repairing)
     play.late()
     assert isinstance(play.state, Deciding)
-    assert [r.code for r in play.asked(ReportResult)] == [406]
+    assert [r.code for r in play.asked(ResultReport)] == [406]
 
 
 # The other strategies
@@ -456,8 +456,8 @@ def test_two_failed_repairs_in_a_row_do_not_wait_for_ever() -> None:
 
 def test_without_protection_everybody_is_restarted_and_one_restart_is_spent() -> None:
     play = Play().training(protected=False).dies(3).orders(STOP)
-    assert play.asked(ReportStopped)
-    assert play.orders(ASK).asked(ReportStrategies)[0].strategies == ("recover", "exit")
+    assert play.asked(StopReport)
+    assert play.orders(ASK).asked(StrategiesReport)[0].strategies == ("recover", "exit")
 
     play.orders(IN_PLACE)
 
@@ -468,7 +468,7 @@ def test_without_protection_everybody_is_restarted_and_one_restart_is_spent() ->
     assert play.state.job.restarts_left == 2
     play.lives = dict.fromkeys(range(4), 1)
     assert isinstance(play.started(0).started(1).state, Training)
-    assert [r.code for r in play.asked(ReportResult)] == [0]
+    assert [r.code for r in play.asked(ResultReport)] == [0]
     (record,) = play.state.job.past_incidents
     assert (record.strategy, record.outcome) == ("recover-in-place", "restarted")
 
@@ -484,7 +484,7 @@ def test_a_used_up_budget_leaves_only_the_exit() -> None:
             play.orders(change("recover", incident=1, uuid=uuid))
             play.lives = dict.fromkeys(range(4), 1)
             play.started(0).started(1)
-    assert play.asked(ReportStrategies)[0].strategies == ("exit",)
+    assert play.asked(StrategiesReport)[0].strategies == ("exit",)
 
 
 def test_repair_in_place_costs_nothing() -> None:
@@ -499,7 +499,7 @@ def test_a_job_that_makes_no_progress_is_not_repaired_for_ever() -> None:
         play.dies(3)
         play.orders(signal("stopTrain", "stop_train", incident=incident, uuid=uuid)).parks(0, 1, 2)
         play.orders(signal("globalFault", "on_global_rank", incident=incident, uuid=uuid))
-        strategies += [play.asked(ReportStrategies)[0].strategies]
+        strategies += [play.asked(StrategiesReport)[0].strategies]
         if "recover" in strategies[-1]:
             play.orders(change("recover", incident=incident, uuid=uuid, extra="recover-in-place"))
             play.lives[3] = incident
@@ -511,7 +511,7 @@ def test_a_lost_node_is_waited_for_when_the_strategy_is_to_replace_it() -> None:
     play = Play(replace(CONFIG, rescheduling=True)).training()
     play.tell(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
     play.orders(IN_PLACE)
-    assert [r.code for r in play.asked(ReportResult)] == [406]
+    assert [r.code for r in play.asked(ResultReport)] == [406]
     play.orders(change("recover", uuid="u1b"))
     assert isinstance(play.state, Awaiting)
     play.agent_joins(1)
@@ -525,17 +525,17 @@ def test_shrinking_reports_who_is_left_out_and_goes_on_at_once() -> None:
 
     assert isinstance(play.state, Repairing)
     assert play.state.job.world == {0, 1}
-    [report] = play.asked(ReportResult)
+    [report] = play.asked(ResultReport)
     assert (report.code, report.isolated) == (201, (2, 3))
     play.says(m.Committed, 0, 1, step=8)
-    assert [(r.code, r.strategy) for r in play.asked(ReportResult)] == [(0, "downgrade")]
+    assert [(r.code, r.strategy) for r in play.asked(ResultReport)] == [(0, "downgrade")]
 
 
 def test_the_job_grows_back_when_the_node_returns() -> None:
     play = Play().training().tell(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
     play.orders(change("downgrade")).says(m.Committed, 0, 1, step=8)
     play.hear(agent(1), m.AgentHello(NodeRank(1), "host1", (), ""))
-    assert [offer.strategies for offer in play.asked(ReportStrategies)] == [("upgrade",)]
+    assert [offer.strategies for offer in play.asked(StrategiesReport)] == [("upgrade",)]
     play.hear(agent(1), m.RestartsLeft(3))
     assert not play.asked(m.StartWorkers)
 
@@ -557,7 +557,7 @@ def test_a_dump_is_written_by_those_that_hold_the_step() -> None:
     assert (dump.step, [member.rank for member in dump.members]) == (8, [0, 1])
     for rank in (0, 1):
         play.hear(worker(0, rank), m.Dumped(Rank(rank), Incident(1), Step(8)))
-    assert [(r.code, r.strategy) for r in play.asked(ReportResult)] == [(0, "dump")]
+    assert [(r.code, r.strategy) for r in play.asked(ResultReport)] == [(0, "dump")]
     play.orders(replace(change("exit", extra="dump_exit"), sequence=9))
     assert isinstance(play.state, Ending)
     assert play.state.exit_code == 1
@@ -569,7 +569,7 @@ def test_a_dump_is_written_by_those_that_hold_the_step() -> None:
 def test_a_dump_that_fails_is_reported() -> None:
     play = Play().deciding().orders(change("dump"))
     play.hear(worker(0, 0), m.Dumped(Rank(0), Incident(1), Step(7), "disk full"))
-    assert [r.code for r in play.asked(ReportResult)] == [407]
+    assert [r.code for r in play.asked(ResultReport)] == [407]
 
 
 def test_a_death_while_writing_is_a_new_fault() -> None:
@@ -590,10 +590,10 @@ def test_a_pause_for_an_operation_ends_with_continue() -> None:
     play = Play().training().orders(signal("stopTrain", "pause_train", sequence=1))
     play.parks(0, 1, 2, 3)
     assert isinstance(play.state, Paused)
-    assert play.asked(ReportStopped)
+    assert play.asked(StopReport)
     play.orders(change("continue")).says(m.Committed, 0, 1, 2, 3, step=8)
     assert isinstance(play.state, Training)
-    assert [(r.code, r.strategy) for r in play.asked(ReportResult)] == [(0, "continue")]
+    assert [(r.code, r.strategy) for r in play.asked(ResultReport)] == [(0, "continue")]
 
 
 def test_a_pause_that_nobody_ends_ends_by_itself() -> None:
@@ -603,7 +603,7 @@ def test_a_pause_that_nobody_ends_ends_by_itself() -> None:
 
 
 def test_an_early_stop_before_a_device_goes() -> None:
-    faults = (FaultRank(Rank(3), FaultKind.ORDINARY),)
+    faults = (Fault(Rank(3)),)
     play = Play().training()
     play.orders(signal("preExitProcess", uuid="x", faults=faults, nodes=(NodeRank(1),)))
     assert play.last.commands == (SendMessage(agent(1), m.StopWorkers((Rank(3),))),)
@@ -638,11 +638,11 @@ def test_ascends_agents_are_told_to_exit_by_their_own_code() -> None:
 def test_ascends_agents_are_restarted_by_their_own_code() -> None:
     play = Play(JobConfig()).hear(agent(0), m.AgentRegistered()).hear(agent(0), m.RestartsLeft(5))
     play.hear(agent(0), m.RanksFailed((Rank(0),)))
-    assert play.asked(ReportFaults)
+    assert play.asked(FaultReport)
     play.orders(signal("stopTrain", "stop_train", incident=0))
     play.orders(signal("changeStrategy", incident=0, strategy="recover"))
     assert play.asked(m.RestartAgent) == [m.RestartAgent(4)]
-    assert [r.code for r in play.asked(ReportResult)] == [0]
+    assert [r.code for r in play.asked(ResultReport)] == [0]
 
 
 # Signals
@@ -660,7 +660,7 @@ def test_a_clusterd_that_does_not_count_is_counted_for() -> None:
     play.parks(0, 1, 2).orders(signal("changeStrategy", incident=0, uuid="a", strategy="recover"))
     play.lives[3] = 1
     play.dies(0)
-    assert [r.code for r in play.asked(ReportResult)] == [406]
+    assert [r.code for r in play.asked(ResultReport)] == [406]
     play.orders(signal("stopTrain", "stop_train", incident=0, uuid="b"))
     assert play.state.job.incident == 2
 
@@ -693,7 +693,7 @@ def test_the_next_strategy_comes_under_a_new_uuid() -> None:
 
 def test_the_fault_is_said_again_to_a_clusterd_that_has_been_away() -> None:
     play = Play().training().dies(3).tell(Subscribed())
-    assert play.asked(ReportFaults)
+    assert play.asked(FaultReport)
 
 
 def test_a_job_without_clusterd_ends_when_it_has_waited_too_long() -> None:
@@ -736,17 +736,19 @@ def test_a_restarted_manager_decides_nothing_before_it_knows_all() -> None:
 
 def test_what_was_said_to_the_former_manager_comes_first_and_is_not_acted_upon_yet() -> None:
     play = rebuilt()
-    failed = m.WorkerFailed(Rank(0), Incarnation(0), Incident(0), "communication", "peer reset")
+    failed = m.WorkerFailed(
+        Rank(0), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
+    )
     play.hear(worker(0, 0), failed).dies(3)
     assert isinstance(play.state, Gathering)
     play.agent_joins(0, running=True).agent_joins(1, running=True)
     for rank in range(3):
         play.hello(rank)
-    [report] = play.asked(ReportFaults)
+    [report] = play.asked(FaultReport)
     assert [fault.rank for fault in report.faults] == [3]
     play.orders(STOP).parks(0, 1, 2).orders(ASK)
-    assert play.asked(ReportStrategies)[0].strategies[0] == "recover"
-    assert "dump" in play.asked(ReportStrategies)[0].strategies
+    assert play.asked(StrategiesReport)[0].strategies[0] == "recover"
+    assert "dump" in play.asked(StrategiesReport)[0].strategies
 
 
 def test_old_answers_do_not_stand_in_for_a_hello() -> None:
@@ -784,7 +786,7 @@ def test_a_restarted_manager_takes_up_the_repair_that_was_finished_without_it() 
     for rank in range(4):
         play.hello(rank, "training")
     assert isinstance(play.state, Training)
-    assert [r.code for r in play.asked(ReportResult)] == [0]
+    assert [r.code for r in play.asked(ResultReport)] == [0]
 
 
 def test_a_repair_that_was_half_done_is_begun_again_as_a_new_incident() -> None:
@@ -796,11 +798,11 @@ def test_a_repair_that_was_half_done_is_begun_again_as_a_new_incident() -> None:
     for rank, phase in enumerate(("training", "training", "parked", "joining")):
         play.hello(rank, phase)
     assert isinstance(play.state, Reported)
-    [report] = play.asked(ReportFaults)
-    assert [(f.rank, f.type) for f in report.faults] == [(2, "2"), (3, "2")]
+    [report] = play.asked(FaultReport)
+    assert [(f.rank, f.kind) for f in report.faults] == [(2, "2"), (3, "2")]
 
 
 def test_a_node_that_does_not_come_back_to_a_restarted_manager_is_silent() -> None:
     play = rebuilt().agent_joins(0, running=True).hello(0).hello(1).late()
-    [report] = play.asked(ReportFaults)
-    assert [(f.rank, f.kind) for f in report.faults] == [(2, "silent"), (3, "silent")]
+    [report] = play.asked(FaultReport)
+    assert [(f.rank, f.cause) for f in report.faults] == [(2, "silent"), (3, "silent")]

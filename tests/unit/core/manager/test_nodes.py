@@ -18,14 +18,9 @@ from taskd.model.agent import (
     SendToManager,
     StartWorker,
 )
+from taskd.model.clusterd import FaultReport, ResultReport, StrategiesReport
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step, agent, worker
-from taskd.model.manager import (
-    NodeDisconnected,
-    NodeGone,
-    ReportFaults,
-    ReportResult,
-    ReportStrategies,
-)
+from taskd.model.manager import NodeDisconnected, NodeGone
 from tests.unit.core.manager.test_machine import CONFIG, STOP, Play, change
 
 SPARE = NodeRank(2)
@@ -48,13 +43,13 @@ def test_a_node_that_is_gone_for_certain_is_reported_at_once() -> None:
     assert isinstance(play.state, Training)
     play.tell(NodeGone(NodeRank(1), "nobody listens there"))
     assert isinstance(play.state, Reported)
-    [report] = play.asked(ReportFaults)
-    assert [(fault.rank, fault.kind) for fault in report.faults] == [(2, "lost"), (3, "lost")]
+    [report] = play.asked(FaultReport)
+    assert [(fault.rank, fault.cause) for fault in report.faults] == [(2, "lost"), (3, "lost")]
 
 
 def test_the_job_does_not_stop_for_a_node_that_is_still_getting_ready() -> None:
     play = joins(shrunk(), NodeRank(1), warm=False)
-    assert not play.asked(ReportStrategies)
+    assert not play.asked(StrategiesReport)
     play = joins(play, NodeRank(1), warm=True)
     assert offers(play) == [("upgrade",)]
 
@@ -117,7 +112,7 @@ def falls_back(play: Play, uuid: str) -> Play:
 
 
 def offers(play: Play) -> list[tuple[str, ...]]:
-    return [offer.strategies for offer in play.asked(ReportStrategies)]
+    return [offer.strategies for offer in play.asked(StrategiesReport)]
 
 
 def test_a_node_that_is_lost_again_while_the_job_grows_has_to_wait() -> None:
@@ -132,7 +127,7 @@ def test_a_node_that_is_lost_again_while_the_job_grows_has_to_wait() -> None:
 def test_nobody_stands_still_for_a_node_that_has_left_again() -> None:
     play = joins(shrunk(), NodeRank(1), warm=True).tell(NodeGone(NodeRank(1), "refused"))
     play.orders(change("upgrade", uuid="u2")).parks(0, 1, step=9)
-    [report] = play.asked(ReportResult)
+    [report] = play.asked(ResultReport)
     assert (report.code, report.strategy) == (406, "upgrade")
 
 

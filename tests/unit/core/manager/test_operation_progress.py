@@ -17,11 +17,11 @@ from taskd.model.messages import KeptAlive, NicSwitched, RunStressTest, StressTe
 from taskd.model.operations import (
     TIMED_OUT,
     Event,
+    NicResult,
     NicSwitchRequested,
     PauseEnded,
-    ReplyNicSwitch,
-    ReplyStressTest,
     SendToWorker,
+    StressResult,
     StressTestRequested,
     WorkerReplied,
 )
@@ -47,7 +47,7 @@ def test_a_stress_test_is_answered_when_the_last_rank_has_spoken() -> None:
     done = go(half.state, WorkerReplied(Rank(3), StressTested("u", PASSED)), 2.0)
     assert done.state == Idle()
     (reply,) = done.commands
-    assert isinstance(reply, ReplyStressTest)
+    assert isinstance(reply, StressResult)
     assert {rank: dict(per_op)["0"].code for rank, per_op in reply.results.items()} == {
         Rank(0): "0",
         Rank(3): "0",
@@ -70,7 +70,7 @@ def test_a_rank_that_falls_silent_gets_code_3_and_holds_up_nobody() -> None:
     assert isinstance(late.state, operations.Testing)
     done = go(late.state, WorkerReplied(Rank(0), StressTested("u", PASSED)), 11.0)
     (reply,) = done.commands
-    assert isinstance(reply, ReplyStressTest)
+    assert isinstance(reply, StressResult)
     assert reply.results[Rank(3)]["0"].code == TIMED_OUT
     assert reply.results[Rank(3)]["0"].text == "worker heartbeat timeout"
 
@@ -82,14 +82,14 @@ def test_a_test_that_never_ends_is_ended() -> None:
             state = go(state, WorkerReplied(rank, KeptAlive()), now).state
     over = go(state, Tick(), 100.0)
     (reply,) = over.commands
-    assert isinstance(reply, ReplyStressTest)
+    assert isinstance(reply, StressResult)
     codes = {one.code for per_op in reply.results.values() for one in per_op.values()}
     assert codes == {TIMED_OUT}
 
 
 def test_a_test_of_strangers_is_answered_at_once() -> None:
     outcome = go(Idle(), StressTestRequested("u", {Rank(9): (0,)}))
-    assert outcome.commands == (ReplyStressTest({}),)
+    assert outcome.commands == (StressResult({}),)
 
 
 def test_a_switch_needs_every_rank_not_only_those_that_move() -> None:
@@ -102,22 +102,20 @@ def test_a_switch_needs_every_rank_not_only_those_that_move() -> None:
         outcome = go(state, WorkerReplied(rank, NicSwitched("n", True)))
         assert not outcome.commands
         state = outcome.state
-    assert go(state, WorkerReplied(Rank(3), NicSwitched("n", True))).commands == (
-        ReplyNicSwitch(True),
-    )
+    assert go(state, WorkerReplied(Rank(3), NicSwitched("n", True))).commands == (NicResult(True),)
 
 
 def test_one_rank_that_cannot_move_ends_the_switch() -> None:
     state = go(Idle(), NicSwitchRequested("n", (Rank(1),), (True,))).state
     assert go(state, WorkerReplied(Rank(2), NicSwitched("n", False))).commands == (
-        ReplyNicSwitch(False),
+        NicResult(False),
     )
 
 
 def test_a_switch_has_a_deadline() -> None:
     state = go(Idle(), NicSwitchRequested("n", (Rank(1),), (True,))).state
     assert isinstance(state, Switching)
-    assert go(state, Tick(), 50.0).commands == (ReplyNicSwitch(False),)
+    assert go(state, Tick(), 50.0).commands == (NicResult(False),)
 
 
 def test_when_the_pause_ends_so_does_the_operation_without_a_word() -> None:

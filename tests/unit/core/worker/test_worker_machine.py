@@ -10,6 +10,7 @@ import pytest
 from taskd.core.worker import machine as rank
 from taskd.core.worker.machine import Outcome, State, WorkerConfig, step
 from taskd.model import messages as m
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.types import Tick
 from taskd.model.worker import (
@@ -105,12 +106,12 @@ def test_a_newer_incident_interrupts_a_repair() -> None:
 
 
 def test_a_fault_of_its_own_is_reported_once_and_waits_for_its_incident() -> None:
-    failed = walk(training(), StepFailed("communication", "connection closed"))
+    failed = walk(training(), StepFailed(FaultCause.COMMUNICATION, "connection closed"))
     report = m.WorkerFailed(
-        ME.rank, ME.incarnation, Incident(0), "communication", "connection closed"
+        ME.rank, ME.incarnation, Incident(0), FaultCause.COMMUNICATION, "connection closed"
     )
     assert failed.commands == (SendToManager(report),)
-    assert walk(failed.state, StepFailed("communication", "echo")).commands == ()
+    assert walk(failed.state, StepFailed(FaultCause.COMMUNICATION, "echo")).commands == ()
     standing = walk(failed.state, AT_SEVEN)
     assert standing.commands == ()
     told = walk(standing.state, m.Park(ONE, "so be it"))
@@ -163,7 +164,7 @@ def test_everything_is_said_again_after_a_broken_link() -> None:
     assert _bodies(walk(resumed, ManagerConnected(Step(7)))) == [m.WorkerHello, m.Repaired]
     after = walk(resumed, FirstStepCommitted(Step(8))).state
     assert _bodies(walk(after, ManagerConnected(Step(8)))) == [m.WorkerHello, m.Committed]
-    faulted = walk(training(), StepFailed("corrupt", "a bit flipped")).state
+    faulted = walk(training(), StepFailed(FaultCause.CORRUPT, "a bit flipped")).state
     assert _bodies(walk(faulted, ManagerConnected(Step(7)))) == [m.WorkerHello, m.WorkerFailed]
 
 
@@ -187,7 +188,7 @@ def test_no_wait_is_without_a_limit() -> None:
     assert walk(parking, Tick(), now=late).commands[0] == AbortCollectives(
         ONE, "the training thread has not come to rest"
     )
-    for waiting in (parked(), walk(training(), StepFailed("communication", "lost")).state):
+    for waiting in (parked(), walk(training(), StepFailed(FaultCause.COMMUNICATION, "lost")).state):
         assert waiting.deadline < inf
         outcome = walk(waiting, Tick(), now=late)
         assert isinstance(outcome.state, rank.Leaving)
