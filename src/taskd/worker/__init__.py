@@ -1,1 +1,1 @@
-"""Inside the training process: progress, profiling, stress test, link switch."""
+"""The part of TaskD inside the training process: progress, profiling, stress test, NIC switch."""

@@ -1,8 +1,8 @@
-"""The one bus connection of a training process, and who rides on it.
+"""The one bus connection of a training process, and its subscribers.
 
-A process has one place on the bus, so it may hold one connection. In-process recovery brings its
-own (`link.py`); where there is none, the first rider opens a bare one here. A link that comes later
-takes the place over, and the riders move to it without noticing.
+A process has one position on the bus, so it may have one connection. In-process recovery brings its
+own (`manager_connection.py`). Without it, the first subscriber opens a plain connection here. When
+a manager connection opens later, it takes over, and the subscribers move to it unchanged.
 """
 
 from __future__ import annotations
@@ -21,67 +21,65 @@ from taskd.runtime.loop_thread import LoopThread
 
 log = logging.getLogger(__name__)
 
-CLOSE_S = 5.0
-
-Say = Callable[[Body], None]
+Send = Callable[[Body], None]
 """Sends a message to the manager, from any thread, without waiting."""
 
 
-class Rider(Protocol):
+class Subscriber(Protocol):
     """Called on the connection's thread; must return at once."""
 
-    def joined(self, say: Say) -> None: ...
+    def joined(self, send: Send) -> None: ...
 
-    def heard(self, body: Body) -> None: ...
+    def received(self, body: Body) -> None: ...
 
 
-class Line:
-    """A bare connection: hears, says, and knows nothing."""
+class PlainConnection:
+    """Sends messages to the manager, and passes on received ones to the subscribers."""
 
     def __init__(self, config: BusConfig) -> None:
         self._config = config
         self._outbox: asyncio.Queue[Body] = asyncio.Queue()
-        self._thread = LoopThread("taskd-line")
-        self._living = self._thread.run(self._guarded())
+        self._thread = LoopThread("taskd-bus")
+        self._task = self._thread.run(self._guarded())
 
-    def say(self, body: Body) -> None:
+    def send(self, body: Body) -> None:
         try:
             self._thread.run(self._put(body))
         except Permanent as error:
-            log.debug("%s is not said: %s", type(body).__name__, error)
+            log.debug("%s is not sent: %s", type(body).__name__, error)
 
     def close(self) -> None:
-        self._living.cancel()
+        self._task.cancel()
         self._thread.stop()
 
     async def _put(self, body: Body) -> None:
         self._outbox.put_nowait(body)
 
     async def _guarded(self) -> None:
-        """We must never be what kills training."""
+        """An error here ends the connection, never the training."""
         try:
-            await self._live()
+            await self._run()
         except Exception:
-            log.exception("the line to the manager is given up; training goes on without it")
+            log.exception("the connection to the manager has failed; training continues without it")
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         bus = Bus(self._config)
         await bus.start()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._hear(bus))
-                tasks.create_task(self._speak(bus))
+                tasks.create_task(self._receive_all(bus))
+                tasks.create_task(self._send_all(bus))
                 async for change in bus.changes():
                     if isinstance(change, Joined):
-                        joined(self.say)
+                        publish_joined(self.send)
         finally:
             await bus.close()
 
-    async def _hear(self, bus: Bus) -> None:
+    async def _receive_all(self, bus: Bus) -> None:
         while True:
-            heard((await bus.receive()).body)
+            publish((await bus.receive()).body)
 
-    async def _speak(self, bus: Bus) -> None:
+    async def _send_all(self, bus: Bus) -> None:
         while True:
             body = await self._outbox.get()
             if not await bus.send(manager(), body):
@@ -89,58 +87,57 @@ class Line:
 
 
 _lock = threading.Lock()
-_riders: list[Rider] = []
-_own: Line | None = None
-_link: Say | None = None
+_subscribers: list[Subscriber] = []
+_plain: PlainConnection | None = None
+_manager_send: Send | None = None
 
 
-def take_over(say: Say) -> None:
-    """A link of in-process recovery is about to open. Returns once the place is free for it."""
-    global _own, _link
+def take_over(send: Send) -> None:
+    """Use a manager connection that is about to open. Closes the plain connection first."""
+    global _plain, _manager_send
     with _lock:
-        _link, own, _own = say, _own, None
-    if own is not None:
-        own.close()
+        _manager_send, plain, _plain = send, _plain, None
+    if plain is not None:
+        plain.close()
 
 
-def board(rider: Rider, config: BusConfig) -> None:
-    """From now on the rider is told what is heard. A second boarding changes nothing."""
-    global _own
+def subscribe(subscriber: Subscriber, config: BusConfig) -> None:
+    """Pass received messages to the subscriber from now on. Subscribing twice changes nothing."""
+    global _plain
     with _lock:
-        if rider in _riders:
+        if subscriber in _subscribers:
             return
-        _riders.append(rider)
-        link = _link
-        if link is None and _own is None:
-            _own = Line(config)
+        _subscribers.append(subscriber)
+        send = _manager_send
+        if send is None and _plain is None:
+            _plain = PlainConnection(config)
             return
-    if link is not None:
-        rider.joined(link)
+    if send is not None:
+        subscriber.joined(send)
 
 
-def leave(rider: Rider) -> None:
-    """The last one out closes the door, unless it is the link's."""
-    global _own
-    own = None
+def unsubscribe(subscriber: Subscriber) -> None:
+    """The last one closes the plain connection. A manager connection stays open."""
+    global _plain
+    plain = None
     with _lock:
-        if rider in _riders:
-            _riders.remove(rider)
-        if not _riders:
-            own, _own = _own, None
-    if own is not None:
-        own.close()
+        if subscriber in _subscribers:
+            _subscribers.remove(subscriber)
+        if not _subscribers:
+            plain, _plain = _plain, None
+    if plain is not None:
+        plain.close()
 
 
-def carries(kind: type) -> bool:
-    """Whether a rider of this kind is on board."""
-    return any(isinstance(rider, kind) for rider in tuple(_riders))
+def has_subscriber(kind: type) -> bool:
+    return any(isinstance(subscriber, kind) for subscriber in tuple(_subscribers))
 
 
-def joined(say: Say) -> None:
-    for rider in tuple(_riders):
-        rider.joined(say)
+def publish_joined(send: Send) -> None:
+    for subscriber in tuple(_subscribers):
+        subscriber.joined(send)
 
 
-def heard(body: Body) -> None:
-    for rider in tuple(_riders):
-        rider.heard(body)
+def publish(body: Body) -> None:
+    for subscriber in tuple(_subscribers):
+        subscriber.received(body)

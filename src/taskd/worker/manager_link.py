@@ -41,7 +41,7 @@ from taskd.model.worker import (
 )
 from taskd.runtime.driver import Driver
 from taskd.runtime.loop_thread import LoopThread
-from taskd.worker import bus_connection as line
+from taskd.worker import bus_connection
 from taskd.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Link:
         incident = Incident(settings.incident)
         kind = rank.Joining if joining else rank.Training
         self._orders: queue.SimpleQueue[Order | GiveUp] = queue.SimpleQueue()
-        line.take_over(self.say)
+        bus_connection.take_over(self.send)
         self._thread = LoopThread("taskd-link")
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._outbox: asyncio.Queue[m.Body] = asyncio.Queue()
@@ -115,7 +115,7 @@ class Link:
     def wrote(self, wrote: DumpFinished) -> None:
         self._post(wrote)
 
-    def say(self, body: m.Body) -> None:
+    def send(self, body: m.Body) -> None:
         """For those who ride on this connection (`line.py`)."""
         if not self.lost:
             self._thread.run(self._put_out(body))
@@ -175,7 +175,7 @@ class Link:
     async def _hear(self, bus: Bus) -> None:
         while True:
             received = await bus.receive()
-            line.heard(received.body)
+            bus_connection.publish(received.body)
             if isinstance(received.body, m.Park):
                 self._inbox.put_nowait(CopiesChanged(self._look()))
             if isinstance(received.body, m.Park | m.Repair | m.Dump | m.Leave):
@@ -187,7 +187,7 @@ class Link:
         async for change in bus.changes():
             if isinstance(change, Joined):
                 self._inbox.put_nowait(ManagerConnected(self.step))
-                line.joined(self.say)
+                bus_connection.publish_joined(self.send)
 
     async def _speak(self, bus: Bus) -> None:
         """In order, and never in the way of what is heard.

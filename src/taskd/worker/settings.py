@@ -1,4 +1,4 @@
-"""What the agent tells a training process through its environment."""
+"""Settings that the agent passes to a training process through its environment."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ SWITCH = "/user/cluster-info/datatrace-config/profilingSwitch"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSettings:
-    """Read from `TASKD_*`; torch's own RANK and WORLD_SIZE come from torchrun's variables."""
+    """Read from `TASKD_*`. RANK and WORLD_SIZE are read from torchrun's own variables."""
 
     proxy: str = ""
-    """host:port of the node's proxy. Empty: there is no job to join."""
+    """host:port of the node's proxy. Empty: the process does not join a job."""
 
     job_id: str = ""
     """The job's name."""
 
     token: str = ""
-    """The job's secret, shown to the proxy."""
+    """The job's secret, which the process presents to the proxy."""
 
     seal: str = ""
-    """The key under which ranks seal the state that they give each other. Set by the agent."""
+    """The key that signs the state that ranks send to each other. Set by the agent."""
 
     node_rank: int = 0
     """The node that this process runs on."""
 
     incarnation: int = 0
-    """Which life of its rank this process is."""
+    """How many processes this rank had before this one."""
 
     incident: int = 0
-    """The incident that it was started for; 0 at the job's first start."""
+    """The incident that this process was started for; 0 at the first start of the job."""
 
     store: str = ""
-    """host:port of the store where the groups meet. Empty: MASTER_ADDR and MASTER_PORT."""
+    """host:port of the rendezvous store for process groups. Empty: MASTER_ADDR and MASTER_PORT."""
 
     nics: str = ""
-    """The interfaces for this rank's groups, `PRIMARY,BACKUP`, each a name or, where NCCL needs
-    one, `name:hca`. Empty: the backend chooses."""
+    """The network interfaces for this rank's groups, `PRIMARY,BACKUP`: each a name or, where NCCL
+    needs an adapter, `name:hca`. Empty: the backend chooses."""
 
     nic_failover: bool = False
-    """Move to the other interface when no groups can be formed over the one in use."""
+    """Switch to the other interface when groups cannot be formed over the current one."""
 
     nic_trial_s: float = 5.0
     """How long forming groups over an interface may take before it counts as dead."""
 
     beacon: str = ""
-    """The file in shared memory where progress is shown. Empty: nowhere."""
+    """The file in shared memory where this process publishes its progress. Empty: none."""
 
     dump_dir: str = "taskd-dump"
-    """Where the survivors of the last run have left their checkpoint, if they have."""
+    """Where the survivors of the last run wrote their emergency checkpoint, if they did."""
 
     rank: WorkerConfig = field(default_factory=WorkerConfig)
 
@@ -65,17 +65,17 @@ class ProfilingSettings:
     `/tmp/taskd-<uid>/profiling`."""
 
     limit_mb: int = 5000
-    """What all ranks of a node keep together; the oldest files make room for new ones."""
+    """Size limit for the records of all ranks of a node; the oldest files are removed first."""
 
     save_s: float = 1.0
-    """How often records go to disk and the pace is told, while recording."""
+    """How often records are written and the pace is published, while recording."""
 
     probe: str = ""
-    """The file in shared memory where the agent says what to record. Set by the agent."""
+    """The file in shared memory where the agent sets what to record. Set by the agent."""
 
     switch: str = SWITCH
-    """The file with Ascend's switch, which a worker looks at until it has found its manager."""
+    """Ascend's switch file, which a worker reads until it is connected to its manager."""
 
     mspti: str = ""
-    """Ascend's profiling library. Empty: it is looked for in `LD_LIBRARY_PATH`, in the loader's
-    cache and where CANN is installed; `off`: it is not used."""
+    """Path of Ascend's profiling library. Empty: search `LD_LIBRARY_PATH`, the loader's cache and
+    CANN's folders; `off`: do not use it."""

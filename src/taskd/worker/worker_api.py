@@ -1,13 +1,13 @@
-"""What stands behind `init_taskd_worker`, `start_taskd_worker` and `destroy_taskd_worker`.
+"""The code behind `init_taskd_worker`, `start_taskd_worker` and `destroy_taskd_worker`.
 
-    init      who we are and how much may be kept; nothing runs yet
-    start     on the bus, through the process's one connection (`line.py`)
-    destroy   off the bus; what is recorded is written to its files
+    init      stores rank, node and size limit; nothing runs yet
+    start     joins the bus through the process's one connection (`bus_connection.py`)
+    destroy   leaves the bus; all records are written to their files
 
-In any order, as often as one likes, without a signal handler, with or without Ascend's libraries.
-What is recorded is done by `profiling.py` at the end of a training step. As long as no manager
-has been found, the switch is looked for in Ascend's file. Stress tests and link switches are the
-vendor's (`ascend.py`), unless in-process recovery has its own
+They may be called in any order and repeatedly, need no signal handler, and work without Ascend's
+libraries. `profiling/profiler.py` records. Until a manager is connected, Ascend's switch file
+controls it. Stress tests and NIC switches are done by Ascend's packages
+(`operations/ascend_calls.py`), unless in-process recovery handles them
 (`torch/operations/parked_operations.py`).
 """
 
@@ -25,12 +25,13 @@ from taskd.errors import SettingsError
 from taskd.model import messages as m
 from taskd.model.ids import Rank, worker
 from taskd.model.profiling import FAILED, NOTHING, OFF, names_of, parts_ordered
-from taskd.worker import bus_connection as line
-from taskd.worker.bus_connection import Rider, Say
-from taskd.worker.operations import ascend_calls as ascend
+from taskd.worker import bus_connection
+from taskd.worker.bus_connection import Send, Subscriber
+from taskd.worker.operations import ascend_calls
 from taskd.worker.operations.nic_order import NicSwitcher
 from taskd.worker.operations.stress_order import StressTester
-from taskd.worker.profiling import profiler as profiling
+from taskd.worker.profiling import profiler
+from taskd.worker.profiling.profiler import Profiler
 from taskd.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,9 @@ PROXY = "127.0.0.1:9602"
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class WorkerArguments:
+    """The arguments of `init_taskd_worker`, and the node's rank."""
+
     rank: int
     node: int
     limit_mb: int
@@ -47,24 +50,24 @@ class Identity:
 
 
 class Worker:
-    """Rides on the process's connection."""
+    """A subscriber of the process's bus connection."""
 
-    def __init__(self, identity: Identity) -> None:
-        self.identity = identity
-        self._say: Say | None = None
+    def __init__(self, arguments: WorkerArguments) -> None:
+        self.arguments = arguments
+        self._send: Send | None = None
         self._managed = threading.Event()
-        self._operations: tuple[Rider, ...] = ()
+        self._operations: tuple[Subscriber, ...] = ()
 
-    def operate(self) -> None:
-        """Whoever asks for a stress test or a link switch gets an answer, from now on."""
-        rank, framework = Rank(self.identity.rank), self.identity.framework
+    def accept_operations(self) -> None:
+        """Answer orders for stress tests and NIC switches from now on."""
+        rank, framework = Rank(self.arguments.rank), self.arguments.framework
         self._operations = (
-            StressTester(rank, ascend.operations(framework)),
-            NicSwitcher(partial(ascend.switch, framework)),
+            StressTester(rank, ascend_calls.operations(framework)),
+            NicSwitcher(partial(ascend_calls.switch, framework)),
         )
 
     def watch(self, file: SwitchFile) -> None:
-        """Until the manager, which looks at the file for all, is found."""
+        """Follow the switch file until a manager is connected, which then reads it for all."""
         self._managed = threading.Event()
         threading.Thread(
             target=self._watch, args=(file, self._managed), name="taskd-switch", daemon=True
@@ -76,42 +79,43 @@ class Worker:
     def _watch(self, file: SwitchFile, managed: threading.Event) -> None:
         while not managed.wait(LOOK_S):
             if (parts := file.look()) is not None:
-                log.info("%s asks to record %s", file.path, ", ".join(names_of(parts)) or "nothing")
-                profiling.of_process().request(parts)
+                names = ", ".join(names_of(parts)) or "nothing"
+                log.info("the switch file %s requests to record: %s", file.path, names)
+                profiler.of_process().request(parts)
 
-    def joined(self, say: Say) -> None:
+    def joined(self, send: Send) -> None:
         self.unwatch()
-        self._say = say
-        say(m.WorkerRegistered())
+        self._send = send
+        send(m.WorkerRegistered())
         self.report()
         for operation in self._operations:
-            operation.joined(say)
+            operation.joined(send)
 
-    def heard(self, body: m.Body) -> None:
+    def received(self, body: m.Body) -> None:
         for operation in self._operations:
-            if not line.carries(type(operation)):  # in-process recovery answers for itself
-                operation.heard(body)
+            if not bus_connection.has_subscriber(type(operation)):  # In-process recovery answers.
+                operation.received(body)
         if isinstance(body, m.SetProfiling):
-            ours = profiling.of_process()
+            own = profiler.of_process()
             wanted = parts_ordered(body.default_domain, body.communication, body.parts)
-            ours.request(wanted)
-            # Said again, an order that holds already is answered at once.
-            if int(wanted) == ours.applied or not self._can_follow(ours):
+            own.request(wanted)
+            # An order that is already in effect is answered at once.
+            if int(wanted) == own.applied or not self._can_record(own):
                 self.report()
 
     def report(self) -> None:
-        """Tell the manager how both domains fare."""
-        if self._say is None:
+        """Report the states of both domains to the manager."""
+        if self._send is None:
             return
-        ours = profiling.of_process()
-        states = ours.states()
-        if not self._can_follow(ours) and ours.page.wanted != NOTHING:
-            log.warning("%s is not installed: nothing is recorded", self.identity.framework)
-            states = FAILED, FAILED if ours.page.wanted & 1 else OFF
-        self._say(m.ProfilingSet(*states))
+        own = profiler.of_process()
+        states = own.states()
+        if not self._can_record(own) and own.page.wanted != NOTHING:
+            log.warning("nothing is recorded: %s is not installed", self.arguments.framework)
+            states = FAILED, FAILED if own.page.wanted & 1 else OFF
+        self._send(m.ProfilingSet(*states))
 
-    def _can_follow(self, ours: profiling.Profiler) -> bool:
-        return profiling.steps_are_seen or ours.library is not None
+    def _can_record(self, own: Profiler) -> bool:
+        return profiler.steps_are_seen or own.library is not None
 
 
 _worker: Worker | None = None
@@ -120,22 +124,24 @@ _started = False
 
 def init(rank: int, node: int, limit_mb: int, framework: str) -> bool:
     global _worker
-    identity = Identity(rank, node, limit_mb, framework)
+    arguments = WorkerArguments(rank, node, limit_mb, framework)
     try:
-        ours = profiling.of_process()
+        own = profiler.of_process()
     except SettingsError as error:
         log.error("the worker is not initialised: %s", error)
         return False
-    ours.rank = rank
-    ours.limit(limit_mb)
+    own.rank = rank
+    own.limit(limit_mb)
     if _worker is None:
-        _worker = Worker(identity)
-    elif _worker.identity != identity:
-        moved = replace(_worker.identity, limit_mb=limit_mb) != identity
+        _worker = Worker(arguments)
+    elif _worker.arguments != arguments:
+        moved = replace(_worker.arguments, limit_mb=limit_mb) != arguments
         if moved and _started:
-            log.warning("the worker keeps its place on the bus: destroy it before moving it")
+            log.warning(
+                "the worker keeps its rank and node: call destroy_taskd_worker before changing them"
+            )
         else:
-            _worker.identity = identity
+            _worker.arguments = arguments
     return True
 
 
@@ -143,19 +149,19 @@ def start() -> bool:
     global _started
     if _worker is None:
         return False
-    settings, who = config.load(WorkerSettings), _worker.identity
+    settings, arguments = config.load(WorkerSettings), _worker.arguments
     bus = BusConfig(
-        me=worker(who.node, who.rank),
+        me=worker(arguments.node, arguments.rank),
         upstream=settings.proxy or PROXY,
         job=settings.job_id or config.environ.get("MINDX_TASK_ID", ""),
         token=settings.token,
     )
     if not _started:
-        profiling.of_process().listen(_worker.report)
+        profiler.of_process().listen(_worker.report)
         _started = True
-        _worker.operate()
-        _worker.watch(SwitchFile(profiling.of_process().settings.switch))
-    line.board(_worker, bus)
+        _worker.accept_operations()
+        _worker.watch(SwitchFile(profiler.of_process().settings.switch))
+    bus_connection.subscribe(_worker, bus)
     return True
 
 
@@ -164,10 +170,10 @@ def destroy() -> bool:
     if _worker is None:
         return False
     if _started:
-        ours = profiling.of_process()
-        ours.unlisten(_worker.report)
-        ours.save()
+        own = profiler.of_process()
+        own.unlisten(_worker.report)
+        own.save()
         _worker.unwatch()
-        line.leave(_worker)
+        bus_connection.unsubscribe(_worker)
         _started = False
     return True

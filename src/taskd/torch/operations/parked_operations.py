@@ -9,7 +9,7 @@ from taskd.bus.endpoint import BusConfig
 from taskd.model.ids import Rank, worker
 from taskd.torch.operations.device_tests import StressSettings, StressTest
 from taskd.torch.operations.nic_switch import Switcher
-from taskd.worker import bus_connection as line
+from taskd.worker import bus_connection
 from taskd.worker.operations.nic_order import NicSwitcher
 from taskd.worker.operations.stress_order import StressTester
 from taskd.worker.settings import WorkerSettings
@@ -27,6 +27,6 @@ def offer(
     test = StressTest(told, store, backends)
     tester = StressTester(Rank(rank), test.operations())
     bus = BusConfig(me=worker(settings.node_rank, rank), upstream=settings.proxy)
-    line.board(tester, bus)
+    bus_connection.subscribe(tester, bus)
     switcher = Switcher(rank, store, backends, world)
-    line.board(NicSwitcher(switcher.switch), bus)
+    bus_connection.subscribe(NicSwitcher(switcher.switch), bus)

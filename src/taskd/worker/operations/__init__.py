@@ -1,1 +1,1 @@
-"""Orders that a training process carries out while training is paused."""
+"""Operations that a training process carries out while training is paused."""

@@ -1,7 +1,7 @@
-"""What Ascend's own packages do for an operation: their stress test, and their links.
+"""Stress tests and NIC switches by Ascend's own packages.
 
-torch_npu and MindSpore each have one call for either. They are looked up when they are needed: a
-machine without them answers that it cannot, at once (`stress.py`, `nic.py`).
+torch_npu and MindSpore each have one call for both. The packages are imported when an order comes:
+without them, the order is answered with a failure at once (`stress_order.py`, `nic_order.py`).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ CODES = {
 
 
 class NotSwitched(Transient):
-    """The vendor's call has said no."""
+    """Ascend's call returned that it did not switch."""
 
 
 def operations(framework: str) -> dict[int, Operation]:
-    """Those of a stress test. What cannot even begin raises; the caller makes code 1 of it."""
+    """The operations of a stress test. One that cannot start raises; the caller reports code 1."""
     return {op: _test(framework, name) for op, name in TESTS.items()}
 
 
@@ -59,8 +59,8 @@ def _test(framework: str, name: str) -> Operation:
         try:
             code = detect(name)
         except Exception as error:
-            # It has begun, and nobody knows how it left the device.
-            log.warning("Ascend's test %s has failed", name, exc_info=True)
+            # The test has started, so the state of the device is unknown.
+            log.warning("Ascend's stress test %s has failed", name, exc_info=True)
             return OpResult(UNSETTLED, f"{type(error).__name__}: {error}"[:500])
         return CODES.get(code, CODES[1])
 
@@ -68,13 +68,13 @@ def _test(framework: str, name: str) -> Operation:
 
 
 def switch(framework: str, order: m.SwitchNic) -> None:
-    """Raises, whatever the reason, when the links stay where they are."""
+    """Switch the links. Raises if they were not switched, for any reason."""
     if framework == MINDSPORE:
         move = import_module("mindspore.communication.management")._comm_switch_nic
     else:
         move = _npu()._comm_switch_nic
     if not move(list(order.ranks), list(order.to_backup)):
-        raise NotSwitched("Ascend's call could not switch")
+        raise NotSwitched("Ascend's _comm_switch_nic returned a failure")
 
 
 def _npu() -> Any:

@@ -1,7 +1,7 @@
-"""The order to move this rank's links to another interface: heard, obeyed aside, answered.
+"""The order to switch this rank's links to another interface, carried out in its own thread.
 
-How they move is the framework's affair (`torch/operations/nic_switch.py`) or the vendor's
-(`ascend.py`). Whatever goes wrong there, the manager gets its answer: all ranks wait for it.
+The framework (`torch/operations/nic_switch.py`) or Ascend's package (`ascend_calls.py`) does the
+switch. The manager gets an answer even if that fails, because all ranks wait for it.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ import threading
 from collections.abc import Callable
 
 from taskd.model import messages as m
-from taskd.worker.bus_connection import Say
+from taskd.worker.bus_connection import Send
 
 log = logging.getLogger(__name__)
 
 Switch = Callable[[m.SwitchNic], None]
-"""Returns when the links have moved, raises when they have not."""
+"""Returns when the links are switched; raises if they are not."""
 
 
 class NicSwitcher:
-    """A rider on the process's line to the manager (`line.py`)."""
+    """A subscriber of the process's bus connection."""
 
     def __init__(self, switch: Switch) -> None:
         self._switch = switch
-        self._say: Say | None = None
+        self._send: Send | None = None
         self._answer: m.NicSwitched | None = None
         self._uuid = ""
 
-    def joined(self, say: Say) -> None:
-        self._say = say
-        self._tell()
+    def joined(self, send: Send) -> None:
+        self._send = send
+        self._send_answer()
 
-    def heard(self, body: m.Body) -> None:
+    def received(self, body: m.Body) -> None:
         if not isinstance(body, m.SwitchNic) or not body.uuid:
             return
         if body.uuid == self._uuid:
-            self._tell()  # said again, an order is answered again
+            self._send_answer()  # A repeated order gets the same answer again.
             return
         self._uuid, self._answer = body.uuid, None
         threading.Thread(target=self._run, args=(body,), name="taskd-nic", daemon=True).start()
@@ -49,12 +49,12 @@ class NicSwitcher:
             ok = True
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            log.warning("the links stay where they are: %s", text, exc_info=True)
+            log.warning("the links were not switched: %s", text, exc_info=True)
             ok = False
         if order.uuid == self._uuid:
             self._answer = m.NicSwitched(order.uuid, ok)
-            self._tell()
+            self._send_answer()
 
-    def _tell(self) -> None:
-        if self._say is not None and self._answer is not None:
-            self._say(self._answer)
+    def _send_answer(self) -> None:
+        if self._send is not None and self._answer is not None:
+            self._send(self._answer)

@@ -1,4 +1,4 @@
-"""The order to switch inside a rank: always answered, once by each process."""
+"""The order to switch the NIC inside a rank: each process answers it exactly once."""
 
 from __future__ import annotations
 
@@ -8,68 +8,68 @@ import pytest
 
 from taskd.model import messages as m
 from taskd.model.ids import Rank
-from taskd.worker import bus_connection as line
+from taskd.worker import bus_connection
 from taskd.worker.operations.nic_order import NicSwitcher
-from taskd.worker.worker_api import Identity, Worker
+from taskd.worker.worker_api import Worker, WorkerArguments
 
 DEADLINE_S = 20.0
 ORDER = m.SwitchNic("u", (Rank(0),), (True,))
 
 
-def moves(order: m.SwitchNic) -> None:
+def switches(order: m.SwitchNic) -> None:
     assert order == ORDER
 
 
 @pytest.mark.parametrize("error", [AttributeError, ImportError, KeyError, OSError, RuntimeError])
-def test_whatever_goes_wrong_is_an_answer(error: type[Exception]) -> None:
-    def breaks(order: m.SwitchNic) -> None:
+def test_any_error_is_answered_with_a_failure(error: type[Exception]) -> None:
+    def fails(order: m.SwitchNic) -> None:
         raise error("no such call")
 
-    said: queue.Queue[m.Body] = queue.Queue()
-    switcher = NicSwitcher(breaks)
-    switcher.joined(said.put)
-    switcher.heard(ORDER)
-    assert said.get(timeout=DEADLINE_S) == m.NicSwitched("u", False)
+    sent: queue.Queue[m.Body] = queue.Queue()
+    switcher = NicSwitcher(fails)
+    switcher.joined(sent.put)
+    switcher.received(ORDER)
+    assert sent.get(timeout=DEADLINE_S) == m.NicSwitched("u", False)
 
 
-def test_an_order_that_does_not_say_where_to_for_each_rank_is_refused() -> None:
-    said: queue.Queue[m.Body] = queue.Queue()
+def test_order_whose_lists_differ_in_length_is_refused() -> None:
+    sent: queue.Queue[m.Body] = queue.Queue()
     switcher = NicSwitcher(lambda order: None)
-    switcher.joined(said.put)
-    switcher.heard(m.SwitchNic("u", (Rank(0), Rank(1)), (True,)))
-    assert said.get(timeout=DEADLINE_S) == m.NicSwitched("u", False)
+    switcher.joined(sent.put)
+    switcher.received(m.SwitchNic("u", (Rank(0), Rank(1)), (True,)))
+    assert sent.get(timeout=DEADLINE_S) == m.NicSwitched("u", False)
 
 
-def test_an_answer_is_said_again_on_a_new_line_and_to_the_same_order() -> None:
-    said: queue.Queue[m.Body] = queue.Queue()
-    switcher = NicSwitcher(moves)
-    switcher.heard(m.SwitchNic("", (), ()))
-    switcher.joined(said.put)
-    switcher.heard(ORDER)
-    done = said.get(timeout=DEADLINE_S)
+def test_answer_is_sent_again_after_reconnecting_and_for_a_repeated_order() -> None:
+    sent: queue.Queue[m.Body] = queue.Queue()
+    switcher = NicSwitcher(switches)
+    switcher.received(m.SwitchNic("", (), ()))
+    switcher.joined(sent.put)
+    switcher.received(ORDER)
+    done = sent.get(timeout=DEADLINE_S)
     assert done == m.NicSwitched("u", True)
-    switcher.heard(ORDER)
-    switcher.joined(said.put)
-    assert [said.get_nowait(), said.get_nowait()] == [done, done]
+    switcher.received(ORDER)
+    switcher.joined(sent.put)
+    assert [sent.get_nowait(), sent.get_nowait()] == [done, done]
 
 
-def test_where_in_process_recovery_switches_the_worker_keeps_silent(
+def test_worker_does_not_answer_where_in_process_recovery_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """There are no packages of the vendor here: its answer would be no."""
+    """Ascend's packages are not installed here: the worker itself would answer with a failure."""
     first: queue.Queue[m.Body] = queue.Queue()
     second: queue.Queue[m.Body] = queue.Queue()
-    worker, switcher = Worker(Identity(0, 0, 20, "pt")), NicSwitcher(moves)
-    worker.operate()
-    monkeypatch.setattr(line, "_riders", [worker, switcher])
+    worker, switcher = Worker(WorkerArguments(0, 0, 20, "pt")), NicSwitcher(switches)
+    worker.accept_operations()
+    monkeypatch.setattr(bus_connection, "_subscribers", [worker, switcher])
     switcher.joined(first.put)
-    line.heard(ORDER)
+    bus_connection.publish(ORDER)
     assert first.get(timeout=DEADLINE_S) == m.NicSwitched("u", True)
     worker.joined(second.put)
     assert [type(second.get_nowait()) for _ in range(second.qsize())] == [
         m.WorkerRegistered,
         m.ProfilingSet,
     ]
-    monkeypatch.setattr(line, "_riders", [worker])
-    line.heard(ORDER)
+    monkeypatch.setattr(bus_connection, "_subscribers", [worker])
+    bus_connection.publish(ORDER)
     assert second.get(timeout=DEADLINE_S) == m.NicSwitched("u", False)
