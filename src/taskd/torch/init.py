@@ -23,7 +23,7 @@ from taskd.torch.operations import interfaces as nic
 from taskd.torch.operations import parked_operations as operations
 from taskd.torch.recovery import Mending
 from taskd.torch.start_mark import Begun
-from taskd.worker.manager_link import Link
+from taskd.worker.manager_connection import ManagerConnection
 from taskd.worker.settings import WorkerSettings
 
 TIMEOUT = timedelta(minutes=30)
@@ -66,7 +66,7 @@ def _join(
         Rank(job.rank), NodeRank(settings.node_rank), Incarnation(settings.incarnation), os.getpid()
     )
     groups = job._groups
-    job._link = Link(settings, me, joining, groups.abort, job._copying.look)
+    job._link = ManagerConnection(settings, me, joining, groups.abort, job._copying.look)
     job._mending = Mending(job, job._link, begun)
     backends = transport.choose(backend)
     group.register(groups, backends)

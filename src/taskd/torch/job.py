@@ -33,7 +33,7 @@ from taskd.torch.state import sharded
 from taskd.torch.state.protected import Protected, Stateful
 from taskd.torch.state.undo import Undo
 from taskd.torch.step import Abandon, Gates, Step
-from taskd.worker.manager_link import Link
+from taskd.worker.manager_connection import ManagerConnection
 from taskd.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Job:
         self._kept: Protected | None = None
         self._undo: Undo | None = None
         self._roots = random.roots()
-        self._link: Link | None = None
+        self._link: ManagerConnection | None = None
         """Our line to the manager, and what is done with its orders: both are there, or none."""
         self._mending: Mending | None = None
         self._incident = settings.incident
@@ -124,7 +124,7 @@ class Job:
         sharded.check(self._kept)
         self._shard, replica = sharded.describe(self._kept)
         self._is_sharded = self._shard != ""
-        self._link.describe(self._shard, replica)
+        self._link.shard_known(self._shard, replica)
         if guard_every and self._is_sharded and not sharded.has_replicas(self._kept):
             log.warning("guard_every has no effect: no shard has a replica to be compared with")
         elif guard_every:
@@ -249,7 +249,7 @@ class Job:
     def _declare_corrupt(self, evidence: str) -> None:
         self._holds = None
         if self._link is not None:
-            self._link.failed(FaultCause.CORRUPT, evidence)
+            self._link.step_failed(FaultCause.CORRUPT, evidence)
 
     def _in_trouble(self) -> bool:
         return self._groups.trouble() or self._holds is None
@@ -288,7 +288,7 @@ class Job:
             self._abandon()
         elif self._link is not None and isinstance(error, self._retry_on):
             self._abandon()
-            self._link.failed(FaultCause.EXCEPTION, f"{type(error).__name__}: {error}")
+            self._link.step_failed(FaultCause.EXCEPTION, f"{type(error).__name__}: {error}")
             trouble = True
         else:
             return False
@@ -319,7 +319,7 @@ class Job:
 
     def _on_fault(self, why: str) -> None:
         if self._link is not None:
-            self._link.failed(FaultCause.COMMUNICATION, why)
+            self._link.step_failed(FaultCause.COMMUNICATION, why)
 
     def _parts(self) -> list[int]:
         """The parts of a batch that fall to this rank: its own, and its share of the orphans."""

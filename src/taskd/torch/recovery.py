@@ -1,8 +1,8 @@
 """From a broken step to the one where the job goes on: stand still, be told, do it.
 
 `job.py` calls it in the training thread when the groups are in trouble. What to do comes from the
-manager (`worker/manager_link.py`); `repair.py` carries out its plans, `dump.py` writes the last
-checkpoint.
+manager (`worker/manager_connection.py`); `apply_plan.py` carries out its plans,
+`state/emergency_checkpoint.py` writes the last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from taskd.torch.operations import nic_switch as switch
 from taskd.torch.start_mark import Begun
 from taskd.torch.state import emergency_checkpoint as dump
 from taskd.torch.state import sharded
-from taskd.worker.manager_link import Link
+from taskd.worker.manager_connection import ManagerConnection
 
 if TYPE_CHECKING:
     from taskd.torch.job import Job
@@ -40,7 +40,7 @@ class NotRepaired(Permanent):
 class Mending:
     """One for each job that has a manager."""
 
-    def __init__(self, job: Job, link: Link, begun: Begun) -> None:
+    def __init__(self, job: Job, link: ManagerConnection, begun: Begun) -> None:
         self._job, self._link, self._begun = job, link, begun
         self._order: Order | GiveUp | None = None
         """An order that came while we stood inside a step, to be carried out at its end."""
@@ -94,7 +94,7 @@ class Mending:
         self._job._beacon.phase("parked", self._job._incident)
         if stood.whole:  # a replacement has nothing to tell
             self._begun.renew()
-        return self._link.stand(stood)
+        return self._link.park(stood)
 
     def _repaired(self, plan: Repair) -> bool:
         job = self._job
@@ -109,7 +109,7 @@ class Mending:
             )
         except Transient as error:
             job._holds = job._kept_now.step  # perhaps it had been given another state already
-            self._link.broke(plan.incident, str(error))
+            self._link.repair_failed(plan.incident, str(error))
             return False
         if job._guard is not None:
             job._guard.found = None
@@ -119,7 +119,7 @@ class Mending:
         self._link.step = Committed(job.step)
         job._beacon.stepped(job.step)
         job._beacon.phase("between steps", plan.incident)
-        self._link.mended(mended)
+        self._link.repaired(mended)
         return True
 
     def _holding(self) -> Holding:
@@ -149,5 +149,5 @@ class Mending:
             dump.save(self._holding(), order.step, order.incident, order.directory)
         except Transient as error:
             because = str(error)
-        self._link.wrote(DumpFinished(order.incident, order.step, because))
+        self._link.dump_finished(DumpFinished(order.incident, order.step, because))
         self._link.close()

@@ -11,7 +11,7 @@
     and from anywhere: Leaving
 
 The manager's numbers fence everything: what belongs to an older incident is refused here, in one
-place. `worker/manager_link.py` runs this machine beside the training thread;
+place. `worker/manager_connection.py` runs this machine beside the training thread;
 `core/manager/repair_plan.py` makes the plans that it carries out.
 """
 

@@ -1,11 +1,11 @@
-"""The training process's line to the manager, in a thread of its own beside the training thread.
+"""The training process's connection to the manager, in its own thread beside the training thread.
 
-`core/worker/machine.py` decides; this runs it: messages and the training thread's words go in,
-aborts, answers and orders come out. The training thread (`taskd.torch`) calls the methods of
-`Link`; all but `stand` return at once.
+It runs the machine of `core/worker/machine.py`: messages of the manager and reports of the training
+thread go in; aborts, answers and orders come out. The training thread (`taskd.torch`) calls the
+methods of `ManagerConnection`; all except `park` return at once.
 
-We must never be what kills training: whatever breaks in here is logged, the line is given up,
-and training goes on unprotected.
+An error here never ends the training: it is logged, the connection is closed, and training
+continues without protection.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ log = logging.getLogger(__name__)
 FLUSH_TIMEOUT_S = 5.0
 
 
-class Link:
-    """One for the life of the process."""
+class ManagerConnection:
+    """One per process, for its whole lifetime."""
 
     def __init__(
         self,
@@ -58,21 +58,21 @@ class Link:
         me: Identity,
         joining: bool,
         abort: Callable[[int, str], None],
-        look: Callable[[], tuple[m.Copy, ...]],
+        list_copies: Callable[[], tuple[m.Copy, ...]],
     ) -> None:
-        """`abort` frees the training thread; `look` lists the copies in the node's memory."""
-        self._settings, self._abort, self._look = settings, abort, look
+        """`abort` frees the training thread; `list_copies` lists the node's snapshots."""
+        self._settings, self._abort, self._list_copies = settings, abort, list_copies
         self.step = Step(0)
-        """Committed steps; the training thread writes it, hellos read it."""
+        """Number of committed steps. The training thread writes it, hello messages contain it."""
         self.awaited = False
-        """The manager waits for our next committed step."""
+        """Whether the manager waits for the next committed step of this rank."""
         self.lost = ""
-        """Why the line was given up; empty while it holds."""
+        """Why the connection failed; empty while it works."""
         incident = Incident(settings.incident)
         kind = rank.Joining if joining else rank.Training
         self._orders: queue.SimpleQueue[Order | GiveUp] = queue.SimpleQueue()
         bus_connection.take_over(self.send)
-        self._thread = LoopThread("taskd-link")
+        self._thread = LoopThread("taskd-manager")
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._outbox: asyncio.Queue[m.Body] = asyncio.Queue()
         self._driver: Driver[rank.State, Event, Command] = Driver(
@@ -85,47 +85,47 @@ class Link:
         )
         self._thread.run(self._guarded())
 
-    # The training thread's side
+    # Called by the training thread
 
-    def describe(self, shard: str, replica: int) -> None:
+    def shard_known(self, shard: str, replica: int) -> None:
         self._post(ShardKnown(shard, replica, self.step))
 
-    def failed(self, kind: FaultCause, evidence: str) -> None:
+    def step_failed(self, kind: FaultCause, evidence: str) -> None:
         self._post(StepFailed(kind, evidence))
 
-    def stand(self, stood: ThreadParked) -> Order | GiveUp:
-        """Stand still until the manager says what to do, or has said nothing for too long."""
+    def park(self, parked: ThreadParked) -> Order | GiveUp:
+        """Wait until the manager sends an order, or has sent none for too long."""
         if self.lost:
             return GiveUp(self.lost)
-        self._post(stood)
+        self._post(parked)
         return self._orders.get()
 
-    def mended(self, mended: LocalRepairDone) -> None:
+    def repaired(self, repaired: LocalRepairDone) -> None:
         self.awaited = True
-        self._post(mended)
+        self._post(repaired)
 
-    def broke(self, incident: Incident, because: str) -> None:
+    def repair_failed(self, incident: Incident, because: str) -> None:
         self._post(LocalRepairFailed(incident, because))
 
     def committed(self, step: Step) -> None:
-        """Called when `awaited`; otherwise the beacon tells."""
+        """Called if `awaited`; otherwise the beacon shows the step."""
         self.awaited = False
         self._post(FirstStepCommitted(step))
 
-    def wrote(self, wrote: DumpFinished) -> None:
-        self._post(wrote)
+    def dump_finished(self, finished: DumpFinished) -> None:
+        self._post(finished)
 
     def send(self, body: m.Body) -> None:
-        """For those who ride on this connection (`line.py`)."""
+        """Send a message of a subscriber (`bus_connection.py`)."""
         if not self.lost:
             self._thread.run(self._put_out(body))
 
     def close(self) -> None:
-        """Say what is left to say, then hang up."""
+        """Send all pending messages, then disconnect."""
         try:
             self._thread.run(self._flush()).result(FLUSH_TIMEOUT_S)
         except TimeoutError:
-            log.warning("hung up before everything was said")
+            log.warning("disconnected from the manager before all messages were sent")
         self._thread.stop()
 
     async def _flush(self) -> None:
@@ -142,17 +142,19 @@ class Link:
     async def _put_out(self, body: m.Body) -> None:
         self._outbox.put_nowait(body)
 
-    # The line's own thread
+    # In the connection's own thread
 
     async def _guarded(self) -> None:
         try:
-            await self._live()
+            await self._run()
         except Exception as error:
-            log.exception("the line to the manager is given up; training goes on unprotected")
+            log.exception(
+                "the connection to the manager has failed; training continues without protection"
+            )
             self.lost = f"{type(error).__name__}: {error}"
             self._orders.put(GiveUp(self.lost))
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         settings, me = self._settings, self._driver.state.identity
         bus = Bus(
             BusConfig(
@@ -165,35 +167,36 @@ class Link:
         await bus.start()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._hear(bus))
-                tasks.create_task(self._watch(bus))
-                tasks.create_task(self._speak(bus))
+                tasks.create_task(self._receive_all(bus))
+                tasks.create_task(self._follow_connection(bus))
+                tasks.create_task(self._send_all(bus))
                 tasks.create_task(self._driver.run())
         finally:
             await bus.close()
 
-    async def _hear(self, bus: Bus) -> None:
+    async def _receive_all(self, bus: Bus) -> None:
         while True:
             received = await bus.receive()
             bus_connection.publish(received.body)
             if isinstance(received.body, m.Park):
-                self._inbox.put_nowait(CopiesChanged(self._look()))
+                self._inbox.put_nowait(CopiesChanged(self._list_copies()))
             if isinstance(received.body, m.Park | m.Repair | m.Dump | m.Leave):
                 self._inbox.put_nowait(received.body)
             elif isinstance(received.body, m.RequestHello):
                 self._inbox.put_nowait(ManagerConnected(self.step))
 
-    async def _watch(self, bus: Bus) -> None:
+    async def _follow_connection(self, bus: Bus) -> None:
         async for change in bus.changes():
             if isinstance(change, Joined):
                 self._inbox.put_nowait(ManagerConnected(self.step))
                 bus_connection.publish_joined(self.send)
 
-    async def _speak(self, bus: Bus) -> None:
-        """In order, and never in the way of what is heard.
+    async def _send_all(self, bus: Bus) -> None:
+        """Send in order, without delaying what is received.
 
-        Nobody waits for a receipt: between living ends nothing is lost, and when the link is there
-        again, all that is still true is said anew. Not so a last word: this end will not live on.
+        No send waits for an acknowledgement: between two running processes no message is lost, and
+        after a reconnect the machine sends again what is still true. `Dumped` is the exception:
+        this process exits after it.
         """
         while True:
             body = await self._outbox.get()
