@@ -1,4 +1,4 @@
-"""The agent's hands: turns the commands of `core/agent` into processes, signals and messages."""
+"""The agent's actions: turns the commands of `core/agent` into processes, signals and messages."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
+from taskd.agent.node_resources import NodeResources
 from taskd.agent.run.plan import Plan
-from taskd.agent.run_folders import Ground
-from taskd.agent.watch import Watch
-from taskd.agent.worker_environment import Addresses, of_worker
+from taskd.agent.watch import Watch, WorkerKey
+from taskd.agent.worker_environment import Addresses, worker_environment
 from taskd.agent.worker_logs import Logs
 from taskd.agent.worker_output import Output
 from taskd.agent.zygote.protocol import STACK_SIGNAL
-from taskd.agent.zygote.worker_processes import Death, Process, StartRefused, ZygoteLost
+from taskd.agent.zygote.worker_processes import Exit, Process, StartRefused, ZygoteLost
 from taskd.model import messages as m
 from taskd.model.agent import (
     Command,
@@ -31,7 +31,7 @@ from taskd.model.agent import (
     WorkerStarted,
     WorkerStartFailed,
 )
-from taskd.model.ids import Incarnation, NodeRank, Rank
+from taskd.model.ids import NodeRank
 
 if TYPE_CHECKING:
     from taskd.agent.main import Agent
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DRAIN_S = 0.5
-"""How long a death report waits for the last lines of the worker's output."""
-REST_S = 1.0
-"""How long after its last start a node has better things to do than to prepare for the next."""
-
-Life = tuple[Rank, Incarnation]
+"""How long the report of an exit waits for the last lines of the worker's output."""
+STANDBY_DELAY_S = 1.0
+"""A standby is prepared this long after the last start, so that it does not delay that start."""
 
 
 def _no_stacks() -> None:
-    """A spawned program has not been taught to write them."""
+    """A spawned program has no handler that writes its stacks."""
 
 
-class Hands:
+class ProcessActions:
+    """Carries out the machine's commands on processes that come from our own zygote."""
+
     def __init__(
         self,
         plan: Plan,
-        ground: Ground,
+        resources: NodeResources,
         output: Output,
         logs: Logs,
         addresses: Addresses,
@@ -62,113 +62,115 @@ class Hands:
         tasks: asyncio.TaskGroup,
         watch: Watch,
     ) -> None:
-        self._plan, self._ground, self._output, self._logs = plan, ground, output, logs
-        self._nursery, self._addresses, self._watch = ground.nursery, addresses, watch
-        self._tell, self._happened, self._tasks = agent.tell, agent.happened, tasks
-        self._lives: dict[Life, Process] = {}
+        self._plan, self._resources, self._output, self._logs = plan, resources, output, logs
+        self._processes, self._addresses, self._watch = resources.processes, addresses, watch
+        self._agent, self._tasks = agent, tasks
+        self._workers: dict[WorkerKey, Process] = {}
         self._store: Process | None = None
         self._stores = 0
-        self._rest: asyncio.TimerHandle | None = None
+        self._standby_timer: asyncio.TimerHandle | None = None
 
     async def perform(self, command: Command) -> None:
         match command:
             case StartWorker():
                 self._tasks.create_task(self._start(command))
             case KillWorker(rank, incarnation):
-                if (process := self._lives.get((rank, incarnation))) is not None:
-                    self._nursery.kill(process)
+                if (process := self._workers.get((rank, incarnation))) is not None:
+                    self._processes.kill(process)
             case SignalWorker(rank, incarnation, signum):
-                if (process := self._lives.get((rank, incarnation))) is not None:
-                    # A stopped process cannot hear; it must be let go to be able to end.
-                    self._nursery.send_signal(process, signum)
-                    self._nursery.send_signal(process, signal.SIGCONT)
+                if (process := self._workers.get((rank, incarnation))) is not None:
+                    # A stopped process handles no signal before it continues.
+                    self._processes.send_signal(process, signum)
+                    self._processes.send_signal(process, signal.SIGCONT)
             case PrepareStandby():
-                self._prepare_later()
+                self._prepare_standby_later()
             case RenewStore():
-                # Forked workers put the attempt into their keys (`attempts.py`), and those of
-                # another node may be using the store by now. Spawned ones cannot be taught that.
+                # Forked workers need no new store: their keys contain the attempt
+                # (`zygote/torch_store.py`), and workers of another node may already use the
+                # store. Spawned workers do not have that prefix.
                 if self._plan.spawn:
                     await self.serve_store()
             case SendToManager(body):
-                await self._tell(body)
+                await self._agent.tell(body)
             case SendHello(workers, attempt, remaining, condemned):
-                served = self._addresses.store if self._ground.serves else ""
+                served = self._addresses.store if self._resources.serves_store else ""
                 node, host = NodeRank(self._plan.node), socket.gethostname()
                 state = workers, served, attempt, remaining
-                more = self._addresses.door, self._nursery.warm, condemned
-                await self._tell(m.AgentHello(node, host, *state, *more))
+                more = self._addresses.liveness_port, self._processes.warm, condemned
+                await self._agent.tell(m.AgentHello(node, host, *state, *more))
 
-    def _prepare_later(self) -> None:
+    def _prepare_standby_later(self) -> None:
         self.close()
-        self._rest = asyncio.get_running_loop().call_later(
-            REST_S, lambda: self._tasks.create_task(self._prepare())
+        self._standby_timer = asyncio.get_running_loop().call_later(
+            STANDBY_DELAY_S, lambda: self._tasks.create_task(self._prepare_standby())
         )
 
-    async def _prepare(self) -> None:
-        sibling = max((process.pid for process in self._lives.values()), default=0)
-        await self._nursery.prepare(sibling)
+    async def _prepare_standby(self) -> None:
+        sibling = max((process.pid for process in self._workers.values()), default=0)
+        await self._processes.prepare_standby(sibling)
 
     def close(self) -> None:
-        if self._rest is not None:
-            self._rest.cancel()
+        if self._standby_timer is not None:
+            self._standby_timer.cancel()
 
     async def serve_store(self) -> None:
-        """A store that knows nothing, on the port that everybody knows."""
-        listener = self._ground.listener
+        """Start an empty store on the port that all ranks know, in place of any earlier one."""
+        listener = self._resources.listener
         if listener is None:
             return
         if self._store is not None:
-            self._nursery.kill(self._store)
+            self._processes.kill(self._store)
         host, _, port = self._addresses.store.rpartition(":")
         renewed, self._stores = self._stores > 0, self._stores + 1
-        self._store = await self._nursery.serve_store(
-            host, int(port), listener.fileno(), renewed, self._store_died
+        self._store = await self._processes.serve_store(
+            host, int(port), listener.fileno(), renewed, self._on_store_exit
         )
 
-    def _store_died(self, death: Death) -> None:
-        if self._store == death.process:
-            log.error("the store has died (signal %s); a new one takes its place", death.signal)
+    def _on_store_exit(self, exited: Exit) -> None:
+        if self._store == exited.process:
+            log.error("torch store died: signal=%s; starting a new one", exited.signal)
             self._store = None
             self._tasks.create_task(self.serve_store())
 
     async def _start(self, start: StartWorker) -> None:
-        life = start.rank, start.incarnation
-        files = self._logs.files(*life)
-        env = of_worker(self._plan, start, self._addresses)
+        key = start.rank, start.incarnation
+        files = self._logs.files(*key)
+        env = worker_environment(self._plan, start, self._addresses)
         env |= {
             "TORCHELASTIC_ERROR_FILE": str(files.error),
             "TASKD_STACK_FILE": str(files.stacks),
-            "TASKD_BEACON": self._watch.beacon(life),
-            "TASKD_PROFILING_PROBE": self._watch.probes.prepare(life),
+            "TASKD_BEACON": self._watch.beacon(key),
+            "TASKD_PROFILING_PROBE": self._watch.profiling.prepare(key),
         }
         ends = self._logs.open(start, self._output)
         try:
-            process = await self._nursery.start(
-                f"rank{start.rank}", env, ends[0], ends[1], lambda death: self._died(start, death)
+            process = await self._processes.start(
+                f"rank{start.rank}",
+                env,
+                ends[0],
+                ends[1],
+                lambda exited: self._on_exit(start, exited),
             )
         except (StartRefused, ZygoteLost) as error:
-            self._output.close(life, 0)
-            self._happened(WorkerStartFailed(*life, str(error)))
+            self._output.close(key, 0)
+            self._agent.happened(WorkerStartFailed(*key, str(error)))
             return
         finally:
             for end in ends:
                 os.close(end)
-        self._lives[life] = process
-        ask = functools.partial(self._nursery.send_signal, process, STACK_SIGNAL)
-        self._watch.add(
-            life, process.pid, files.stacks, ask if not self._plan.spawn else _no_stacks
-        )
-        self._happened(WorkerStarted(*life, process.pid))
+        self._workers[key] = process
+        ask = functools.partial(self._processes.send_signal, process, STACK_SIGNAL)
+        self._watch.add(key, process.pid, files.stacks, ask if not self._plan.spawn else _no_stacks)
+        self._agent.happened(WorkerStarted(*key, process.pid))
 
-    def _died(self, start: StartWorker, death: Death) -> None:
-        self._tasks.create_task(self._report(start, death))
+    def _on_exit(self, start: StartWorker, exited: Exit) -> None:
+        self._tasks.create_task(self._report(start, exited))
 
-    async def _report(self, start: StartWorker, death: Death) -> None:
-        life = start.rank, start.incarnation
-        tail = await asyncio.to_thread(self._output.close, life, DRAIN_S)
-        self._lives.pop(life, None)
-        self._watch.remove(life)
-        failed = death.exit_code != 0
-        evidence = self._logs.evidence(start, tail) if failed else ""
-        pid = death.process.pid
-        self._happened(m.WorkerExited(*life, pid, death.exit_code, death.signal, evidence))
+    async def _report(self, start: StartWorker, exited: Exit) -> None:
+        key = start.rank, start.incarnation
+        tail = await asyncio.to_thread(self._output.close, key, DRAIN_S)
+        self._workers.pop(key, None)
+        self._watch.remove(key)
+        evidence = self._logs.evidence(start, tail) if exited.exit_code != 0 else ""
+        pid = exited.process.pid
+        self._agent.happened(m.WorkerExited(*key, pid, exited.exit_code, exited.signal, evidence))

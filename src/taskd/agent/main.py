@@ -1,7 +1,7 @@
-"""One node's agent: its bus, its senses, its hands, and the loop that decides between them.
+"""One node's agent: its bus, its inputs (`sense.py`), its actions, and the loop that decides.
 
-`taskd run` (`launch.py`) and the torchrun seam (`torchrun.py`) both run this; they differ in the
-hands that they give it.
+`node.py` runs it with actions on our own zygote (`act.py`); `seams/hosted_agent.py` runs it with
+actions that call a framework's functions (`seams/framework_actions.py`).
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from taskd.runtime.driver import Driver
 log = logging.getLogger(__name__)
 
 
-Seer = Callable[[Event, State, State], None]
-"""Is shown every event, with the states before and after it."""
+Observer = Callable[[Event, State, State], None]
+"""Called with every event and the states before and after it."""
 
 
-def unseen(event: Event, before: State, after: State) -> None:
-    """Nobody looks."""
+def no_observer(event: Event, before: State, after: State) -> None:
+    """The default: does nothing."""
 
 
-def _unrecorded(order: m.SetProfiling) -> None:
-    """Nobody records here."""
+def _no_profiling(order: m.SetProfiling) -> None:
+    """The default where no rank can record: does nothing."""
 
 
-class Performs(Protocol):
+class Actions(Protocol):
     async def perform(self, command: Command) -> None: ...
 
     def close(self) -> None:
-        """Let go of whatever would go on by itself."""
+        """Stop everything that would continue by itself, such as timers."""
 
 
 class Agent:
@@ -50,20 +50,20 @@ class Agent:
         proxy: Bus,
         config: WorkersConfig,
         clock: Clock = monotonic,
-        watch: Seer = unseen,
+        observer: Observer = no_observer,
     ) -> None:
         self._bus, self._config, self._clock = bus, config, clock
-        self._way = (bus, proxy)
-        self._watch = watch
+        self._buses = (bus, proxy)
+        self._observer = observer
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
-        self.profiling: Callable[[m.SetProfiling], None] = _unrecorded
-        """Who is told what is to be recorded."""
+        self.profiling: Callable[[m.SetProfiling], None] = _no_profiling
+        """Called with the manager's orders about profiling."""
 
     def happened(self, event: Event) -> None:
         self._inbox.put_nowait(event)
 
     async def tell(self, body: m.Body) -> None:
-        """To the manager, in order. Said again after the next hello if it does not arrive."""
+        """Send to the manager, in order. What is lost is sent again after the next hello."""
         if isinstance(body, m.RanksFailed) and body.ranks:
             body = replace(body, reported_at_s=int(wall()))
         await self._bus.send(manager(), body, sync=False)
@@ -71,37 +71,40 @@ class Agent:
     async def run(
         self,
         state: State,
-        make_hands: Callable[[asyncio.TaskGroup], Performs],
-        look: Callable[[], m.NodeHeartbeat],
-        pace_s: Callable[[], float],
+        make_actions: Callable[[asyncio.TaskGroup], Actions],
+        make_beat: Callable[[], m.NodeHeartbeat],
+        beat_interval_s: Callable[[], float],
     ) -> Done:
-        """Until the node's part of the job is over."""
+        """Run until the node's part of the job is over."""
         async with asyncio.TaskGroup() as tasks:
-            hands = make_hands(tasks)
-            senses = [
+            actions = make_actions(tasks)
+            inputs = [
                 tasks.create_task(sense.listen(self._bus, self.happened, self.profiling)),
-                tasks.create_task(self._beat(look, pace_s)),
+                tasks.create_task(self._beat(make_beat, beat_interval_s)),
                 *(
-                    tasks.create_task(sense.watch_link(bus, self._way, self.happened))
-                    for bus in self._way
+                    tasks.create_task(sense.watch_link(bus, self._buses, self.happened))
+                    for bus in self._buses
                 ),
             ]
-            over = await self._decide(state, hands.perform)
-            hands.close()
-            for task in senses:
+            over = await self._decide(state, actions.perform)
+            actions.close()
+            for task in inputs:
                 task.cancel()
         return over
 
-    async def _beat(self, look: Callable[[], m.NodeHeartbeat], pace_s: Callable[[], float]) -> None:
-        """A heart beats in time; there is no event to wait for.
+    async def _beat(
+        self, make_beat: Callable[[], m.NodeHeartbeat], beat_interval_s: Callable[[], float]
+    ) -> None:
+        """Send heartbeats. This is one of the few places that wait for time, not for an event.
 
-        Beats take the shortest way, from the proxy's own bus: they are by far the most messages.
+        Heartbeats start at the proxy's bus, one hop closer to the manager, because they are by
+        far the most messages.
         """
-        nearest = self._way[-1]
+        nearest = self._buses[-1]
         while True:
-            await asyncio.sleep(pace_s())
+            await asyncio.sleep(beat_interval_s())
             if nearest.joined:
-                await nearest.send(manager(), look(), sync=False)
+                await nearest.send(manager(), make_beat(), sync=False)
 
     async def _decide(self, state: State, perform: Callable[[Command], Awaitable[None]]) -> Done:
         driver: Driver[State, Event, Command] = Driver(
@@ -113,6 +116,6 @@ class Agent:
             subject=lambda state: f"incident={state.node.incident}",
             clock=self._clock,
             same_state_level=logging.INFO,
-            before=lambda done: self._watch(done.event, done.before, done.outcome.state),
+            before=lambda done: self._observer(done.event, done.before, done.outcome.state),
         )
         return await driver.run_until(Done)

@@ -1,7 +1,7 @@
-"""One node's part of a job, put together: bus, zygote, output, beacons, and the agent over them.
+"""One node's part of a job, put together: bus, zygote, output, watch, and the agent on top.
 
-`taskd run` (`launcher.py`) and the torchrun seam (`torchrun.py`) both run this; they differ in
-where store and manager are, and in what they do before and after.
+`taskd run` (`run/launcher.py`) and the torchrun seam (`seams/torchrun.py`) both run this; they
+differ in where store and manager are, and in what they do before and after.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import asyncio
 import signal
 from dataclasses import dataclass, field
 
-from taskd.agent.act import Hands
-from taskd.agent.main import Agent, Seer, unseen
+from taskd.agent.act import ProcessActions
+from taskd.agent.main import Agent, Observer, no_observer
+from taskd.agent.node_resources import NodeResources
 from taskd.agent.run.plan import PRELOAD, Plan
-from taskd.agent.run_folders import Ground
 from taskd.agent.watch import Watch
 from taskd.agent.worker_environment import Addresses
 from taskd.agent.worker_logs import Logs
@@ -29,55 +29,57 @@ from taskd.model.ids import NodeRank, Rank, agent
 from taskd.proxy import Proxy
 from taskd.runtime.clock import monotonic
 
-BEAT_S, HURRY = 0.4, 0.3
-"""How often a heart beats, and how much sooner while a rank stands still."""
-MOST_BEATS_PER_S = 250
+BEAT_S, SLOW_RANK_FACTOR = 0.4, 0.3
+"""The interval between heartbeats, and how much shorter it is while a rank has no progress."""
+MAX_BEATS_PER_S = 250
+"""What the manager receives from all nodes together."""
 VERDICT_S = 15.0
+"""How much longer than the manager a node waits for the permission to start."""
 
 
 @dataclass
 class NodeRun:
     plan: Plan
-    ground: Ground
+    resources: NodeResources
     output: Output
     proxy: Proxy
-    seer: Seer = unseen
+    observer: Observer = no_observer
     logs: Logs = field(init=False)
     bus: Bus = field(init=False)
     agent: Agent = field(init=False)
-    door: Door | None = field(init=False, default=None)
+    liveness_port: Door | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.logs = Logs(self.plan, self.ground.run_dir)
+        self.logs = Logs(self.plan, self.resources.run_dir)
 
     async def run(self) -> Done:
-        """Until the node's part of the job is over; then nothing of it is left."""
+        """Run until the node's part of the job is over; nothing of it is left afterwards."""
         plan, address = self.plan, f"127.0.0.1:{self.proxy.port}"
         self.bus = Bus(
             BusConfig(me=agent(plan.node), upstream=address, job=plan.job, token=plan.token)
         )
         await self.bus.start()
-        self.door = await Door.open(self.proxy.upstream)
+        self.liveness_port = await Door.open(self.proxy.upstream)
         config = WorkersConfig(permission_timeout_s=self._permission_s, grace_s=plan.grace_s)
-        self.agent = Agent(self.bus, self.proxy.bus, config, watch=self.seer)
-        self._obey_signals()
-        hopeless = Interrupted("the zygote dies before it is ready", signal.SIGTERM)
-        self.ground.nursery.on_lost = lambda: self.agent.happened(hopeless)
-        self.ground.nursery.watch()
+        self.agent = Agent(self.bus, self.proxy.bus, config, observer=self.observer)
+        self._handle_signals()
+        failed = Interrupted("the zygote keeps dying before it is ready", signal.SIGTERM)
+        self.resources.processes.on_lost = lambda: self.agent.happened(failed)
+        self.resources.processes.watch()
         try:
             return await self._train()
         finally:
-            await self.ground.nursery.close()
+            await self.resources.processes.close()
             await self.bus.close()
-            if self.door is not None:
-                self.door.close()
+            if self.liveness_port is not None:
+                self.liveness_port.close()
 
     @property
     def _permission_s(self) -> float:
-        """Longer than the manager waits for all nodes: it can say who did not come."""
+        """Longer than the manager waits for all nodes: the manager can name the missing nodes."""
         return self.plan.join_timeout_s + VERDICT_S
 
-    def _obey_signals(self) -> None:
+    def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for signum in self.plan.signals:
             because = f"stopped by {signum.name}"
@@ -86,52 +88,54 @@ class NodeRun:
             signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
     async def _train(self) -> Done:
-        plan, ground = self.plan, self.ground
+        plan, resources = self.plan, self.resources
         node = Node(NodeRank(plan.node), tuple(map(Rank, plan.ranks)), plan.max_restarts)
-        watch = Watch(ground.beacons)
+        watch = Watch(resources.beacons)
 
-        self.agent.profiling = watch.probes.order
+        self.agent.profiling = watch.profiling.order
 
-        def hands(tasks: asyncio.TaskGroup) -> Hands:
-            made = Hands(
+        def make_actions(tasks: asyncio.TaskGroup) -> ProcessActions:
+            actions = ProcessActions(
                 plan,
-                ground,
+                resources,
                 self.output,
                 self.logs,
                 Addresses(
-                    store=ground.store,
+                    store=resources.store,
                     proxy=f"127.0.0.1:{self.proxy.port}",
-                    door=self.door.address if self.door is not None else "",
+                    liveness_port=self.liveness_port.address
+                    if self.liveness_port is not None
+                    else "",
                 ),
                 self.agent,
                 tasks,
                 watch,
             )
-            tasks.create_task(self._warm(made))
-            return made
+            tasks.create_task(self._wait_until_warm(actions))
+            return actions
 
-        def look() -> m.NodeHeartbeat:
-            return m.NodeHeartbeat(node.node, watch.look(), watch.probes.look())
+        def make_beat() -> m.NodeHeartbeat:
+            return m.NodeHeartbeat(node.node, watch.look(), watch.profiling.look())
 
-        def pace_s() -> float:
-            return _beat_s(plan.nodes) * (HURRY if watch.uneasy else 1.0)
+        def beat_interval_s() -> float:
+            return _beat_s(plan.nodes) * (SLOW_RANK_FACTOR if watch.slow else 1.0)
 
         waiting = Waiting(node, monotonic() + self._permission_s)
-        return await self.agent.run(waiting, hands, look, pace_s)
+        return await self.agent.run(waiting, make_actions, make_beat, beat_interval_s)
 
-    async def _warm(self, hands: Hands) -> None:
-        """Once the zygote has imported everything, the store can be served from it."""
+    async def _wait_until_warm(self, actions: ProcessActions) -> None:
+        """Serve the store as soon as the zygote has imported everything."""
         try:
-            ready = await self.ground.nursery.ready()
+            ready = await self.resources.processes.ready()
         except ZygoteLost:
-            return await self._warm(hands)
+            return await self._wait_until_warm(actions)
         wanted = [name for name in self.plan.preload if name not in PRELOAD]
         if problems := [f"--preload {n}: {ready.failed[n]}" for n in wanted if n in ready.failed]:
             raise SettingsError(problems)
-        await hands.serve_store()
+        await actions.serve_store()
         self.agent.happened(WarmedUp())
 
 
 def _beat_s(nodes: int) -> float:
-    """The more nodes, the rarer the beats: the manager hears some hundreds a second at most."""
-    return max(BEAT_S, nodes / MOST_BEATS_PER_S)
+    """The more nodes, the longer the interval, so that the manager is not flooded."""
+    return max(BEAT_S, nodes / MAX_BEATS_PER_S)

@@ -1,4 +1,4 @@
-"""The agent's senses: what the manager says and how the link to it fares, as events."""
+"""The agent's inputs: the manager's orders, and the state of the connection to it, as events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ORDERS = get_args(Order)
 async def listen(
     bus: Bus, happened: Callable[[Event], None], profiling: Callable[[SetProfiling], None]
 ) -> None:
-    """Orders become events; what is no order is for somebody else, or from the future."""
+    """Orders become events. Other messages are ignored: a newer manager may send unknown ones."""
     while True:
         received = await bus.receive()
         if isinstance(received.body, _ORDERS):
@@ -26,17 +26,19 @@ async def listen(
         elif isinstance(received.body, SetProfiling):
             profiling(received.body)
         else:
-            log.info("%s sent %s, which is no order", received.src, type(received.body).__name__)
+            log.info(
+                "ignoring %s from %s: not an order", type(received.body).__name__, received.src
+            )
 
 
-async def watch_link(bus: Bus, among: tuple[Bus, ...], happened: Callable[[Event], None]) -> None:
-    """Whoever is at the other end of a new link may know nothing of us.
+async def watch_link(bus: Bus, buses: tuple[Bus, ...], happened: Callable[[Event], None]) -> None:
+    """Report when the manager becomes reachable or unreachable: a new manager knows nothing of us.
 
-    The way to the manager is open when every bus of this process on it is: the agent's own, and
-    the proxy's.
+    The manager is reachable when all buses of this process on the path to it have joined: the
+    agent's own, and the proxy's.
     """
     async for change in bus.changes():
-        if isinstance(change, Joined) and all(other.joined for other in among):
+        if isinstance(change, Joined) and all(other.joined for other in buses):
             happened(ManagerConnected())
         elif isinstance(change, Left):
             happened(ManagerDisconnected())

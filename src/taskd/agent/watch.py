@@ -1,8 +1,10 @@
-"""How the node's ranks are getting on, read from their beacons and from the kernel.
+"""What the node's ranks are doing, read from shared memory and from the kernel.
 
-A rank shows its progress in a page of shared memory (`runtime/beacon.py`), so looking costs neither
-side a message. Only of one that stands still more is asked (`signs.py`): of the kernel what its
-process is doing, of the process itself where its threads are.
+A rank publishes its progress in a page of shared memory (`runtime/beacon.py`), so looking at it
+costs neither side a message. Only a rank without progress is looked at more closely
+(`process_activity.py`): the kernel says what its process does, and the process itself writes the
+stacks of its threads. Profiling works in the same way (`runtime/profiling_files.py`): the agent
+writes what to record, the rank writes its pace, and the rank needs no connection and no thread.
 """
 
 from __future__ import annotations
@@ -14,24 +16,27 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from taskd.agent.process_signs import Signs
-from taskd.agent.rank_profiling import Probes
-from taskd.agent.stacks import StackFile
+from taskd.agent.process_activity import ProcessActivity
+from taskd.agent.worker_stacks import StackFile
 from taskd.model.ids import Incarnation, Rank, Step
-from taskd.model.messages import Progress
+from taskd.model.messages import Progress, SetProfiling
+from taskd.model.profiling import NOTHING, Pace, parts_ordered
 from taskd.runtime import beacon
 from taskd.runtime.clock import Clock, monotonic
+from taskd.runtime.profiling_files import Page, forget, read_pace
 
 JUDGED = ("training", "between steps")
-UNEASY_S = 0.2
-STILL_S = 0.5
-"""From here on the kernel is asked."""
-STUCK_S = 0.5
-"""From here on a rank that never stood nearly as long is asked for its stacks."""
+"""The phases in which a rank without progress may be hung."""
+SLOW_S = 0.2
+"""A rank without progress for this long makes the node's heartbeats more frequent."""
+IDLE_S = 0.5
+"""A rank without progress for this long is looked at through the kernel."""
+STACKS_S = 0.5
+"""It is asked for its stacks after this long, if it has never been idle nearly as long before."""
 FORGET = 0.8
 STACK_CHARS = 4000
 
-Life = tuple[Rank, Incarnation]
+WorkerKey = tuple[Rank, Incarnation]
 
 
 @dataclass
@@ -43,90 +48,127 @@ class _Watched:
     moved_at: float = 0.0
     idle_s: float = 0.0
     longest_s: float = 0.0
-    uneasy: bool = False
-    signs: Signs | None = None
-    told: bool = False
+    slow: bool = False
+    activity: ProcessActivity | None = None
+    stack_sent: bool = False
 
-    def look_closer(self, now: float, again: bool) -> Signs:
-        if self.signs is None:
-            self.signs = Signs(self.pid, self.stacks, self.ask_stacks)
-        self.signs.look(now)
-        if not self.signs.stopped and self.idle_s >= max(STUCK_S, 3 * self.longest_s):
-            self.signs.read_stacks(now, again)
-        return self.signs
+    def look_closer(self, now: float, repeat: bool) -> ProcessActivity:
+        if self.activity is None:
+            self.activity = ProcessActivity(self.pid, self.stacks, self.ask_stacks)
+        self.activity.look(now)
+        if not self.activity.stopped and self.idle_s >= max(STACKS_S, 3 * self.longest_s):
+            self.activity.read_stacks(now, repeat)
+        return self.activity
 
-    def tell_stack(self) -> str:
-        """Once each time it seems stuck."""
-        if self.signs is None or self.told:
+    def stack_to_send(self) -> str:
+        """The stacks, once each time the rank seems stuck."""
+        if self.activity is None or self.stack_sent:
             return ""
-        self.told = bool(self.signs.text)
-        return self.signs.text[-STACK_CHARS:]
+        self.stack_sent = bool(self.activity.text)
+        return self.activity.text[-STACK_CHARS:]
 
 
 class Watch:
     def __init__(self, folder: str, clock: Clock = monotonic) -> None:
         self._folder, self._clock = Path(folder), clock
-        self._watched: dict[Life, _Watched] = {}
-        self.probes = Probes(self._folder)
+        self._watched: dict[WorkerKey, _Watched] = {}
+        self.profiling = ProfilingPages(self._folder)
 
-    def beacon(self, life: Life) -> str:
-        """The path for a new life's beacon."""
-        return str(self._folder / f"rank{life[0]}.{life[1]}")
+    def beacon(self, key: WorkerKey) -> str:
+        """The path of the beacon of a new incarnation."""
+        return str(self._folder / f"rank{key[0]}.{key[1]}")
 
-    def add(self, life: Life, pid: int, stacks: Path, ask_stacks: Callable[[], None]) -> None:
-        page = os.open(self.beacon(life), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._watched[life] = _Watched(pid, page, StackFile(stacks), ask_stacks)
+    def add(self, key: WorkerKey, pid: int, stacks: Path, ask_stacks: Callable[[], None]) -> None:
+        page = os.open(self.beacon(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._watched[key] = _Watched(pid, page, StackFile(stacks), ask_stacks)
 
-    def remove(self, life: Life) -> None:
-        self.probes.remove(life)
-        watched = self._watched.pop(life, None)
+    def remove(self, key: WorkerKey) -> None:
+        self.profiling.remove(key)
+        watched = self._watched.pop(key, None)
         if watched is not None:
             os.close(watched.page)
             with suppress(FileNotFoundError):
-                os.unlink(self.beacon(life))
+                os.unlink(self.beacon(key))
 
     def close(self) -> None:
-        for life in list(self._watched):
-            self.remove(life)
+        for key in list(self._watched):
+            self.remove(key)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
-    def uneasy(self) -> bool:
-        """Whether, at the last look, a rank stood still for unusually long."""
-        return any(watched.uneasy for watched in self._watched.values())
+    def slow(self) -> bool:
+        """Whether, at the last look, a rank had no progress for an unusually long time."""
+        return any(watched.slow for watched in self._watched.values())
 
     def look(self) -> tuple[Progress, ...]:
-        """Of every rank that has put up its beacon."""
+        """The progress of every rank that has created its beacon."""
         now = self._clock()
-        seen = (self._look_at(life, watched, now) for life, watched in self._watched.items())
+        seen = (self._look_at(key, watched, now) for key, watched in self._watched.items())
         return tuple(progress for progress in seen if progress is not None)
 
-    def _look_at(self, life: Life, watched: _Watched, now: float) -> Progress | None:
-        sight = beacon.read(os.pread(watched.page, beacon.SIZE, 0))
-        if sight is None:
+    def _look_at(self, key: WorkerKey, watched: _Watched, now: float) -> Progress | None:
+        seen = beacon.read(os.pread(watched.page, beacon.SIZE, 0))
+        if seen is None:
             return None
-        idle_s = max(0.0, now - sight.moved_at)
-        if sight.moved_at != watched.moved_at:
-            # Long pauses are forgotten by and by: those of the start say nothing about training.
+        idle_s = max(0.0, now - seen.moved_at)
+        if seen.moved_at != watched.moved_at:
+            # Long pauses fade: those of the start say nothing about training.
             watched.longest_s = max(FORGET * watched.longest_s, watched.idle_s)
-            watched.moved_at = sight.moved_at
-            watched.signs, watched.told = None, False
+            watched.moved_at = seen.moved_at
+            watched.activity, watched.stack_sent = None, False
         watched.idle_s = idle_s
-        judged = sight.phase in JUDGED
-        watched.uneasy = judged and idle_s > max(UNEASY_S, 2 * watched.longest_s)
-        told = Progress(
-            *life, Step(sight.step), idle_s, sight.waiting, sight.entered, judged=judged
+        judged = seen.phase in JUDGED
+        watched.slow = judged and idle_s > max(SLOW_S, 2 * watched.longest_s)
+        progress = Progress(
+            *key, Step(seen.step), idle_s, seen.waiting, seen.entered, judged=judged
         )
-        if not judged or idle_s <= STILL_S:
-            return told
-        # Whoever waits for others has a good reason to stand still; one look at it is enough.
-        signs = watched.look_closer(now, again=not sight.waiting)
+        if not judged or idle_s <= IDLE_S:
+            return progress
+        # A rank that waits for others has a good reason to be idle; one dump of it is enough.
+        activity = watched.look_closer(now, repeat=not seen.waiting)
         return replace(
-            told,
-            busy=signs.busy,
-            stopped=signs.stopped,
-            # Between two steps a script may do whatever it likes for as long as it likes.
-            spinning=signs.spinning and signs.busy and sight.phase == "training",
-            moving_s=max(0.0, signs.moved_at - sight.moved_at),
-            stack=watched.tell_stack(),
+            progress,
+            busy=activity.busy,
+            stopped=activity.stopped,
+            # Between two steps a script may do anything for as long as it likes.
+            spinning=activity.spinning and activity.busy and seen.phase == "training",
+            moving_s=max(0.0, activity.active_at - seen.moved_at),
+            stack=watched.stack_to_send(),
         )
+
+
+class ProfilingPages:
+    """Tells the node's ranks what to record, and reads their paces."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._wanted = NOTHING
+        self._pages: dict[WorkerKey, Page] = {}
+        self._reported: dict[WorkerKey, Pace] = {}
+
+    def prepare(self, key: WorkerKey) -> str:
+        """The path of the page of a new incarnation, which already says what to record."""
+        page = Page(str(self._folder / f"rank{key[0]}.{key[1]}.probe"))
+        page.want(self._wanted)
+        self._pages[key] = page
+        return page.path
+
+    def remove(self, key: WorkerKey) -> None:
+        self._reported.pop(key, None)
+        if (page := self._pages.pop(key, None)) is not None:
+            forget(page.path)
+
+    def order(self, order: SetProfiling) -> None:
+        self._wanted = parts_ordered(order.default_domain, order.communication, order.parts)
+        for page in self._pages.values():
+            page.want(self._wanted)
+
+    def look(self) -> tuple[Pace, ...]:
+        """The paces that have changed since the last look."""
+        changed = []
+        for key, page in self._pages.items():
+            pace = read_pace(page.path)
+            if pace is not None and pace != self._reported.get(key):
+                self._reported[key] = pace
+                changed.append(pace)
+        return tuple(changed)

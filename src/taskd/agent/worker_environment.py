@@ -13,16 +13,16 @@ from taskd.model.ids import worker
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Addresses:
-    """What is known once everything listens; each as host:port."""
+    """Addresses that are known once everything listens; each as host:port."""
 
     store: str
     proxy: str
-    door: str = ""
-    """The agent's own, which proves that it lives."""
+    liveness_port: str = ""
+    """A port of the agent that the manager probes to see whether the agent is alive."""
 
 
-def base(plan: Plan) -> dict[str, str]:
-    """What every process of the node inherits, and what libraries read when they are loaded."""
+def base_environment(plan: Plan) -> dict[str, str]:
+    """What all processes of the node inherit; includes what libraries read while they load."""
     env = dict(environ)
     if plan.local_size > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
@@ -30,7 +30,7 @@ def base(plan: Plan) -> dict[str, str]:
     return env
 
 
-def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str, str]:
+def worker_environment(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str, str]:
     node, local_rank = plan.place_of(start.rank)
     host, _, port = addresses.store.rpartition(":")
     whole = start.incarnation == start.attempt
@@ -58,7 +58,7 @@ def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str,
         "TASKD_INCARNATION": str(start.incarnation),
         "TASKD_INCIDENT": str(start.incident),
         "TASKD_STORE": addresses.store,
-        # Ascend's in-process recovery reads it: was the whole pod started, or this worker alone?
+        # Read by Ascend's in-process recovery: was the whole pod started, or only this worker?
         "RESTART_FAULT_PROCESS_TYPE": "worker" if start.incident and not whole else "pod",
         **({"TASKD_DUMP_DIR": plan.dump_dir} if plan.dump_dir else {}),
         **_device(plan, local_rank),
@@ -67,16 +67,16 @@ def of_worker(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str,
 
 
 def _links(plan: Plan) -> dict[str, str]:
-    """What the command line does not say, the environment of the launcher may."""
-    told = {"TASKD_NICS": ",".join(plan.nics)} if plan.nics else {}
-    return {**told, "TASKD_NIC_FAILOVER": "on"} if plan.nic_failover else told
+    """Only what the command line sets: the launcher's own environment may already set the rest."""
+    nics = {"TASKD_NICS": ",".join(plan.nics)} if plan.nics else {}
+    return {**nics, "TASKD_NIC_FAILOVER": "on"} if plan.nic_failover else nics
 
 
 def _secrets(plan: Plan, start: StartWorker) -> dict[str, str]:
-    """The job's own stays with the agent: a script gets what opens its own place and no other."""
+    """The job's token stays with the agent: a script gets a badge for its own rank only."""
     if not plan.token:
         return {"TASKD_TOKEN": "", "TASKD_SEAL": ""}
-    # With it comes gRPC, which the launch cannot wait for.
+    # Imported late because it imports gRPC, which would delay the launch.
     from taskd.bus.security import make_badge, make_seal
 
     badge = make_badge(plan.token, plan.job, worker(plan.node, start.rank))
@@ -90,7 +90,10 @@ def _device(plan: Plan, local_rank: int) -> dict[str, str]:
     devices = visible.split(",") if visible else None
     if devices is not None and local_rank >= len(devices):
         raise SettingsError(
-            [f"--virtual-local-rank: no device for local rank {local_rank} in {visible!r}"]
+            [
+                f"--virtual-local-rank: CUDA_VISIBLE_DEVICES={visible!r} has no device for local "
+                f"rank {local_rank}; lower --nproc-per-node or add a device"
+            ]
         )
     device = str(local_rank) if devices is None else devices[local_rank].strip()
     return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": device}

@@ -1,8 +1,9 @@
-"""Where a worker's files are, and which of its streams go where, as under torchrun.
+"""Where a worker's files are, and where its streams go, as with torchrun.
 
-    <log dir>/<run id>_<random>/attempt_<life>/<local rank>/{stdout.log,stderr.log,error.json}
+    <log dir>/<run id>_<random>/attempt_<incarnation>/<local rank>/
+        stdout.log, stderr.log, error.json
 
-Without `--log-dir` the same tree is made in a directory that is removed when the job ends.
+Without `--log-dir` the same tree is created in a directory that is removed when the job ends.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _STREAMS = ((OUT, 1, "stdout"), (ERR, 2, "stderr"))
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Of one life of one rank."""
+    """The files of one incarnation of one rank."""
 
     folder: Path
 
@@ -59,7 +60,7 @@ class Logs:
         return Files(folder)
 
     def open(self, start: StartWorker, output: Output) -> list[int]:
-        """The descriptors of the worker's stdout and stderr; close them once it has them."""
+        """The file descriptors for the worker's stdout and stderr; close them after its start."""
         files = self.files(start.rank, start.incarnation)
         _, local_rank = self._plan.place_of(start.rank)
         logs = self._plan.logs
@@ -97,23 +98,22 @@ class Logs:
         return text.encode()
 
     def evidence(self, start: StartWorker, tail: str) -> str:
-        """The last traceback if the worker has left one, and its last lines."""
+        """The worker's last lines, and its traceback if it has written one that is not in them."""
         files = self.files(start.rank, start.incarnation)
         if not tail:
             tail = "".join(_end_of(files.log(name)) for _, _, name in _STREAMS)
         trace = _traceback(files.error)
         if trace and trace.rstrip().rpartition("\n")[2] in tail:
-            trace = ""  # it has been printed, and is there already
-        told = f"{tail}\n{trace}".strip()
+            trace = ""  # it was printed, so the last lines contain it
+        text = f"{tail}\n{trace}".strip()
         if _is_full(files.folder):
-            told = f"{told}\nthe disk is full: there is no room for logs in {files.folder}"
-        return told.strip()[-EVIDENCE_CHARS:]
+            text = f"{text}\nthe disk is full: no space left for logs in {files.folder}"
+        return text.strip()[-EVIDENCE_CHARS:]
 
 
 def _traceback(path: Path) -> str:
     try:
-        told = json.loads(path.read_text())
-        message = told["message"]
+        message = json.loads(path.read_text())["message"]
         return message if isinstance(message, str) else str(message["extraInfo"]["py_callstack"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""

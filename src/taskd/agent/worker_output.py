@@ -1,8 +1,8 @@
 """Where the workers' output goes: to the console with a prefix, to files, or both.
 
-One thread reads the pipes of all workers of the node and writes whole lines, so that ranks do
-not cut into each other's lines, and a console that stands still stops only the writers. It keeps
-each rank's last lines: they are part of the report when the rank dies.
+One thread reads the pipes of all workers of the node and writes whole lines, so that the lines of
+different ranks do not mix. A blocked console blocks only the workers that write. The thread keeps
+the last lines of each rank: they are part of the report when the rank dies.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import BinaryIO
 
 CHUNK = 64 * 1024
 TAIL_LINES = 40
-PATIENCE_S = 0.2
-"""A prompt or a half-written line is shown after this long, even without its end."""
+PARTIAL_LINE_S = 0.2
+"""A prompt or an incomplete line is shown after this long, even without its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sink:
-    """What becomes of one stream of one worker."""
+    """Where one stream of one worker goes."""
 
     prefix: bytes
     console: int | None
-    """The file descriptor to show lines on; None: they are not shown."""
+    """The file descriptor that gets the lines with the prefix; None: they are not shown."""
     path: str = ""
     """A file that gets the lines without the prefix."""
     collect: str = ""
-    """A file that gets the lines with one of these words in them."""
+    """A file that gets the lines that contain one of `words`."""
     words: tuple[bytes, ...] = ()
 
 
@@ -46,24 +46,24 @@ class _Stream:
 
 
 class Output:
-    """Open a pipe for each stream of a worker; close it when the worker is dead."""
+    """Opens a pipe for each stream of a worker; the caller closes it when the worker is dead."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._bell, self._ring = os.pipe()
-        os.set_blocking(self._bell, False)
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._wakeup_read, self._wakeup_write = os.pipe()
+        os.set_blocking(self._wakeup_read, False)
+        self._selector.register(self._wakeup_read, selectors.EVENT_READ)
         self._lock = threading.Lock()
         self._opened: list[_Stream] = []
         self._closing: list[_Stream] = []
         self._streams: dict[object, list[_Stream]] = {}
-        self._deaf: set[int] = set()
-        self._over = False
+        self._closed_consoles: set[int] = set()
+        self._stopping = False
         self._thread = threading.Thread(target=self._pump, name="taskd-output", daemon=True)
         self._thread.start()
 
     def open(self, owner: object, sinks: tuple[Sink, ...]) -> list[int]:
-        """The write ends for the worker's streams, to be closed once the worker has them."""
+        """The write ends for the worker's streams; the caller closes them after its start."""
         streams = self._streams.setdefault(owner, [])
         tail = streams[0].tail if streams else deque[bytes](maxlen=TAIL_LINES)
         ends = []
@@ -80,7 +80,7 @@ class Output:
         return ends
 
     def close(self, owner: object, timeout_s: float = 5.0) -> str:
-        """Show what the dead worker has left in its pipes; returns its last lines."""
+        """Write what is left in the dead worker's pipes; returns its last lines."""
         streams = self._streams.pop(owner, [])
         with self._lock:
             self._closing.extend(streams)
@@ -92,30 +92,30 @@ class Output:
     def stop(self, timeout_s: float = 5.0) -> None:
         for owner in list(self._streams):
             self.close(owner, timeout_s)
-        self._over = True
+        self._stopping = True
         self._wake()
         self._thread.join(timeout_s)
 
     def _wake(self) -> None:
-        os.write(self._ring, b"!")
+        os.write(self._wakeup_write, b"!")
 
     def _pump(self) -> None:
-        while not self._over:
+        while not self._stopping:
             waiting = [key.data for key in self._selector.get_map().values() if key.data]
-            impatient = any(stream.partial for stream in waiting)
-            ready = self._selector.select(PATIENCE_S if impatient else None)
+            partial = any(stream.partial for stream in waiting)
+            ready = self._selector.select(PARTIAL_LINE_S if partial else None)
             for key, _ in ready:
                 if key.data is None:
                     with suppress(BlockingIOError):
-                        os.read(self._bell, CHUNK)
+                        os.read(self._wakeup_read, CHUNK)
                 else:
                     self._read(key.data)
             if not ready:
                 for stream in waiting:
                     self._flush(stream)
-            self._take_changes()
+            self._apply_changes()
 
-    def _take_changes(self) -> None:
+    def _apply_changes(self) -> None:
         with self._lock:
             opened, self._opened = self._opened, []
             closing, self._closing = self._closing, []
@@ -127,7 +127,7 @@ class Output:
             self._end(stream)
 
     def _read(self, stream: _Stream) -> bool:
-        """False when there is nothing more to read now."""
+        """False when there is nothing to read now."""
         try:
             chunk = os.read(stream.source, CHUNK)
         except BlockingIOError:
@@ -136,7 +136,7 @@ class Output:
             self._end(stream)
             return False
         lines = (stream.partial + chunk).splitlines(keepends=True)
-        # Without its end the last line waits for more; a bare \r may be the first half of \r\n.
+        # An incomplete last line waits for its end; a bare \r may be the first half of \r\n.
         stream.partial = b"" if lines[-1].endswith(b"\n") else lines.pop()
         self._emit(stream, lines)
         if len(stream.partial) > CHUNK:
@@ -157,21 +157,21 @@ class Output:
             try:
                 stream.file.write(b"".join(lines))
             except OSError as error:
-                self._give_up_file(stream, error)
+                self._abandon_file(stream, error)
         if sink.words and any(word in line for line in lines for word in sink.words):
-            chosen = [line for line in lines if any(word in line for word in sink.words)]
+            matching = [line for line in lines if any(word in line for word in sink.words)]
             with suppress(OSError), open(sink.collect, "ab") as file:
-                file.write(b"".join(chosen))
+                file.write(b"".join(matching))
 
     def _show(self, console: int, text: bytes) -> None:
-        if console in self._deaf:
+        if console in self._closed_consoles:
             return
         view = memoryview(text)
         while view:
             try:
                 view = view[os.write(console, view) :]
-            except OSError:  # nobody reads it any more: that is no reason to stop training
-                self._deaf.add(console)
+            except OSError:  # the console is closed, which must not stop training
+                self._closed_consoles.add(console)
                 return
 
     def _file(self, sink: Sink) -> BinaryIO | None:
@@ -179,11 +179,14 @@ class Output:
             return None
         return open(sink.path, "ab", buffering=0)
 
-    def _give_up_file(self, stream: _Stream, error: OSError) -> None:
+    def _abandon_file(self, stream: _Stream, error: OSError) -> None:
         assert stream.file is not None
         stream.file.close()
         stream.file = None
-        text = f"taskd: {stream.sink.path} is given up: {error.strerror}\n"
+        text = (
+            f"taskd: {stream.sink.path}: {error.strerror}. No more lines are written to this file; "
+            "training continues.\n"
+        )
         self._show(2, text.encode())
 
     def _end(self, stream: _Stream) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from taskd.agent.shared_folder import SHARED_MEMORY
+from taskd.agent.node_resources import SHARED_MEMORY
 
 DEADLINE_S = 90.0
 

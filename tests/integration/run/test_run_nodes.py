@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from taskd.agent.run.plan import free_port
-from taskd.agent.run.rendezvous import is_here
+from taskd.agent.run.rendezvous import is_local_address
 from tests.integration.run.run_job import TRAIN, Job, script
 from tests.integration.run.test_elastic import SAME, Nodes, kill
 
@@ -60,7 +60,7 @@ def met(folder: Path, *words: str, host: str = "localhost", **env: str) -> list[
 
 @pytest.mark.parametrize("host", ["localhost", "[::1]"])
 def test_nodes_that_are_not_told_their_rank_draw_it(tmp_path: Path, host: str) -> None:
-    if ":" in host and not is_here("::1"):
+    if ":" in host and not is_local_address("::1"):
         pytest.skip("there is no IPv6 here")
     words = ["--nproc-per-node=2", "--rdzv-conf=join_timeout=80", script(tmp_path, TRAIN)]
     jobs = met(tmp_path, *words, host=host, DIE="3.0.1", TASKD_TOKEN="s3cret")

@@ -1,4 +1,4 @@
-"""The zygote with real processes: births, deaths, signals, and nothing left behind."""
+"""The zygote with real processes: starts, exits, signals, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -16,45 +16,48 @@ import psutil
 import pytest
 
 from taskd.agent.zygote.program import Program
-from taskd.agent.zygote.worker_processes import Death, Nursery, Process, ZygoteLost
+from taskd.agent.zygote.worker_processes import Exit, Process, WorkerProcesses, ZygoteLost
 
 DEADLINE_S = 30.0
 
 
 class Trial:
-    """A nursery for one program, and what the program has printed."""
+    """Worker processes of one program, and what the program has printed."""
 
     def __init__(self, tmp_path: Path, program: Program, **options: object) -> None:
-        self.nursery = Nursery(program, **options)  # type: ignore[arg-type]
-        self.deaths: asyncio.Queue[Death] = asyncio.Queue()
+        self.processes = WorkerProcesses(program, **options)  # type: ignore[arg-type]
+        self.exits: asyncio.Queue[Exit] = asyncio.Queue()
         self.out = tmp_path / "out"
         self.err = tmp_path / "err"
 
     async def start(self, name: str = "rank0", **env: str) -> Process:
         with ExitStack() as stack:
             files = [stack.enter_context(path.open("ab")) for path in (self.out, self.err)]
-            return await self.nursery.start(
-                name, env, files[0].fileno(), files[1].fileno(), self.deaths.put_nowait
+            return await self.processes.start(
+                name, env, files[0].fileno(), files[1].fileno(), self.exits.put_nowait
             )
 
-    async def death(self) -> Death:
-        return await asyncio.wait_for(self.deaths.get(), DEADLINE_S)
+    async def exited(self) -> Exit:
+        return await asyncio.wait_for(self.exits.get(), DEADLINE_S)
 
 
 def trial(
-    tmp_path: Path, program: Program, story: Callable[[Trial], Awaitable[None]], **options: object
+    tmp_path: Path,
+    program: Program,
+    scenario: Callable[[Trial], Awaitable[None]],
+    **options: object,
 ) -> Trial:
     made = Trial(tmp_path, program, **options)
 
-    async def play() -> None:
-        made.nursery.watch()
+    async def run() -> None:
+        made.processes.watch()
         try:
-            await asyncio.wait_for(story(made), DEADLINE_S)
+            await asyncio.wait_for(scenario(made), DEADLINE_S)
         finally:
-            await made.nursery.close()
+            await made.processes.close()
 
-    made.nursery.open()
-    asyncio.run(play())
+    made.processes.open()
+    asyncio.run(run())
     return made
 
 
@@ -64,7 +67,7 @@ def script(tmp_path: Path, text: str, *arguments: str) -> Program:
     return Program("script", str(path), arguments)
 
 
-def test_a_script_runs_as_python_would_run_it(tmp_path: Path) -> None:
+def test_script_runs_as_python_runs_it(tmp_path: Path) -> None:
     program = script(
         tmp_path,
         """
@@ -81,16 +84,16 @@ def test_a_script_runs_as_python_would_run_it(tmp_path: Path) -> None:
         "1",
     )
 
-    async def story(it: Trial) -> None:
+    async def scenario(it: Trial) -> None:
         await it.start(RANK="3")
-        assert (await it.death()).exit_code == 7
+        assert (await it.exited()).exit_code == 7
 
-    told = trial(tmp_path, program, story).out.read_text()
+    output = trial(tmp_path, program, scenario).out.read_text()
     path = program.target
-    assert told == f"{[path, '--lr', '1']} {tmp_path} __main__ {path} 3\n"
+    assert output == f"{[path, '--lr', '1']} {tmp_path} __main__ {path} 3\n"
 
 
-def test_spawn_and_fork_say_the_same(tmp_path: Path) -> None:
+def test_spawn_and_fork_give_same_output(tmp_path: Path) -> None:
     program = script(
         tmp_path,
         """
@@ -104,79 +107,79 @@ def test_spawn_and_fork_say_the_same(tmp_path: Path) -> None:
         "a b",
     )
 
-    async def story(it: Trial) -> None:
+    async def scenario(it: Trial) -> None:
         await it.start()
-        assert (await it.death()).exit_code == 1
+        assert (await it.exited()).exit_code == 1
 
     texts = []
     for spawn in (False, True):
         folder = tmp_path / str(spawn)
         folder.mkdir()
-        it = trial(folder, program, story, spawn=spawn)
+        it = trial(folder, program, scenario, spawn=spawn)
         texts.append((sorted(it.out.read_text().splitlines()), it.err.read_text()))
     assert texts[0] == texts[1]
     assert "ValueError: bad" in texts[0][1]
 
 
-def test_a_module_runs_as_python_m_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_runs_as_python_m_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "pack"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "go.py").write_text("import sys\nprint(__name__, __package__, sys.argv[1:])\n")
     monkeypatch.chdir(tmp_path)
 
-    async def story(it: Trial) -> None:
+    async def scenario(it: Trial) -> None:
         await it.start()
-        assert (await it.death()).exit_code == 0
+        assert (await it.exited()).exit_code == 0
 
-    it = trial(tmp_path, Program("module", "pack.go", ("x",)), story)
+    it = trial(tmp_path, Program("module", "pack.go", ("x",)), scenario)
     assert it.out.read_text() == "__main__ pack ['x']\n"
 
 
-def test_a_killed_worker_is_reported_with_its_signal(tmp_path: Path) -> None:
+def test_killed_worker_is_reported_with_signal(tmp_path: Path) -> None:
     program = script(tmp_path, "import signal; signal.pause()")
 
-    async def story(it: Trial) -> None:
+    async def scenario(it: Trial) -> None:
         process = await it.start()
         os.kill(process.pid, signal.SIGSEGV)
-        death = await it.death()
-        assert (death.process, death.exit_code, death.signal) == (process, None, signal.SIGSEGV)
+        exited = await it.exited()
+        assert (exited.process, exited.exit_code, exited.signal) == (process, None, signal.SIGSEGV)
 
-    trial(tmp_path, program, story)
+    trial(tmp_path, program, scenario)
 
 
-def test_a_missing_script_ends_as_under_python(tmp_path: Path) -> None:
-    async def story(it: Trial) -> None:
+def test_missing_script_exits_as_with_python(tmp_path: Path) -> None:
+    async def scenario(it: Trial) -> None:
         await it.start()
-        assert (await it.death()).exit_code == 2
+        assert (await it.exited()).exit_code == 2
 
-    it = trial(tmp_path, Program("script", str(tmp_path / "no.py")), story)
+    it = trial(tmp_path, Program("script", str(tmp_path / "no.py")), scenario)
     assert "can't open file" in it.err.read_text()
 
 
-def test_a_missing_executable_says_so(tmp_path: Path) -> None:
-    async def story(it: Trial) -> None:
+def test_missing_executable_is_named(tmp_path: Path) -> None:
+    async def scenario(it: Trial) -> None:
         await it.start()
-        assert (await it.death()).exit_code == 127
+        assert (await it.exited()).exit_code == 127
 
-    it = trial(tmp_path, Program("exec", "no-such-program"), story)
+    it = trial(tmp_path, Program("exec", "no-such-program"), scenario)
     assert "cannot run no-such-program" in it.err.read_text()
 
 
-def test_an_uncaught_exception_leaves_an_error_file(tmp_path: Path) -> None:
+def test_uncaught_exception_writes_error_file(tmp_path: Path) -> None:
     program = script(tmp_path, "def f():\n    raise KeyError('lost')\nf()\n")
 
-    async def story(it: Trial) -> None:
+    async def scenario(it: Trial) -> None:
         await it.start(TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json"))
-        await it.death()
+        await it.exited()
 
-    trial(tmp_path, program, story)
-    told = (tmp_path / "error.json").read_text()
-    assert "KeyError: 'lost'" in told
-    assert "program.py" not in told
+    trial(tmp_path, program, scenario)
+    report = (tmp_path / "error.json").read_text()
+    assert "KeyError: 'lost'" in report
+    assert "program.py" not in report
 
 
-def test_a_workers_children_die_with_it(tmp_path: Path) -> None:
+def test_children_of_worker_die_with_it(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     program = script(
@@ -190,59 +193,59 @@ def test_a_workers_children_die_with_it(tmp_path: Path) -> None:
         str(fifo),
     )
 
-    async def story(it: Trial) -> None:
+    async def scenario(it: Trial) -> None:
         process = await it.start()
         child = psutil.Process(int(await asyncio.to_thread(fifo.read_text)))
         os.kill(process.pid, signal.SIGKILL)
-        await it.death()
+        await it.exited()
         await asyncio.to_thread(child.wait, DEADLINE_S)
 
-    trial(tmp_path, program, story)
+    trial(tmp_path, program, scenario)
 
 
-def test_a_dead_zygote_is_replaced_after_its_workers_are_reported(tmp_path: Path) -> None:
+def test_dead_zygote_is_replaced_after_its_workers_are_reported(tmp_path: Path) -> None:
     program = script(tmp_path, "import signal; signal.pause()")
 
-    async def story(it: Trial) -> None:
+    async def scenario(it: Trial) -> None:
         process = await it.start()
         zygote = psutil.Process(process.pid).ppid()
         os.kill(zygote, signal.SIGKILL)
-        assert (await it.death()).process == process
+        assert (await it.exited()).process == process
         again = await it.start()
         assert psutil.Process(again.pid).ppid() != zygote
 
-    trial(tmp_path, program, story)
+    trial(tmp_path, program, scenario)
 
 
-def test_a_module_that_starts_threads_is_not_preloaded(tmp_path: Path) -> None:
+def test_module_that_starts_threads_is_not_preloaded(tmp_path: Path) -> None:
     code = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     (tmp_path / "threaded.py").write_text(code)
 
-    async def story(it: Trial) -> None:
-        ready = await it.nursery.ready()
+    async def scenario(it: Trial) -> None:
+        ready = await it.processes.ready()
         assert "started a thread" in ready.failed["threaded"]
 
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    trial(tmp_path, script(tmp_path, ""), story, preload=("threaded",), env=env)
+    trial(tmp_path, script(tmp_path, ""), scenario, preload=("threaded",), env=env)
 
 
-def test_zygotes_that_cannot_live_are_given_up(tmp_path: Path) -> None:
+def test_zygote_that_keeps_dying_is_not_restarted_forever(tmp_path: Path) -> None:
     (tmp_path / "deadly.py").write_text("import os; os._exit(3)")
     program = script(tmp_path, "")
 
-    async def story(it: Trial) -> None:
+    async def scenario(it: Trial) -> None:
         lost = asyncio.Event()
-        it.nursery.on_lost = lost.set
+        it.processes.on_lost = lost.set
         await lost.wait()
         with pytest.raises(ZygoteLost):
             await it.start()
 
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    trial(tmp_path, program, story, preload=("deadly",), env=env)
+    trial(tmp_path, program, scenario, preload=("deadly",), env=env)
 
 
-def test_nothing_outlives_the_launcher(tmp_path: Path) -> None:
-    """The worker has a child that left its session: the zygote still finds and ends it."""
+def test_nothing_outlives_launcher(tmp_path: Path) -> None:
+    """The worker has a child in another session: the zygote still finds and kills it."""
     program = script(
         tmp_path,
         """
@@ -274,7 +277,7 @@ def test_nothing_outlives_the_launcher(tmp_path: Path) -> None:
 _LAUNCHER = """
     import asyncio, os, sys
     from pathlib import Path
-    from taskd.agent.zygote.worker_processes import Nursery
+    from taskd.agent.zygote.worker_processes import WorkerProcesses
     from taskd.agent.zygote.program import Program
 
     folder, script = Path(sys.argv[1]), sys.argv[2]
@@ -282,14 +285,14 @@ _LAUNCHER = """
     read, write = os.pipe()
 
     async def main():
-        nursery = Nursery(Program("script", script), remove=(str(folder / "run"),))
-        nursery.open()
-        nursery.watch()
-        await nursery.start("rank0", {}, write, 2, print)
-        told = b""
-        while told.count(b"\\n") < 2:
-            told += await asyncio.to_thread(os.read, read, 100)
-        print(nursery._popen.pid, flush=True)
+        processes = WorkerProcesses(Program("script", script), remove=(str(folder / "run"),))
+        processes.open()
+        processes.watch()
+        await processes.start("rank0", {}, write, 2, print)
+        printed = b""
+        while printed.count(b"\\n") < 2:
+            printed += await asyncio.to_thread(os.read, read, 100)
+        print(processes._popen.pid, flush=True)
         print("started", flush=True)
         await asyncio.Event().wait()
 
@@ -298,42 +301,42 @@ _LAUNCHER = """
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_who_has_only_just_been_born_can_be_ended(tmp_path: Path, signum: int) -> None:
-    """Right after the fork a child is in its parent's group still, and deaf as its parent is."""
+def test_just_forked_worker_can_be_killed(tmp_path: Path, signum: int) -> None:
+    """Right after the fork, a child is still in its parent's group and ignores SIGTERM."""
 
-    async def story(trial: Trial) -> None:
+    async def scenario(trial: Trial) -> None:
         for _ in range(100):
             child = await trial.start()
             if signum == signal.SIGKILL:
-                trial.nursery.kill(child)
+                trial.processes.kill(child)
             else:
-                trial.nursery.send_signal(child, signum)
-            assert await trial.death() == Death(child, None, signum)
+                trial.processes.send_signal(child, signum)
+            assert await trial.exited() == Exit(child, None, signum)
 
-    trial(tmp_path, script(tmp_path, "import signal; signal.pause()"), story)
+    trial(tmp_path, script(tmp_path, "import signal; signal.pause()"), scenario)
 
 
 @pytest.mark.parametrize(
-    ("text", "harm"),
+    ("text", "problem"),
     [
         (
             "from threading import *; Thread(target=Event().wait, daemon=True).start()",
             "it has started a thread",
         ),
-        ("import torch; torch.cuda.is_initialized = lambda: True", "it has touched CUDA"),
+        ("import torch; torch.cuda.is_initialized = lambda: True", "it has initialized CUDA"),
     ],
 )
-def test_a_module_that_would_harm_the_forked_is_named(
-    tmp_path: Path, text: str, harm: str, monkeypatch: pytest.MonkeyPatch
+def test_module_that_makes_forking_unsafe_is_named(
+    tmp_path: Path, text: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "harmful.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    async def story(trial: Trial) -> None:
-        ready = await trial.nursery.ready()
+    async def scenario(trial: Trial) -> None:
+        ready = await trial.processes.ready()
         assert ready.modules == ["json"]
-        because = f"{harm}, so it cannot be forked: use --start-method spawn"
+        because = f"{problem}, so it cannot be forked: use --start-method spawn"
         assert ready.failed == {"harmful": because}
 
     program = script(tmp_path, "")
-    trial(tmp_path, program, story, preload=("json", "harmful"))
+    trial(tmp_path, program, scenario, preload=("json", "harmful"))

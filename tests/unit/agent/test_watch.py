@@ -1,4 +1,4 @@
-"""What an agent sees of its ranks: their beacons, and the kernel for those that stand still."""
+"""What an agent sees of its ranks: their beacons, and the kernel's data about idle ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from taskd.agent.shared_folder import make_folder
+from taskd.agent.node_resources import make_shared_folder
 from taskd.agent.watch import Watch
 from taskd.model.ids import Incarnation, Rank
 from taskd.model.messages import Progress
 from taskd.runtime.beacon import Beacon
 
-LIFE = Rank(3), Incarnation(1)
+KEY = Rank(3), Incarnation(1)
 
 
 class Clock:
@@ -42,12 +42,12 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.stdout.close()
 
 
-def test_progress_is_read_from_the_beacon(tmp_path: Path) -> None:
+def test_progress_is_read_from_beacon(tmp_path: Path) -> None:
     clock = Clock()
     watch = Watch(str(tmp_path), clock)
-    watch.add(LIFE, os.getpid(), tmp_path / "stacks", lambda: None)
+    watch.add(KEY, os.getpid(), tmp_path / "stacks", lambda: None)
     assert watch.look() == ()
-    beacon = Beacon(watch.beacon(LIFE), clock)
+    beacon = Beacon(watch.beacon(KEY), clock)
     beacon.phase("training", 2)
     beacon.stepped(7)
     beacon.collectives(15, 14)
@@ -57,18 +57,18 @@ def test_progress_is_read_from_the_beacon(tmp_path: Path) -> None:
     assert (seen.waiting, seen.judged, seen.idle_s) == (True, True, 0.25)
     beacon.phase("parked", 2)
     assert not watch.look()[0].judged
-    watch.remove(LIFE)
+    watch.remove(KEY)
     assert watch.look() == ()
-    assert not Path(watch.beacon(LIFE)).exists()
+    assert not Path(watch.beacon(KEY)).exists()
 
 
-def test_a_still_process_is_told_from_a_stopped_one(
+def test_sleeping_process_and_stopped_process_are_distinguished(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
     clock = Clock()
     watch = Watch(str(tmp_path), clock)
-    watch.add(LIFE, sleeper.pid, tmp_path / "stacks", lambda: None)
-    Beacon(watch.beacon(LIFE), clock).phase("training", 0)
+    watch.add(KEY, sleeper.pid, tmp_path / "stacks", lambda: None)
+    Beacon(watch.beacon(KEY), clock).phase("training", 0)
     seen: list[Progress] = []
     for _ in range(4):
         clock.now += 1.0
@@ -79,11 +79,11 @@ def test_a_still_process_is_told_from_a_stopped_one(
     assert watch.look()[0].stopped
 
 
-def test_a_process_at_work_is_busy(tmp_path: Path) -> None:
+def test_computing_process_is_busy(tmp_path: Path) -> None:
     clock = Clock()
     watch = Watch(str(tmp_path), clock)
-    watch.add(LIFE, os.getpid(), tmp_path / "stacks", lambda: None)
-    Beacon(watch.beacon(LIFE), clock).phase("training", 0)
+    watch.add(KEY, os.getpid(), tmp_path / "stacks", lambda: None)
+    Beacon(watch.beacon(KEY), clock).phase("training", 0)
     clock.now += 1.0
     watch.look()
     before = os.times()
@@ -93,28 +93,28 @@ def test_a_process_at_work_is_busy(tmp_path: Path) -> None:
     assert watch.look()[0].busy
 
 
-def test_stacks_are_asked_for_once_and_told_once(tmp_path: Path) -> None:
+def test_stacks_are_requested_once_and_sent_once(tmp_path: Path) -> None:
     clock = Clock()
     asked = []
     watch = Watch(str(tmp_path), clock)
     stacks = tmp_path / "stacks"
     text = "Current thread 0x1 (most recent call first):\n  in read()\n"
-    watch.add(LIFE, os.getpid(), stacks, lambda: asked.append(stacks.write_text(text)))
-    beacon = Beacon(watch.beacon(LIFE), clock)
+    watch.add(KEY, os.getpid(), stacks, lambda: asked.append(stacks.write_text(text)))
+    beacon = Beacon(watch.beacon(KEY), clock)
     beacon.phase("training", 0)
-    beacon.collectives(3, 2)  # it waits for others, so that one look is enough
-    told = []
+    beacon.collectives(3, 2)  # it waits for others, so one dump is enough
+    sent = []
     for _ in range(5):
         clock.now += 0.6
-        told.append(watch.look()[0].stack)
+        sent.append(watch.look()[0].stack)
     assert len(asked) == 1
-    assert [each for each in told if each] == [text]
+    assert [each for each in sent if each] == [text]
     beacon.stepped(1)
     clock.now += 0.1
     assert watch.look()[0].stack == ""
 
 
-def test_the_folder_is_removed(tmp_path: Path) -> None:
-    folder = make_folder()
+def test_close_removes_folder(tmp_path: Path) -> None:
+    folder = make_shared_folder()
     Watch(folder).close()
     assert not os.path.exists(folder)

@@ -1,4 +1,4 @@
-"""Where lines go: prefixes, files, words, a full disk, a console that is gone."""
+"""Where lines go: prefixes, files, filters, a full disk, a closed console."""
 
 from __future__ import annotations
 
@@ -35,40 +35,40 @@ def flow(text: bytes, **more: object) -> tuple[bytes, str]:
         (b"", b""),
     ],
 )
-def test_every_line_has_its_prefix(text: bytes, shown: bytes) -> None:
+def test_every_line_gets_prefix(text: bytes, shown: bytes) -> None:
     assert flow(text)[0] == shown
 
 
-def test_a_line_without_end_costs_no_more_than_others() -> None:
+def test_very_long_line_is_passed_on_completely() -> None:
     output = Output()
     (end,) = output.open("worker", (Sink(prefix=b"", console=None),))
     for _ in range(64):
-        os.write(end, b"x" * 65_536)  # blocks until it has been taken
+        os.write(end, b"x" * 65_536)  # blocks until it has been read
     os.close(end)
     tail = output.close("worker", timeout_s=60.0)
     output.stop()
     assert len(tail.replace("\n", "")) == 64 * 65_536
 
 
-def test_the_last_lines_are_kept() -> None:
+def test_last_lines_are_kept() -> None:
     text = b"".join(b"line %d\n" % number for number in range(100))
     assert flow(text)[1].splitlines() == [f"line {number}" for number in range(60, 100)]
 
 
 def test_files_get_lines_without_prefix(tmp_path: Path) -> None:
-    path, chosen = tmp_path / "log", tmp_path / "chosen"
-    flow(b"apple\npear\n", path=str(path), collect=str(chosen), words=(b"pear",))
+    path, filtered = tmp_path / "log", tmp_path / "filtered"
+    flow(b"apple\npear\n", path=str(path), collect=str(filtered), words=(b"pear",))
     assert path.read_bytes() == b"apple\npear\n"
-    assert chosen.read_bytes() == b"pear\n"
+    assert filtered.read_bytes() == b"pear\n"
 
 
-def test_a_full_disk_stops_the_file_and_not_the_training(capfd: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_stops_log_file_but_not_training(capfd: pytest.CaptureFixture[str]) -> None:
     shown, _ = flow(b"one\ntwo\n", path="/dev/full")
     assert shown == b"[0] one\n[0] two\n"
-    assert "/dev/full is given up: No space left on device" in capfd.readouterr().err
+    assert "/dev/full: No space left on device" in capfd.readouterr().err
 
 
-def test_nobody_at_the_console(tmp_path: Path) -> None:
+def test_closed_console_does_not_stop_log_file(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     output = Output()

@@ -1,7 +1,7 @@
-"""torchrun's arguments, and ours, for `taskd run`.
+"""The arguments of `taskd run`: torchrun's, and our own.
 
-The table repeats torchrun's: importing torch only to parse a command line would cost more than
-the whole rest of the start. A test compares the two, so that they cannot drift apart unseen.
+The table repeats torchrun's: to import torch only to parse a command line would take longer than
+everything else at the start. A test compares the two tables, so that they stay equal.
 """
 
 from __future__ import annotations
@@ -50,60 +50,107 @@ class Flag(FromEnvironment):
 
 
 def _words(text: str) -> list[str]:
-    """Separated by commas; a doubled comma stands for itself."""
+    """Separated by commas; a double comma means one comma inside a word."""
     return [word.replace("\0", ",") for word in text.replace(",,", "\0").split(",")]
 
 
 _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("--nnodes", {"default": "1:1"}, "number of nodes; of MIN:MAX the job starts with MAX"),
-    ("--nproc-per-node", {"default": "1"}, "workers a node: a number, auto, cpu, gpu or xpu"),
-    ("--rdzv-backend", {"default": "static"}, "static, or c10d: the nodes draw their ranks"),
-    ("--rdzv-endpoint", {"default": ""}, "host:port of the first node"),
-    ("--rdzv-id", {"default": "none"}, "a name for the job"),
-    ("--rdzv-conf", {"default": ""}, "key=value,…: timeout, join_timeout, is_host"),
-    ("--max-restarts", {"type": int, "default": 0}, "restarts of all ranks; 0: no limit"),
-    ("--monitor-interval", {"type": float, "default": 0.1}, "unused: deaths are seen at once"),
-    ("--event-log-handler", {"default": "null"}, "null or console"),
-    ("--role", {"default": "default"}, "a name for the workers' role"),
-    ("--log-dir", {"default": None}, "where log and error files go"),
-    ("--redirects", {"default": "0"}, "std streams that go to files, e.g. 3 or 0:1,1:2"),
-    ("--tee", {"default": "0"}, "std streams that go to files and to the console"),
-    ("--local-ranks-filter", {"default": ""}, "the local ranks shown on the console"),
-    ("--duplicate-stdout-filters", {"type": _words, "default": []}, "words to collect lines by"),
-    ("--duplicate-stderr-filters", {"type": _words, "default": []}, "words to collect lines by"),
+    ("--nnodes", {"default": "1:1"}, "number of nodes, or MIN:MAX: the job starts with MAX nodes"),
+    ("--nproc-per-node", {"default": "1"}, "workers per node: a number, auto, cpu, gpu or xpu"),
+    (
+        "--rdzv-backend",
+        {"default": "static"},
+        "static (every node is given its rank) or c10d (nodes draw their ranks)",
+    ),
+    ("--rdzv-endpoint", {"default": ""}, "HOST:PORT of the first node"),
+    ("--rdzv-id", {"default": "none"}, "name of the job"),
+    ("--rdzv-conf", {"default": ""}, "KEY=VALUE,…; keys: timeout, join_timeout, is_host"),
+    (
+        "--max-restarts",
+        {"type": int, "default": 0},
+        "how often all ranks may be restarted; 0: no limit",
+    ),
+    ("--monitor-interval", {"type": float, "default": 0.1}, "ignored: exits are noticed at once"),
+    ("--event-log-handler", {"default": "null"}, "where torchelastic's events go: null or console"),
+    ("--role", {"default": "default"}, "role name of the workers"),
+    ("--log-dir", {"default": None}, "directory for log and error files"),
+    (
+        "--redirects",
+        {"default": "0"},
+        "streams that go to files: 0 none, 1 stdout, 2 stderr, 3 both; per rank: 0:1,1:2",
+    ),
+    (
+        "--tee",
+        {"default": "0"},
+        "streams that go to files and to the console; values as for --redirects",
+    ),
+    (
+        "--local-ranks-filter",
+        {"default": ""},
+        "local ranks whose output is shown on the console, such as 0,1; default: all",
+    ),
+    (
+        "--duplicate-stdout-filters",
+        {"type": _words, "default": []},
+        "also collect the stdout lines that contain one of these words",
+    ),
+    (
+        "--duplicate-stderr-filters",
+        {"type": _words, "default": []},
+        "also collect the stderr lines that contain one of these words",
+    ),
     (
         "--node-rank",
         {"type": int, "default": 0},
-        "which of the nodes this is; all or none with c10d",
+        "rank of this node; with c10d, give it to all nodes or to none",
     ),
-    ("--master-addr", {"default": "127.0.0.1"}, "the first node"),
+    ("--master-addr", {"default": "127.0.0.1"}, "address of the first node"),
     (
         "--master-port",
         {"type": int, "default": None},
-        "the store's port there; 29500 for several nodes",
+        "port of the store on the first node; default: any free port, or 29500 if there are "
+        "several nodes",
     ),
-    ("--local-addr", {"default": None}, "this machine's name where c10d hands out ranks"),
+    (
+        "--local-addr",
+        {"default": None},
+        "name of this machine when nodes draw their ranks (c10d); default: its host name",
+    ),
     (
         "--signals-to-handle",
         {"default": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
-        "signals that stop the job",
+        "signals that stop the job, separated by commas",
     ),
-    ("--shutdown-timeout", {"type": int, "default": None}, "seconds from SIGTERM to SIGKILL"),
+    (
+        "--shutdown-timeout",
+        {"type": int, "default": None},
+        "seconds between SIGTERM and SIGKILL when workers are stopped; default: 30",
+    ),
 )
 _FLAGS = (
-    ("--standalone", "one node, any free port"),
-    ("--no-python", "the program is no Python script"),
-    ("--run-path", "run the script in the process that was forked, which we always do"),
-    ("--virtual-local-rank", "every worker sees its own device as device 0"),
+    ("--standalone", "run on this node only, with any free port"),
+    ("--no-python", "the program is not a Python script"),
+    (
+        "--run-path",
+        "accepted for compatibility: forked workers always run the script in their own process",
+    ),
+    (
+        "--virtual-local-rank",
+        "every worker sees only its own device, as device 0, and LOCAL_RANK is 0",
+    ),
 )
 _SHORT = {"--redirects": "-r", "--tee": "-t"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_torchruns(parser.add_argument_group("as for torchrun"))
-    _add_ours(parser.add_argument_group("TaskD's own"))
-    parser.add_argument("training_script", help="the script, module or program")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
+    _add_torchruns(parser.add_argument_group("options of torchrun"))
+    _add_ours(parser.add_argument_group("options of TaskD"))
+    parser.add_argument(
+        "training_script", help="script, module (-m) or program (--no-python) to run"
+    )
+    parser.add_argument(
+        "training_script_args", nargs=argparse.REMAINDER, help="arguments of the script"
+    )
 
 
 def _add_torchruns(group: argparse._ArgumentGroup) -> None:
@@ -114,64 +161,96 @@ def _add_torchruns(group: argparse._ArgumentGroup) -> None:
         group.add_argument(*names, action=FromEnvironment, help=text, **options)
     for name, text in _FLAGS:
         group.add_argument(*_spellings(name), action=Flag, help=text)
-    group.add_argument("-m", "--module", action=Flag, help="as in `python -m`")
+    group.add_argument("-m", "--module", action=Flag, help="run a module, as `python -m` does")
     group.add_argument(
         *_spellings("--start-method"),
         action=FromEnvironment,
         default=FORK,
         choices=[SPAWN, FORK, "forkserver"],
-        help="fork: from a process that has torch already; others: for scripts that cannot bear it",
+        help="fork: workers are forked from a process that has already imported torch (fast); "
+        "spawn, forkserver: every worker is a new process, for scripts that cannot be forked",
     )
-    group.add_argument(*_spellings("--logs-specs"), default=None, help="not supported")
-    group.add_argument(*_spellings("--numa-binding"), default=None, help="not supported")
+    group.add_argument(
+        *_spellings("--logs-specs"),
+        default=None,
+        help="not supported: use --log-dir and --redirects",
+    )
+    group.add_argument(
+        *_spellings("--numa-binding"), default=None, help="not supported: use numactl"
+    )
 
 
 def _add_ours(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--strategies",
         default="",
-        help="what may be done about a fault, e.g. retry,recover-in-place,dump",
+        metavar="NAME,…",
+        help="allowed reactions to a fault, such as retry,recover-in-place,dump; default: all",
     )
-    group.add_argument("--clusterd", default="", metavar="HOST:PORT", help="use this server")
+    group.add_argument(
+        "--clusterd",
+        default="",
+        metavar="HOST:PORT",
+        help="address of clusterd; default: one inside the manager",
+    )
     group.add_argument(
         "--spare",
         action="store_true",
-        help="a node that takes over the ranks of a lost one; further spares count --node-rank on",
+        help="start a spare node, which takes over the ranks of a lost node; give the second spare "
+        "--node-rank NNODES+1, and so on",
     )
-    group.add_argument("--preload", action="append", default=[], help="a module to import once")
-    group.add_argument("--job-id", default="", help="a name for the job, if not by --rdzv-id")
+    group.add_argument(
+        "--preload",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import this module once, before workers are forked; may be repeated",
+    )
+    group.add_argument(
+        "--job-id", default="", help="name of the job; default: the value of --rdzv-id"
+    )
     group.add_argument(
         "--manager-port",
         type=int,
         default=None,
-        help="the manager's port on the first node; 9601 for several nodes",
+        help="port of the manager on the first node; default: any free port, or 9601 if there are "
+        "several nodes",
     )
     group.add_argument(
-        "--join-timeout", type=float, default=None, help="seconds a node may take to join: 900"
+        "--join-timeout",
+        type=float,
+        default=None,
+        help="seconds to wait until all nodes have joined; default: 900",
     )
     group.add_argument(
         "--precheck",
         action="store_true",
-        help="stress-test every rank and link once each has done a step",
+        help="stress-test every rank and link after all ranks have done their first step",
     )
     group.add_argument(
-        "--nics", default="", metavar="PRIMARY,BACKUP", help="interfaces for the ranks' groups"
+        "--nics",
+        default="",
+        metavar="PRIMARY,BACKUP",
+        help="network interfaces for the ranks' process groups",
     )
     group.add_argument(
         "--nic-failover",
         action="store_true",
-        help="move to the backup when no groups can be formed over the primary",
+        help="switch to the backup interface when no group can be formed over the primary",
     )
     group.add_argument(
-        "--metrics", default="", metavar="HOST:PORT", help="the manager serves Prometheus here"
+        "--metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="address where the manager serves Prometheus metrics",
     )
     group.add_argument(
         "--dump-dir",
         default=environ.get("TASKD_DUMP_DIR", "taskd-dump"),
-        help="where survivors leave a checkpoint that the next start goes on from",
+        help="directory for emergency checkpoints, from which the next start continues",
     )
     group.add_argument(
-        "--state-dir", default="", help="where the journal is kept, for `taskd replay`"
+        "--state-dir", default="", help="directory for the journal, for `taskd replay`"
     )
 
 

@@ -1,6 +1,6 @@
-"""torchelastic's events, one JSON object a line, for `--event-log-handler console`.
+"""torchelastic's events, one JSON object per line, for `--event-log-handler console`.
 
-Names and fields are torchelastic's, so that what reads them under torchrun reads them here.
+Names and fields are torchelastic's, so that a program that reads torchrun's events can read ours.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from taskd.model.agent import Ended, Event, WorkerStarted
 
 
 class EventLog:
-    """Watches one node's machine, event by event."""
+    """Observes one node's machine, event by event."""
 
     def __init__(
         self, plan: Plan, write: Callable[[str], object], clock: Callable[[], float]
@@ -23,19 +23,21 @@ class EventLog:
         self._plan, self._write, self._clock = plan, write, clock
         self._began = clock()
 
-    def see(self, event: Event, before: State, after: State) -> None:
+    def observe(self, event: Event, before: State, after: State) -> None:
         if isinstance(event, WorkerStarted):
-            self._tell("WORKER", "START", event.rank, event.pid, None, after)
+            self._write_event("WORKER", "START", event.rank, event.pid, None, after)
         if isinstance(after, Done) and not isinstance(before, Done):
             for rank, worker in sorted(after.workers.items()):
                 if isinstance(worker, Ended):
-                    gone = worker.exited
-                    code = -gone.signal if gone.signal is not None else gone.exit_code
+                    exited = worker.exited
+                    code = -exited.signal if exited.signal is not None else exited.exit_code
                     state = "SUCCEEDED" if code == 0 else "FAILED"
-                    self._tell("WORKER", state, rank, gone.pid, code, after)
-            self._tell("AGENT", "FAILED" if after.exit_code else "SUCCEEDED", None, 0, None, after)
+                    self._write_event("WORKER", state, rank, exited.pid, code, after)
+            self._write_event(
+                "AGENT", "FAILED" if after.exit_code else "SUCCEEDED", None, 0, None, after
+            )
 
-    def _tell(
+    def _write_event(
         self, source: str, what: str, rank: int | None, pid: int, code: int | None, now: State
     ) -> None:
         plan = self._plan

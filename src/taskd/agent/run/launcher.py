@@ -1,6 +1,6 @@
-"""The event loop of `taskd run`: joins proxy, agent, zygote and the manager's supervisor.
+"""The event loop of `taskd run`: connects proxy, agent, zygote and the manager's supervisor.
 
-`launch.py` has started what is slow; here it is put together, watched, and taken down again.
+`command.py` has started what is slow; here it is connected, supervised, and stopped at the end.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ import asyncio
 import sys
 from dataclasses import dataclass
 
-from taskd.agent.main import Seer
+from taskd.agent.main import Observer
 from taskd.agent.node import NodeRun
 from taskd.agent.run.command import LOOPBACK, Started, say
 from taskd.agent.run.elastic_events import EventLog
-from taskd.agent.run.job_account import read_incidents
 from taskd.agent.run.plan import Plan
-from taskd.agent.run.summary import Summary
+from taskd.agent.run.summary import Summary, read_incidents
 from taskd.agent.worker_output import Output
 from taskd.core.agent.machine import Done, State
 from taskd.errors import TaskdError
@@ -51,54 +50,55 @@ class _Launcher:
             )
         )
         await proxy.start()
-        seers: list[Seer] = [summary.see]
+        observers: list[Observer] = [summary.observe]
         if plan.events:
-            seers.append(EventLog(plan, lambda line: sys.stderr.write(line + "\n"), wall).see)
+            event_log = EventLog(plan, lambda line: sys.stderr.write(line + "\n"), wall)
+            observers.append(event_log.observe)
 
-        def see(event: Event, before: State, after: State) -> None:
-            for each in seers:
-                each(event, before, after)
+        def observe(event: Event, before: State, after: State) -> None:
+            for observer in observers:
+                observer(event, before, after)
 
-        node = NodeRun(plan, self.started.ground, self.output, proxy, see)
+        node = NodeRun(plan, self.started.resources, self.output, proxy, observe)
         try:
             over = await self._train(node)
             trouble = proxy.bus.trouble
         finally:
             await proxy.close()
             if self.started.supervisor is not None:
-                # The manager ends once every node has left; ours just has.
-                await self.started.supervisor.stop(self._farewell_s)
+                # The manager exits once every node has left, and ours has just left.
+                await self.started.supervisor.stop(self._manager_exit_s)
         for line in summary.lines(over, trouble, read_incidents(self.started.state_dir)):
             say(line)
         return over
 
     @property
-    def _farewell_s(self) -> float:
+    def _manager_exit_s(self) -> float:
         return 5.0 if self.plan.nodes == 1 else 5.0 + self.plan.grace_s
 
-    async def _say_where(self, proxy: Proxy) -> None:
-        """Once there is something to see: the manager has announced where before it answers."""
+    async def _announce(self, proxy: Proxy) -> None:
+        """Say how to look at the job, once the manager answers: then `taskd status` can find it."""
         if await proxy.bus.join(self.plan.join_timeout_s):
             ranks, nodes = self.plan.world_size, self.plan.nodes
             size = f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
-            say(f"job {self.plan.job}, {size}; look with `taskd status {self.plan.job}`")
+            say(f"job {self.plan.job}, {size}; to see its state: taskd status {self.plan.job}")
 
     async def _train(self, node: NodeRun) -> Done:
-        beside = []
+        background = []
         if self.started.supervisor is not None:
-            beside = [self.started.supervisor.keep(), self._say_where(node.proxy)]
+            background = [self.started.supervisor.keep_running(), self._announce(node.proxy)]
         try:
             async with asyncio.TaskGroup() as tasks:
-                helping = [tasks.create_task(work) for work in beside]
+                helpers = [tasks.create_task(work) for work in background]
                 over = await node.run()
-                for task in helping:
+                for task in helpers:
                     task.cancel()
         except* TaskdError as group:
-            raise _first(group) from None
+            raise _first_error(group) from None
         return over
 
 
-def _first(group: BaseExceptionGroup[TaskdError]) -> TaskdError:
+def _first_error(group: BaseExceptionGroup[TaskdError]) -> TaskdError:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

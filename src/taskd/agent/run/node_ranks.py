@@ -1,11 +1,12 @@
-"""Nodes that were not told their rank draw one from the store on the first node.
+"""Nodes without a given rank draw one from the store on the first node.
 
-A place in the store names the machine that took it, so that a launcher that is started again gets
-the place that its predecessor on this machine had. Whether that one is dead is told by the claim,
-a name that only one process of a machine can hold (`claim`). It is taken before the store is
-asked, so no two launchers can believe that a place is theirs.
+The store keeps for each node rank the machine that drew it, so that a launcher that is started
+again gets the rank of its predecessor on the same machine. Whether the predecessor is dead is shown
+by the claim, a name that only one process per machine can hold (`claim`). The claim is taken before
+the store is asked, so two launchers can never both get the same rank.
 
-`draw` runs in a process of its own (`main`), because it needs torch and the launcher must not.
+`draw` runs in a process of its own (`main`), because it needs torch, which the launcher must not
+import.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
+from taskd.agent.process_lifetime import command_with_parent
 from taskd.config import environ
 from taskd.errors import SettingsError
 
 RENEWED = "taskd/renewed"
-"""Set in a store that took the place of another: it does not know who had drawn what."""
+"""Set in a store that replaces another one: it does not know the ranks that were drawn before."""
 
 
 class Store(Protocol):
@@ -33,7 +35,7 @@ class Store(Protocol):
 
 
 def claim(job: str, node: int) -> socket.socket | None:
-    """The name of a node's part of the job, for as long as it is open; None: another has it."""
+    """Claim a node's part of the job until the socket is closed; None: another process has it."""
     held = socket.socket(socket.AF_UNIX)
     try:
         held.bind(f"\0taskd/{job}/{node}")
@@ -45,15 +47,15 @@ def claim(job: str, node: int) -> socket.socket | None:
     return held
 
 
-def machine(name: str) -> str:
-    """This machine, or this container on it: where a claim reaches."""
+def machine_id(name: str) -> str:
+    """Names this machine, or this container on it: the scope of a claim."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     network = os.stat("/proc/self/ns/net").st_ino
     return f"{name or socket.gethostname()} {boot} {network}"
 
 
 def draw(store: Store, job: str, first: int, here: str) -> tuple[int, socket.socket]:
-    """The least free place from `first` on, or that of a dead predecessor on this machine."""
+    """The lowest free rank from `first` on, or the rank of a dead predecessor on this machine."""
     mine, node = f"{here} {uuid.uuid4()}", first
     while True:
         held = claim(job, node)
@@ -68,36 +70,35 @@ def draw(store: Store, job: str, first: int, here: str) -> tuple[int, socket.soc
         node += 1
 
 
-def ask(
+def draw_in_process(
     endpoint: tuple[str, int], job: str, first: int, name: str, timeout_s: float
 ) -> tuple[int, socket.socket]:
-    """Draw in a process of its own; raises SettingsError when there is no store to draw from."""
+    """Draw in a process of its own; raises SettingsError if no store answers."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     host, port = endpoint
-    words = [host, str(port), job, str(first), machine(name), str(timeout_s)]
-    leash = [
-        sys.executable,
-        "-m",
-        "taskd.agent.die_with_parent",
-        str(os.getpid()),
-        "taskd.agent.run.node_ranks",
-    ]
+    arguments = [host, str(port), job, str(first), machine_id(name), str(timeout_s)]
     with ours:
         with theirs:
-            drawing = subprocess.Popen(
-                [*leash, str(theirs.fileno()), *words],
+            process = subprocess.Popen(
+                command_with_parent(__name__, str(theirs.fileno()), *arguments),
                 pass_fds=[theirs.fileno()],
-                env={**environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},  # not every failed attempt
+                env={**environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},  # do not log every failed attempt
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
         try:
             text, files, _, _ = socket.recv_fds(ours, 4096, 1)
         finally:
-            drawing.kill()
-            drawing.wait()
+            process.kill()
+            process.wait()
     if not files:
-        raise SettingsError([text.decode() or f"no node rank could be drawn from {host}:{port}"])
+        raise SettingsError(
+            [
+                text.decode()
+                or f"could not draw a node rank from the store at {host}:{port}: the process that "
+                "draws has died; see its output above, or give every node its --node-rank"
+            ]
+        )
     return int(text), socket.socket(fileno=files[0])
 
 
@@ -111,14 +112,17 @@ def main() -> None:
             store = TCPStore(host, int(port), None, False, limit, wait_for_workers=False)
             renewed = store.check([RENEWED])
         except RuntimeError as error:
-            why = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0]
             pipe.send(
-                f"no first node at {host}:{port} in {timeout} s ({why}): is one of the machines "
-                f"{host}? Otherwise give every node its --node-rank".encode()
+                f"no first node answered at {host}:{port} within {timeout} s ({reason}): start a "
+                f"node on the machine {host}, or give every node its --node-rank".encode()
             )
             return
         if renewed:
-            pipe.send(b"the job has started anew by now: give this node its --node-rank")
+            pipe.send(
+                b"the store has been restarted and no longer knows the drawn node ranks: "
+                b"give this node its --node-rank"
+            )
             return
         node, held = draw(store, job, int(first), here)
         socket.send_fds(pipe, [str(node).encode()], [held.fileno()])

@@ -1,20 +1,30 @@
-"""What a person is told at the end of `taskd run`: the faults, what was done, how long it took.
+"""What a person reads at the end of `taskd run`: the faults, the reaction, and the time it took.
 
-The manager's own account (`summary.json`) is best; on other nodes, or without it, what this node
-has seen itself must do.
+The manager writes its own summary of the job (`summary.json`) into its state directory, which is
+the best source. On other nodes, or without that file, we use what this node has seen itself.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from taskd.agent.run.job_account import Incident, count
 from taskd.core.agent.machine import Done, State, Training, describe_exit, running
 from taskd.model import messages as m
 from taskd.model.agent import Event
 
+SUMMARY = "summary.json"
 EVIDENCE_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    line: str
+    fault: bool
+    """False: the job was paused by an order, for an operation or to grow."""
 
 
 @dataclass
@@ -26,14 +36,14 @@ class _Fault:
 
 
 class Summary:
-    """Watches one node's machine, event by event."""
+    """Observes one node's machine, event by event."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began = clock()
         self._faults: list[_Fault] = []
 
-    def see(self, event: Event, before: State, state: State) -> None:
+    def observe(self, event: Event, before: State, state: State) -> None:
         now = self._clock() - self._began
         match event:
             case m.WorkerExited() if event.exit_code != 0 and isinstance(before, Training):
@@ -55,30 +65,74 @@ class Summary:
                 fault.answer = what
 
     def lines(self, over: Done, trouble: str, incidents: list[Incident]) -> list[str]:
-        """The whole story, the first line first."""
+        """The result first, then the incidents, then the root cause of a failure."""
         took = self._clock() - self._began
-        word = "done" if over.exit_code == 0 else "failed"
-        story = incidents or [Incident(_line(fault), True) for fault in self._faults]
-        told = [f"{word} after {took:.1f} s, {count(story)}: {over.because}"]
+        result = "done" if over.exit_code == 0 else "failed"
+        shown = incidents or [Incident(_fault_line(fault), True) for fault in self._faults]
+        lines = [f"{result} after {took:.1f} s, {count(shown)}: {over.because}"]
         if trouble and over.exit_code:
-            told.append(trouble)
-        told += [incident.line for incident in story]
+            lines.append(trouble)
+        lines += [incident.line for incident in shown]
         if over.exit_code and self._faults:
-            told += self._root_cause(self._faults[-1])
-        return told
+            lines += self._root_cause(self._faults[-1])
+        return lines
 
     def _root_cause(self, last: _Fault) -> list[str]:
         first = next((f for f in self._faults if f.until_s is None), last)
-        lines = first.exited.evidence.strip().splitlines()[-EVIDENCE_LINES:]
+        evidence = first.exited.evidence.strip().splitlines()[-EVIDENCE_LINES:]
         exited = first.exited
-        ended = describe_exit(exited)
-        head = f"first to fail: rank {exited.rank}, pid {exited.pid}, {ended}"
-        return [head, *(f"  | {line}" for line in lines)]
+        head = f"first rank to fail: rank {exited.rank}, pid {exited.pid}, {describe_exit(exited)}"
+        return [head, *(f"  | {line}" for line in evidence)]
 
 
-def _line(fault: _Fault) -> str:
-    cured = ""
+def _fault_line(fault: _Fault) -> str:
+    recovered = ""
     if fault.until_s is not None:
-        cured = f" -> {fault.answer}, processes back in {fault.until_s - fault.at_s:.2f} s"
-    rank, life = fault.exited.rank, fault.exited.incarnation
-    return f"  {fault.at_s:7.1f} s  rank {rank}.{life} {describe_exit(fault.exited)}{cured}"
+        took = fault.until_s - fault.at_s
+        recovered = f" -> {fault.answer}, processes running again after {took:.2f} s"
+    rank, incarnation = fault.exited.rank, fault.exited.incarnation
+    return (
+        f"  {fault.at_s:7.1f} s  rank {rank}.{incarnation} {describe_exit(fault.exited)}{recovered}"
+    )
+
+
+def count(incidents: list[Incident]) -> str:
+    faults = sum(incident.fault for incident in incidents)
+    pauses = len(incidents) - faults
+    text = f"{faults} fault{'s' * (faults != 1)}"
+    return f"{text}, {pauses} pause{'s' * (pauses != 1)} by order" if pauses else text
+
+
+# The manager's summary
+
+
+def has_ended(summary: Path) -> bool:
+    """Whether the manager has ended the job, not only its own process."""
+    return _read(summary).get("exit_code") is not None
+
+
+def read_incidents(state_dir: str) -> list[Incident]:
+    """Empty if the manager has written no summary."""
+    try:
+        incidents = _read(Path(state_dir) / SUMMARY)["incidents"]
+        return [Incident(_incident_line(item), bool(item["faults"])) for item in incidents]
+    except (KeyError, TypeError):
+        return []
+
+
+def _read(summary: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(summary.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _incident_line(incident: dict[str, Any]) -> str:
+    faults = ", ".join(f"rank {fault['rank']} ({fault['kind']})" for fault in incident["faults"])
+    faults = faults or "by order"
+    parts = incident["parts_ms"]
+    total = sum(parts.values())
+    spent = ", ".join(f"{name} {ms:.0f}" for name, ms in parts.items())
+    answer = f"{incident['strategy'] or 'no strategy'}: {incident['outcome'] or 'open'}"
+    return f"  incident {incident['incident']}: {faults} -> {answer} in {total:.0f} ms ({spent})"

@@ -1,4 +1,4 @@
-"""Keeps a helper process of the launcher alive: the manager, restarted whenever it dies."""
+"""Keeps a process of the launcher alive: the manager, which is restarted whenever it dies."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from taskd.agent.process_lifetime import command_with_parent
 from taskd.errors import Permanent
 from taskd.runtime.clock import Clock, monotonic
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class CannotStart(Permanent):
-    """A process that we need ends as soon as it is started."""
+    """A process that we need exits again and again right after its start."""
 
 
 @dataclass
@@ -27,27 +27,20 @@ class Supervisor:
     module: str
     arguments: tuple[str, ...]
     env: dict[str, str]
-    brief_s: float = 2.0
-    """A life shorter than this counts as a failed start."""
-    most_failures: int = 5
+    min_lifetime_s: float = 2.0
+    """A process that exits sooner counts as a failed start."""
+    max_failures: int = 5
     is_over: Callable[[], bool] = lambda: False
-    """Whether its work is done, so that its end is no accident."""
+    """Whether its work is done, so that its exit is not a failure."""
     clock: Clock = monotonic
 
     restarts: int = 0
     _popen: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Needs no event loop, so that it can come early. Must be called in the main thread."""
-        command = [
-            sys.executable,
-            "-m",
-            "taskd.agent.die_with_parent",
-            str(os.getpid()),
-            self.module,
-        ]
+        """Start the process. Needs no event loop. Call it in the main thread."""
         self._popen = subprocess.Popen(
-            [*command, *self.arguments],
+            command_with_parent(self.module, *self.arguments),
             env=self.env,
             stdin=subprocess.DEVNULL,
             process_group=0,
@@ -57,31 +50,32 @@ class Supervisor:
     def pid(self) -> int | None:
         return None if self._popen is None else self._popen.pid
 
-    async def keep(self) -> None:
+    async def keep_running(self) -> None:
         """Restart it whenever it dies. Raises CannotStart when that does not help."""
         failures = 0
         while True:
             assert self._popen is not None
-            born = self.clock()
+            started_at = self.clock()
             code = await _exit_of(self._popen)
             if code >= 0 and self.is_over():
                 return
-            failures = failures + 1 if self.clock() - born < self.brief_s else 0
-            if failures >= self.most_failures:
+            failures = failures + 1 if self.clock() - started_at < self.min_lifetime_s else 0
+            if failures >= self.max_failures:
                 raise CannotStart(
-                    f"the {self.name} has ended {failures} times at once, code {code}"
+                    f"the {self.name} exited {failures} times within {self.min_lifetime_s:g} s of "
+                    f"its start, at last with code {code}: see its output above"
                 )
-            log.warning("the %s has ended (%s); starting it again", self.name, code)
+            log.warning("%s exited: code=%s; starting it again", self.name, code)
             self.restarts += 1
             self.start()
 
-    async def stop(self, leave_s: float, grace_s: float = 5.0) -> None:
-        """Let it end by itself, then ask it to, then kill it."""
+    async def stop(self, exit_s: float, grace_s: float = 5.0) -> None:
+        """Wait until it exits by itself, then send SIGTERM, then SIGKILL."""
         if self._popen is None:
             return
-        for patience_s, signum in ((leave_s, signal.SIGTERM), (grace_s, signal.SIGKILL)):
+        for timeout_s, signum in ((exit_s, signal.SIGTERM), (grace_s, signal.SIGKILL)):
             try:
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(timeout_s):
                     await _exit_of(self._popen)
                 break
             except TimeoutError:
@@ -91,7 +85,7 @@ class Supervisor:
 
 
 async def _exit_of(popen: subprocess.Popen[bytes]) -> int:
-    """Wait for the end of a process that we started, without a thread and without polling."""
+    """Wait until a process that we started exits, without a thread and without polling."""
     if popen.poll() is None:
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()

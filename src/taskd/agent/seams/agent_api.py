@@ -1,4 +1,4 @@
-"""Behind `init_taskd_agent`, `register_func` and `start_taskd_agent`: one agent a process."""
+"""Behind `init_taskd_agent`, `register_func` and `start_taskd_agent`: one agent per process."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ PYTORCH, MINDSPORE = "PyTorch", "MindSpore"
 _RANK_NAMES = {PYTORCH: "RANK", MINDSPORE: "MS_NODE_RANK"}
 
 
-class Runs(Protocol):
+class _Agent(Protocol):
     def register_callbacks(self, operator: str, func: Callable[..., Any]) -> None: ...
     def start(self) -> Any: ...
 
 
-_agent: Runs | None = None
+_agent: _Agent | None = None
 
 
 def init(config: Mapping[str, Any], cls: Any = None) -> bool:
-    """Prepare the agent of this process. False, with the reason in the log: it cannot be."""
+    """Prepare the agent of this process. False: it was refused, and the log says why."""
     global _agent
     attach()
     framework = config.get("Framework")
     if framework not in _RANK_NAMES:
         return _refuse(f"Framework must be {PYTORCH} or {MINDSPORE}, got {framework!r}")
     if framework == PYTORCH and cls is None:
-        return _refuse("for PyTorch the agent of torch must be given")
+        return _refuse("for PyTorch, pass torch's agent as the second argument")
     if framework == MINDSPORE and environ.get("TASKD_PROCESS_ENABLE") == "off":
-        return _refuse("TASKD_PROCESS_ENABLE is off: MSRunPlugin takes over, without a manager")
+        return _refuse("TASKD_PROCESS_ENABLE is off: MSRunPlugin runs the job without a manager")
     named = environ.get(_RANK_NAMES[framework]) or "0"
     if not named.isdigit():
         return _refuse(f"{_RANK_NAMES[framework]} must be a number, got {named!r}")
@@ -54,38 +54,38 @@ def init(config: Mapping[str, Any], cls: Any = None) -> bool:
 
         _agent = PtAgent(cls, int(rank), upstream)
     else:
-        # msrun forks its workers out of this process. gRPC's own handling of forks, meant for
-        # children that go on using it, can kill a child on its way to exec.
+        # msrun forks its workers from this process. gRPC's fork handlers, made for children that
+        # keep using gRPC, can kill a child between fork and exec.
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # noqa: TID251 - read by gRPC
         from taskd.agent.seams.hosted_agent import AgentConfig
         from taskd.agent.seams.msrun import MsAgent
 
         manager = environ.get("MS_SCHED_HOST") or "127.0.0.1"
         try:
-            told = load(AgentConfig, environ, prefix="TASKD_AGENT")
+            settings = load(AgentConfig, environ, prefix="TASKD_AGENT")
         except SettingsError as error:
             return _refuse(str(error))
-        _agent = MsAgent(replace(told, node=int(rank), upstream=upstream, manager=manager))
+        _agent = MsAgent(replace(settings, node=int(rank), upstream=upstream, manager=manager))
     return True
 
 
 def register(operator: str, func: Callable[..., Any]) -> bool:
     if _agent is None:
-        return _refuse("register_func comes after init_taskd_agent")
+        return _refuse("call init_taskd_agent before register_func")
     _agent.register_callbacks(operator, func)
     return True
 
 
 def start() -> Any:
-    """Blocks while the node's part of the job runs. None: there is no agent."""
+    """Run the node's part of the job; blocks until it ends. None: there is no agent."""
     if _agent is None:
-        _refuse("start_taskd_agent comes after init_taskd_agent")
+        _refuse("call init_taskd_agent before start_taskd_agent")
         return None
     return _agent.start()
 
 
 def _refuse(reason: str) -> bool:
-    log.error("the agent cannot do that: %s", reason)
+    log.error("agent refused the call: %s", reason)
     return False
 
 

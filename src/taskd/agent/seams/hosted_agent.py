@@ -1,6 +1,6 @@
-"""An agent that is a guest in a framework's process: joins the manager, works with lent hands.
+"""An agent inside a framework's process: joins the manager and uses the framework's functions.
 
-`msrun.py` and `ptrun.py` bring the framework's functions; `called.py` uses them.
+`msrun.py` and `pytorch_callbacks.py` bring the functions; `framework_actions.py` calls them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 
 from taskd.agent.main import Agent
-from taskd.agent.seams.callbacks import LOOK_S, CalledHands, Framework
+from taskd.agent.seams.framework_actions import LOOK_S, Framework, FrameworkActions
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.bus.security import membership
 from taskd.config import environ
@@ -24,21 +24,21 @@ from taskd.runtime.clock import monotonic
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentConfig:
-    """Where the agent stands and whom it talks to."""
+    """Which node the agent runs on, and how it reaches the manager."""
 
     node: int = 0
     upstream: str = ""
-    """host:port of a proxy that others run. Empty: the agent runs its own."""
+    """host:port of an existing proxy. Empty: the agent runs its own."""
     manager: str = "127.0.0.1"
-    """The manager's host, for a proxy of our own."""
+    """The manager's host, if the agent runs its own proxy."""
     join_timeout_s: float = 180.0
-    """How long the manager may take to be there."""
+    """How long to wait for the manager."""
     farewell_s: float = 10.0
-    """How long a node whose workers have finished waits for the others."""
+    """How long a node whose workers have finished waits for the other nodes."""
     settle_all_s: float = 60.0
-    """How long MindSpore's scheduler needs to forget dead workers before all start anew."""
+    """How long MindSpore's scheduler needs to forget dead workers before all are restarted."""
     settle_some_s: float = 15.0
-    """The same before some of them start anew."""
+    """The same before some of them are restarted."""
 
 
 async def join_and_train(
@@ -49,26 +49,26 @@ async def join_and_train(
     workers: WorkersConfig,
     signals: tuple[signal.Signals, ...] = (),
 ) -> Done:
-    """Join the manager, over our own proxy or another's, and run the node's part of the job.
+    """Join the manager, through our own proxy or an existing one, and run the node's part.
 
-    The signals end it in good order, where the framework has no handlers of its own.
+    `signals` stop it in an orderly way, where the framework has no handlers of its own.
     """
     proxy = await _proxy(config)
     upstream = config.upstream or f"127.0.0.1:{proxy.port if proxy else 0}"
     job, token = membership(environ)
     bus = Bus(BusConfig(me=agent(config.node), upstream=upstream, job=job, token=token))
     await bus.start()
-    way = bus if proxy is None else proxy.bus
+    nearest = bus if proxy is None else proxy.bus
     try:
-        if not await way.join(config.join_timeout_s):
-            waited = f"no manager in {config.join_timeout_s:g} s"
-            raise ValueError(f"{waited}: {way.trouble}")
+        if not await nearest.join(config.join_timeout_s):
+            waited = f"no manager answered within {config.join_timeout_s:g} s"
+            raise ValueError(f"{waited}: {nearest.trouble}")
         node = Node(NodeRank(config.node), ranks, restarts)
-        told = Agent(bus, way, workers)
+        member = Agent(bus, nearest, workers)
         for signum in signals:
-            ending = Interrupted(f"ended by {signum.name}", signum)
-            asyncio.get_running_loop().add_signal_handler(signum, told.happened, ending)
-        return await _train(framework, told, node, workers)
+            ending = Interrupted(f"stopped by {signum.name}", signum)
+            asyncio.get_running_loop().add_signal_handler(signum, member.happened, ending)
+        return await _train(framework, member, node, workers)
     finally:
         await bus.close()
         if proxy is not None:
@@ -78,16 +78,16 @@ async def join_and_train(
 async def _proxy(config: AgentConfig) -> Proxy | None:
     if config.upstream:
         return None
-    told = {"UpstreamAddr": config.manager, "ServerRank": str(config.node)}
-    return await started(told, environ)
+    settings = {"UpstreamAddr": config.manager, "ServerRank": str(config.node)}
+    return await started(settings, environ)
 
 
-async def _train(framework: Framework, told: Agent, node: Node, workers: WorkersConfig) -> Done:
-    def hands(tasks: asyncio.TaskGroup) -> CalledHands:
-        return CalledHands(node.node, framework, told, tasks)
+async def _train(framework: Framework, member: Agent, node: Node, workers: WorkersConfig) -> Done:
+    def make_actions(tasks: asyncio.TaskGroup) -> FrameworkActions:
+        return FrameworkActions(node.node, framework, member, tasks)
 
-    def look() -> NodeHeartbeat:
+    def make_beat() -> NodeHeartbeat:
         return NodeHeartbeat(node.node, ())
 
     waiting = Waiting(node, monotonic() + workers.permission_timeout_s)
-    return await told.run(waiting, hands, look, lambda: LOOK_S)
+    return await member.run(waiting, make_actions, make_beat, lambda: LOOK_S)

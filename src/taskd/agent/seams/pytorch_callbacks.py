@@ -1,7 +1,7 @@
-"""The documented agent for PyTorch, over functions that the caller has registered.
+"""The documented agent for PyTorch: uses functions that the caller has registered.
 
-torchrun's own seam (`torchrun.py`) does not need it. It is here for programs that drive torch's
-agent themselves: `init_taskd_agent({"Framework": "PyTorch"}, agent)`, `register_func`, `start`.
+The seam to torchrun (`torchrun.py`) does not need it. It is for programs that drive torch's agent
+themselves: `init_taskd_agent({"Framework": "PyTorch"}, agent)`, `register_func`, `start`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taskd.agent.run.plan import UNLIMITED_RESTARTS
-from taskd.agent.seams.callbacks import Sight
+from taskd.agent.seams.framework_actions import RankStatus
 from taskd.agent.seams.hosted_agent import AgentConfig, join_and_train
 from taskd.config import environ
 from taskd.core.agent.machine import WorkersConfig
@@ -28,19 +28,19 @@ Callbacks = dict[str, Callable[..., Any]]
 
 @dataclass
 class Torch:
-    """Torch's worker group and the functions on it, as `called.Framework`."""
+    """Torch's worker group and the registered functions, as a `Framework`."""
 
     agent: Any
     ranks: tuple[Rank, ...]
     callbacks: Callbacks
     result: Any = None
-    """The last that MONITOR gave."""
+    """The last result of MONITOR."""
 
     @property
     def group(self) -> Any:
         return self.agent._worker_group
 
-    def look(self) -> Mapping[Rank, Sight] | None:
+    def look(self) -> Mapping[Rank, RankStatus] | None:
         self.result = self.callbacks[LOOK](self.group)
         state, failures = self.result.state.value, self.result.failures
         if state not in ("HEALTHY", "FAILED", "UNHEALTHY", "SUCCEEDED"):
@@ -50,11 +50,11 @@ class Torch:
             rank, pid = Rank(worker.global_rank), worker.id if isinstance(worker.id, int) else None
             failed = failures.get(worker.global_rank)
             done = 0 if state == "SUCCEEDED" else codes.get(worker.local_rank)
-            seen[rank] = Sight(pid, failed.exitcode if failed else done)
+            seen[rank] = RankStatus(pid, failed.exitcode if failed else done)
         return seen
 
     def _codes(self) -> Mapping[int, int | None]:
-        """How each process ended: torch calls a group healthy until all have, or one has failed."""
+        """Exit codes by local rank: torch says HEALTHY until all have exited or one failed."""
         started = getattr(getattr(self.agent, "_pcontext", None), "subprocess_handlers", {})
         return {local: handler.proc.returncode for local, handler in started.items()}
 
@@ -90,10 +90,12 @@ class PtAgent:
         return self.invoke_run("DEFAULT_ROLE")
 
     def invoke_run(self, role: str) -> Any:
-        """Torch's RunResult when all went well; otherwise the interpreter ends with the code."""
+        """Torch's RunResult on success; otherwise exits the interpreter with the exit code."""
         missing = [n for n in (KILL, START_ALL, RESTART, LOOK) if n not in self.callbacks]
         if missing:
-            raise SettingsError([f"{name} is not registered" for name in missing])
+            raise SettingsError(
+                [f"{name} is not registered: call register_func" for name in missing]
+            )
         size = self.agent._worker_group.spec.local_world_size
         ranks = tuple(Rank(self.node * size + local) for local in range(size))
         torch = Torch(self.agent, ranks, self.callbacks)

@@ -1,9 +1,9 @@
 """The seam to torchrun: one subclass of torch's own agent, assigned where torchrun takes it from.
 
 Everything up to the start of workers stays torch's: arguments, rendezvous, ranks, the store,
-events, the report of a failure. From there the node runs as under `taskd run` (`node.py`): workers
-come from a zygote, and the manager decides. Where no manager can be reached, or the job is of a
-kind that we cannot take over, torch's own agent goes on as if we were not there; the log says why.
+events, the report of a failure. From there the node runs as with `taskd run` (`node.py`): workers
+come from a zygote, and the manager decides. If no manager can be reached, or if the job is of a
+kind that we cannot take over, torch's own agent runs it unchanged; the log says why.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import asyncio
 import logging
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,15 +25,14 @@ from torch.distributed.elastic.multiprocessing.api import to_map
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api as launcher
 
-from taskd.agent import worker_environment as environment
 from taskd.agent.node import NodeRun
-from taskd.agent.run.plan import PRELOAD, UNLIMITED_RESTARTS, Logs, Plan
-from taskd.agent.run_folders import Ground
+from taskd.agent.node_resources import NodeResources, run_folders
+from taskd.agent.run.plan import PRELOAD, UNLIMITED_RESTARTS, LogSettings, Plan
 from taskd.agent.seams.torchrun_contexts import uses_agent_store
-from taskd.agent.shared_folder import make_folder
+from taskd.agent.worker_environment import base_environment
 from taskd.agent.worker_output import Output
 from taskd.agent.zygote.program import Program
-from taskd.agent.zygote.worker_processes import Nursery
+from taskd.agent.zygote.worker_processes import WorkerProcesses
 from taskd.bus.security import membership
 from taskd.config import environ
 from taskd.core.agent.machine import Done, State
@@ -47,34 +44,36 @@ from taskd.proxy import Proxy, started
 log = logging.getLogger(__name__)
 
 TORCHS_LAUNCH = launcher.launch_agent
-"""As it was before anybody put something in its place."""
+"""torch's own function, before any patch replaces it."""
 
 OLDEST = (2, 6)
 _SEAM = ("_invoke_run", "_rendezvous", "_worker_group", "_remaining_restarts", "_logs_specs")
 
-EAGER_S, PATIENT_S = 10.0, 180.0
-"""How long a manager is waited for: without being told to, and with TASKD_PROCESS_ENABLE=on."""
+JOIN_S, REQUIRED_JOIN_S = 10.0, 180.0
+"""How long to wait for a manager: by default, and with TASKD_PROCESS_ENABLE=on."""
 
 PERMISSION_S = 900.0
 
 
 def install() -> bool:
-    """Let torchrun use our agent. False, with the reason in the log: torch stays as it is."""
-    problem = _stranger()
+    """Let torchrun use our agent. False: torch is left unchanged, and the log says why."""
+    problem = _incompatibility()
     if problem:
-        log.error("torchrun is left as it is: %s", problem)
+        log.error("torchrun is left unchanged: %s", problem)
         return False
     setattr(launcher, "LocalElasticAgent", ElasticAgent)  # noqa: B010 - torch marks it as final
     return True
 
 
-def _stranger() -> str:
-    """Why this torch is not one that we know; empty if it is."""
+def _incompatibility() -> str:
+    """Why this torch cannot be used; empty if it can."""
     numbers = re.match(r"(\d+)\.(\d+)", torch.__version__)
     if numbers is None:
-        return f"torch {torch.__version__!r} is of no version that can be read"
+        return f"cannot parse the version of torch {torch.__version__!r}"
     if (int(numbers[1]), int(numbers[2])) < OLDEST:
-        return f"torch {torch.__version__} is older than {OLDEST[0]}.{OLDEST[1]}"
+        return (
+            f"torch {torch.__version__} is older than {OLDEST[0]}.{OLDEST[1]}, the oldest supported"
+        )
     if not hasattr(launcher, "LocalElasticAgent"):
         return f"torch {torch.__version__} has no LocalElasticAgent in its launcher"
     code = "".join(LocalElasticAgent.__init__.__code__.co_names)
@@ -86,42 +85,42 @@ def _stranger() -> str:
 
 
 class ElasticAgent(LocalElasticAgent):
-    """Torch's agent, with our way of running the workers."""
+    """Torch's agent, but our zygote and manager run the workers."""
 
     def _invoke_run(self, role: str = "default") -> RunResult:
-        taken = self._taken_over()
-        return super()._invoke_run(role) if taken is None else taken
+        result = self._take_over()
+        return super()._invoke_run(role) if result is None else result
 
-    def _taken_over(self) -> RunResult | None:
+    def _take_over(self) -> RunResult | None:
         try:
-            node, program, logs = _readable(self)
+            node, program, logs = _take_over_inputs(self)
         except SettingsError as refusal:
-            log.warning("torch's own agent runs this job: %s", refusal)
+            log.warning("torch's own agent runs this job, without TaskD: %s", refusal)
             return None
         output = Output()
-        folders = tempfile.mkdtemp(prefix="taskd-"), make_folder()
-        try:
-            seam = _Seam(self, node, program, logs, output, folders)
-            over = asyncio.run(seam.run())
-            return None if over is None else seam.result(over)
-        finally:
-            output.stop()
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+        with run_folders() as folders:
+            try:
+                seam = _Seam(self, node, program, logs, output, folders)
+                over = asyncio.run(seam.run())
+                return None if over is None else seam.result(over)
+            finally:
+                output.stop()
 
     def worker_group(self) -> WorkerGroup:
         return self._worker_group
 
 
-def _readable(agent: ElasticAgent) -> tuple[int, Program, DefaultLogsSpecs]:
-    """The node's rank and its program; raises SettingsError where we cannot take over."""
+def _take_over_inputs(agent: ElasticAgent) -> tuple[int, Program, DefaultLogsSpecs]:
+    """The node's rank, its program and its logs; raises SettingsError if we cannot take over."""
     if environ.get("TASKD_PROCESS_ENABLE") == "off":
         raise SettingsError(["TASKD_PROCESS_ENABLE is off"])
     spec = agent.worker_group().spec
     if not isinstance(spec.entrypoint, str):
-        raise SettingsError(["its workers are functions, not a script"])
+        raise SettingsError(["its workers are Python functions, not a script"])
     if not isinstance(agent._logs_specs, DefaultLogsSpecs):
-        raise SettingsError([f"{type(agent._logs_specs).__name__} decides where its logs go"])
+        raise SettingsError(
+            [f"its log settings are a {type(agent._logs_specs).__name__}, not a DefaultLogsSpecs"]
+        )
     node = getattr(spec.rdzv_handler, "rank", None)
     if node is None:
         named = environ.get("RANK", "")
@@ -129,7 +128,12 @@ def _readable(agent: ElasticAgent) -> tuple[int, Program, DefaultLogsSpecs]:
         single = getattr(settings, "max_nodes", 0) == 1
         node = 0 if single else int(named) if named.isdecimal() else None
     if node is None:
-        raise SettingsError(["with this rendezvous the node's rank is not known beforehand"])
+        raise SettingsError(
+            [
+                "the node's rank is not known in advance with this rendezvous: use --rdzv-backend "
+                "static, or set RANK"
+            ]
+        )
     return (
         int(node),
         _program(spec.entrypoint, [str(word) for word in spec.args]),
@@ -157,46 +161,48 @@ class _Seam:
     stopped_by: int | None = None
 
     async def run(self) -> Done | None:
-        """None: there is no manager, so the job is torch's."""
+        """None: there is no manager, so torch's own agent has to run the job."""
         proxy = await self._join()
         if proxy is None:
             return None
         try:
-            # Torch's rendezvous blocks until every node is there.
+            # Torch's rendezvous blocks until every node has joined.
             await asyncio.to_thread(self.agent._rendezvous, self.agent.worker_group())
             plan = self._plan()
-            nursery = Nursery(
+            processes = WorkerProcesses(
                 self.program,
                 preload=() if plan.spawn else plan.preload,
                 spawn=plan.spawn,
                 remove=self.folders,
-                env=environment.base(plan),
+                env=base_environment(plan),
             )
-            nursery.open()
+            processes.open()
             group = self.agent.worker_group()
-            ground = Ground(
-                nursery=nursery,
+            resources = NodeResources(
+                processes=processes,
                 run_dir=self.folders[0],
                 beacons=self.folders[1],
                 store=f"{group.master_addr}:{group.master_port}",
-                serves=plan.node == 0,
+                serves_store=plan.node == 0,
             )
-            self.node_run = NodeRun(plan, ground, self.output, proxy, self._see)
+            self.node_run = NodeRun(plan, resources, self.output, proxy, self._observe)
             return await self.node_run.run()
         finally:
             await proxy.close()
 
     async def _join(self) -> Proxy | None:
-        """The node's proxy, once the manager has let it join."""
+        """The node's proxy, once it has joined the manager; None: no manager answered."""
         host = environ.get("MASTER_ADDR") or "127.0.0.1"
-        told = {"UpstreamAddr": host, "ServerRank": str(self.node)}
-        proxy = await started(told, environ)
-        patient = environ.get("TASKD_PROCESS_ENABLE") == "on"
-        timeout_s = PATIENT_S if patient else EAGER_S
+        settings = {"UpstreamAddr": host, "ServerRank": str(self.node)}
+        proxy = await started(settings, environ)
+        required = environ.get("TASKD_PROCESS_ENABLE") == "on"
+        timeout_s = REQUIRED_JOIN_S if required else JOIN_S
         if await proxy.bus.join(timeout_s):
             return proxy
         log.warning(
-            "no manager in %g s, torch's own agent goes on: %s", timeout_s, proxy.bus.trouble
+            "no manager answered within %g s, torch's own agent runs this job: %s",
+            timeout_s,
+            proxy.bus.trouble,
         )
         await proxy.close()
         return None
@@ -206,7 +212,7 @@ class _Seam:
         spec, workers = group.spec, group.workers
         size = spec.local_world_size
         handled = environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
-        # Torch counts restarts down from its own maximum; 0 stands for as many as may come.
+        # Torch counts restarts down from its own maximum; here 0 means no limit.
         restarts = spec.max_restarts or UNLIMITED_RESTARTS
         job, token = membership(environ)
         return Plan(
@@ -228,7 +234,7 @@ class _Seam:
             token=token,
             clusterd="",
             strategies=(),
-            logs=_logs(self.logs, size),
+            logs=_log_settings(self.logs, size),
             signals=tuple(signal.Signals[name] for name in handled.split(",") if name),
             grace_s=float(getattr(agent, "_shutdown_timeout", 30)),
             join_timeout_s=PERMISSION_S,
@@ -238,38 +244,38 @@ class _Seam:
             agent_store=uses_agent_store(spec.rdzv_handler),
         )
 
-    def _see(self, event: Event, before: State, after: State) -> None:
+    def _observe(self, event: Event, before: State, after: State) -> None:
         if isinstance(event, Interrupted):
             self.stopped_by = event.signal
 
     def result(self, over: Done) -> RunResult:
-        """The node's end, as torch's launcher expects it: it reports failures, chooses the code."""
+        """The node's result, as torch's launcher expects it to report it and to choose the code."""
         if self.stopped_by is not None:
             signum = signal.Signals(self.stopped_by)
             raise SignalException(f"Process {os.getpid()} got signal: {signum}", sigval=signum)
         if over.exit_code == 0:
             return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(over.node.ranks))
-        ended = (worker.exited for worker in over.workers.values() if isinstance(worker, Ended))
-        failures = {int(gone.rank): self._failure(gone) for gone in ended if gone.exit_code != 0}
+        exits = (worker.exited for worker in over.workers.values() if isinstance(worker, Ended))
+        failures = {int(each.rank): self._failure(each) for each in exits if each.exit_code != 0}
         if not failures:
-            log.error("the job has ended: %s", over.because)
+            log.error("job ended: %s", over.because)
             sys.exit(over.exit_code)
         return RunResult(WorkerState.FAILED, failures=failures)
 
-    def _failure(self, gone: WorkerExited) -> ProcessFailure:
+    def _failure(self, exited: WorkerExited) -> ProcessFailure:
         assert self.node_run is not None
-        code = -gone.signal if gone.signal is not None else gone.exit_code
-        error_file = self.node_run.logs.files(gone.rank, gone.incarnation).error
-        local_rank = gone.rank - self.node_run.plan.first_rank
-        return ProcessFailure(local_rank, gone.pid, code or 1, str(error_file))
+        code = -exited.signal if exited.signal is not None else exited.exit_code
+        error_file = self.node_run.logs.files(exited.rank, exited.incarnation).error
+        local_rank = exited.rank - self.node_run.plan.first_rank
+        return ProcessFailure(local_rank, exited.pid, code or 1, str(error_file))
 
 
-def _logs(specs: DefaultLogsSpecs, size: int) -> Logs:
-    told: Any = specs
-    root = str(told._root_log_dir or "")
-    return Logs(
+def _log_settings(specs: DefaultLogsSpecs, size: int) -> LogSettings:
+    fields: Any = specs
+    root = str(fields._root_log_dir or "")
+    return LogSettings(
         directory="" if root == os.devnull else root,
-        redirects={rank: int(std) for rank, std in to_map(told._redirects, size).items()},
-        tee={rank: int(std) for rank, std in to_map(told._tee, size).items()},
-        shown=frozenset(told._local_ranks_filter) if told._local_ranks_filter else None,
+        redirects={rank: int(std) for rank, std in to_map(fields._redirects, size).items()},
+        tee={rank: int(std) for rank, std in to_map(fields._tee, size).items()},
+        shown=frozenset(fields._local_ranks_filter) if fields._local_ranks_filter else None,
     )

@@ -1,8 +1,8 @@
-"""Torch's own agent with one process context a worker, so that workers start and stop one by one.
+"""Torch's own agent with one process context per worker, to start and stop workers one by one.
 
-For programs that drive torch's agent themselves through the documented functions (`ptrun.py`),
-under the names of `taskd.python.adaptor.patch.torch_patch`. Torchrun's own seam (`torchrun.py`)
-has no use for it: its workers come from a zygote.
+For programs that drive torch's agent themselves through the documented functions
+(`pytorch_callbacks.py`), under the names of `taskd.python.adaptor.patch.torch_patch`. The seam to
+torchrun (`torchrun.py`) does not need it: its workers come from a zygote.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch.distributed.elastic.utils.api import macros
 from taskd.config import environ
 
 CONTEXTS, ENVIRONMENTS = "_pcontext_dict", "_envs"
-"""Where the agent keeps them, by local rank."""
-HANDED_ON = {
+"""The attributes where the agent keeps them, by local rank."""
+PASSED_ON = {
     "NCCL_ASYNC_ERROR_HANDLING": "1",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     "RESTART_FAULT_PROCESS_TYPE": "pod",
@@ -32,7 +32,7 @@ HANDED_ON = {
 
 
 def start(agent: Any, group: WorkerGroup) -> dict[int, int]:
-    """Start these workers, each in a context of its own; their pids by local rank."""
+    """Start these workers, each in its own context; returns their pids by local rank."""
     contexts, envs = _of(agent, CONTEXTS), _of(agent, ENVIRONMENTS)
     for worker in group.workers:
         rank = worker.local_rank
@@ -43,17 +43,17 @@ def start(agent: Any, group: WorkerGroup) -> dict[int, int]:
 
 
 def stop(agent: Any, group: WorkerGroup) -> None:
-    """Kill these workers, all at once, and wait until they are gone."""
+    """Kill these workers at the same time, and wait until they are gone."""
     if agent._worker_watchdog is not None:
         agent._worker_watchdog.stop()
         agent._worker_watchdog = None
     contexts = _of(agent, CONTEXTS)
-    going = [contexts.pop(w.local_rank) for w in group.workers if w.local_rank in contexts]
-    _together(end, going)
+    stopping = [contexts.pop(w.local_rank) for w in group.workers if w.local_rank in contexts]
+    _in_parallel(end, stopping)
 
 
 def restart(agent: Any, group: WorkerGroup) -> None:
-    """Stop and start these workers; the others of the agent's group do not notice."""
+    """Stop and start these workers; the other workers of the group are not affected."""
     stop(agent, group)
     group.state = WorkerState.STOPPED
     whole = {worker.local_rank: worker for worker in agent._worker_group.workers}
@@ -63,13 +63,13 @@ def restart(agent: Any, group: WorkerGroup) -> None:
 
 
 def monitor(agent: Any, group: WorkerGroup) -> RunResult:
-    """How these workers are doing, by global rank."""
+    """The state of these workers, by global rank."""
     contexts, workers = _of(agent, CONTEXTS), {w.local_rank: w for w in group.workers}
     running = {rank: context for rank, context in contexts.items() if rank in workers}
     expected = {rank: worker.id for rank, worker in workers.items()}
     if expected != {rank: pid_of(context) for rank, context in running.items()}:
         return RunResult(state=WorkerState.UNKNOWN)
-    results = dict(zip(running, _together(glance, running.values()), strict=True))
+    results = dict(zip(running, _in_parallel(poll, running.values()), strict=True))
     failures, values = {}, {}
     for rank, result in results.items():
         if result is not None and result.is_failed():
@@ -102,7 +102,7 @@ def environment(agent: Any, group: WorkerGroup, worker: Any) -> dict[str, str]:
         "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": uses_agent_store(spec.rdzv_handler),
-        **{name: environ.get(name, default) for name, default in HANDED_ON.items()},
+        **{name: environ.get(name, default) for name, default in PASSED_ON.items()},
     }
     if (threads := environ.get("OMP_NUM_THREADS")) is not None:
         env["OMP_NUM_THREADS"] = threads
@@ -143,7 +143,7 @@ def end(context: PContext) -> None:
     context.close(signal.SIGKILL)
 
 
-def glance(context: PContext) -> RunProcsResult | None:
+def poll(context: PContext) -> RunProcsResult | None:
     """None: it runs."""
     return context.wait(0)
 
@@ -153,7 +153,7 @@ def pid_of(context: PContext) -> int:
 
 
 def _logs(agent: Any, group: WorkerGroup, rank: int) -> DefaultLogsSpecs:
-    """The part of the agent's log settings that is this worker's, whose number is 0 from now on."""
+    """The agent's log settings for this one worker, which is number 0 of its own context."""
     whole, size = agent._logs_specs, group.spec.local_world_size
     root, shown = whole._root_log_dir, whole._local_ranks_filter
     return DefaultLogsSpecs(
@@ -171,8 +171,8 @@ def _of(agent: Any, name: str) -> dict[int, Any]:
     return found
 
 
-def _together(work: Any, contexts: Iterable[PContext]) -> list[Any]:
-    """In parallel: each may take a while, and each minds only its own."""
+def _in_parallel(work: Any, contexts: Iterable[PContext]) -> list[Any]:
+    """Each call may take a while, and the contexts are independent."""
     each = list(contexts)
     with ThreadPoolExecutor(max_workers=max(1, len(each))) as pool:
         return list(pool.map(work, each))

@@ -1,9 +1,9 @@
-"""Memory that is there before it is needed.
+"""Makes the standby's page faults happen before it becomes a worker.
 
-A new process gets each page of its memory from the kernel when it first touches it, and a forked
-one each page that it shared with its parent when it first writes to it. A replacement does both for
-thousands of pages between its first line and its first step, and each costs microseconds. The
-understudy (`zygote.py`) has the time to do it beforehand.
+The kernel gives a new process each page of its memory when the process first touches it, and copies
+each page that a forked process shares with its parent when it first writes to it. A replacement
+rank has thousands of both between its first line and its first step, and each costs microseconds.
+The standby (`zygote.py`) has the time to take these faults in advance.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from itertools import groupby
 from pathlib import Path
 
 LARGEST = 32 << 20
-"""glibc asks the kernel for each larger block, and gives it back; smaller ones it may keep."""
+"""glibc maps each larger block separately and unmaps it when freed; it may keep smaller ones."""
 BLOCK, BLOCKS = LARGEST - (1 << 20), 2
-"""glibc keeps up to twice the largest block that it was given back."""
+"""glibc keeps up to twice the size of the largest block that was freed."""
 PAGE, ENTRY = os.sysconf("SC_PAGE_SIZE"), 8
-OWN = 1 << 63 | 1 << 56
-"""In the kernel's map of pages: present, and nobody else's."""
+PRIVATE = 1 << 63 | 1 << 56
+"""Bits of an entry in the kernel's pagemap: present, and mapped by this process only."""
 POPULATE_WRITE = 23
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,8 +30,10 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def fill_heap() -> None:
-    """Have malloc own enough memory for a small model, its gradients and its optimizer."""
-    _libc.free(_libc.malloc(LARGEST - 2 * PAGE))  # from now on it keeps what is given back
+    """Give malloc enough memory for a small model, its gradients and its optimizer."""
+    _libc.free(
+        _libc.malloc(LARGEST - 2 * PAGE)
+    )  # from now on malloc keeps freed blocks of this size
     blocks = [block for _ in range(BLOCKS) if (block := _libc.malloc(BLOCK))]
     for block in blocks:
         ctypes.memset(block, 0, BLOCK)
@@ -39,11 +41,11 @@ def fill_heap() -> None:
         _libc.free(block)
 
 
-def own_what_others_own(sibling: int) -> None:
-    """Copy now whatever this other child of our parent did not leave as it was.
+def copy_pages_written_by(sibling: int) -> None:
+    """Copy now every page that this other child of our parent has written to.
 
-    Both began as the same memory, so it shows what a rank writes to. Without the right to look, or
-    on a kernel before 5.14, pages are copied one by one when they are written, as ever.
+    Both started with the same memory, so its private pages show what a rank writes to. Without the
+    permission to read its pagemap, or on a kernel before 5.14, nothing is copied in advance.
     """
     try:
         for start, length in _runs(sibling):
@@ -53,25 +55,25 @@ def own_what_others_own(sibling: int) -> None:
 
 
 def _runs(sibling: int) -> Iterator[tuple[int, int]]:
-    """Where in our own memory, and how much."""
-    theirs = dict(_writable(Path(f"/proc/{sibling}/maps")))
+    """Start and length of each run of such pages, in our own memory."""
+    sibling_maps = dict(_writable(Path(f"/proc/{sibling}/maps")))
     with Path(f"/proc/{sibling}/pagemap").open("rb", buffering=0) as pages:
         for start, end in _writable(Path("/proc/self/maps")):
-            if theirs.get(start) != end:
+            if sibling_maps.get(start) != end:
                 continue
             pages.seek(start // PAGE * ENTRY)
             entries = memoryview(pages.read((end - start) // PAGE * ENTRY)).cast("Q")
             at = start
-            for wanted, run in groupby(entries, lambda entry: entry & OWN == OWN):
+            for private, run in groupby(entries, lambda entry: entry & PRIVATE == PRIVATE):
                 length = sum(PAGE for _ in run)
-                if wanted:
+                if private:
                     yield at, length
                 at += length
 
 
 def _writable(maps: Path) -> Iterator[tuple[int, int]]:
     for line in maps.read_bytes().splitlines():
-        where, rights, *_ = line.split()
-        if rights == b"rw-p":
-            start, _, end = where.partition(b"-")
+        span, permissions, *_ = line.split()
+        if permissions == b"rw-p":
+            start, _, end = span.partition(b"-")
             yield int(start, 16), int(end, 16)

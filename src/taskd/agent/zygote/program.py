@@ -1,7 +1,7 @@
-"""Runs the user's program in a forked process as `python` itself would have run it.
+"""Runs the user's program in a forked process just as `python` would run it.
 
-The zygote (`zygote.py`) forks; the child comes here. The script becomes `__main__`, with the
-argv, the path and the exit code that it would have in a process of its own.
+The zygote (`zygote.py`) forks, and the child calls `run`. The script becomes `__main__`, with the
+argv, the `sys.path` and the exit code that it would have in a new process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Program:
     arguments: tuple[str, ...] = ()
 
     def argv(self) -> list[str]:
-        """The command line that starts it in a process of its own."""
+        """The command line that starts it in a new process."""
         match self.kind:
             case "script":
                 return [sys.executable, "-u", self.target, *self.arguments]
@@ -42,7 +42,7 @@ class Program:
 
 
 def run(program: Program) -> None:
-    """Run it to its end. Returns or raises SystemExit; the caller lets the interpreter finish."""
+    """Run it to its end. Returns or raises SystemExit; then the interpreter should exit."""
     try:
         if program.kind == "module":
             _run_module(program)
@@ -50,8 +50,8 @@ def run(program: Program) -> None:
             _run_script(program)
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001 - this is the bottom of the user's stack
-        _leave_by(error)
+    except BaseException as error:  # noqa: BLE001 - nothing of the user's is below this frame
+        _exit_with(error)
 
 
 def _run_script(program: Program) -> None:
@@ -90,7 +90,7 @@ def _fresh_main() -> types.ModuleType:
     return main
 
 
-def _leave_by(error: BaseException) -> None:
+def _exit_with(error: BaseException) -> None:
     """Report an uncaught exception as the interpreter does, without our own frames in it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
@@ -108,11 +108,11 @@ _OURS = {__file__, runpy.__file__, "<frozen runpy>"}
 
 
 def _write_error_file(error: BaseException) -> None:
-    """As torchelastic's `@record` does it, for scripts that do not use it."""
+    """As torchelastic's `@record` does, for scripts that do not use it."""
     path = config.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or os.path.exists(path):
         return
-    told = {
+    report = {
         "message": {
             "message": f"{type(error).__name__}: {error}",
             "extraInfo": {
@@ -123,6 +123,6 @@ def _write_error_file(error: BaseException) -> None:
     }
     try:
         with open(path, "w") as file:
-            json.dump(told, file)
+            json.dump(report, file)
     except OSError as problem:
-        sys.stderr.write(f"cannot write {path}: {problem}\n")
+        sys.stderr.write(f"cannot write the error file {path}: {problem.strerror}\n")

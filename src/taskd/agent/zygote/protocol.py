@@ -1,8 +1,8 @@
-"""What the agent and its zygote write to each other: one JSON object a packet, and open files.
+"""The messages between an agent and its zygote: one JSON object per packet, with open files.
 
-`processes.py` is the agent's end, `zygote.py` the other. The socket keeps packets whole and in
-order, so there is no framing. The base environment and the program are known to the zygote from
-its own start; a letter only carries what differs from one worker to the next.
+`worker_processes.py` is the agent's end, `zygote.py` the other. The socket keeps packets whole and
+in order, so there is no framing. The zygote knows the base environment and the program from its
+own start; a message only carries what differs from worker to worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 from dataclasses import asdict, dataclass, field
 
 MAX_BYTES = 128 * 1024
-"""Larger environments than this do not fit into one packet of a default kernel."""
+"""A larger message does not fit into one packet with the kernel's default settings."""
 
 MAX_FILES = 4
 
@@ -24,7 +24,7 @@ STACK_SIGNAL = signal.SIGRTMIN + 7
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Fork a worker. With the letter come its stdout and stderr."""
+    """Fork a worker. Files: its stdout and stderr."""
 
     id: int
     name: str
@@ -32,33 +32,33 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearse:
-    """Fork an understudy. With the letter comes a pipe, where it waits for its `Start`."""
+class StartStandby:
+    """Fork a standby process, which warms up. File: a socket where it then waits for `Start`."""
 
     id: int
     sibling: int
-    """The pid of a rank whose memory shows what it will need; 0: there is none."""
+    """The pid of a rank whose memory shows which pages the standby will need; 0: no such rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeStore:
-    """Fork a process that serves torch's TCPStore on the listening socket in the letter."""
+    """Fork a process that serves torch's TCPStore. File: the listening socket."""
 
     id: int
     host: str
     port: int
     renewed: bool
-    """Whether it takes the place of another, whose keys it does not have."""
+    """Whether it replaces another store, whose keys it does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The agent ends in good order, and will remove its folders itself."""
+    """The agent exits in an orderly way and will remove its folders itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The zygote has imported everything; `failed` names what it could not, and why."""
+    """All modules are imported; `failed` maps each that could not be imported to the reason."""
 
     modules: list[str]
     failed: dict[str, str] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """With the letter comes a pidfd."""
+    """File: a pidfd of the new process."""
 
     id: int
     pid: int
@@ -86,27 +86,30 @@ class Exited:
     signal: int | None
 
 
-Letter = Start | Rehearse | ServeStore | Leave | Ready | Started | Refused | Exited
-_KINDS: dict[str, type[Letter]] = {
+Message = Start | StartStandby | ServeStore | Leave | Ready | Started | Refused | Exited
+_KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (Start, Rehearse, ServeStore, Leave, Ready, Started, Refused, Exited)
+    for kind in (Start, StartStandby, ServeStore, Leave, Ready, Started, Refused, Exited)
 }
 
 
-def write(pipe: socket.socket, letter: Letter, files: tuple[int, ...] = ()) -> None:
-    packet = json.dumps({"kind": type(letter).__name__, **asdict(letter)}).encode()
+def write(connection: socket.socket, message: Message, files: tuple[int, ...] = ()) -> None:
+    packet = json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()
     if len(packet) > MAX_BYTES:
-        raise ValueError(f"a letter of {len(packet)} bytes is too long: shorten the environment")
+        raise ValueError(
+            f"the message {type(message).__name__} has {len(packet)} bytes, more than the "
+            f"{MAX_BYTES} that fit into one packet: shorten the environment variables"
+        )
     if files:
-        socket.send_fds(pipe, [packet], list(files))
+        socket.send_fds(connection, [packet], list(files))
     else:
-        pipe.send(packet)
+        connection.send(packet)
 
 
-def read(pipe: socket.socket) -> tuple[Letter, tuple[int, ...]] | None:
-    """The next letter and its files, or None when the other end is gone."""
+def read(connection: socket.socket) -> tuple[Message, tuple[int, ...]] | None:
+    """The next message and its files, or None when the other end is closed."""
     try:
-        packet, files, _, _ = socket.recv_fds(pipe, MAX_BYTES, MAX_FILES)
+        packet, files, _, _ = socket.recv_fds(connection, MAX_BYTES, MAX_FILES)
     except ConnectionResetError:
         return None
     if not packet:

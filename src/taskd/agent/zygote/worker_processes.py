@@ -1,8 +1,8 @@
-"""The agent's end of the zygote: starts processes, sees them die, ends them.
+"""The agent's end of the zygote: starts worker processes, notices when they exit, kills them.
 
-A death is seen through the process's pidfd at once; the exit status follows from the zygote, its
-parent. When the zygote itself dies the kernel kills the workers, and their deaths arrive here the
-same way, only without a status.
+An exit is noticed at once through the process's pidfd; the exit status follows from the zygote, its
+parent. If the zygote itself dies, the kernel kills the workers, and their exits are noticed in the
+same way, but without a status.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from taskd.agent.zygote import protocol as letters
+from taskd.agent.zygote import protocol
 from taskd.agent.zygote.program import Program
 from taskd.errors import Transient
 
 log = logging.getLogger(__name__)
 
 STATUS_TIMEOUT_S = 1.0
-"""How long the exit status may come after the death before we report the death without it."""
+"""How long we wait for the exit status after a process is gone, before we report it without."""
 
-MOST_FAILURES = 3
-"""Zygotes that die one after another before they are ready; then there is no point in another."""
+MAX_FAILURES = 3
+"""Zygotes that die one after another before they are ready; after that we do not start another."""
 
 _BOOT = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); "
@@ -37,11 +37,11 @@ _BOOT = (
 
 
 class ZygoteLost(Transient):
-    """The zygote has died; a new one must be started before anything else can be."""
+    """The zygote has died; nothing can be started until a new one is ready."""
 
 
 class StartRefused(Transient):
-    """The system would not give us a process; says why."""
+    """The operating system refused to create a process; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +51,34 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class Exit:
     process: Process
     exit_code: int | None
-    """None when a signal ended it, or when nobody could say."""
+    """None if a signal ended the process, or if its status is not known."""
     signal: int | None
+
+
+OnExit = Callable[[Exit], None]
 
 
 @dataclass
 class _Child:
     process: Process
     pidfd: int
-    on_death: Callable[[Death], None]
+    on_exit: OnExit
     timer: asyncio.TimerHandle | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Understudy:
+class _Standby:
     process: Process
-    pipe: socket.socket
-    """Where it waits for its part."""
+    connection: socket.socket
+    """Where it waits for the message that makes it a worker."""
 
 
 @dataclass
-class Nursery:
-    """One zygote and its children. All methods belong to the event loop's thread."""
+class WorkerProcesses:
+    """One zygote and its children. Call all methods in the thread of the event loop."""
 
     program: Program
     preload: tuple[str, ...] = ()
@@ -83,23 +86,21 @@ class Nursery:
     remove: tuple[str, ...] = ()
     """Folders that the zygote removes when the agent and all workers are gone."""
     env: dict[str, str] | None = None
-    """The environment that the zygote, and so every worker, starts with."""
+    """The environment of the zygote, which every worker inherits."""
     on_lost: Callable[[], None] = lambda: None
-    """Called when zygotes die before they are ready, again and again."""
+    """Called when zygotes repeatedly die before they are ready."""
 
     _popen: subprocess.Popen[bytes] | None = None
-    _pipe: socket.socket | None = None
-    _ready: asyncio.Future[letters.Ready] | None = None
+    _connection: socket.socket | None = None
+    _ready: asyncio.Future[protocol.Ready] | None = None
     _failures: int = 0
     _next_id: int = 0
-    _starting: dict[int, tuple[asyncio.Future[Process], Callable[[Death], None]]] = field(
-        default_factory=dict
-    )
+    _starting: dict[int, tuple[asyncio.Future[Process], OnExit]] = field(default_factory=dict)
     _children: dict[int, _Child] = field(default_factory=dict)
-    _understudy: _Understudy | None = None
+    _standby: _Standby | None = None
 
     def open(self) -> None:
-        """Start the zygote's process. Needs no event loop, so that it can come first of all."""
+        """Start the zygote's process. Needs no event loop, so that it can come first."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-u", "-c", _BOOT, f"--fd={theirs.fileno()}"]
@@ -115,138 +116,125 @@ class Nursery:
                 process_group=0,
             )
         ours.setblocking(False)
-        self._pipe = ours
+        self._connection = ours
 
     def watch(self) -> None:
-        """From now on letters are read; call it once the event loop runs."""
-        assert self._pipe is not None
+        """Start to read the zygote's messages; call it once the event loop runs."""
+        assert self._connection is not None
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
-        loop.add_reader(self._pipe, self._read)
+        loop.add_reader(self._connection, self._read)
 
     @property
     def warm(self) -> bool:
         """The zygote has imported everything: a worker could be forked at once."""
         return self._ready is not None and self._ready.done() and not self._ready.exception()
 
-    async def ready(self) -> letters.Ready:
-        """Wait until the zygote has imported everything; raises ZygoteLost if it died over it."""
+    async def ready(self) -> protocol.Ready:
+        """Wait until the zygote has imported everything; raises ZygoteLost if it dies before."""
         assert self._ready is not None
         return await asyncio.shield(self._ready)
 
     async def start(
-        self,
-        name: str,
-        env: dict[str, str],
-        stdout: int,
-        stderr: int,
-        on_death: Callable[[Death], None],
+        self, name: str, env: dict[str, str], stdout: int, stderr: int, on_exit: OnExit
     ) -> Process:
-        """A new worker: the understudy, or a fork. The two files stay the caller's to close."""
+        """A new worker: the standby if it is ready, else a fork. The caller closes both files."""
         files = stdout, stderr
-        if (ready := self._cast(name, env, files, on_death)) is not None:
-            return ready
-        return await self._ask(letters.Start(self._new_id(), name, env), files, on_death)
+        if (process := self._use_standby(name, env, files, on_exit)) is not None:
+            return process
+        return await self._ask(protocol.Start(self._new_id(), name, env), files, on_exit)
 
-    async def prepare(self, sibling: int = 0) -> None:
-        """Have a process ready that becomes the next worker without being forked first.
+    async def prepare_standby(self, sibling: int = 0) -> None:
+        """Fork a process ahead of time, which becomes the next worker.
 
         `sibling`: the pid of a worker that it will resemble.
         """
-        if self.spawn or self._understudy is not None:
+        if self.spawn or self._standby is not None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
                 process = await self._ask(
-                    letters.Rehearse(self._new_id(), sibling),
+                    protocol.StartStandby(self._new_id(), sibling),
                     (theirs.fileno(),),
-                    self._understudy_died,
+                    self._on_standby_exit,
                 )
             except (StartRefused, ZygoteLost) as error:
                 ours.close()
-                log.info("there is no understudy: %s", error)
+                log.info("standby not started: %s", error)
                 return
         ours.setblocking(False)
-        self._dismiss()
-        self._understudy = _Understudy(process, ours)
+        self._drop_standby()
+        self._standby = _Standby(process, ours)
 
     async def serve_store(
-        self,
-        host: str,
-        port: int,
-        listener: int,
-        renewed: bool,
-        on_death: Callable[[Death], None],
+        self, host: str, port: int, listener: int, renewed: bool, on_exit: OnExit
     ) -> Process:
-        wanted = letters.ServeStore(self._new_id(), host, port, renewed)
-        return await self._ask(wanted, (listener,), on_death)
+        message = protocol.ServeStore(self._new_id(), host, port, renewed)
+        return await self._ask(message, (listener,), on_exit)
 
     def send_signal(self, process: Process, signum: int) -> None:
-        """To the one process, if it still lives."""
+        """To this one process, if it is still alive."""
         child = self._children.get(process.id)
         if child is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signum)
 
     def kill(self, process: Process) -> None:
-        """At once, with whatever it has started in its own process group."""
+        """Kill it at once, with everything that it has started in its own process group."""
         if process.id in self._children:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            # Who was born a moment ago has no group yet.
+            # A process that was forked a moment ago has no group of its own yet.
             self.send_signal(process, signal.SIGKILL)
 
     async def close(self) -> None:
-        """End the zygote and with it every descendant; returns when they are gone, unreported."""
-        self._dismiss()
+        """End the zygote and all its descendants; returns when they are gone, without reports."""
+        self._drop_standby()
         for child in list(self._children.values()):
             self._forget(child)
-        if self._pipe is not None:
-            asyncio.get_running_loop().remove_reader(self._pipe)
+        if self._connection is not None:
+            asyncio.get_running_loop().remove_reader(self._connection)
             with suppress(BrokenPipeError, BlockingIOError):
-                letters.write(self._pipe, letters.Leave())
-            self._pipe.close()
-            self._pipe = None
+                protocol.write(self._connection, protocol.Leave())
+            self._connection.close()
+            self._connection = None
         if self._popen is not None:
             await asyncio.to_thread(self._popen.wait)
             self._popen = None
 
-    def _cast(
-        self,
-        name: str,
-        env: dict[str, str],
-        files: tuple[int, ...],
-        on_death: Callable[[Death], None],
+    def _use_standby(
+        self, name: str, env: dict[str, str], files: tuple[int, ...], on_exit: OnExit
     ) -> Process | None:
-        """Give the understudy this part. None: there is none that is ready for it."""
-        ready = self._understudy
-        if ready is None:
+        """Make the standby this worker. None: there is no standby that is ready."""
+        standby = self._standby
+        if standby is None:
             return None
         try:
-            alive = letters.read(ready.pipe) is not None
+            alive = protocol.read(standby.connection) is not None
             if alive:
-                letters.write(ready.pipe, letters.Start(ready.process.id, name, env), files)
+                start = protocol.Start(standby.process.id, name, env)
+                protocol.write(standby.connection, start, files)
         except BlockingIOError:
-            return None  # it still rehearses, and is there for the next one
+            return None  # it still warms up; the next worker can use it
         except BrokenPipeError:
             alive = False
-        self._dismiss()
+        self._drop_standby()
         if not alive:
             return None
-        self._children[ready.process.id].on_death = on_death
-        return ready.process
+        self._children[standby.process.id].on_exit = on_exit
+        return standby.process
 
-    def _dismiss(self) -> None:
-        """Without a part it ends by itself."""
-        if self._understudy is not None:
-            self._understudy.pipe.close()
-            self._understudy = None
+    def _drop_standby(self) -> None:
+        """A standby that has not become a worker exits when its connection closes."""
+        if self._standby is not None:
+            self._standby.connection.close()
+            self._standby = None
 
-    def _understudy_died(self, death: Death) -> None:
-        if self._understudy is not None and self._understudy.process == death.process:
-            log.info("the understudy has died (signal %s)", death.signal)
-            self._dismiss()
+    def _on_standby_exit(self, exited: Exit) -> None:
+        if self._standby is not None and self._standby.process == exited.process:
+            log.info("standby died: pid=%s signal=%s", exited.process.pid, exited.signal)
+            self._drop_standby()
 
     def _new_id(self) -> int:
         self._next_id += 1
@@ -254,68 +242,68 @@ class Nursery:
 
     async def _ask(
         self,
-        letter: letters.Start | letters.Rehearse | letters.ServeStore,
+        message: protocol.Start | protocol.StartStandby | protocol.ServeStore,
         files: tuple[int, ...],
-        on_death: Callable[[Death], None],
+        on_exit: OnExit,
     ) -> Process:
         await self.ready()
-        if self._pipe is None:
-            raise ZygoteLost("the zygote is gone")
+        if self._connection is None:
+            raise ZygoteLost("the zygote has died, and no other is started")
         future: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
-        self._starting[letter.id] = future, on_death
+        self._starting[message.id] = future, on_exit
         try:
-            letters.write(self._pipe, letter, files)
+            protocol.write(self._connection, message, files)
         except BrokenPipeError:
-            self._lost()
+            self._on_zygote_exit()
         return await future
 
     def _read(self) -> None:
-        assert self._pipe is not None
+        assert self._connection is not None
         try:
-            received = letters.read(self._pipe)
+            received = protocol.read(self._connection)
         except BlockingIOError:
             return
         if received is None:
-            self._lost()
+            self._on_zygote_exit()
             return
-        letter, files = received
-        match letter:
-            case letters.Ready():
+        message, files = received
+        match message:
+            case protocol.Ready():
                 assert self._ready is not None
-                self._ready.set_result(letter)
-            case letters.Started(id, pid):
-                self._born(Process(id, pid), files[0])
-            case letters.Refused(id, because):
+                self._ready.set_result(message)
+            case protocol.Started(id, pid):
+                self._on_started(Process(id, pid), files[0])
+            case protocol.Refused(id, because):
                 future, _ = self._starting.pop(id)
                 if not future.done():
                     future.set_exception(StartRefused(because))
-            case letters.Exited(id, pid, exit_code, signum):
-                self._died(id, Death(Process(id, pid), exit_code, signum))
+            case protocol.Exited(id, pid, exit_code, signum):
+                self._report_exit(id, Exit(Process(id, pid), exit_code, signum))
             case _:
-                log.error("the zygote sent %s, which only we may send", letter)
+                log.error("zygote sent a message that only the agent may send: %s", message)
 
-    def _born(self, process: Process, pidfd: int) -> None:
-        future, on_death = self._starting.pop(process.id)
-        child = _Child(process, pidfd, on_death)
+    def _on_started(self, process: Process, pidfd: int) -> None:
+        future, on_exit = self._starting.pop(process.id)
+        child = _Child(process, pidfd, on_exit)
         self._children[process.id] = child
-        asyncio.get_running_loop().add_reader(pidfd, self._gone, child)
-        if future.done():  # nobody waits for it any more
+        asyncio.get_running_loop().add_reader(pidfd, self._on_gone, child)
+        if future.done():  # the caller was cancelled
             self.kill(process)
         else:
             future.set_result(process)
 
-    def _gone(self, child: _Child) -> None:
+    def _on_gone(self, child: _Child) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(child.pidfd)
-        unknown = Death(child.process, None, None)
-        delay = 0.0 if self._pipe is None else STATUS_TIMEOUT_S
-        child.timer = loop.call_later(delay, self._died, child.process.id, unknown)
+        unknown = Exit(child.process, None, None)
+        delay = 0.0 if self._connection is None else STATUS_TIMEOUT_S
+        child.timer = loop.call_later(delay, self._report_exit, child.process.id, unknown)
 
-    def _died(self, id: int, death: Death) -> None:
+    def _report_exit(self, id: int, exited: Exit) -> None:
         child = self._children.get(id)
         if child is not None:
             self._forget(child)
-            child.on_death(death)
+            child.on_exit(exited)
 
     def _forget(self, child: _Child) -> None:
         if child.timer is not None:
@@ -324,12 +312,12 @@ class Nursery:
         os.close(child.pidfd)
         del self._children[child.process.id]
 
-    def _lost(self) -> None:
-        if self._pipe is None:
+    def _on_zygote_exit(self) -> None:
+        if self._connection is None:
             return
-        asyncio.get_running_loop().remove_reader(self._pipe)
-        self._pipe.close()
-        self._pipe = None
+        asyncio.get_running_loop().remove_reader(self._connection)
+        self._connection.close()
+        self._connection = None
         lost = ZygoteLost("the zygote has died")
         for future, _ in self._starting.values():
             if not future.done():
@@ -338,15 +326,15 @@ class Nursery:
         if self._ready is not None and not self._ready.done():
             self._failures += 1
             self._ready.set_exception(lost)
-            self._ready.exception()  # nobody may be waiting for it
+            self._ready.exception()  # marks it as retrieved: no task may be waiting for it
         else:
             self._failures = 0
         if self._popen is not None:
             self._popen.wait()
             self._popen = None
-        if self._failures >= MOST_FAILURES:
+        if self._failures >= MAX_FAILURES:
             self.on_lost()
         else:
-            log.warning("the zygote has died, and its workers with it; starting another")
+            log.warning("zygote died, and its workers with it; starting another zygote")
             self.open()
             self.watch()

@@ -1,12 +1,13 @@
-"""A process that has imported torch once and forks workers from that moment on.
+"""The zygote: a process that has imported torch once and from then on forks workers.
 
-Importing torch and what the first optimizer step needs takes seconds, a fork milliseconds. The
-zygote has no threads of its own and never touches CUDA, so a fork is as good as a new process.
-It is the parent of every worker: it relays their exit status to the agent (`processes.py`), and
-ends them all, with all their descendants, when the agent is gone for whatever reason.
+To import torch and what the first optimizer step needs takes seconds; a fork takes milliseconds.
+The zygote has no threads of its own and never uses CUDA, so a forked process is as good as a new
+one. It is the parent of every worker: it sends their exit status to the agent
+(`worker_processes.py`). When the agent is gone, for whatever reason, it kills all workers with all
+their descendants.
 
-One child is forked ahead of its time: the understudy. It goes once through what every training
-script does first (`torch/warmup.py`), then waits to be told which rank it is.
+One child is forked ahead of time: the standby. It does once what every training script does first
+(`torch/warmup.py`), and then waits for the message that says which rank it becomes.
 """
 
 from __future__ import annotations
@@ -25,61 +26,58 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from taskd.agent import linux, stacks
-from taskd.agent.zygote import attempt_prefix as attempts
-from taskd.agent.zygote import prefault as warm
-from taskd.agent.zygote import program, sweeper
-from taskd.agent.zygote import protocol as letters
+from taskd.agent import process_lifetime, worker_stacks
+from taskd.agent.zygote import folder_sweeper, prefault, program, protocol, torch_store
 from taskd.agent.zygote.program import Program
 
 WORKER_NAME = "taskd:{}"
-REHEARSAL = "taskd.torch.warmup"
-HELD = {signal.SIGTERM}
+WARM_UP = "taskd.torch.warmup"
+BLOCKED = {signal.SIGTERM}
 
 
 @dataclass
 class Zygote:
-    pipe: socket.socket
+    connection: socket.socket
     program: Program
     forked: bool
-    """False: workers are new processes (`--start-method spawn`, or no Python at all)."""
+    """False: workers are new processes (`--start-method spawn`, or not a Python program)."""
     folders: tuple[str, ...]
-    """To be removed when everybody is gone."""
+    """Removed when the agent and all workers are gone."""
     ids: dict[int, int] = field(default_factory=dict)
-    """The pid of each child that the agent knows, and the id it gave it."""
+    """The pid of each child that the agent knows, and the id that the agent gave it."""
 
     def serve(self) -> Program | None:
-        """Answer letters until the agent is gone; in a forked worker return what it must run."""
-        bell, ring = socket.socketpair()
-        for end in (bell, ring):
+        """Answer messages until the agent is gone; in a forked worker, return what it must run."""
+        wakeup_read, wakeup_write = socket.socketpair()
+        for end in (wakeup_read, wakeup_write):
             end.setblocking(False)
-        signal.set_wakeup_fd(ring.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         with selectors.DefaultSelector() as selector:
-            selector.register(self.pipe, selectors.EVENT_READ)
-            selector.register(bell, selectors.EVENT_READ)
+            selector.register(self.connection, selectors.EVENT_READ)
+            selector.register(wakeup_read, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select():
-                    if key.fileobj is bell:
+                    if key.fileobj is wakeup_read:
                         with suppress(BlockingIOError):
-                            bell.recv(4096)
+                            wakeup_read.recv(4096)
                         self._reap()
                         continue
-                    received = letters.read(self.pipe)
-                    if received is None or isinstance(received[0], letters.Leave):
-                        self.end_all()
+                    received = protocol.read(self.connection)
+                    if received is None or isinstance(received[0], protocol.Leave):
+                        self.kill_all()
                         if received is None:
-                            self._clean_up()
+                            self._remove_folders()
                         return None
                     if self._handle(*received):
                         selector.close()
-                        bell.close()
-                        ring.close()
+                        wakeup_read.close()
+                        wakeup_write.close()
                         return self.program
 
-    def end_all(self) -> None:
+    def kill_all(self) -> None:
         """Kill every descendant and wait until none is left."""
-        while pids := linux.children():
+        while pids := process_lifetime.children():
             for pid in pids:
                 for kill in (os.killpg, os.kill):
                     with suppress(ProcessLookupError, PermissionError):
@@ -87,117 +85,120 @@ class Zygote:
             with suppress(ChildProcessError):
                 os.waitpid(-1, 0)
 
-    def _clean_up(self) -> None:
-        """The agent has died without a word, so nobody else will do it."""
+    def _remove_folders(self) -> None:
+        """The agent has died without `Leave`, so it did not remove them."""
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _handle(self, letter: letters.Letter, files: tuple[int, ...]) -> bool:
+    def _handle(self, message: protocol.Message, files: tuple[int, ...]) -> bool:
         """True in a child that must now become the worker."""
-        assert isinstance(letter, letters.Start | letters.Rehearse | letters.ServeStore), letter
-        # A child is deaf to SIGTERM until it has its own handlers: meanwhile it is kept for it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+        kinds = protocol.Start | protocol.StartStandby | protocol.ServeStore
+        assert isinstance(message, kinds), message
+        # The child ignores SIGTERM until it has handlers of its own. Blocked, a SIGTERM that comes
+        # before is kept for it and not lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         try:
             pid = os.fork()
         except OSError as error:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
-            letters.write(self.pipe, letters.Refused(letter.id, f"cannot fork: {error.strerror}"))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
+            because = f"cannot fork: {error.strerror}"
+            protocol.write(self.connection, protocol.Refused(message.id, because))
             for file in files:
                 os.close(file)
             return False
         if pid == 0:
-            self._leave_the_nest()
-            if isinstance(letter, letters.ServeStore):
-                from taskd.agent.zygote import store_process as store
-
-                store.serve(letter.host, letter.port, files[0], letter.renewed)
-            if isinstance(letter, letters.Rehearse):
-                letter, files = _rehearse(files[0], letter.sibling)
-            _become(letter, files)
+            self._detach()
+            if isinstance(message, protocol.ServeStore):
+                torch_store.serve(message.host, message.port, files[0], message.renewed)
+            if isinstance(message, protocol.StartStandby):
+                message, files = _stand_by(files[0], message.sibling)
+            _become_worker(message, files)
             if not self.forked:
-                _replace_by(self.program)
+                _exec(self.program)
             return True
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
-        self.ids[pid] = letter.id
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
+        self.ids[pid] = message.id
         for file in files:
             os.close(file)
         pidfd = os.pidfd_open(pid)
         with suppress(BrokenPipeError):
-            letters.write(self.pipe, letters.Started(letter.id, pid), (pidfd,))
+            protocol.write(self.connection, protocol.Started(message.id, pid), (pidfd,))
         os.close(pidfd)
         return False
 
-    def _leave_the_nest(self) -> None:
+    def _detach(self) -> None:
+        """In the child: a session, signal handlers and a lifetime that suit a worker."""
         parent = os.getppid()
         os.setsid()
-        linux.die_with_parent()
+        process_lifetime.die_with_parent()
         if os.getppid() != parent or parent == 1:
             os._exit(1)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
-        self.pipe.close()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
+        self.connection.close()
 
     def _reap(self) -> None:
         while True:
             try:
-                gone = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                status = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if gone is None:
+            if status is None:
                 return
-            if gone.si_pid in self.ids:
-                # What the worker has started dies with it. The pid cannot be anybody else's
-                # before we have waited for it.
+            if status.si_pid in self.ids:
+                # Kill what the worker has started. The pid cannot be reused before we have
+                # waited for it.
                 with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(gone.si_pid, signal.SIGKILL)
-            os.waitpid(gone.si_pid, 0)
-            child = self.ids.pop(gone.si_pid, None)
-            if child is not None:
-                exited = gone.si_code == os.CLD_EXITED
-                code, signum = (gone.si_status, None) if exited else (None, gone.si_status)
+                    os.killpg(status.si_pid, signal.SIGKILL)
+            os.waitpid(status.si_pid, 0)
+            id = self.ids.pop(status.si_pid, None)
+            if id is not None:
+                exited = status.si_code == os.CLD_EXITED
+                code, signum = (status.si_status, None) if exited else (None, status.si_status)
+                report = protocol.Exited(id, status.si_pid, code, signum)
                 with suppress(BrokenPipeError):
-                    letters.write(self.pipe, letters.Exited(child, gone.si_pid, code, signum))
+                    protocol.write(self.connection, report)
 
 
-def _rehearse(file: int, sibling: int) -> tuple[letters.Letter, tuple[int, ...]]:
-    """Returns when there is a part for this process; ends it when there will never be one."""
-    linux.name_process("taskd:understudy")
+def _stand_by(file: int, sibling: int) -> tuple[protocol.Message, tuple[int, ...]]:
+    """Warm up, then wait for `Start`. Ends the process if the agent closes the connection."""
+    process_lifetime.name_process("taskd:standby")
     if "taskd.torch" in sys.modules:
-        importlib.import_module(REHEARSAL).run()
-    warm.fill_heap()
+        importlib.import_module(WARM_UP).run()
+    prefault.fill_heap()
     if sibling:
-        warm.own_what_others_own(sibling)
-    with socket.socket(fileno=file) as pipe:
-        letters.write(pipe, letters.Ready([]))
-        received = letters.read(pipe)
+        prefault.copy_pages_written_by(sibling)
+    with socket.socket(fileno=file) as connection:
+        protocol.write(connection, protocol.Ready([]))
+        received = protocol.read(connection)
     if received is None:
         os._exit(0)
     return received
 
 
-def _become(letter: letters.Letter, files: tuple[int, ...]) -> None:
-    """The parts of a process's start that a fork does not do by itself."""
-    assert isinstance(letter, letters.Start)
+def _become_worker(message: protocol.Message, files: tuple[int, ...]) -> None:
+    """Do what a new process gets at its start and a forked one does not."""
+    assert isinstance(message, protocol.Start)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (files[0], 1), (files[1], 2)):
         os.dup2(source, target)
     for file in (null, *files):
         os.close(file)
-    os.environ.update(letter.env)  # noqa: TID251 - this is the worker's environment being made
-    linux.name_process(WORKER_NAME.format(letter.name))
+    os.environ.update(message.env)  # noqa: TID251 - this is the worker's environment being made
+    process_lifetime.name_process(WORKER_NAME.format(message.name))
     # The global generators were seeded once, before the fork.
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     if (torch := sys.modules.get("torch")) is not None:
         torch.random.default_generator.seed()
-    if path := letter.env.get("TASKD_STACK_FILE"):
-        stacks.offer(path)
+    if path := message.env.get("TASKD_STACK_FILE"):
+        worker_stacks.install(path)
 
 
-def _replace_by(chosen: Program) -> NoReturn:
+def _exec(chosen: Program) -> NoReturn:
     argv = chosen.argv()
     try:
         os.execvp(argv[0], argv)
@@ -206,28 +207,28 @@ def _replace_by(chosen: Program) -> NoReturn:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def _harm() -> str:
-    """What has been done to this process that a fork does not survive; empty if nothing has."""
+def _fork_problem() -> str:
+    """What this process has done that makes forking unsafe; empty if nothing."""
     if threading.active_count() > 1:
         return "it has started a thread"
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        return "it has touched CUDA"
+        return "it has initialized CUDA"
     return ""
 
 
-def preload(modules: list[str]) -> letters.Ready:
+def preload(modules: list[str]) -> protocol.Ready:
     done, failed = [], {}
     for name in modules:
         try:
             importlib.import_module(name)
-            if harm := _harm():
-                failed[name] = f"{harm}, so it cannot be forked: use --start-method spawn"
+            if problem := _fork_problem():
+                failed[name] = f"{problem}, so it cannot be forked: use --start-method spawn"
             else:
                 done.append(name)
-        except Exception as error:  # noqa: BLE001 - the modules are the user's, so is the error
+        except Exception as error:  # noqa: BLE001 - the user's modules can raise anything
             failed[name] = f"{type(error).__name__}: {error}"
-    return letters.Ready(done, failed)
+    return protocol.Ready(done, failed)
 
 
 def main() -> None:
@@ -238,25 +239,26 @@ def main() -> None:
     parser.add_argument("--spawn", action="store_true")
     parser.add_argument("--remove", action="append", default=[])
     parser.add_argument("program", nargs="+")
-    told = parser.parse_args()
-    chosen = Program(told.kind, told.program[0], tuple(told.program[1:]))
-    linux.name_process("taskd:zygote")
-    # Until the imports are done nobody listens at the pipe; the kernel must watch the agent.
-    linux.die_with_parent()
-    linux.adopt_orphans()
+    args = parser.parse_args()
+    chosen = Program(args.kind, args.program[0], tuple(args.program[1:]))
+    process_lifetime.name_process("taskd:zygote")
+    # Until the imports are done we do not read the connection, so we would not see that the agent
+    # has died; the kernel kills us instead.
+    process_lifetime.die_with_parent()
+    process_lifetime.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    pipe = socket.socket(fileno=told.fd)
-    dismiss_sweeper = sweeper.post(tuple(told.remove), os.getppid(), pipe.fileno())
-    ready = preload([name for name in told.preload.split(",") if name])
-    attempts.keep_apart()
+    connection = socket.socket(fileno=args.fd)
+    stop_sweeper = folder_sweeper.start(tuple(args.remove), os.getppid(), connection.fileno())
+    ready = preload([name for name in args.preload.split(",") if name])
+    torch_store.prefix_keys_by_attempt()
     gc.collect()
     gc.freeze()
-    linux.die_with_parent(0)
-    dismiss_sweeper()
-    with suppress(BrokenPipeError):  # which is seen, and dealt with, at the next read
-        letters.write(pipe, ready)
-    forks = not told.spawn and told.kind != "exec"
-    forked = Zygote(pipe, chosen, forks, tuple(told.remove)).serve()
-    if forked is not None:
-        program.run(forked)
+    process_lifetime.die_with_parent(0)
+    stop_sweeper()
+    with suppress(BrokenPipeError):  # the next read notices it
+        protocol.write(connection, ready)
+    forks = not args.spawn and args.kind != "exec"
+    worker = Zygote(connection, chosen, forks, tuple(args.remove)).serve()
+    if worker is not None:
+        program.run(worker)

@@ -18,8 +18,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from taskd import proxy
-from taskd.agent.seams import msrun_scheduler as scheduler
-from taskd.agent.seams.msrun import is_sound, leave, local_ranks, shown_ranks
+from taskd.agent.seams.msrun import (
+    ProcessManager,
+    exit_on_signal,
+    is_valid_answer,
+    local_ranks,
+    monitored_ranks,
+    process_manager_of,
+    restart_scheduler,
+    stop_scheduler,
+)
 from taskd.ascend.documented import agent_constants as constants
 from taskd.ascend.documented.recover_functions import init_grpc_client
 from taskd.ascend.documented.reset_files import (
@@ -48,7 +56,7 @@ SETTLE_S = 10
 
 def check_monitor_res_valid(rank_status_dict: object) -> bool:
     """Whether the result of MONITOR follows its contract."""
-    return is_sound(rank_status_dict)
+    return is_valid_answer(rank_status_dict)
 
 
 def calculate_global_rank() -> list[int]:
@@ -134,9 +142,9 @@ class MSRunPlugin:
         """Run the node's part of the job, then exit the interpreter with its exit code."""
         if missing := [name for name in NEEDED if name not in self._funcs]:
             raise ValueError(f"these callbacks are not registered: {', '.join(missing)}")
-        shown = shown_ranks(self._funcs[constants.MONITOR_CALLBACK_NAME])
+        shown = monitored_ranks(self._funcs[constants.MONITOR_CALLBACK_NAME])
         self.node_global_rank_ids = calculate_global_rank() or [int(rank) for rank in shown]
-        signal.signal(signal.SIGTERM, leave)
+        signal.signal(signal.SIGTERM, exit_on_signal)
         threading.Thread(target=self._join_manager, name="taskd-proxy", daemon=True).start()
         try:
             self.start_mindspore_workers()
@@ -148,7 +156,7 @@ class MSRunPlugin:
         finally:  # The workers have their own sessions: they would outlive this process.
             self._kill_all()
             if (msrun := self._msrun()) is not None:
-                scheduler.end(msrun)
+                stop_scheduler(msrun)
             proxy.stop()
 
     def _join_manager(self) -> None:
@@ -281,15 +289,15 @@ class MSRunPlugin:
     def _kill_all(self) -> None:
         self._funcs[constants.KILL_ALL_WORKER_CALLBACK_NAME]([constants.KILL_ALL_WORKERS])
 
-    def _msrun(self) -> scheduler.ProcessManager | None:
-        return scheduler.process_manager(self._funcs[constants.KILL_ALL_WORKER_CALLBACK_NAME])
+    def _msrun(self) -> ProcessManager | None:
+        return process_manager_of(self._funcs[constants.KILL_ALL_WORKER_CALLBACK_NAME])
 
     def _start_all_again(self) -> None:
         msrun = self._msrun()
         if msrun is None:
             self.wait(constants.KILL_INTERVAL)  # MindSpore's scheduler drops dead workers slowly
         else:
-            scheduler.renew(msrun)
+            restart_scheduler(msrun)
         self.start_mindspore_workers()
 
     def _restart_some(self, ranks: list[int]) -> None:

@@ -123,7 +123,7 @@ def context_wait_task(pcontext: Any) -> Any:
     """How the one worker of this context has ended; None: it still runs."""
     from taskd.agent.seams import torchrun_contexts as contexts
 
-    return contexts.glance(pcontext)
+    return contexts.poll(pcontext)
 
 
 def get_worker_env(self: Any, worker_group: Any, worker: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`taskd run` takes torchrun's command line: its table against torch's own parser."""
+"""`taskd run` accepts torchrun's command line: our table is compared with torch's own parser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskd.agent.run.arguments import add_arguments
 from taskd.errors import SettingsError
 
 DIFFERENT = {"start_method"}
-"""Ours forks unless told otherwise."""
+"""Ours forks by default."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,23 +26,23 @@ def options(of: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     return {action.dest: action for action in of._actions if action.option_strings}
 
 
-def test_every_option_of_torchrun_is_ours_with_the_same_default() -> None:
+def test_every_torchrun_option_exists_with_same_default() -> None:
     theirs, ours = options(get_args_parser()), options(parser())
     for name, action in theirs.items():
-        assert name in ours, f"torchrun has got a new option: {name}"
+        assert name in ours, f"torchrun has a new option: {name}"
         assert set(action.option_strings) <= set(ours[name].option_strings)
         if name not in DIFFERENT:
             assert action.default == ours[name].default, name
 
 
-def test_the_environment_is_read_as_torchrun_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_read_as_torchrun_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
     monkeypatch.setenv("PET_STANDALONE", "1")
     words = ["train.py", "--nproc-per-node", "9"]
-    told, theirs = parser().parse_args(words), get_args_parser().parse_args(words)
-    assert (told.nproc_per_node, told.standalone) == ("3", True)
+    args, theirs = parser().parse_args(words), get_args_parser().parse_args(words)
+    assert (args.nproc_per_node, args.standalone) == ("3", True)
     assert (theirs.nproc_per_node, theirs.standalone) == ("3", True)
-    assert told.training_script_args == theirs.training_script_args == words[1:]
+    assert args.training_script_args == theirs.training_script_args == words[1:]
 
 
 def read(tmp_path: Path, *words: str) -> plan.Plan:
@@ -51,7 +51,7 @@ def read(tmp_path: Path, *words: str) -> plan.Plan:
     return plan.read(parser().parse_args([*words, str(script), "--lr", "1"]))
 
 
-def test_a_plain_command(tmp_path: Path) -> None:
+def test_plain_command(tmp_path: Path) -> None:
     made = read(tmp_path, "--nproc-per-node=4")
     assert (made.nodes, made.local_size, made.world_size, list(made.ranks)) == (
         1,
@@ -65,38 +65,38 @@ def test_a_plain_command(tmp_path: Path) -> None:
     assert not made.spawn
 
 
-def test_the_second_of_two_nodes(tmp_path: Path) -> None:
+def test_second_of_two_nodes(tmp_path: Path) -> None:
     words = ["--nnodes=2", "--node-rank=1", "--nproc-per-node=2", "--rdzv-endpoint=head:29400"]
     made = read(tmp_path, *words, "--rdzv-id=j")
     assert (made.master_addr, made.master_port, made.manager_port) == ("head", 29400, 9601)
     assert (list(made.ranks), made.world_size, made.job) == ([2, 3], 4, "j")
 
 
-def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     words = ["--nnodes=none", "--nproc-per-node=-1", "--strategies=x,retry", "--tee=9"]
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         read(tmp_path, *words, "--clusterd=nowhere")
-    assert len(told.value.problems) == 5
+    assert len(raised.value.problems) == 5
 
 
-def test_streams_can_be_chosen_by_rank(tmp_path: Path) -> None:
+def test_streams_can_be_chosen_per_rank(tmp_path: Path) -> None:
     made = read(tmp_path, "--nproc-per-node=2", "--redirects=0:1,1:2", "--tee=3")
     assert made.logs.redirects == {0: 1, 1: 2}
     assert made.logs.tee == {0: 3, 1: 3}
 
 
-def test_nodes_that_meet_by_c10d_need_no_rank(tmp_path: Path) -> None:
+def test_c10d_nodes_need_no_rank(tmp_path: Path) -> None:
     words = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=head:29401"]
     made = read(tmp_path, *words, "--rdzv-conf=join_timeout=70,last_call_timeout=3,is_host=0")
     assert (made.draws, made.hosts, made.join_timeout_s) == (True, False, 70.0)
     assert (made.master_addr, made.master_port) == ("head", 29401)
-    assert list(made.placed(1).ranks) == [1]
-    assert made.placed(2).spare
+    assert list(made.with_node(1).ranks) == [1]
+    assert made.with_node(2).spare
     given = read(tmp_path, *words, "--node-rank=0")
     assert (given.draws, given.node) == (False, 0)
 
 
-def test_a_nodes_rank_may_be_in_the_environment(
+def test_node_rank_can_come_from_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PET_NODE_RANK", "1")
@@ -105,13 +105,13 @@ def test_a_nodes_rank_may_be_in_the_environment(
 
 
 @pytest.mark.parametrize(("backend", "port"), [("static", 29500), ("c10d", 29400)])
-def test_the_usual_ports_are_torchruns(tmp_path: Path, backend: str, port: int) -> None:
+def test_default_ports_are_torchruns(tmp_path: Path, backend: str, port: int) -> None:
     words = ["--nnodes=2", "--node-rank=1", f"--rdzv-backend={backend}"]
     assert read(tmp_path, *words).master_port == port
     assert read(tmp_path, f"--rdzv-backend={backend}").master_port is None
 
 
-def test_ours_beats_torchruns_timeout(tmp_path: Path) -> None:
+def test_join_timeout_overrides_rdzv_conf(tmp_path: Path) -> None:
     conf = "--rdzv-conf=timeout=70"
     assert read(tmp_path).join_timeout_s == 900.0
     assert read(tmp_path, conf).join_timeout_s == 70.0
@@ -128,9 +128,7 @@ def test_ours_beats_torchruns_timeout(tmp_path: Path) -> None:
         ("--rdzv-conf=is_host=perhaps", "is_host must be true or false"),
     ],
 )
-def test_a_rendezvous_that_we_do_not_know_is_refused(
-    tmp_path: Path, word: str, complaint: str
-) -> None:
+def test_unsupported_rendezvous_is_refused(tmp_path: Path, word: str, complaint: str) -> None:
     with pytest.raises(SettingsError, match=complaint):
         read(tmp_path, word)
 
@@ -138,5 +136,5 @@ def test_a_rendezvous_that_we_do_not_know_is_refused(
 @pytest.mark.parametrize(
     ("method", "spawn"), [("fork", False), ("spawn", True), ("forkserver", True)]
 )
-def test_only_fork_forks(tmp_path: Path, method: str, spawn: bool) -> None:
+def test_only_start_method_fork_forks(tmp_path: Path, method: str, spawn: bool) -> None:
     assert read(tmp_path, f"--start-method={method}").spawn is spawn

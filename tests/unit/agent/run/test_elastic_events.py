@@ -1,4 +1,4 @@
-"""torchelastic's events, told by our machine, read by torch's own class."""
+"""torchelastic's events, written by us, read by torch's own class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taskd.model.agent import Event, WorkerStarted
 from taskd.model.ids import Incarnation, NodeRank, Rank
 
 
-def test_a_job_tells_its_story_as_torchrun_would(tmp_path: Path) -> None:
+def test_job_writes_the_events_that_torchrun_writes(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     (tmp_path / "t.py").touch()
@@ -36,9 +36,9 @@ def test_a_job_tells_its_story_as_torchrun_would(tmp_path: Path) -> None:
     ]
     for event in events:
         before, state = state, step(state, event, 0.0, WorkersConfig()).state
-        log.see(event, before, state)
-    told = [TorchEvent.deserialize(line) for line in lines]
-    states = [(each.source.value, each.metadata["state"]) for each in told]
+        log.observe(event, before, state)
+    written = [TorchEvent.deserialize(line) for line in lines]
+    states = [(each.source.value, each.metadata["state"]) for each in written]
     assert states == [
         ("WORKER", "START"),
         ("WORKER", "START"),
@@ -46,4 +46,4 @@ def test_a_job_tells_its_story_as_torchrun_would(tmp_path: Path) -> None:
         ("WORKER", "FAILED"),
         ("AGENT", "FAILED"),
     ]
-    assert json.loads(str(told[3].metadata["metadata"]))["exit_code"] == [-9]
+    assert json.loads(str(written[3].metadata["metadata"]))["exit_code"] == [-9]

@@ -1,4 +1,4 @@
-"""Which torch the seam takes over; any other is left as it is, and the log says why."""
+"""Which torch versions the seam supports; others are left unchanged, and the log says why."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from taskd.agent.seams import torchrun
 
 @pytest.fixture(autouse=True)
 def _untouched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is assigned, torch is itself again afterwards."""
+    """Restores torch after each test."""
     monkeypatch.setattr(launcher, "LocalElasticAgent", LocalElasticAgent)
 
 
-def test_this_torch_is_known() -> None:
+def test_installed_torch_is_supported() -> None:
     assert torchrun.install()
     assert getattr(launcher, "LocalElasticAgent") is torchrun.ElasticAgent  # noqa: B009 - final
 
@@ -26,30 +26,30 @@ def test_this_torch_is_known() -> None:
 @pytest.mark.parametrize(
     ("version", "why"),
     [
-        ("2.5.1+cu121", "torch 2.5.1+cu121 is older than 2.6"),
-        ("1.13.0", "torch 1.13.0 is older than 2.6"),
-        ("nightly", "torch 'nightly' is of no version that can be read"),
+        ("2.5.1+cu121", "torch 2.5.1+cu121 is older than 2.6, the oldest supported"),
+        ("1.13.0", "torch 1.13.0 is older than 2.6, the oldest supported"),
+        ("nightly", "cannot parse the version of torch 'nightly'"),
     ],
 )
-def test_a_torch_of_an_unknown_version_is_left_alone(
+def test_unsupported_version_is_left_unchanged(
     version: str, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     with caplog.at_level(logging.ERROR):
         assert not torchrun.install()
     assert getattr(launcher, "LocalElasticAgent") is LocalElasticAgent  # noqa: B009 - final
-    assert f"torchrun is left as it is: {why}" in caplog.text
+    assert f"torchrun is left unchanged: {why}" in caplog.text
 
 
 @pytest.mark.parametrize("version", ["3.0a0", "2.14.0.dev20261101"])
-def test_a_newer_torch_with_the_same_seam_is_known(
+def test_newer_torch_with_same_seam_is_supported(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     assert torchrun.install()
 
 
-def test_a_torch_without_a_launcher_of_ours_is_left_alone(
+def test_torch_without_local_elastic_agent_is_left_unchanged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delattr(launcher, "LocalElasticAgent")
@@ -58,7 +58,7 @@ def test_a_torch_without_a_launcher_of_ours_is_left_alone(
     assert "has no LocalElasticAgent in its launcher" in caplog.text
 
 
-def test_a_torch_with_another_agent_is_left_alone(
+def test_torch_with_different_agent_is_left_unchanged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     simple = LocalElasticAgent.__mro__[1]

@@ -1,4 +1,4 @@
-"""agent/zygote/prefault.py: pages that are taken beforehand need not be taken later."""
+"""Page faults that are taken in advance do not happen later."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from taskd.agent.zygote import prefault as warm
+from taskd.agent.zygote import prefault
 
-SIZE = 64 * warm.PAGE
+SIZE = 64 * prefault.PAGE
 TAKE = """
 import ctypes, resource
-from taskd.agent.zygote import prefault as warm
-if {warmed}:
-    warm.fill_heap()
+from taskd.agent.zygote import prefault
+if {filled}:
+    prefault.fill_heap()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-block = warm._libc.malloc({size})
+block = prefault._libc.malloc({size})
 ctypes.memset(block, 1, {size})
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
@@ -30,69 +30,69 @@ def faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def faults_of_a_new_block(warmed: bool, size: int) -> int:
-    told = subprocess.check_output(
-        [sys.executable, "-c", TAKE.format(warmed=warmed, size=size)], timeout=60
+def faults_of_a_new_block(filled: bool, size: int) -> int:
+    output = subprocess.check_output(
+        [sys.executable, "-c", TAKE.format(filled=filled, size=size)], timeout=60
     )
-    return int(told)
+    return int(output)
 
 
-def test_a_filled_heap_gives_memory_without_asking_the_kernel() -> None:
+def test_filled_heap_allocates_without_page_faults() -> None:
     size = 16 << 20
-    pages = size // warm.PAGE
-    assert faults_of_a_new_block(warmed=False, size=size) >= pages / 2
-    assert faults_of_a_new_block(warmed=True, size=size) < pages / 10
+    pages = size // prefault.PAGE
+    assert faults_of_a_new_block(filled=False, size=size) >= pages / 2
+    assert faults_of_a_new_block(filled=True, size=size) < pages / 10
 
 
 @contextmanager
-def a_child_that_wrote(address: int, length: int) -> Iterator[int]:
-    """A fork that has written to this part of the memory that it shares with us."""
-    (ready, told), (leave, wanted) = os.pipe(), os.pipe()
+def child_that_wrote(address: int, length: int) -> Iterator[int]:
+    """A forked child that has written to this part of the memory that it shares with us."""
+    (ready, signal_ready), (leave, hold) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(wanted)
+        os.close(hold)
         ctypes.memset(address, 2, length)
-        os.write(told, b"!")
+        os.write(signal_ready, b"!")
         os.read(leave, 1)
         os._exit(0)
     os.read(ready, 1)
     try:
         yield pid
     finally:
-        for end in (wanted, ready, told, leave):
+        for end in (hold, ready, signal_ready, leave):
             os.close(end)
         os.waitpid(pid, 0)
 
 
 def faults_of_writing(address: int, length: int, sibling: int) -> int:
-    """In another fork of ours, which first has looked at its sibling."""
-    told, tell = os.pipe()
+    """In another forked child, which first copies the pages that its sibling wrote to."""
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        warm.own_what_others_own(sibling)
-        ctypes.memset(address, 3, 1)  # whatever the call itself has to touch for the first time
+        prefault.copy_pages_written_by(sibling)
+        ctypes.memset(address, 3, 1)  # what the call itself touches for the first time
         before = faults()
         ctypes.memset(address, 3, length)
-        os.write(tell, str(faults() - before).encode())
+        os.write(write_end, str(faults() - before).encode())
         os._exit(0)
     os.waitpid(pid, 0)
-    count = int(os.read(told, 16))
-    os.close(told)
-    os.close(tell)
+    count = int(os.read(read_end, 16))
+    os.close(read_end)
+    os.close(write_end)
     return count
 
 
-def test_what_a_sibling_wrote_to_is_ours_beforehand() -> None:
+def test_pages_written_by_sibling_are_copied_in_advance() -> None:
     memory = mmap.mmap(-1, 2 * SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.write(b"\1" * 2 * SIZE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    with a_child_that_wrote(start, SIZE) as sibling:
-        assert faults_of_writing(start, SIZE, sibling) < SIZE // warm.PAGE / 4
-        # What nobody wrote to stays shared, and costs no memory.
-        assert faults_of_writing(start + SIZE, SIZE, sibling) >= SIZE // warm.PAGE / 2
+    with child_that_wrote(start, SIZE) as sibling:
+        assert faults_of_writing(start, SIZE, sibling) < SIZE // prefault.PAGE / 4
+        # Pages that no process wrote to stay shared and cost no memory.
+        assert faults_of_writing(start + SIZE, SIZE, sibling) >= SIZE // prefault.PAGE / 2
 
 
-def test_a_sibling_that_is_gone_is_no_reason_to_fail() -> None:
-    with a_child_that_wrote(0, 0) as gone:
+def test_sibling_that_has_exited_is_ignored() -> None:
+    with child_that_wrote(0, 0) as gone:
         pass
-    warm.own_what_others_own(gone)
+    prefault.copy_pages_written_by(gone)

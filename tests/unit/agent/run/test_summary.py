@@ -1,17 +1,17 @@
-"""What a person is told of a job's incidents: faults are counted, pauses by order are not."""
+"""What a person reads about a job's incidents: faults and pauses are counted separately."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from taskd.agent.run.job_account import SUMMARY, count, read_incidents
+from taskd.agent.run.summary import SUMMARY, count, read_incidents
 
 
-def told(folder: Path, *incidents: dict[str, object]) -> list[str]:
+def summary_lines(folder: Path, *incidents: dict[str, object]) -> list[str]:
     usual = {"strategy": "retry", "outcome": "recovered", "parts_ms": {"stopped": 3.0}}
-    stories = [{"incident": n, **usual, **each} for n, each in enumerate(incidents, 1)]
-    (folder / SUMMARY).write_text(json.dumps({"incidents": stories}))
+    records = [{"incident": n, **usual, **each} for n, each in enumerate(incidents, 1)]
+    (folder / SUMMARY).write_text(json.dumps({"incidents": records}))
     found = read_incidents(str(folder))
     return [count(found), *(incident.line for incident in found)]
 
@@ -20,21 +20,21 @@ FAULT: dict[str, object] = {"faults": [{"rank": 2, "kind": "hung"}]}
 ORDER: dict[str, object] = {"faults": [], "strategy": "continue"}
 
 
-def test_faults_and_pauses(tmp_path: Path) -> None:
-    assert told(tmp_path) == ["0 faults"]
-    assert told(tmp_path, FAULT) == [
+def test_faults_and_pauses_are_counted_separately(tmp_path: Path) -> None:
+    assert summary_lines(tmp_path) == ["0 faults"]
+    assert summary_lines(tmp_path, FAULT) == [
         "1 fault",
         "  incident 1: rank 2 (hung) -> retry: recovered in 3 ms (stopped 3)",
     ]
-    assert told(tmp_path, FAULT, ORDER, FAULT)[0] == "2 faults, 1 pause by order"
-    assert told(tmp_path, ORDER, ORDER) == [
+    assert summary_lines(tmp_path, FAULT, ORDER, FAULT)[0] == "2 faults, 1 pause by order"
+    assert summary_lines(tmp_path, ORDER, ORDER) == [
         "0 faults, 2 pauses by order",
         "  incident 1: by order -> continue: recovered in 3 ms (stopped 3)",
         "  incident 2: by order -> continue: recovered in 3 ms (stopped 3)",
     ]
 
 
-def test_without_an_account_there_are_none(tmp_path: Path) -> None:
+def test_missing_or_broken_summary_means_no_incidents(tmp_path: Path) -> None:
     assert read_incidents(str(tmp_path)) == []
     (tmp_path / SUMMARY).write_text("half")
     assert read_incidents(str(tmp_path)) == []

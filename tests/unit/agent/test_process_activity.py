@@ -1,4 +1,4 @@
-"""What can be seen of a process that shows no progress: real processes, asked as workers are."""
+"""What a process without progress is doing: real processes, asked as workers are asked."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from taskd.agent.process_signs import Signs
-from taskd.agent.stacks import StackFile
+from taskd.agent.process_activity import ProcessActivity
+from taskd.agent.worker_stacks import StackFile
 from taskd.agent.zygote.protocol import STACK_SIGNAL
 from taskd.runtime.clock import monotonic
 
 DEADLINE_S = 30.0
 ENOUGH = 25
-"""Answers after which a loop would have been recognised several times over."""
+"""Stack dumps after which a loop would have been recognized several times."""
 
 PACE = threading.Event()
 
-HEAD = "import sys; from taskd.agent import stacks; stacks.offer(sys.argv[1]); print(flush=True)\n"
+HEAD = (
+    "import sys; from taskd.agent import worker_stacks; "
+    "worker_stacks.install(sys.argv[1]); print(flush=True)\n"
+)
 SPINS = {
     "one line": "while True: pass",
     "a few lines": "n = 0\nwhile True:\n    n += 1\n    if n < 0:\n        break",
@@ -32,7 +35,7 @@ SPINS = {
     ),
 }
 MOVES = {
-    "ever new lines": (
+    "new lines all the time": (
         "import itertools\n"
         "for n in itertools.count():\n"
         "    exec(compile('\\n' * (n % 1000) + 'sum(range(20000))', f'line{n}', 'exec'))"
@@ -51,7 +54,7 @@ NATIVE = "import hashlib\nwhile True: hashlib.pbkdf2_hmac('sha256', b'', b'', 30
 
 
 @contextmanager
-def watched(folder: Path, code: str) -> Iterator[tuple[Signs, list[float]]]:
+def watched(folder: Path, code: str) -> Iterator[tuple[ProcessActivity, list[float]]]:
     path = folder / "stacks"
     process = subprocess.Popen(
         [sys.executable, "-c", HEAD + code, str(path)], stdout=subprocess.PIPE, process_group=0
@@ -65,53 +68,53 @@ def watched(folder: Path, code: str) -> Iterator[tuple[Signs, list[float]]]:
         os.kill(process.pid, STACK_SIGNAL)
 
     try:
-        yield Signs(process.pid, StackFile(path), ask), asked
+        yield ProcessActivity(process.pid, StackFile(path), ask), asked
     finally:
         os.killpg(process.pid, 9)
         process.wait()
         process.stdout.close()
 
 
-def look(signs: Signs, asked: list[float], answers: int) -> None:
-    """Until it spins, or so many answers have come."""
+def look(activity: ProcessActivity, asked: list[float], answers: int) -> None:
+    """Look until it spins, or until so many dumps were asked for."""
     until = monotonic() + DEADLINE_S
-    while not signs.spinning and len(asked) < answers and monotonic() < until:
-        PACE.wait(0.06)  # as the agent does: a heart beats in time
-        signs.look(monotonic())
-        signs.read_stacks(monotonic(), again=True)
+    while not activity.spinning and len(asked) < answers and monotonic() < until:
+        PACE.wait(0.06)  # as often as the agent's heartbeats
+        activity.look(monotonic())
+        activity.read_stacks(monotonic(), repeat=True)
 
 
 @pytest.mark.parametrize("how", SPINS)
-def test_a_loop_in_python_is_recognised(tmp_path: Path, how: str) -> None:
-    with watched(tmp_path, SPINS[how]) as (signs, asked):
-        look(signs, asked, answers=10 * ENOUGH)
-        assert signs.spinning
-        assert 'File "<string>"' in signs.text
+def test_python_loop_is_recognized_as_spinning(tmp_path: Path, how: str) -> None:
+    with watched(tmp_path, SPINS[how]) as (activity, asked):
+        look(activity, asked, answers=10 * ENOUGH)
+        assert activity.spinning
+        assert 'File "<string>"' in activity.text
 
 
 @pytest.mark.parametrize("how", MOVES)
-def test_who_does_something_new_moves(tmp_path: Path, how: str) -> None:
-    with watched(tmp_path, MOVES[how]) as (signs, asked):
-        look(signs, asked, answers=2)
+def test_process_that_does_something_new_is_active(tmp_path: Path, how: str) -> None:
+    with watched(tmp_path, MOVES[how]) as (activity, asked):
+        look(activity, asked, answers=2)
         began = monotonic()
         until = began + DEADLINE_S
-        while signs.moved_at < began and monotonic() < until:
-            signs.spinning = False
-            look(signs, asked, len(asked) + 1)
-        assert signs.moved_at >= began
+        while activity.active_at < began and monotonic() < until:
+            activity.spinning = False
+            look(activity, asked, len(asked) + 1)
+        assert activity.active_at >= began
 
 
-def test_a_native_call_is_no_loop_in_python(tmp_path: Path) -> None:
-    with watched(tmp_path, NATIVE) as (signs, asked):
-        look(signs, asked, ENOUGH)
-        assert not signs.spinning
-        assert signs.busy
+def test_native_call_is_busy_and_not_spinning(tmp_path: Path) -> None:
+    with watched(tmp_path, NATIVE) as (activity, asked):
+        look(activity, asked, ENOUGH)
+        assert not activity.spinning
+        assert activity.busy
 
 
-def test_who_is_asked_while_it_ends_ends_well(tmp_path: Path) -> None:
+def test_process_asked_for_stacks_while_it_exits_exits_normally(tmp_path: Path) -> None:
     code = f"{HEAD}import os, threading\npace = threading.Event()\n"
-    # The thread goes on until the very end; but asked by itself without a pause, a process never
-    # comes back from the handler.
+    # The thread sends signals until the very end. Without a pause between them, the process would
+    # never return from the handler.
     code += f"threading.Thread(target=lambda: [os.kill(os.getpid(), {int(STACK_SIGNAL)})"
     code += " for _ in iter(lambda: pace.wait(1e-4), 1)], daemon=True).start()\n"
     for _ in range(5):

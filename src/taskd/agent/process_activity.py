@@ -1,0 +1,156 @@
+"""What a rank without progress is doing: stopped, working, spinning in a loop, or doing nothing.
+
+A rank that saves a checkpoint, evaluates or compiles completes no step for a long time, but it does
+something: its stack changes, it reads or writes, it takes memory, or its children work. A rank that
+spins in the same few lines of Python does none of this. A computation inside a native call looks
+the same as being stuck in that call; such a rank counts as working until much later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from taskd.agent.worker_stacks import StackDump, StackFile
+
+BUSY_SHARE = 0.1
+"""The share of a CPU from which on a process counts as busy."""
+MIN_BYTES, MIN_FAULTS = 64 * 1024, 100
+"""I/O and page faults between two looks; background threads alone may cause less than this."""
+SAME_STACKS = 6
+"""So many dumps with a stack that was seen before mean: it spins in a loop."""
+SETTLE_S = 0.05
+"""A dump is not read sooner, because it is written in several pieces."""
+BACKOFF = 0.05
+"""The longer a rank has no progress, the less often it is asked: after this share of the time."""
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_STOPPED, _RUNNABLE = ("T", "t"), ("R", "D")
+"""Process states of /proc: stopped; and running, or waiting for a CPU or a disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The kernel's counters of a process."""
+
+    state: str
+    cpu_s: float
+    faults: int
+    """Pages of memory that it allocated or touched for the first time."""
+    bytes: int
+    """Read and written."""
+    children_s: float
+    """CPU time of its descendants."""
+
+
+@dataclass
+class ProcessActivity:
+    """Of one rank, from the moment when its progress stops until it continues."""
+
+    pid: int
+    stacks: StackFile
+    ask_stacks: Callable[[], None]
+    began: float = 0.0
+    busy: bool = False
+    stopped: bool = False
+    spinning: bool = False
+    active_at: float = 0.0
+    """When any activity was last seen; 0: never since its progress stopped."""
+    text: str = ""
+    """The first stack dump."""
+    _first: Counters | None = None
+    _last: Counters | None = None
+    _known_stacks: set[str] = field(default_factory=set)
+    _same: int = 0
+    _asked_at: float | None = None
+    _answered: bool = False
+
+    def look(self, now: float) -> None:
+        try:
+            counters = read_counters(self.pid)
+        except (OSError, ValueError, IndexError):
+            return  # the process has exited, which is noticed elsewhere
+        first, last = self._first, self._last
+        self.stopped = counters.state in _STOPPED
+        if first is None or last is None:
+            self._first, self.began = counters, now
+            self.busy = True  # nothing can be said before it has been looked at twice
+        else:
+            used = (counters.cpu_s - first.cpu_s) / max(now - self.began, 1e-3)
+            self.busy = used > BUSY_SHARE or counters.state in _RUNNABLE
+            if (
+                counters.bytes - last.bytes > MIN_BYTES
+                or counters.faults - last.faults > MIN_FAULTS
+                or counters.children_s > last.children_s
+            ):
+                self._is_active(now)
+        self._last = counters
+
+    def read_stacks(self, now: float, repeat: bool) -> None:
+        """Ask for the stacks and read the dump: once, or repeatedly."""
+        if self._asked_at is not None and not self._answered and now - self._asked_at > SETTLE_S:
+            dump = self.stacks.read()
+            if dump is not None:
+                self.text = self.text or dump.text
+                self._answered = True
+                self._compare(dump, now)
+        if self._asked_at is None or (repeat and self._answered and self._is_due(now)):
+            self._asked_at, self._answered = now, False
+            self.ask_stacks()
+
+    def _is_due(self, now: float) -> bool:
+        assert self._asked_at is not None
+        return now - self._asked_at >= BACKOFF * (now - self.began)
+
+    def _compare(self, dump: StackDump, now: float) -> None:
+        known = dump.main_stack in self._known_stacks or not self._known_stacks
+        self._known_stacks.add(dump.main_stack)
+        if not known:
+            self._is_active(now)
+        elif dump.in_python:
+            self._same += 1
+        else:
+            self._same = 0
+        self.spinning = self._same >= SAME_STACKS
+
+    def _is_active(self, now: float) -> None:
+        self.active_at, self._same, self.spinning = now, 0, False
+
+
+def read_counters(pid: int) -> Counters:
+    fields = _stat(pid)
+    return Counters(fields[0], _cpu_s(fields), int(fields[7]), _bytes(pid), _children_s(pid))
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields after the process name; the state is the first."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _cpu_s(fields: list[str]) -> float:
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return 0  # not every kernel counts I/O, and not every user may read it
+    counters = dict(line.split(": ") for line in lines)
+    return int(counters.get("rchar", 0)) + int(counters.get("wchar", 0))
+
+
+def _children_s(pid: int) -> float:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return 0.0
+    total = 0.0
+    for child in map(int, children):
+        try:
+            total += _cpu_s(_stat(child)) + _children_s(child)
+        except (OSError, ValueError, IndexError):
+            continue
+    return total

@@ -1,0 +1,67 @@
+"""Linux calls that tie the lifetimes of processes together, so that none is left behind.
+
+Run as a program, it starts a Python module in a process that the kernel kills with its parent:
+
+    python -m taskd.agent.process_lifetime PARENT_PID MODULE [ARGUMENT ...]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(signum: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send us this signal when the parent's thread that created us ends.
+
+    0 cancels the request. The kernel sends nothing if the parent died before this call: compare
+    `os.getppid()` afterwards.
+    """
+    _prctl(_PR_SET_PDEATHSIG, int(signum))
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent dies become our children, so that we can find and kill them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """Set the name that `top` shows: at most 15 characters."""
+    _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
+
+
+def children() -> list[int]:
+    """The pids of our children, zombies included."""
+    pid = os.getpid()
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_with_parent(module: str, *arguments: str) -> list[str]:
+    """The command line that runs this module in a process that dies with the current one."""
+    return [sys.executable, "-m", __name__, str(os.getpid()), module, *arguments]
+
+
+def main() -> None:
+    parent, module = int(sys.argv[1]), sys.argv[2]
+    die_with_parent()
+    if os.getppid() != parent:
+        sys.exit(f"{module}: not started, because its parent (pid {parent}) has already exited")
+    sys.argv = [module, *sys.argv[3:]]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""torch's store for the job: the process that serves it, and one key prefix per attempt.
+
+The store process is forked from the zygote on the first node. The listening socket belongs to the
+launcher: the port is known before torch is imported, and a new store can replace a dead one on
+the same port.
+
+torch 2.13 lets restarted workers use the same keys that the dead workers left in the agent's
+store; they then wait for addresses where no process answers. Therefore every attempt gets its own
+prefix. Replacing the store instead would be correct on one node only: with several nodes, a worker
+that restarts first could connect to the store that is about to be replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from taskd.agent import process_lifetime
+from taskd.agent.run.node_ranks import RENEWED
+from taskd.config import environ
+
+
+def serve(host: str, port: int, listener: int, renewed: bool) -> NoReturn:
+    """Serve until killed."""
+    process_lifetime.name_process("taskd:store")
+    from torch._C._distributed_c10d import TCPStore
+
+    server = TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=listener,
+    )
+    if renewed:
+        server.set(RENEWED, "1")
+    while server is not None:
+        signal.pause()
+    os._exit(0)
+
+
+def prefix_keys_by_attempt() -> None:
+    """Called in the zygote, after torch is imported."""
+    rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
+    make_store = getattr(rendezvous, "_create_c10d_store", None)
+    if make_store is None:
+        return
+    from torch._C._distributed_c10d import PrefixStore
+
+    def make_store_of_attempt(*arguments: Any, **options: Any) -> PrefixStore:
+        attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return PrefixStore(f"taskd/attempt_{attempt}", make_store(*arguments, **options))
+
+    rendezvous._create_c10d_store = make_store_of_attempt
