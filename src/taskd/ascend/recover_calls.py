@@ -27,6 +27,7 @@ from taskd.model.clusterd import (
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import Rank
+from taskd.runtime.retry import Tries, every
 from taskd.wire import recover_codec as codec
 from taskd.wire._pb import recover_pb2 as pb
 from taskd.wire._pb.recover_pb2_grpc import RecoverStub
@@ -69,14 +70,17 @@ class RecoverCalls:
 
     def init_clusterd(self) -> bool:
         """Try until clusterd has taken the job up. False: recovery is off, or we were closed."""
-        while not self._closed.is_set():
+        is_broken = False
+        for _ in Tries(every(self._settings.retry_s), stop=self._closed):
+            if is_broken:
+                self._init_client()
             try:
                 status = self.grpc_stub.Init(self.client_info)
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed.
                 log.warning("clusterd at %s is not reached: %s", self.server_addr, reason(error))
-                if not self._closed.wait(self._settings.retry_s):
-                    self._init_client()
+                is_broken = True
                 continue
+            is_broken = False
             if status.code == RecoverCode.OK:
                 log.info("clusterd has initialised job %s", self.client_info.jobId)
                 return True
@@ -84,7 +88,6 @@ class RecoverCalls:
                 log.warning("job %s has no recovery: %s", self.client_info.jobId, status.info)
                 return False
             log.warning("Init was answered with %d: %s", status.code, status.info)
-            self._closed.wait(self._settings.retry_s)
         return False
 
     def join(self) -> bool:
@@ -98,14 +101,12 @@ class RecoverCalls:
             return self._register_once()
 
     def register_some_times(self, attempts: int) -> bool:
-        for _ in range(attempts):
+        for _ in Tries(every(self._settings.retry_s), at_most=attempts, stop=self._closed):
             try:
                 if self._register_once():
                     return True
             except grpc.RpcError as error:
                 log.warning("Register failed: %s", reason(error))
-            if self._closed.wait(self._settings.retry_s):
-                break
         return False
 
     def _register_once(self) -> bool:

@@ -24,6 +24,7 @@ from taskd.ascend.recover_flags import Flags, flags
 from taskd.config import environ
 from taskd.errors import PeerRefused
 from taskd.runtime.clock import monotonic
+from taskd.runtime.retry import Tries, every, rising
 from taskd.wire import recover_codec as codec
 from taskd.wire._pb import recover_pb2 as pb
 
@@ -89,13 +90,15 @@ class RecoverClient(RecoverCalls):
             over.set()
 
     def _follow(self, frame: str, over: threading.Event) -> None:
-        attempt = 1
-        while not over.is_set() and not self._is_over():
+        tries = Tries(rising(1.0, self._settings.backoff_limit_s), stop=over)
+        for _ in tries:
+            if self._is_over():
+                return
             if self._flags.get_exit_flag():
                 self._restart_engine(frame)
             try:
                 if self.join():
-                    attempt = 1
+                    tries.reset()
                     self._listen()
             except PeerRefused:
                 return
@@ -103,9 +106,8 @@ class RecoverClient(RecoverCalls):
                 if not self._is_wanted_elsewhere():
                     log.warning("the subscription has ended: %s", reason(error))
             self.register_event.clear()
-            if not self._is_wanted_elsewhere():
-                over.wait(min(self._settings.backoff_limit_s, attempt))
-                attempt += 1
+            if self._is_wanted_elsewhere():
+                tries.pause_next(0.0)
 
     def _listen(self) -> None:
         """Until the server ends the stream, which need not be an error."""
@@ -227,10 +229,8 @@ class RecoverClient(RecoverCalls):
         """Whether the engine has reached a training process in time. It offers nothing to wait
         for, so it is asked again and again."""
         deadline = monotonic() + self._settings.engine_start_timeout_s
-        while not self.engine.is_ready():
-            if monotonic() >= deadline or self._closed.wait(self._settings.retry_s):
-                return False
-        return True
+        tries = Tries(every(self._settings.retry_s), deadline=deadline, stop=self._closed)
+        return any(self.engine.is_ready() for _ in tries)
 
     def _carry_out(self, what: str, order: Callable[..., object], *arguments: object) -> None:
         """In a thread of its own: an engine that hangs or raises must not end the subscription.

@@ -27,6 +27,7 @@ from taskd.errors import SettingsError
 from taskd.model.codes import NetCode
 from taskd.model.ids import Position
 from taskd.runtime.clock import monotonic
+from taskd.runtime.retry import Tries, doubling
 from taskd.wire._pb import link_pb2_grpc, tasknet_pb2, tasknet_pb2_grpc
 from taskd.wire.bus_frames import position_to_pb
 
@@ -125,15 +126,12 @@ class Uplink:
                 self._doubt.set_result(f"it could not be told of {len(path)} paths: {_why(error)}")
 
     async def _keep_joined(self) -> None:
-        backoff_s = self._config.first_backoff_s
-        told = ""
-        while True:
+        config, told = self._config, ""
+        tries = Tries(doubling(config.first_backoff_s, config.max_backoff_s, self._random))
+        async for _ in tries:
             joined_before, began = self._switch.joins, monotonic()
             try:
-                self.trouble = await self._join_once()
-            except _IsForeign:
-                log.info("%s is a server of Ascend's", self._config.target)
-                continue
+                self.trouble = await self._join()
             except (grpc.RpcError, NotAdmitted, Confused, SettingsError, TimeoutError) as error:
                 self.trouble = _why(error)
             except asyncio.InvalidStateError:  # from gRPC: the stream ended as it was written to
@@ -142,12 +140,17 @@ class Uplink:
                 told = ""
                 # Two processes at one place would otherwise push each other out without a pause.
                 if monotonic() - began > STABLE_S:
-                    backoff_s = self._config.first_backoff_s
+                    tries.reset()
             if self.trouble != told:
-                log.warning("the way up to %s is closed: %s", self._config.target, self.trouble)
+                log.warning("the way up to %s is closed: %s", config.target, self.trouble)
             told = self.trouble
-            await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
-            backoff_s = min(2 * backoff_s, self._config.max_backoff_s)
+
+    async def _join(self) -> str:
+        try:
+            return await self._join_once()
+        except _IsForeign:
+            log.info("%s is a server of Ascend's", self._config.target)
+            return await self._join_once()
 
     async def _join_once(self) -> str:
         """Join and stay. Returns or raises once the way up has closed again."""

@@ -43,6 +43,7 @@ from taskd.model.types import Tick
 from taskd.runtime.clock import Clock
 from taskd.runtime.driver import Driver, Transition
 from taskd.runtime.journal import Journal, JournalFailed
+from taskd.runtime.retry import Tries, fixed
 from taskd.wire._pb import control_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -281,7 +282,7 @@ class Owner:
 
     async def _write(self, command: ClusterCommand) -> ClusterWriteDone | ClusterWriteFailed:
         because = ""
-        for pause_s in (*WRITE_PAUSES_S, None):
+        async for _ in Tries(fixed(*WRITE_PAUSES_S)):
             facts = self._tools.facts(self.job)
             if facts is None:
                 return ClusterWriteFailed(command.sequence, "the cluster does not know the job")
@@ -293,8 +294,6 @@ class Owner:
                 because = str(error)
             else:
                 return ClusterWriteDone(command.sequence)
-            if pause_s is not None:
-                await asyncio.sleep(pause_s)
         log.warning("job=%s %s: %s", self.job, book.told(command), because)
         return ClusterWriteFailed(command.sequence, because)
 

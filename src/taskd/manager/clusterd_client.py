@@ -23,6 +23,7 @@ from taskd.model.clusterd import Report, Signal
 from taskd.model.codes import RecoverCode
 from taskd.model.operations import Reply
 from taskd.model.profiling import KEYS, Part, parts_of
+from taskd.runtime.retry import Tries, doubling
 from taskd.runtime.tokens import bearer
 from taskd.wire import recover_codec as codec
 from taskd.wire._pb import control_pb2 as control
@@ -77,23 +78,24 @@ class ClusterdClient:
     async def close(self) -> None:
         await self._channel.close(None)
 
+    def _tries(self, at_most: int | None = None) -> Tries:
+        return Tries(doubling(FIRST_BACKOFF_S, MAX_BACKOFF_S, self._random), at_most=at_most)
+
     # Signals
 
     async def listen(self, take: Callable[[Signal], None], subscribed: Callable[[], None]) -> None:
         """Hand over every signal, for ever."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
+        tries = self._tries()
+        async for _ in tries:
             try:
                 if await self._join():
                     subscribed()
-                    backoff_s = FIRST_BACKOFF_S
+                    tries.reset()
                     await self._follow(take)
             except aio.AioRpcError as error:
                 log.warning("clusterd: %s: %s", error.code().name, error.details())
             except TimeoutError:
                 log.warning("clusterd has been silent for %g s", self._config.silence_s)
-            await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
-            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def _join(self) -> bool:
         if self.declaration is not None:
@@ -132,36 +134,32 @@ class ClusterdClient:
     async def follow_switch(self, take: Callable[[Part, str], None]) -> None:
         """Hand over the switch of profiling whenever it changes, for ever."""
         who = profiling.ProfilingClientInfo(jobId=self._config.job_id, role=ROLE)
-        backoff_s = FIRST_BACKOFF_S
-        while True:
+        tries = self._tries()
+        async for _ in tries:
             try:
                 stream = self._trace.SubscribeDataTraceSwitch(who, metadata=self._metadata)
                 async for told in stream:
-                    backoff_s = FIRST_BACKOFF_S
+                    tries.reset()
                     switch = told.profilingSwitch
                     take(parts_of({key: getattr(switch, key) for key in KEYS}), "clusterd")
             except aio.AioRpcError as error:
                 log.debug("the switch of profiling: %s: %s", error.code().name, error.details())
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    backoff_s = UNIMPLEMENTED_S
-            await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
-            backoff_s = min(2 * backoff_s, max(backoff_s, MAX_BACKOFF_S))
+                    tries.pause_next(UNIMPLEMENTED_S)
 
     async def follow_orders(self, name: str, take: Callable[[Any], None]) -> None:
         """Hand over the operations that clusterd asks for on this stream, for ever."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
+        tries = self._tries()
+        async for _ in tries:
             try:
                 stream = getattr(self._recover, name)(self._who, metadata=self._metadata)
                 async for told in stream:
-                    backoff_s = FIRST_BACKOFF_S
+                    tries.reset()
                     take(told)
             except aio.AioRpcError as error:
                 log.debug("%s: %s: %s", name, error.code().name, error.details())
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    backoff_s = UNIMPLEMENTED_S
-            await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
-            backoff_s = min(2 * backoff_s, max(backoff_s, MAX_BACKOFF_S))
+                    tries.pause_next(UNIMPLEMENTED_S)
 
     async def ask_stress(self, ops: Sequence[int]) -> tuple[int, str]:
         """Ask for a stress test of all nodes, as an operator would; (code, info)."""
@@ -184,8 +182,7 @@ class ClusterdClient:
                 await self._insist(self._reports.popleft())
 
     async def _insist(self, report: Report | Reply) -> None:
-        backoff_s = FIRST_BACKOFF_S
-        for _ in range(MAX_TRIES):
+        async for _ in self._tries(MAX_TRIES):
             try:
                 if await self._deliver(report):
                     return
@@ -194,8 +191,6 @@ class ClusterdClient:
             if self._is_overtaken(report):
                 log.info("%s is overtaken by a newer one", type(report).__name__)
                 return
-            await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
-            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
         log.error("%s could not be delivered", type(report).__name__)
 
     def _is_overtaken(self, report: Report | Reply) -> bool:
