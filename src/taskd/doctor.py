@@ -174,7 +174,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _mspti() -> Finding:
-    found = next((place for place in mspti.places() if place.is_file()), None)
+    found = next((path for path in mspti.candidates() if path.is_file()), None)
     if found is not None:
         return Finding("libmspti", Verdict.FINE, str(found))
     because = "profiles of Ascend devices hold no device times"

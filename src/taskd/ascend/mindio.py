@@ -1,10 +1,10 @@
-"""What carries out clusterd's orders inside this process: Ascend's mindio_ttp, or another engine.
+"""Engines that carry out clusterd's orders inside this process: Ascend's mindio_ttp, or another.
 
-`ascend/recover_client.py` passes on the orders, in the order in which they come. An engine answers
-through `Reports` whenever it is done. With `mindio_ttp` installed its controller is driven call
-by call as MindCluster drives it. Without it, `InProcessEngine` stands in: it refuses at once what
-nobody here can do, so that clusterd need not wait for an answer that never comes. Whoever can do
-more derives from it and plugs that in with `use`.
+`ascend/recover_client.py` passes on the orders in sequence. An engine answers through `Reports`
+when it is done. If `mindio_ttp` is installed, `MindioEngine` makes the same calls to its controller
+as MindCluster does. Otherwise `InProcessEngine` refuses each order at once, so that clusterd does
+not wait for an answer that never comes. A program with another engine derives from
+`InProcessEngine` and installs it with `use`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from taskd.model.codes import RecoverCode
 log = logging.getLogger(__name__)
 
 Faults = Mapping[int, int]
-"""The type of the fault of each rank."""
+"""The fault type of each rank."""
 
 STOP, PAUSE = "stop", "pause"
 ELASTIC = "elastic-training"
 STARTED_BY_CLUSTER = -1
-"""The rank of a controller that is run by MindCluster and not by a training process."""
+"""The rank of a controller that MindCluster runs instead of a training process."""
 
 WORLD_SIZE_NAMES = {"pytorch": "WORLD_SIZE", "mindspore": "MS_WORKER_NUM"}
 
 
 class Reports(Protocol):
-    """How an engine answers. Each call returns clusterd's code."""
+    """The answers of an engine. Each call returns clusterd's code."""
 
     def report_stop_complete(self, code: int, msg: str, fault_ranks: Faults) -> int: ...
     def report_recover_strategy(self, fault_ranks: Faults, strategy_list: Sequence[str]) -> int: ...
@@ -47,15 +47,15 @@ class Reports(Protocol):
 
 
 class Engine(Protocol):
-    """Orders. None of them waits for the training: the answer is a report, later."""
+    """The orders. None of them waits for the training: the answer is a later report."""
 
     def register_callbacks(self) -> None: ...
     def check(self, frame: str) -> None:
-        """Raise ValueError if the environment lacks what `start` needs."""
+        """Raise ValueError if a variable that `start` needs is not set."""
 
     def start(self, frame: str) -> None: ...
     def is_ready(self) -> bool:
-        """Whether there is a training process that it can act on."""
+        """Whether the engine has reached a training process."""
 
     def destroy(self) -> None: ...
     def save_and_exit(self) -> object: ...
@@ -66,18 +66,18 @@ class Engine(Protocol):
 
 
 def address_and_world(frame: str) -> tuple[str, int, int]:
-    """Where the controller listens and how many ranks it serves: host, port, world size."""
+    """Host and port that the controller listens on, and the world size."""
     name = WORLD_SIZE_NAMES.get(frame)
     if name is None:
-        raise ValueError(f"the framework {frame!r} is none of {', '.join(WORLD_SIZE_NAMES)}")
+        raise ValueError(f"unknown framework {frame!r} (expected {' or '.join(WORLD_SIZE_NAMES)})")
     missing = [each for each in (name, "POD_IP", "TTP_PORT") if not environ.get(each)]
     if missing:
-        raise ValueError(f"the recovery controller needs {', '.join(missing)} to be set")
+        raise ValueError(f"the recovery controller needs these variables: {', '.join(missing)}")
     return environ["POD_IP"], int(environ["TTP_PORT"]), int(environ[name])
 
 
 class MindioEngine:
-    """Drives the controller of `mindio_ttp`, and passes its callbacks on as reports."""
+    """Calls the controller of `mindio_ttp`, and turns its callbacks into reports."""
 
     def __init__(self, reports: Reports) -> None:
         self._ttp: Any = import_module("mindio_ttp.controller_ttp")
@@ -89,7 +89,7 @@ class MindioEngine:
     def start(self, frame: str) -> None:
         host, port, world = address_and_world(frame)
         recover = environ.get("PROCESS_RECOVER") == "on"
-        # Only controllers that are new enough know of shrinking, which the fifth argument allows.
+        # The fifth argument allows elastic training. Older controllers do not accept it.
         shrinks = ELASTIC in environ.get("HIGH_AVAILABILITY", "").replace(" ", "").split(",")
         more = (True,) if shrinks else ()
         self._ttp.tft_init_controller(STARTED_BY_CLUSTER, world, False, recover, *more)
@@ -103,8 +103,8 @@ class MindioEngine:
             "report_result": self._reports.report_recover_status,
         }
         for name, report in callbacks.items():
-            if self._ttp.tft_register_mindx_callback(name, _told(name, report)):
-                log.error("mindio_ttp did not take the callback %s", name)
+            if self._ttp.tft_register_mindx_callback(name, _without_exceptions(name, report)):
+                log.error("mindio_ttp rejected the callback %s", name)
 
     def is_ready(self) -> bool:
         return bool(self._ttp.tft_query_high_availability_switch())
@@ -129,13 +129,13 @@ class MindioEngine:
     def prepare_action(self, action: str, faults: Faults) -> object:
         order = getattr(self._ttp, "tft_notify_controller_prepare_action", None)
         if order is None:
-            log.warning("this mindio_ttp is too old for %r: nothing is done", action)
+            log.warning("%r is not carried out: this version of mindio_ttp is too old", action)
             return None
         return order(action, faults)
 
 
-def _told(name: str, report: Callable[..., int]) -> Callable[..., int]:
-    """Its caller is C++, which can do nothing about a report that was not accepted."""
+def _without_exceptions(name: str, report: Callable[..., int]) -> Callable[..., int]:
+    """The report, with failures logged: its caller is C++ and cannot handle an exception."""
 
     def call(*arguments: Any) -> int:
         try:
@@ -144,34 +144,34 @@ def _told(name: str, report: Callable[..., int]) -> Callable[..., int]:
             log.error("%s did not reach clusterd: %s", name, error)
             return int(RecoverCode.ClientError)
         if code != RecoverCode.OK:
-            log.error("%s was answered with %d", name, code)
+            log.error("%s was refused by clusterd: code=%d", name, code)
         return code
 
     return call
 
 
 class InProcessEngine:
-    """Stands in where `mindio_ttp` is not installed. By itself it can only let the job exit."""
+    """The engine without `mindio_ttp`. It refuses all orders except that the job exits."""
 
-    because = "no engine for in-process recovery is at work here (mindio_ttp is not available)"
+    because = "this process has no engine for in-process recovery (mindio_ttp is not available)"
 
     def __init__(self, reports: Reports) -> None:
         self.reports = reports
 
     def register_callbacks(self) -> None:
-        """It calls the reports itself."""
+        """Not needed: this engine calls the reports itself."""
 
     def check(self, frame: str) -> None:
-        """It needs nothing."""
+        """Nothing to check."""
 
     def start(self, frame: str) -> None:
-        """Nothing is to be prepared."""
+        """Nothing to start."""
 
     def is_ready(self) -> bool:
         return True
 
     def destroy(self) -> None:
-        """Nothing is to be torn down."""
+        """Nothing to stop."""
 
     def save_and_exit(self) -> object:
         return self.reports.report_recover_status(RecoverCode.DumpError, self.because, {}, "dump")
@@ -184,13 +184,13 @@ class InProcessEngine:
 
     def change_strategy(self, strategy: str) -> object:
         if strategy == "exit":
-            log.warning("clusterd ends the job")
+            log.warning("clusterd orders the job to exit")
             return None
         code = RecoverCode.ClientError
         return self.reports.report_recover_status(code, self.because, {}, strategy)
 
     def prepare_action(self, action: str, faults: Faults) -> object:
-        log.warning("%r is not done: %s", action, self.because)
+        log.warning("%r is not carried out: %s", action, self.because)
         return None
 
 
@@ -198,7 +198,7 @@ _chosen: Callable[[Reports], Engine] | None = None
 
 
 def use(factory: Callable[[Reports], Engine] | None) -> None:
-    """Let every recover client made from now on use this engine; None: choose by what is there."""
+    """Use this engine in all recover clients created later. None: MindIO if it is installed."""
     global _chosen
     _chosen = factory
 
@@ -218,5 +218,5 @@ def engine_for(reports: Reports) -> Engine:
     try:
         return MindioEngine(reports)
     except (ImportError, OSError) as error:
-        log.error("mindio_ttp is installed but cannot be loaded: %s", error)
+        log.error("mindio_ttp is installed but its import failed: %s", error)
         return InProcessEngine(reports)

@@ -1,11 +1,12 @@
-"""Jobs whose ranks are mended by Ascend's MindIO: its controller runs in the manager's process.
+"""Connects clusterd and the agents with MindIO, whose controller runs in the manager's process.
 
-Used only where `mindio_ttp` is installed and configured (TTP_PORT). clusterd's signals then go to
-that controller, action by action, and to the agents in Ascend's own codes; what the controller
-reports goes to clusterd. The manager's machine only keeps the start handshake.
+Used only where `mindio_ttp` is installed and configured (TTP_PORT): then MindIO repairs the ranks.
+The actions of clusterd's signals go to MindIO's controller, and to the agents as messages with
+Ascend's own codes; the controller's reports go to clusterd. The manager's machine only does the
+start handshake.
 
-The controller's calls may be slow: they are made in a thread of their own, in order. It calls
-back from threads of its own.
+Calls to the controller may be slow, so they are made in sequence in a separate thread. The
+controller calls back from its own threads.
 """
 
 from __future__ import annotations
@@ -52,30 +53,30 @@ from taskd.runtime.loop_thread import LoopThread
 log = logging.getLogger(__name__)
 
 CAUSES = {0: FaultCause.CORRUPT, 2: FaultCause.COMMUNICATION}
-KEPT = 64
+REMEMBERED_SIGNALS = 64
 CLOSE_S = 5.0
 OWN_SIGNALS = ("pauseStartAgent", "continueStartAgent")
-"""What the manager's own machine still obeys."""
+"""Signals that the manager's own machine still handles."""
 
-active: Bridge | None = None
-"""The one of this process, for `taskd.python.framework.manager.controller`."""
+active: MindioController | None = None
+"""The instance of this process, for `taskd.python.framework.manager.controller`."""
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
     return bool(environ.get("TTP_PORT") and environ.get("POD_IP")) and has_mindio()
 
 
-class Bridge:
+class MindioController:
     def __init__(
         self,
         report: Callable[[Report], None],
-        tell: Callable[[Position, Body], None],
-        present: Callable[[], Iterable[NodeRank]],
-        engine: Callable[[Bridge], Engine] = MindioEngine,
+        send: Callable[[Position, Body], None],
+        joined_nodes: Callable[[], Iterable[NodeRank]],
+        engine: Callable[[MindioController], Engine] = MindioEngine,
     ) -> None:
-        """Made in the manager's loop. `present` names the nodes that have joined."""
+        """Must be created in the manager's event loop."""
         global active
-        self._report, self._tell, self._present = report, tell, present
+        self._report, self._send, self._joined_nodes = report, send, joined_nodes
         self._loop = asyncio.get_running_loop()
         self._thread = LoopThread("taskd-mindio")
         self._engine = engine(self)
@@ -94,28 +95,28 @@ class Bridge:
         await asyncio.wait((last,), timeout=CLOSE_S)
         self._thread.stop()
 
-    # clusterd's orders
+    # Signals of clusterd
 
-    def take(self, signal: Signal) -> None:
+    def handle(self, signal: Signal) -> None:
         key = (signal.uuid, signal.sequence or (signal.type, signal.actions, signal.strategy))
         if signal.type == "keep-alive" or key in self._handled:
             return
-        self._handled = [*self._handled, key][-KEPT:]
+        self._handled = [*self._handled, key][-REMEMBERED_SIGNALS:]
         self._uuid = signal.uuid or self._uuid
         faults = {int(fault.rank): int(fault.kind) for fault in signal.faults}
         if signal.type == "killMaster":
             self._in_order(self._engine.destroy)
-            self._tell(agent(0), ExitAgent())
+            self._send(agent(0), ExitAgent())
             return
         before, after = _for_agents(signal)
         for to, body in before:
-            self._tell(to, body)
+            self._send(to, body)
         for action in signal.actions:
             self.carry_out(action, signal, faults)
         for to, body in after:
-            self._in_order(self._loop.call_soon_threadsafe, self._tell, to, body)
+            self._in_order(self._loop.call_soon_threadsafe, self._send, to, body)
         if signal.strategy == WireStrategy.EXIT:
-            self._start_over(signal)
+            self._restart_all(signal)
 
     def carry_out(self, action: str, signal: Signal, faults: Faults) -> None:
         engine, limit = self._engine, signal.timeout_s or None
@@ -138,18 +139,18 @@ class Bridge:
             case "hot switch" | "stop switch":
                 self._in_order(engine.prepare_action, action, faults)
             case _:
-                log.info("the action %r is not for the controller", action)
+                log.info("the action %r is ignored: it is not for the MindIO controller", action)
 
-    def _start_over(self, signal: Signal) -> None:
-        """The listed nodes leave, the others start all ranks anew, and so does the controller."""
-        for node in self._present():
+    def _restart_all(self, signal: Signal) -> None:
+        """Restart all ranks on the nodes that stay, and the controller. The listed nodes exit."""
+        for node in self._joined_nodes():
             if node not in signal.nodes:
-                self._tell(agent(node), RestartAgent(max(self._restarts_left - 1, 0)))
+                self._send(agent(node), RestartAgent(max(self._restarts_left - 1, 0)))
         self._in_order(self._engine.destroy)
         self._in_order(self._engine.start, "pytorch")
 
-    def lets_pass(self, event: Event) -> bool:
-        """Whether the manager's own machine is to know of it."""
+    def is_for_machine(self, event: Event) -> bool:
+        """Whether the manager's own machine handles the event, too."""
         match event:
             case MessageReceived(body=RestartsLeft(remaining)):
                 self._restarts_left = remaining
@@ -166,19 +167,19 @@ class Bridge:
             call(*arguments)
 
         done = self._thread.run(work())
-        done.add_done_callback(partial(_complain, call))
+        done.add_done_callback(partial(_log_failure, call))
         return done
 
-    # What the controller reports, from its own threads
+    # Reports of the controller, from its own threads
 
     def report_stop_complete(self, code: int, msg: str, fault_ranks: Faults) -> int:
         return self._pass_on(StopReport(code, self._uuid, msg, _faults(fault_ranks, msg)))
 
     def report_recover_strategy(self, fault_ranks: Faults, strategy_list: Sequence[str]) -> int:
-        told = StrategiesReport(
+        report = StrategiesReport(
             tuple(map(wire_strategy, strategy_list)), self._uuid, _faults(fault_ranks, "")
         )
-        return self._pass_on(told)
+        return self._pass_on(report)
 
     def report_recover_status(self, code: int, msg: str, fault_ranks: Faults, strategy: str) -> int:
         isolated = tuple(Rank(rank) for rank in fault_ranks)
@@ -196,7 +197,7 @@ class Bridge:
 
 
 def _for_agents(signal: Signal) -> tuple[list[tuple[Position, Body]], list[tuple[Position, Body]]]:
-    """What the agents are told before the controller is, and what after."""
+    """The messages to agents before the calls to the controller, and after them."""
     ranks = tuple(fault.rank for fault in signal.faults)
     nodes = [agent(node) for node in signal.nodes]
     in_place = signal.extra == Strategy.RECOVER_IN_PLACE or "fault_nodes_restart" in signal.actions
@@ -218,6 +219,6 @@ def _faults(ranks: Faults, evidence: str) -> tuple[Fault, ...]:
     )
 
 
-def _complain(call: Callable[..., object], ended: Future[None]) -> None:
+def _log_failure(call: Callable[..., object], ended: Future[None]) -> None:
     if not ended.cancelled() and (error := ended.exception()) is not None:
-        log.error("mindio: %s failed: %s", getattr(call, "__name__", call), error)
+        log.error("the MindIO controller's %s failed: %s", getattr(call, "__name__", call), error)

@@ -1,8 +1,8 @@
-"""Ascend's own profiler, `libmspti.so`: the marks that torch_npu and MindSpore set on the device.
+"""Ascend's own profiler, `libmspti.so`: it records the marks of torch_npu and MindSpore.
 
-We lend it buffers; it fills them with records and hands them back, at the latest when it is asked
-to. `recorder.py` asks once a second and writes the lines to disk. Layouts and numbers are those of
-Ascend's header `mspti_activity.h`, whose structures are packed.
+TaskD supplies buffers; the library fills them with records and returns them, at the latest on a
+flush. `worker/profiling/recorder.py` flushes once per second and writes the lines to disk. Layouts
+and numbers are those of Ascend's header `mspti_activity.h`, whose structures are packed.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from taskd.model.profiling import Part
 log = logging.getLogger(__name__)
 
 NAME = "libmspti.so"
-PLACES = (
+CANN_PATHS = (
     Path("/usr/local/Ascend/ascend-toolkit/latest/lib64") / NAME,
     Path("/usr/local/Ascend/cann/lib64") / NAME,
 )
-NEVER = "off"
+DISABLED = "off"
 LDCONFIG = "/sbin/ldconfig"
 LDCONFIG_S = 10.0
 MARKER = 1
 COMMUNICATION = b"communication"
 BUFFER_BYTES = 2 * 1024 * 1024
 MOST_BUFFERS = 100
-"""Lent at the same time. Beyond that the library drops records, and says so itself."""
-ANSWERS = {
+"""Buffers in use at the same time. Beyond that the library drops records and logs it."""
+ERRORS = {
     1: "invalid parameter",
-    2: "somebody else has subscribed",
+    2: "another program has subscribed",
     4: "the device is offline",
-    999: "inner error",
+    999: "internal error",
 }
 
 _Requested = c.CFUNCTYPE(None, c.POINTER(c.c_void_p), c.POINTER(c.c_size_t), c.POINTER(c.c_size_t))
@@ -68,92 +68,98 @@ class _Marker(c.Structure):
         ("source", c.c_int32),
         ("timestamp", c.c_uint64),
         ("id", c.c_uint64),
-        ("holder", c.c_uint32),  # the process, or on the device its number
-        ("part", c.c_uint32),  # the thread, or the stream
+        (
+            "process_or_device",
+            c.c_uint32,
+        ),  # The process id; for marks of a device, the device number.
+        ("thread_or_stream", c.c_uint32),  # The thread id; for marks of a device, the stream.
         ("name", c.c_char_p),
         ("domain", c.c_char_p),
     )
 
 
 class LibraryRefused(Permanent):
-    """Ascend's library cannot do what it is asked for; says which call, and its answer."""
+    """A call to Ascend's library failed. The message has the call and its error code."""
 
 
 class Library:
-    """Loaded once a process. Its callbacks come in threads of its own."""
+    """Loaded once per process. It calls back from its own threads."""
 
     def __init__(self, path: Path) -> None:
         library: Any = c.CDLL(str(path))
         self._calls = {name: getattr(library, name) for name in _SIGNATURES}
         for name, signature in _SIGNATURES.items():
             self._calls[name].argtypes, self._calls[name].restype = signature, c.c_int
-        self._lent: dict[int, Any] = {}
+        self._in_use: dict[int, Any] = {}
         self._full: deque[tuple[int, int]] = deque()
         self._subscriber = c.c_void_p()
-        self._requested, self._completed = _Requested(self._lend), _Completed(self._take_back)
-        """Referred to from the library: they must live as long as it does."""
-        self._ask("msptiActivityRegisterCallbacks", self._requested, self._completed)
+        self._requested, self._completed = (
+            _Requested(self._supply_buffer),
+            _Completed(self._return_buffer),
+        )
+        """The library refers to them: they must exist as long as it does."""
+        self._call("msptiActivityRegisterCallbacks", self._requested, self._completed)
 
     def record(self, wanted: Part) -> None:
-        """All marks of the default domain or none; those of communication only if asked for."""
+        """Record all marks of the default domain or none, and those of communication if wanted."""
         if wanted and self._subscriber.value is None:
-            self._ask("msptiSubscribe", c.byref(self._subscriber), None, None)
+            self._call("msptiSubscribe", c.byref(self._subscriber), None, None)
         if wanted:
-            self._ask("msptiActivityEnable", MARKER)
-        asked_for = "Enable" if wanted & Part.COMMUNICATION else "Disable"
-        self._ask(f"msptiActivity{asked_for}MarkerDomain", COMMUNICATION)
+            self._call("msptiActivityEnable", MARKER)
+        change = "Enable" if wanted & Part.COMMUNICATION else "Disable"
+        self._call(f"msptiActivity{change}MarkerDomain", COMMUNICATION)
         if not wanted:
-            self._ask("msptiActivityDisable", MARKER)
+            self._call("msptiActivityDisable", MARKER)
             self.flush()
             if self._subscriber.value is not None:
-                self._ask("msptiUnsubscribe", self._subscriber)
+                self._call("msptiUnsubscribe", self._subscriber)
                 self._subscriber = c.c_void_p()
 
     def flush(self) -> None:
-        self._ask("msptiActivityFlushAll", 1)
+        self._call("msptiActivityFlushAll", 1)
 
     def drain(self) -> list[str]:
-        """The lines of all that has been recorded since."""
+        """The lines of all records since the last call."""
         try:
             self.flush()
         except LibraryRefused as error:
-            log.warning("the last records stay where they are: %s", error)
+            log.warning("the latest records are not available yet: %s", error)
         found: list[str] = []
         while self._full:
             address, size = self._full.popleft()
             found += self._lines(address, size)
-            self._lent.pop(address, None)
+            self._in_use.pop(address, None)
         return found
 
     def _lines(self, address: int, size: int) -> list[str]:
         record, found = c.c_void_p(), list[str]()
-        following = self._calls["msptiActivityGetNextRecord"]
-        while following(address, size, c.byref(record)) == 0 and record.value:
+        get_next = self._calls["msptiActivityGetNextRecord"]
+        while get_next(address, size, c.byref(record)) == 0 and record.value:
             if c.c_int32.from_address(record.value).value == MARKER:
                 found.append(_line(_Marker.from_address(record.value)))
         return found
 
-    def _lend(self, buffer: Any, size: Any, most: Any) -> None:
+    def _supply_buffer(self, buffer: Any, size: Any, most: Any) -> None:
         buffer[0], size[0], most[0] = None, 0, 0
-        if len(self._lent) < MOST_BUFFERS:
+        if len(self._in_use) < MOST_BUFFERS:
             fresh = c.create_string_buffer(BUFFER_BYTES)
             address = c.addressof(fresh)
-            self._lent[address] = fresh
+            self._in_use[address] = fresh
             buffer[0], size[0] = address, BUFFER_BYTES
 
-    def _take_back(self, address: int, _size: int, valid: int) -> None:
+    def _return_buffer(self, address: int, _size: int, valid: int) -> None:
         self._full.append((address, valid))
 
-    def _ask(self, name: str, *args: Any) -> None:
-        if answer := self._calls[name](*args):
-            raise LibraryRefused(f"{name} answered {answer}: {ANSWERS.get(answer, 'unknown')}")
+    def _call(self, name: str, *args: Any) -> None:
+        if code := self._calls[name](*args):
+            raise LibraryRefused(f"{name} returned {code}: {ERRORS.get(code, 'unknown error')}")
 
 
 def find(configured: str) -> Library | None:
-    """None: it is not installed here, not wanted, or not one that we know."""
-    if configured == NEVER:
+    """The library; None if it is not installed, disabled, or of an unknown version."""
+    if configured == DISABLED:
         return None
-    for path in (Path(configured),) if configured else places():
+    for path in (Path(configured),) if configured else candidates():
         if not path.is_file():
             continue
         try:
@@ -163,50 +169,52 @@ def find(configured: str) -> Library | None:
     return None
 
 
-def places() -> Iterator[Path]:
-    """Where it may be, the best first: where the loader would find it, then where CANN puts it.
+def candidates() -> Iterator[Path]:
+    """Possible paths, best first: where the loader would find it, then CANN's folders.
 
-    What the loader would find counts only if nobody but root can have put it there.
+    A path that the loader would find counts only if no user but root can have written it.
     """
     for path in chain(_in_search_path(), _in_cache()):
         real = Path(os.path.realpath(path))
-        if real.is_file() and all(_is_roots(place) for place in (real, *real.parents)):
+        if real.is_file() and all(_only_root_writes(path) for path in (real, *real.parents)):
             yield real
-    yield from PLACES
+    yield from CANN_PATHS
 
 
 def _in_search_path() -> Iterator[Path]:
-    named = config.environ.get("LD_LIBRARY_PATH", "").split(":")
-    yield from (Path(folder) / NAME for folder in named if folder)
+    folders = config.environ.get("LD_LIBRARY_PATH", "").split(":")
+    yield from (Path(folder) / NAME for folder in folders if folder)
 
 
 def _in_cache() -> Iterator[Path]:
-    """`ldconfig -p` has a line for each: name (kind) => path."""
+    """`ldconfig -p` prints one line per library: name (kind) => path."""
     try:
-        asked = subprocess.run([LDCONFIG, "-p"], capture_output=True, text=True, timeout=LDCONFIG_S)
+        listed = subprocess.run(
+            [LDCONFIG, "-p"], capture_output=True, text=True, timeout=LDCONFIG_S
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        log.debug("the loader's cache is not known: %s", error)
+        log.debug("the loader's cache cannot be read: %s", error)
         return
-    for line in asked.stdout.splitlines():
+    for line in listed.stdout.splitlines():
         name, _, path = line.strip().partition(" => ")
         if name.startswith(f"{NAME} "):
             yield Path(path)
 
 
-def _is_roots(place: Path) -> bool:
-    there = place.stat()
-    return there.st_uid == 0 and not there.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+def _only_root_writes(path: Path) -> bool:
+    status = path.stat()
+    return status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _line(mark: _Marker) -> str:
-    holder, part = mark.holder, mark.part
+    owner, part = mark.process_or_device, mark.thread_or_stream
     return (
         f'{{"Kind":1,"SourceKind":{mark.source},"Flag":{mark.flag},"Timestamp":{mark.timestamp},'
-        f'"Id":{mark.id},"MsptiObjectId":{{"Pt":{{"ProcessId":{holder},"ThreadId":{part}}},'
-        f'"Ds":{{"DeviceId":{holder},"StreamId":{part}}}}},'
+        f'"Id":{mark.id},"MsptiObjectId":{{"Pt":{{"ProcessId":{owner},"ThreadId":{part}}},'
+        f'"Ds":{{"DeviceId":{owner},"StreamId":{part}}}}},'
         f'"Name":{_text(mark.name)},"Domain":{_text(mark.domain)}}}\n'
     )
 
 
-def _text(told: bytes | None) -> str:
-    return json.dumps("NULL" if told is None else told.decode(errors="replace"))
+def _text(value: bytes | None) -> str:
+    return json.dumps("NULL" if value is None else value.decode(errors="replace"))

@@ -1,6 +1,6 @@
-"""Ascend's profiling switch in a file, as it is mounted from a ConfigMap.
+"""Ascend's profiling switch file, which is mounted from a ConfigMap.
 
-Looked at by the manager and, as long as there is no manager, by each worker.
+The manager reads it; until a manager is connected, each worker does.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from taskd.runtime import small_file
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""How often it is looked at. A ConfigMap's own delay is a minute."""
+"""How often it is read. A change of the ConfigMap itself takes up to a minute to arrive."""
 
 
 class NotASwitch(ValueError):
-    """The file says something else."""
+    """The file does not contain a JSON object."""
 
 
 class SwitchFile:
     def __init__(self, path: str) -> None:
         self.path = path
-        self._told = b""
+        self._text = b""
         self._problem = ""
 
     def look(self) -> Part | None:
-        """What it asks for, when it has changed. None: it has not, or it cannot be read."""
+        """The requested parts if the file has changed. None: no change, or it cannot be read."""
         try:
             text = small_file.read(self.path)
-            if text == self._told:
+            if text == self._text:
                 return None
-            self._told = text
-            told = json.loads(text)
-            if not isinstance(told, dict):
-                raise NotASwitch("it is no JSON object")
+            self._text = text
+            switch = json.loads(text)
+            if not isinstance(switch, dict):
+                raise NotASwitch("expected a JSON object")
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -45,4 +45,4 @@ class SwitchFile:
             self._problem = str(error)
             return None
         self._problem = ""
-        return parts_of(told)
+        return parts_of(switch)

@@ -13,7 +13,7 @@ import signal
 from contextlib import AsyncExitStack
 from typing import Any
 
-from taskd.ascend.mindio_controller import OWN_SIGNALS, Bridge, is_wanted
+from taskd.ascend.mindio_controller import OWN_SIGNALS, MindioController, is_wanted
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.config import environ
 from taskd.core.manager import machine
@@ -101,7 +101,7 @@ class Manager:
         )
         self.because = ""
         self._changed = asyncio.Event()
-        self._bridge: Bridge | None = None
+        self._mindio: MindioController | None = None
 
     @property
     def state(self) -> State:
@@ -110,8 +110,8 @@ class Manager:
     async def live(self) -> int:
         """Until the job has ended, or somebody ends us: the job goes on without a manager then."""
         if self._clusterd is not None and is_wanted(environ):
-            self._bridge = Bridge(self._clusterd.report, self._act.tell, self._nodes)
-            self._bridge.start("mindspore" if environ.get("MS_WORKER_NUM") else "pytorch")
+            self._mindio = MindioController(self._clusterd.report, self._act.tell, self._nodes)
+            self._mindio.start("mindspore" if environ.get("MS_WORKER_NUM") else "pytorch")
         tasks = [asyncio.create_task(work) for work in self._work()]
         driving = asyncio.create_task(self._driver.run_until(Ended))
         asked = _asked_to_leave()
@@ -130,8 +130,8 @@ class Manager:
             for task in (*tasks, driving, asked):
                 task.cancel()
             await asyncio.gather(*tasks, driving, asked, return_exceptions=True)
-            if self._bridge is not None:
-                await self._bridge.close()
+            if self._mindio is not None:
+                await self._mindio.close()
             if self._plugins is not None:
                 await self._plugins.close()
 
@@ -144,8 +144,8 @@ class Manager:
             inbox = self._sense.inbox
 
             def take(told: Signal) -> None:
-                if self._bridge is not None and told.type not in OWN_SIGNALS:
-                    self._bridge.take(told)
+                if self._mindio is not None and told.type not in OWN_SIGNALS:
+                    self._mindio.handle(told)
                 else:
                     inbox.put_nowait(SignalReceived(told))
 
@@ -201,7 +201,7 @@ class Manager:
     def _step(self, state: State, event: Event, now: float) -> Outcome | None:
         if isinstance(event, MessageReceived):
             self._sense.taken()
-        if self._bridge is not None and not self._bridge.lets_pass(event):
+        if self._mindio is not None and not self._mindio.is_for_machine(event):
             return None
         return machine.step(state, event, now, self._config.job)
 

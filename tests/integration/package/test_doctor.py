@@ -125,10 +125,10 @@ def test_log_directories_that_will_not_do(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_library_of_ascend_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / mspti.NAME).touch()
-    monkeypatch.setattr(mspti, "PLACES", ())
+    monkeypatch.setattr(mspti, "CANN_PATHS", ())
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
     assert doctor._mspti().verdict is Verdict.ABSENT, "anybody could have put it there"
-    monkeypatch.setattr(mspti, "PLACES", (tmp_path / mspti.NAME,))
+    monkeypatch.setattr(mspti, "CANN_PATHS", (tmp_path / mspti.NAME,))
     assert doctor._mspti().value == str(tmp_path / mspti.NAME)
 
 

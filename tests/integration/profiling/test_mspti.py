@@ -89,10 +89,10 @@ async def switched(tmp_path: Path, expected: m.ProfilingSet, **env: str) -> list
 def test_only_what_root_alone_can_change_is_loaded_by_itself(
     tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mspti, "PLACES", ())
+    monkeypatch.setattr(mspti, "CANN_PATHS", ())
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
     assert mspti.find("") is None, "anybody may write to /tmp"
-    assert mspti.find(mspti.NEVER) is None
+    assert mspti.find(mspti.DISABLED) is None
     assert mspti.find(str(library)) is not None
     (tmp_path / mspti.NAME).write_text("no library")
     assert mspti.find(str(tmp_path / mspti.NAME)) is None
