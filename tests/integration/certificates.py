@@ -1,4 +1,4 @@
-"""An authority and certificates of its own, made for a test and forgotten with it."""
+"""A certificate authority and its certificates, made for one test."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Authority:
         )
 
     def issue(self, name: str, *uris: str) -> tuple[str, str]:
-        """A key and a certificate for this machine, and for the places that the URIs name."""
+        """Key and certificate files for this machine, and for the bus addresses in the URIs."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names: list[x509.GeneralName] = [

@@ -1,9 +1,9 @@
-"""Two machines made of network namespaces, joined by two cables that can be cut.
+"""Two machines made of network namespaces, connected by two cables that can be cut.
 
     a  eth0 10.83.0.1 ---- 10.83.0.2 eth0  b      the primary link
-    a  eth1 10.83.1.1 ---- 10.83.1.2 eth1  b      the backup, and the control network
+    a  eth1 10.83.1.1 ---- 10.83.1.2 eth1  b      the backup link, and the control network
 
-Needs root. Whatever happens, the namespaces are gone afterwards, and with them everything in them.
+Needs root. The namespaces are always removed at the end, with everything in them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class Namespaces:
     b: str
 
     def inside(self, where: str, *words: str) -> list[str]:
-        """The command line that runs these words in that namespace."""
+        """The command line that runs this command in that namespace."""
         return [IP, "netns", "exec", where, *words]
 
     def cut(self, cable: int) -> None:
-        """Both ends lose their carrier; nobody is told anything else."""
+        """Both ends lose their carrier, and nothing else happens."""
         _run(*self.inside(self.b, IP, "link", "set", f"eth{cable}", "down"))
 
     def join(self, cable: int) -> None:
         _run(*self.inside(self.b, IP, "link", "set", f"eth{cable}", "up"))
 
     def shape(self, cable: int, rate: str) -> None:
-        """Slow this cable down, in the direction from b to a."""
+        """Limit this cable's rate in the direction from b to a."""
         words = ("tc", "qdisc", "add", "dev", f"eth{cable}", "root", "tbf")
         _run(*self.inside(self.b, *words, "rate", rate, "burst", "64kb", "latency", "400ms"))
 

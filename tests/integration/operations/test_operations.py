@@ -1,4 +1,4 @@
-"""Operations on a running job of four real ranks: faults found, cuts survived, weights the same."""
+"""Operations on a running job of four real ranks: faults are found, the weights stay the same."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ SHORT = {"TASKD_STRESS_COMPUTE_S": "1", "TASKD_STRESS_P2P_MB": "2"}
 
 
 class Running:
-    """A job, and the commands that a person types beside it, wherever it runs."""
+    """A running job, and the commands that a person runs at the same time."""
 
     def __init__(self, job: str, processes: list[subprocess.Popen[str]], inside: list[str]) -> None:
         self.job, self.processes, self._inside = job, processes, inside
 
     def taskd(self, *words: str) -> tuple[int, str]:
-        with self.start(*words) as asked:
+        with self.start(*words) as command:
             try:
-                out, _ = asked.communicate(timeout=DEADLINE_S)
+                out, _ = command.communicate(timeout=DEADLINE_S)
             finally:
-                asked.kill()
-        return asked.returncode, out
+                command.kill()
+        return command.returncode, out
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -46,21 +46,21 @@ class Running:
             text=True,
         )
 
-    def until(self, happened: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first view of the job of which that is true."""
+    def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first view of the job that fulfills the condition."""
         watching = self.start("status", self.job, "--watch", "--json")
         assert watching.stdout is not None
         seen = ""
         try:
             for seen in watching.stdout:
                 view = json.loads(seen) if seen.startswith("{") else {}
-                if view and happened(view):
+                if view and condition(view):
                     return view
         finally:
             watching.kill()
             watching.wait()
             watching.stdout.close()
-        raise AssertionError(f"the job ended before that; last seen: {seen}")
+        raise AssertionError(f"the job ended before the condition was fulfilled; last line: {seen}")
 
     def at_step(self, step: int) -> dict[str, Any]:
         return self.until(lambda view: int(view["line"].get("step", 0)) >= step)
@@ -85,24 +85,24 @@ def running(
 ) -> Iterator[Running]:
     """Four ranks on this machine, or two on each of two machines made of namespaces."""
     job = f"operations-{os.getpid()}-{os.urandom(3).hex()}"
-    told = {**os.environ, **SHORT, "TASKD_TOKEN": "secret", **env}
+    job_env = {**os.environ, **SHORT, "TASKD_TOKEN": "secret", **env}
     processes = []
     for node in range(2 if spaces else 1):
-        where: list[str] = []
+        prefix: list[str] = []
         words = ["--nproc-per-node", "4"]
         if spaces is not None:
-            where = spaces.inside((spaces.a, spaces.b)[node])
+            prefix = spaces.inside((spaces.a, spaces.b)[node])
             address = spaces.address(spaces.a, 1)
             words = ["--nnodes", "2", "--nproc-per-node", "2", "--node-rank", str(node)]
             words += ["--master-addr", address, "--master-port", "29511"]
-        command = [*where, *TASKD, "run", *words, "--job-id", job, *options, TRAIN]
+        command = [*prefix, *TASKD, "run", *words, "--job-id", job, *options, TRAIN]
         processes.append(
             subprocess.Popen(
                 [*command, str(steps), str(pace_s)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env=told,
+                env=job_env,
                 cwd=folder,
             )
         )
@@ -111,7 +111,7 @@ def running(
         first = processes[0].stdout
         assert first is not None
         while "taskd status" not in (line := first.readline()):
-            assert line, "the job ended before it began"
+            assert line, "the job ended before it had started"
         yield Running(job, processes, inside)
     finally:
         for process in processes:
@@ -129,88 +129,88 @@ def undisturbed() -> str:
     return weights(out)
 
 
-def test_a_test_in_the_middle_changes_no_weight(undisturbed: str) -> None:
-    with running(TASKD_STRESS_SLOW_FACTOR="1000") as job:  # the machine may be busy
+def test_stress_test_during_training_does_not_change_weights(undisturbed: str) -> None:
+    with running(TASKD_STRESS_SLOW_FACTOR="1000") as job:  # the machine may be loaded
         job.at_step(10)
         first = job.start("stress", job.job)
         job.until(lambda view: view["line"]["state"] == "StressTesting")
         code, text = job.taskd("stress", job.job)
         assert code == 1
         assert "411" in text
-        told, _ = first.communicate(timeout=DEADLINE_S)
-        assert first.returncode == 0, told
-        assert told.count("passed") == 8
+        output, _ = first.communicate(timeout=DEADLINE_S)
+        assert first.returncode == 0, output
+        assert output.count("passed") == 8
         codes, out = job.end()
     assert codes == [0]
     assert weights(out) == undisturbed
 
 
-def test_a_rank_that_dies_in_the_test_is_replaced_and_training_goes_on(undisturbed: str) -> None:
+def test_rank_that_dies_during_stress_test_is_replaced(undisturbed: str) -> None:
     with running(TASKD_STRESS_COMPUTE_S="20") as job:
         job.at_step(10)
-        asked = job.start("stress", job.job, "--ops", "compute")
+        command = job.start("stress", job.job, "--ops", "compute")
         view = job.until(lambda view: view["line"]["state"] == "StressTesting")
         (pid,) = (rank["pid"] for rank in view["ranks"] if rank.get("rank") == 2)
         os.kill(pid, signal.SIGKILL)
-        told, _ = asked.communicate(timeout=DEADLINE_S)
-        assert asked.returncode == 2
-        assert "recv fault, when stressing test" in told
+        output, _ = command.communicate(timeout=DEADLINE_S)
+        assert command.returncode == 2
+        assert "recv fault, when stressing test" in output
         codes, out = job.end()
     assert codes == [0]
     assert weights(out) == undisturbed
 
 
-def test_a_flipped_bit_is_found_and_its_node_is_not_used_again() -> None:
+def test_node_with_flipped_bit_is_not_used_again() -> None:
     with running(steps=100_000, TASKD_STRESS_INJECT="flip:2") as job:
         job.at_step(5)
-        code, told = job.taskd("stress", job.job, "--ops", "compute")
+        code, output = job.taskd("stress", job.job, "--ops", "compute")
         assert code == 2
-        assert told.count("FAULT") == 1
-        assert "products were wrong" in told
+        assert output.count("FAULT") == 1
+        assert "products were wrong" in output
         codes, out = job.end()
-    # There is no other node: rather no training than training on a device that lies.
+    # There is no other node, and training must not continue on a faulty device.
     assert codes == [1]
     assert "failed a stress test" in out
 
 
-def test_a_slow_link_is_found() -> None:
+def test_slow_link_is_found() -> None:
     with running(steps=100_000, TASKD_STRESS_INJECT="slow:0-3") as job:
         job.at_step(5)
-        code, told = job.taskd("stress", job.job, "--ops", "p2p")
+        code, output = job.taskd("stress", job.job, "--ops", "p2p")
     assert code == 2
-    assert "link 0-3" in told
-    assert told.count("FAULT") == 1
+    assert "link 0-3" in output
+    assert output.count("FAULT") == 1
 
 
 @pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces")
-def test_a_slow_cable_is_found_by_its_bytes() -> None:
+def test_slow_cable_is_found_by_its_throughput() -> None:
     with (
         namespaces.two_machines() as spaces,
         running("--nics", "eth0,eth1", steps=100_000, spaces=spaces) as job,
     ):
         job.at_step(5)
         spaces.shape(0, "40mbit")
-        code, told = job.taskd("stress", job.job, "--ops", "p2p")
-    assert code == 2, told
-    crossing = [line for line in told.splitlines() if "FAULT" in line]
-    assert len(crossing) == 2, told
-    assert all("MB/s towards rank" in line for line in crossing), told
-    assert "link 0-1" not in told
-    assert "link 2-3" not in told
+        code, output = job.taskd("stress", job.job, "--ops", "p2p")
+    assert code == 2, output
+    crossing = [line for line in output.splitlines() if "FAULT" in line]
+    assert len(crossing) == 2, output
+    assert all("MB/s towards rank" in line for line in crossing), output
+    assert "link 0-1" not in output
+    assert "link 2-3" not in output
 
 
 @pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces")
-def test_a_node_that_lies_is_sent_home_and_the_others_go_on() -> None:
+def test_faulty_node_is_isolated_and_other_nodes_continue() -> None:
     words = ("--nics", "eth0,eth1", "--strategies", "retry,elastic-training,exit")
     with (
         namespaces.two_machines() as spaces,
         running(*words, spaces=spaces, TASKD_STRESS_INJECT="flip:2") as job,
     ):
         job.at_step(10)
-        code, told = job.taskd("stress", job.job, "--nodes", "node1", "--ops", "compute")
+        code, output = job.taskd("stress", job.job, "--nodes", "node1", "--ops", "compute")
         assert code == 2
-        assert "isolate node:node1" in told
-        assert told.count("passed") == 1, told  # of the node's two devices one is well
+        assert "isolate node:node1" in output
+        assert output.count("passed") == 1, output  # one of the node's two devices is healthy
         job.until(lambda view: view["line"].get("world") == 2)
         codes, out = job.end()
     assert codes[0] == 0, out
@@ -218,7 +218,7 @@ def test_a_node_that_lies_is_sent_home_and_the_others_go_on() -> None:
 
 
 @pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces")
-def test_links_move_and_come_back_and_a_cut_of_the_idle_one_is_not_noticed(
+def test_links_switch_and_switch_back_and_cut_of_idle_link_has_no_effect(
     undisturbed: str,
 ) -> None:
     with (
@@ -238,7 +238,7 @@ def test_links_move_and_come_back_and_a_cut_of_the_idle_one_is_not_noticed(
 
 
 @pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces")
-def test_a_dead_primary_is_left_by_itself_and_no_process_restarts(undisturbed: str) -> None:
+def test_failover_leaves_dead_primary_link_without_restart(undisturbed: str) -> None:
     with (
         namespaces.two_machines() as spaces,
         running("--nics", "eth0,eth1", "--nic-failover", spaces=spaces) as job,
@@ -254,7 +254,7 @@ def test_a_dead_primary_is_left_by_itself_and_no_process_restarts(undisturbed: s
 
 
 @pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces")
-def test_without_failover_a_dead_primary_ends_the_job_with_a_checkpoint_and_the_reason(
+def test_without_failover_dead_primary_link_ends_job_with_checkpoint_and_reason(
     undisturbed: str, tmp_path: Path
 ) -> None:
     with (
@@ -267,7 +267,7 @@ def test_without_failover_a_dead_primary_ends_the_job_with_a_checkpoint_and_the_
     assert codes == [1, 1]
     assert "eth0 has no carrier" in out
     assert list(tmp_path.glob("*/step-*/taskd.json")), out
-    with running(pace_s=0.0, folder=tmp_path) as job:  # elsewhere, with all links
+    with running(pace_s=0.0, folder=tmp_path) as job:  # on one machine, where all links work
         codes, out = job.end()
     assert codes == [0]
     assert weights(out) == undisturbed

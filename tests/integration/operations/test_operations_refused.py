@@ -1,4 +1,4 @@
-"""What a person asks for in vain, beside a running job: the code, the words, and it trains on."""
+"""Invalid operations on a running job: the exit code, the message, and training continues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 from tests.integration.operations.test_operations import Running, running, weights
 
-ASKED = {
+REFUSED = {
     # An unknown job
     ("stress", "nobody"): (1, "nobody"),
     ("nic", "nobody", "--to", "backup"): (1, "nobody"),
@@ -20,7 +20,7 @@ ASKED = {
     # An unknown node
     ("stress", "JOB", "--nodes", "elsewhere"): (1, "413: the job has no pod on node 'elsewhere'"),
     ("stress", "JOB", "--nodes", ","): (1, "no node is named"),
-    # An unknown operation, or a thing that it cannot be done with
+    # An unknown operation, or an operation that this job does not support
     ("stress", "JOB", "--ops", "hammer"): (1, "'hammer' is none of compute, p2p"),
     ("stress", "JOB", "--ops", "p2p,p2p"): (1, "named twice"),
     ("nic", "JOB", "--to", "sideways"): (2, "invalid choice: 'sideways'"),
@@ -28,35 +28,35 @@ ASKED = {
     ("profile", "JOB", "maybe"): (2, "invalid choice: 'maybe'"),
     ("nic", "JOB", "--to", "backup"): (2, "switch nic failed"),
 }
-"""Words, exit code, and what the person reads. The last needs `--nics`, which the job lacks."""
+"""Arguments, exit code, and part of the output. The last one needs `--nics`, which is not set."""
 
 
-def test_each_is_refused_with_its_code_and_training_goes_on() -> None:
+def test_invalid_operations_are_refused_and_training_continues() -> None:
     with running(steps=60, pace_s=0.0) as job:
-        codes, calm = job.end()
+        codes, undisturbed = job.end()
     assert codes == [0]
     with running(steps=60, pace_s=0.5) as job:
         job.at_step(3)
-        for words, (code, says) in ASKED.items():
-            asked = [word.replace("JOB", job.job) for word in words]
-            got, told = job.taskd(*asked)
-            assert (got, says.replace("JOB", job.job) in told) == (code, True), (words, told)
-        in_a_round(job)
+        for words, (code, says) in REFUSED.items():
+            arguments = [word.replace("JOB", job.job) for word in words]
+            actual, output = job.taskd(*arguments)
+            assert (actual, says.replace("JOB", job.job) in output) == (code, True), (words, output)
+        during_an_incident(job)
         codes, out = job.end()
     assert codes == [0]
-    assert weights(out) == weights(calm)
+    assert weights(out) == weights(undisturbed)
 
 
-def in_a_round(job: Running) -> None:
-    """A rank stands still, so that the round about another one waits for it."""
-    (still,) = (r["pid"] for r in job.at_step(4)["ranks"] if r.get("rank") == 2)
-    os.kill(still, signal.SIGSTOP)
+def during_an_incident(job: Running) -> None:
+    """A stopped rank keeps the incident of another rank open; meanwhile operations are refused."""
+    (stopped,) = (r["pid"] for r in job.at_step(4)["ranks"] if r.get("rank") == 2)
+    os.kill(stopped, signal.SIGSTOP)
     try:
-        code, told = job.taskd("fault", job.job, "--rank", "1", "--kind", "communication")
-        assert code == 0, told
+        code, output = job.taskd("fault", job.job, "--rank", "1", "--kind", "communication")
+        assert code == 0, output
         for words in (("stress", job.job), ("nic", job.job, "--to", "backup")):
-            code, told = job.taskd(*words)
+            code, output = job.taskd(*words)
             assert code == 1
-            assert "411" in told, told
+            assert "411" in output, output
     finally:
-        os.kill(still, signal.SIGCONT)
+        os.kill(stopped, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Runs `taskd run` and looks at what it does and leaves: shared by the tests of the launcher."""
+"""Runs `taskd run` and checks what it does and what it leaves: used by the launcher's tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Job:
     """One running `taskd run`, with its output in pipes."""
 
     under: tuple[str, ...] = ()
-    """A command that runs it, and becomes it."""
+    """A command that replaces itself by it."""
 
     def __init__(self, folder: Path, *words: str, **env: str) -> None:
         self.folder, self.words = folder, words
@@ -49,7 +49,7 @@ class Job:
         weakref.finalize(self, _end, self.popen)
 
     def wait_for(self, text: str) -> list[str]:
-        """Read the workers' output up to a line with this text."""
+        """Read the workers' output up to a line that contains this text."""
         assert self.popen.stdout is not None
         seen = []
         for line in self.popen.stdout:
@@ -63,7 +63,7 @@ class Job:
         self.popen.send_signal(signum)
 
     def family(self) -> list[psutil.Process]:
-        """Everybody who descends from the launcher now."""
+        """All current descendants of the launcher."""
         try:
             return self.process.children(recursive=True)
         except psutil.NoSuchProcess:
@@ -76,11 +76,11 @@ class Job:
         return next(p for p in self.process.children() if "taskd.manager" in p.cmdline())
 
     def left(self) -> list[Path]:
-        """Our own temporary files. Torch's compiler leaves a directory, with torchrun too."""
+        """Our own temporary files. Torch's compiler leaves a directory even with torchrun."""
         return [*self.temporary.glob("taskd*"), *(path for path in self.memory if path.exists())]
 
     def look(self) -> None:
-        """Note what is the job's now, outside of its own temporary folder."""
+        """Remember the job's current ports and shared memory."""
         for process in (self.process, *self.family()):
             try:
                 command, opened = process.cmdline(), process.net_connections("tcp")
@@ -91,12 +91,12 @@ class Job:
             self.memory |= {Path(word) for word in removed if word.startswith(SHARED_MEMORY)}
 
     def listening(self) -> set[int]:
-        """Those of its ports where somebody listens still."""
-        there = psutil.net_connections("tcp")
-        return self.ports & {e.laddr.port for e in there if e.laddr and e.status == "LISTEN"}
+        """Those of its ports that are still open."""
+        open_now = psutil.net_connections("tcp")
+        return self.ports & {e.laddr.port for e in open_now if e.laddr and e.status == "LISTEN"}
 
     def end(self) -> Ended:
-        """Wait for its end; fails when anything is left behind."""
+        """Wait for its end; fails if anything is left behind."""
         self.look()
         family = self.family() if self.popen.poll() is None else []
         try:
@@ -112,7 +112,7 @@ class Job:
 
 
 def _end(popen: subprocess.Popen[str]) -> None:
-    """Whatever happens to its test, a job must not run on."""
+    """Kill a job whose test has failed."""
     if popen.poll() is None:
         popen.kill()
         popen.communicate()
@@ -155,4 +155,4 @@ TRAIN = """
         print("weights", sum(p.sum().item() for p in model.parameters()), "attempt", attempt)
     dist.destroy_process_group()
 """
-"""A small unmodified job. DIE=rank.attempt.step makes it lose a rank."""
+"""A small job without TaskD's API. DIE=rank.attempt.step kills one of its ranks."""

@@ -1,4 +1,4 @@
-"""Nodes are lost and come back under `taskd run`: the job shrinks by replicas and grows again."""
+"""Nodes are lost and come back with `taskd run`: the job shrinks by replicas and grows again."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ ELASTIC = """
     if job.rank == 0:
         print("ledger", json.dumps(net.ledger.tolist()), flush=True)
 """
-"""The model itself keeps the account: each sample that counts adds its weight to one cell of the
-ledger, by the same gradients, updates and repairs as all other weights. A process that dies between
-an update and its log could not falsify it."""
+"""The model itself counts the samples: each sample that contributes adds its weight to one cell of
+the ledger, through the same gradients, updates and repairs as all other weights. So the count stays
+right even if a process dies between an update and its log line."""
 
 
 SAME = """
@@ -85,8 +85,8 @@ SAME = """
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     job.protect(model=model, optimizer=optimizer)
-    place, node = os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"]
-    print(f"place {place} of node {node}", flush=True)
+    local, node = os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"]
+    print(f"local rank {local} of node {node}", flush=True)
     for step in job.steps(60):
         with step:
             batch = torch.randn(8, 16) + job.rank
@@ -99,7 +99,7 @@ SAME = """
     if job.rank == 0:
         print("weights", hashlib.sha256(state.numpy().tobytes()).hexdigest(), flush=True)
 """
-"""Its result does not depend on the nodes where its four ranks stand."""
+"""Its result does not depend on which nodes run its four ranks."""
 
 
 CROWDED = """
@@ -131,7 +131,7 @@ CROWDED = """
     if job.rank == 0:
         print("weights", hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest(), flush=True)
 """
-"""Both replicas of each half of the model are on one node: its user has put them there."""
+"""The user has put both replicas of each half of the model on one node."""
 
 
 class Nodes:
@@ -145,9 +145,9 @@ class Nodes:
 
     def start(self, node: int, *options: str) -> Job:
         self._count += 1
-        place = self._folder / f"launcher{self._count}"
-        place.mkdir()
-        return Job(place, *self._common, f"--node-rank={node}", *options, *self._words)
+        folder = self._folder / f"launcher{self._count}"
+        folder.mkdir()
+        return Job(folder, *self._common, f"--node-rank={node}", *options, *self._words)
 
 
 def kill(launcher: Job) -> None:
@@ -156,12 +156,12 @@ def kill(launcher: Job) -> None:
 
 
 def ledger(out: str) -> list[list[float]]:
-    told = next(line for line in out.splitlines() if "ledger" in line)
-    rows: list[list[float]] = json.loads(told.split("ledger ")[1])
+    text = next(line for line in out.splitlines() if "ledger" in line)
+    rows: list[list[float]] = json.loads(text.split("ledger ")[1])
     return rows
 
 
-def test_a_lost_node_shrinks_the_job_and_its_return_lets_it_grow(tmp_path: Path) -> None:
+def test_job_shrinks_when_node_is_lost_and_grows_when_it_returns(tmp_path: Path) -> None:
     path = script(tmp_path, ELASTIC)
     nodes = Nodes(tmp_path, "--strategies=elastic-training", path, "150", "accumulate")
     first, second = nodes.start(0), nodes.start(1)
@@ -176,9 +176,9 @@ def test_a_lost_node_shrinks_the_job_and_its_return_lets_it_grow(tmp_path: Path)
     assert ledger(ended[0].out) == [[1 / WORLD] * WORLD] * 150
 
 
-def test_a_spare_node_takes_over_the_ranks_of_a_lost_one(tmp_path: Path) -> None:
+def test_spare_node_takes_over_ranks_of_lost_node(tmp_path: Path) -> None:
     path = script(tmp_path, SAME)
-    calm = Job(tmp_path, "--nproc-per-node=4", path, "0").end()
+    undisturbed = Job(tmp_path, "--nproc-per-node=4", path, "0").end()
     nodes = Nodes(tmp_path, "--strategies=recover", path, "0.05")
     first, second, spare = nodes.start(0), nodes.start(1), nodes.start(0, "--spare")
     first.wait_for("step 5")
@@ -186,14 +186,14 @@ def test_a_spare_node_takes_over_the_ranks_of_a_lost_one(tmp_path: Path) -> None
     ended = [launcher.end() for launcher in (first, spare)]
     assert [each.code for each in ended] == [0, 0], ended
     assert "rank 2 (lost), rank 3 (lost) -> recover: recovered" in ended[0].err
-    assert "[rank 2]: place 0 of node 1" in ended[1].out
-    weights = [re.findall(r"weights \w+", out) for out in (ended[0].out, calm.out)]
+    assert "[rank 2]: local rank 0 of node 1" in ended[1].out
+    weights = [re.findall(r"weights \w+", out) for out in (ended[0].out, undisturbed.out)]
     assert weights[0] == weights[1] != []
 
 
-def test_replicas_that_share_a_node_are_copied_to_another(tmp_path: Path) -> None:
+def test_replicas_on_one_node_are_copied_to_another_node(tmp_path: Path) -> None:
     path = script(tmp_path, CROWDED)
-    calm = Job(tmp_path, "--nproc-per-node=4", path, "0").end()
+    undisturbed = Job(tmp_path, "--nproc-per-node=4", path, "0").end()
     nodes = Nodes(tmp_path, "--strategies=recover", path, "0.05")
     first, second = nodes.start(0), nodes.start(1)
     first.wait_for("step 5")
@@ -202,13 +202,13 @@ def test_replicas_that_share_a_node_are_copied_to_another(tmp_path: Path) -> Non
     ended = [launcher.end() for launcher in (first, again)]
     assert [each.code for each in ended] == [0, 0], ended
     assert "all replicas of a shard are on this node" in ended[0].err
-    assert "step 0\n" not in ended[0].out  # nothing was started over
-    weights = [re.findall(r"weights \w+", out) for out in (ended[0].out, calm.out)]
+    assert "step 0\n" not in ended[0].out  # training did not start again
+    weights = [re.findall(r"weights \w+", out) for out in (ended[0].out, undisturbed.out)]
     assert weights[0] == weights[1] != []
 
 
 @pytest.mark.parametrize("mode", ["accumulate", "scale"])
-def test_a_lost_rank_shrinks_the_job_for_a_moment(mode: str, tmp_path: Path) -> None:
+def test_job_shrinks_for_a_moment_when_rank_is_lost(mode: str, tmp_path: Path) -> None:
     path = script(tmp_path, ELASTIC)
     job = Job(tmp_path, "--nproc-per-node=4", "--strategies=elastic-training", path, "60", mode)
     job.wait_for("step 5 with 4 ranks")

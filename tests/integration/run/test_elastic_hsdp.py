@@ -1,4 +1,4 @@
-"""Sharded replicas under `taskd run`: a loss takes its whole replica along, also on other nodes."""
+"""Sharded replicas with `taskd run`: a lost rank removes its whole replica, also on other nodes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SHARDED = """
         ]
     )
     job.protect(model=net, optimizer=optimizer, snapshot_every=0)
-    print("life", os.environ["TASKD_INCARNATION"], flush=True)
+    print("incarnation", os.environ["TASKD_INCARNATION"], flush=True)
     for step in job.steps(STEPS):
         with step:
             optimizer.zero_grad()
@@ -64,15 +64,15 @@ SHARDED = """
     if job.rank == 0:
         print("ledger", json.dumps(whole), flush=True)
 """
-"""Pairs of neighbours hold a replica; the ledger is explained in `test_run_elastic.py`."""
+"""Each pair of neighbors holds a replica; the ledger is explained in `test_elastic.py`."""
 
 
 def is_complete(out: str, world: int) -> bool:
-    """Each sample of each step has counted once, and all of them the same."""
+    """Each sample of each step has contributed exactly once, all with the same weight."""
     return ledger(out) == [[pytest.approx(1 / world)] * world] * STEPS
 
 
-def test_a_lost_rank_takes_its_neighbour_along_for_a_moment(tmp_path: Path) -> None:
+def test_lost_rank_removes_its_replica_for_a_moment(tmp_path: Path) -> None:
     path = script(tmp_path, SHARDED)
     job = Job(tmp_path, "--nproc-per-node=4", "--strategies=elastic-training", path, str(STEPS))
     job.wait_for("step 5 with 4 ranks")
@@ -82,12 +82,14 @@ def test_a_lost_rank_takes_its_neighbour_along_for_a_moment(tmp_path: Path) -> N
     ended = job.end()
     assert ended.code == 0, ended
     assert "rank 3 (exited) -> downgrade: recovered" in ended.err
-    assert {line for line in again if "life" in line} == {f"[rank {r}]: life 1\n" for r in (2, 3)}
+    assert {line for line in again if "incarnation" in line} == {
+        f"[rank {r}]: incarnation 1\n" for r in (2, 3)
+    }
     assert is_complete(ended.out, 4)
 
 
-def test_a_lost_node_takes_the_other_half_of_a_replica_along(tmp_path: Path) -> None:
-    """Ranks 2 and 3 share a replica and no node: when 3 is lost with its own, 2 has to leave."""
+def test_lost_node_removes_other_half_of_its_replica(tmp_path: Path) -> None:
+    """Ranks 2 and 3 share a replica but not a node: if 3 is lost with its node, 2 has to leave."""
     path = script(tmp_path, SHARDED)
     nodes = Nodes(tmp_path, "--nproc-per-node=3", "--strategies=elastic-training", path, str(STEPS))
     first, second = nodes.start(0), nodes.start(1)
@@ -100,5 +102,5 @@ def test_a_lost_node_takes_the_other_half_of_a_replica_along(tmp_path: Path) -> 
     assert [each.code for each in ended] == [0, 0], ended
     lost = ", ".join(f"rank {rank} (lost)" for rank in (3, 4, 5))
     assert f"{lost} -> downgrade: recovered" in ended[0].err
-    assert [line for line in again if "life" in line] == ["[rank 2]: life 1\n"]
+    assert [line for line in again if "incarnation" in line] == ["[rank 2]: incarnation 1\n"]
     assert is_complete(ended[0].out, 6)

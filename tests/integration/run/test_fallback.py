@@ -1,4 +1,4 @@
-"""A strategy fails under `taskd run`, and the next one follows."""
+"""A strategy fails with `taskd run`, and the next one is tried."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TRAIN = """
 
     import taskd.torch as taskd
 
-    life, sick = int(os.environ["TASKD_INCARNATION"]), pathlib.Path("sick").exists()
+    incarnation, faulty = int(os.environ["TASKD_INCARNATION"]), pathlib.Path("faulty").exists()
 
     def die():
         os.kill(os.getpid(), signal.SIGKILL)
 
     class Part:
-        "Something of the user's own that is hard to set up."
+        "An object of the user that is hard to restore."
 
         def state_dict(self):
             return dict(of=os.environ["RANK"])
@@ -46,7 +46,7 @@ TRAIN = """
     for step in job.steps({steps}):
         with step:
             optimizer.zero_grad()
-            if sick and job.rank == 1 and step == 5:
+            if faulty and job.rank == 1 and step == 5:
                 {failing}
             (model(torch.randn(8, 16)) - job.rank).square().mean().backward()
             optimizer.step()
@@ -56,21 +56,21 @@ TRAIN = """
 
 
 def train(folder: Path, *, joining: str = "", loading: str = "pass", failing: str) -> str:
-    """A script for three ranks. As long as it is sick, rank 1 does not get past its fifth step."""
-    (folder / "sick").touch()
+    """A script for three ranks. While the file `faulty` exists, rank 1 fails in step 5."""
+    (folder / "faulty").touch()
     text = TRAIN.format(steps=STEPS, joining=joining, loading=loading, failing=failing)
     return script(folder, text)
 
 
-class Told:
-    """What a job has left about its faults."""
+class JobRecords:
+    """What a job has written about its faults."""
 
     def __init__(self, folder: Path) -> None:
         self._state = folder / "state"
 
     def incidents(self) -> list[tuple[str, str]]:
-        told: Any = json.loads((self._state / "summary.json").read_text())
-        return [(one["strategy"], one["outcome"]) for one in told["incidents"]]
+        summary: Any = json.loads((self._state / "summary.json").read_text())
+        return [(one["strategy"], one["outcome"]) for one in summary["incidents"]]
 
     def replay(self) -> str:
         journal = self._state / "clusterd.journal"
@@ -84,8 +84,8 @@ def start(folder: Path, strategies: str, path: str) -> Job:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("calm")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("undisturbed")
     ended = start(folder, "exit", train(folder, failing="pass")).end()
     assert ended.code == 0, ended
     return weights(ended.out)
@@ -98,54 +98,54 @@ def weights(out: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "trap",
+    "obstacle",
     [
-        {"joining": "if life: raise SystemExit('no licence for another process')"},
-        {"loading": "if life: die()"},
+        {"joining": "if incarnation: raise SystemExit('no licence for another process')"},
+        {"loading": "if incarnation: die()"},
     ],
-    ids=["it does not join", "it dies when it is given its state"],
+    ids=["it does not join", "it dies while it gets its state"],
 )
-def test_no_replacement_lives_so_the_survivors_write(
-    trap: dict[str, str], calm: list[str], tmp_path: Path
+def test_survivors_save_checkpoint_if_every_replacement_dies(
+    obstacle: dict[str, str], undisturbed: list[str], tmp_path: Path
 ) -> None:
-    """Recovery in place is cut short each time; then all that is left to do is to save."""
-    path = train(tmp_path, failing="die()", **trap)
+    """Recovery in place is interrupted each time; then only an emergency checkpoint is left."""
+    path = train(tmp_path, failing="die()", **obstacle)
     ended = start(tmp_path, "recover-in-place,dump", path).end()
-    told = Told(tmp_path)
+    records = JobRecords(tmp_path)
     assert ended.code == 1, ended
     assert "step 5 is written" in ended.err, ended
-    assert told.incidents() == [("recover-in-place", "superseded")] * 3 + [("dump", "ended")]
-    assert "dump, as recover-in-place: cut short by new faults 3 times" in told.replay()
+    assert records.incidents() == [("recover-in-place", "superseded")] * 3 + [("dump", "ended")]
+    assert "dump, as recover-in-place: cut short by new faults 3 times" in records.replay()
     (note,) = (tmp_path / "dump").glob("step-*/taskd.json")
     assert json.loads(note.read_text())["step"] == 5
-    (tmp_path / "sick").unlink()
+    (tmp_path / "faulty").unlink()
     resumed = start(tmp_path, "recover-in-place,dump", path).end()
     assert resumed.code == 0, resumed
-    assert weights(resumed.out) == calm
+    assert weights(resumed.out) == undisturbed
 
 
 @pytest.mark.parametrize(
     ("loading", "because"),
     [
         (
-            "if life == 0 and state['of'] != os.environ['RANK']: raise RuntimeError('not mine')",
+            "if incarnation == 0 and state['of'] != os.environ['RANK']: raise OSError('foreign')",
             "retry failed with 405",
         ),
         ("pass", "recover-in-place, as retry: cut short by new faults 3 times"),
     ],
-    ids=["it takes nothing", "it fails again"],
+    ids=["it cannot load the state", "it fails again"],
 )
-def test_a_rank_that_no_retry_mends_is_replaced(
-    loading: str, because: str, calm: list[str], tmp_path: Path
+def test_rank_that_retry_cannot_repair_is_replaced(
+    loading: str, because: str, undisturbed: list[str], tmp_path: Path
 ) -> None:
-    """It says that its memory is bad, again and again; or it cannot take what a peer gives it."""
-    failing = "if life == 0: raise taskd.Corrupt('the memory controller says so')"
+    """It reports corrupt memory again and again, or it cannot load the state of a peer."""
+    failing = "if incarnation == 0: raise taskd.Corrupt('the memory controller says so')"
     path = train(tmp_path, loading=loading, failing=failing)
     ended = start(tmp_path, "retry,recover-in-place", path).end()
-    told = Told(tmp_path)
-    assert ended.code == 0, (ended, told.replay())
-    *retried, last = told.incidents()
+    records = JobRecords(tmp_path)
+    assert ended.code == 0, (ended, records.replay())
+    *retried, last = records.incidents()
     assert set(retried) == {("retry", "superseded")}
     assert last == ("recover-in-place", "recovered")
-    assert because in told.replay()
-    assert weights(ended.out) == calm
+    assert because in records.replay()
+    assert weights(ended.out) == undisturbed

@@ -1,4 +1,4 @@
-"""A rank that stops moving under `taskd run`: named with its evidence, replaced, nothing lost."""
+"""A rank that hangs with `taskd run` is reported with evidence and replaced; nothing is lost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HANGS = {
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Of an undisturbed run."""
+    """The weights of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     ended = run(folder, "--nproc-per-node=2", script(folder, PROTECTED), "pass")
     assert ended.code == 0, ended.err
@@ -54,7 +54,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("how", HANGS)
-def test_one_rank_is_replaced_and_the_weights_are_the_same(
+def test_hung_or_killed_rank_is_replaced_and_weights_are_same(
     tmp_path: Path, how: str, weights: list[str]
 ) -> None:
     path, state = script(tmp_path, PROTECTED), tmp_path / "state"
@@ -70,14 +70,14 @@ def test_one_rank_is_replaced_and_the_weights_are_the_same(
         assert "in <module>" in incident["faults"][0]["evidence"], "its stack is missing"
 
 
-def test_the_survivors_dump_where_they_are_told_and_the_next_start_goes_on_there(
+def test_survivors_dump_to_given_folder_and_next_start_resumes_there(
     tmp_path: Path, weights: list[str]
 ) -> None:
-    path, place = script(tmp_path, PROTECTED), tmp_path / "kept"
-    words = ["--nproc-per-node=2", "--strategies=dump", f"--dump-dir={place}", path]
+    path, folder = script(tmp_path, PROTECTED), tmp_path / "kept"
+    words = ["--nproc-per-node=2", "--strategies=dump", f"--dump-dir={folder}", path]
     ended = run(tmp_path, *words, HANGS["killed"])
     assert ended.code == 1, ended.err
-    assert list(place.glob("step-*/taskd.json")), ended.err
+    assert list(folder.glob("step-*/taskd.json")), ended.err
     resumed = run(tmp_path, *words, "pass")
     assert resumed.code == 0, resumed.err
     assert sorted(resumed.out.splitlines()) == weights
@@ -126,8 +126,8 @@ SLOW = """
 """
 
 
-def test_a_rank_that_is_slow_but_moves_is_left_alone(tmp_path: Path) -> None:
-    """Each pause is several times as long as a hung rank is given."""
+def test_slow_rank_that_still_works_is_not_replaced(tmp_path: Path) -> None:
+    """Each pause is several times as long as the time after which a rank counts as hung."""
     state = tmp_path / "state"
     ended = run(tmp_path, "--nproc-per-node=2", f"--state-dir={state}", script(tmp_path, SLOW))
     assert ended.code == 0, ended.err

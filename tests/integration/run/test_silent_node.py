@@ -1,6 +1,6 @@
-"""A node that says nothing any more: named when its cable is cut, left alone when it is only slow.
+"""A silent node: reported when its cable is cut, not reported when it is only slow.
 
-The two nodes are network namespaces on one machine, which may be loaded: that must not matter.
+The two nodes are network namespaces on one machine, and load on that machine must not matter.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ KNOWN_BEATS = 6
 
 
 class Node:
-    """`taskd run` of one node, in a namespace of its own."""
+    """`taskd run` of one node, in its own namespace."""
 
     def __init__(self, spaces: Namespaces, node: int, folder: Path, words: tuple[str, ...]) -> None:
-        place = spaces.b if node else spaces.a
+        namespace = spaces.b if node else spaces.a
         first = spaces.address(spaces.a, 0)
         common = ["--nnodes=2", f"--master-addr={first}", "--master-port=29500"]
         ours = [f"--node-rank={node}", f"--job-id=silent{os.getpid()}"]
         command = [sys.executable, "-m", "taskd", "run", *common, *ours, *words]
-        # `ip netns exec` becomes the command, so that the pid is the launcher's.
+        # `ip netns exec` replaces itself by the command, so the pid is the launcher's.
         self.popen = subprocess.Popen(
-            spaces.inside(place, *command),
+            spaces.inside(namespace, *command),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -47,7 +47,7 @@ class Node:
         )
 
     def read(self, pattern: str, stream: str = "stderr") -> re.Match[str]:
-        """The first line that fits."""
+        """The first line that matches."""
         lines = getattr(self.popen, stream)
         seen = []
         for line in lines:
@@ -72,7 +72,7 @@ def job(folder: Path, *words: str) -> Iterator[tuple[Namespaces, Node, Node]]:
 
 
 def beats(spaces: Namespaces, count: int) -> None:
-    """Wait until beats are known: many packets have gone over the cable by then."""
+    """Wait for so many heartbeats: by then, many packets have passed through the cable."""
     capture = [
         *spaces.inside(spaces.a, sys.executable, "-c"),
         f"""
@@ -85,18 +85,18 @@ for _ in range({30 * count}):
     subprocess.run(capture, check=True, timeout=60)
 
 
-def test_a_cut_cable_is_told_from_a_slow_node_by_the_machine(tmp_path: Path) -> None:
+def test_node_behind_cut_cable_is_reported_silent(tmp_path: Path) -> None:
     with job(tmp_path, *WAIT) as (spaces, first, second):
         first.read("up", "stdout")
         second.read("up", "stdout")
         beats(spaces, KNOWN_BEATS)
         spaces.cut(0)
-        told = first.read(r"silent: no beat of node (\d) for [\d.]+ s, .* and (.*)")
-        assert told[1] == "1"
-        assert "its machine has confirmed nothing" in told[2]
+        report = first.read(r"silent: no beat of node (\d) for [\d.]+ s, .* and (.*)")
+        assert report[1] == "1"
+        assert "its machine has confirmed nothing" in report[2]
 
 
-def test_an_agent_that_stands_still_is_silent_though_its_machine_lives(tmp_path: Path) -> None:
+def test_stopped_agent_is_reported_silent_although_its_machine_answers(tmp_path: Path) -> None:
     with job(tmp_path, *WAIT) as (spaces, first, second):
         first.read("up", "stdout")
         second.read("up", "stdout")
@@ -105,7 +105,7 @@ def test_an_agent_that_stands_still_is_silent_though_its_machine_lives(tmp_path:
         assert "its machine lives" in first.read(r"silent: no beat of node 1 .*")[0]
 
 
-def test_load_raises_no_alarm(tmp_path: Path) -> None:
+def test_loaded_machine_is_not_reported_silent(tmp_path: Path) -> None:
     burn = "import time\nwhile time.process_time() < 1.5: sum(range(10000))"
     words = ("--nproc-per-node=6", "--no-python", sys.executable, "-c", burn)
     with job(tmp_path, *words) as (_, first, second):
