@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from taskd.core.clusterd.edges import LEGAL
+from taskd.core.clusterd.machine import LEGAL
 from taskd.core.clusterd.states import (
     AwaitingBackup,
     AwaitingPause,

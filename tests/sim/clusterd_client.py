@@ -69,7 +69,7 @@ class Client:
     def lose_stream(self) -> None:
         if self.subscribed:
             self.subscribed = False
-            self.world.tell(Unsubscribed())
+            self.world.post(Unsubscribed())
             self._again(self.world.random.choice([5.0, 5.0, 120.0]), self._subscribe)
 
     def _subscribe(self) -> None:
@@ -79,9 +79,9 @@ class Client:
             self._again(5.0, self._subscribe)
             return
         self.subscribed = True
-        self.world.tell(Subscribed())
-        self.world.tell(Subscribed(Stream.NIC))
-        self.world.tell(Subscribed(Stream.STRESS))
+        self.world.post(Subscribed())
+        self.world.post(Subscribed(Stream.NIC))
+        self.world.post(Subscribed(Stream.STRESS))
 
     def _again(self, within_s: float, happen: Callable[[], None]) -> None:
         generation = self.generation

@@ -55,16 +55,16 @@ class Cluster:
             return
         if self.world.chance(0.8):
             pods = (*truth.pods.values(), *truth.backups.values())
-            self.world.tell(PodsSeen(pods, truth.phase))
+            self.world.post(PodsSeen(pods, truth.phase))
         if self.world.chance(0.8):
             seen = [
                 replace(truth.devices[pod.uid], pod=pod.uid)
                 for pod in truth.pods.values()
                 if pod.uid in truth.devices
             ]
-            self.world.tell(FaultsSeen(tuple(seen)))
+            self.world.post(FaultsSeen(tuple(seen)))
         if self.world.job.platform and self.world.chance(0.8):
-            self.world.tell(self.annotations)
+            self.world.post(self.annotations)
 
     def _soon(self) -> None:
         self.world.later(5.0, self.look)
@@ -237,12 +237,12 @@ class Cluster:
 
     def ask_nic(self) -> None:
         ranks = tuple(self.world.truth.ranks)[:2]
-        outcome = self.world.tell(OperatorAskedNic(ranks, (True,) * len(ranks)))
+        outcome = self.world.post(OperatorAskedNic(ranks, (True,) * len(ranks)))
         self.asked += outcome is not None and outcome.answer == 0
 
     def ask_stress(self) -> None:
         ops = {rank: (0, 1) for rank in list(self.world.truth.ranks)[-2:]}
-        outcome = self.world.tell(OperatorAskedStress(ops))
+        outcome = self.world.post(OperatorAskedStress(ops))
         self.asked += outcome is not None and outcome.answer == 0
 
     def _stress(self, ranks: tuple[Rank, ...]) -> None:
@@ -251,6 +251,6 @@ class Cluster:
             results = {
                 rank: {"aic": OpResult(self.world.random.choice(codes), "")} for rank in ranks
             }
-            self.world.tell(StressResult(results))
+            self.world.post(StressResult(results))
 
         self.world.later(self.world.pace() * 4, done)

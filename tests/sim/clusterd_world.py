@@ -61,12 +61,12 @@ class World:
         self._tiebreak = count()
         self.register()
         if not self.job.cluster and self.chance(0.5):
-            self.tell(PodsSeen(tuple(self.truth.pods.values())))
+            self.post(PodsSeen(tuple(self.truth.pods.values())))
         self.cluster.show()
         self.client.start()
 
     def register(self) -> None:
-        self.tell(JobRegistered(JobId("job"), self.job, "a seed", "job"))
+        self.post(JobRegistered(JobId("job"), self.job, "a seed", "job"))
 
     def run_again(self) -> None:
         """The user starts the job a second time."""
@@ -114,7 +114,7 @@ class World:
                 happen()
             elif deadline <= end:
                 self.now = max(self.now, deadline)
-                self.tell(Tick())
+                self.post(Tick())
             else:
                 return
         raise AssertionError("\n".join(["no end", *self.story[-60:]]))
@@ -136,7 +136,7 @@ class World:
 
     # clusterd
 
-    def tell(self, event: Event) -> Outcome | None:
+    def post(self, event: Event) -> Outcome | None:
         """Journal, then decide, then act. None: nobody was there to hear it."""
         if not self.up:
             return None
@@ -164,7 +164,7 @@ class World:
 
     def tell_later(self, within_s: float, event: Event) -> None:
         def happen() -> None:
-            self.tell(event)
+            self.post(event)
 
         self.later(within_s, happen)
 
@@ -194,7 +194,7 @@ class World:
         self.check(restored == self.state, "the journal tells another story")
         self.up = True
         self.story.append(f"{self.now - START:9.2f} clusterd is back")
-        self.tell(Unsubscribed())
+        self.post(Unsubscribed())
         self._act()
 
     # The network: reports of the client
@@ -209,7 +209,7 @@ class World:
         def arrive() -> None:
             if self.client.generation != life:
                 return
-            outcome = None if self.chance(0.1) else self.tell(event)
+            outcome = None if self.chance(0.1) else self.post(event)
             if outcome is not None:
                 heard(outcome)
             elif tries:
@@ -217,7 +217,7 @@ class World:
 
         def echo() -> None:
             if self.client.generation == life:
-                self.tell(event)
+                self.post(event)
 
         self.later(self.pace() if self.client.speaks_uuid else 5.0, arrive)
         if self.client.speaks_uuid and self.chance(0.2):

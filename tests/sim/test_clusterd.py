@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from taskd.core.clusterd.edges import LEGAL
+from taskd.core.clusterd.machine import LEGAL
 from taskd.core.clusterd.states import Ended, Idle, Shrunk, State
 from taskd.model.faults import FaultKind
 from taskd.wire.json_codec import from_plain, to_plain

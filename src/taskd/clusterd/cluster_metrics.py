@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from taskd.clusterd.job_registry import Jobs
+from taskd.clusterd.job_registry import JobRegistry
 from taskd.runtime.metrics import Metric, Sample, one
 from taskd.wire._pb.control_pb2 import JobProgress
 
 
-def metrics(jobs: Jobs) -> Iterable[Metric]:
+def metrics(jobs: JobRegistry) -> Iterable[Metric]:
     owners = sorted(jobs.served.items())
     yield one("taskd_clusterd_jobs", "Jobs that are served.", len(owners))
     yield Metric(
@@ -33,7 +33,7 @@ def metrics(jobs: Jobs) -> Iterable[Metric]:
     yield Metric(
         "taskd_clusterd_subscribed",
         "1 while the job's manager listens.",
-        tuple(Sample(o.signals.heard, {"job": job}) for job, o in owners),
+        tuple(Sample(o.signals.connected, {"job": job}) for job, o in owners),
     )
     told = [(job, owner.progress) for job, owner in owners if owner.progress is not None]
     yield Metric(

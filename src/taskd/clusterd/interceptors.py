@@ -8,19 +8,46 @@ catches by name.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from grpc import aio
 
 from taskd.clusterd.auth import Authority
-from taskd.clusterd.rate_limit import Buckets, Rate
 from taskd.model.codes import RecoverCode
 from taskd.runtime.clock import Clock
 from taskd.wire._pb import control_pb2, recover_pb2
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    per_second: float
+    burst: float
+
+
+class Buckets:
+    """By key. The longest unused is forgotten, and with it at most one burst."""
+
+    def __init__(self, rate: Rate, keys: int, clock: Clock) -> None:
+        self._rate, self._keys, self._clock = rate, keys, clock
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, key: str, cost: float = 1.0) -> bool:
+        """Whether one more call is within the rate. A costly one may leave a debt."""
+        now = self._clock()
+        left, since = self._left.pop(key, (self._rate.burst, now))
+        left = min(self._rate.burst, left + (now - since) * self._rate.per_second)
+        allowed = left >= 1.0
+        self._left[key] = (left - cost if allowed else left, now)
+        if len(self._left) > self._keys:
+            self._left.popitem(last=False)
+        return allowed
+
 
 OPERATOR_METHODS = {
     "/Recover/SwitchNicTrack",
@@ -45,7 +72,7 @@ BYTES_A_TOKEN = 4096
 KEYS = 20_000
 
 
-class Guard(aio.ServerInterceptor):  # type: ignore[type-arg]
+class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(
         self,
         authority: Authority,

@@ -15,11 +15,11 @@ from math import inf
 from typing import Any
 
 from taskd.clusterd import act
-from taskd.clusterd import journal_records as book
+from taskd.clusterd import journal_records as records
 from taskd.clusterd.cluster.interface import Cluster, ClusterRefused, ClusterUnreachable
 from taskd.clusterd.cluster.objects import JobFacts
 from taskd.clusterd.journal_records import PastRound, Record
-from taskd.clusterd.listeners import End, Line
+from taskd.clusterd.listeners import Channel, End
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.machine import step
 from taskd.core.clusterd.states import Ended, Idle, Outcome, Shrunk, State
@@ -67,13 +67,13 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Request:
     event: Event
     answer: asyncio.Future[Answer] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class OwnerContext:
     """What an owner works with; the same for all."""
 
     journal: Journal
@@ -87,21 +87,21 @@ class Tools:
     """How many signals may wait for a slow listener."""
 
 
-class Owner:
-    def __init__(self, job: JobId, record: Record, tools: Tools) -> None:
-        self.job, self.record, self._tools = job, record, tools
+class JobOwner:
+    def __init__(self, job: JobId, record: Record, context: OwnerContext) -> None:
+        self.job, self.record, self._context = job, record, context
         self.because = ""
-        self.changed_at = self.heard_at = tools.clock()
+        self.changed_at = self.heard_at = context.clock()
         self.progress: pb.JobProgress | None = None
         """What the job's manager last told, for people."""
-        self.signals: Line[Signal] = Line(tools.signals, self._listeners_changed)
-        self.nic: Line[SendSwitchRanks] = Line(tools.signals)
-        self.stress: Line[SendStressRanks] = Line(tools.signals)
-        self.replies: dict[Operation, Line[ReplyOperator]] = {
-            operation: Line(1) for operation in Operation
+        self.signals: Channel[Signal] = Channel(context.signals, self._listeners_changed)
+        self.nic: Channel[SendSwitchRanks] = Channel(context.signals)
+        self.stress: Channel[SendStressRanks] = Channel(context.signals)
+        self.replies: dict[Operation, Channel[ReplyOperator]] = {
+            operation: Channel(1) for operation in Operation
         }
         self.unread: dict[Operation, ReplyOperator] = {}
-        self._inbox: asyncio.Queue[Asked] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Request] = asyncio.Queue()
         self._asking = 0
         self._not_before = -inf
         missed = record.state.deadline < self.changed_at and not isinstance(record.state, Idle)
@@ -109,14 +109,14 @@ class Owner:
         self._watchers: set[asyncio.Event] = set()
         self._writing: asyncio.Task[None] | None = None
         self._written = 0
-        driver: Driver[State, Asked, Command] = Driver(
+        driver: Driver[State, Request, Command] = Driver(
             record.state,
             self._step,
             self._perform,
             inbox=self._inbox,
             log=log,
             subject=lambda state: f"job={job} incident={state.job.incident}",
-            clock=tools.clock,
+            clock=context.clock,
             wake_at=lambda state: max(state.deadline, self._not_before, self._patient_until),
             commit=self._commit,
             before=self._state_set,
@@ -136,24 +136,24 @@ class Owner:
 
     async def ask(self, event: Event) -> Answer:
         """Have the event decided and remembered; the answer says what came of it."""
-        if self._asking >= self._tools.inbox:
+        if self._asking >= self._context.inbox:
             return Answer.of(RecoverCode.EventQueueBusy)
         if self.closed:
             return Answer.of(RecoverCode.ControllerEventCancel)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._asking += 1
         try:
-            self._inbox.put_nowait(Asked(event, answer))
+            self._inbox.put_nowait(Request(event, answer))
             return await answer
         finally:
             self._asking -= 1
 
-    def tell(self, event: Event) -> None:
+    def post(self, event: Event) -> None:
         """For what nobody waits for: it is decided in its turn, and tried again if need be."""
-        self._inbox.put_nowait(Asked(event))
+        self._inbox.put_nowait(Request(event))
 
     def _listeners_changed(self) -> None:
-        self.heard_at = self._tools.clock()
+        self.heard_at = self._context.clock()
 
     def changes(self) -> asyncio.Event:
         """Set whenever there is something new to show; unwatch when done."""
@@ -176,27 +176,27 @@ class Owner:
                 await asyncio.gather(task, return_exceptions=True)
         while not self._inbox.empty():
             self._answer(self._inbox.get_nowait(), Answer.of(RecoverCode.ControllerEventCancel))
-        lines: list[Line[Any]] = [self.signals, self.nic, self.stress, *self.replies.values()]
+        lines: list[Channel[Any]] = [self.signals, self.nic, self.stress, *self.replies.values()]
         for line in lines:
             line.end(End.OVER)
         self.touch()
 
-    def _step(self, state: State, asked: Asked | Tick, now: float) -> Outcome | None:
+    def _step(self, state: State, asked: Request | Tick, now: float) -> Outcome | None:
         try:
-            return step(state, _event(asked), now, self._tools.config)
+            return step(state, _event(asked), now, self._context.config)
         except Exception:
             log.exception("job=%s cannot decide on %r", self.job, _event(asked))
             self._mistake(asked, now)
             return None
 
-    async def _commit(self, transition: Transition[State, Asked, Command]) -> bool:
+    async def _commit(self, transition: Transition[State, Request, Command]) -> bool:
         """Write the decision into the journal; one that cannot be written is not made."""
         asked, outcome, now = transition.event, transition.outcome, transition.now
         try:
             after = self._after(_event(asked), outcome, now)
             if after != self.record or outcome.commands:
-                await self._tools.journal.append(
-                    book.write(self.job, self.record, after, _event(asked), outcome, now)
+                await self._context.journal.append(
+                    records.write(self.job, self.record, after, _event(asked), outcome, now)
                 )
         except JournalFailed as error:
             self._refuse(asked, str(error), now, again=True)
@@ -208,7 +208,7 @@ class Owner:
         self.record = after
         return True
 
-    def _mistake(self, asked: Asked | Tick, now: float) -> None:
+    def _mistake(self, asked: Request | Tick, now: float) -> None:
         """A mistake of ours costs this one event; the job keeps its owner and its state."""
         self._refuse(asked, RecoverCode.ServerInnerError.sentence, now, again=False)
 
@@ -223,7 +223,7 @@ class Owner:
             rounds = (ended, *rounds)[:ROUNDS]
         return Record(outcome.state, undone + ordered, rounds)
 
-    def _refuse(self, asked: Asked | Tick, because: str, now: float, *, again: bool) -> None:
+    def _refuse(self, asked: Request | Tick, because: str, now: float, *, again: bool) -> None:
         """The last good state stays. A clock's or cluster's event comes again, a caller may."""
         self._not_before = now + AGAIN_S
         if isinstance(asked, Tick):
@@ -231,9 +231,9 @@ class Owner:
         if asked.answer is not None:
             self._answer(asked, Answer.of(RecoverCode.ServerInnerError, because))
         elif again:
-            asyncio.get_running_loop().call_later(AGAIN_S, self.tell, asked.event)
+            asyncio.get_running_loop().call_later(AGAIN_S, self.post, asked.event)
 
-    def _state_set(self, transition: Transition[State, Asked, Command]) -> None:
+    def _state_set(self, transition: Transition[State, Request, Command]) -> None:
         asked, outcome = transition.event, transition.outcome
         if transition.state_changed:
             self.because, self.changed_at = outcome.because, transition.now
@@ -244,9 +244,9 @@ class Owner:
         if operation and not outcome.answer:
             self.unread.clear()
 
-    def _commands_done(self, transition: Transition[State, Asked, Command]) -> None:
+    def _commands_done(self, transition: Transition[State, Request, Command]) -> None:
         outcome = transition.outcome
-        if isinstance(transition.event, Asked):
+        if isinstance(transition.event, Request):
             self._answer(transition.event, Answer(int(outcome.answer), outcome.because))
         self.touch()
 
@@ -264,7 +264,7 @@ class Owner:
             case _:
                 self._write_undone()
 
-    def _answer(self, asked: Asked, answer: Answer) -> None:
+    def _answer(self, asked: Request, answer: Answer) -> None:
         if asked.answer is not None and not asked.answer.done():
             asked.answer.set_result(answer)
 
@@ -278,28 +278,28 @@ class Owner:
         while todo := [c for c in self.record.undone if c.sequence > self._written]:
             event = await self._write(todo[0])
             self._written = event.sequence
-            self.tell(event)
+            self.post(event)
 
     async def _write(self, command: ClusterCommand) -> ClusterWriteDone | ClusterWriteFailed:
         because = ""
         async for _ in Tries(fixed(*WRITE_PAUSES_S)):
-            facts = self._tools.facts(self.job)
+            facts = self._context.facts(self.job)
             if facts is None:
                 return ClusterWriteFailed(command.sequence, "the cluster does not know the job")
             try:
-                await act.in_cluster(command, facts, self._tools.cluster, self._tools.clock())
+                await act.in_cluster(command, facts, self._context.cluster, self._context.clock())
             except (ClusterRefused, ValueError) as error:
                 return ClusterWriteFailed(command.sequence, str(error))
             except ClusterUnreachable as error:
                 because = str(error)
             else:
                 return ClusterWriteDone(command.sequence)
-        log.warning("job=%s %s: %s", self.job, book.told(command), because)
+        log.warning("job=%s %s: %s", self.job, records.told(command), because)
         return ClusterWriteFailed(command.sequence, because)
 
 
-def _event(asked: Asked | Tick) -> Event:
-    return asked.event if isinstance(asked, Asked) else asked
+def _event(asked: Request | Tick) -> Event:
+    return asked.event if isinstance(asked, Request) else asked
 
 
 def past_round(before: State, outcome: Outcome, now: float) -> PastRound | None:

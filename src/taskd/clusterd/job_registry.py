@@ -14,7 +14,7 @@ from operator import is_not
 from secrets import token_hex
 
 from taskd.clusterd import act, sense
-from taskd.clusterd import journal_records as book
+from taskd.clusterd import journal_records as records
 from taskd.clusterd.cluster import declared_jobs as declare
 from taskd.clusterd.cluster.declared_jobs import Declaration
 from taskd.clusterd.cluster.interface import (
@@ -28,8 +28,8 @@ from taskd.clusterd.cluster.interface import (
     owner_of,
 )
 from taskd.clusterd.cluster.objects import JobFacts, facts_of
-from taskd.clusterd.job_owner import Answer, Owner, Tools
-from taskd.clusterd.keyed_lock import Turns
+from taskd.clusterd.job_owner import Answer, JobOwner, OwnerContext
+from taskd.clusterd.keyed_lock import KeyedLock
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.states import Ended, Idle
 from taskd.model.clusterd import Event, FaultsSeen, JobDeleted, JobRegistered, Unsubscribed
@@ -46,7 +46,7 @@ ABANDONED_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobsConfig:
+class RegistryConfig:
     max_jobs: int = 10_000
     """How many jobs are served at the same time."""
     strategies: tuple[Strategy, ...] | None = None
@@ -57,25 +57,25 @@ class JobsConfig:
     """How many signals may wait for a slow listener."""
 
 
-class Jobs:
+class JobRegistry:
     def __init__(
         self,
         journal: Journal,
         cluster: Cluster,
         clock: Clock,
-        config: JobsConfig,
+        config: RegistryConfig,
         recovery: RecoveryConfig,
     ) -> None:
         self._journal, self._cluster, self._config = journal, cluster, config
-        self._tools = Tools(
+        self._context = OwnerContext(
             journal, cluster, self.facts, clock, recovery, config.inbox, config.signals
         )
-        self.served: dict[JobId, Owner] = {}
+        self.served: dict[JobId, JobOwner] = {}
         self._known: set[JobId] = set()
         self._declared: dict[JobId, Declaration] = {}
-        self._told: dict[JobId, tuple[Event, ...]] = {}
-        self._ailing: dict[JobId, frozenset[Rank]] = {}
-        self._alone: Turns[JobId] = Turns()
+        self._last_views: dict[JobId, tuple[Event, ...]] = {}
+        self._stragglers: dict[JobId, frozenset[Rank]] = {}
+        self._job_locks: KeyedLock[JobId] = KeyedLock()
         """One change to a job's life at a time; other jobs do not wait."""
         self._read: dict[JobId, tuple[list[Json], JobFacts]] = {}
         self._reports: dict[str, tuple[Json, Json | None]] = {}
@@ -91,17 +91,17 @@ class Jobs:
         for name, text in (await self._journal.records()).items():
             job = JobId(name)
             try:
-                record = book.read(job, text, notes)
+                record = records.read(job, text, notes)
             except Illegible as error:
                 log.error("job=%s cannot be taken up, it has to register anew: %s", job, error)
                 continue
             self._known.add(job)
             self._serve(job, record)
             if record.state.job.subscribed:
-                self.served[job].tell(Unsubscribed())
+                self.served[job].post(Unsubscribed())
         self._watching = asyncio.create_task(self._watch(self._cluster.changes()))
         for job in self.served:
-            self._tell_facts(job)
+            self._post_views(job)
 
     async def close(self) -> None:
         if self._watching is not None:
@@ -110,7 +110,7 @@ class Jobs:
         for owner in list(self.served.values()):
             await owner.close()
 
-    def get(self, job: str) -> Owner | None:
+    def get(self, job: str) -> JobOwner | None:
         return self.served.get(JobId(job))
 
     def is_served(self, job: str) -> bool:
@@ -160,7 +160,7 @@ class Jobs:
         return Answer.of(RecoverCode.OK)
 
     async def register(self, job: JobId) -> Answer:
-        async with self._alone.of(job):
+        async with self._job_locks.hold(job):
             if job not in self._known:
                 return Answer.of(RecoverCode.UnInit)
             facts = self.facts(job)
@@ -172,31 +172,31 @@ class Jobs:
             if len(self.served) >= self._config.max_jobs and not await self._make_room():
                 return Answer.of(RecoverCode.OutOfMaxServeJobs)
             try:
-                await act.clear_reset(facts, self._cluster, self._tools.clock())
+                await act.clear_reset(facts, self._cluster, self._context.clock())
             except (ClusterRefused, ClusterUnreachable) as error:
                 return Answer.of(RecoverCode.OperateConfigMapError, str(error))
             try:
                 await self._cluster.patch(facts.pod_group, {"metadata": {"labels": {ON: "on"}}})
             except (ClusterRefused, ClusterUnreachable) as error:
                 return Answer.of(RecoverCode.OperatePodGroupError, str(error))
-            owner = self._serve(job, book.first(job))
+            owner = self._serve(job, records.first(job))
             answer = await self._registered(owner, facts)
             if answer.code != RecoverCode.OK:
                 del self.served[job]
                 await owner.close()
             return answer
 
-    async def _registered(self, owner: Owner, facts: JobFacts) -> Answer:
+    async def _registered(self, owner: JobOwner, facts: JobFacts) -> Answer:
         """Also for a job that is served already: it may have changed, or have been restarted."""
         answer = await owner.ask(JobRegistered(owner.job, facts.config, token_hex(16), facts.name))
         if answer.code != RecoverCode.OK:
             return answer
-        self._told.pop(owner.job, None)
-        self._tell_facts(owner.job)
+        self._last_views.pop(owner.job, None)
+        self._post_views(owner.job)
         return Answer.of(RecoverCode.OK, "register success")
 
     async def declare(self, told: Declaration) -> Answer:
-        async with self._alone.of(told.job):
+        async with self._job_locks.hold(told.job):
             if told.job not in self._declared:
                 if len(self._declared) >= self._config.max_jobs and not await self._make_room():
                     return Answer.of(RecoverCode.OutOfMaxServeJobs)
@@ -214,15 +214,15 @@ class Jobs:
             owner, facts = self.served.get(told.job), self.facts(told.job)
             if owner is not None and facts is not None:
                 if facts.config != owner.state.job.config:
-                    owner.tell(
+                    owner.post(
                         JobRegistered(told.job, facts.config, owner.state.job.seed, facts.name)
                     )
-                self._tell_facts(told.job)
+                self._post_views(told.job)
             return Answer.of(RecoverCode.OK)
 
     async def end(self, job: JobId, because: str) -> Answer:
         """The job is over. Its history stays readable."""
-        async with self._alone.of(job):
+        async with self._job_locks.hold(job):
             owner = self.served.get(job)
             if owner is not None:
                 answer = await owner.ask(JobDeleted(because))
@@ -239,8 +239,8 @@ class Jobs:
 
     async def _forget(self, job: JobId) -> None:
         self._known.discard(job)
-        self._told.pop(job, None)
-        self._ailing.pop(job, None)
+        self._last_views.pop(job, None)
+        self._stragglers.pop(job, None)
         for tell in self.on_forgotten:
             tell(job)
         declared = self._declared.pop(job, None)
@@ -253,13 +253,13 @@ class Jobs:
 
     async def _make_room(self) -> bool:
         """A declared job that nobody has listened for in a long time has ended without a word."""
-        now = self._tools.clock()
+        now = self._context.clock()
         abandoned = [
             owner
             for owner in self.served.values()
             if owner.job in self._declared
             and isinstance(owner.state, Idle | Ended)
-            and not owner.signals.heard
+            and not owner.signals.connected
             and now - owner.heard_at > ABANDONED_S
         ]
         if not abandoned:
@@ -268,8 +268,8 @@ class Jobs:
         answer = await self.end(oldest.job, "nobody has listened for it in a long time")
         return answer.code == RecoverCode.OK
 
-    def _serve(self, job: JobId, record: book.Record) -> Owner:
-        owner = self.served[job] = Owner(job, record, self._tools)
+    def _serve(self, job: JobId, record: records.Record) -> JobOwner:
+        owner = self.served[job] = JobOwner(job, record, self._context)
         return owner
 
     async def _make_known(self, told: Declaration) -> None:
@@ -306,7 +306,7 @@ class Jobs:
                     if not self._cluster.find(Kind.POD_GROUP, job):
                         await self.end(job, "the cluster has deleted the job")
                     else:
-                        self._tell_facts(job)
+                        self._post_views(job)
             except Exception:
                 # A mistake of ours about one object must not make us blind to all others.
                 log.exception("the change of %s could not be taken in", change.key)
@@ -324,7 +324,7 @@ class Jobs:
         owners = {owner_of(body)[0] for body in (change.before, change.after) if body is not None}
         return {JobId(owner) for owner in owners if owner in self.served}
 
-    def _tell_facts(self, job: JobId) -> None:
+    def _post_views(self, job: JobId) -> None:
         """Whole pictures, each told when it differs from the last."""
         owner, facts = self.served.get(job), self.facts(job)
         if owner is None or facts is None:
@@ -334,19 +334,19 @@ class Jobs:
             pictures = (facts.pods_seen,)
         if facts.config.cluster:
             devices = sense.faults_seen(facts, self._device_reports(facts))
-            slow = sense.stragglers_seen(facts, self._ailing.get(job, frozenset()))
+            slow = sense.stragglers_seen(facts, self._stragglers.get(job, frozenset()))
             seen = FaultsSeen(tuple(sorted((*devices, *slow))))
             pictures = (*pictures, facts.platform, seen)
-        before = self._told.get(job, ())
+        before = self._last_views.get(job, ())
         for picture in pictures:
             if picture not in before:
-                owner.tell(picture)
-        self._told[job] = pictures
+                owner.post(picture)
+        self._last_views[job] = pictures
 
-    def ailing(self, job: JobId, ranks: set[Rank]) -> None:
+    def set_stragglers(self, job: JobId, ranks: set[Rank]) -> None:
         """Its manager says that these ranks hold the others up: all of them, as of now."""
-        self._ailing[job] = frozenset(ranks)
-        self._tell_facts(job)
+        self._stragglers[job] = frozenset(ranks)
+        self._post_views(job)
 
     def _device_reports(self, facts: JobFacts) -> list[tuple[str, Json]]:
         nodes = {pod.node for pod in facts.pods}

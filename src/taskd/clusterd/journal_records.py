@@ -48,6 +48,7 @@ class Record:
 
 
 TYPES |= {kind.__name__: kind for kind in (Record, PastRound)}
+TYPES["FaultRank"] = Fault  # what older versions wrote
 
 
 def first(job: JobId) -> Record:

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-class Turns(Generic[K]):
+class KeyedLock(Generic[K]):
     """Who asks for a key first has it first. A key that nobody uses costs nothing."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Turns(Generic[K]):
         return len(self._locks)
 
     @asynccontextmanager
-    async def of(self, key: K) -> AsyncIterator[None]:
+    async def hold(self, key: K) -> AsyncIterator[None]:
         lock = self._locks.setdefault(key, asyncio.Lock())
         # A lock that was let go and has been promised to the next one does not look locked.
         self._users[key] = self._users.get(key, 0) + 1

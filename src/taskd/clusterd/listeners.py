@@ -60,13 +60,13 @@ class Listener(Generic[T]):
         self._news.set()
 
 
-class Line(Generic[T]):
+class Channel(Generic[T]):
     def __init__(self, limit: int, on_change: Callable[[], None] = lambda: None) -> None:
         self._limit, self._on_change = limit, on_change
         self._listener: Listener[T] | None = None
 
     @property
-    def heard(self) -> bool:
+    def connected(self) -> bool:
         return self._listener is not None
 
     @property

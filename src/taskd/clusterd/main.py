@@ -20,11 +20,10 @@ from grpc import aio
 from taskd.bus.security import Tls, read_pem, server_credentials
 from taskd.clusterd import cluster_metrics as metering
 from taskd.clusterd.auth import Authority, Tokens
-from taskd.clusterd.cluster.in_memory import BareCluster
+from taskd.clusterd.cluster.in_memory import InMemoryCluster
 from taskd.clusterd.cluster.interface import Cluster
-from taskd.clusterd.interceptors import JOB_RATE, STRANGER_RATE, Guard
-from taskd.clusterd.job_registry import Jobs, JobsConfig
-from taskd.clusterd.rate_limit import Rate
+from taskd.clusterd.interceptors import JOB_RATE, STRANGER_RATE, AdmissionInterceptor, Rate
+from taskd.clusterd.job_registry import JobRegistry, RegistryConfig
 from taskd.clusterd.services.control_service import Control
 from taskd.clusterd.services.profiling_service import Trace
 from taskd.clusterd.services.recover_service import Recover
@@ -93,7 +92,7 @@ class ServerConfig:
 @dataclass(frozen=True, slots=True)
 class Server:
     port: int
-    jobs: Jobs
+    jobs: JobRegistry
     journal: Journal
     grpc: aio.Server
 
@@ -131,13 +130,13 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
         await cluster.start()
         stack.push_async_callback(cluster.close)
         strategies = config.strategies if config.cluster_dir is None else None
-        limits = JobsConfig(
+        limits = RegistryConfig(
             max_jobs=config.max_jobs,
             strategies=strategies,
             inbox=config.inbox,
             signals=config.signals,
         )
-        jobs = Jobs(journal, cluster, clock, limits, config.recovery)
+        jobs = JobRegistry(journal, cluster, clock, limits, config.recovery)
         stack.push_async_callback(jobs.close)
         await jobs.start()
         trace = Trace(jobs, cluster, journal)
@@ -145,7 +144,9 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
         authority = Authority(
             config.tokens, certificates=config.tls is not None and bool(config.tls.ca)
         )
-        guard = Guard(authority, jobs.is_served, clock, config.job_rate, config.stranger_rate)
+        guard = AdmissionInterceptor(
+            authority, jobs.is_served, clock, config.job_rate, config.stranger_rate
+        )
         server = aio.server(interceptors=[guard], options=OPTIONS)
         _add_services(server, Recover(jobs), trace, Control(jobs, journal, authority))
         if config.health:
@@ -160,7 +161,7 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
         yield Server(port, jobs, journal, server)
 
 
-async def _stop(server: aio.Server, jobs: Jobs, trace: Trace) -> None:
+async def _stop(server: aio.Server, jobs: JobRegistry, trace: Trace) -> None:
     """Take no new calls, end the streams, let the calls that run be answered."""
     stopping = asyncio.ensure_future(server.stop(GRACE_S))
     trace.close()
@@ -176,10 +177,10 @@ def _add_services(server: aio.Server, *services: object) -> None:
 
 def _cluster(config: ServerConfig) -> Cluster:
     if config.cluster_dir is None:
-        return BareCluster()
-    from taskd.clusterd.cluster.yaml_directory import FileCluster
+        return InMemoryCluster()
+    from taskd.clusterd.cluster.yaml_directory import YamlCluster
 
-    return FileCluster(config.cluster_dir)
+    return YamlCluster(config.cluster_dir)
 
 
 def _bind(server: aio.Server, config: ServerConfig) -> int:

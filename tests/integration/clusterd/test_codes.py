@@ -15,8 +15,8 @@ import grpc
 import pytest
 from grpc import aio
 
+from taskd.clusterd.interceptors import Rate
 from taskd.clusterd.main import ServerConfig
-from taskd.clusterd.rate_limit import Rate
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.states import Replacing
 from taskd.model.codes import RecoverCode

@@ -19,8 +19,8 @@ from grpc import aio
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from taskd.clusterd.interceptors import Rate
 from taskd.clusterd.main import Server, ServerConfig, serve
-from taskd.clusterd.rate_limit import Rate
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.states import Ended, HandedOver, Idle, Shrunk
 from taskd.model.ids import JobId

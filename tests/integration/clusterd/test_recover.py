@@ -11,8 +11,8 @@ import grpc
 import pytest
 from grpc import aio
 
+from taskd.clusterd.interceptors import Rate
 from taskd.clusterd.main import Server, ServerConfig
-from taskd.clusterd.rate_limit import Rate
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.model.ids import JobId
 from taskd.model.types import Tick
@@ -343,7 +343,7 @@ def test_the_end_of_the_server_ends_the_streams() -> None:
                 channel = await stack.enter_async_context(connected(server.address))
                 await client.join()
                 signals = channel.subscribe()
-                await eventually(lambda: server.jobs.served[JobId("job")].signals.heard, server)
+                await eventually(lambda: server.jobs.served[JobId("job")].signals.connected, server)
             with pytest.raises((aio.AioRpcError, AssertionError)):
                 await signals.next()
 

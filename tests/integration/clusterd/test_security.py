@@ -17,7 +17,7 @@ from grpc import aio
 
 from taskd.bus.security import Tls
 from taskd.clusterd.auth import Authority, Tokens
-from taskd.clusterd.interceptors import Guard
+from taskd.clusterd.interceptors import AdmissionInterceptor
 from taskd.clusterd.main import ServerConfig
 from taskd.errors import SettingsError
 from taskd.runtime.clock import monotonic
@@ -102,7 +102,7 @@ def test_every_method_is_the_jobs_or_the_operators() -> None:
         control_pb2.DESCRIPTOR.services_by_name["Control"],
     )
     there = {method for service in services for method in service.methods_by_name}
-    assert {method for method, _ in of_job("a") + of_operator("a")} == there - {"Jobs"}
+    assert {method for method, _ in of_job("a") + of_operator("a")} == there - {"JobRegistry"}
 
 
 def test_a_jobs_token_opens_that_job_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,10 +139,10 @@ def test_a_job_sees_itself_in_the_list_and_the_operator_sees_all() -> None:
             await client_a.join()
             async with connected(server.address, B, "b") as client_b:
                 await client_b.join()
-                listed = await client_b.call("Jobs", control_pb2.JobsRequest())
+                listed = await client_b.call("JobRegistry", control_pb2.JobsRequest())
                 assert [line.job for line in listed.jobs] == ["b"]
             async with connected(server.address, BOSS) as boss:
-                listed = await boss.call("Jobs", control_pb2.JobsRequest())
+                listed = await boss.call("JobRegistry", control_pb2.JobsRequest())
                 assert [line.job for line in listed.jobs] == ["a", "b"]
 
     asyncio.run(main())
@@ -326,7 +326,7 @@ class Broken(RecoverServicer):
 
 def test_a_bug_of_ours_is_answered_logged_and_survived(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        guard = Guard(Authority(), lambda _: False, monotonic)
+        guard = AdmissionInterceptor(Authority(), lambda _: False, monotonic)
         server = aio.server(interceptors=[guard])
         add: Any = add_RecoverServicer_to_server
         add(Broken(), server)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskd.clusterd.cluster.in_memory import BareCluster, version_of
+from taskd.clusterd.cluster.in_memory import InMemoryCluster, version_of
 from taskd.clusterd.cluster.interface import ClusterUnreachable, Json, Key, Kind, key_of, owner_of
 from taskd.clusterd.cluster.objects import (
     DEVICE_KEYS,
@@ -23,14 +23,13 @@ from taskd.clusterd.cluster.objects import (
     fault_job_info,
     reset_data,
 )
-from taskd.clusterd.interceptors import _host
-from taskd.clusterd.job_owner import Owner
-from taskd.clusterd.job_registry import ABANDONED_S, Jobs, JobsConfig
+from taskd.clusterd.interceptors import Buckets, Rate, _host
+from taskd.clusterd.job_owner import JobOwner
+from taskd.clusterd.job_registry import ABANDONED_S, JobRegistry, RegistryConfig
 from taskd.clusterd.journal_records import Record
-from taskd.clusterd.keyed_lock import Turns
-from taskd.clusterd.listeners import End, Line
+from taskd.clusterd.keyed_lock import KeyedLock
+from taskd.clusterd.listeners import Channel, End
 from taskd.clusterd.main import steady_wall
-from taskd.clusterd.rate_limit import Buckets, Rate
 from taskd.clusterd.sense import device_faults, faults_seen, is_whole
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.states import Negotiating, Stopping
@@ -52,7 +51,7 @@ from taskd.wire.recover_codec import rank_of
 
 def test_the_newest_listener_hears_and_the_older_is_told_why_not() -> None:
     async def main() -> None:
-        line: Line[int] = Line(2)
+        line: Channel[int] = Channel(2)
         line.put(0)
         first = line.open()
         line.put(1)
@@ -63,28 +62,28 @@ def test_the_newest_listener_hears_and_the_older_is_told_why_not() -> None:
         assert await second.next(0.0) is None
         assert not line.close(first)
         assert line.close(second)
-        assert not line.heard
+        assert not line.connected
 
     asyncio.run(main())
 
 
 def test_a_listener_that_is_too_slow_hears_what_was_said_before_it_is_dropped() -> None:
     async def main() -> None:
-        line: Line[int] = Line(2)
+        line: Channel[int] = Channel(2)
         slow = line.open()
         line.put(1)
         line.put(2)
         assert line.full
         line.put(3)
         assert [await slow.next(1.0) for _ in range(3)] == [1, 2, End.TOO_SLOW]
-        assert not line.heard
+        assert not line.connected
 
     asyncio.run(main())
 
 
 def test_a_bucket_fills_with_time_and_a_costly_call_leaves_a_debt() -> None:
     now = [0.0]
-    buckets = Buckets(Rate(a_second=2, burst=4), keys=2, clock=lambda: now[0])
+    buckets = Buckets(Rate(per_second=2, burst=4), keys=2, clock=lambda: now[0])
     assert [buckets.take("a") for _ in range(5)] == [True] * 4 + [False]
     now[0] = 1.0
     assert [buckets.take("a") for _ in range(3)] == [True, True, False]
@@ -128,13 +127,13 @@ def test_the_clock_of_the_journal_does_not_jump_with_the_wall_clock() -> None:
 
 def test_a_turn_is_one_users_and_other_keys_do_not_wait() -> None:
     async def main() -> None:
-        turns: Turns[str] = Turns()
+        turns: KeyedLock[str] = KeyedLock()
         inside, order = 0, []
         came, gates = ({name: asyncio.Event() for name in "abc"} for _ in range(2))
 
         async def use(name: str) -> None:
             nonlocal inside
-            async with turns.of("key"):
+            async with turns.hold("key"):
                 inside += 1
                 assert inside == 1
                 order.append(name)
@@ -144,7 +143,7 @@ def test_a_turn_is_one_users_and_other_keys_do_not_wait() -> None:
 
         first, second = asyncio.create_task(use("a")), asyncio.create_task(use("b"))
         await came["a"].wait()
-        async with turns.of("another"):
+        async with turns.hold("another"):
             assert order == ["a"]
         gates["a"].set()
         await first
@@ -160,15 +159,17 @@ def test_a_turn_is_one_users_and_other_keys_do_not_wait() -> None:
     asyncio.run(main())
 
 
-# Jobs
+# JobRegistry
 
 
-def make_jobs(now: list[float], journal: Journal, cluster: BareCluster, **config: Any) -> Jobs:
-    limits = JobsConfig(strategies=LADDER, **config)
-    return Jobs(journal, cluster, lambda: now[0], limits, RecoveryConfig())
+def make_jobs(
+    now: list[float], journal: Journal, cluster: InMemoryCluster, **config: Any
+) -> JobRegistry:
+    limits = RegistryConfig(strategies=LADDER, **config)
+    return JobRegistry(journal, cluster, lambda: now[0], limits, RecoveryConfig())
 
 
-async def joined(jobs: Jobs, name: str) -> int:
+async def joined(jobs: JobRegistry, name: str) -> int:
     assert (await jobs.init(JobId(name))).code == 0
     return (await jobs.register(JobId(name))).code
 
@@ -177,7 +178,7 @@ def test_a_job_that_nobody_listens_for_makes_room_after_a_long_time() -> None:
     async def main() -> None:
         now = [0.0]
         journal = Journal(None)
-        jobs = make_jobs(now, journal, BareCluster(), max_jobs=2)
+        jobs = make_jobs(now, journal, InMemoryCluster(), max_jobs=2)
         await jobs.start()
         assert await joined(jobs, "a") == 0
         assert await joined(jobs, "b") == 0
@@ -198,7 +199,7 @@ def test_writes_that_were_ordered_are_done_after_a_restart() -> None:
 
     async def main() -> None:
         now = [0.0]
-        journal, cluster = Journal(None), BareCluster()
+        journal, cluster = Journal(None), InMemoryCluster()
         jobs = make_jobs(now, journal, cluster)
         await jobs.start()
         await joined(jobs, "a")
@@ -207,7 +208,7 @@ def test_writes_that_were_ordered_are_done_after_a_restart() -> None:
         command = LabelPodGroup("process-recover-enable", "pause", sequence=7)
         record = type(owner.record)(owner.state, (command,))
         await jobs.close()
-        again = Owner(JobId("a"), record, jobs._tools)
+        again = JobOwner(JobId("a"), record, jobs._context)
         news = again.changes()
         while again.record.undone:
             await news.wait()
@@ -221,7 +222,7 @@ def test_writes_that_were_ordered_are_done_after_a_restart() -> None:
     asyncio.run(main())
 
 
-class Away(BareCluster):
+class Away(InMemoryCluster):
     """A cluster that takes no write until it has refused so many."""
 
     refusals = 0
@@ -248,7 +249,9 @@ def test_an_entry_that_could_not_be_removed_is_tried_again_and_then_told_of(
         state = jobs.served[JobId("a")].state
         await jobs.close()
         cluster.refusals = refusals
-        again = Owner(JobId("a"), Record(state, (RemoveFaultJobInfo(sequence=7),)), jobs._tools)
+        again = JobOwner(
+            JobId("a"), Record(state, (RemoveFaultJobInfo(sequence=7),)), jobs._context
+        )
         news = again.changes()
         while again.record.undone:
             await news.wait()
@@ -265,7 +268,7 @@ def test_an_entry_that_could_not_be_removed_is_tried_again_and_then_told_of(
 
 def test_objects_are_read_again_only_when_one_has_changed() -> None:
     async def main() -> None:
-        journal, cluster = Journal(None), BareCluster()
+        journal, cluster = Journal(None), InMemoryCluster()
         jobs = make_jobs([0.0], journal, cluster)
         await jobs.start()
         await joined(jobs, "a")
@@ -287,7 +290,7 @@ def test_objects_are_read_again_only_when_one_has_changed() -> None:
 def test_a_deadline_that_passed_while_no_server_ran_waits_for_the_client() -> None:
     async def main() -> None:
         journal = Journal(None)
-        jobs = make_jobs([0.0], journal, BareCluster())
+        jobs = make_jobs([0.0], journal, InMemoryCluster())
         await jobs.start()
         await joined(jobs, "a")
         owner = jobs.served[JobId("a")]
@@ -296,7 +299,7 @@ def test_a_deadline_that_passed_while_no_server_ran_waits_for_the_client() -> No
         state = owner.state
         assert isinstance(state, Stopping)
         late = Record(replace(state, deadline=-1.0))
-        again = Owner(JobId("a"), late, jobs._tools)
+        again = JobOwner(JobId("a"), late, jobs._context)
         assert (await again.ask(Subscribed())).code == 0
         assert (await again.ask(StopReport(0))).code == 0
         assert isinstance(again.state, Negotiating)
@@ -477,7 +480,7 @@ def test_objects_can_hold_anything(group: Any, pods: list[Any]) -> None:
 def test_a_mistake_of_ours_costs_one_event(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         journal = Journal(None)
-        jobs = make_jobs([0.0], journal, BareCluster())
+        jobs = make_jobs([0.0], journal, InMemoryCluster())
         await jobs.start()
         await joined(jobs, "a")
         owner = jobs.served[JobId("a")]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.clusterd import journal_records as book
+from taskd.clusterd import journal_records as records
 from taskd.clusterd.journal_records import PastRound, Record
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.machine import step
@@ -81,7 +81,7 @@ def walk(seed: int) -> list[tuple[Record, Record, m.Event, Outcome]]:
         sub_health=chance.choice(["ignore", "hotSwitch"]),
         super_pod=chance.random() < 0.3,
     )
-    record, now, outcome = book.first(JOB), 0.0, []
+    record, now, outcome = records.first(JOB), 0.0, []
     told: m.Event = m.JobRegistered(JOB, config, "seed", "name")
     for _ in range(150):
         made = step(record.state, told, now, CONFIG)
@@ -99,11 +99,11 @@ def walk(seed: int) -> list[tuple[Record, Record, m.Event, Outcome]]:
 def test_every_state_on_the_way_comes_back(seed: int) -> None:
     notes: dict[str, str] = {}
     for before, after, told, made in walk(seed):
-        written = book.write(JOB, before, after, told, made, 0.0)
+        written = records.write(JOB, before, after, told, made, 0.0)
         for name, text in written.notes:
             assert text is not None
             notes[name] = text
-        assert book.read(JOB, written.record, notes) == after
+        assert records.read(JOB, written.record, notes) == after
         assert written.entries[0].because == made.because
         assert len(written.record) < 20_000
 
@@ -114,21 +114,21 @@ def test_the_walks_together_see_many_states() -> None:
 
 
 def test_an_ended_job_takes_its_notes_along() -> None:
-    record = book.first(JOB)
+    record = records.first(JOB)
     outcome = step(record.state, m.JobDeleted(), 0.0, CONFIG)
-    written = book.write(JOB, record, Record(outcome.state), m.JobDeleted(), outcome, 0.0)
+    written = records.write(JOB, record, Record(outcome.state), m.JobDeleted(), outcome, 0.0)
     assert written.ended
     assert {text for _, text in written.notes} == {None}
 
 
 def test_a_record_of_another_version_is_refused_by_name() -> None:
     with pytest.raises(Illegible, match="Dreaming"):
-        book.read(JOB, '{"~":"Record","state":{"~":"Dreaming"}}', {})
+        records.read(JOB, '{"~":"Record","state":{"~":"Dreaming"}}', {})
 
 
 def test_history_is_told_in_one_line_however_much_there_is() -> None:
     many = m.FaultReport(tuple(Fault(Rank(n), evidence="x") for n in range(1000)))
-    assert "… 1000 in all" in book.told(many)
-    assert len(book.told(many)) < 500
+    assert "… 1000 in all" in records.told(many)
+    assert len(records.told(many)) < 500
     signal = m.Signal(uuid="u", incident=Incident(0), type="stopTrain")
-    assert book.told(replace(signal, sequence=3)).endswith("type=stopTrain, sequence=3)")
+    assert records.told(replace(signal, sequence=3)).endswith("type=stopTrain, sequence=3)")

@@ -19,7 +19,7 @@ from taskd.clusterd.cluster.interface import (
     Kind,
     merged,
 )
-from taskd.clusterd.cluster.yaml_directory import FileCluster
+from taskd.clusterd.cluster.yaml_directory import YamlCluster
 
 GROUP = Key(Kind.POD_GROUP, "team", "train")
 
@@ -44,8 +44,8 @@ def put(directory: Path, body: Json, name: str = "team.train.yaml") -> Path:
 
 
 @asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[FileCluster]:
-    cluster = FileCluster(directory)
+async def opened(directory: Path) -> AsyncIterator[YamlCluster]:
+    cluster = YamlCluster(directory)
     await cluster.start()
     try:
         yield cluster
@@ -161,7 +161,7 @@ def test_a_directory_that_cannot_be_used_is_said_at_the_start(tmp_path: Path) ->
 
     async def main() -> None:
         with pytest.raises(ClusterUnreachable, match="cannot be used"):
-            await FileCluster(tmp_path).start()
+            await YamlCluster(tmp_path).start()
 
     asyncio.run(main())
 

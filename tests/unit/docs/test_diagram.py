@@ -6,7 +6,7 @@ import re
 
 from tools.diagram import PAGE, redrawn
 
-from taskd.core.clusterd.edges import LEGAL
+from taskd.core.clusterd.machine import LEGAL
 from tests import ROOT
 
 WEAKNESSES = ROOT / "docs" / "appendix" / "clusterd-weaknesses.md"

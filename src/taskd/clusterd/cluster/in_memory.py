@@ -21,7 +21,7 @@ from taskd.clusterd.cluster.interface import (
 )
 
 
-class Picture:
+class ObjectCache:
     """Objects by key and by owner. Setting one tells every listener what changed."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Picture:
             del self._owned[key.kind, owner]
 
 
-class BareCluster(Picture):
+class InMemoryCluster(ObjectCache):
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...

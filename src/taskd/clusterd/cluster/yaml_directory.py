@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from taskd.clusterd.cluster.in_memory import Picture, count_version, named, version_of
+from taskd.clusterd.cluster.in_memory import ObjectCache, count_version, named, version_of
 from taskd.clusterd.cluster.inotify import Watch
 from taskd.clusterd.cluster.interface import (
     ClusterRefused,
@@ -27,7 +27,7 @@ from taskd.clusterd.cluster.interface import (
     key_of,
     merged,
 )
-from taskd.clusterd.keyed_lock import Turns
+from taskd.clusterd.keyed_lock import KeyedLock
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +42,13 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-class FileCluster(Picture):
+class YamlCluster(ObjectCache):
     def __init__(self, directory: Path) -> None:
         super().__init__()
         self._directory = directory
         self._keys: dict[Path, Key] = {}
         self._paths: dict[Key, Path] = {}
-        self._writing: Turns[Key] = Turns()
+        self._writing: KeyedLock[Key] = KeyedLock()
         self._watch: Watch | None = None
 
     async def start(self) -> None:
@@ -69,7 +69,7 @@ class FileCluster(Picture):
             self._watch = None
 
     async def patch(self, key: Key, patch: Mapping[str, Any], version: str | None = None) -> Json:
-        async with self._writing.of(key):
+        async with self._writing.hold(key):
             path = self._path(key)
             while True:
                 self._read(path)
@@ -84,7 +84,7 @@ class FileCluster(Picture):
                     return body
 
     async def create(self, key: Key, body: Json) -> Json:
-        async with self._writing.of(key):
+        async with self._writing.hold(key):
             if self.get(key) is not None:
                 raise ClusterRefused(f"{key} exists already")
             whole = named(key, body)
@@ -93,7 +93,7 @@ class FileCluster(Picture):
             return whole
 
     async def delete(self, key: Key) -> None:
-        async with self._writing.of(key):
+        async with self._writing.hold(key):
             path = self._path(key)
             try:
                 await asyncio.to_thread(path.unlink, missing_ok=True)

@@ -8,8 +8,8 @@ import grpc
 
 from taskd.clusterd.auth import Authority
 from taskd.clusterd.cluster import declared_jobs as declare
-from taskd.clusterd.job_owner import Answer, Owner
-from taskd.clusterd.job_registry import Jobs
+from taskd.clusterd.job_owner import Answer, JobOwner
+from taskd.clusterd.job_registry import JobRegistry
 from taskd.clusterd.listeners import SUBSCRIBED
 from taskd.model.clusterd import FaultReport
 from taskd.model.codes import RecoverCode
@@ -23,7 +23,7 @@ from taskd.wire.recover_codec import MAX_RANK, MAX_TEXT
 
 
 class Control(ControlServicer):
-    def __init__(self, jobs: Jobs, journal: Journal, authority: Authority) -> None:
+    def __init__(self, jobs: JobRegistry, journal: Journal, authority: Authority) -> None:
         self._jobs, self._journal, self._authority = jobs, journal, authority
 
     async def DeclareJob(self, request: pb.JobDeclaration, context: Any) -> pb.Answer:
@@ -69,7 +69,7 @@ class Control(ControlServicer):
             await self._journal.tell(entry)
         except JournalFailed as error:
             return _answer(Answer.of(RecoverCode.ServerInnerError, str(error)))
-        self._jobs.ailing(owner.job, {Rank(rank) for rank in ranks})
+        self._jobs.set_stragglers(owner.job, {Rank(rank) for rank in ranks})
         return _answer(Answer.of(RecoverCode.OK))
 
     async def ReportFault(self, request: pb.FaultReport, context: Any) -> pb.Answer:
@@ -130,14 +130,14 @@ class Control(ControlServicer):
         for entry in entries:
             await context.write(history_line(entry))
 
-    async def _owner(self, job: str, context: Any) -> Owner:
+    async def _owner(self, job: str, context: Any) -> JobOwner:
         owner = self._jobs.get(job)
         if owner is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no job {job!r} is served here")
         assert owner is not None
         return owner
 
-    def _line(self, owner: Owner) -> pb.JobLine:
+    def _line(self, owner: JobOwner) -> pb.JobLine:
         state, told = owner.state, owner.progress
         facts = self._jobs.facts(owner.job)
         line = pb.JobLine(
@@ -147,7 +147,7 @@ class Control(ControlServicer):
             state=type(state).__name__,
             because=owner.because,
             incident=state.job.incident,
-            subscribed=owner.signals.heard,
+            subscribed=owner.signals.connected,
             world=sum(len(pod.ranks) for pod in state.job.members),
             changed_unix_ms=round(owner.changed_at * 1000),
         )
@@ -156,7 +156,7 @@ class Control(ControlServicer):
             line.step, line.steps_per_s = told.step, told.steps_per_s
         return line
 
-    def _status(self, owner: Owner) -> pb.JobStatus:
+    def _status(self, owner: JobOwner) -> pb.JobStatus:
         state, told = owner.state, owner.progress
         round_ = getattr(state, "round", None)
         status = pb.JobStatus(

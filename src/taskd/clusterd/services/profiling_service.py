@@ -13,8 +13,8 @@ import grpc
 
 from taskd.clusterd.cluster.interface import Cluster, ClusterRefused, ClusterUnreachable
 from taskd.clusterd.cluster.objects import JobFacts, trace_key
-from taskd.clusterd.job_registry import Jobs
-from taskd.clusterd.listeners import SUBSCRIBED, End, Line
+from taskd.clusterd.job_registry import JobRegistry
+from taskd.clusterd.listeners import SUBSCRIBED, Channel, End
 from taskd.model.codes import TraceCode
 from taskd.model.ids import JobId
 from taskd.runtime.journal import Journal, JournalFailed
@@ -37,10 +37,10 @@ class Problem(Exception):
 
 
 class Trace(TrainingDataTraceServicer):
-    def __init__(self, jobs: Jobs, cluster: Cluster, journal: Journal) -> None:
+    def __init__(self, jobs: JobRegistry, cluster: Cluster, journal: Journal) -> None:
         self._jobs, self._cluster, self._journal = jobs, cluster, journal
         self._switches: dict[JobId, pb.ProfilingSwitch] = {}
-        self._lines: dict[JobId, Line[pb.ProfilingSwitch]] = {}
+        self._lines: dict[JobId, Channel[pb.ProfilingSwitch]] = {}
         jobs.on_forgotten.append(self._forget)
 
     async def start(self) -> None:
@@ -92,7 +92,7 @@ class Trace(TrainingDataTraceServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such job is known")
         if job not in self._lines and len(self._lines) >= MAX_SUBSCRIBERS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many subscribers")
-        line = self._lines.setdefault(job, Line(WAITING))
+        line = self._lines.setdefault(job, Channel(WAITING))
         listener = line.open()
         if job in self._switches:
             listener.put(self._switches[job])

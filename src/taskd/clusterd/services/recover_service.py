@@ -11,9 +11,9 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from taskd.clusterd.job_owner import Answer, Owner
-from taskd.clusterd.job_registry import Jobs
-from taskd.clusterd.listeners import SUBSCRIBED, End, Line
+from taskd.clusterd.job_owner import Answer, JobOwner
+from taskd.clusterd.job_registry import JobRegistry
+from taskd.clusterd.listeners import SUBSCRIBED, Channel, End
 from taskd.core.clusterd.states import Pausing, Resuming, StressTesting, SwitchingNic
 from taskd.model.clusterd import (
     Event,
@@ -48,7 +48,7 @@ WHY = {
 
 
 class Recover(RecoverServicer):
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: JobRegistry) -> None:
         self._jobs = jobs
 
     async def Init(self, request: pb.ClientInfo, context: Any) -> pb.Status:
@@ -184,7 +184,7 @@ class Recover(RecoverServicer):
 
         await _serve(owner, owner.stress, Stream.STRESS, context, said)
 
-    async def _owner(self, job: str, context: Any) -> Owner:
+    async def _owner(self, job: str, context: Any) -> JobOwner:
         owner = self._jobs.get(job)
         if owner is None:
             return await _abort(context, grpc.StatusCode.NOT_FOUND, RecoverCode.UnRegistry.sentence)
@@ -192,8 +192,8 @@ class Recover(RecoverServicer):
 
 
 async def _serve(
-    owner: Owner,
-    line: Line[T],
+    owner: JobOwner,
+    line: Channel[T],
     stream: Stream,
     context: Any,
     said: Callable[[T], Any],
@@ -201,7 +201,7 @@ async def _serve(
 ) -> None:
     """Pass on what the line carries until the client goes; tell the owner what was delivered."""
     listener = line.open()
-    owner.tell(Subscribed(stream))
+    owner.post(Subscribed(stream))
     under_way: T | None = None
     try:
         await context.send_initial_metadata(SUBSCRIBED)
@@ -213,14 +213,14 @@ async def _serve(
                 under_way = told
                 await context.write(said(told))
                 under_way = None
-                owner.tell(SignalDelivered(told.sequence))
+                owner.post(SignalDelivered(told.sequence))
             elif alive is not None:
                 await context.write(alive())
     finally:
         if under_way is not None:
-            owner.tell(SignalFailed(under_way.sequence))
+            owner.post(SignalFailed(under_way.sequence))
         if line.close(listener):
-            owner.tell(Unsubscribed(stream))
+            owner.post(Unsubscribed(stream))
 
 
 async def _abort(context: Any, code: grpc.StatusCode, why: str) -> NoReturn:

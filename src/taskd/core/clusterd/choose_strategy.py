@@ -45,14 +45,14 @@ def choose(question: Question) -> Choice:
     for strategy in LADDER:
         if strategy not in question.configured and strategy is not Strategy.EXIT:
             continue
-        objection = object_to(strategy, question)
+        objection = objection_to(strategy, question)
         if not objection:
             return Choice(strategy, _sentence(strategy, passed))
         passed.append(f"{strategy}: {objection}")
     raise AssertionError("nothing ever speaks against exit")
 
 
-def object_to(strategy: Strategy, question: Question) -> str:
+def objection_to(strategy: Strategy, question: Question) -> str:
     """Why not; empty when nothing speaks against it."""
     if strategy is Strategy.EXIT:
         return ""

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core.clusterd import decision
-from taskd.core.clusterd import hot_switch as hotswitch
-from taskd.core.clusterd import repair_progress as repair
-from taskd.core.clusterd import round_end as descent
-from taskd.core.clusterd import stop_and_ask as rounds
+from taskd.core.clusterd import decision, hot_switch, repair_progress, round_end, round_start
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.new_faults import faults_seen
-from taskd.core.clusterd.new_incident import begin
 from taskd.core.clusterd.operation_round import resume, stress_over
+from taskd.core.clusterd.round_start import begin
 from taskd.core.clusterd.states import (
     Asking,
     AwaitingBackup,
@@ -36,7 +32,7 @@ from taskd.core.clusterd.states import (
     SwitchingNic,
     Undecided,
 )
-from taskd.core.clusterd.turn import Matter
+from taskd.core.clusterd.turn import Turn
 from taskd.model.clusterd import (
     ClusterWriteDone,
     ClusterWriteFailed,
@@ -68,23 +64,23 @@ def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig)
     state = replace(state, job=job)
     if isinstance(state, Idle | Ended):
         return Outcome(state)
-    matter = Matter(job, state.round, now, config)
+    turn = Turn(job, state.round, now, config)
     if isinstance(state, Undecided | Repairing | Pausing | SwitchingNic | StressTesting) and (
         _all_new(state)
     ):
-        return _restarted(state, matter)
+        return _restarted(state, turn)
     match state:
         case Replacing() | Shrunk():
-            return repair.pods_changed(state, matter)
+            return repair_progress.pods_changed(state, turn)
         case AwaitingPods():
-            return decision.pods_changed(state, matter)
+            return decision.pods_changed(state, turn)
         case AwaitingBackup() | AwaitingRemoval():
-            return hotswitch.pods_changed(state, matter)
+            return hot_switch.pods_changed(state, turn)
         case Exiting() if not decision.not_replaced(job, state.round):
-            matter = replace(matter.since("the lost pods are replaced"), cause=state.cause)
-            return descent.hand_over(matter, state.order, ResetOperation.RESTART_ALL)
+            turn = replace(turn.with_reason("the lost pods are replaced"), cause=state.cause)
+            return round_end.hand_over(turn, state.order, ResetOperation.RESTART_ALL)
         case HandedOver():
-            return _watch_restart(state, matter)
+            return _watch_restart(state, turn)
         case _:
             return Outcome(state)
 
@@ -99,46 +95,44 @@ def _all_new(state: Undecided | Repairing | Pausing | SwitchingNic | StressTesti
 
 
 def _restarted(
-    state: Undecided | Repairing | Pausing | SwitchingNic | StressTesting, matter: Matter
+    state: Undecided | Repairing | Pausing | SwitchingNic | StressTesting, turn: Turn
 ) -> Outcome:
     """The scheduler has restarted the job without being asked: whom we told to stop is gone."""
-    matter = matter.since("every pod of the job is new")
+    turn = turn.with_reason("every pod of the job is new")
     match state:
         case Pausing() | SwitchingNic() | StressTesting():
             text = f"{state.task.operation} failed, the job was restarted"
-            return resume(stress_over(state, matter), state.task, text)
+            return resume(stress_over(state, turn), state.task, text)
         case _:
             # What was wrong with the old pods is not wrong with the new ones.
-            known = [Fault(fault.rank, fault.kind) for fault in matter.round.faults]
-            before = replace(matter.round, faults=(), origin=matter.job.origin)
-            now, config = matter.now, matter.config
+            known = [Fault(fault.rank, fault.kind) for fault in turn.round.faults]
+            before = replace(turn.round, faults=(), origin=turn.job.origin)
+            now, config = turn.now, turn.config
             history = before.history
-            return begin(
-                matter.job, known, now, config, matter.because, before=before, history=history
-            )
+            return begin(turn.job, known, now, config, turn.because, before=before, history=history)
 
 
-def _watch_restart(state: HandedOver, matter: Matter) -> Outcome:
+def _watch_restart(state: HandedOver, turn: Turn) -> Outcome:
     """That it still runs proves nothing. It was seen to stop, or it was told to exit and its lost
     pods are new: then the agents of the other pods have started their processes anew."""
-    phase = matter.job.phase
+    phase = turn.job.phase
     state = replace(state, left_running=state.left_running or phase != "Running")
-    replaced = not decision.not_replaced(matter.job, matter.round)
-    moved = bool(matter.round.leaving) and replaced and state.order is None
+    replaced = not decision.not_replaced(turn.job, turn.round)
+    moved = bool(turn.round.leaving) and replaced and state.order is None
     if phase == "Running" and (state.left_running or moved):
-        return descent.take_back(matter.since("the scheduler has restarted the job"))
-    return matter.to(state)
+        return round_end.take_back(turn.with_reason("the scheduler has restarted the job"))
+    return turn.go_to(state)
 
 
 def platform_seen(state: State, event: PlatformSeen, now: float, config: RecoveryConfig) -> Outcome:
     state = replace(state, job=replace(state.job, platform=event))
     match state:
         case PlatformChoosing():
-            return rounds.platform_changed(state, Matter(state.job, state.round, now, config))
+            return round_start.platform_changed(state, Turn(state.job, state.round, now, config))
         case PlatformConfirming():
-            return rounds.confirmed(state, Matter(state.job, state.round, now, config))
+            return round_start.confirmed(state, Turn(state.job, state.round, now, config))
         case PlatformRanking():
-            return decision.ranked(state, Matter(state.job, state.round, now, config))
+            return decision.ranked(state, Turn(state.job, state.round, now, config))
         case _:
             return Outcome(state)
 
@@ -191,8 +185,8 @@ def delivery(
         ):
             return Outcome(replace(state, order=None), because="the job knows that it is to exit")
         case Killing() if state.order.sequence == event.sequence:
-            matter = Matter(state.job, state.round, now, config, "the job starts anew")
-            return descent.killed(matter)
+            turn = Turn(state.job, state.round, now, config, "the job starts anew")
+            return round_end.killed(turn)
         case _:
             return Outcome(state)
 
@@ -212,8 +206,8 @@ def written(
     state = replace(state, job=replace(state.job, labelling=None, paused=paused))
     match state:
         case HandedOver() if failed and label == "pause":
-            matter = Matter(state.job, state.round, now, config, because)
-            return descent.kill(matter, RecoverCode.OperatePodGroupError)
+            turn = Turn(state.job, state.round, now, config, because)
+            return round_end.kill(turn, RecoverCode.OperatePodGroupError)
         case Idle() if paused:
             again_at = now + config.again_after_s
             return Outcome(replace(state, again_at=min(again_at, state.deadline)), (), because)

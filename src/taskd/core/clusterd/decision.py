@@ -8,6 +8,7 @@ from taskd.core.clusterd import platform, signals
 from taskd.core.clusterd.choose_strategy import Question, choose
 from taskd.core.clusterd.job_facts import MASTER, Attempt, Job, Round
 from taskd.core.clusterd.round_end import exit_job
+from taskd.core.clusterd.round_start import mark_lost, nodes_to_replace, retryable
 from taskd.core.clusterd.states import (
     AwaitingPods,
     Converging,
@@ -18,8 +19,7 @@ from taskd.core.clusterd.states import (
     Retrying,
     Shrinking,
 )
-from taskd.core.clusterd.stop_and_ask import as_lost, beyond_in_place, retryable
-from taskd.core.clusterd.turn import Matter
+from taskd.core.clusterd.turn import Turn
 from taskd.model.clusterd import ResetOperation, Signal, WriteResetConfig
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import FaultKind
@@ -27,33 +27,33 @@ from taskd.model.ids import NodeRank
 from taskd.model.strategies import Strategy
 
 
-def decide(matter: Matter, pods_back: bool = False) -> Outcome:
-    choice = choose(_question(matter, pods_back))
-    matter = matter.since(choice.because)
+def decide(turn: Turn, pods_back: bool = False) -> Outcome:
+    choice = choose(_question(turn, pods_back))
+    turn = turn.with_reason(choice.because)
     match choice.strategy:
         case Strategy.RETRY:
-            return _retry_when_routes_are_found(matter)
+            return _retry_when_routes_are_found(turn)
         case Strategy.RECOVER_IN_PLACE | Strategy.RECOVER:
-            return _recover_when_ranked(matter, choice.strategy)
+            return _recover_when_ranked(turn, choice.strategy)
         case Strategy.ELASTIC:
-            return _shrink_unless_pods_come(matter)
+            return _shrink_unless_pods_come(turn)
         case Strategy.DUMP:
-            matter, order = _order(matter, Strategy.DUMP)
-            deadline = matter.now + matter.config.status_timeout_s
-            return matter.to(Dumping(matter.job, matter.round, order, deadline), order)
+            turn, order = _order(turn, Strategy.DUMP)
+            deadline = turn.now + turn.config.status_timeout_s
+            return turn.go_to(Dumping(turn.job, turn.round, order, deadline), order)
         case Strategy.EXIT:
-            matter, order = _order(matter, Strategy.EXIT)
-            return exit_job(matter, order)
+            turn, order = _order(turn, Strategy.EXIT)
+            return exit_job(turn, order)
 
 
-def try_next(matter: Matter, strategy: Strategy, code: int) -> Outcome:
+def try_next(turn: Turn, strategy: Strategy, code: int) -> Outcome:
     """The strategy has failed: what comes after it?"""
     failed = Attempt(strategy, code)
-    return decide(matter.knowing(history=(*matter.round.history, failed)).next_turn())
+    return decide(turn.with_round(history=(*turn.round.history, failed)).with_new_uuid())
 
 
-def _question(matter: Matter, pods_back: bool) -> Question:
-    job, round_ = matter.job, matter.round
+def _question(turn: Turn, pods_back: bool) -> Question:
+    job, round_ = turn.job, turn.round
     nodes = job.nodes_of(round_.ranks)
     return Question(
         configured=job.config.strategies,
@@ -65,7 +65,7 @@ def _question(matter: Matter, pods_back: bool) -> Question:
         pods_back=pods_back,
         platform=round_.platform if job.config.platform else None,
         history=round_.history,
-        max_interruptions=matter.config.max_interruptions,
+        max_interruptions=turn.config.max_interruptions,
         dump_useless=round_.nic_failed and job.config.framework == "mindspore",
     )
 
@@ -74,64 +74,62 @@ def _all_in_place(round_: Round) -> bool:
     return all(fault.in_place for fault in round_.faults)
 
 
-def _order(matter: Matter, strategy: Strategy) -> tuple[Matter, Signal]:
+def _order(turn: Turn, strategy: Strategy) -> tuple[Turn, Signal]:
     """Beyond a retry and a repair in place, every pod at fault has to leave."""
     if strategy is Strategy.RETRY:
-        return matter, signals.change_strategy(matter.job, matter.round, strategy)
+        return turn, signals.change_strategy(turn.job, turn.round, strategy)
     if strategy is Strategy.RECOVER_IN_PLACE:
-        matter = as_lost(matter)
-        return matter, signals.change_strategy(matter.job, matter.round, strategy)
-    before = matter.round.leaving
-    matter = matter.knowing(leaving=before | beyond_in_place(matter.job, matter.round))
-    matter = as_lost(matter)
-    also = matter.round.leaving - before
-    return matter, signals.change_strategy(matter.job, matter.round, strategy, also)
+        turn = mark_lost(turn)
+        return turn, signals.change_strategy(turn.job, turn.round, strategy)
+    before = turn.round.leaving
+    turn = turn.with_round(leaving=before | nodes_to_replace(turn.job, turn.round))
+    turn = mark_lost(turn)
+    also = turn.round.leaving - before
+    return turn, signals.change_strategy(turn.job, turn.round, strategy, also)
 
 
-def _retry_when_routes_are_found(matter: Matter) -> Outcome:
-    network = any(fault.kind is FaultKind.NETWORK for fault in matter.round.faults)
-    if network and matter.config.convergence_s > 0:
-        matter = matter.since("the network first finds its routes")
-        return matter.to(
-            Converging(matter.job, matter.round, matter.now + matter.config.convergence_s)
-        )
-    return retry(matter)
+def _retry_when_routes_are_found(turn: Turn) -> Outcome:
+    network = any(fault.kind is FaultKind.NETWORK for fault in turn.round.faults)
+    if network and turn.config.convergence_s > 0:
+        turn = turn.with_reason("the network first finds its routes")
+        return turn.go_to(Converging(turn.job, turn.round, turn.now + turn.config.convergence_s))
+    return retry(turn)
 
 
-def retry(matter: Matter) -> Outcome:
-    matter, order = _order(matter, Strategy.RETRY)
-    deadline = matter.now + matter.config.status_timeout_s
-    return matter.to(Retrying(matter.job, matter.round, order, deadline), order)
+def retry(turn: Turn) -> Outcome:
+    turn, order = _order(turn, Strategy.RETRY)
+    deadline = turn.now + turn.config.status_timeout_s
+    return turn.go_to(Retrying(turn.job, turn.round, order, deadline), order)
 
 
-def _recover_when_ranked(matter: Matter, strategy: Strategy) -> Outcome:
-    ranked_before = any(a.strategy is Strategy.RECOVER_IN_PLACE for a in matter.round.history)
-    if ranked_before or not matter.job.config.platform:
-        return recover(matter, strategy)
-    deadline = matter.now + matter.config.platform_timeout_s
-    return ranked(PlatformRanking(matter.job, matter.round, strategy, deadline), matter)
+def _recover_when_ranked(turn: Turn, strategy: Strategy) -> Outcome:
+    ranked_before = any(a.strategy is Strategy.RECOVER_IN_PLACE for a in turn.round.history)
+    if ranked_before or not turn.job.config.platform:
+        return recover(turn, strategy)
+    deadline = turn.now + turn.config.platform_timeout_s
+    return ranked(PlatformRanking(turn.job, turn.round, strategy, deadline), turn)
 
 
-def ranked(state: PlatformRanking, matter: Matter) -> Outcome:
+def ranked(state: PlatformRanking, turn: Turn) -> Outcome:
     """Go on once the platform says whether its rank table is ready."""
-    match platform.rank_table_ready(matter.job):
+    match platform.rank_table_ready(turn.job):
         case None:
-            return matter.since("the platform is to write the rank table").to(state)
+            return turn.with_reason("the platform is to write the rank table").go_to(state)
         case True:
-            return recover(matter.since("the rank table is ready"), state.strategy)
+            return recover(turn.with_reason("the rank table is ready"), state.strategy)
         case False:
-            return unranked(matter.since("the platform could not write the rank table"))
+            return unranked(turn.with_reason("the platform could not write the rank table"))
 
 
-def unranked(matter: Matter) -> Outcome:
+def unranked(turn: Turn) -> Outcome:
     """Only what the platform wants now can still be done: a dump, or nothing."""
-    matter = matter.knowing(platform=platform.wanted_finally(matter.job))
-    return try_next(matter, Strategy.RECOVER, RecoverCode.WaitPlatStrategyTimeout)
+    turn = turn.with_round(platform=platform.wanted_finally(turn.job))
+    return try_next(turn, Strategy.RECOVER, RecoverCode.WaitPlatStrategyTimeout)
 
 
-def recover(matter: Matter, strategy: Strategy) -> Outcome:
-    matter, order = _order(matter, strategy)
-    job, round_, now, config = matter.job, matter.round, matter.now, matter.config
+def recover(turn: Turn, strategy: Strategy) -> Outcome:
+    turn, order = _order(turn, strategy)
+    job, round_, now, config = turn.job, turn.round, turn.now, turn.config
     missing = not_replaced(job, round_)
     pods_by = clear_at = None
     if job.config.cluster and missing:
@@ -139,9 +137,9 @@ def recover(matter: Matter, strategy: Strategy) -> Outcome:
     elif job.config.cluster and strategy is Strategy.RECOVER_IN_PLACE:
         clear_at = now + config.pickup_s
     elif job.config.cluster:
-        matter = matter.doing(WriteResetConfig(ResetOperation.CLEAR))
+        turn = turn.with_commands(WriteResetConfig(ResetOperation.CLEAR))
     report_by = now + config.status_timeout_s
-    return matter.to(Replacing(job, round_, strategy, order, report_by, pods_by, clear_at), order)
+    return turn.go_to(Replacing(job, round_, strategy, order, report_by, pods_by, clear_at), order)
 
 
 def not_replaced(job: Job, round_: Round) -> frozenset[NodeRank]:
@@ -154,23 +152,23 @@ def not_replaced(job: Job, round_: Round) -> frozenset[NodeRank]:
     }
 
 
-def _shrink_unless_pods_come(matter: Matter) -> Outcome:
-    scheduled = matter.job.config.cluster and matter.job.config.rescheduling
-    if scheduled and Strategy.RECOVER not in matter.job.config.strategies:
-        wait_s = matter.job.config.resources_timeout_s or matter.config.resources_timeout_s
-        leaving = frozenset(matter.job.nodes_of(matter.round.ranks))
-        matter = matter.since("unless the scheduler finds new pods").knowing(leaving=leaving)
-        return matter.to(AwaitingPods(matter.job, matter.round, matter.now + wait_s))
-    return shrink(matter)
+def _shrink_unless_pods_come(turn: Turn) -> Outcome:
+    scheduled = turn.job.config.cluster and turn.job.config.rescheduling
+    if scheduled and Strategy.RECOVER not in turn.job.config.strategies:
+        wait_s = turn.job.config.resources_timeout_s or turn.config.resources_timeout_s
+        leaving = frozenset(turn.job.nodes_of(turn.round.ranks))
+        turn = turn.with_reason("unless the scheduler finds new pods").with_round(leaving=leaving)
+        return turn.go_to(AwaitingPods(turn.job, turn.round, turn.now + wait_s))
+    return shrink(turn)
 
 
-def shrink(matter: Matter) -> Outcome:
-    matter, order = _order(matter, Strategy.ELASTIC)
-    deadline = matter.now + matter.config.status_timeout_s
-    return matter.to(Shrinking(matter.job, matter.round, order, deadline), order)
+def shrink(turn: Turn) -> Outcome:
+    turn, order = _order(turn, Strategy.ELASTIC)
+    deadline = turn.now + turn.config.status_timeout_s
+    return turn.go_to(Shrinking(turn.job, turn.round, order, deadline), order)
 
 
-def pods_changed(state: AwaitingPods, matter: Matter) -> Outcome:
-    if not_replaced(matter.job, matter.round):
-        return matter.to(replace(state, job=matter.job))
-    return decide(matter.since("the scheduler has found new pods"), pods_back=True)
+def pods_changed(state: AwaitingPods, turn: Turn) -> Outcome:
+    if not_replaced(turn.job, turn.round):
+        return turn.go_to(replace(state, job=turn.job))
+    return decide(turn.with_reason("the scheduler has found new pods"), pods_back=True)

@@ -113,7 +113,7 @@ class Attempt:
 class Round:
     uuid: str
     began: float
-    turn: int = 0
+    uuid_number: int = 0
     """Counts the uuids of the incident: clients take a second order under one uuid for an echo."""
     faults: tuple[Fault, ...] = ()
     origin: tuple[tuple[NodeRank, str], ...] = ()
@@ -135,7 +135,7 @@ class Round:
         return tuple(fault.rank for fault in self.faults)
 
 
-def new_uuid(job: Job, incident: Incident, turn: int, now: float) -> str:
+def new_uuid(job: Job, incident: Incident, number: int, now: float) -> str:
     """As upstream spells it: the time in upper-case hex, a dash, 16 bytes in lower-case hex."""
-    salt = sha256(f"{job.seed}/{job.id}/{incident}/{turn}".encode()).hexdigest()[:32]
+    salt = sha256(f"{job.seed}/{job.id}/{incident}/{number}".encode()).hexdigest()[:32]
     return f"{int(now * 1e9):X}-{salt}"

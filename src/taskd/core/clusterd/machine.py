@@ -4,7 +4,7 @@
 
 `step` is the only way in. It hands the event to the part that owns the state: `faults`
 and `begin` (news), `rounds` (stop to question), `decision` and `repair` (order to result),
-`descent` (the ends), `hotswitch`, `operations`, `platform`. `edges.LEGAL` is the map
+`round_end` (the ends), `hotswitch`, `operations`, `platform`. `edges.LEGAL` is the map
 of all states; docs/recovery.md draws it.
 
 Time is given in seconds of the wall clock, so that deadlines hold across a restart of clusterd.
@@ -15,14 +15,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from taskd.core.clusterd import cluster_events as cluster
-from taskd.core.clusterd import decision
-from taskd.core.clusterd import hot_switch as hotswitch
-from taskd.core.clusterd import new_faults as faults
-from taskd.core.clusterd import operation_round as operations
-from taskd.core.clusterd import repair_progress as repair
-from taskd.core.clusterd import round_end as descent
-from taskd.core.clusterd import stop_and_ask as rounds
+from taskd.core.clusterd import (
+    cluster_events,
+    decision,
+    hot_switch,
+    new_faults,
+    operation_round,
+    repair_progress,
+    round_end,
+    round_start,
+)
 from taskd.core.clusterd.expected_reports import as_answered, refusal
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.job_facts import Labelling
@@ -60,7 +62,7 @@ from taskd.core.clusterd.states import (
     StressTesting,
     SwitchingNic,
 )
-from taskd.core.clusterd.turn import Matter
+from taskd.core.clusterd.turn import Turn
 from taskd.model.clusterd import (
     ClusterWriteDone,
     ClusterWriteFailed,
@@ -94,15 +96,77 @@ from taskd.model.types import Tick
 __all__ = ["NEW", "Outcome", "RecoveryConfig", "State", "step"]
 
 
+LEGAL: dict[type[State], set[type[State]]] = {
+    Idle: {PreExiting, PlatformChoosing, Stopping, Dumping, AwaitingBackup, Pausing},
+    Shrunk: {Stopping, Growing},
+    Ended: {Idle},
+    PreExiting: {PlatformChoosing, Stopping, Dumping},
+    PlatformChoosing: {PlatformChoosing, Stopping, Dumping, HandedOver},
+    Stopping: {Ended, Stopping, Settling, PlatformConfirming, Negotiating, HandedOver, Killing},
+    Settling: {Stopping, PlatformConfirming, Negotiating, HandedOver},
+    PlatformConfirming: {Stopping, Negotiating, HandedOver},
+    Negotiating: {
+        Ended,
+        Stopping,
+        AwaitingPods,
+        PlatformRanking,
+        Converging,
+        Retrying,
+        Replacing,
+        Shrinking,
+        Dumping,
+        Exiting,
+        HandedOver,
+    },
+    AwaitingPods: {Stopping, Shrinking, Dumping, Exiting},
+    PlatformRanking: {Stopping, Replacing, Dumping, HandedOver},
+    Converging: {Stopping, Retrying},
+    Retrying: {
+        Idle,
+        Ended,
+        Stopping,
+        Settling,
+        PlatformConfirming,
+        Negotiating,
+        AwaitingPods,
+        Shrinking,
+        Dumping,
+        Exiting,
+        HandedOver,
+    },
+    Replacing: {Idle, Ended, Stopping, AwaitingPods, Shrinking, Dumping, Exiting, HandedOver},
+    Shrinking: {Shrunk, Ended, Stopping, Growing, Dumping, Exiting, HandedOver},
+    Growing: {Idle, Stopping, Dumping, Exiting, HandedOver},
+    Dumping: {Ended, Stopping, Exiting, HandedOver},
+    Exiting: {HandedOver},
+    HandedOver: {Idle, Killing},
+    Killing: {Idle, HandedOver},
+    AwaitingBackup: {Idle, PreExiting, PlatformChoosing, Stopping, Dumping, AwaitingPause},
+    AwaitingPause: {Stopping, HandedOver, AwaitingRemoval},
+    AwaitingRemoval: {Stopping, HandedOver, Migrating},
+    Migrating: {Idle, Stopping, HandedOver},
+    Pausing: {Stopping, SwitchingNic, StressTesting, Resuming},
+    SwitchingNic: {Stopping, Resuming},
+    StressTesting: {Stopping, Resuming},
+    Resuming: {Idle, Ended, Stopping, Killing},
+}
+"""From which state to which a job may go; docs/recovery.md draws it.
+
+The simulator fails when it walks an edge that is not listed here, and when it never walks one that
+is. An edge from a state to itself is a new incident. Not listed: when the cluster deletes the job,
+every state goes to `Ended`.
+"""
+
+
 def step(state: State, event: Event, now: float, config: RecoveryConfig) -> Outcome:
     """Decide. Same state, same event, same time: same answer."""
-    return _number(_look_around(state, _take(state, event, now, config), now), now)
+    return _number_commands(_plan_recheck(state, _handle(state, event, now, config), now), now)
 
 
-def _take(state: State, event: Event, now: float, config: RecoveryConfig) -> Outcome:
+def _handle(state: State, event: Event, now: float, config: RecoveryConfig) -> Outcome:
     match event:
         case FaultReport(told):
-            return faults.faults_reported(state, told, now, config)
+            return new_faults.faults_reported(state, told, now, config)
         case StopReport() | StrategiesReport() | ResultReport():
             return refusal(state, event) or _report(state, event, now, config)
         case Tick():
@@ -113,22 +177,22 @@ def _take(state: State, event: Event, now: float, config: RecoveryConfig) -> Out
             handled = state.job.handled & {(fault.rank, fault.code) for fault in seen}
             if (seen, handled) != (state.job.seen, state.job.handled):
                 state = replace(state, job=replace(state.job, seen=seen, handled=handled))
-            return faults.faults_seen(state, now, config)
+            return new_faults.faults_seen(state, now, config)
         case PodsSeen():
-            return cluster.pods_seen(state, event, now, config)
+            return cluster_events.pods_seen(state, event, now, config)
         case PlatformSeen():
-            return cluster.platform_seen(state, event, now, config)
+            return cluster_events.platform_seen(state, event, now, config)
         case JobRegistered() | JobDeleted():
-            return cluster.registration(state, event)
+            return cluster_events.registration(state, event)
         case Subscribed() | Unsubscribed():
-            return cluster.stream(state, event, now, config)
+            return cluster_events.stream(state, event, now, config)
         case SignalDelivered() | SignalFailed():
-            return cluster.delivery(state, event, now, config)
+            return cluster_events.delivery(state, event, now, config)
         case ClusterWriteDone() | ClusterWriteFailed():
-            return cluster.written(state, event, now, config)
+            return cluster_events.written(state, event, now, config)
         case OperatorAskedNic() | OperatorAskedStress():
             if isinstance(state, Idle):
-                return operations.ask(state, event, now, config)
+                return operation_round.ask(state, event, now, config)
             busy = f"the job is busy: {type(state).__name__}"
             return Outcome(state, because=busy, answer=RecoverCode.OMIsRunning)
         case NicResult() | StressResult():
@@ -143,27 +207,27 @@ def _report(state: State, report: ExpectedReport, now: float, config: RecoveryCo
         return Outcome(state, answer=RecoverCode.OrderMix)
     answered = (*state.job.answered, as_answered(report))[-8:]
     state = replace(state, job=replace(state.job, answered=answered))
-    matter = Matter(state.job, state.round, now, config)
+    turn = Turn(state.job, state.round, now, config)
     match state, report:
         case Stopping(), StopReport():
-            return rounds.stop_completed(matter, report)
+            return round_start.stop_completed(turn, report)
         case Pausing(), StopReport():
-            return operations.paused(state, matter, report)
+            return operation_round.paused(state, turn, report)
         case ((Negotiating() | Shrunk()), StrategiesReport()):
-            return repair.strategies_reported(state, matter, report)
+            return repair_progress.strategies_reported(state, turn, report)
         case AwaitingPause(), StrategiesReport():
-            return hotswitch.strategies_reported(state, matter, report)
+            return hot_switch.strategies_reported(state, turn, report)
         case ((SwitchingNic() | StressTesting()), ResultReport()):
-            return operations.fault_reported(state, matter, report)
+            return operation_round.fault_reported(state, turn, report)
         case Resuming(), ResultReport():
-            return operations.resumed(state, matter, report)
+            return operation_round.resumed(state, turn, report)
         case Migrating(), ResultReport():
-            return hotswitch.status_reported(state, matter, report)
+            return hot_switch.status_reported(state, turn, report)
         case (
             (Retrying() | Replacing() | Shrinking() | Growing() | Dumping()),
             ResultReport(),
         ):
-            return repair.status_reported(state, matter, report)
+            return repair_progress.status_reported(state, turn, report)
         case _:
             return Outcome(state, answer=RecoverCode.OrderMix)
 
@@ -173,11 +237,11 @@ def _operation_result(
 ) -> Outcome:
     match state, event:
         case SwitchingNic(), NicResult(ok):
-            matter = Matter(state.job, state.round, now, config)
-            return operations.nic_result(state, matter, ok)
+            turn = Turn(state.job, state.round, now, config)
+            return operation_round.nic_result(state, turn, ok)
         case StressTesting(), StressResult():
-            matter = Matter(state.job, state.round, now, config)
-            return operations.stress_result(state, matter, event)
+            turn = Turn(state.job, state.round, now, config)
+            return operation_round.stress_result(state, turn, event)
         case _:
             because = f"{type(state).__name__} does not wait for {type(event).__name__}"
             return Outcome(state, because=because, answer=RecoverCode.OrderMix)
@@ -186,59 +250,61 @@ def _operation_result(
 def _expire(state: State, now: float, config: RecoveryConfig) -> Outcome:
     """The deadline has come. Every state that has one has a way out."""
     if isinstance(state, Idle):
-        return faults.look_again(state, now, config)
+        return new_faults.look_again(state, now, config)
     if isinstance(state, Ended | Shrunk):
         return Outcome(state)
-    matter = Matter(state.job, state.round, now, config)
+    turn = Turn(state.job, state.round, now, config)
     match state:
         case PreExiting():
-            matter = matter.since("the broken processes had time to leave").next_turn()
-            return rounds.open_round(matter)
+            turn = turn.with_reason("the broken processes had time to leave").with_new_uuid()
+            return round_start.open_round(turn)
         case PlatformChoosing():
-            matter = matter.since("the platform has named no strategy in time")
-            return descent.give_up(matter, RecoverCode.WaitPlatStrategyTimeout)
+            turn = turn.with_reason("the platform has named no strategy in time")
+            return round_end.give_up(turn, RecoverCode.WaitPlatStrategyTimeout)
         case PlatformConfirming():
-            matter = matter.since("the platform has not confirmed the faults in time")
-            return descent.give_up(matter, RecoverCode.WriteConfirmFaultOrWaitPlatResultFault)
+            turn = turn.with_reason("the platform has not confirmed the faults in time")
+            return round_end.give_up(turn, RecoverCode.WriteConfirmFaultOrWaitPlatResultFault)
         case PlatformRanking():
-            return decision.unranked(matter.since("the platform has written no rank table in time"))
+            return decision.unranked(
+                turn.with_reason("the platform has written no rank table in time")
+            )
         case Settling():
-            return rounds.settled(matter)
+            return round_start.settled(turn)
         case Converging():
-            return decision.retry(matter.since("the network had time to find its routes"))
+            return decision.retry(turn.with_reason("the network had time to find its routes"))
         case AwaitingPods():
-            return decision.shrink(matter.since("the scheduler has found no new pods in time"))
+            return decision.shrink(turn.with_reason("the scheduler has found no new pods in time"))
         case Replacing() if now < state.report_by:
-            return repair.replacing_expired(state, matter)
+            return repair_progress.replacing_expired(state, turn)
         case Growing() if not state.job.config.cluster:
-            return repair.not_grown(matter, "the job has not grown in time")
+            return repair_progress.not_grown(turn, "the job has not grown in time")
         case Exiting():
-            matter = replace(matter.since("the scheduler takes over"), cause=state.cause)
-            return descent.hand_over(matter, state.order, ResetOperation.RESTART_ALL)
+            turn = replace(turn.with_reason("the scheduler takes over"), cause=state.cause)
+            return round_end.hand_over(turn, state.order, ResetOperation.RESTART_ALL)
         case HandedOver():
-            matter = matter.since("the scheduler has not restarted the job in time")
-            return descent.kill(matter, RecoverCode.ScheduleTimeout)
+            turn = turn.with_reason("the scheduler has not restarted the job in time")
+            return round_end.kill(turn, RecoverCode.ScheduleTimeout)
         case Killing():
             # Nobody was there to hear it, and the ranks may stand still for ever: once more.
-            matter = replace(matter.since("the client has not heard its end"), cause=state.cause)
-            return descent.hand_over(matter, state.order, ResetOperation.CLEAR)
+            turn = replace(turn.with_reason("the client has not heard its end"), cause=state.cause)
+            return round_end.hand_over(turn, state.order, ResetOperation.CLEAR)
         case AwaitingBackup() | AwaitingPause() | AwaitingRemoval() | Migrating():
-            return hotswitch.expired(state, matter)
+            return hot_switch.expired(state, turn)
         case Pausing():
-            return operations.pause_expired(state, matter)
+            return operation_round.pause_expired(state, turn)
         case SwitchingNic():
-            return operations.nic_failed(state, matter, "report switch nic timeout")
+            return operation_round.nic_failed(state, turn, "report switch nic timeout")
         case StressTesting():
-            return operations.stress_expired(state, matter)
+            return operation_round.stress_expired(state, turn)
         case Resuming():
-            return operations.resume_expired(state, matter)
+            return operation_round.resume_expired(state, turn)
         case _:
             name = type(state).__name__.lower()
-            matter = matter.since(f"the job has not answered in time while {name}")
-            return descent.give_up(matter, RecoverCode.WaitReportTimeout)
+            turn = turn.with_reason(f"the job has not answered in time while {name}")
+            return round_end.give_up(turn, RecoverCode.WaitReportTimeout)
 
 
-def _look_around(before: State, outcome: Outcome, now: float) -> Outcome:
+def _plan_recheck(before: State, outcome: Outcome, now: float) -> Outcome:
     """Whoever comes to rest looks whether something is left that begins a round."""
     state = outcome.state
     if isinstance(state, Idle) and not isinstance(before, Idle) and state.again_at is None:
@@ -246,7 +312,7 @@ def _look_around(before: State, outcome: Outcome, now: float) -> Outcome:
     return outcome
 
 
-def _number(outcome: Outcome, now: float) -> Outcome:
+def _number_commands(outcome: Outcome, now: float) -> Outcome:
     """Give each command its place in the job's sequence; one said again keeps its own."""
     if not outcome.commands:
         return outcome

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core.clusterd.hot_switch import abandon_switch, ailing_pod, begin_switch
+from taskd.core.clusterd.hot_switch import abandon_switch, begin_switch, sub_healthy_pod
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.job_facts import Attempt, Job, Round
-from taskd.core.clusterd.new_incident import begin
 from taskd.core.clusterd.operation_round import abandon_operation, tested
 from taskd.core.clusterd.repair_progress import strategy_of
+from taskd.core.clusterd.round_start import begin, faults_changed, open_round
 from taskd.core.clusterd.states import (
     AwaitingBackup,
     AwaitingPause,
@@ -40,8 +40,7 @@ from taskd.core.clusterd.states import (
     SwitchingNic,
     Undecided,
 )
-from taskd.core.clusterd.stop_and_ask import faults_changed, open_round
-from taskd.core.clusterd.turn import Matter
+from taskd.core.clusterd.turn import Turn
 from taskd.model.clusterd import Command, LabelPodGroup
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, SeenFault, merge
@@ -54,7 +53,7 @@ def faults_reported(
     faults = tuple(fault for fault in faults if state.job.has(fault.rank))
     if not faults:
         return Outcome(state, because="no rank of the job is named")
-    because = "; ".join(_tell(fault) for fault in faults)
+    because = "; ".join(_describe(fault) for fault in faults)
     match state:
         case Exiting() | HandedOver() | Killing() | Ended():
             # Most likely the restart itself. If not, it is still true afterwards: say it again.
@@ -63,12 +62,12 @@ def faults_reported(
         case PreExiting():
             # Also of its neighbours, which we told to leave. The stop gets a uuid of its own.
             round_ = _merged(state, faults)
-            matter = Matter(state.job, round_, now, config, f"the job has noticed: {because}")
-            return open_round(matter.next_turn())
-        case _ if isinstance(state, Undecided) and not _strangers(state, faults):
+            turn = Turn(state.job, round_, now, config, f"the job has noticed: {because}")
+            return open_round(turn.with_new_uuid())
+        case _ if isinstance(state, Undecided) and not _new_ranks(state, faults):
             return Outcome(_with_faults(state, faults), because="these faults are known")
         case _:
-            return _break_in(state, faults, now, config, because)
+            return _interrupt(state, faults, now, config, because)
 
 
 def faults_seen(state: State, now: float, config: RecoveryConfig) -> Outcome:
@@ -76,19 +75,19 @@ def faults_seen(state: State, now: float, config: RecoveryConfig) -> Outcome:
     if isinstance(state, GivingUp):
         return Outcome(state, because="the whole job is already being stopped")
     faults = unhandled(state)
-    because = "; ".join(f"the cluster sees {_tell(fault)}" for fault in faults)
+    because = "; ".join(f"the cluster sees {_describe(fault)}" for fault in faults)
     match state:
         case Idle(quiet=True):
             return Outcome(state, because="is looked at again later")
         case Idle():
             return _at_rest(state, faults, now, config, because)
-        case Settling() if not _strangers(state, faults):
+        case Settling() if not _new_ranks(state, faults):
             state = replace(state, round=_merged(state, faults))
-            return faults_changed(state, Matter(state.job, state.round, now, config))
-        case _ if isinstance(state, Undecided) and not _strangers(state, faults):
+            return faults_changed(state, Turn(state.job, state.round, now, config))
+        case _ if isinstance(state, Undecided) and not _new_ranks(state, faults):
             return Outcome(_with_faults(state, faults), because="nothing that is not known")
-        case _ if faults and _matters(state, faults):
-            return _break_in(state, faults, now, config, because)
+        case _ if faults and _changes_repair(state, faults):
+            return _interrupt(state, faults, now, config, because)
         case _:
             return Outcome(state, because="nothing that is not being dealt with")
 
@@ -128,8 +127,8 @@ def _at_rest(
     state: Idle, faults: tuple[Fault, ...], now: float, config: RecoveryConfig, because: str
 ) -> Outcome:
     if faults:
-        return _break_in(state, faults, now, config, because)
-    if pod := ailing_pod(state.job, now, config):
+        return _interrupt(state, faults, now, config, because)
+    if pod := sub_healthy_pod(state.job, now, config):
         return begin_switch(state.job, pod, now, config)
     ailing = tuple(seen.as_fault() for seen in state.job.seen if _calls_for_dump(state.job, seen))
     if ailing:
@@ -147,9 +146,9 @@ def _calls_for_dump(job: Job, seen: SeenFault) -> bool:
     )
 
 
-def _matters(state: State, faults: tuple[Fault, ...]) -> bool:
+def _changes_repair(state: State, faults: tuple[Fault, ...]) -> bool:
     """In the middle of a repair, does this change what has to be done?"""
-    if _strangers(state, faults):
+    if _new_ranks(state, faults):
         return True
     match state:
         case Retrying():
@@ -162,7 +161,7 @@ def _matters(state: State, faults: tuple[Fault, ...]) -> bool:
             return False
 
 
-def _break_in(
+def _interrupt(
     state: State, faults: tuple[Fault, ...], now: float, config: RecoveryConfig, because: str
 ) -> Outcome:
     """Begin an incident, whatever goes on: take back what must be, carry over what is known."""
@@ -174,12 +173,12 @@ def _break_in(
         case Idle() | Ended():
             pass
         case AwaitingBackup() | AwaitingPause() | AwaitingRemoval() | Migrating():
-            matter = abandon_switch(state, Matter(job, state.round, now, config)).retired()
-            job, commands = matter.job, matter.before
+            turn = abandon_switch(state, Turn(job, state.round, now, config)).with_uuid_retired()
+            job, commands = turn.job, turn.commands
             told = not isinstance(state, AwaitingBackup)
         case Pausing() | SwitchingNic() | StressTesting() | Resuming():
-            matter = abandon_operation(state, Matter(job, state.round, now, config)).retired()
-            job, commands, told = matter.job, matter.before, True
+            turn = abandon_operation(state, Turn(job, state.round, now, config)).with_uuid_retired()
+            job, commands, told = turn.job, turn.commands, True
         case Retrying() | Replacing() | Shrinking() | Growing() | Dumping():
             before = replace(state.round, stopped=True)
             history = (*before.history, Attempt(strategy_of(state), -1))
@@ -194,7 +193,7 @@ def _break_in(
         because,
         before=before,
         history=history,
-        told=told,
+        stopped=told,
         commands=commands,
     )
 
@@ -207,11 +206,11 @@ def _merged(state: Undecided, faults: tuple[Fault, ...]) -> Round:
     return replace(state.round, faults=merge(state.round.faults, faults))
 
 
-def _strangers(state: State, faults: tuple[Fault, ...]) -> list[int]:
+def _new_ranks(state: State, faults: tuple[Fault, ...]) -> list[int]:
     known = set() if isinstance(state, Idle | Ended) else set(state.round.ranks)
     return [fault.rank for fault in faults if fault.rank not in known]
 
 
-def _tell(fault: Fault) -> str:
+def _describe(fault: Fault) -> str:
     kind = {"0": "memory error", "1": "fault", "2": "network error"}[fault.kind]
     return f"{kind} of rank {fault.rank}" + (f" ({fault.evidence})" if fault.evidence else "")

@@ -12,8 +12,8 @@ from dataclasses import replace
 from taskd.core.clusterd import signals
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.job_facts import Job
-from taskd.core.clusterd.new_incident import begin, new_incident
 from taskd.core.clusterd.round_end import kill
+from taskd.core.clusterd.round_start import begin, new_incident
 from taskd.core.clusterd.states import (
     Idle,
     Operating,
@@ -24,7 +24,7 @@ from taskd.core.clusterd.states import (
     SwitchingNic,
     Task,
 )
-from taskd.core.clusterd.turn import Matter
+from taskd.core.clusterd.turn import Turn
 from taskd.model.clusterd import (
     AnnotateNode,
     Command,
@@ -57,10 +57,10 @@ def ask(
         case OperatorAskedStress(ops):
             task = Task(operation=Operation.STRESS, ranks=tuple(sorted(ops)), ops=ops)
             timeout_s = signals.STRESS_PAUSE_TIMEOUT_S
-    matter = new_incident(state.job, now, config, f"the operator asks for: {task.operation}")
-    order = signals.pause_train(matter.job, matter.round, timeout_s)
+    turn = new_incident(state.job, now, config, f"the operator asks for: {task.operation}")
+    order = signals.pause_train(turn.job, turn.round, timeout_s)
     deadline = now + config.stop_timeout_s
-    return matter.to(Pausing(matter.job, matter.round, task, order, deadline), order)
+    return turn.go_to(Pausing(turn.job, turn.round, task, order, deadline), order)
 
 
 def _problem(job: Job, event: OperatorAskedNic | OperatorAskedStress) -> str:
@@ -82,158 +82,156 @@ def _problem(job: Job, event: OperatorAskedNic | OperatorAskedStress) -> str:
     return ""
 
 
-def paused(state: Pausing, matter: Matter, event: StopReport) -> Outcome:
+def paused(state: Pausing, turn: Turn, event: StopReport) -> Outcome:
     if event.code != RecoverCode.OK:
-        return resume(matter, state.task, "om failed, pause train failed")
-    matter = matter.since("every rank stands still")
-    task, deadline = state.task, matter.now + matter.config.operation_timeout_s
+        return resume(turn, state.task, "om failed, pause train failed")
+    turn = turn.with_reason("every rank stands still")
+    task, deadline = state.task, turn.now + turn.config.operation_timeout_s
     if task.operation is Operation.NIC:
         command = SendSwitchRanks(task.ranks, task.to_backup)
-        return matter.to(SwitchingNic(matter.job, matter.round, task, deadline), command)
-    matter = matter.doing(signals.hold_agents(matter.job, matter.round))
-    matter = matter.in_cluster(WriteResetConfig(ResetOperation.FLUSHING))
-    testing = StressTesting(matter.job, matter.round, task, False, deadline)
-    return matter.to(testing, SendStressRanks(task.ops))
+        return turn.go_to(SwitchingNic(turn.job, turn.round, task, deadline), command)
+    turn = turn.with_commands(signals.pause_agents(turn.job, turn.round))
+    turn = turn.with_cluster_commands(WriteResetConfig(ResetOperation.FLUSHING))
+    testing = StressTesting(turn.job, turn.round, task, False, deadline)
+    return turn.go_to(testing, SendStressRanks(task.ops))
 
 
-def pause_expired(state: Pausing, matter: Matter) -> Outcome:
+def pause_expired(state: Pausing, turn: Turn) -> Outcome:
     return resume(
-        replace(matter, cause=RecoverCode.WaitReportTimeout), state.task, "pause train timeout"
+        replace(turn, cause=RecoverCode.WaitReportTimeout), state.task, "pause train timeout"
     )
 
 
-def nic_result(state: SwitchingNic, matter: Matter, ok: bool) -> Outcome:
+def nic_result(state: SwitchingNic, turn: Turn, ok: bool) -> Outcome:
     if ok:
-        return resume(matter.since("the links are switched"), state.task, "switch nic finish")
-    return nic_failed(state, matter, "switch nic failed")
+        return resume(turn.with_reason("the links are switched"), state.task, "switch nic finish")
+    return nic_failed(state, turn, "switch nic failed")
 
 
-def nic_failed(state: SwitchingNic, matter: Matter, what: str) -> Outcome:
+def nic_failed(state: SwitchingNic, turn: Turn, what: str) -> Outcome:
     """The links of these ranks may now be neither here nor there."""
     text = f"switch nic failed, {what}"
     faults = [Fault(rank, FaultKind.NETWORK, evidence=text) for rank in state.task.ranks]
     reply = ReplyOperator(Operation.NIC, text)
-    return _to_round(matter, faults, text, reply, nic_failed=True)
+    return _to_round(turn, faults, text, reply, nic_failed=True)
 
 
-def fault_reported(
-    state: SwitchingNic | StressTesting, matter: Matter, event: ResultReport
-) -> Outcome:
+def fault_reported(state: SwitchingNic | StressTesting, turn: Turn, event: ResultReport) -> Outcome:
     """The job reports a fault in the middle of the operation."""
     if isinstance(state, SwitchingNic):
-        return nic_failed(state, matter, "report error when switching nic")
+        return nic_failed(state, turn, "report error when switching nic")
     text = "recv fault, when stressing test"
-    deadline = matter.now + matter.config.operation_timeout_s
-    matter = matter.since(f"{text} ({event.code})")
-    return matter.to(
+    deadline = turn.now + turn.config.operation_timeout_s
+    turn = turn.with_reason(f"{text} ({event.code})")
+    return turn.go_to(
         replace(state, hit=True, deadline=deadline), ReplyOperator(Operation.STRESS, text)
     )
 
 
-def stress_result(state: StressTesting, matter: Matter, event: StressResult) -> Outcome:
-    matter = stress_over(state, matter)
-    table = _table(matter.job, event)
+def stress_result(state: StressTesting, turn: Turn, event: StressResult) -> Outcome:
+    turn = stress_over(state, turn)
+    table = _table(turn.job, event)
     codes = {
         rank: {result.code for result in results.values()}
         for rank, results in event.results.items()
     }
-    broken = matter.job.nodes_of(rank for rank, found in codes.items() if FAULTY in found)
+    broken = turn.job.nodes_of(rank for rank, found in codes.items() if FAULTY in found)
     unsettled = sorted(rank for rank, found in codes.items() if found & {TIMED_OUT, UNSETTLED})
     if broken:
-        names = [pod.node for node in broken if (pod := matter.job.pod_at(node)) is not None]
+        names = [pod.node for node in broken if (pod := turn.job.pod_at(node)) is not None]
         text = f"stress test find fault, isolate node:{','.join(names)},result:{table}"
-        matter = matter.in_cluster(
+        turn = turn.with_cluster_commands(
             *(AnnotateNode(name, "NodeHealthyStatus", "UnHealthy") for name in names)
         )
-        ranks = sorted({*matter.job.ranks_of(broken), *unsettled})
-        return _stress_failed(state, matter, tuple(ranks), text)
+        ranks = sorted({*turn.job.ranks_of(broken), *unsettled})
+        return _stress_failed(state, turn, tuple(ranks), text)
     if unsettled:
         text = f"stress test timeout fault, faultRank:{unsettled},result:{table}"
-        return _stress_failed(state, matter, tuple(unsettled), text)
+        return _stress_failed(state, turn, tuple(unsettled), text)
     if state.hit:
-        return _stress_failed(state, matter, (), f"stress test finish, result:{table}")
-    matter = matter.since("no device has failed the test")
-    return resume(matter, state.task, f"stress test finish, result:{table}")
+        return _stress_failed(state, turn, (), f"stress test finish, result:{table}")
+    turn = turn.with_reason("no device has failed the test")
+    return resume(turn, state.task, f"stress test finish, result:{table}")
 
 
-def stress_expired(state: StressTesting, matter: Matter) -> Outcome:
+def stress_expired(state: StressTesting, turn: Turn) -> Outcome:
     text = "stress test failed, report stress test timeout"
-    return _stress_failed(state, stress_over(state, matter), (), text)
+    return _stress_failed(state, stress_over(state, turn), (), text)
 
 
-def _stress_failed(
-    state: StressTesting, matter: Matter, ranks: tuple[Rank, ...], text: str
-) -> Outcome:
+def _stress_failed(state: StressTesting, turn: Turn, ranks: tuple[Rank, ...], text: str) -> Outcome:
     faults = [Fault(rank, hardware=True, in_place=False, evidence="stress test") for rank in ranks]
     reply = ReplyOperator(state.task.operation, text)
-    return _to_round(matter, faults, _short(text), reply)
+    return _to_round(turn, faults, _short(text), reply)
 
 
-def stress_over(state: Operating, matter: Matter) -> Matter:
+def stress_over(state: Operating, turn: Turn) -> Turn:
     """Agents may start processes again, if they were held."""
     if not isinstance(state, StressTesting):
-        return matter
-    matter = matter.in_cluster(WriteResetConfig(ResetOperation.CLEAR))
-    return matter.doing(signals.release_agents(matter.job, matter.round))
+        return turn
+    turn = turn.with_cluster_commands(WriteResetConfig(ResetOperation.CLEAR))
+    return turn.with_commands(signals.continue_agents(turn.job, turn.round))
 
 
 def _to_round(
-    matter: Matter,
+    turn: Turn,
     faults: list[Fault],
     because: str,
     *commands: Command,
     nic_failed: bool = False,
 ) -> Outcome:
     return begin(
-        matter.retired().job,
+        turn.with_uuid_retired().job,
         faults,
-        matter.now,
-        matter.config,
+        turn.now,
+        turn.config,
         because,
-        commands=(*matter.before, *commands),
-        told=True,
+        commands=(*turn.commands, *commands),
+        stopped=True,
         nic_failed=nic_failed,
     )
 
 
-def resume(matter: Matter, task: Task, text: str) -> Outcome:
+def resume(turn: Turn, task: Task, text: str) -> Outcome:
     """Also after a failed pause: the ranks that did stop must go on."""
-    order = signals.go_on(matter.job, matter.round)
-    deadline = matter.now + matter.config.status_timeout_s
-    matter = matter.since(_short(text))
-    return matter.to(Resuming(matter.job, matter.round, task, text, order, deadline), order)
+    order = signals.continue_train(turn.job, turn.round)
+    deadline = turn.now + turn.config.status_timeout_s
+    turn = turn.with_reason(_short(text))
+    return turn.go_to(Resuming(turn.job, turn.round, task, text, order, deadline), order)
 
 
-def resumed(state: Resuming, matter: Matter, event: ResultReport) -> Outcome:
+def resumed(state: Resuming, turn: Turn, event: ResultReport) -> Outcome:
     if event.code == RecoverCode.OK:
-        matter = matter.since("the job goes on")
-        return matter.to(
-            Idle(matter.retired().job), ReplyOperator(state.task.operation, state.text)
+        turn = turn.with_reason("the job goes on")
+        return turn.go_to(
+            Idle(turn.with_uuid_retired().job), ReplyOperator(state.task.operation, state.text)
         )
-    matter = matter.since(f"the job could not go on ({event.code})")
-    return _not_resumed(state, matter, "continue train failed", RecoverCode.OK)
+    turn = turn.with_reason(f"the job could not go on ({event.code})")
+    return _not_resumed(state, turn, "continue train failed", RecoverCode.OK)
 
 
-def resume_expired(state: Resuming, matter: Matter) -> Outcome:
-    return _not_resumed(state, matter, "continue train timeout", RecoverCode.WaitReportTimeout)
+def resume_expired(state: Resuming, turn: Turn) -> Outcome:
+    return _not_resumed(state, turn, "continue train timeout", RecoverCode.WaitReportTimeout)
 
 
-def _not_resumed(state: Resuming, matter: Matter, what: str, cause: RecoverCode) -> Outcome:
+def _not_resumed(state: Resuming, turn: Turn, what: str, cause: RecoverCode) -> Outcome:
     text = f"{state.task.operation} failed, {what}"
-    return kill(matter.since(text).doing(ReplyOperator(state.task.operation, text)), cause)
+    return kill(
+        turn.with_reason(text).with_commands(ReplyOperator(state.task.operation, text)), cause
+    )
 
 
-def abandon_operation(state: Operating, matter: Matter) -> Matter:
+def abandon_operation(state: Operating, turn: Turn) -> Turn:
     """A fault has come in between."""
     texts = {
         Operation.NIC: "switch nic failed, report error when switching nic",
         Operation.STRESS: "recv fault, when stressing test",
     }
     operation = state.task.operation
-    matter = stress_over(state, matter)
+    turn = stress_over(state, turn)
     if isinstance(state, StressTesting) and state.hit:
-        return matter
-    return matter.doing(ReplyOperator(operation, texts[operation]))
+        return turn
+    return turn.with_commands(ReplyOperator(operation, texts[operation]))
 
 
 def tested(state: Operating) -> frozenset[Rank]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from taskd.core.clusterd import signals
 from taskd.core.clusterd.job_config import ON
 from taskd.core.clusterd.states import Ended, Exiting, HandedOver, Idle, Killing, Outcome
-from taskd.core.clusterd.turn import Matter
+from taskd.core.clusterd.turn import Turn
 from taskd.model.clusterd import (
     AnnotatePodGroup,
     LabelPodGroup,
@@ -24,64 +24,66 @@ from taskd.model.codes import RecoverCode
 STATUS = "ProcessRecoverStatus"
 
 
-def succeed(matter: Matter, status: str) -> Outcome:
+def succeed(turn: Turn, status: str) -> Outcome:
     """The job trains again. What the round dealt with begins no other while it is still seen."""
-    job, ranks = matter.job, matter.round.ranks
+    job, ranks = turn.job, turn.round.ranks
     dealt_with = {(seen.rank, seen.code) for seen in job.seen if seen.rank in ranks}
-    matter = matter.retired().of_job(handled=job.handled | dealt_with)
+    turn = turn.with_uuid_retired().with_job(handled=job.handled | dealt_with)
     if status:
-        matter = matter.in_cluster(AnnotatePodGroup(STATUS, status))
-    matter = matter.in_cluster(WriteResetConfig(ResetOperation.CLEAR), RemoveFaultJobInfo())
-    return matter.to(Idle(matter.job))
+        turn = turn.with_cluster_commands(AnnotatePodGroup(STATUS, status))
+    turn = turn.with_cluster_commands(WriteResetConfig(ResetOperation.CLEAR), RemoveFaultJobInfo())
+    return turn.go_to(Idle(turn.job))
 
 
-def exit_job(matter: Matter, order: Signal) -> Outcome:
-    if not matter.job.config.cluster:
-        return matter.to(Ended(matter.retired().job, order, matter.cause), order)
-    if matter.job.config.platform:
+def exit_job(turn: Turn, order: Signal) -> Outcome:
+    if not turn.job.config.cluster:
+        return turn.go_to(Ended(turn.with_uuid_retired().job, order, turn.cause), order)
+    if turn.job.config.platform:
         # The platform watches the pods itself.
-        return hand_over(matter, order, ResetOperation.RESTART_ALL)
-    deadline = matter.now + matter.config.exit_timeout_s
-    return matter.to(Exiting(matter.job, matter.round, order, matter.cause, deadline), order)
+        return hand_over(turn, order, ResetOperation.RESTART_ALL)
+    deadline = turn.now + turn.config.exit_timeout_s
+    return turn.go_to(Exiting(turn.job, turn.round, order, turn.cause, deadline), order)
 
 
-def give_up(matter: Matter, cause: RecoverCode = RecoverCode.OK) -> Outcome:
+def give_up(turn: Turn, cause: RecoverCode = RecoverCode.OK) -> Outcome:
     """No answer, or no way: the scheduler restarts the job."""
-    matter = replace(matter, cause=cause)
-    order = signals.dump_exit(matter.job, matter.round)
-    if not matter.job.config.cluster:
-        return exit_job(matter, order)
-    return hand_over(matter, order, ResetOperation.CLEAR)
+    turn = replace(turn, cause=cause)
+    order = signals.dump_exit(turn.job, turn.round)
+    if not turn.job.config.cluster:
+        return exit_job(turn, order)
+    return hand_over(turn, order, ResetOperation.CLEAR)
 
 
-def hand_over(matter: Matter, order: Signal | None, reset: ResetOperation) -> Outcome:
+def hand_over(turn: Turn, order: Signal | None, reset: ResetOperation) -> Outcome:
     """`order` tells the job to exit; None when it need not, or has heard it."""
-    matter = matter.of_job(paused=True).doing(WriteResetConfig(reset), LabelPodGroup(ON, "pause"))
-    left_running = matter.job.phase != "Running"
-    deadline = matter.now + matter.config.running_timeout_s
-    state = HandedOver(matter.job, matter.round, order, matter.cause, left_running, deadline)
-    return matter.to(state) if order is None else matter.to(state, order)
+    turn = turn.with_job(paused=True).with_commands(
+        WriteResetConfig(reset), LabelPodGroup(ON, "pause")
+    )
+    left_running = turn.job.phase != "Running"
+    deadline = turn.now + turn.config.running_timeout_s
+    state = HandedOver(turn.job, turn.round, order, turn.cause, left_running, deadline)
+    return turn.go_to(state) if order is None else turn.go_to(state, order)
 
 
-def take_back(matter: Matter) -> Outcome:
+def take_back(turn: Turn) -> Outcome:
     """The scheduler has restarted the job: all its processes are new, and on other devices."""
-    matter = matter.retired().of_job(handled=frozenset())
-    return matter.to(Idle(matter.job), LabelPodGroup(ON, "on"), RemoveFaultJobInfo())
+    turn = turn.with_uuid_retired().with_job(handled=frozenset())
+    return turn.go_to(Idle(turn.job), LabelPodGroup(ON, "on"), RemoveFaultJobInfo())
 
 
-def kill(matter: Matter, cause: RecoverCode = RecoverCode.OK) -> Outcome:
-    if not matter.job.config.cluster:
-        return give_up(matter, cause)
-    matter = replace(matter, cause=cause)
-    if matter.job.paused:
-        matter = matter.doing(LabelPodGroup(ON, "on"))
-    order = signals.kill_master(matter.job, matter.round)
-    deadline = matter.now + matter.config.kill_timeout_s
-    return matter.to(Killing(matter.job, matter.round, order, cause, deadline), order)
+def kill(turn: Turn, cause: RecoverCode = RecoverCode.OK) -> Outcome:
+    if not turn.job.config.cluster:
+        return give_up(turn, cause)
+    turn = replace(turn, cause=cause)
+    if turn.job.paused:
+        turn = turn.with_commands(LabelPodGroup(ON, "on"))
+    order = signals.kill_master(turn.job, turn.round)
+    deadline = turn.now + turn.config.kill_timeout_s
+    return turn.go_to(Killing(turn.job, turn.round, order, cause, deadline), order)
 
 
-def killed(matter: Matter) -> Outcome:
+def killed(turn: Turn) -> Outcome:
     """What is left of the fault is looked at again only once the job had time to come back."""
-    again_at = matter.now + matter.config.again_after_s
+    again_at = turn.now + turn.config.again_after_s
     closing = (WriteResetConfig(ResetOperation.CLEAR), RemoveFaultJobInfo())
-    return matter.to(Idle(matter.retired().job, again_at, quiet=True), *closing)
+    return turn.go_to(Idle(turn.with_uuid_retired().job, again_at, quiet=True), *closing)

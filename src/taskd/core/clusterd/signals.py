@@ -24,7 +24,7 @@ def pre_exit(job: Job, round_: Round) -> Signal:
         type="preExitProcess",
         actions=("pre exit process",),
         faults=as_ordinary(round_.ranks),
-        nodes=standing(job, round_, job.nodes_of(round_.ranks)),
+        nodes=unreplaced(job, round_, job.nodes_of(round_.ranks)),
     )
 
 
@@ -76,7 +76,7 @@ def global_fault(job: Job, round_: Round, retryable: bool) -> Signal:
         type="globalFault",
         actions=("on_global_rank", EXIT_NODES),
         faults=as_ordinary(round_.ranks),
-        nodes=standing(job, round_, round_.leaving),
+        nodes=unreplaced(job, round_, round_.leaving),
     )
 
 
@@ -96,7 +96,7 @@ def change_strategy(
             nodes = tuple(node for node in nodes if node not in round_.leaving)
             extra = "recover-in-place"
         case Strategy.RECOVER:
-            nodes = standing(job, round_, round_.leaving)
+            nodes = unreplaced(job, round_, round_.leaving)
         case Strategy.ELASTIC:
             extra = '{"scale-in-strategy": "DP"}'
         case Strategy.DUMP | Strategy.EXIT:
@@ -118,7 +118,7 @@ def dump_exit(job: Job, round_: Round) -> Signal:
     return _change(job, round_, WireStrategy.EXIT, ("change_strategy",), (), nodes, "dump_exit")
 
 
-def go_on(job: Job, round_: Round) -> Signal:
+def continue_train(job: Job, round_: Round) -> Signal:
     return _change(job, round_, WireStrategy.CONTINUE, ("change_strategy",), (), (), "")
 
 
@@ -150,7 +150,7 @@ def hot_switch(job: Job, round_: Round, action: str, ranks: tuple[Rank, ...] = (
     )
 
 
-def hold_agents(job: Job, round_: Round) -> Signal:
+def pause_agents(job: Job, round_: Round) -> Signal:
     return Signal(
         uuid=round_.uuid,
         incident=job.incident,
@@ -159,7 +159,7 @@ def hold_agents(job: Job, round_: Round) -> Signal:
     )
 
 
-def release_agents(job: Job, round_: Round) -> Signal:
+def continue_agents(job: Job, round_: Round) -> Signal:
     return Signal(
         uuid=round_.uuid,
         incident=job.incident,
@@ -176,7 +176,7 @@ def as_ordinary(ranks: Iterable[Rank]) -> tuple[Fault, ...]:
     return tuple(Fault(rank) for rank in ranks)
 
 
-def standing(job: Job, round_: Round, nodes: Iterable[NodeRank]) -> tuple[NodeRank, ...]:
+def unreplaced(job: Job, round_: Round, nodes: Iterable[NodeRank]) -> tuple[NodeRank, ...]:
     """Of these nodes, those whose pod is still the one that the trouble began with."""
     origin = dict(round_.origin)
     return tuple(

@@ -1,6 +1,6 @@
-"""The matter at hand while one event is handled: what is known, what is to be done, and why.
+"""The turn at hand while one event is handled: what is known, what is to be done, and why.
 
-The functions that make a step hand a `Matter` along; the last of them turns it into the step.
+The functions that make a step hand a `Turn` along; the last of them turns it into the step.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from taskd.model.codes import RecoverCode
 
 
 @dataclass(frozen=True, slots=True)
-class Matter:
+class Turn:
     job: Job
     round: Round
     now: float
     config: RecoveryConfig
     because: str = ""
-    before: tuple[Command, ...] = ()
+    commands: tuple[Command, ...] = ()
     cause: RecoverCode = RecoverCode.OK
     """What went wrong, where something did; late reports are answered with it."""
 
-    def since(self, because: str) -> Matter:
+    def with_reason(self, because: str) -> Turn:
         """One reason more."""
         return replace(self, because=f"{self.because}; {because}" if self.because else because)
 
-    def doing(self, *commands: Command) -> Matter:
-        return replace(self, before=(*self.before, *commands))
+    def with_commands(self, *commands: Command) -> Turn:
+        return replace(self, commands=(*self.commands, *commands))
 
-    def in_cluster(self, *commands: Command) -> Matter:
+    def with_cluster_commands(self, *commands: Command) -> Turn:
         """Only where a cluster is there to read it."""
-        return self.doing(*commands) if self.job.config.cluster else self
+        return self.with_commands(*commands) if self.job.config.cluster else self
 
-    def knowing(self, **round_: Any) -> Matter:
+    def with_round(self, **round_: Any) -> Turn:
         return replace(self, round=replace(self.round, **round_))
 
-    def of_job(self, **job: Any) -> Matter:
+    def with_job(self, **job: Any) -> Turn:
         return replace(self, job=replace(self.job, **job))
 
-    def retired(self) -> Matter:
+    def with_uuid_retired(self) -> Turn:
         """The round's uuid is used no more."""
-        return self.of_job(past=(*self.job.past, self.round.uuid)[-8:])
+        return self.with_job(past=(*self.job.past, self.round.uuid)[-8:])
 
-    def next_turn(self) -> Matter:
+    def with_new_uuid(self) -> Turn:
         """A new uuid: under the old one, clients would take the next order for an echo."""
-        turn = self.round.turn + 1
-        uuid = new_uuid(self.job, self.job.incident, turn, self.now)
-        return self.retired().knowing(turn=turn, uuid=uuid)
+        number = self.round.uuid_number + 1
+        uuid = new_uuid(self.job, self.job.incident, number, self.now)
+        return self.with_uuid_retired().with_round(uuid_number=number, uuid=uuid)
 
-    def to(self, state: State, *commands: Command) -> Outcome:
-        return Outcome(state, (*self.before, *commands), self.because, self.cause)
+    def go_to(self, state: State, *commands: Command) -> Outcome:
+        return Outcome(state, (*self.commands, *commands), self.because, self.cause)

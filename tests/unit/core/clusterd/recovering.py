@@ -61,7 +61,7 @@ class Machine:
         self.register()
         if pods:
             self.see_pods()
-        self.tell(Subscribed())
+        self.send(Subscribed())
 
     def _pods(self, sizes: tuple[int, ...]) -> dict[int, Pod]:
         pods, first = {}, 0
@@ -73,21 +73,21 @@ class Machine:
             first += size
         return pods
 
-    def tell(self, *events: Event) -> Outcome:
+    def send(self, *events: Event) -> Outcome:
         for event in events:
             self.outcome = step(self.state, event, self.now, self.config)
             self.state = self.outcome.state
         return self.outcome
 
     def register(self) -> Outcome:
-        return self.tell(JobRegistered(JobId("job"), self.job_config, "seed", "job"))
+        return self.send(JobRegistered(JobId("job"), self.job_config, "seed", "job"))
 
     def wait(self, seconds: float) -> Outcome:
         self.now += seconds
-        return self.tell(Tick())
+        return self.send(Tick())
 
     def see_pods(self, *extra: Pod, phase: str = "Running") -> Outcome:
-        return self.tell(PodsSeen((*self.pods.values(), *extra), phase))
+        return self.send(PodsSeen((*self.pods.values(), *extra), phase))
 
     def replace_pods(self, *nodes: int) -> Outcome:
         for node in nodes:
@@ -104,17 +104,17 @@ class Machine:
     # A round in words
 
     def fault(self, *ranks: int, kind: FaultKind = FaultKind.ORDINARY) -> Outcome:
-        return self.tell(FaultReport(tuple(Fault(Rank(rank), kind) for rank in ranks)))
+        return self.send(FaultReport(tuple(Fault(Rank(rank), kind) for rank in ranks)))
 
     def stopped(self, code: int = 0) -> Outcome:
-        return self.tell(StopReport(code, self.uuid))
+        return self.send(StopReport(code, self.uuid))
 
     def offers(self, *words: str) -> Outcome:
-        return self.tell(StrategiesReport(words or OFFERS, self.uuid))
+        return self.send(StrategiesReport(words or OFFERS, self.uuid))
 
     def reports(self, code: int, strategy: str, *isolate: int) -> Outcome:
         ranks = tuple(Rank(rank) for rank in isolate)
-        return self.tell(ResultReport(code, strategy, ranks, self.uuid))
+        return self.send(ResultReport(code, strategy, ranks, self.uuid))
 
     # What was ordered
 

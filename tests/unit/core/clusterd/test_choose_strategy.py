@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskd.core.clusterd.choose_strategy import Question, choose, object_to
+from taskd.core.clusterd.choose_strategy import Question, choose, objection_to
 from taskd.core.clusterd.job_facts import Attempt
 from taskd.model.strategies import LADDER, Strategy, parse_strategies
 
@@ -31,9 +31,9 @@ QUESTIONS = st.builds(
 def test_the_choice_is_the_first_without_objection(question: Question) -> None:
     choice = choose(question)
     wanted = [s for s in LADDER if s in question.configured or s is Strategy.EXIT]
-    assert choice.strategy == next(s for s in wanted if not object_to(s, question))
+    assert choice.strategy == next(s for s in wanted if not objection_to(s, question))
     for passed in wanted[: wanted.index(choice.strategy)]:
-        assert f"{passed}: {object_to(passed, question)}" in choice.because
+        assert f"{passed}: {objection_to(passed, question)}" in choice.because
 
 
 @given(QUESTIONS)

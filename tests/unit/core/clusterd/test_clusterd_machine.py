@@ -88,12 +88,12 @@ def test_a_duplicate_is_taken_for_granted_and_a_stale_report_refused() -> None:
     machine.fault(3)
     old = machine.uuid
     machine.stopped()
-    assert machine.tell(StopReport(0, old)).answer == RecoverCode.OK
+    assert machine.send(StopReport(0, old)).answer == RecoverCode.OK
     at(machine, Negotiating)
     machine.fault(1)
-    assert machine.tell(StopReport(0, old)).answer == RecoverCode.ControllerEventCancel
+    assert machine.send(StopReport(0, old)).answer == RecoverCode.ControllerEventCancel
     at(machine, Stopping)
-    assert machine.tell(StopReport(0, "never heard of")).answer == RecoverCode.OrderMix
+    assert machine.send(StopReport(0, "never heard of")).answer == RecoverCode.OrderMix
     at(machine, Stopping)
 
 
@@ -104,19 +104,19 @@ def test_reports_are_refused_when_nobody_waits_for_them() -> None:
         StrategiesReport(("retry",)),
         ResultReport(0, "retry"),
     ):
-        assert machine.tell(report).answer == RecoverCode.OrderMix
+        assert machine.send(report).answer == RecoverCode.OrderMix
         at(machine, Idle)
 
 
 def test_a_report_without_a_uuid_is_checked_by_state_and_strategy() -> None:
     machine = Machine()
     machine.fault(3)
-    machine.tell(StopReport(0))
-    machine.tell(StrategiesReport(("recover", "exit")))
-    assert machine.tell(ResultReport(0, "retry")).answer == RecoverCode.OrderMix
-    assert machine.tell(ResultReport(0, "")).answer == RecoverCode.OrderMix
+    machine.send(StopReport(0))
+    machine.send(StrategiesReport(("recover", "exit")))
+    assert machine.send(ResultReport(0, "retry")).answer == RecoverCode.OrderMix
+    assert machine.send(ResultReport(0, "")).answer == RecoverCode.OrderMix
     at(machine, Replacing)
-    assert machine.tell(ResultReport(0, "recover")).answer == RecoverCode.OK
+    assert machine.send(ResultReport(0, "recover")).answer == RecoverCode.OK
     at(machine, Idle)
 
 
@@ -129,7 +129,7 @@ def test_an_unanswered_order_is_said_again_with_its_own_number(cut: str) -> None
     if cut == "repair":
         machine.offers()
     order = machine.order
-    machine.tell(SignalFailed(order.sequence), Unsubscribed(), Subscribed())
+    machine.send(SignalFailed(order.sequence), Unsubscribed(), Subscribed())
     assert machine.order == order
 
 
@@ -138,7 +138,7 @@ def test_the_clock_alone_changes_nothing_before_the_deadline() -> None:
     machine.fault(3)
     state = machine.state
     machine.now = state.deadline - 0.1
-    assert machine.tell(Tick()).state == state
+    assert machine.send(Tick()).state == state
 
 
 def test_a_strategy_that_new_faults_cut_short_again_and_again_is_given_up() -> None:
@@ -165,7 +165,7 @@ def test_a_success_clears_the_slate() -> None:
 def test_two_kinds_of_passing_faults_together_are_not_retried() -> None:
     machine = Machine("retry,recover-in-place")
     told = (Fault(Rank(1), FaultKind.MEMORY), Fault(Rank(2), FaultKind.NETWORK))
-    machine.tell(FaultReport(told))
+    machine.send(FaultReport(told))
     machine.stopped()
     machine.offers()
     assert machine.order.extra == "recover-in-place"
@@ -198,7 +198,7 @@ def test_with_no_scheduler_a_dead_process_takes_nobody_along(strategies: str) ->
 
 def test_a_broken_device_still_takes_its_machine_along() -> None:
     machine = Machine("recover", pods=(2, 2), cluster=False)
-    machine.tell(FaultReport((Fault(Rank(3), in_place=False),)))
+    machine.send(FaultReport((Fault(Rank(3), in_place=False),)))
     machine.stopped()
     assert machine.order.nodes == (1,)
     assert [fault.rank for fault in machine.order.faults] == [2, 3]
@@ -243,14 +243,14 @@ def test_an_ended_job_hears_its_end_again_until_it_has_heard_it() -> None:
     machine = Machine("")
     machine.fault(3)
     machine.stopped()
-    machine.tell(Unsubscribed())
+    machine.send(Unsubscribed())
     machine.offers("exit")
     order = machine.order
     machine.register()
     at(machine, Ended)
-    machine.tell(Subscribed())
+    machine.send(Subscribed())
     assert machine.order == order
-    machine.tell(SignalDelivered(order.sequence))
+    machine.send(SignalDelivered(order.sequence))
     assert machine.fault(2).answer == RecoverCode.ControllerEventCancel
     machine.register()
     at(machine, Idle)
@@ -261,7 +261,7 @@ def test_an_ended_job_hears_its_end_again_until_it_has_heard_it() -> None:
 def test_a_deleted_job_ends() -> None:
     machine = Machine()
     machine.fault(3)
-    machine.tell(JobDeleted())
+    machine.send(JobDeleted())
     at(machine, Ended)
 
 
@@ -269,7 +269,7 @@ def test_an_unknown_write_or_delivery_changes_nothing() -> None:
     machine = Machine()
     machine.fault(3)
     state = machine.state
-    assert machine.tell(ClusterWriteDone(99), SignalDelivered(99)).state == state
+    assert machine.send(ClusterWriteDone(99), SignalDelivered(99)).state == state
 
 
 def test_a_fault_gets_worse_but_never_better() -> None:
@@ -283,10 +283,10 @@ def test_a_fault_gets_worse_but_never_better() -> None:
 
 def test_a_job_that_is_to_leave_an_ailing_device_saves_first() -> None:
     machine = Machine("dump", pods=(2, 2), sub_health="graceExit")
-    machine.tell(FaultsSeen((SeenFault(Rank(3), "40F84E00", "SubHealthFault"),)))
+    machine.send(FaultsSeen((SeenFault(Rank(3), "40F84E00", "SubHealthFault"),)))
     assert machine.order.type == "saveAndExit"
     other = Machine("recover,dump", pods=(2, 2), sub_health="graceExit")
-    other.tell(FaultsSeen((SeenFault(Rank(3), "40F84E00", "SubHealthFault"),)))
+    other.send(FaultsSeen((SeenFault(Rank(3), "40F84E00", "SubHealthFault"),)))
     at(other, Idle)
 
 
@@ -312,9 +312,9 @@ def test_silence_ends_the_job_with_its_reason(state: type[State]) -> None:
     machine.wait(900)
     at(machine, Ended)
     assert machine.order.extra == "dump_exit"
-    late = machine.tell(ResultReport(0, "recover", uuid=""))
+    late = machine.send(ResultReport(0, "recover", uuid=""))
     assert late.answer == RecoverCode.WaitReportTimeout
-    assert machine.tell(StopReport(1, uuid)).answer == RecoverCode.ControllerEventCancel
+    assert machine.send(StopReport(1, uuid)).answer == RecoverCode.ControllerEventCancel
 
 
 def test_signals_carry_no_surprises() -> None:

@@ -89,12 +89,12 @@ class TestPauseIsALease:
         machine.see_pods()
         at(machine, Idle)
         (label,) = machine.said(LabelPodGroup)
-        machine.tell(ClusterWriteFailed(label.sequence, "conflict"))
+        machine.send(ClusterWriteFailed(label.sequence, "conflict"))
         machine.wait(30)
         (again,) = machine.said(LabelPodGroup)
         machine.wait(30)
         (lost,) = machine.said(LabelPodGroup)
-        machine.tell(ClusterWriteDone(lost.sequence))
+        machine.send(ClusterWriteDone(lost.sequence))
         assert not machine.state.job.paused
         assert again.value == lost.value == "on"
         assert machine.state.deadline < float("inf")
@@ -118,35 +118,35 @@ class TestStreamsOutliveRounds:
         machine.fault(3)
         machine.stopped()
         before = machine.state.job.incident
-        machine.tell(Unsubscribed(), Subscribed())
+        machine.send(Unsubscribed(), Subscribed())
         at(machine, Negotiating)
         assert machine.state.job.incident == before
 
     def test_a_fault_that_persists_begins_another_round_when_the_first_was_in_vain(self) -> None:
         machine = Machine("recover", pods=(2, 2))
-        machine.tell(seen(3))
+        machine.send(seen(3))
         machine.wait(10)
         machine.wait(900)
         machine.wait(135)
-        machine.tell(SignalDelivered(machine.order.sequence))
+        machine.send(SignalDelivered(machine.order.sequence))
         at(machine, Idle)
-        machine.tell(seen(3))
+        machine.send(seen(3))
         at(machine, Idle)
         machine.wait(30)
         at(machine, PreExiting)
 
     def test_one_that_was_dealt_with_does_not(self) -> None:
         machine = Machine("recover", pods=(2, 2))
-        machine.tell(seen(3, "RestartBusiness"))
+        machine.send(seen(3, "RestartBusiness"))
         machine.wait(10)
         machine.stopped()
         machine.offers()
         machine.replace_pods(1)
         machine.reports(0, "recover")
         machine.wait(0)
-        machine.tell(seen(3, "RestartBusiness"))
+        machine.send(seen(3, "RestartBusiness"))
         at(machine, Idle)
-        machine.tell(FaultsSeen(()), seen(3, "RestartBusiness"))
+        machine.send(FaultsSeen(()), seen(3, "RestartBusiness"))
         at(machine, PreExiting)
 
 
@@ -174,7 +174,7 @@ class TestEscalation:
 
     def test_in_the_middle_of_an_operation_the_operator_is_told(self) -> None:
         machine = Machine("retry")
-        machine.tell(OperatorAskedNic((Rank(0),), (True,)))
+        machine.send(OperatorAskedNic((Rank(0),), (True,)))
         machine.stopped()
         machine.fault(1)
         at(machine, Stopping)
@@ -187,22 +187,22 @@ class TestHardwareFaults:
 
     def test_the_round_begins_also_when_the_client_says_nothing(self) -> None:
         machine = Machine("recover", pods=(2, 2))
-        machine.tell(seen(3))
+        machine.send(seen(3))
         at(machine, PreExiting)
         assert machine.order.actions == ("pre exit process",)
-        machine.tell(Unsubscribed(), Subscribed())
+        machine.send(Unsubscribed(), Subscribed())
         assert machine.order.type == "preExitProcess"
         machine.wait(10)
         assert machine.order.type == "stopTrain"
 
     def test_with_nobody_subscribed_it_is_stopped_at_once(self) -> None:
         machine = Machine("recover", pods=(2, 2))
-        machine.tell(Unsubscribed(), seen(3))
+        machine.send(Unsubscribed(), seen(3))
         at(machine, Stopping)
 
     def test_the_neighbours_that_left_are_no_new_incident(self) -> None:
         machine = Machine("recover", pods=(2, 2))
-        machine.tell(seen(3))
+        machine.send(seen(3))
         machine.fault(2, 3)
         at(machine, Stopping)
         assert machine.order.incident == 1
@@ -210,7 +210,7 @@ class TestHardwareFaults:
 
 def test_7_no_signal_is_waited_for_for_ever() -> None:
     machine = Machine("recover", pods=(2, 2))
-    machine.tell(Unsubscribed())
+    machine.send(Unsubscribed())
     machine.fault(3)
     machine.wait(900)
     at(machine, HandedOver)
@@ -219,14 +219,14 @@ def test_7_no_signal_is_waited_for_for_ever() -> None:
         at(machine, Killing)
         machine.wait(60)
         at(machine, HandedOver)
-    machine.tell(Subscribed())
+    machine.send(Subscribed())
     assert machine.order.type == "killMaster"
 
 
 def test_12_results_nobody_asked_for_are_refused() -> None:
     machine = Machine("retry")
-    assert machine.tell(NicResult(True)).answer == RecoverCode.OrderMix
-    assert machine.tell(StressResult({})).answer == RecoverCode.OrderMix
+    assert machine.send(NicResult(True)).answer == RecoverCode.OrderMix
+    assert machine.send(StressResult({})).answer == RecoverCode.OrderMix
     at(machine, Idle)
 
 
@@ -242,7 +242,7 @@ def test_19_and_34_the_reset_config_is_optional() -> None:
     for tell in told:
         for write in machine.said(WriteResetConfig):
             before = machine.state
-            outcome = machine.tell(ClusterWriteFailed(write.sequence, "no such ConfigMap"))
+            outcome = machine.send(ClusterWriteFailed(write.sequence, "no such ConfigMap"))
             assert outcome.state == before
             assert "no such ConfigMap" in outcome.because
         tell()
@@ -293,7 +293,7 @@ class TestUnexpectedCodes:
     @pytest.mark.parametrize("code", [1, 404, 405, 406, 407, 499, 12345])
     def test_while_links_are_switched(self, code: int) -> None:
         machine = Machine("retry")
-        machine.tell(OperatorAskedNic((Rank(0),), (True,)))
+        machine.send(OperatorAskedNic((Rank(0),), (True,)))
         machine.stopped()
         machine.reports(code, "")
         at(machine, Stopping)
@@ -301,11 +301,11 @@ class TestUnexpectedCodes:
     @pytest.mark.parametrize("code", [1, 406, 12345])
     def test_while_devices_are_tested(self, code: int) -> None:
         machine = Machine("retry")
-        machine.tell(OperatorAskedStress({Rank(0): (0,)}))
+        machine.send(OperatorAskedStress({Rank(0): (0,)}))
         machine.stopped()
         machine.reports(code, "")
         at(machine, StressTesting)
-        machine.tell(StressResult({}))
+        machine.send(StressResult({}))
         at(machine, Stopping)
 
     @pytest.mark.parametrize("code", [1, 405, 12345])
@@ -335,7 +335,7 @@ class TestUnexpectedCodes:
 
     def preparing(self) -> Machine:
         machine = Machine("recover", pods=(2, 2), sub_health="hotSwitch")
-        machine.tell(seen(3, "SubHealthFault"))
+        machine.send(seen(3, "SubHealthFault"))
         machine.see_pods(self.backup)
         return machine
 
@@ -381,7 +381,7 @@ class TestReportsAreChecked:
         stop = machine.order
         machine.stopped(404)
         at(machine, Killing)
-        machine.tell(SignalDelivered(stop.sequence))
+        machine.send(SignalDelivered(stop.sequence))
         at(machine, Killing)
 
 
@@ -390,7 +390,7 @@ class TestPodsThatChange:
 
     def test_the_same_pods_again_prove_nothing(self) -> None:
         machine = Machine("recover-in-place", pods=(2, 2))
-        machine.tell(FaultReport((Fault(Rank(3), in_place=False), Fault(Rank(0)))))
+        machine.send(FaultReport((Fault(Rank(3), in_place=False), Fault(Rank(0)))))
         machine.stopped()
         machine.offers()
         machine.see_pods()
@@ -422,7 +422,7 @@ def test_25_healing_in_place_is_given_up_when_the_device_turns_out_broken() -> N
     machine.stopped()
     machine.offers()
     assert machine.order.extra == "recover-in-place"
-    machine.tell(seen(3, "SeparateNPU"))
+    machine.send(seen(3, "SeparateNPU"))
     at(machine, Stopping)
     machine.stopped()
     machine.offers()
@@ -457,36 +457,36 @@ class TestPlatform:
 
     def test_nobody_is_told_to_leave_for_a_passing_fault(self) -> None:
         machine = Machine("retry,recover", pods=(2, 2), platform=True)
-        machine.tell(seen(3, "RestartBusiness", "80E01801"))
+        machine.send(seen(3, "RestartBusiness", "80E01801"))
         assert not machine.said(Signal)
-        machine.tell(PlatformSeen(strategy="retry"))
+        machine.send(PlatformSeen(strategy="retry"))
         assert machine.order.faults[0].kind is FaultKind.MEMORY
 
     def test_faults_that_the_platform_adds_are_announced(self) -> None:
         machine = Machine("retry,recover", pods=(2, 2), platform=True)
-        machine.tell(PlatformSeen(strategy="retry"))
+        machine.send(PlatformSeen(strategy="retry"))
         machine.fault(3, kind=FaultKind.MEMORY)
         machine.stopped()
-        machine.tell(PlatformSeen(strategy="recover", confirm="3:0", result="0:1"))
+        machine.send(PlatformSeen(strategy="recover", confirm="3:0", result="0:1"))
         assert [fault.rank for fault in machine.order.faults] == [0, 1, 2, 3]
 
     def test_processes_are_restarted_in_place_by_the_strategy_alone(self) -> None:
         """The platform makes an ordinary round of a passing fault: nobody is told to leave yet."""
         machine = Machine("retry,recover-in-place,recover", pods=(2, 2), platform=True)
-        machine.tell(PlatformSeen(strategy="retry"))
+        machine.send(PlatformSeen(strategy="retry"))
         machine.fault(3, kind=FaultKind.MEMORY)
         machine.stopped()
-        machine.tell(PlatformSeen(strategy="recover", confirm="3:0", result="0:1"))
+        machine.send(PlatformSeen(strategy="recover", confirm="3:0", result="0:1"))
         assert machine.order.actions == ("on_global_rank", "fault_nodes_exit")
         assert (machine.order.nodes, machine.order.timeout_s) == ((), 0)
         machine.offers()
-        machine.tell(PlatformSeen("recover", "3:0", "0:1", "true"))
+        machine.send(PlatformSeen("recover", "3:0", "0:1", "true"))
         assert machine.order.actions == ("change_strategy", "fault_nodes_restart")
         assert machine.order.nodes == (NodeRank(0), NodeRank(1))
 
     def test_a_confirmation_of_somebody_else_is_not_overwritten(self) -> None:
         machine = Machine("retry,recover", pods=(2, 2), platform=True)
-        machine.tell(PlatformSeen(strategy="recover", confirm="7:1"))
+        machine.send(PlatformSeen(strategy="recover", confirm="7:1"))
         machine.fault(3)
         outcome = machine.stopped()
         assert outcome.answer == RecoverCode.WriteConfirmFaultOrWaitPlatResultFault
@@ -496,7 +496,7 @@ class TestPlatform:
     def test_its_silence_ends(self, asked: str) -> None:
         machine = Machine("retry,recover", pods=(2, 2), platform=True)
         if asked == "faults":
-            machine.tell(PlatformSeen(strategy="recover"))
+            machine.send(PlatformSeen(strategy="recover"))
         machine.fault(3)
         if asked == "faults":
             machine.stopped()
@@ -507,7 +507,7 @@ class TestPlatform:
         }
         assert outcome.answer == expected[asked]
         at(machine, HandedOver)
-        late = machine.tell(StrategiesReport(("retry",)))
+        late = machine.send(StrategiesReport(("retry",)))
         assert late.answer == expected[asked]
 
 
@@ -544,13 +544,13 @@ class TestRestartIsProven:
         machine = Machine("", pods=(2, 2))
         machine.fault(3)
         machine.stopped()
-        machine.tell(Unsubscribed())
+        machine.send(Unsubscribed())
         machine.offers("exit")
         order = machine.order
         machine.replace_pods(1)
         machine.see_pods()
         at(machine, HandedOver)
-        machine.tell(SignalDelivered(order.sequence))
+        machine.send(SignalDelivered(order.sequence))
         machine.see_pods()
         at(machine, Idle)
 
@@ -575,7 +575,7 @@ def test_32_a_wait_that_is_over_leaves_nothing_behind() -> None:
         StrategiesReport(("retry",), old),
         ResultReport(0, "recover", uuid=old),
     ):
-        outcome = machine.tell(report)
+        outcome = machine.send(report)
         assert outcome.answer == RecoverCode.ControllerEventCancel
         assert outcome.state == state
 
@@ -585,7 +585,7 @@ class TestHotSwitch:
 
     def test_every_signal_has_the_uuid_of_its_attempt(self) -> None:
         machine = Machine("recover", pods=(2, 2), sub_health="hotSwitch")
-        machine.tell(seen(3, "SubHealthFault"))
+        machine.send(seen(3, "SubHealthFault"))
         first = machine.order.uuid
         assert first
         machine.wait(60)
@@ -595,7 +595,7 @@ class TestHotSwitch:
 
     def test_node_0_stays(self) -> None:
         machine = Machine("recover", pods=(2, 2), sub_health="hotSwitch")
-        machine.tell(seen(0, "SubHealthFault"))
+        machine.send(seen(0, "SubHealthFault"))
         at(machine, Idle)
 
 
@@ -614,10 +614,10 @@ class TestOddRanks:
 
     def test_an_entry_of_the_platform_that_cannot_be_read_is_left_out_alone(self) -> None:
         machine = Machine("recover", pods=(2, 2), platform=True)
-        machine.tell(PlatformSeen(strategy="recover"))
+        machine.send(PlatformSeen(strategy="recover"))
         machine.fault(3)
         machine.stopped()
-        machine.tell(PlatformSeen(strategy="recover", result=f"x:1,,2:9,{'3' * 5000}:1, 1 : 1 "))
+        machine.send(PlatformSeen(strategy="recover", result=f"x:1,,2:9,{'3' * 5000}:1, 1 : 1 "))
         assert [fault.rank for fault in machine.order.faults] == [0, 1, 2, 3]
 
     def test_a_rank_is_known_also_while_its_pod_is_away(self) -> None:
@@ -646,7 +646,7 @@ def test_38_and_40_what_ails_a_device_does_not_hide_that_it_is_broken(
     """Whichever is listed first, and whatever is to be done about ailing devices."""
     machine = Machine("recover-in-place,recover", pods=(2, 2), sub_health=sub_health)
     picture = [SeenFault(Rank(3), f"code{n}", level) for n, level in enumerate(levels)]
-    machine.tell(FaultsSeen(tuple(picture)))
+    machine.send(FaultsSeen(tuple(picture)))
     at(machine, PreExiting)
     machine.wait(10)
     machine.stopped()
@@ -670,9 +670,9 @@ class TestNetworkFaults:
 
     def test_what_the_device_says_of_its_link_is_in_the_picture(self) -> None:
         machine = Machine("retry,recover", pods=(2, 2))
-        machine.tell(FaultsSeen((self.down,)))
+        machine.send(FaultsSeen((self.down,)))
         assert machine.state.job.seen == (self.down,)
-        machine.tell(FaultsSeen((self.down, SeenFault(Rank(3), "8C1F860B", "RestartBusiness"))))
+        machine.send(FaultsSeen((self.down, SeenFault(Rank(3), "8C1F860B", "RestartBusiness"))))
         assert machine.outcome.because.endswith(
             "network error of rank 3 (RestartBusiness 8C1F860B)"
         )
@@ -708,18 +708,18 @@ class TestOperations:
     )
     def test_nonsense_is_refused(self, event: OperatorAskedNic | OperatorAskedStress) -> None:
         machine = Machine("retry", pods=(2, 2))
-        assert machine.tell(event).answer == RecoverCode.OMParamInvalid
+        assert machine.send(event).answer == RecoverCode.OMParamInvalid
         at(machine, Idle)
 
     def test_one_at_a_time(self) -> None:
         machine = Machine("retry")
-        machine.tell(OperatorAskedNic((Rank(0),), (True,)))
-        outcome = machine.tell(OperatorAskedStress({Rank(0): (0,)}))
+        machine.send(OperatorAskedNic((Rank(0),), (True,)))
+        outcome = machine.send(OperatorAskedStress({Rank(0): (0,)}))
         assert outcome.answer == RecoverCode.OMIsRunning
 
     def test_a_failed_pause_is_taken_back(self) -> None:
         machine = Machine("retry")
-        machine.tell(OperatorAskedNic((Rank(0),), (True,)))
+        machine.send(OperatorAskedNic((Rank(0),), (True,)))
         machine.stopped(499)
         at(machine, Resuming)
         machine.reports(0, "continue")
@@ -728,9 +728,9 @@ class TestOperations:
 
     def test_a_job_that_cannot_go_on_is_ended(self) -> None:
         machine = Machine("retry")
-        machine.tell(OperatorAskedNic((Rank(0),), (True,)))
+        machine.send(OperatorAskedNic((Rank(0),), (True,)))
         machine.stopped()
-        machine.tell(NicResult(True))
+        machine.send(NicResult(True))
         machine.reports(499, "continue")
         at(machine, Ended)
         assert "(499)" in machine.outcome.because
@@ -752,12 +752,12 @@ class TestOperations:
         self, told: list[str], text: str
     ) -> None:
         machine = Machine("retry")
-        machine.tell(OperatorAskedNic((Rank(0),), (True,)))
+        machine.send(OperatorAskedNic((Rank(0),), (True,)))
         for number, word in enumerate(told):
             if word == "silence":
                 machine.wait(900)
             elif word in ("yes", "no"):
-                machine.tell(NicResult(word == "yes"))
+                machine.send(NicResult(word == "yes"))
             elif number == 0:
                 machine.stopped(int(word))
             else:
@@ -770,7 +770,7 @@ def test_a_label_that_cannot_be_written_leads_to_the_last_resort() -> None:
     machine = Machine("recover", pods=(2, 2))
     handed_over(machine)
     (label,) = machine.said(LabelPodGroup)
-    outcome = machine.tell(ClusterWriteFailed(label.sequence, "forbidden"))
+    outcome = machine.send(ClusterWriteFailed(label.sequence, "forbidden"))
     assert outcome.answer == RecoverCode.OperatePodGroupError
     at(machine, Killing)
 

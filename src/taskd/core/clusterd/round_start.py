@@ -1,0 +1,290 @@
+"""A round, from the stop to the question what the job can do: stop, settle, confirm, announce.
+
+`recovery/faults` opens the round, `recovery/decision` takes the job's answer to the question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from taskd.core.clusterd import platform, signals
+from taskd.core.clusterd.job_config import ON, RecoveryConfig
+from taskd.core.clusterd.job_facts import Attempt, Job, Round, new_uuid
+from taskd.core.clusterd.round_end import give_up, kill
+from taskd.core.clusterd.states import (
+    Dumping,
+    Negotiating,
+    Outcome,
+    PlatformChoosing,
+    PlatformConfirming,
+    PreExiting,
+    Settling,
+    Stopping,
+)
+from taskd.core.clusterd.turn import Turn
+from taskd.model.clusterd import (
+    Command,
+    LabelPod,
+    LabelPodGroup,
+    ResetOperation,
+    StopReport,
+    WriteFaultJobInfo,
+    WriteResetConfig,
+)
+from taskd.model.codes import RecoverCode
+from taskd.model.faults import Fault, FaultKind, merge
+from taskd.model.ids import Incident, NodeRank
+from taskd.model.strategies import Strategy
+
+
+def new_incident(
+    job: Job, now: float, config: RecoveryConfig, because: str, before: Round | None = None
+) -> Turn:
+    """Fences off every answer to what was asked before."""
+    incident = Incident(job.incident + 1)
+    past = job.past if before is None else (*job.past, before.uuid)[-8:]
+    job = replace(job, incident=incident, past=past, answered=())
+    uuid = new_uuid(job, incident, 0, now)
+    return Turn(job, Round(uuid=uuid, began=now, origin=job.origin), now, config, because)
+
+
+def begin(
+    job: Job,
+    faults: Iterable[Fault],
+    now: float,
+    config: RecoveryConfig,
+    because: str,
+    *,
+    before: Round | None = None,
+    history: tuple[Attempt, ...] = (),
+    commands: tuple[Command, ...] = (),
+    stopped: bool = False,
+    leave_first: bool = True,
+    nic_failed: bool = False,
+) -> Outcome:
+    """`before` is the round that these faults break into; what it knew is still true.
+
+    `told`: the ranks have been told to pause, if not to stop. `leave_first`: processes on a broken
+    device may have to be told to leave it.
+    """
+    turn = new_incident(job, now, config, because, before).with_commands(*commands)
+    faults = tuple(faults)
+    if before is not None:
+        origin = _origin(turn.job, before, faults)
+        turn = turn.with_round(
+            faults=before.faults, origin=origin, platform=before.platform, stopped=before.stopped
+        )
+    if stopped:
+        turn = turn.with_round(stopped=True)
+    known = turn.round.faults
+    turn = turn.with_round(faults=merge(known, faults), history=history, nic_failed=nic_failed)
+    turn = _mark_pods(turn, faults)
+    if job.paused:
+        turn = turn.with_commands(LabelPodGroup(ON, "on"))
+    if leave_first and before is None and not stopped and _should_leave_first(turn):
+        order = signals.pre_exit(turn.job, turn.round)
+        deadline = now + config.pre_exit_timeout_s
+        return turn.go_to(PreExiting(turn.job, turn.round, order, deadline), order)
+    return open_round(turn)
+
+
+def _origin(job: Job, before: Round, news: tuple[Fault, ...]) -> tuple[tuple[NodeRank, str], ...]:
+    """A pod that has come during the trouble counts as new, unless the fault is in it."""
+    hit = set(job.nodes_of(fault.rank for fault in news))
+    here = {pod.node_rank: pod.uid for pod in job.members if pod.node_rank in hit}
+    return tuple(sorted({**dict(before.origin), **here}.items()))
+
+
+def _should_leave_first(turn: Turn) -> bool:
+    """Only the cluster has seen it: the processes there may hang, and notice nothing."""
+    faults = turn.round.faults
+    known_to_client = any(not fault.hardware or fault.kind.retryable for fault in faults)
+    return bool(faults) and turn.job.subscribed and not known_to_client
+
+
+def _mark_pods(turn: Turn, faults: tuple[Fault, ...]) -> Turn:
+    """So that the scheduler knows why these pods are in trouble."""
+    soft = [fault for fault in faults if not fault.hardware]
+    mark = "retry-fault" if all(fault.kind.retryable for fault in soft) else "software"
+    nodes = turn.job.nodes_of(fault.rank for fault in soft)
+    pods = [turn.job.pod_at(node) for node in nodes]
+    return turn.with_cluster_commands(
+        *(LabelPod(pod.uid, "fault-type", mark) for pod in pods if pod is not None)
+    )
+
+
+def open_round(turn: Turn) -> Outcome:
+    """Stop at once. Only while the job still trains, a platform is asked first whether to."""
+    word = platform.wanted(turn.job) or turn.round.platform
+    turn = turn.with_round(platform=word)
+    if word or turn.round.stopped or not turn.job.config.platform:
+        return stop(turn)
+    turn = turn.with_reason("the platform is to name a strategy")
+    deadline = turn.now + turn.config.platform_timeout_s
+    return turn.go_to(PlatformChoosing(turn.job, turn.round, deadline))
+
+
+def platform_changed(state: PlatformChoosing, turn: Turn) -> Outcome:
+    if word := platform.wanted(turn.job):
+        return stop(turn.with_reason(f"the platform wants {word}").with_round(platform=word))
+    return turn.go_to(state)
+
+
+def stop(turn: Turn) -> Outcome:
+    """Tell every rank to stand still, or, where a dump is all that is wanted, to save and leave."""
+    if _dump_only(turn):
+        turn = turn.with_reason("a dump is all that is wanted")
+        leaving = nodes_to_replace(turn.job, turn.round)
+        turn = mark_lost(turn.with_round(leaving=leaving))
+        turn = turn.with_cluster_commands(WriteResetConfig(ResetOperation.FAULT, turn.round.ranks))
+        order = signals.save_and_exit(turn.job, turn.round)
+        deadline = turn.now + turn.config.status_timeout_s
+        return turn.go_to(Dumping(turn.job, turn.round, order, deadline), order)
+    turn = turn.with_round(stopped=True)
+    turn = turn.with_cluster_commands(WriteResetConfig(ResetOperation.FLUSHING))
+    order = signals.stop_train(turn.job, turn.round)
+    deadline = turn.now + turn.config.stop_timeout_s
+    return turn.go_to(Stopping(turn.job, turn.round, order, deadline), order)
+
+
+def _dump_only(turn: Turn) -> bool:
+    if turn.round.stopped:
+        return False
+    strategies = turn.job.config.strategies
+    if turn.job.config.platform:
+        return turn.round.platform == "dump" and Strategy.DUMP in strategies
+    return strategies[0] is Strategy.DUMP
+
+
+def stop_completed(turn: Turn, event: StopReport) -> Outcome:
+    match event.code:
+        case RecoverCode.OK:
+            return settle(turn.with_reason("every rank stands still"))
+        case RecoverCode.ProcessNotReady:
+            return kill(turn.with_reason("the job has no running processes that could stop"))
+        case code:
+            return give_up(turn.with_reason(f"the job could not stop its ranks ({code})"))
+
+
+def settle(turn: Turn) -> Outcome:
+    """Wait for the cluster only as far as these faults need it."""
+    if retryable(turn.job, turn.round):
+        return _confirm(turn.with_round(leaving=frozenset()))
+    turn = turn.with_round(leaving=_must_leave(turn.job, turn.round))
+    job, now, config = turn.job, turn.now, turn.config
+    not_before = now + config.flush_s if job.config.cluster else now
+    if job.config.super_pod:
+        not_before += config.release_s
+        pods = [job.pod_at(node) for node in job.nodes_of(turn.round.ranks)]
+        turn = turn.with_commands(
+            WriteFaultJobInfo(tuple(pod.node for pod in pods if pod is not None))
+        )
+    heal_by = now + config.heal_timeout_s if healing(job, turn.round) else now
+    if max(not_before, heal_by) <= now:
+        return _confirm(turn)
+    turn = turn.with_reason("the cluster comes to rest")
+    return turn.go_to(Settling(job, turn.round, not_before, max(not_before, heal_by)))
+
+
+def faults_changed(state: Settling, turn: Turn) -> Outcome:
+    """What was to heal may have healed."""
+    if healing(state.job, state.round):
+        return turn.go_to(state)
+    if turn.now >= state.not_before:
+        return settled(turn)
+    return turn.with_reason("nothing is left to heal").go_to(
+        replace(state, deadline=state.not_before)
+    )
+
+
+def settled(turn: Turn) -> Outcome:
+    unhealed = healing(turn.job, turn.round)
+    reason = f"nodes {sorted(unhealed)} did not heal" if unhealed else "the cluster is at rest"
+    return _confirm(turn.with_reason(reason).with_round(leaving=turn.round.leaving | unhealed))
+
+
+def retryable(job: Job, round_: Round) -> bool:
+    """Every fault passes by itself, all are of one kind, and nothing speaks against a retry."""
+    return (
+        Strategy.RETRY in job.config.strategies
+        and (not job.config.platform or round_.platform == "retry")
+        and all(fault.kind.retryable for fault in round_.faults)
+        and len({fault.kind for fault in round_.faults}) <= 1
+        and not _retry_has_failed(round_)
+    )
+
+
+def _retry_has_failed(round_: Round) -> bool:
+    return any(a.strategy is Strategy.RETRY and not a.interrupted for a in round_.history)
+
+
+def healing(job: Job, round_: Round) -> frozenset[NodeRank]:
+    """The nodes that stay only if their device fault passes, and on which it is still seen."""
+    seen = {fault.rank for fault in job.seen if not (fault.ignored or fault.sub_healthy)}
+    ranks = [fault.rank for fault in round_.faults if fault.hardware and fault.rank in seen]
+    return frozenset(job.nodes_of(ranks)) - round_.leaving
+
+
+def _must_leave(job: Job, round_: Round) -> frozenset[NodeRank]:
+    """With a scheduler a pod is the least that can be replaced, unless it is healed in place.
+    With none, a process is; only what cannot be helped there has to leave its node."""
+    if Strategy.RECOVER_IN_PLACE not in job.config.strategies:
+        return nodes_to_replace(job, round_)
+    return _not_in_place(job, round_)
+
+
+def nodes_to_replace(job: Job, round_: Round) -> frozenset[NodeRank]:
+    if job.config.cluster:
+        return frozenset(job.nodes_of(round_.ranks))
+    return _not_in_place(job, round_)
+
+
+def _not_in_place(job: Job, round_: Round) -> frozenset[NodeRank]:
+    return frozenset(job.nodes_of(fault.rank for fault in round_.faults if not fault.in_place))
+
+
+def _confirm(turn: Turn) -> Outcome:
+    if not turn.job.config.platform:
+        return _announce(turn)
+    if platform.foreign_confirmation(turn.job):
+        turn = turn.with_reason(f"{platform.CONFIRM} still holds {turn.job.platform.confirm!r}")
+        return give_up(turn, RecoverCode.WriteConfirmFaultOrWaitPlatResultFault)
+    question = platform.ask(turn.round.faults)
+    turn = turn.with_job(confirm=question.value).with_commands(question)
+    deadline = turn.now + turn.config.platform_timeout_s
+    return confirmed(PlatformConfirming(turn.job, turn.round, deadline), turn)
+
+
+def confirmed(state: PlatformConfirming, turn: Turn) -> Outcome:
+    """Go on once the platform has answered in full: a list of faults, and a strategy."""
+    job, word = turn.job, platform.wanted_finally(turn.job)
+    stale = word == Strategy.RETRY and _retry_has_failed(turn.round)
+    if job.platform.result is None or not word or stale:
+        return turn.with_reason("the platform is to confirm the faults").go_to(state)
+    told = platform.read_faults(f"{job.platform.confirm or ''},{job.platform.result}")
+    turn = turn.with_round(platform=word, faults=merge(turn.round.faults, told))
+    leaving = turn.round.leaving | _must_leave(job, turn.round)
+    passing = retryable(job, turn.round)
+    turn = turn.with_round(leaving=frozenset() if passing else leaving)
+    return _announce(turn.with_reason(f"the platform has confirmed the faults and wants {word}"))
+
+
+def mark_lost(turn: Turn) -> Turn:
+    """Nothing passes by itself any more, and who shares a pod that must leave is lost with it."""
+    mates = turn.job.ranks_of(turn.round.leaving)
+    leavers = (Fault(rank, in_place=False, evidence="its pod must leave") for rank in mates)
+    faults = [replace(fault, kind=FaultKind.ORDINARY) for fault in turn.round.faults]
+    return turn.with_round(faults=merge(faults, leavers))
+
+
+def _announce(turn: Turn) -> Outcome:
+    again = retryable(turn.job, turn.round)
+    if not again:
+        turn = mark_lost(turn)
+        in_place = Strategy.RECOVER_IN_PLACE in turn.job.config.strategies
+        listed = WriteResetConfig(ResetOperation.FAULT, turn.round.ranks, in_place)
+        turn = turn.with_cluster_commands(listed)
+    order = signals.global_fault(turn.job, turn.round, again)
+    deadline = turn.now + turn.config.strategy_timeout_s
+    return turn.go_to(Negotiating(turn.job, turn.round, order, deadline), order)
