@@ -1,10 +1,11 @@
-"""The message bus of a job, with every place a process of its own.
+"""The message bus of a job, with one process per position.
 
     python examples/00_bus.py
 
-A manager, two nodes with a proxy, an agent and two workers each. Messages of every kind arrive;
-then the manager is killed with SIGKILL and started again, and everybody is reached as before,
-without anybody else having been restarted. Exits with 1 if anything does not happen in time.
+A manager, and two nodes with a proxy, an agent and two workers each. Messages of every kind are
+delivered. Then the manager is killed with SIGKILL and started again, and all positions can be
+reached as before, without a restart of any other process. Exits with 1 if anything fails or takes
+too long.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from taskd.model.messages import Body, RestartsLeft, SetProfiling, StartWorkers,
 from taskd.proxy import Proxy, ProxyConfig
 
 NODES, RANKS = 2, 2
-IN_TIME_S = 30.0
+TIMEOUT_S = 30.0
 ORDERS: dict[str, Body] = {
     "start": StartWorkers(3),
     "profile": SetProfiling(default_domain=True, communication=False),
@@ -34,11 +35,11 @@ ORDERS: dict[str, Body] = {
 }
 
 
-# One place, in its own process
+# One position, in its own process
 
 
-async def place(me: Position, listen: str | None, upstream: str | None) -> None:
-    """Does what its standard input says, tells what happens on its standard output."""
+async def run_position(me: Position, listen: str | None, upstream: str | None) -> None:
+    """Take orders from standard input, report what happens on standard output."""
     if me.role == "Proxy":
         assert listen is not None
         assert upstream is not None
@@ -49,34 +50,34 @@ async def place(me: Position, listen: str | None, upstream: str | None) -> None:
     else:
         bus = Bus(BusConfig(me=me, listen=listen, upstream=upstream))
         await bus.start()
-    tell(up=True)
+    report(up=True)
     async with asyncio.TaskGroup() as group:
-        group.create_task(watch(bus))
-        group.create_task(obey(bus))
+        group.create_task(report_changes(bus))
+        group.create_task(send_as_ordered(bus))
         while me.role != "Proxy":
             got = await bus.receive()
-            tell(got=type(got.body).__name__, src=str(got.src))
+            report(got=type(got.body).__name__, src=str(got.src))
 
 
-async def watch(bus: Bus) -> None:
+async def report_changes(bus: Bus) -> None:
     async for change in bus.changes():
         peer = getattr(change, "peer", "")
-        tell(change=type(change).__name__, peer=str(peer))
+        report(change=type(change).__name__, peer=str(peer))
 
 
-async def obey(bus: Bus) -> None:
+async def send_as_ordered(bus: Bus) -> None:
     while text := await asyncio.to_thread(sys.stdin.readline):
         dst, order, sync = json.loads(text)
         sent = await bus.send(Position(*dst), ORDERS[order], sync=sync)
-        tell(sent=sent.code.name, source=str(sent.source))
-    os._exit(0)  # The one who has started us is gone.
+        report(sent=sent.code.name, source=str(sent.source))
+    os._exit(0)  # The parent process is gone.
 
 
-def tell(**words: object) -> None:
-    print(json.dumps(words), flush=True)
+def report(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
 
 
-# The story
+# The demonstration
 
 
 @dataclass
@@ -87,27 +88,27 @@ class Process:
     async def send(self, dst: Position, order: str, *, sync: bool = True) -> dict[str, Any]:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([words_of(dst), order, sync]).encode() + b"\n")
-        return await self.told("sent")
+        return await self.next_report("sent")
 
-    async def told(self, key: str, value: str | None = None) -> dict[str, Any]:
-        """The next thing of this kind that it tells."""
+    async def next_report(self, key: str, value: str | None = None) -> dict[str, Any]:
+        """The next report with this key, and with this value if one is given."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(IN_TIME_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while True:
                 line = await self.process.stdout.readline()
                 assert line, f"{self.me} has ended"
-                words: dict[str, Any] = json.loads(line)
-                if key in words and value in (None, words[key]):
-                    return words
+                fields: dict[str, Any] = json.loads(line)
+                if key in fields and value in (None, fields[key]):
+                    return fields
 
 
-class Story:
+class Demo:
     def __init__(self) -> None:
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
         self.processes: dict[Position, Process] = {}
 
     def say(self, text: str) -> None:
-        print(f"{time.monotonic() - self.began:6.2f} s  {text}", flush=True)
+        print(f"{time.monotonic() - self.started_at:6.2f} s  {text}", flush=True)
 
     async def start(self, me: Position, listen: str = "", upstream: str = "") -> Process:
         process = await asyncio.create_subprocess_exec(
@@ -119,21 +120,21 @@ class Story:
             stderr=asyncio.subprocess.DEVNULL,
         )
         started = self.processes[me] = Process(me, process)
-        await started.told("up")
+        await started.next_report("up")
         return started
 
     async def deliver(self, src: Position, dst: Position, order: str) -> None:
         sent = await self.processes[src].send(dst, order)
         assert sent["sent"] == "OK", f"{src} to {dst}: {sent}"
-        got = await self.processes[dst].told("got")
+        got = await self.processes[dst].next_report("got")
         assert got["src"] == str(src), got
         self.say(f"{src!s:12} -> {dst!s:12} {got['got']}, acknowledged by {sent['source']}")
 
-    async def spread(self, src: Position, dst: Position, order: str, to: list[Position]) -> None:
+    async def broadcast(self, src: Position, dst: Position, order: str, to: list[Position]) -> None:
         sent = await self.processes[src].send(dst, order, sync=False)
         assert sent["sent"] == "OK", f"{src} to {dst}: {sent}"
         for one in to:
-            got = await self.processes[one].told("got")
+            got = await self.processes[one].next_report("got")
             assert got["src"] == str(src), got
         self.say(f"{src!s:12} -> {dst!s:12} reached {', '.join(map(str, to))}")
 
@@ -153,72 +154,72 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-async def tell_the_story() -> None:
-    story = Story()
+async def main() -> None:
+    demo = Demo()
     try:
-        await tell_all(story)
+        await show(demo)
     finally:
-        await story.end()
+        await demo.end()
 
 
-async def tell_all(story: Story) -> None:
-    top = f"127.0.0.1:{free_port()}"
-    boss = await story.start(manager(), listen=top)
+async def show(demo: Demo) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    top = await demo.start(manager(), listen=address)
     agents = [agent(node) for node in range(NODES)]
     workers = [worker(rank // RANKS, rank) for rank in range(NODES * RANKS)]
     for node in range(NODES):
         local = f"127.0.0.1:{free_port()}"
-        await story.start(Position("Proxy", str(node), "0"), listen=local, upstream=top)
+        await demo.start(Position("Proxy", str(node), "0"), listen=local, upstream=address)
         for leaf in (agents[node], *(one for one in workers if one.server_rank == str(node))):
-            started = await story.start(leaf, upstream=local)
-            await started.told("change", "Joined")
-    story.say(f"{len(story.processes)} processes: a manager, and on each of {NODES} nodes")
-    story.say(f"          a proxy, an agent and {RANKS} workers")
+            started = await demo.start(leaf, upstream=local)
+            await started.next_report("change", "Joined")
+    demo.say(f"{len(demo.processes)} processes: a manager, and on each of {NODES} nodes")
+    demo.say(f"          a proxy, an agent and {RANKS} workers")
 
-    story.say("")
-    story.say("Messages of every kind:")
-    await story.deliver(manager(), agents[1], "start")
-    await story.deliver(agents[1], manager(), "report")
-    await story.deliver(manager(), workers[3], "profile")
-    await story.deliver(agents[0], workers[1], "profile")
-    await story.deliver(workers[0], workers[3], "report")
-    await story.spread(manager(), Position("Worker", "All", "All"), "profile", workers)
-    await story.spread(manager(), Position("Agent", "0,1"), "start", agents)
-    refused = await boss.send(worker(7, 70), "stop")
+    demo.say("")
+    demo.say("Messages of every kind:")
+    await demo.deliver(manager(), agents[1], "start")
+    await demo.deliver(agents[1], manager(), "report")
+    await demo.deliver(manager(), workers[3], "profile")
+    await demo.deliver(agents[0], workers[1], "profile")
+    await demo.deliver(workers[0], workers[3], "report")
+    await demo.broadcast(manager(), Position("Worker", "All", "All"), "profile", workers)
+    await demo.broadcast(manager(), Position("Agent", "0,1"), "start", agents)
+    refused = await top.send(worker(7, 70), "stop")
     assert refused["sent"] == "NoRoute", refused
-    story.say(f"{manager()!s:12} -> {worker(7, 70)!s:12} refused with NoRoute, as it should")
+    demo.say(f"{manager()!s:12} -> {worker(7, 70)!s:12} refused with NoRoute, as expected")
 
-    story.say("")
-    pids = {me: one.process.pid for me, one in story.processes.items() if me != manager()}
-    os.kill(boss.process.pid, signal.SIGKILL)
-    await boss.process.wait()
-    story.say(f"The manager (pid {boss.process.pid}) is killed with SIGKILL.")
+    demo.say("")
+    pids = {me: one.process.pid for me, one in demo.processes.items() if me != manager()}
+    os.kill(top.process.pid, signal.SIGKILL)
+    await top.process.wait()
+    demo.say(f"The manager (pid {top.process.pid}) is killed with SIGKILL.")
     killed = time.monotonic()
-    boss = await story.start(manager(), listen=top)
-    story.say(f"A new one (pid {boss.process.pid}) has been started.")
+    top = await demo.start(manager(), listen=address)
+    demo.say(f"A new one (pid {top.process.pid}) has been started.")
     for _ in range(NODES):
-        back = await boss.told("change", "PeerJoined")
-        story.say(f"{back['peer']} has joined it, after {time.monotonic() - killed:.2f} s.")
+        back = await top.next_report("change", "PeerJoined")
+        demo.say(f"{back['peer']} has joined it, after {time.monotonic() - killed:.2f} s.")
 
-    story.say("")
-    story.say("Everybody is reached again:")
+    demo.say("")
+    demo.say("All positions can be reached again:")
     for leaf in (*agents, *workers):
-        await story.deliver(manager(), leaf, "start")
-        await story.deliver(leaf, manager(), "report")
-    await story.spread(manager(), Position("Worker", "All", "All"), "stop", workers)
-    after = {me: one.process.pid for me, one in story.processes.items() if me != manager()}
+        await demo.deliver(manager(), leaf, "start")
+        await demo.deliver(leaf, manager(), "report")
+    await demo.broadcast(manager(), Position("Worker", "All", "All"), "stop", workers)
+    after = {me: one.process.pid for me, one in demo.processes.items() if me != manager()}
     assert after == pids
-    assert all(story.processes[me].process.returncode is None for me in pids)
-    story.say("Nobody else was restarted.")
+    assert all(demo.processes[me].process.returncode is None for me in pids)
+    demo.say("No other process was restarted.")
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         me, listen, upstream = json.loads(sys.argv[1])
-        asyncio.run(place(Position(*me), listen, upstream))
+        asyncio.run(run_position(Position(*me), listen, upstream))
     else:
         try:
-            asyncio.run(tell_the_story())
+            asyncio.run(main())
         except (AssertionError, TimeoutError) as error:
-            print(f"FAILED: {str(error) or 'something came too late'}", file=sys.stderr)
+            print(f"FAILED: {str(error) or 'a timeout has passed'}", file=sys.stderr)
             sys.exit(1)

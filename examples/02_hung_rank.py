@@ -1,4 +1,4 @@
-"""Four ranks train; one is stopped and never comes back. It is named, killed and replaced.
+"""Four ranks train; one is stopped and hangs for ever. It is named, killed and replaced.
 
 python examples/02_hung_rank.py
 """
@@ -14,9 +14,9 @@ print("four ranks, undisturbed")
 with training("train_ddp.py", STEPS) as job:
     undisturbed = job.end()
 
-print("four ranks, rank 1 is stopped")
+print("four ranks; rank 1 is stopped")
 with training("train_ddp.py", STEPS, PACE_S) as job:
-    job.hurt(1, signal.SIGSTOP, job.at_step(20))
+    job.send_signal(1, signal.SIGSTOP, job.at_step(20))
     job.recovered()
     disturbed = job.end()
 

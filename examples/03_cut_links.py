@@ -1,7 +1,7 @@
-"""Two machines train; the cable between them is cut. The links move to another; nobody restarts.
+"""Two machines train; the cable between them is cut. The links move to another one; no restart.
 
-The machines are network namespaces, which only root can make. Without them four ranks of one
-machine train, and the connections between one of them and the others break.
+The machines are network namespaces, which only root can create. Without them, four ranks train on
+one machine, and the connections between one of them and the others are cut.
 
 python examples/03_cut_links.py
 """
@@ -14,26 +14,26 @@ PACE_S = 0.02
 
 
 def cut_the_cable(machines: Machines) -> str:
-    print("two machines of two ranks, the cable between them is cut")
+    print("two machines with two ranks each; the cable between them is cut")
     options = ("--nics", "eth0,eth1", "--nic-failover")
     with training("train_ddp.py", STEPS, PACE_S, options=options, machines=machines) as job:
         before = pids(job.at_step(20))
         machines.cut(0)
         say("eth0 cut")
-        return the_same_processes_end(job, before)
+        return end_with_same_processes(job, before)
 
 
 def cut_the_connections() -> str:
-    print("four ranks, the links of rank 3 are cut")
+    print("four ranks; the links of rank 3 are cut")
     with training("train_ddp.py", STEPS, PACE_S) as job:
         view = job.at_step(20)
         job.cut_links(3, view)
-        return the_same_processes_end(job, pids(view))
+        return end_with_same_processes(job, pids(view))
 
 
-def the_same_processes_end(job: Job, before: dict[int, int]) -> str:
+def end_with_same_processes(job: Job, before: dict[int, int]) -> str:
     if pids(job.recovered()) != before:
-        raise SystemExit("a process was restarted, although none had died")
+        raise SystemExit("a process was restarted although none had died")
     return job.end()
 
 

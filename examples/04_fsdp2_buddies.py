@@ -1,7 +1,7 @@
 """FSDP2 on two nodes: each weight exists once. A rank is killed, then a whole node with its memory.
 
-The rank's quarter of the state comes back from its node's shared memory; the lost node's, from
-the copies that its ranks' buddies have kept on the other one.
+The state of the killed rank comes from the snapshot in its node's shared memory. The state of the
+lost node comes from the copies that the buddies of its ranks keep on the other node.
 
 python examples/04_fsdp2_buddies.py
 """
@@ -13,13 +13,13 @@ from watched import compare, training
 STEPS = 100
 PACE_S = 0.02
 
-print("two nodes of two ranks, undisturbed")
+print("two nodes with two ranks each, undisturbed")
 with training("train_fsdp.py", STEPS, PACE_S, nodes=2) as job:
     undisturbed = job.end()
 
-print("two nodes of two ranks, rank 2 is killed, and later its whole node")
+print("two nodes with two ranks each; rank 2 is killed, later its whole node")
 with training("train_fsdp.py", STEPS, PACE_S, nodes=2) as job:
-    job.hurt(2, signal.SIGKILL, job.at_step(15))
+    job.send_signal(2, signal.SIGKILL, job.at_step(15))
     job.recovered()
     job.lose_node(1, job.at_step(45))
     job.return_node(1)

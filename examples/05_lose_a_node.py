@@ -1,6 +1,6 @@
-"""One of two nodes is lost; the other goes on alone, and together again once the node is back.
+"""One of two nodes is lost; the other continues alone, and both continue once the node is back.
 
-The global batch stays the same: the ranks that are left take over the parts of those that are gone.
+The global batch stays the same: the remaining ranks take over the parts of the missing ones.
 
 python examples/05_lose_a_node.py
 """
@@ -10,7 +10,7 @@ from watched import training
 STEPS = 400
 PACE_S = 0.03
 
-print("two nodes of two ranks; the launcher of node 1 is killed, and started again later")
+print("two nodes with two ranks each; the launcher of node 1 is killed, and started again later")
 with training(
     "train_elastic.py", STEPS, PACE_S, options=("--strategies", "elastic-training"), nodes=2
 ) as job:
@@ -21,4 +21,4 @@ with training(
     job.end()
 
 if f"each of {STEPS * 4} samples used once: yes" not in "".join(job.output):
-    raise SystemExit("a sample was lost, or used twice")
+    raise SystemExit("a sample was lost or used twice")

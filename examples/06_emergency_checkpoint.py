@@ -1,4 +1,4 @@
-"""Nothing may be repaired; so the survivors write a checkpoint, and the next start goes on from it.
+"""Repair is not allowed: the survivors write a checkpoint, and the next start resumes from it.
 
 python examples/06_emergency_checkpoint.py
 """
@@ -17,9 +17,9 @@ with training("train_ddp.py", STEPS, PACE_S) as job:
 
 with tempfile.TemporaryDirectory() as folder:
     options = ("--strategies", "dump")
-    print("four ranks that may only dump; rank 2 is killed")
+    print("four ranks; only an emergency checkpoint is allowed; rank 2 is killed")
     with training("train_ddp.py", STEPS, PACE_S, options=options, folder=folder) as job:
-        job.hurt(2, signal.SIGKILL, job.at_step(20))
+        job.send_signal(2, signal.SIGKILL, job.at_step(20))
         job.fail()
     print("the same command again")
     with training("train_ddp.py", STEPS, PACE_S, options=options, folder=folder) as job:

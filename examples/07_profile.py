@@ -1,4 +1,4 @@
-"""Four ranks train; someone looks inside for a while, without stopping them.
+"""Four ranks train; recording is switched on for a while, without stopping them.
 
 python examples/07_profile.py
 """
@@ -15,12 +15,12 @@ STEPS = 120
 PACE_S = 0.02
 
 
-def taskd(*words: str) -> None:
-    told = subprocess.run([TASKD, *words], check=True, capture_output=True, text=True).stdout
-    say(told.strip())
+def taskd(*args: str) -> None:
+    output = subprocess.run([TASKD, *args], check=True, capture_output=True, text=True).stdout
+    say(output.strip())
 
 
-print("four ranks, nobody looks")
+print("four ranks, not recorded")
 with training("train_ddp.py", STEPS, PACE_S) as job:
     undisturbed = job.end()
 
@@ -30,7 +30,7 @@ with tempfile.TemporaryDirectory() as folder:
     with training("train_ddp.py", STEPS, PACE_S) as job:
         job.at_step(20)
         taskd("profile", job.id, "on")
-        job.until(lambda view: "on 4 ranks" in view.get("profiling", ""), "all ranks recorded")
+        job.until(lambda view: "on 4 ranks" in view.get("profiling", ""), "all ranks were recorded")
         job.at_step(80)
         taskd("profile", job.id, "off")
         recorded = job.end()

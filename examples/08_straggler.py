@@ -1,4 +1,4 @@
-"""Four ranks train; one of them is throttled. Who holds the others up, by how much, and why?
+"""Four ranks train; one of them is throttled. Which rank makes the others wait, how long, and why?
 
 python examples/08_straggler.py
 """
@@ -19,7 +19,7 @@ os.environ["TASKD_STRAGGLER_WINDOW_S"] = "4"
 
 
 def throttle(pid: int, over: threading.Event) -> None:
-    """What a processor quota does: running for a moment, then standing still for a moment."""
+    """Do what a processor quota does: run for a moment, then stop for a moment."""
     try:
         while not over.is_set():
             os.kill(pid, signal.SIGSTOP)
@@ -30,11 +30,11 @@ def throttle(pid: int, over: threading.Event) -> None:
         pass
 
 
-print("four ranks, all alike")
+print("four ranks, all equally fast")
 with training("train_ddp.py", STEPS, 0) as job:
     undisturbed = job.end()
 
-print(f"four ranks, rank {THROTTLED} stands still for 60 of every 100 ms")
+print(f"four ranks, rank {THROTTLED} is stopped for 60 of every 100 ms")
 with tempfile.TemporaryDirectory() as folder:
     os.environ["TASKD_PROFILING_DIR"] = folder
     with training("train_ddp.py", STEPS, PACE_S) as job:
@@ -44,7 +44,7 @@ with tempfile.TemporaryDirectory() as folder:
         throttled = threading.Thread(target=throttle, args=(pids(view)[THROTTLED], over))
         throttled.start()
         try:
-            view = job.until(lambda view: bool(view.get("stragglers")), "anybody was found slow")
+            view = job.until(lambda view: bool(view.get("stragglers")), "a straggler was named")
         finally:
             over.set()
             throttled.join()
@@ -52,7 +52,7 @@ with tempfile.TemporaryDirectory() as folder:
             say(straggler["evidence"])
         named = [(slow.get("rank", 0), slow["cause"]) for slow in view["stragglers"]]
         if named != [(THROTTLED, "compute")]:
-            raise SystemExit(f"it is rank {THROTTLED} that computes slowly, not {named}")
+            raise SystemExit(f"expected rank {THROTTLED} with cause compute, got {named}")
         disturbed = job.end()
 
 compare(disturbed, undisturbed)

@@ -1,6 +1,6 @@
 """Four ranks train; their links move to another network interface and back. No process restarts.
 
-python examples/09_switch_nic.py [PRIMARY BACKUP]      # otherwise any two interfaces that are up
+python examples/09_switch_nic.py [PRIMARY BACKUP]      # default: two interfaces that are up
 """
 
 import subprocess
@@ -14,7 +14,7 @@ PACE_S = 0.05
 
 
 def interfaces() -> list[str]:
-    """Those that are up and have an address, the loopback one first."""
+    """The interfaces that are up and have an address, loopback first."""
     listed = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True).stdout
     named = [line.split()[1] for line in listed.splitlines()]
     up = [name for name in named if _carrier(name)]
@@ -36,7 +36,7 @@ def switch(job_id: str, *options: str) -> int:
 
 primary, backup = sys.argv[1:3] if len(sys.argv) > 2 else [*interfaces(), "", ""][:2]
 if not backup:
-    raise SystemExit("this machine has one interface only: there is nothing to switch to")
+    raise SystemExit("this machine has only one interface: there is nothing to switch to")
 
 print("four ranks, undisturbed")
 with training("train_ddp.py", STEPS, PACE_S) as job:
@@ -55,5 +55,5 @@ with training("train_ddp.py", STEPS, PACE_S, options=("--nics", f"{primary},{bac
     after = {rank["pid"] for rank in job.at_step(70)["ranks"]}
     disturbed = job.end()
 
-print(f"every process is still the same: {'yes' if before == after else 'NO'}")
+print(f"all processes are still the same: {'yes' if before == after else 'NO'}")
 compare(disturbed, undisturbed)

@@ -1,4 +1,4 @@
-"""Four ranks train, stop for a stress test in the middle, and go on: as if nothing had been.
+"""Four ranks train, pause for a stress test, and continue with the same result.
 
 python examples/10_stress_test.py
 """
@@ -25,23 +25,23 @@ print("four ranks, undisturbed")
 with training("train_ddp.py", STEPS, PACE_S) as job:
     undisturbed = job.end()
 
-print("four ranks, tested before they begin and once more on the way")
+print("four ranks, tested after their first step and again later")
 with training("train_ddp.py", STEPS, PACE_S, options=("--precheck",)) as job:
     job.recovered()
     job.at_step(30)
     if stress(job.id) != 0:
-        raise SystemExit("healthy devices have failed the test")
+        raise SystemExit("healthy devices failed the test")
     if stress(job.id, "--ops", "magic") == 0 or stress(job.id, "--nodes", "nowhere") == 0:
-        raise SystemExit("nonsense was accepted")
+        raise SystemExit("an invalid request was accepted")
     disturbed = job.end()
 
 compare(disturbed, undisturbed)
 
-print("four ranks, and a bit that flips in a product of rank 2")
+print("four ranks; a bit flips in a product of rank 2")
 os.environ["TASKD_STRESS_INJECT"] = "flip:2"
 with training("train_ddp.py", 10 * STEPS, PACE_S) as job:
     job.at_step(5)
     found = stress(job.id, "--ops", "compute")
-    print(f"the broken device is found: {'yes' if found == 2 else 'NO'}")
+    print(f"the faulty device was found: {'yes' if found == 2 else 'NO'}")
     if found != 2:
         raise SystemExit(1)

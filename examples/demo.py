@@ -1,8 +1,8 @@
 """What `make demo` shows: one job, three faults, the same weights.
 
-Four ranks train. One is killed with -9, one is stopped and never comes back, the links of a third
-are cut. Each incident is shown with its parts in milliseconds, and at the end the weights are
-compared with those of a run that nobody disturbed.
+Four ranks train. One is killed with SIGKILL, one is stopped and hangs, the links of a third are
+cut. Each incident is shown with its parts in milliseconds. At the end the weights are compared with
+those of an undisturbed run.
 """
 
 import signal
@@ -16,10 +16,10 @@ print("four ranks, undisturbed")
 with training("train_ddp.py", STEPS, PACE_S) as job:
     undisturbed = job.end()
 
-print("four ranks: rank 2 is killed, rank 1 hangs, the links of rank 3 are cut")
+print("four ranks; rank 2 is killed, rank 1 hangs, the links of rank 3 are cut")
 with training("train_ddp.py", STEPS, PACE_S) as job:
-    job.hurt(2, signal.SIGKILL, job.at_step(20))
-    job.hurt(1, signal.SIGSTOP, job.recovered())
+    job.send_signal(2, signal.SIGKILL, job.at_step(20))
+    job.send_signal(1, signal.SIGSTOP, job.recovered())
     job.cut_links(3, job.recovered())
     job.recovered()
     disturbed = job.end()

@@ -1,9 +1,9 @@
-"""Two machines made of network namespaces, for an example that cuts a cable between them.
+"""Two machines made of network namespaces, for the example that cuts a cable between them.
 
     first  eth0 10.84.0.1 ---- 10.84.0.2 eth0  second
     first  eth1 10.84.1.1 ---- 10.84.1.2 eth1  second
 
-Needs root. The namespaces go with the block that made them, and all that runs in them with it.
+Needs root. The namespaces are deleted at the end of the `with` block.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Machines:
     names: tuple[str, str]
 
     def inside(self, node: int) -> list[str]:
-        """What comes before a command that is to run on this machine."""
+        """The prefix that makes a command run on this machine."""
         return ["ip", "netns", "exec", self.names[node]]
 
     def cut(self, cable: int) -> None:
-        """Both ends lose their carrier; nobody is told anything else."""
+        """Take the carrier from both ends. The processes get no other notice."""
         _ip("-n", self.names[1], "link", "set", f"eth{cable}", "down")
 
     def address(self, node: int, cable: int) -> str:
@@ -36,7 +36,7 @@ class Machines:
 
 @contextmanager
 def two_machines() -> Iterator[Machines | None]:
-    """None, where namespaces cannot be had."""
+    """None if network namespaces cannot be created."""
     tag = os.getpid()
     made = Machines((f"taskd-first-{tag}", f"taskd-second-{tag}"))
     try:
@@ -68,5 +68,5 @@ def _wired(machines: Machines, tag: int) -> bool:
     return True
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def _ip(*args: str) -> None:
+    subprocess.run(["ip", *args], check=True, capture_output=True)

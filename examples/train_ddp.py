@@ -1,7 +1,7 @@
-"""A training script that survives faults: the five lines marked with `#+` are all it needs.
+"""A training script that survives faults: the five lines marked `# +` are all it needs.
 
 python examples/train_ddp.py                              # one process, no launcher
-taskd run --nproc-per-node 4 examples/train_ddp.py        # four ranks that may die
+taskd run --nproc-per-node 4 examples/train_ddp.py        # four ranks, with recovery
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import taskd.torch as taskd  # +
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 PACE_S = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
-"""How long a step takes at least, so that a person can kill something in between."""
+"""The least duration of a step: it gives a person time to kill something."""
 
 job = taskd.init()  # +
 torch.manual_seed(0)

@@ -1,10 +1,10 @@
-"""A training script that goes on with fewer ranks, and still uses every sample exactly once.
+"""A training script that continues with fewer ranks, and still uses every sample exactly once.
 
-A step's batch has one part for each rank that the job was started with. `step.parts` names those
-that fall to this rank: its own and, while others are missing, its share of theirs.
+A step's batch has one part for each rank that the job was started with. `step.parts` yields those
+of this rank: its own and, while other ranks are missing, its share of theirs.
 
-The model keeps the account itself: each sample adds its weight to one cell of a ledger, by the same
-gradients, updates and repairs as every other weight.
+The model counts the samples itself: each sample adds its weight to one cell of a ledger, which is a
+parameter, so gradients, updates and repairs treat it like every other weight.
 
 taskd run --nproc-per-node 4 --strategies elastic-training examples/train_elastic.py
 """

@@ -1,4 +1,4 @@
-"""A sharded training script that survives faults: no weight exists twice, so copies are kept.
+"""A sharded training script that survives faults. No weight exists twice, so copies are kept.
 
 python examples/train_fsdp.py                              # one process, no launcher
 taskd run --nproc-per-node 4 examples/train_fsdp.py        # four ranks, a quarter of the state each
@@ -16,7 +16,7 @@ import taskd.torch as taskd
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 PACE_S = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
-"""How long a step takes at least, so that a person can kill something in between."""
+"""The least duration of a step: it gives a person time to kill something."""
 
 job = taskd.init()
 torch.manual_seed(0)
@@ -31,7 +31,7 @@ if job.world_size > 1:
     fully_shard(net[1], mesh=mesh)
     fully_shard(net, mesh=mesh)
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-job.protect(model=net, optimizer=optimizer)  # finds out that it has to keep copies
+job.protect(model=net, optimizer=optimizer)  # sees that the state is sharded, and keeps copies
 
 for step in job.steps(STEPS):
     with step:

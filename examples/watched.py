@@ -1,4 +1,4 @@
-"""What the numbered examples share: a job under `taskd run` that can be watched and hurt."""
+"""What the numbered examples share: a job under `taskd run` to watch and to inject faults into."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from machines import Machines
 
 HERE = Path(__file__).resolve().parent
 TASKD = str(Path(sys.executable).with_name("taskd"))
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 class Job:
-    """A running `taskd run`, its output, and the view that `taskd status --watch` gives of it."""
+    """A running `taskd run`, its output, and the views of it from `taskd status --watch`."""
 
     def __init__(self, process: subprocess.Popen[str], job_id: str, inside: list[str]) -> None:
         self.process, self.id, self._inside = process, job_id, inside
         self.output: list[str] = []
         self.incident = 0
-        """The last one before somebody was hurt."""
+        """The last incident before the injected fault."""
         self.views = self._watch()
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
-        """The launchers of all nodes but the first."""
+        """The launchers of all nodes except node 0."""
         self.start_node: Callable[[int], subprocess.Popen[bytes]]
 
     def _watch(self) -> Iterator[dict[str, Any]]:
-        """One view of the job after every change, until it ends. None is missed between waits."""
+        """One view of the job after every change, until it ends. None is lost between two waits."""
         command = [*self._inside, TASKD, "status", self.id, "--watch", "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
             assert watching.stdout is not None
@@ -62,7 +62,7 @@ class Job:
         )
 
     def at_size(self, ranks: int) -> dict[str, Any]:
-        """Wait until so many ranks train, and show how it came to that."""
+        """Wait until so many ranks train, and show the manager's account of it."""
 
         def trains(view: dict[str, Any]) -> bool:
             at_rest = view["line"]["state"] in ("Idle", "Shrunk")
@@ -73,14 +73,14 @@ class Job:
         say(f"{ranks} ranks at step {view['line']['step']}: {_last(view)}")
         return view
 
-    def hurt(self, rank: int, how: signal.Signals, view: dict[str, Any]) -> None:
+    def send_signal(self, rank: int, sig: signal.Signals, view: dict[str, Any]) -> None:
         pid = pids(view)[rank]
         self.incident = int(view["line"].get("incident", 0))
-        say(f"{how.name} to rank {rank} (pid {pid}) at step {view['line']['step']}")
-        os.kill(pid, how)
+        say(f"{sig.name} to rank {rank} (pid {pid}) at step {view['line']['step']}")
+        os.kill(pid, sig)
 
     def cut_links(self, rank: int, view: dict[str, Any]) -> None:
-        """Break every connection between this rank and the others, as a flapping link does."""
+        """Cut every connection between this rank and the others, as a flapping link does."""
         known = pids(view)
         self.incident = int(view["line"].get("incident", 0))
         theirs = {port for other in known if other != rank for port in _ports(known[other])}
@@ -92,47 +92,47 @@ class Job:
         say(f"{count} links of rank {rank} cut at step {view['line']['step']}")
 
     def lose_node(self, node: int, view: dict[str, Any]) -> None:
-        """Kill its launcher, which takes its ranks and their memory along."""
+        """Kill the node's launcher. Its ranks and their memory are lost with it."""
         self.incident = int(view["line"].get("incident", 0))
         say(f"SIGKILL to node {node} at step {view['line']['step']}")
         self.nodes[node].kill()
         self.nodes[node].wait()
 
     def return_node(self, node: int) -> None:
-        """The same command again, on the same node."""
+        """Start the same command again on the same node."""
         say(f"node {node} is started again")
         self.nodes[node] = self.start_node(node)
 
     def recovered(self) -> dict[str, Any]:
-        """Wait for the end of what the last hurt has caused, and show its parts."""
+        """Wait until the job has recovered from the last fault, and show the account of it."""
 
         def over(view: dict[str, Any]) -> bool:
             incident = int(view["line"].get("incident", 0))
-            told = f"last: incident {incident}," in view.get("manager", "")
-            return incident > self.incident and view["line"]["state"] == "Idle" and told
+            reported = f"last: incident {incident}," in view.get("manager", "")
+            return incident > self.incident and view["line"]["state"] == "Idle" and reported
 
-        view = self.until(over, "it had recovered")
+        view = self.until(over, "it recovered")
         say(_last(view))
         return view
 
     def end(self) -> str:
-        """Wait for the end; the digest of the weights that the script has printed."""
+        """Wait for the end; return the digest of the weights that the script printed."""
         if self._exit_code() != 0:
             raise SystemExit(f"the job ended with {self.process.returncode}")
         found = re.search(r"weights (\w+)", "".join(self.output))
         return found.group(1) if found else ""
 
     def fail(self) -> None:
-        """Wait for the end, which must not be a good one."""
+        """Wait for the end of the job, which must fail."""
         if self._exit_code() == 0:
-            raise SystemExit("the job ended well, although it could not be repaired")
+            raise SystemExit("the job succeeded although it could not be repaired")
 
     def _exit_code(self) -> int:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.output.append(line)
             say(line.rstrip())
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(TIMEOUT_S)
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def training(
     nodes: int = 1,
     machines: Machines | None = None,
 ) -> Iterator[Job]:
-    """Four ranks of the script under `taskd run`; whatever happens, they end with this block."""
+    """Run four ranks of the script under `taskd run`. All processes end with this block."""
     nodes = 2 if machines else nodes
     job_id = f"example-{os.getpid()}-{os.urandom(2).hex()}"
     command = [TASKD, "run", "--nproc-per-node", str(4 // nodes), "--job-id", job_id, *options]
@@ -171,7 +171,7 @@ def training(
         bufsize=1,
         cwd=folder,
     )
-    deadline = Timer(PATIENCE_S, process.kill)
+    deadline = Timer(TIMEOUT_S, process.kill)
     deadline.start()
     job = Job(process, job_id, inside[0])
     job.start_node = start_node
@@ -211,19 +211,19 @@ def _ports(pid: int) -> set[int]:
 
 
 def _links(pid: int) -> Iterator[tuple[socket.socket, int]]:
-    """The connections of a process of ours, borrowed, each with the port of its other end."""
+    """The connections of one of our processes, duplicated here, each with its remote port."""
     pidfd = os.pidfd_open(pid)
     pidfd_getfd = 438
     for name in os.listdir(f"/proc/{pid}/fd"):
-        borrowed = ctypes.CDLL(None).syscall(pidfd_getfd, pidfd, int(name), 0)
-        if borrowed < 0:
+        duplicate = ctypes.CDLL(None).syscall(pidfd_getfd, pidfd, int(name), 0)
+        if duplicate < 0:
             continue
         try:
-            with socket.socket(fileno=borrowed) as link:
+            with socket.socket(fileno=duplicate) as link:
                 if link.family in (socket.AF_INET, socket.AF_INET6):
                     yield link, link.getpeername()[1]
         except OSError:
-            continue  # No socket, or not connected.
+            continue  # Not a socket, or not connected.
     os.close(pidfd)
 
 

@@ -1,4 +1,4 @@
-"""Every numbered example is run as a reader would run it, and must end well."""
+"""Every numbered example runs with the documented command and succeeds."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ EXAMPLES = ROOT / "examples"
         "demo.py",
     ],
 )
-def test_an_example_ends_with_the_same_weights(name: str) -> None:
+def test_example_ends_with_identical_weights(name: str) -> None:
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=200
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "weights identical to the undisturbed run: yes" in ran.stdout
-    assert "joins a job that has begun" not in ran.stdout, "a warning that nobody can act on"
+    assert "joins a job that has begun" not in ran.stdout, "a warning that the user cannot act on"
     if name == "03_cut_links.py" and namespaces.possible():
-        assert "eth0 cut" in ran.stdout, "there are namespaces, but no cable was cut between them"
+        assert "eth0 cut" in ran.stdout, "namespaces are available, but no cable was cut"
 
 
 @pytest.mark.timeout(240)
-def test_a_lost_node_costs_no_sample() -> None:
+def test_lost_node_loses_no_sample() -> None:
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / "05_lose_a_node.py")],
         capture_output=True,
