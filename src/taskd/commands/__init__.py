@@ -1,1 +1,1 @@
-"""What people see of clusterd: `taskd status`, `jobs`, `replay` and `fault`."""
+"""The subcommands that talk to a running clusterd, and `taskd trace`."""

@@ -1,4 +1,4 @@
-"""The connection of a command to its server: found, opened, and its errors told in our words."""
+"""The connection of a command to clusterd: finds the server, opens a channel, translates errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ import grpc
 from taskd.bus.clusterd_tls import ClusterdTlsSettings, credentials, from_environment
 from taskd.clusterd.locate import Place, find
 from taskd.errors import PeerRefused, PeerUnreachable
+from taskd.model.codes import RecoverCode
 from taskd.runtime.tokens import bearer
 from taskd.wire._pb.control_pb2_grpc import ControlStub
 from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceStub
 from taskd.wire._pb.recover_pb2_grpc import RecoverStub
 
 TIMEOUT_S = 10.0
-AWAY = {
+OPERATION_TIMEOUT_S = 2 * 15 * 60.0
+"""Longer than clusterd itself waits for an operation."""
+UNREACHABLE = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
@@ -30,41 +33,65 @@ AWAY = {
 class Connection:
     place: Place
     channel: grpc.Channel
-    stub: Any
-    trace: Any
-    """The service that switches profiling."""
-    recover: Any
-    """The service that takes operations."""
 
     def call(self, method: str, request: Any) -> Any:
-        return getattr(self.stub, method)(
-            request, timeout=TIMEOUT_S, metadata=bearer(self.place.token)
-        )
+        return self._unary(ControlStub, method, request)
 
     def stream(self, method: str, request: Any) -> Iterator[Any]:
-        yield from getattr(self.stub, method)(request, metadata=bearer(self.place.token))
+        stub: Any = ControlStub
+        yield from getattr(stub(self.channel), method)(request, metadata=self._token())
 
-    def comes_back(self, within_s: float) -> bool:
-        """Wait for a server that has gone away."""
+    def switch_profiling(self, request: Any) -> Any:
+        return self._unary(TrainingDataTraceStub, "ModifyTrainingDataTraceSwitch", request)
+
+    def start_operation(self, method: str, request: Any) -> None:
+        """Raises PeerRefused, with clusterd's code and reason, unless the operation starts."""
+        answer = self._unary(RecoverStub, method, request)
+        if answer.code != RecoverCode.OK:
+            raise PeerRefused(f"{answer.code}: {answer.info}")
+
+    def operation_result(self, method: str, request: Any) -> str:
+        """Wait for the end of the operation and return clusterd's message about it."""
+        stub: Any = RecoverStub
+        replies: Iterator[Any] = getattr(stub(self.channel), method)(
+            request, timeout=OPERATION_TIMEOUT_S, metadata=self._token()
+        )
+        for reply in replies:
+            return str(reply.msg)
+        raise PeerRefused("clusterd closed the stream before it sent the result of the operation")
+
+    def wait_until_back(self, within_s: float) -> bool:
+        """Wait for a server that has gone away; False if it does not return in time."""
         try:
             grpc.channel_ready_future(self.channel).result(within_s)
         except grpc.FutureTimeoutError:
             return False
         return True
 
+    def _unary(self, stub: Any, method: str, request: Any) -> Any:
+        send = getattr(stub(self.channel), method)
+        return send(request, timeout=TIMEOUT_S, metadata=self._token())
+
+    def _token(self) -> Any:
+        return bearer(self.place.token)
+
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--server", default="", help="host:port of clusterd")
-    parser.add_argument("--token", default="", help="or TASKD_CLUSTERD_TOKEN")
-    parser.add_argument("--ca", default="", help="encrypt; the certificate that proves the server")
-    parser.add_argument("--cert", default="", help="your own certificate, if the server wants one")
-    parser.add_argument("--key", default="", help="the key of your certificate")
+    parser.add_argument(
+        "--server", default="", help="host:port of clusterd (default: TASKD_CLUSTERD)"
+    )
+    parser.add_argument("--token", default="", help="access token (default: TASKD_CLUSTERD_TOKEN)")
+    parser.add_argument(
+        "--ca", default="", help="encrypt, and verify the server with this CA certificate"
+    )
+    parser.add_argument("--cert", default="", help="client certificate, if the server asks for one")
+    parser.add_argument("--key", default="", help="private key of the client certificate")
 
 
 def _tls(arguments: argparse.Namespace, place: Place) -> ClusterdTlsSettings:
     if arguments.ca or arguments.cert or arguments.key:
         return ClusterdTlsSettings(ca=arguments.ca, crt=arguments.cert, key=arguments.key)
-    # A job's own server, announced on this machine, is on the loopback.
+    # The server of a job that was announced on this machine listens on loopback, without TLS.
     return ClusterdTlsSettings() if place.pid else from_environment()
 
 
@@ -77,13 +104,10 @@ def connection(arguments: argparse.Namespace, job: str = "") -> Iterator[Connect
     else:
         channel = grpc.secure_channel(place.address, encrypted)
     try:
-        make: Any = ControlStub
-        trace: Any = TrainingDataTraceStub
-        recover: Any = RecoverStub
-        yield Connection(place, channel, make(channel), trace(channel), recover(channel))
+        yield Connection(place, channel)
     except grpc.RpcError as error:
-        told: Any = error
-        kind = PeerUnreachable if told.code() in AWAY else PeerRefused
-        raise kind(f"clusterd at {place.address}: {told.details()}") from error
+        failure: Any = error
+        kind = PeerUnreachable if failure.code() in UNREACHABLE else PeerRefused
+        raise kind(f"clusterd at {place.address}: {failure.details()}") from error
     finally:
         channel.close()

@@ -1,4 +1,4 @@
-"""`taskd fault JOB --rank 3 --kind process`: report by hand what no program has noticed."""
+"""`taskd fault JOB --rank 3 --kind process`: report a fault that no program has detected."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ TYPES = {name: number for number, name in KINDS.items()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job")
-    parser.add_argument("--rank", type=int, action="append", required=True, help="may be repeated")
-    parser.add_argument("--kind", choices=sorted(TYPES), default="process")
-    parser.add_argument("--because", default="", help="what was seen")
+    parser.add_argument("job", help="id of the job")
+    parser.add_argument(
+        "--rank", type=int, action="append", required=True, help="faulty rank; may be repeated"
+    )
+    parser.add_argument(
+        "--kind", choices=sorted(TYPES), default="process", help="what has failed (%(default)s)"
+    )
+    parser.add_argument("--because", default="", help="what you observed; shown in the history")
     add_server_arguments(parser)
 
 

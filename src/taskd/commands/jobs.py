@@ -1,25 +1,23 @@
-"""`taskd jobs`: every job that the server serves, one a line."""
+"""`taskd jobs`: lists the jobs of the server, one per line."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from google.protobuf.json_format import MessageToJson
-
-from taskd.commands import render as show
+from taskd.commands import render
 from taskd.commands.connection import add_server_arguments, connection
 from taskd.wire._pb import control_pb2 as pb
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_server_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     with connection(arguments) as server:
-        told = server.call("Jobs", pb.JobsRequest())
-    text = MessageToJson(told, indent=None) if arguments.json else show.jobs(told.jobs)
+        reply = server.call("Jobs", pb.JobsRequest())
+    text = render.as_json(reply) if arguments.json else render.jobs(reply.jobs)
     sys.stdout.write(text + "\n")
     return 0

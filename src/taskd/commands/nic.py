@@ -1,4 +1,4 @@
-"""`taskd nic JOB --rank … --to backup|primary`: training pauses, links move, training goes on."""
+"""`taskd nic JOB --to backup|primary`: pauses training, moves links to the other NIC, resumes."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import argparse
 import sys
 from collections.abc import Iterable
 
-from taskd.commands import operate
 from taskd.commands.connection import add_server_arguments, connection
 from taskd.errors import SettingsError
 from taskd.wire._pb import control_pb2 as control
 from taskd.wire._pb import recover_pb2 as pb
 
 ALL = "all"
-WAYS = {"backup": True, "primary": False}
+TARGETS = {"backup": True, "primary": False}
 DONE = "switch nic finish"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job")
-    parser.add_argument("--rank", default=ALL, help="comma list of ranks, or `all`")
-    parser.add_argument("--to", choices=tuple(WAYS), required=True)
+    parser.add_argument("job", help="id of the job")
+    parser.add_argument("--rank", default=ALL, help="comma-separated ranks, or `all` (default)")
+    parser.add_argument("--to", choices=tuple(TARGETS), required=True, help="interface to use")
     add_server_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     with connection(arguments, arguments.job) as server:
-        told = server.call("Status", control.JobRequest(job=arguments.job))
-        request = request_of(arguments.job, told.places, arguments.rank, WAYS[arguments.to])
-        operate.ask(server, "SwitchNicTrack", request)
-        text = operate.outcome(
-            server, "SubscribeSwitchNicSignal", pb.SwitchNicRequest(jobID=arguments.job)
+        status = server.call("Status", control.JobRequest(job=arguments.job))
+        request = request_of(arguments.job, status.places, arguments.rank, TARGETS[arguments.to])
+        server.start_operation("SwitchNicTrack", request)
+        text = server.operation_result(
+            "SubscribeSwitchNicSignal", pb.SwitchNicRequest(jobID=arguments.job)
         )
     sys.stdout.write(f"{text}\n")
     return 0 if text == DONE else 2
@@ -43,12 +42,11 @@ def request_of(
     words = [word.strip() for word in ranks.split(",") if word.strip()]
     if words == [ALL]:
         words = [str(rank) for rank in sorted(known)]
-    strange = [word for word in words if not word.isdecimal() or int(word) not in known]
-    if strange or not words:
-        there = f"there are {min(known)} to {max(known)}" if known else "no rank is known there"
-        raise SettingsError(
-            [f"--rank: {', '.join(strange) or 'nothing'} is no rank of {job}: {there}"]
-        )
+    unknown = [word for word in words if not word.isdecimal() or int(word) not in known]
+    if unknown or not words:
+        expected = f"expected {min(known)} to {max(known)}" if known else "no rank is registered"
+        problem = f"unknown rank {', '.join(unknown)}" if unknown else "no rank given"
+        raise SettingsError([f"--rank: {problem} (job {job}: {expected})"])
     request = pb.SwitchNics(jobID=job)
     for rank in sorted(set(map(int, words))):
         place = known[rank]

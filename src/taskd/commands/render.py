@@ -1,13 +1,37 @@
-"""Statuses and histories as text: tables whose columns fit, times in milliseconds, no colours."""
+"""The output of commands: plain text that can be searched with grep, and JSON for programs.
+
+The text has no colours and no wrapped cells, whether it goes to a terminal or to a file.
+docs/reference/json.md describes the JSON.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
+
+from google.protobuf.message import Message
 
 from taskd.wire._pb import control_pb2 as pb
 
 KINDS = {"0": "memory", "1": "process", "2": "communication"}
+
+
+def as_json(message: Message) -> str:
+    """One line of JSON with every field of the message, and numbers as numbers.
+
+    (protobuf's own JSON has int64 as strings and leaves out fields that are 0 or empty.)
+    """
+    return json.dumps(_plain(message), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Message):
+        return {f.json_name: _plain(getattr(value, f.name)) for f in value.DESCRIPTOR.fields}
+    if isinstance(value, str | int | float):
+        return value
+    return [_plain(one) for one in value]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -40,40 +64,40 @@ def jobs(listed: Sequence[pb.JobLine]) -> str:
     return table(head, rows)
 
 
-def status(told: pb.JobStatus, now_ms: int) -> str:
-    line = told.line
+def status(job: pb.JobStatus, now_ms: int) -> str:
+    line = job.line
     parts = [
         f"job {line.job} ({line.name or 'unnamed'})",
         f"  state      {line.state}, for {_span(now_ms - line.changed_unix_ms)}"
         + (f": {line.because}" if line.because else ""),
-        f"  incident   {line.incident}" + (f", strategy {told.strategy}" if told.strategy else ""),
-        f"  strategies {', '.join(told.strategies)}",
+        f"  incident   {line.incident}" + (f", strategy {job.strategy}" if job.strategy else ""),
+        f"  strategies {', '.join(job.strategies)}",
         f"  client     {'subscribed' if line.subscribed else 'not subscribed'}",
     ]
-    if told.deadline_unix_ms:
-        parts.append(f"  gives up   in {_span(told.deadline_unix_ms - now_ms)}")
+    if job.deadline_unix_ms:
+        parts.append(f"  timeout    in {_span(job.deadline_unix_ms - now_ms)}")
     if line.step:
         parts.append(f"  step       {line.step}, {line.steps_per_s:.2f} steps/s")
-    if told.manager:
-        parts.append(f"  manager    {told.manager}")
-    if told.profiling:
-        parts.append(f"  recording  {told.profiling}")
-    for slow in told.stragglers:
+    if job.manager:
+        parts.append(f"  manager    {job.manager}")
+    if job.profiling:
+        parts.append(f"  recording  {job.profiling}")
+    for slow in job.stragglers:
         since = _span(now_ms - slow.since_unix_ms)
         parts.append(f"  straggler  {slow.evidence} (for {since})")
-    if told.operation:
-        parts.append(f"  operation  {told.operation}")
-    for fault in told.faults:
+    if job.operation:
+        parts.append(f"  operation  {job.operation}")
+    for fault in job.faults:
         parts.append(f"  fault      {_fault(fault)}")
-    if told.ranks:
-        parts += ["", _ranks(told.ranks)]
-    if told.rounds:
-        parts += ["", _rounds(told.rounds)]
+    if job.ranks:
+        parts += ["", _ranks(job.ranks)]
+    if job.rounds:
+        parts += ["", _rounds(job.rounds)]
     return "\n".join(parts)
 
 
 def history(lines: Iterable[pb.HistoryLine]) -> Iterable[str]:
-    """Each incident with its time, and each decision with its reason and its distance from it."""
+    """Each incident with its time, and its decisions with their reasons and relative times."""
     incident, began = -1, 0
     for line in lines:
         if line.incident != incident:
@@ -81,10 +105,10 @@ def history(lines: Iterable[pb.HistoryLine]) -> Iterable[str]:
             title = f"incident {incident}" if incident else "before any incident"
             yield f"{title}, {_time(began)}"
         change = line.after if line.before == line.after else f"{line.before} -> {line.after}"
-        yield f"  {line.at_unix_ms - began:>8} ms  {change}: {line.because or 'noted'}"
-        yield f"               heard {line.event}"
+        yield f"  {line.at_unix_ms - began:>8} ms  {change}: {line.because or 'no change'}"
+        yield f"               event    {line.event}"
         for command in line.commands:
-            yield f"               does  {command}"
+            yield f"               command  {command}"
 
 
 def _ranks(ranks: Iterable[pb.RankStatus]) -> str:
@@ -102,7 +126,7 @@ def _ranks(ranks: Iterable[pb.RankStatus]) -> str:
         )
         for rank in ranks
     ]
-    head = ("RANK", "NODE", "HOST", "PID", "LIFE", "PHASE", "STEP", "IDLE S", "NOTE")
+    head = ("RANK", "NODE", "HOST", "PID", "INCARNATION", "PHASE", "STEP", "IDLE S", "NOTE")
     return table(head, rows)
 
 

@@ -1,6 +1,6 @@
-"""`taskd status [JOB]`: how a job is doing; with --watch, again whenever that changes.
+"""`taskd status [JOB]`: shows the state of a job; with --watch, again after each change.
 
-A watch lasts until the job is over. It outlives restarts of the server.
+A watch ends when the job does. It survives restarts of the server.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ import argparse
 import sys
 
 import grpc
-from google.protobuf.json_format import MessageToJson
 
 from taskd.clusterd.locate import is_withdrawn
-from taskd.commands import render as show
-from taskd.commands.connection import AWAY, Connection, add_server_arguments, connection
+from taskd.commands import render
+from taskd.commands.connection import UNREACHABLE, Connection, add_server_arguments, connection
 from taskd.errors import PeerUnreachable
 from taskd.runtime.clock import wall
 from taskd.wire._pb import control_pb2 as pb
@@ -24,9 +23,11 @@ RETURN_S = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", nargs="?", default="")
-    parser.add_argument("--json", action="store_true", help="one JSON object a status")
-    parser.add_argument("--watch", action="store_true", help="live, until the job ends")
+    parser.add_argument("job", nargs="?", default="", help="id of the job (default: the only one)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per status")
+    parser.add_argument(
+        "--watch", action="store_true", help="print after each change, until the job ends"
+    )
     add_server_arguments(parser)
 
 
@@ -41,12 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         because = _watch(server, request, arguments)
     if not arguments.json:
-        sys.stdout.write(f"job {job} is over" + (f": {because}" if because else "") + "\n")
+        sys.stdout.write(f"job {job} has ended" + (f": {because}" if because else "") + "\n")
     return 0
 
 
 def _watch(server: Connection, request: pb.JobRequest, arguments: argparse.Namespace) -> str:
-    """Until the job is over; why it is, where that was heard."""
+    """Print each status until the job ends; return why it ended, if that is known."""
     last: pb.JobStatus | None = None
     while True:
         try:
@@ -58,30 +59,30 @@ def _watch(server: Connection, request: pb.JobRequest, arguments: argparse.Names
         except grpc.RpcError as error:
             code = error.code()
             if last is not None and code is grpc.StatusCode.NOT_FOUND:
-                return ""  # it ended while the server was away
-            if last is None or code not in AWAY:
+                return ""  # the job ended while the server was away
+            if last is None or code not in UNREACHABLE:
                 raise
         if is_withdrawn(server.place):
             return ""
-        if not server.comes_back(RETURN_S):
-            raise PeerUnreachable(f"clusterd at {server.place.address} is gone; the job may run on")
+        if not server.wait_until_back(RETURN_S):
+            raise PeerUnreachable(
+                f"lost clusterd at {server.place.address}; the job may still be running"
+            )
 
 
 def _all(server: Connection, arguments: argparse.Namespace) -> int:
-    """No job named, none announced: the only one there is, or the list."""
-    listed = server.call("Jobs", pb.JobsRequest()).jobs
-    if len(listed) == 1:
-        _print(server.call("Status", pb.JobRequest(job=listed[0].job)), arguments)
+    """No job is named and none is announced here: show the server's only job, or list all."""
+    reply = server.call("Jobs", pb.JobsRequest())
+    if len(reply.jobs) == 1:
+        _print(server.call("Status", pb.JobRequest(job=reply.jobs[0].job)), arguments)
     else:
-        sys.stdout.write(show.jobs(listed) + "\n")
+        text = render.as_json(reply) if arguments.json else render.jobs(reply.jobs)
+        sys.stdout.write(text + "\n")
     return 0
 
 
-def _print(told: pb.JobStatus, arguments: argparse.Namespace) -> None:
-    text = MessageToJson(told, indent=None) if arguments.json else show.status(told, _now_ms())
+def _print(status: pb.JobStatus, arguments: argparse.Namespace) -> None:
+    now_ms = round(wall() * 1000)
+    text = render.as_json(status) if arguments.json else render.status(status, now_ms)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
-
-
-def _now_ms() -> int:
-    return round(wall() * 1000)

@@ -1,4 +1,7 @@
-"""`taskd stress JOB`: pause training, test devices and links, go on; 2 when a fault is found."""
+"""`taskd stress JOB`: pauses training, tests devices and links, resumes.
+
+The exit code is 2 if a test fails.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import argparse
 import json
 import sys
 
-from taskd.commands import operate
-from taskd.commands import render as show
+from taskd.commands import render
 from taskd.commands.connection import add_server_arguments, connection
 from taskd.errors import SettingsError
 from taskd.model.operations import NOT_RUN, OPS, PASSED
@@ -20,54 +22,61 @@ VERDICTS = {"0": "passed", "1": "not run", "2": "FAULT", "3": "TIMEOUT", "4": "U
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job")
-    parser.add_argument("--nodes", default=ALL, help="comma list of names, or `all`")
-    parser.add_argument("--ops", default=",".join(OPS), help=f"comma list of {', '.join(OPS)}")
+    parser.add_argument("job", help="id of the job")
+    parser.add_argument(
+        "--nodes", default=ALL, help="comma-separated node names, or `all` (default)"
+    )
+    parser.add_argument(
+        "--ops",
+        default=",".join(OPS),
+        help=f"comma-separated tests, of {', '.join(OPS)} (default: all)",
+    )
     add_server_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     request = request_of(arguments.job, arguments.nodes, arguments.ops)
     with connection(arguments, arguments.job) as server:
-        operate.ask(server, "StressTest", request)
-        sys.stdout.write(f"{arguments.job} pauses and tests itself\n")
+        server.start_operation("StressTest", request)
+        sys.stdout.write(f"job {arguments.job} is paused for the stress test\n")
         sys.stdout.flush()
-        text = operate.outcome(
-            server, "SubscribeStressTestResponse", pb.StressTestRequest(jobID=arguments.job)
+        text = server.operation_result(
+            "SubscribeStressTestResponse", pb.StressTestRequest(jobID=arguments.job)
         )
-    verdict, _, table = text.partition("result:")
+    verdict, _, results = text.partition("result:")
     sys.stdout.write(f"{verdict.rstrip(' ,')}\n")
-    rows = rows_of(table)
+    rows = rows_of(results)
     if rows:
-        sys.stdout.write(show.table(("NODE", "DEVICE", "TEST", "RESULT", "FOUND"), rows) + "\n")
+        sys.stdout.write(render.table(("NODE", "DEVICE", "TEST", "RESULT", "FOUND"), rows) + "\n")
     tolerated = {VERDICTS[PASSED], VERDICTS[NOT_RUN]}
     good = text.startswith("stress test finish") and all(row[3] in tolerated for row in rows)
     return 0 if good else FOUND_A_FAULT
 
 
 def request_of(job: str, nodes: str, ops: str) -> pb.StressTestParam:
-    wanted = [word.strip() for word in ops.split(",") if word.strip()]
-    problems = [f"--ops: {w!r} is none of {', '.join(OPS)}" for w in wanted if w not in OPS]
-    if not wanted:
-        problems.append("--ops: no test is named")
-    if len(set(wanted)) < len(wanted):
-        problems.append("--ops: a test is named twice")
-    named = [word.strip() for word in nodes.split(",") if word.strip()]
-    if not named:
-        problems.append("--nodes: no node is named")
+    tests = [word.strip() for word in ops.split(",") if word.strip()]
+    expected = " or ".join(OPS)
+    problems = [f"--ops: unknown test {w!r} (expected {expected})" for w in tests if w not in OPS]
+    if not tests:
+        problems.append(f"--ops: no test given (expected {expected})")
+    if len(set(tests)) < len(tests):
+        problems.append("--ops: a test is given twice")
+    names = [word.strip() for word in nodes.split(",") if word.strip()]
+    if not names:
+        problems.append("--nodes: no node given")
     if problems:
         raise SettingsError(problems)
-    numbers = sorted(OPS[word] for word in wanted)
-    if named == [ALL]:
+    numbers = sorted(OPS[word] for word in tests)
+    if names == [ALL]:
         return pb.StressTestParam(jobID=job, allNodesOps=numbers)
-    listed = {name: pb.StressOpList(ops=numbers) for name in named}
-    return pb.StressTestParam(jobID=job, stressParam=listed)
+    ops_of_node = {name: pb.StressOpList(ops=numbers) for name in names}
+    return pb.StressTestParam(jobID=job, stressParam=ops_of_node)
 
 
-def rows_of(table: str) -> list[tuple[str, str, str, str, str]]:
-    """clusterd's own JSON; whatever is no such thing has no rows."""
+def rows_of(text: str) -> list[tuple[str, str, str, str, str]]:
+    """One row per test, from clusterd's JSON; no rows if it is not such JSON."""
     try:
-        told = json.loads(table)
+        results_of = json.loads(text)
         return [
             (
                 node,
@@ -76,7 +85,7 @@ def rows_of(table: str) -> list[tuple[str, str, str, str, str]]:
                 VERDICTS.get(item["code"], item["code"]),
                 item["result"],
             )
-            for node, devices in sorted(told.items())
+            for node, devices in sorted(results_of.items())
             for device, results in sorted(devices.items())
             for op, item in sorted(results.items())
         ]

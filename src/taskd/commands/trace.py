@@ -1,8 +1,8 @@
-"""`taskd trace JOB`: the records of all ranks in one file for Perfetto or chrome://tracing.
+"""`taskd trace JOB`: merges the records of all ranks into one file for Perfetto.
 
-Reads the directories of `disk.py`, puts all ranks on one clock
-(`core/worker/clock_alignment.py`), and draws a process a rank, a track a domain; collectives that
-overlap get tracks of their own.
+Reads the folders of `worker/profiling/record_files.py`, puts all ranks on one clock
+(`core/worker/clock_alignment.py`), and draws one process per rank and one track per domain;
+collectives that overlap get further tracks. chrome://tracing opens the file as well.
 """
 
 from __future__ import annotations
@@ -21,22 +21,29 @@ from taskd.core.worker import clock_alignment as alignment
 from taskd.core.worker.clock_alignment import Offset
 from taskd.errors import SettingsError
 from taskd.worker.profiling.record_files import base_dir
-from taskd.worker.profiling.records import COMMUNICATION, DEVICE, Span, spans
+from taskd.worker.profiling import records
+from taskd.worker.profiling.records import COMMUNICATION, DEVICE, Span
 from taskd.worker.settings import ProfilingSettings
 
 TOGETHER = {"allreduce", "allgather", "allgather_base", "alltoall", "alltoall_base", "barrier"}
-"""Nobody ends these before everybody has begun them."""
+"""In these, no rank can finish before all ranks have started."""
 ABSOLUTE_S = 1e9
-"""From here on, a time is one of the Unix clock, not one since the first record."""
+"""A time of at least this is Unix time; a smaller one counts from the first record."""
 NS = 1_000_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job")
-    parser.add_argument("--from", dest="begin", type=float, help="seconds since the first record")
-    parser.add_argument("--to", dest="end", type=float, help="the same; or Unix time, for both")
-    parser.add_argument("--dir", action="append", type=Path, help="may be repeated, one a node")
-    parser.add_argument("-o", "--output", type=Path, help="default: JOB.trace.json; - for stdout")
+    parser.add_argument("job", help="id of the job")
+    parser.add_argument(
+        "--from", dest="begin", type=float, help="seconds since the first record, or Unix time"
+    )
+    parser.add_argument("--to", dest="end", type=float, help="the same, for the end")
+    parser.add_argument(
+        "--dir", action="append", type=Path, help="folder of a node's records; may be repeated"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, help="file to write (default: JOB.trace.json; - for stdout)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     ranks = read(bases, arguments.job)
     if not ranks:
         where = ", ".join(map(str, bases))
-        raise SettingsError([f"there are no records of {arguments.job} in {where}"])
+        raise SettingsError([f"no records of job {arguments.job} in {where}: was `taskd profile` on?"])
     merged, found = merge(ranks, arguments.begin, arguments.end)
     text = json.dumps(merged)
     if str(arguments.output) == "-":
@@ -55,34 +62,34 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         target.write_text(text)
     except OSError as error:
-        raise SettingsError([f"{target} cannot be written: {error.strerror}"]) from error
-    sys.stdout.write(f"{target}: {len(merged['traceEvents'])} events, {_tell(found)}\n")
+        raise SettingsError([f"cannot write {target}: {error.strerror}"]) from error
+    sys.stdout.write(f"{target}: {len(merged['traceEvents'])} events, {_summary(found)}\n")
     return 0
 
 
 def read(bases: Iterable[Path], job: str) -> dict[int, list[Span]]:
-    """Of every rank that has left records, in the order of their files."""
+    """Read the records of each rank, in the order of their files."""
     ranks: dict[int, list[Span]] = {}
     for base in bases:
         if not (base / job).is_dir():
             continue
         for folder in sorted(path for path in (base / job).iterdir() if path.name.isdecimal()):
-            ranks.setdefault(int(folder.name), []).extend(spans(_lines(folder)))
+            ranks.setdefault(int(folder.name), []).extend(records.spans(_lines(folder)))
     return {rank: found for rank, found in sorted(ranks.items()) if found}
 
 
 def merge(
     ranks: dict[int, list[Span]], begin: float | None = None, end: float | None = None
 ) -> tuple[dict[str, Any], dict[int, Offset]]:
-    found = alignment.offsets({rank: _shared(told) for rank, told in ranks.items()})
+    found = alignment.offsets({rank: _shared(spans) for rank, spans in ranks.items()})
     aligned = {
-        rank: [_shift(span, found[rank].ns) for span in told] for rank, told in ranks.items()
+        rank: [_shift(span, found[rank].ns) for span in spans] for rank, spans in ranks.items()
     }
-    first = min(span.start_ns for told in aligned.values() for span in told)
+    first = min(span.start_ns for spans in aligned.values() for span in spans)
     low, high = _moment(begin, first, 0), _moment(end, first, 1 << 63)
     events: list[dict[str, Any]] = []
-    for rank, told in aligned.items():
-        within = [span for span in told if span.end_ns >= low and span.start_ns <= high]
+    for rank, spans in aligned.items():
+        within = [span for span in spans if span.end_ns >= low and span.start_ns <= high]
         events += _events(rank, within, first)
     return {"traceEvents": events, "displayTimeUnit": "ms"}, found
 
@@ -94,11 +101,11 @@ def _lines(folder: Path) -> Iterator[str]:
             yield from file
 
 
-def _shared(told: Sequence[Span]) -> dict[Hashable, tuple[int, int]]:
-    """Collectives by name. A name that comes twice (a group formed anew) says nothing."""
+def _shared(spans: Sequence[Span]) -> dict[Hashable, tuple[int, int]]:
+    """Collectives by name. A name that occurs twice (its group was formed again) is left out."""
     together = [
         span
-        for span in told
+        for span in spans
         if span.domain == COMMUNICATION and _name(span).get("opName") in TOGETHER
     ]
     times = Counter((span.name, span.source) for span in together)
@@ -111,27 +118,27 @@ def _shared(told: Sequence[Span]) -> dict[Hashable, tuple[int, int]]:
 
 def _name(span: Span) -> dict[str, Any]:
     try:
-        told = json.loads(span.name)
+        details = json.loads(span.name)
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return details if isinstance(details, dict) else {}
 
 
 def _shift(span: Span, ns: int) -> Span:
     return span._replace(start_ns=span.start_ns - ns, end_ns=span.end_ns - ns) if ns else span
 
 
-def _moment(told: float | None, first: int, default: int) -> int:
-    if told is None:
+def _moment(seconds: float | None, first: int, default: int) -> int:
+    if seconds is None:
         return default
-    return int(told * NS) if told >= ABSOLUTE_S else first + int(told * NS)
+    return int(seconds * NS) if seconds >= ABSOLUTE_S else first + int(seconds * NS)
 
 
-def _events(rank: int, told: list[Span], first: int) -> Iterator[dict[str, Any]]:
+def _events(rank: int, spans: list[Span], first: int) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
     yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
     tracks = _Tracks()
-    for span in sorted(told, key=lambda span: (span.start_ns, -span.end_ns)):
+    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
         details = _name(span) if span.domain == COMMUNICATION else {}
         yield {
             "ph": "X",
@@ -148,7 +155,7 @@ def _events(rank: int, told: list[Span], first: int) -> Iterator[dict[str, Any]]
 
 
 class _Tracks:
-    """Where a span is drawn: nothing may overlap on a track unless one lies within the other."""
+    """Chooses the track of each span: two spans on a track are disjoint or nested."""
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
@@ -177,13 +184,14 @@ class _Tracks:
         return self._numbers[key]
 
 
-def _tell(found: dict[int, Offset]) -> str:
+def _summary(found: dict[int, Offset]) -> str:
     moved = {rank: offset for rank, offset in found.items() if offset.ns}
     lost = [rank for rank, offset in found.items() if offset.within_ns < 0]
     text = f"{len(found)} ranks"
     if moved:
         shifts = ", ".join(f"rank {r} by {o.ns / 1e6:.3f} ms" for r, o in moved.items())
-        text += f", clocks set back: {shifts}"
+        text += f", clocks corrected: {shifts}"
     if lost:
-        text += f"; nothing in common with rank {min(found)}: {', '.join(map(str, lost))}"
+        ranks = ", ".join(map(str, lost))
+        text += f"; clock not corrected (no collective shared with rank {min(found)}): {ranks}"
     return text
