@@ -23,14 +23,14 @@ BENCHES = {
     "clusterd": "clusterd",
     "launch": "Launch and restart",
     "torch_step": "Protection when nothing fails",
-    "profiling": "Looking inside",
+    "profiling": "Profiling",
     "recovery": "Recovery, against peers",
     "gpu": "On a GPU",
 }
 HEAD = """# Benchmarks
 
 Written by `make bench`; do not edit. Every row compares two things measured in the same run on the
-same machine, because the machine is small and noisy: read the ratios, not the milliseconds.
+same machine. The machine is small and noisy, so read the ratios, not the milliseconds.
 """
 
 

@@ -152,7 +152,7 @@ async def _throughput(bus: Bus, wrk: Part, channel: grpc.aio.Channel) -> Row:
         [ended] = await loop.run_in_executor(None, wrk.told)
         ours.append(STREAMED / (float(ended) - began))
     return Row(
-        "messages a second, manager → worker through one proxy",
+        "messages per second, manager → worker through one proxy",
         f"{median(ours):,.0f}/s",
         f"{median(bare):,.0f}/s on a bare grpc.aio stream",
         ratio=median(one / other for one, other in zip(ours, bare, strict=True)),
@@ -189,7 +189,7 @@ def broadcast() -> list[Row]:
             target=1.0,
         ),
         Row(
-            "memory of the manager then",
+            "memory of the manager meanwhile",
             f"{max(weights):.0f} MiB",
             "300 MiB",
             ratio=max(weights) / 300,
@@ -229,7 +229,7 @@ async def _after_a_death() -> list[Row]:
     await bus.close()
     return [
         Row(
-            "a manager is started anew: a worker below a proxy is reached again",
+            "a manager is restarted: a worker below a proxy can be reached again",
             ms(taken),
             "2 s",
             ratio=max(taken) / 2,

@@ -177,7 +177,7 @@ def measure(jobs: int = 2_000, faults: int = 200, rounds: int = 200) -> list[Row
     return [
         Row(
             "one decision, on disk and sent: report → stop signal, less a bare call",
-            f"{decision * 1e3:.2f} ms (whole way {ms(alone.to_signal)})",
+            f"{decision * 1e3:.2f} ms (end to end {ms(alone.to_signal)})",
             f"2 ms + 1.5 fsync of {fsync * 1e3:.2f} ms; bare call {call * 1e3:.2f} ms",
             decision / (2e-3 + 1.5 * fsync),
             1.0,

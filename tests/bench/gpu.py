@@ -77,8 +77,8 @@ def _snapshots() -> list[Row]:
         plain, with_copies = _in_turns(step, copied, snapshots.wait)
     return [
         Row(
-            f"copy of {size / 1e9:.1f} GB of state from the device to shared memory, checked sums "
-            "included, against one plain copy to pinned memory (bytes a second)",
+            f"copy of {size / 1e9:.1f} GB of state from the device to shared memory, checksums "
+            "included, against one plain copy to pinned memory (bytes per second)",
             f"{size / median(took) / 1e9:.1f} GB/s (median of {ROUNDS})",
             f"{size / median(limit) / 1e9:.1f} GB/s",
             median(limit) / median(took),
@@ -89,7 +89,7 @@ def _snapshots() -> list[Row]:
             "the first copy into each of the two files, which reserves and pins them", ms(first), ""
         ),
         Row(
-            f"a step of {parameters / 1e9:.2f} billion parameters, with a copy after each or none",
+            f"a step of {parameters / 1e9:.2f} billion parameters, each with a copy or without",
             ms(with_copies),
             ms(plain),
             median(with_copies) / median(plain),

@@ -41,15 +41,15 @@ def measure() -> list[Row]:
     look_s, step_s, hooks_s = median(looks), median(off), median(hooks)
     return [
         Row(
-            "a DDP step, everything recorded (median of neighbouring stretches)",
+            "a DDP step, everything recorded (median of neighbouring intervals)",
             ms(on),
             f"{ms(off)}, nothing recorded",
             median(costs),
             1.01,
         ),
         Row(
-            f"the same from the hooks' own time, {COLLECTIVES} collectives a step",
-            f"{hooks_s * 1e6:.0f} µs a collective",
+            f"the same, from the time spent in the hooks, {COLLECTIVES} collectives per step",
+            f"{hooks_s * 1e6:.0f} µs per collective",
             f"{step_s * 1e3:.1f} ms",
             1 + COLLECTIVES * hooks_s / step_s,
             1.01,

@@ -32,28 +32,28 @@ HANG_GRACE_S = 1.5
 """A hung rank is to be named within three usual steps and this."""
 KILL = "SIGKILL of one rank of 4 until the next step of the full world"
 NOTES = f"""
-How the rows came about:
+How this was measured:
 
 - *The job*: an MLP of a million parameters, AdamW, batches of {BATCH}, {WORLD} ranks over gloo on
-  one machine, the same torch everywhere. All contenders take turns, {ROUNDS} rounds. A trial waits
+  one machine, the same torch everywhere. All systems take turns, {ROUNDS} rounds. A trial waits
   until all ranks have done {WARM_STEPS} steps and {WARM_S:g} s more, kills one rank with SIGKILL,
   and ends when all ranks of a full world have finished one and the same step after that.
-- *The floor*: plain PyTorch, and no recovery system at all. The survivors stay, a fifth process
-  stands by with model and optimizer built and warmed, is told by a pipe, and gets its state by a
-  broadcast. Nothing is decided, protected or checked.
+- *The floor*: plain PyTorch without any recovery system. The survivors keep running. A fifth
+  process is ready, with model and optimizer built and warmed up; it is notified through a pipe and
+  gets its state by a broadcast. Nothing is decided, protected or checked.
 - *taskd*: `taskd run --nproc-per-node {WORLD}` with its defaults; manager and clusterd run on the
   same machine and are part of the time.
-- *torchrun*: looks at its workers every 0.1 s, which is its default. The variable
-  TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set; without it restarted ranks often do not meet at all.
-  The script saves a checkpoint every {SAVE_EVERY} steps and goes on from it; the same script runs
+- *torchrun*: checks its workers every 0.1 s, which is its default. The variable
+  TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set; without it, restarted ranks often never meet.
+  The script saves a checkpoint every {SAVE_EVERY} steps and resumes from it; the same script runs
   under DLRover and NVIDIA's launcher.
-- *DLRover* ({WANTED["dlrover"][0]}): a local master and `dlrover-run`, looking every 0.1 s.
-- *NVIDIA* ({WANTED["nvrx"][0]}): in-job restart by `ft_launcher`, looking every 0.1 s;
+- *DLRover* ({WANTED["dlrover"][0]}): a local master and `dlrover-run`, checking every 0.1 s.
+- *NVIDIA* ({WANTED["nvrx"][0]}): in-job restart by `ft_launcher`, checking every 0.1 s;
   in-process restart by its wrapper with a fifth process in reserve, all intervals at 0.1 s instead
-  of seconds, every lazy import done before, and our way of freeing ranks from gloo, which it lacks.
+  of seconds, every lazy import done before, and our method to free ranks from gloo, which it lacks.
 - *torchft* ({WANTED["torchft"][0]}): a lighthouse and one torchrun for each rank, as in its own
-  example; heartbeats count for 1 s instead of 5, joining for 1 s instead of 60, its clock ticks
-  every 20 ms instead of 100. With a spare, a fifth replica computes along all the time.
+  example; heartbeats are valid for 1 s instead of 5, joining waits 1 s instead of 60, its clock
+  ticks every 20 ms instead of 100. With a spare, a fifth replica computes all the time.
 """
 
 
@@ -103,7 +103,7 @@ def measure() -> list[Row]:
     cut = Contender("taskd, links cut", ours.cut)
     hung = Contender("taskd, a rank hangs", ours.hung)
     shrunk = Contender("taskd, a node is lost", ours.shrunk)
-    plain = Contender("`taskd run` with a script that knows nothing of it", ours.unmodified)
+    plain = Contender("`taskd run` with an unmodified script", ours.unmodified)
     yardstick = Contender("the floor", floor.trial)
     restart, *_ = peers = [
         Contender(name, trial, is_peer=True, spare="spare" in name)
@@ -166,7 +166,10 @@ def _against_best(killed: Contender[Incident], peers: list[Contender[Outcome]]) 
         able = [peer for peer in peers if peer.spare == spare and peer.results]
         if able:
             best = min(able, key=lambda peer: median(peer.seconds))
-            what, against = f"the best peer {kind}, how much slower", f"{best.name}: {best.brief}"
+            what, against = (
+                f"the best other system {kind}, how much slower",
+                f"{best.name}: {best.brief}",
+            )
             rows.append(
                 Row(
                     what,
@@ -186,7 +189,7 @@ def _against_peer(killed: Contender[Incident], peer: Contender[Outcome]) -> Row:
         told += f", {redone:.0f} steps done again"
     reduced = [each.reduced_seconds for each in peer.results if each.reduced_seconds is not None]
     if reduced:
-        told += f"; 3 ranks alone after {ms(reduced)}"
+        told += f"; 3 ranks continue alone after {ms(reduced)}"
     return Row(
         f"{peer.name}, how much slower", killed.brief, told, _times(peer.seconds, killed.seconds)
     )
@@ -206,7 +209,7 @@ def _cut(cut: Contender[Incident]) -> list[Row]:
 def _shrunk(shrunk: Contender[Incident]) -> list[Row]:
     what = "launcher of one of 2 nodes killed until the next step of the other's ranks, in seconds"
     took = median(shrunk.seconds) if shrunk.results else None
-    row = Row(what, str(shrunk), "half of the ranks go on alone", took, 0.3)
+    row = Row(what, str(shrunk), "half of the ranks continue alone", took, 0.3)
     return [row, *_account(shrunk)]
 
 
@@ -217,11 +220,11 @@ def _account(contender: Contender[Incident]) -> list[Row]:
     for name in contender.results[0].parts:
         parts[name] = median(incident.parts.get(name, 0.0) for incident in contender.results)
     told = ", ".join(f"{name} {part * 1000:.0f}" for name, part in parts.items())
-    return [Row("of which, in ms", told, "the job's own account; seen is the rest")]
+    return [Row("of this, in ms", told, "as the job reports it; seen is the rest")]
 
 
 def _hung(hung: Contender[Incident]) -> list[Row]:
-    what = "a rank that hangs (SIGSTOP) until it is named"
+    what = "a rank hangs (SIGSTOP), until it is named"
     if not hung.results:
         return [Row(what, str(hung), "")]
     named = [incident.seen for incident in hung.results]

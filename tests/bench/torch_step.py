@@ -71,9 +71,9 @@ def measure() -> list[Row]:
         *_compared("", _run(pairs, norm="batch", width=WIDTH, pairs=PAIRS)),
         *_compared(" without buffers", _run(pairs, norm="layer", width=WIDTH, pairs=PAIRS)),
         _constant(_run(pairs, norm="layer", width=SMALL, pairs=PAIRS_SMALL)),
-        _memory("peak memory of its own of such a rank, protected or plain", "own_mb", runs, 1.02),
+        _memory("peak private memory of such a rank, protected or plain", "own_mb", runs, 1.02),
         _memory(
-            "the same with pages of programs and libraries, which a node has once for all ranks",
+            "the same with the pages of programs and libraries, which all ranks of a node share",
             "peak_mb",
             runs,
         ),
@@ -98,7 +98,7 @@ def _constant(told: dict[str, Any]) -> Row:
     plain, ours = ([turn[0] for turn in told[kind]] for kind in ("plain", "ours"))
     more = estimate([(a - b) * 1e6 for a, b in zip(ours, plain, strict=True)])
     return Row(
-        "the same where the model is next to nothing: what protection takes from every step",
+        "the same with a tiny model: what protection adds to every step",
         f"{more.middle:+.0f} µs (95 %: {more.low:.0f} to {more.high:.0f})",
         f"{median(plain) * 1e3:.2f} ms",
     )
