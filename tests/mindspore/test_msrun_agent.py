@@ -24,7 +24,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_healthy_job_ends_with_0(healthy: Path) -> None:
     assert steps(healthy) == {0: ALL, 1: ALL}
     assert incidents(healthy) == []
-    assert "every rank has ended well" in (healthy / "taskd_log/agent-0.log").read_text()
+    assert "all ranks have finished" in (healthy / "taskd_log/agent-0.log").read_text()
 
 
 def test_a_killed_worker_is_reported_and_the_job_restarted(tmp_path: Path, healthy: Path) -> None:

@@ -435,7 +435,7 @@ class Explorer:
         assert all(not holder.whole for holder in holders), tale("a holder is left", record)
         left = any(proc.thread == DONE for proc in world.procs)
         assert left or world.faults_left == 0, tale("state is lost without need", record)
-        self.endings.add("lost at the end" if left else "no survivor holds any state")
+        self.endings.add("lost at the end" if left else "no surviving rank holds any state")
 
     def _is_the_best(self, resume: int, living: list[Proc], record: tuple[str, ...]) -> None:
         best = max(proc.held for proc in living if proc.held is not None)

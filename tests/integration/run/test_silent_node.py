@@ -91,9 +91,9 @@ def test_node_behind_cut_cable_is_reported_silent(tmp_path: Path) -> None:
         second.read("up", "stdout")
         beats(spaces, KNOWN_BEATS)
         spaces.cut(0)
-        report = first.read(r"silent: no beat of node (\d) for [\d.]+ s, .* and (.*)")
+        report = first.read(r"silent: no heartbeat from node (\d) for [\d.]+ s .* and (.*)")
         assert report[1] == "1"
-        assert "its machine has confirmed nothing" in report[2]
+        assert "its machine has acknowledged nothing" in report[2]
 
 
 def test_stopped_agent_is_reported_silent_although_its_machine_answers(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_stopped_agent_is_reported_silent_although_its_machine_answers(tmp_path:
         second.read("up", "stdout")
         beats(spaces, KNOWN_BEATS)
         second.popen.send_signal(signal.SIGSTOP)
-        assert "its machine lives" in first.read(r"silent: no beat of node 1 .*")[0]
+        assert "its machine is alive" in first.read(r"silent: no heartbeat from node 1 .*")[0]
 
 
 def test_loaded_machine_is_not_reported_silent(tmp_path: Path) -> None:

@@ -353,7 +353,7 @@ class World:
         return told is not None and told.incident == incident
 
     async def run(self) -> None:
-        """Start, mend whatever happens, and return when every rank has ended well."""
+        """Start, mend whatever happens, and return when all ranks have finished."""
         await self.start()
         while True:
             await self.until(

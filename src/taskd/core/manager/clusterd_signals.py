@@ -1,7 +1,7 @@
-"""clusterd's signals: which are new, which incident they belong to, what each sets going.
+"""clusterd's signals: which ones are new, which incident each belongs to, and what each causes.
 
-They are carried out in the order in which they come. `core/manager` hands them over;
-`core/manager/parking.py` and `core/manager/strategy_actions.py` do the work.
+They are carried out in the order of arrival. `machine.py` passes them on; `parking.py` and
+`strategy_actions.py` do the work.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Busy = Repairing | Resuming | Restarting | Dumping
 
 def handle_signal(state: State, signal: Signal, now: float, config: JobConfig) -> Outcome:
     if signal.type == "keep-alive" or isinstance(state, Ending):
-        return Outcome(state, because="nothing to be done")
+        return Outcome(state, because="nothing to do")
     if signal.sequence:
         key: object = (signal.uuid, signal.sequence)
     else:
@@ -53,9 +53,9 @@ def handle_signal(state: State, signal: Signal, now: float, config: JobConfig) -
     handled = (*state.job.handled, key)[-SIGNALS_KEPT:]
     state = with_job(state, handled=handled, ascend=signal.incident == NO_INCIDENT)
     if isinstance(state, Gathering):
-        # Who is alive is not known yet: an order carried out now would be carried out wrongly.
+        # It is not known yet which ranks are alive: the order could not be carried out correctly.
         state = replace(state, deferred=(*state.deferred, signal))
-        return Outcome(state, because=f"{signal.type} waits until everybody has been heard")
+        return Outcome(state, because=f"{signal.type} is deferred until all ranks are known")
     return execute_signal(state, signal, now, config)
 
 
@@ -63,20 +63,20 @@ def execute_signal(state: State, signal: Signal, now: float, config: JobConfig) 
     match signal.type:
         case "pauseStartAgent":
             state = with_job(state, start_withheld=True)
-            return Outcome(state, because="starting ranks is withheld")
+            return Outcome(state, because="clusterd withholds the start of ranks")
         case "continueStartAgent":
             return _release_starts(state)
         case "preExitProcess":
             return _stop_before_exit(state, signal)
         case "faultNodesExit":
-            job, tells = strategy_actions.dismiss_nodes(state.job, signal, config)
-            return Outcome(replace(state, job=job), tells, "these nodes leave")
+            job, messages = strategy_actions.dismiss_nodes(state.job, signal, config)
+            return Outcome(replace(state, job=job), messages, f"nodes {list(signal.nodes)} leave")
         case "killMaster":
-            return strategy_actions.end(state.job, 1, "clusterd has given the job up", now, config)
+            return strategy_actions.end(state.job, 1, "clusterd has ended the job", now, config)
         case "stopTrain" | "globalFault" | "changeStrategy" | "saveAndExit":
             return _in_incident(state, signal, now, config)
         case other:
-            return Outcome(state, because=f"signal {other!r} is not for this manager")
+            return Outcome(state, because=f"signal {other!r} is unknown and ignored")
 
 
 def _in_incident(state: State, signal: Signal, now: float, config: JobConfig) -> Outcome:
@@ -89,7 +89,7 @@ def _in_incident(state: State, signal: Signal, now: float, config: JobConfig) ->
         and isinstance(state, Training)
         and incident <= state.job.incident
     ):
-        # The job trains, so everybody has to be stopped anew, under a number they do not know yet.
+        # The job is training: all ranks must stop again, under a number that they do not know yet.
         incident, offset = Incident(state.job.incident + 1), offset + 1
     state = with_job(state, offset=offset)
     if signal.type == "stopTrain":
@@ -99,7 +99,7 @@ def _in_incident(state: State, signal: Signal, now: float, config: JobConfig) ->
 
 
 def _number(job: Job, signal: Signal) -> tuple[Incident, int] | None:
-    """The incident to work under, and our lead in counting. None: that incident is over."""
+    """The incident number to use, and how far we are ahead of clusterd. None: it is over."""
     begins = signal.type in ("stopTrain", "saveAndExit")
     if signal.incident == NO_INCIDENT:
         if signal.uuid == job.uuid and job.uuid:
@@ -111,16 +111,16 @@ def _number(job: Job, signal: Signal) -> tuple[Incident, int] | None:
     if incident == job.incident and (not begins or signal.uuid == job.uuid):
         return incident, job.offset
     if not begins and not job.uuid:
-        # It stands where our former life has brought it; the ranks have counted on since.
+        # This manager has restarted; the ranks have counted further than clusterd.
         return job.incident, job.incident - signal.incident
-    # A new round of a clusterd that has lost count: we count on.
+    # clusterd has lost count and begins a new round: continue our own count.
     return (Incident(job.incident + 1), job.incident + 1 - signal.incident) if begins else None
 
 
 def _continue(
     state: State, order: Signal, incident: Incident, now: float, config: JobConfig
 ) -> Outcome:
-    """An order within an incident. It may come to a manager that was not there when it began."""
+    """An order within an incident. This manager may have restarted since the incident began."""
     job = state.job
     same = incident == job.incident
     if same:
@@ -135,21 +135,23 @@ def _continue(
         report = ResultReport(0, order.strategy, uuid=order.uuid, info="training was never paused")
         return Outcome(state, (report,), report.info)
     if isinstance(state, Deciding) and same and job.plan_sent:
-        # The strategy before this one has failed half-way: everybody is stopped anew, under a
-        # number they do not know yet.
+        # The previous strategy failed half-way: all ranks stop again, under a number that they
+        # do not know yet.
         state = with_job(state, offset=job.offset + 1)
         return parking.begin_stop(state, order, Incident(incident + 1), now, config)
     if isinstance(state, Deciding | Paused) and same:
         return parking.proceed(state.job, order, now, config)
     if isinstance(state, Awaiting | Busy | Stopping) and same:
-        return Outcome(state, because=f"{order.type} comes while another order is carried out")
+        return Outcome(
+            state, because=f"{order.type} is ignored: another order is being carried out"
+        )
     if same and order.type == "changeStrategy" and (resumed := _resumed(state.job)):
-        return _half_done(state, order, resumed, now, config)
+        return _finish_half_done(state, order, resumed, now, config)
     return parking.begin_stop(state, order, incident, now, config)
 
 
 def _resumed(job: Job) -> RankSet:
-    """Ranks that train under this very incident: its repair has got that far with them."""
+    """Ranks that already train under this incident: their repair is complete."""
     views = job.view.ranks
     return RankSet(
         rank
@@ -158,41 +160,41 @@ def _resumed(job: Job) -> RankSet:
     )
 
 
-def _half_done(
+def _finish_half_done(
     state: State, order: Signal, resumed: RankSet, now: float, config: JobConfig
 ) -> Outcome:
-    """The order was being carried out when the manager was restarted."""
+    """The manager was restarted while this order was being carried out."""
     rest = state.job.world - resumed
     if not rest:
         return strategy_actions.recovered(state.job, order, now, config)
-    why = "the manager was restarted while it was being repaired"
+    why = "the manager was restarted during the repair"
     found = tuple(
         Fault.of(rank, FaultCause.COMMUNICATION, why, now)
         for rank in rest
         if rank not in state.job.faults
     )
     job = add_faults(state.job, found, now) if found else state.job
-    told = (FaultReport(job.known_faults()),)
-    return Outcome(Reported(job, now, now + config.report_timeout_s), told, why)
+    reports = (FaultReport(job.known_faults()),)
+    return Outcome(Reported(job, now, now + config.report_timeout_s), reports, why)
 
 
-# Orders beside the incidents
+# Orders outside of incidents
 
 
 def _release_starts(state: State) -> Outcome:
     budget = state.job.restarts_left
-    tells = tuple(
+    messages = tuple(
         SendMessage(agent(node), StartWorkers(budget)) for node in sorted(state.job.start_requests)
     )
     permitted = state.job.permitted | frozenset(state.job.start_requests)
     state = with_job(state, start_withheld=False, start_requests={}, permitted=permitted)
-    return Outcome(state, tells, "ranks may start again")
+    return Outcome(state, messages, "ranks may start again")
 
 
 def _stop_before_exit(state: State, signal: Signal) -> Outcome:
     views = state.job.view.ranks
-    tells = []
+    messages = []
     for node in signal.nodes:
         here = (f.rank for f in signal.faults if f.rank in views and views[f.rank].node == node)
-        tells.append(SendMessage(agent(node), StopWorkers(tuple(here))))
-    return Outcome(state, tuple(tells), "these ranks are stopped before their device is")
+        messages.append(SendMessage(agent(node), StopWorkers(tuple(here))))
+    return Outcome(state, tuple(messages), "the ranks stop before their device is reset")

@@ -1,8 +1,8 @@
-"""Where copies of the state stand, and where they should: never all copies of a shard on one node.
+"""On which nodes copies of the state should be: never all copies of a shard on one node.
 
-A node takes everything on it along when it is lost. The ranks (`torch/job.py`,
-`torch/copies/buddy.py`) ask here whether replicas are enough and who should keep a second copy;
-the manager (`manager/job_status.py`) asks which shards are at risk.
+When a node is lost, everything on it is lost. The ranks (`torch/state/sharded.py`,
+`torch/copies/buddy.py`) use this to decide whether replicas are enough and which rank holds a
+second copy; the manager (`manager/job_status.py`) to find the shards at risk.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ from taskd.model.ids import NodeRank
 
 
 def shards_on_one_node(copies: Iterable[tuple[str, NodeRank]]) -> dict[str, NodeRank]:
-    """Shards of which every copy stands on the same node, given each copy's shard and node.
+    """Shards of which all copies are on one node, given the shard and node of each copy.
 
-    Nothing is worse on one node than on another where there is only one.
+    Empty for a job with a single node: there it cannot be avoided.
     """
-    standing: dict[str, set[NodeRank]] = {}
+    nodes_of: dict[str, set[NodeRank]] = {}
     for shard, node in copies:
-        standing.setdefault(shard, set()).add(node)
-    if len(set[NodeRank]().union(*standing.values())) < 2:
+        nodes_of.setdefault(shard, set()).add(node)
+    if len(set[NodeRank]().union(*nodes_of.values())) < 2:
         return {}
-    return {shard: min(nodes) for shard, nodes in standing.items() if len(nodes) == 1}
+    return {shard: min(nodes) for shard, nodes in nodes_of.items() if len(nodes) == 1}
 
 
 def survives_node_loss(holders: Collection[int], size: int, per_node: int) -> bool:
-    """Whether one of these ranks is left whichever node is lost, as the job numbers its nodes."""
+    """Whether at least one of these ranks survives the loss of any single node."""
     if size <= per_node:
         return len(holders) > 1
     return len({rank // per_node for rank in holders}) > 1
 
 
 def buddy_candidates(rank: int, members: Collection[int], per_node: int) -> list[int]:
-    """Whom to ask for a second copy, the best first.
+    """The ranks that could hold a second copy, the best first.
 
-    Those at the same place on the following nodes, so that a node's copies go to many keepers; then
-    everybody else in turn. Who stands on which node now is for the caller to find out.
+    First the ranks with the same local rank on the following nodes, so that the copies of a node
+    spread over many buddies; then all others in order. Assumes the initial placement of ranks on
+    nodes: the caller must check where they are now.
     """
-    turn = sorted(members, key=lambda other: (other <= rank, other))
-    others = [other for other in turn if other != rank]
+    in_order = sorted(members, key=lambda other: (other <= rank, other))
+    others = [other for other in in_order if other != rank]
     return sorted(others, key=lambda other: other % per_node != rank % per_node)

@@ -1,8 +1,8 @@
-"""How much of its time a job spends in steps that count.
+"""Goodput: the share of its time that a job spends in committed steps.
 
-A step counts once it is committed: it is then lost to no fault. Time in which no rank commits
-anything (starting, waiting for a repair, paused for an operation) is time lost. A step that takes
-longer than usual is still work, but of a span with a pause in it only the usual step counts.
+A step counts once it is committed, because no fault can undo it then. Time in which no rank
+commits a step (start, repair, pause for an operation) is lost time. A step that takes longer than
+usual counts as work; of an interval that contains a pause only the usual step time counts.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from statistics import median
 WINDOW = 64
 ENOUGH = 4
 PAUSE = 5.0
-"""A span this many times longer than the usual step has a pause in it."""
+"""An interval this many times longer than the usual step contains a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Sums, and the last spans; fed with what the heartbeats say."""
+    """Sums and recent step times, updated with each heartbeat."""
 
     began: float
     productive_s: float = 0.0
@@ -28,14 +28,14 @@ class Goodput:
     paces: tuple[float, ...] = ()
 
     def at(self, step: int, now: float) -> Goodput:
-        """The job's highest committed step, as known at this moment."""
+        """Update with the job's highest committed step at this time."""
         if self.last_step is None:
             return replace(self, last_step=step, last_at=now)
         count = step - self.last_step
         if count <= 0:
             return self
         if self.last_step == 0:
-            # The first step contains the start, so what it took says nothing.
+            # The first step includes the start of the job: its duration says nothing.
             return replace(self, steps=self.steps + count, last_step=step, last_at=now)
         pace = (now - self.last_at) / count
         usual = median(self.paces) if self.paces else pace
@@ -50,8 +50,8 @@ class Goodput:
         )
 
     def share(self, now: float) -> float:
-        lived = now - self.began
-        return min(1.0, self.productive_s / lived) if lived > 0 else 0.0
+        elapsed = now - self.began
+        return min(1.0, self.productive_s / elapsed) if elapsed > 0 else 0.0
 
     @property
     def steps_per_s(self) -> float:

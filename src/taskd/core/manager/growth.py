@@ -1,8 +1,7 @@
-"""Growing back: when a job that has shrunk says that it could, and when it had better wait.
+"""When a job that has shrunk offers to grow back, and how long it waits before that.
 
-A node that comes back may be as broken as before. Each time that the job has to shrink soon after
-it has grown, it waits twice as long before it tries again. `core/manager/strategy_actions.py`
-does the work.
+A node that comes back may be as broken as before. Each time the job shrinks soon after it has
+grown, it waits twice as long before it tries again. `strategy_actions.py` does the growing.
 """
 
 from __future__ import annotations
@@ -20,23 +19,25 @@ MOST_DOUBLINGS = 6
 
 
 def training_state(job: Job, now: float, config: JobConfig) -> Training:
-    """The job trains; if it is to grow later, it looks again then."""
-    due = _due(job, config)
+    """The Training state, with a deadline if growing back must wait until then."""
+    due = _next_growth_at(job, config)
     return Training(job, due if now < due and missing_ranks(job) else inf)
 
 
 def offer_growth(state: Training, now: float, config: JobConfig) -> Outcome:
-    """A job that has shrunk says so when every rank could have a place again, and at once."""
+    """Offer to grow if every missing rank has a node on which it could run at once."""
     job = state.job
-    seats = place(job, missing_ranks(job), in_place=False)
-    if job.ascend or not seats or now < _due(job, config):
+    placements = place(job, missing_ranks(job), in_place=False)
+    if job.ascend or not placements or now < _next_growth_at(job, config):
         return Outcome(state)
     if any(job.view.ranks[rank].process is ProcessState.DONE for rank in job.world):
-        return Outcome(state, because="it is about to end")
-    if not all(job.view.nodes[seat.node].warm for seat in seats):
+        return Outcome(state, because="the job is about to finish")
+    if not all(job.view.nodes[placement.node].warm for placement in placements):
         return Outcome(state)
-    told = (StrategiesReport((WireStrategy.UPGRADE,), job.uuid),)
-    return Outcome(with_job(state, offered=True), told, f"{len(seats)} ranks could come back")
+    reports = (StrategiesReport((WireStrategy.UPGRADE,), job.uuid),)
+    return Outcome(
+        with_job(state, offered=True), reports, f"{len(placements)} ranks could come back"
+    )
 
 
 def note_growth(job: Job, now: float) -> Job:
@@ -48,7 +49,7 @@ def note_shrink(job: Job, now: float, config: JobConfig) -> Job:
     return replace(job, growths=0) if settled else job
 
 
-def _due(job: Job, config: JobConfig) -> float:
+def _next_growth_at(job: Job, config: JobConfig) -> float:
     if not job.growths:
         return -inf
     return job.grown_at + config.regrow_s * float(2 ** min(job.growths - 1, MOST_DOUBLINGS))

@@ -1,19 +1,18 @@
-"""Which rank is hung, from heartbeats alone (`core/manager/silent_nodes.py` judges whole nodes by
-them).
+"""Which rank is hung, judged by heartbeats alone (`silent_nodes.py` judges whole nodes by them).
 
-A rank is hung when nothing of it moves for longer than the job's own pace explains, while others
-wait for it. The pace is learnt: the limit grows with the usual step. Of ranks that all stand
-still the culprit is named, not its victims:
+A rank is hung when it makes no progress for longer than the job's usual pace explains, while
+others wait for it. The pace is learned: the limit grows with the usual step time. When several
+ranks make no progress, the cause is named, not its victims:
 
     1. a process that is stopped;
-    2. one that is in no collective while others wait in one;
-    3. one that has entered fewer collectives than the others.
+    2. a rank that is in no collective while others wait in one;
+    3. a rank that has entered fewer collectives than the others.
 
-Ranks that all wait in the same collective name nobody. A rank that is seen to do new things is
-slow, not hung, for as long as it does. One that is at work in a way that shows nothing new has a
-far longer limit, unless it is caught in a few lines of Python inside a step while all others
-wait: then only a little more. A rank that was named before has twice the limit the next time, so
-that a job with real pauses is disturbed a few times at most.
+If all ranks wait in the same collective, none is named. A rank that still does new things is slow,
+not hung. A rank that works without visible progress has a much longer limit, unless it repeats a
+few lines of Python inside a step while all others wait: then the limit is only a little longer.
+The limit of a rank doubles each time it is named, so that a job with real pauses is disturbed only
+a few times.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ from taskd.model.messages import NodeHeartbeat, Progress
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LivenessConfig:
     hang_steps: float = 3.0
-    """A rank may stand still for this many usual steps …"""
+    """A rank may make no progress for this many usual steps …"""
 
     hang_floor_s: float = 0.7
-    """… and this long besides."""
+    """… plus this time."""
 
     busy_steps: float = 10.0
-    """The same for a rank that is at work."""
+    """In place of `hang_steps` for a rank that uses CPU or disk."""
 
     busy_floor_s: float = 300.0
-    """The same for a rank that is at work."""
+    """In place of `hang_floor_s` for a rank that uses CPU or disk."""
 
     spin_floor_s: float = 1.2
-    """In place of `hang_floor_s` for a rank that runs in circles in a few lines of Python."""
+    """In place of `hang_floor_s` for a rank that repeats a few lines of Python."""
 
     known_steps: int = 5
-    """Nobody is judged before this many steps have shown the job's pace."""
+    """No rank is judged before this many steps have shown the job's pace."""
 
 
 WINDOW = 32
@@ -54,15 +53,15 @@ WINDOW = 32
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the newest beat said of one rank.
+    """The newest heartbeat data of one rank.
 
-    A rank is judged by that alone: if no beat comes, that says something about its node only.
+    A rank is judged by this alone: a missing heartbeat says something about its node only.
     """
 
     node: NodeRank
     progress: Progress
     moved_at: float
-    """When its step last changed, by our clock."""
+    """When its step last changed, by the manager's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +70,11 @@ class State:
     paces: tuple[float, ...] = ()
     """Recent durations of one step."""
     steps: int = 0
-    """How many steps these come from, up to the number that is enough."""
+    """How many steps these come from; counted up to `known_steps`."""
     named: Mapping[Rank, int] = field(default_factory=dict)
     """How often a rank has been named."""
     accused: frozenset[tuple[Rank, Incarnation]] = frozenset()
-    """Lives that have been named already: once is enough."""
+    """Incarnations that have been named already; each is named once."""
 
     @property
     def usual_s(self) -> float:
@@ -93,8 +92,8 @@ Outcome = types.Outcome[State, Hung]
 
 
 def step(state: State, beat: NodeHeartbeat, now: float, config: LivenessConfig) -> Outcome:
-    told = {progress.rank for progress in beat.progress}
-    kept = {r: seen for r, seen in state.ranks.items() if seen.node != beat.node or r in told}
+    listed = {progress.rank for progress in beat.progress}
+    kept = {r: seen for r, seen in state.ranks.items() if seen.node != beat.node or r in listed}
     state = replace(state, ranks=kept)
     for progress in beat.progress:
         state = _note(state, beat.node, progress, now, config)
@@ -116,7 +115,7 @@ def _note(
         state = _learn(state, before, seen, config)
     else:
         if not progress.stack and progress.idle_s >= before.progress.idle_s:
-            progress = replace(progress, stack=before.progress.stack)  # it is told once only
+            progress = replace(progress, stack=before.progress.stack)  # it is sent only once
         seen = replace(before, node=node, progress=progress)
     return replace(state, ranks={**state.ranks, progress.rank: seen})
 
@@ -125,7 +124,7 @@ def _learn(state: State, before: Observation, seen: Observation, config: Livenes
     count = seen.progress.step - before.progress.step
     pace = max(0.0, seen.moved_at - before.moved_at) / count
     if before.progress.step == 0 or not before.progress.judged:
-        return state  # the first step contains the start, one after a repair the repair
+        return state  # this step includes the start of the job, or a repair
     return replace(
         state,
         paces=(*state.paces, pace)[-WINDOW:],
@@ -139,29 +138,29 @@ def _learn(state: State, before: Observation, seen: Observation, config: Livenes
 def _judge(state: State, config: LivenessConfig) -> Outcome:
     if state.steps < config.known_steps:
         return Outcome(state)
-    here = {rank: seen for rank, seen in state.ranks.items() if seen.progress.judged}
-    stuck = {
+    judged = {rank: seen for rank, seen in state.ranks.items() if seen.progress.judged}
+    idle = {
         rank: seen
-        for rank, seen in here.items()
-        if _still_s(seen.progress) > _limit(state, seen.progress, config)
+        for rank, seen in judged.items()
+        if _no_work_s(seen.progress) > _limit(state, seen.progress, config)
     }
-    culprits, why = _culprits(here, stuck)
+    culprits, why = _culprits(judged, idle)
     verdicts = []
     named, accused = dict(state.named), set(state.accused)
     for rank in culprits:
-        progress = here[rank].progress
-        life = rank, progress.incarnation
-        if life in accused:
+        progress = judged[rank].progress
+        process = rank, progress.incarnation
+        if process in accused:
             continue
-        accused.add(life)
+        accused.add(process)
         named[rank] = named.get(rank, 0) + 1
-        evidence = _evidence(state, here[rank], why)
+        evidence = _evidence(state, judged[rank], why)
         verdicts.append(Hung(rank, progress.incarnation, evidence))
     return Outcome(replace(state, named=named, accused=frozenset(accused)), tuple(verdicts))
 
 
-def _still_s(progress: Progress) -> float:
-    """How long nothing at all has been seen of it."""
+def _no_work_s(progress: Progress) -> float:
+    """How long the rank has shown no sign of work at all."""
     return progress.idle_s - (0.0 if progress.stopped else progress.moving_s)
 
 
@@ -182,21 +181,21 @@ def _all_wait_for(rank: Rank, state: State) -> bool:
 
 
 def _culprits(
-    here: Mapping[Rank, Observation], stuck: Mapping[Rank, Observation]
+    judged: Mapping[Rank, Observation], idle: Mapping[Rank, Observation]
 ) -> tuple[list[Rank], str]:
-    if not stuck:
+    if not idle:
         return [], ""
-    stopped = [rank for rank, seen in stuck.items() if seen.progress.stopped]
+    stopped = [rank for rank, seen in idle.items() if seen.progress.stopped]
     if stopped:
-        return sorted(stopped), "it is stopped"
-    waiting = [rank for rank, seen in here.items() if seen.progress.waiting]
-    absent = [rank for rank, seen in stuck.items() if not seen.progress.waiting]
-    if absent and (waiting or len(here) == 1):
+        return sorted(stopped), "its process is stopped"
+    waiting = [rank for rank, seen in judged.items() if seen.progress.waiting]
+    absent = [rank for rank, seen in idle.items() if not seen.progress.waiting]
+    if absent and (waiting or len(judged) == 1):
         return sorted(absent), f"{len(waiting)} ranks wait for it"
-    if len(stuck) == len(here) and len(waiting) == len(here):
-        furthest = max(seen.progress.collective for seen in here.values())
-        behind = [rank for rank in here if here[rank].progress.collective < furthest]
-        return sorted(behind), f"others have gone on to collective {furthest}"
+    if len(idle) == len(judged) and len(waiting) == len(judged):
+        furthest = max(seen.progress.collective for seen in judged.values())
+        behind = [rank for rank in judged if judged[rank].progress.collective < furthest]
+        return sorted(behind), f"others have entered collective {furthest}"
     return [], ""
 
 
@@ -204,9 +203,9 @@ def _evidence(state: State, seen: Observation, why: str) -> str:
     progress = seen.progress
     where = f"in collective {progress.collective}" if progress.waiting else "in no collective"
     if progress.spinning:
-        why = f"it runs in circles, and {why}"
-    told = (
-        f"rank {progress.rank} has not moved for {progress.idle_s:.2f} s at step {progress.step}, "
-        f"{where}, where a step usually takes {state.usual_s:.3f} s: {why}"
+        why = f"it repeats the same lines of Python, and {why}"
+    evidence = (
+        f"rank {progress.rank} has made no progress for {progress.idle_s:.2f} s at step "
+        f"{progress.step}, {where}; a step usually takes {state.usual_s:.3f} s: {why}"
     )
-    return f"{told}\n{progress.stack}" if progress.stack else told
+    return f"{evidence}\n{progress.stack}" if progress.stack else evidence

@@ -1,8 +1,8 @@
-"""What the manager knows of the job's nodes and ranks, and how each message changes it.
+"""What the manager knows about the job's nodes and ranks, and how each message changes it.
 
-Everybody repeats what is true of them after every (re)connection, so this job_view can be built
-from nothing while training goes on. `learn` also says what is *news*: what the manager's machine
-(`core/manager`) may have to react to.
+Agents and workers repeat their state after every (re)connection, so that a restarted manager can
+rebuild this view while training continues. `apply_message` also returns the changes that the
+manager's machine may have to react to.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ FIRST_INCARNATION, NO_STEP = Incarnation(0), Step(0)
 
 class ProcessState(StrEnum):
     ABSENT = "absent"
-    """Not started yet, as far as we know."""
+    """Not started yet, as far as is known."""
     STARTING = "starting"
-    """Ordered, not yet seen."""
+    """Its start has been ordered, but not confirmed."""
     ALIVE = "alive"
     DEAD = "dead"
     DONE = "done"
-    """Has ended with exit code 0."""
+    """Exited with code 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class RankView:
     phase: str = ""
     incident: Incident = NO_INCIDENT
     said_hello: bool = False
-    """It has said hello in some life, so what follows is known."""
+    """Some incarnation has sent WorkerHello, so that the fields below are known."""
     protected: bool = False
     shard: str = ""
     replica: int = -1
@@ -68,11 +68,11 @@ class NodeView:
     present: bool = False
     """It has joined and has not been lost since."""
     ours: bool = False
-    """It has said AgentHello. Ascend's agents never do."""
+    """It has sent AgentHello. Ascend's agents never do."""
     warm: bool = True
-    """Ranks that it is told to start will run at once."""
+    """New ranks can run there at once."""
     ranks: RankSet = NO_RANKS
-    """Those that have ever stood here; some may have moved since."""
+    """All ranks that were ever located here; some may have moved since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,13 @@ class JobView:
         )
 
     def on(self, node: NodeRank) -> tuple[RankView, ...]:
-        """The ranks that stand on this node."""
+        """The ranks that are located on this node."""
         known = self.nodes.get(node)
         views = (self.ranks[rank] for rank in (known.ranks if known else NO_RANKS))
         return tuple(view for view in views if view.node == node)
 
 
-# News
+# Changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class RankFinished:
 
 @dataclass(frozen=True, slots=True)
 class StaleIncarnation:
-    """A former life of a rank speaks: it must end, or there would be two."""
+    """A message came from a former incarnation of a rank: that process must exit."""
 
     rank: Rank
     node: NodeRank
@@ -124,7 +124,7 @@ class ViewUpdate:
 
 
 def initial_view(nodes: int, ranks_per_node: int) -> JobView:
-    """Before anybody has said anything: the ranks stand in order, as torchrun numbers them."""
+    """The view before the first message: ranks in node order, as torchrun numbers them."""
     return JobView(
         {
             NodeRank(node): NodeView(
@@ -146,8 +146,8 @@ def apply_message(job_view: JobView, src: Position, body: Body) -> ViewUpdate:
     match body:
         case AgentHello(node=node, host=host, workers=workers, store=store, warm=warm):
             known = job_view.nodes.get(node, NodeView(node))
-            seen = replace(known, host=host, store=store, present=True, ours=True, warm=warm)
-            return _local(_with_node(job_view, seen), node, workers)
+            joined = replace(known, host=host, store=store, present=True, ours=True, warm=warm)
+            return _local(_with_node(job_view, joined), node, workers)
         case WorkersStarted(node=node, workers=workers):
             proven = replace(job_view.nodes.get(node, NodeView(node)), warm=True)
             return _local(_with_node(job_view, proven), node, workers)
@@ -164,13 +164,13 @@ def apply_message(job_view: JobView, src: Position, body: Body) -> ViewUpdate:
         case RanksFailed(ranks=ranks):
             return _died(job_view, ranks, FaultCause.EXITED, f"reported by the agent of {src}")
         case Parked() | Repaired() | Committed():
-            return _stepped(job_view, body)
+            return _progressed(job_view, body)
         case _:
             return ViewUpdate(job_view)
 
 
 def node_lost(job_view: JobView, node: NodeRank, cause: FaultCause, evidence: str) -> ViewUpdate:
-    """Nothing on this node can be counted on any more."""
+    """The node and all processes on it count as lost."""
     known = job_view.nodes.get(node)
     if known is None:
         return ViewUpdate(job_view)
@@ -183,10 +183,12 @@ def node_lost(job_view: JobView, node: NodeRank, cause: FaultCause, evidence: st
     return _died(gone, ranks, cause, evidence)
 
 
-def mark_starting(job_view: JobView, seats: Mapping[Rank, tuple[NodeRank, Incarnation]]) -> JobView:
-    """These lives have been ordered."""
+def mark_starting(
+    job_view: JobView, placements: Mapping[Rank, tuple[NodeRank, Incarnation]]
+) -> JobView:
+    """The start of these incarnations has been ordered."""
     ranks = {}
-    for rank, (node, incarnation) in seats.items():
+    for rank, (node, incarnation) in placements.items():
         ranks[rank] = replace(
             job_view.ranks.get(rank, RankView(rank, node)),
             node=node,
@@ -196,31 +198,31 @@ def mark_starting(job_view: JobView, seats: Mapping[Rank, tuple[NodeRank, Incarn
             pid=0,
         )
     for rank, view in ranks.items():
-        job_view = _standing_on(job_view, rank, view.node)
+        job_view = _located_on(job_view, rank, view.node)
     return replace(job_view, ranks=job_view.ranks.update(ranks))
 
 
 def mark_alive(job_view: JobView, ranks: RankSet) -> JobView:
-    """Nobody will tell, but these must be running by now."""
+    """These ranks count as running without a confirmation: Ascend's agents send none."""
     views = {rank: replace(job_view.ranks[rank], process=ProcessState.ALIVE) for rank in ranks}
     return replace(job_view, ranks=job_view.ranks.update(views))
 
 
-# One message each
+# One function per message
 
 
 def _local(job_view: JobView, node: NodeRank, workers: tuple[LocalWorker, ...]) -> ViewUpdate:
-    ranks, news = dict[Rank, RankView](), list[Change]()
+    ranks, changes = dict[Rank, RankView](), list[Change]()
     for local in workers:
         view = job_view.ranks.get(local.rank, RankView(local.rank, node))
-        over = (
+        has_ended = (
             view.process in (ProcessState.DEAD, ProcessState.DONE)
             and local.incarnation == view.incarnation
         )
-        if local.incarnation < view.incarnation or over:
+        if local.incarnation < view.incarnation or has_ended:
             continue
         if view.process is not ProcessState.ALIVE or local.incarnation > view.incarnation:
-            news.append(RankStarted(local.rank))
+            changes.append(RankStarted(local.rank))
         ranks[local.rank] = replace(
             view,
             node=node,
@@ -229,8 +231,8 @@ def _local(job_view: JobView, node: NodeRank, workers: tuple[LocalWorker, ...]) 
             pid=local.pid,
         )
     for rank in ranks:
-        job_view = _standing_on(job_view, rank, node)
-    return ViewUpdate(replace(job_view, ranks=job_view.ranks.update(ranks)), tuple(news))
+        job_view = _located_on(job_view, rank, node)
+    return ViewUpdate(replace(job_view, ranks=job_view.ranks.update(ranks)), tuple(changes))
 
 
 def _joined(job_view: JobView, src: Position) -> JobView:
@@ -241,22 +243,22 @@ def _joined(job_view: JobView, src: Position) -> JobView:
 
 
 def _restarted(job_view: JobView, src: Position) -> ViewUpdate:
-    """An agent that asks to start has no processes: what it had before is over."""
+    """An agent that requests a start has no processes: the ones it had before have ended."""
     joined = _joined(job_view, src)
     if src.role != Role.AGENT or not src.server_rank.isdigit():
         return ViewUpdate(job_view)
     here = joined.on(NodeRank(int(src.server_rank)))
     gone = tuple(view.rank for view in here if view.process is ProcessState.ALIVE)
-    return _died(joined, gone, FaultCause.LOST, "its agent has been started anew")
+    return _died(joined, gone, FaultCause.LOST, "its agent has been restarted")
 
 
 def _hello(job_view: JobView, hello: WorkerHello) -> ViewUpdate:
     known = job_view.ranks.get(hello.rank, RankView(hello.rank, hello.node))
-    over = (
+    has_ended = (
         known.process in (ProcessState.DEAD, ProcessState.DONE)
         and hello.incarnation == known.incarnation
     )
-    if hello.incarnation < known.incarnation or over:
+    if hello.incarnation < known.incarnation or has_ended:
         return ViewUpdate(job_view, (StaleIncarnation(hello.rank, hello.node, hello.incarnation),))
     came_up = known.process is not ProcessState.ALIVE or hello.incarnation > known.incarnation
     view = replace(
@@ -273,50 +275,50 @@ def _hello(job_view: JobView, hello: WorkerHello) -> ViewUpdate:
         shard=hello.shard,
         replica=hello.replica,
     )
-    news = (RankStarted(hello.rank),) if came_up else ()
-    return ViewUpdate(_with_rank(_standing_on(job_view, hello.rank, hello.node), view), news)
+    changes = (RankStarted(hello.rank),) if came_up else ()
+    return ViewUpdate(_with_rank(_located_on(job_view, hello.rank, hello.node), view), changes)
 
 
-def _exited(job_view: JobView, told: WorkerExited) -> ViewUpdate:
-    known = job_view.ranks.get(told.rank)
-    if known is None or told.incarnation < known.incarnation:
+def _exited(job_view: JobView, message: WorkerExited) -> ViewUpdate:
+    known = job_view.ranks.get(message.rank)
+    if known is None or message.incarnation < known.incarnation:
         return ViewUpdate(job_view)
     if (
         known.process in (ProcessState.DEAD, ProcessState.DONE)
-        and told.incarnation == known.incarnation
+        and message.incarnation == known.incarnation
     ):
         return ViewUpdate(job_view)
-    known = replace(known, incarnation=told.incarnation)
-    if told.exit_code == 0:
+    known = replace(known, incarnation=message.incarnation)
+    if message.exit_code == 0:
         ended = replace(known, process=ProcessState.DONE, phase="done")
-        return ViewUpdate(_with_rank(job_view, ended), (RankFinished(told.rank),))
-    how = f"signal {told.signal}" if told.signal else f"exit code {told.exit_code}"
-    evidence = f"{how}: {told.evidence}" if told.evidence else how
-    return _died(_with_rank(job_view, known), (told.rank,), FaultCause.EXITED, evidence)
+        return ViewUpdate(_with_rank(job_view, ended), (RankFinished(message.rank),))
+    how = f"signal {message.signal}" if message.signal else f"exit code {message.exit_code}"
+    evidence = f"{how}: {message.evidence}" if message.evidence else how
+    return _died(_with_rank(job_view, known), (message.rank,), FaultCause.EXITED, evidence)
 
 
 def _died(
     job_view: JobView, ranks: tuple[Rank, ...], cause: FaultCause, evidence: str
 ) -> ViewUpdate:
-    dead, news = dict[Rank, RankView](), list[Change]()
+    dead, changes = dict[Rank, RankView](), list[Change]()
     for rank in ranks:
         view = job_view.ranks.get(rank)
         if view is not None and view.process is not ProcessState.DEAD:
             dead[rank] = replace(view, process=ProcessState.DEAD, phase="dead")
-            news.append(Fault.of(rank, cause, evidence))
-    return ViewUpdate(replace(job_view, ranks=job_view.ranks.update(dead)), tuple(news))
+            changes.append(Fault.of(rank, cause, evidence))
+    return ViewUpdate(replace(job_view, ranks=job_view.ranks.update(dead)), tuple(changes))
 
 
-def _stepped(job_view: JobView, told: Parked | Repaired | Committed) -> ViewUpdate:
-    view = job_view.ranks.get(told.rank)
-    if view is None or view.incarnation != told.incarnation:
+def _progressed(job_view: JobView, message: Parked | Repaired | Committed) -> ViewUpdate:
+    view = job_view.ranks.get(message.rank)
+    if view is None or view.incarnation != message.incarnation:
         return ViewUpdate(job_view)
-    phase = {Parked: "parked", Repaired: "repairing", Committed: "training"}[type(told)]
-    seen = replace(view, step=told.step, incident=told.incident, phase=phase)
+    phase = {Parked: "parked", Repaired: "repairing", Committed: "training"}[type(message)]
+    seen = replace(view, step=message.step, incident=message.incident, phase=phase)
     return ViewUpdate(_with_rank(job_view, seen))
 
 
-def _standing_on(job_view: JobView, rank: Rank, node: NodeRank) -> JobView:
+def _located_on(job_view: JobView, rank: Rank, node: NodeRank) -> JobView:
     known = job_view.nodes.get(node, NodeView(node))
     if rank in known.ranks:
         return job_view

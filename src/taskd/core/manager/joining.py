@@ -1,8 +1,8 @@
-"""How nodes and ranks join: the first start, and the picture that a restarted manager rebuilds.
+"""How nodes and ranks join: the first start, and how a restarted manager rebuilds its view.
 
-The start handshake is Ascend's: an agent asks with its restart budget (201) and is permitted (210).
-Ours also say what runs already. Until that picture is complete, a restarted manager decides
-nothing: faults and orders wait in Gathering.
+The start handshake is Ascend's: an agent sends its restart budget (201) and receives permission
+(210). Our own agents also send which workers run already. Until its view is complete, a restarted
+manager decides nothing: faults and orders wait in Gathering.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from taskd.model.messages import (
 def start_requested(
     state: State, src: Position, remaining: int, now: float, config: JobConfig
 ) -> Outcome:
-    """An agent asks for the permission to start its ranks."""
+    """An agent requests permission to start its ranks."""
     node = node_of(src)
     job = state.job
     if remaining > 0:
@@ -68,22 +68,22 @@ def start_requested(
     if isinstance(state, Awaiting):
         return strategy_actions.carry_out(job, state.order, now, config)
     if job.start_withheld:
-        waiting = {**job.start_requests, node: remaining}
-        state = with_job(state, start_requests=waiting)
-        return Outcome(state, because="starting ranks is withheld at present")
+        requests = {**job.start_requests, node: remaining}
+        state = with_job(state, start_requests=requests)
+        return Outcome(state, because=f"node {node} may not start yet: clusterd withholds starts")
     return permit_start(state, node)
 
 
 def permit_start(state: State, node: NodeRank) -> Outcome:
-    """Ascend's agents always get what they ask for. Ours start only what no plan speaks of."""
+    """Ascend's agents always get permission. Ours only start ranks that are in no repair plan."""
     job = state.job
     ours = job.view.nodes.get(node, NodeView(node)).ours
     views = job.view.on(node)
     if ours and (not views or any(view.process is not ProcessState.ABSENT for view in views)):
-        return Outcome(state, because=f"the ranks of node {node} start with the next plan")
+        return Outcome(state, because=f"the ranks of node {node} start with the next repair plan")
     state = with_job(state, permitted=job.permitted | {node})
     if not ours:
-        # They do not say when their ranks run, so the permission has to count for it.
+        # They do not confirm the start of their ranks: the permission counts as the start.
         view = mark_alive(job.view, RankSet(view.rank for view in views))
         state = with_job(state, view=view)
     if ours and job.attempt:
@@ -117,64 +117,66 @@ def agent_hello(state: State, hello: AgentHello, now: float, config: JobConfig) 
         case Training():
             return growth.offer_growth(state, now, config)
         case Repairing() | Restarting():
-            return Outcome(state, _ordered_again(state, hello.node))
+            return Outcome(state, _repeat_order(state, hello.node))
         case Ending():
-            away = strategy_actions.end(state.job, state.exit_code, state.because, now, config)
-            mine = tuple(
-                c for c in away.commands if isinstance(c, SendMessage) and c.to == agent(hello.node)
+            end = strategy_actions.end(state.job, state.exit_code, state.because, now, config)
+            repeated = tuple(
+                c for c in end.commands if isinstance(c, SendMessage) and c.to == agent(hello.node)
             )
-            return Outcome(state, mine)
+            return Outcome(state, repeated)
         case _:
             return Outcome(state)
 
 
-def _ordered_again(state: Repairing | Restarting, node: NodeRank) -> tuple[Command, ...]:
-    """The agent may have missed the order, or have been started since."""
+def _repeat_order(state: Repairing | Restarting, node: NodeRank) -> tuple[Command, ...]:
+    """The agent may have missed the order, or may have been restarted since."""
     job = state.job
-    mine = tuple(
+    here = tuple(
         Member(view.rank, node, view.incarnation)
         for view in job.view.on(node)
         if view.rank in job.world and view.process is ProcessState.STARTING
     )
-    if not mine:
+    if not here:
         return ()
     if isinstance(state, Restarting):
-        return (SendMessage(agent(node), RestartJob(job.incident, job.attempt, mine)),)
-    return (SendMessage(agent(node), ReplaceWorkers(job.incident, mine)),)
+        return (SendMessage(agent(node), RestartJob(job.incident, job.attempt, here)),)
+    return (SendMessage(agent(node), ReplaceWorkers(job.incident, here)),)
 
 
 def worker_hello(state: State, hello: WorkerHello, now: float, config: JobConfig) -> Outcome:
-    state = _as_told(state, hello)
-    job, me = state.job, worker(hello.node, hello.rank)
+    state = _adopt_progress(state, hello)
+    job, sender = state.job, worker(hello.node, hello.rank)
     match state:
         case Repairing() if _is_member(state, hello):
             return Outcome(
-                state, (SendMessage(me, strategy_actions.repair_message(state, config)),)
+                state, (SendMessage(sender, strategy_actions.repair_message(state, config)),)
             )
-        case Stopping() if hello.rank in state.running and _is_unheard_of(hello, job):
+        case Stopping() if hello.rank in state.running and _needs_park_order(hello, job):
             return Outcome(
-                state, (SendMessage(me, Park(job.incident, "it had not heard of it yet")),)
+                state, (SendMessage(sender, Park(job.incident, "the order to park is repeated")),)
             )
         case _ if hello.rank not in job.world:
-            away = _send_away(job, hello.rank)
-            return Outcome(state, (away,), f"rank {hello.rank} comes too late")
+            leave = _send_away(job, hello.rank)
+            because = f"rank {hello.rank} leaves: the job continues without it"
+            return Outcome(state, (leave,), because)
         case _:
             return Outcome(state)
 
 
-def _as_told(state: State, hello: WorkerHello) -> State:
-    """We may have been restarted: the ranks know better how far the job has got, and with whom."""
+def _adopt_progress(state: State, hello: WorkerHello) -> State:
+    """After a restart of the manager, the ranks know the current incident and who takes part."""
     known = state.job.incident
     if isinstance(state, Gathering) and hello.phase != "joining" and hello.incident >= known:
         world = RankSet(state.job.view.ranks) - hello.without
-        # Ranks that say different things are in the middle of a repair: nobody is left out then.
+        # Ranks that disagree are in the middle of a repair: then no rank is left out.
         world = world if hello.incident > known else world | state.job.world
         state = with_job(state, world=world)
     return with_job(state, incident=max(known, hello.incident))
 
 
-def _is_unheard_of(hello: WorkerHello, job: Job) -> bool:
-    """That all have to park; or its answer is lost, which one that joins does not say again."""
+def _needs_park_order(hello: WorkerHello, job: Job) -> bool:
+    """It has not received the order to park; or it is joining, and then it does not repeat a lost
+    reply by itself."""
     return hello.incident < job.incident or hello.phase == "joining"
 
 
@@ -200,13 +202,13 @@ def rank_started(state: State, rank: Rank, now: float, config: JobConfig) -> Out
             return Outcome(state)
 
 
-# The picture
+# The view of a manager that starts
 
 
 def detect_restart(
     state: Gathering, src: Position, body: Body, now: float, config: JobConfig
 ) -> Gathering:
-    """Before each word is taken in: does it show that we are not the first?"""
+    """Called before each message is applied: does it show that ranks ran before this manager?"""
     if state.rebuilding or not _ran_before(state.job, src, body):
         return state
     deadline = min(state.deadline, now + config.rebuild_timeout_s)
@@ -214,21 +216,21 @@ def detect_restart(
 
 
 def check_complete(state: Gathering, now: float, config: JobConfig) -> Outcome:
-    """After each word that is heard: is the picture complete?"""
+    """Called after each message: is the view complete?"""
     views = state.job.view.ranks
     for rank in state.job.world.from_rank(state.awaited):
-        if _is_unheard(state, views[rank]):
+        if _is_unknown(state, views[rank]):
             return Outcome(replace(state, awaited=rank))
     return view_complete(state, now, config)
 
 
-def _is_unheard(state: Gathering, view: RankView) -> bool:
-    quiet = state.rebuilding and view.process is ProcessState.ALIVE and not view.said_hello
-    return view.process is ProcessState.ABSENT or quiet
+def _is_unknown(state: Gathering, view: RankView) -> bool:
+    silent = state.rebuilding and view.process is ProcessState.ALIVE and not view.said_hello
+    return view.process is ProcessState.ABSENT or silent
 
 
 def _ran_before(job: Job, src: Position, body: Body) -> bool:
-    """It speaks of ranks that this life of the manager never permitted to start."""
+    """The message is about ranks that this manager process never permitted to start."""
     if src.role not in (Role.AGENT, Role.WORKER) or node_of(src) in job.permitted:
         return False
     match body:
@@ -245,11 +247,11 @@ def view_complete(state: Gathering, now: float, config: JobConfig) -> Outcome:
     job = replace(state.job, rebuilt=state.rebuilding, settled_at=settled_at)
     outcome = Outcome(Training(job), because=f"all {len(job.world)} ranks are known")
     if job.faults:
-        told = (FaultReport(job.known_faults()),)
-        # The orders that wait were given for these faults: no need to report them again.
+        reports = (FaultReport(job.known_faults()),)
+        # The deferred orders were given because of these faults: do not report them again.
         outcome = Outcome(
             Reported(job, now, now + config.report_timeout_s),
-            () if deferred else told,
+            () if deferred else reports,
             "a rank is lost",
         )
     strays = tuple(map(partial(_send_away, job), job.view.alive() - job.world))
@@ -261,7 +263,7 @@ def view_complete(state: Gathering, now: float, config: JobConfig) -> Outcome:
 
 def _send_away(job: Job, rank: Rank) -> SendMessage:
     view = job.view.ranks[rank]
-    because = "the job goes on without this rank"
+    because = "the job continues without this rank"
     return SendMessage(worker(view.node, rank), Leave(job.incident, because, view.incarnation))
 
 
@@ -270,7 +272,7 @@ def join_timed_out(state: Gathering, now: float, config: JobConfig) -> Outcome:
     missing = tuple(r for r in sorted(state.job.world) if views[r].process is ProcessState.ABSENT)
     if state.rebuilding:
         silent = tuple(
-            Fault.of(r, FaultCause.SILENT, "its node did not join again", now) for r in missing
+            Fault.of(r, FaultCause.SILENT, "its node did not reconnect", now) for r in missing
         )
         job = add_faults(state.job, silent, now) if silent else state.job
         return view_complete(replace(state, job=job), now, config)

@@ -1,9 +1,9 @@
-"""What the manager believes: everybody speaks for himself, and in numbers that can be.
+"""Which messages the manager accepts: the sender may only report about itself, in valid numbers.
 
-The bus makes sure that a message comes from the place that it names (`core/bus/relay.py`,
-`bus/admission.py`). Here its content is held against that place, so that a worker that has gone
-mad, or whoever took its token, can neither report another rank dead nor end the job. Asked by
-`manager/sense.py` before anything is made of a message.
+The bus guarantees that a message comes from the position that it names (`core/bus/relay.py`,
+`bus/admission.py`). Here the content is compared with that position, so that a faulty worker, or
+anyone with its token, can neither report another rank as dead nor end the job.
+`manager/sense.py` checks every message before it is used.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from taskd.model.messages import (
 )
 
 MOST_RANKS = 1_000_000
-_WITHIN: dict[Any, range] = {
+_LIMITS: dict[Any, range] = {
     Rank: range(MOST_RANKS),
     NodeRank: range(MOST_RANKS),
     Step: range(-1, 2**63),
     Incident: range(-1, 2**63),
 }
-_OTHERS = range(-(2**31), 2**31)
-"""What the services of clusterd can carry."""
+_DEFAULT_LIMITS = range(-(2**31), 2**31)
+"""The integers that clusterd's services can carry."""
 
 
 def problem_in(src: Position, body: Body) -> str:
-    """What is wrong with these words from there; empty when they may be believed."""
+    """Why this message from this sender must be rejected; empty: it is accepted."""
     match body:
         case (
             WorkerHello(rank=rank)
@@ -56,38 +56,40 @@ def problem_in(src: Position, body: Body) -> str:
             | Committed(rank=rank)
             | Dumped(rank=rank)
         ) if (src.role, src.process_rank) != (Role.WORKER, str(rank)):
-            return f"it speaks for rank {rank}"
+            return f"the sender is not rank {rank}"
         case AgentHello(node=node) | WorkersStarted(node=node) if (
             src.role,
             src.server_rank,
         ) != (Role.AGENT, str(node)):
-            return f"it speaks for node {node}"
+            return f"the sender is not node {node}"
         case NodeHeartbeat(node=node) if (
-            # The proxy of a node lives in its agent's process, and its heart beats for both.
+            # The proxy of a node runs in its agent's process and sends the heartbeat of both.
             src.role not in (Role.AGENT, Role.PROXY) or src.server_rank != str(node)
         ):
-            return f"it speaks for node {node}"
+            return f"the sender is not node {node}"
         case WorkerExited() | RestartsLeft() | RanksFailed() | EndJob() if src.role != Role.AGENT:
-            return "only an agent may say that"
+            return "only an agent may send this"
         case _:
-            return _absurd(type(body), body)
+            return _invalid_number(type(body), body)
 
 
-def _absurd(hint: Any, value: object) -> str:
-    """The first number that cannot be, by name."""
+def _invalid_number(hint: Any, value: object) -> str:
+    """The first number that is out of range, with the name of its field."""
     if isinstance(value, bool | str):
         return ""
     if isinstance(value, int):
-        # A range looks at each of its numbers for anything but a plain one, such as a flag.
-        return "" if int(value) in _WITHIN.get(hint, _OTHERS) else f"{value} is out of range"
+        # `in range` is slow for subclasses of int, such as flags: it compares every number.
+        return (
+            "" if int(value) in _LIMITS.get(hint, _DEFAULT_LIMITS) else f"{value} is out of range"
+        )
     if isinstance(value, float):
-        return "" if isfinite(value) else f"{value} is no number"
+        return "" if isfinite(value) else f"{value} is not a finite number"
     if isinstance(value, Sequence):
         inner = get_args(hint)[0]
-        return next(filter(None, (_absurd(inner, item) for item in value)), "")
+        return next(filter(None, (_invalid_number(inner, item) for item in value)), "")
     if is_dataclass(value) and not isinstance(value, type):
         for name, kind in _hints(type(value)).items():
-            if problem := _absurd(kind, getattr(value, name)):
+            if problem := _invalid_number(kind, getattr(value, name)):
                 return problem if ":" in problem else f"{name}: {problem}"
     return ""
 

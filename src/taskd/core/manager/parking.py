@@ -1,7 +1,7 @@
-"""Standing still: who has to park, who does, and what comes then.
+"""Parking all ranks: which ranks must park, which have, and what happens then.
 
-Used by `core/manager` (what ranks say) and `core/manager/clusterd_signals.py` (what clusterd
-orders).
+Called by `machine.py` (when a rank reports that it is parked) and `clusterd_signals.py` (when
+clusterd orders a stop).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from taskd.model.messages import Park, Parked
 from taskd.model.strategies import WireStrategy
 
 CANNOT = 499
-"""The code of a report that nothing more can be done, see model/codes.py."""
+"""The code for "this cannot be done", see model/codes.py."""
 
 
 def begin_stop(
     state: State, signal: Signal, incident: Incident, now: float, config: JobConfig
 ) -> Outcome:
     if "pause_train" in signal.actions and not state.job.protected():
-        told = StopReport(CANNOT, signal.uuid, "these ranks cannot be paused")
-        return Outcome(state, (told,), "these ranks know nothing of us, so they cannot be paused")
-    again = _standing(state.job) if incident == state.job.incident else RankTable[Parked]()
-    job = replace(start_incident(state.job, incident, signal.uuid, now), parked=again)
-    running = job.running() - job.broken() - RankSet(again)
+        report = StopReport(CANNOT, signal.uuid, "these ranks cannot be paused")
+        return Outcome(state, (report,), "these ranks do not use taskd, so they cannot be paused")
+    known = _known_parked(state.job) if incident == state.job.incident else RankTable[Parked]()
+    job = replace(start_incident(state.job, incident, signal.uuid, now), parked=known)
+    running = job.running() - job.broken() - RankSet(known)
     if not job.protected():
-        # Nothing in these ranks could answer; they are killed when the decision has come.
+        # These ranks cannot reply. They are killed once clusterd has decided.
         return all_parked(Stopping(job, NO_RANKS, signal, now), now, config)
     ranks = ", ".join(str(fault.rank) for fault in job.known_faults()) or "none"
     because = f"incident {incident}: failed ranks: {ranks}"
@@ -57,8 +57,8 @@ def begin_stop(
     return then(outcome, await_parking(stopping, running, now, config))
 
 
-def _standing(job: Job) -> RankTable[Parked]:
-    """Who is known to stand in this very incident. A rank that joins has nothing to put down."""
+def _known_parked(job: Job) -> RankTable[Parked]:
+    """The ranks known to be parked in this incident. A joining rank has no step to abandon."""
     joining = {
         rank: Parked(rank, view.incarnation, job.incident, NO_STEP, whole=False)
         for rank, view in job.view.ranks.items()
@@ -69,11 +69,11 @@ def _standing(job: Job) -> RankTable[Parked]:
     return RankTable(joining).update(job.parked)
 
 
-def rank_parked(state: State, told: Parked, now: float, config: JobConfig) -> Outcome:
-    state = with_job(state, parked=state.job.parked.put(told.rank, told))
+def rank_parked(state: State, message: Parked, now: float, config: JobConfig) -> Outcome:
+    state = with_job(state, parked=state.job.parked.put(message.rank, message))
     if not isinstance(state, Stopping):
-        return Outcome(state, because="it stands, as was known")
-    return await_parking(state, state.running - {told.rank}, now, config)
+        return Outcome(state, because=f"rank {message.rank} is parked")
+    return await_parking(state, state.running - {message.rank}, now, config)
 
 
 def await_parking(state: Stopping, running: RankSet, now: float, config: JobConfig) -> Outcome:
@@ -81,12 +81,12 @@ def await_parking(state: Stopping, running: RankSet, now: float, config: JobConf
     if not running:
         return all_parked(state, now, config)
     deadline = min(state.limit, _patience(state.job, running, config))
-    because = f"{len(running)} ranks still running"
+    because = f"{len(running)} ranks are still running"
     return Outcome(replace(state, deadline=deadline), because=because)
 
 
 def _patience(job: Job, running: RankSet, config: JobConfig) -> float:
-    """A node that has lost its link, and whose ranks are the last to park, has most likely died."""
+    """How long to wait: if only ranks of disconnected nodes are left, those nodes probably died."""
     since = 0.0
     for rank in running if job.disconnected else NO_RANKS:
         if (at := job.disconnected.get(job.view.ranks[rank].node)) is None:
@@ -96,52 +96,54 @@ def _patience(job: Job, running: RankSet, config: JobConfig) -> float:
 
 
 def all_parked(state: Stopping, now: float, config: JobConfig) -> Outcome:
-    """Everybody who can stands still: say so, or do what was asked for."""
+    """All living ranks are parked: report it, or carry out the order that required it."""
     job, order = mark_phase(state.job, "stopped", now), state.order
-    told = StopReport(0, order.uuid, faults=job.known_faults())
+    report = StopReport(0, order.uuid, faults=job.known_faults())
     if order.type == "stopTrain" and "pause_train" in order.actions:
         limit = order.timeout_s or config.pause_timeout_s
-        return Outcome(Paused(job, now + limit), (told,), "every rank stands; training is paused")
-    job = _weigh_progress(job, now)
+        because = "all ranks are parked; training is paused"
+        return Outcome(Paused(job, now + limit), (report,), because)
+    job = _count_progress(job, now)
     if order.type == "stopTrain":
-        return Outcome(Deciding(job, now + config.decide_timeout_s), (told,), "every rank stands")
+        deciding = Deciding(job, now + config.decide_timeout_s)
+        return Outcome(deciding, (report,), "all ranks are parked")
     return proceed(job, order, now, config)
 
 
 def proceed(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
-    """Everybody stands, and clusterd asks or decides."""
+    """All ranks are parked: answer which strategies are possible, or carry out the decision."""
     exits: tuple[Command, ...] = ()
     if "fault_nodes_exit" in order.actions:
         job, exits = strategy_actions.dismiss_nodes(job, order, config)
     if order.type != "globalFault":
-        job = _past_retrying(job, order)
+        job = _give_up_retrying(job, order)
         return then(
             Outcome(Deciding(job, now), exits), strategy_actions.carry_out(job, order, now, config)
         )
-    job = _named(job, order, now)
+    job = _add_named_ranks(job, order, now)
     possible = strategy_actions.feasible(job, config)
-    told = StrategiesReport(possible, order.uuid, job.known_faults())
+    report = StrategiesReport(possible, order.uuid, job.known_faults())
     state = Deciding(job, now + config.decide_timeout_s)
-    return Outcome(state, (*exits, told), f"possible now: {', '.join(possible)}")
+    return Outcome(state, (*exits, report), f"possible strategies: {', '.join(possible)}")
 
 
-def _named(job: Job, order: Signal, now: float) -> Job:
-    """clusterd may begin a round by itself: a person or a stress test has named these ranks."""
+def _add_named_ranks(job: Job, order: Signal, now: float) -> Job:
+    """clusterd can begin a round by itself: an operator or a stress test has named these ranks."""
     if job.faults:
         return job
-    told = "named by clusterd: a stress test, a broken device or an operator"
+    evidence = "named by clusterd: a stress test, a broken device or an operator"
     found = tuple(
-        Fault.of(fault.rank, FaultCause.NAMED, told, now)
+        Fault.of(fault.rank, FaultCause.NAMED, evidence, now)
         for fault in order.faults
         if fault.rank in job.running() and fault.kind is FaultKind.ORDINARY
     )
     return add_faults(job, found, now) if found else job
 
 
-def _past_retrying(job: Job, order: Signal) -> Job:
-    """Nobody is lost, but retries have not helped: whom clusterd names is as good as lost now.
+def _give_up_retrying(job: Job, order: Signal) -> Job:
+    """No rank is lost, but retries have not helped: the ranks that clusterd names count as lost.
 
-    Otherwise the next strategy would only do once more what has failed.
+    Otherwise the next strategy would only repeat what has failed.
     """
     before = job.past_incidents[-1] if job.past_incidents else None
     retried = before is not None and (before.strategy, before.outcome) == (
@@ -164,8 +166,8 @@ def _past_retrying(job: Job, order: Signal) -> Job:
     return replace(job, faults=faults)
 
 
-def _weigh_progress(job: Job, now: float) -> Job:
-    best = max((told.step for told in job.parked.values()), default=job.best)
+def _count_progress(job: Job, now: float) -> Job:
+    best = max((parked.step for parked in job.parked.values()), default=job.best)
     if best > job.best or now >= job.settled_at:
         return replace(job, best=max(best, job.best), fruitless=0)
     return replace(job, fruitless=job.fruitless + 1)

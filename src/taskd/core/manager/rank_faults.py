@@ -1,7 +1,7 @@
-"""What happens when something is wrong with a rank: who is told, and whether it is news.
+"""How the manager reacts to a fault of a rank, and when it reports it to clusterd.
 
-Called by `core/manager`. A fault that comes while the ranks are being stopped changes who is waited
-for; one that comes later takes the machine back to Reported, and clusterd opens the next incident.
+Called by `machine.py`. A fault that comes while the ranks are being stopped changes which ranks
+the manager waits for. A later one leads back to Reported, and clusterd opens the next incident.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def handle_faults(
 ) -> Outcome:
     new = tuple(fault for fault in faults if fault.rank in state.job.world)
     if not new:
-        return Outcome(state, because="these ranks are not in the world any more")
+        return Outcome(state, because="these ranks do not take part any more")
     job = add_faults(state.job, new, now)
-    told = FaultReport(job.known_faults())
+    report = FaultReport(job.known_faults())
     because = "; ".join(
         f"rank {fault.rank} {fault.cause}: {_short(fault.evidence)}" for fault in new
     )
@@ -50,55 +50,55 @@ def handle_faults(
             return Outcome(state)
         case Gathering(rebuilding=True):
             return Outcome(
-                replace(state, job=job), because=f"{because}; others are yet to be heard"
+                replace(state, job=job), because=f"{because}; waiting for the other ranks"
             )
         case Stopping():
-            standing = parking.await_parking(
+            parked = parking.await_parking(
                 replace(state, job=job), state.running - job.broken(), now, config
             )
-            return then(Outcome(state, (told,), because), standing)
+            return then(Outcome(state, (report,), because), parked)
         case Deciding() | Awaiting():
-            return Outcome(replace(state, job=job), (told,), because)
+            return Outcome(replace(state, job=job), (report,), because)
         case Repairing(order=order) | Resuming(order=order) if job.ascend:
-            # Ascend's clusterd waits for the end of the strategy and takes no new fault before.
-            report = ResultReport(
+            # Ascend's clusterd accepts a new fault only after the end of the strategy.
+            result = ResultReport(
                 strategy_actions.FAILED, order.strategy, uuid=job.uuid, info=because
             )
             reported = Reported(job, now, now + config.report_timeout_s)
-            return Outcome(reported, (report, told), because)
+            return Outcome(reported, (result, report), because)
         case Reported(since=since):
-            return Outcome(Reported(job, since, now + config.report_timeout_s), (told,), because)
+            return Outcome(Reported(job, since, now + config.report_timeout_s), (report,), because)
         case _:
-            return Outcome(Reported(job, now, now + config.report_timeout_s), (told,), because)
+            return Outcome(Reported(job, now, now + config.report_timeout_s), (report,), because)
 
 
 def _short(evidence: str) -> str:
     return evidence.strip().rsplit("\n", 1)[-1][:200]
 
 
-def worker_failed(state: State, told: WorkerFailed, now: float, config: JobConfig) -> Outcome:
-    failure = Fault.of(told.rank, told.kind, told.evidence, now)
+def worker_failed(state: State, message: WorkerFailed, now: float, config: JobConfig) -> Outcome:
+    failure = Fault.of(message.rank, message.kind, message.evidence, now)
     match state:
         case Gathering(rebuilding=True):
             return Outcome(replace(state, job=add_faults(state.job, (failure,), now)))
-        case Gathering() | Training() if told.kind is FaultCause.COMMUNICATION:
+        case Gathering() | Training() if message.kind is FaultCause.COMMUNICATION:
             job = add_faults(state.job, (failure,), now)
-            why = f"rank {told.rank} lost a collective: {_short(told.evidence)}"
-            silent = job.running() - {told.rank}
+            why = f"a collective failed on rank {message.rank}: {_short(message.evidence)}"
+            silent = job.running() - {message.rank}
             return Outcome(Suspecting(job, silent, now + config.suspicion_s), because=why)
-        case Suspecting(silent=silent) if told.kind is FaultCause.COMMUNICATION:
+        case Suspecting(silent=silent) if message.kind is FaultCause.COMMUNICATION:
             job = add_faults(state.job, (failure,), now)
-            if silent := silent - {told.rank}:
+            if silent := silent - {message.rank}:
                 return Outcome(replace(state, job=job, silent=silent))
             reports = (FaultReport(job.known_faults()),)
-            because = "every rank is there to say that it lost a collective: a link has failed"
+            because = "a collective failed on all ranks, but all are alive: a connection has failed"
             return Outcome(Reported(job, now, now + config.report_timeout_s), reports, because)
-        case Repairing() | Resuming() if told.incident < state.job.incident:
-            return Outcome(state, because="it failed before it was repaired")
+        case Repairing() | Resuming() if message.incident < state.job.incident:
+            return Outcome(state, because="this failure is older than the repair")
         case Gathering() | Training() | Suspecting() | Repairing() | Resuming():
             return handle_faults(state, (failure,), now, config)
-        case _ if told.kind is FaultCause.COMMUNICATION or told.rank in state.job.faults:
-            return Outcome(state, because="an echo of the fault that is being dealt with")
+        case _ if message.kind is FaultCause.COMMUNICATION or message.rank in state.job.faults:
+            return Outcome(state, because="a consequence of the fault that is being handled")
         case _:
             return handle_faults(state, (failure,), now, config)
 
@@ -106,11 +106,11 @@ def worker_failed(state: State, told: WorkerFailed, now: float, config: JobConfi
 def rank_hung(state: State, rank: Rank, evidence: str, now: float, config: JobConfig) -> Outcome:
     view = state.job.view.ranks.get(rank)
     if view is None or view.process is not ProcessState.ALIVE or rank in state.job.broken():
-        return Outcome(state, because=f"rank {rank} is known to have failed")
+        return Outcome(state, because=f"rank {rank} has failed already")
     match state:
         case Gathering() | Training() | Suspecting() | Resuming():
             return handle_faults(
                 state, (Fault.of(rank, FaultCause.HUNG, evidence, now),), now, config
             )
         case _:
-            return Outcome(state, because="ranks stand still now, by order")
+            return Outcome(state, because="the ranks are parked")

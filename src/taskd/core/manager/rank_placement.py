@@ -1,6 +1,6 @@
-"""Which ranks need a new process, and on which node each of them gets one.
+"""Which ranks need a new process, and on which node each of them is placed.
 
-Used by `core/manager/strategy_actions.py` and `core/manager/growth.py`.
+Used by `strategy_actions.py` and `growth.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from taskd.model.ids import Incarnation, NodeRank
 
 
 def lost_ranks(job: Job) -> list[Placement]:
-    """The ranks that need a new process, as they last were."""
+    """The ranks that need a new process, with their last node and incarnation."""
     return [placement_of(job.view.ranks[rank]) for rank in job.broken()]
 
 
 def missing_ranks(job: Job) -> list[Placement]:
-    """The same, with those that the job has gone on without."""
+    """The lost ranks, and those that the job trains without since it has shrunk."""
     views = job.view.ranks
     absent = (RankSet(views) - job.world) | job.broken()
     return [placement_of(views[rank]) for rank in absent]
@@ -32,21 +32,28 @@ def placement_of(view: RankView) -> Placement:
 
 
 def place(job: Job, wanted: Iterable[Placement], *, in_place: bool) -> list[Placement] | None:
-    """Give each its next life, on its own node or, when that is gone, on a spare one."""
+    """The next incarnation of each rank, on its own node or, if that is lost, on a spare node.
+
+    None: there are not enough nodes.
+    """
     wanted = list(wanted)
     nodes = job.view.nodes
     usable = {n for n in nodes if nodes[n].present and n not in job.bad_nodes}
-    taken = {job.view.ranks[rank].node for rank in job.world} | {seat.node for seat in wanted}
-    spares = [n for n in sorted(usable) if n not in taken and not in_place]
+    used = {job.view.ranks[rank].node for rank in job.world} | {
+        placement.node for placement in wanted
+    }
+    spares = [n for n in sorted(usable) if n not in used and not in_place]
     moved: dict[NodeRank, NodeRank] = {}
-    seats = []
-    for seat in wanted:
-        node = seat.node
+    placements = []
+    for placement in wanted:
+        node = placement.node
         if node not in usable:
             if node not in moved:
                 if not spares:
                     return None
                 moved[node] = spares.pop(0)
             node = moved[node]
-        seats.append(replace(seat, node=node, incarnation=Incarnation(seat.incarnation + 1)))
-    return seats
+        placements.append(
+            replace(placement, node=node, incarnation=Incarnation(placement.incarnation + 1))
+        )
+    return placements

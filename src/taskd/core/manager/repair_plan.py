@@ -1,15 +1,15 @@
-"""The plan of a repair: where everybody resumes, who gives state to whom, who is in the world.
+"""The plan of a repair: the step at which all resume, the members, and who copies whose state.
 
-The argument. A rank commits step s when its optimizer has finished, and it gets that far only
-after the step's collectives completed on it without error; a completed collective gave the right
-result. So any whole state of step s is *the* state of step s, whoever holds it, and the job may go
-on from any step that exists completely: from each shard, one holder at that same step. The
-highest such step loses nothing that could be kept. Nobody votes and no barrier is needed;
-`tests/sim/explore_repair.py` walks every interleaving of small worlds to see that it holds.
+Why this is correct: a rank commits step s when its optimizer has finished, and it gets there only
+if the collectives of the step completed on it without an error; a completed collective gave the
+correct result. So every whole state of step s is *the* state of step s, no matter which rank holds
+it, and the job can resume at any step that exists completely: one holder of each shard at the same
+step. The highest such step loses the least. No vote and no barrier is needed;
+`tests/sim/explore_repair.py` checks this over all interleavings of small worlds.
 
-A holder offers the state it stands at; the step before it, if it can undo one; and the snapshots
-it keeps. The manager (`core/manager/strategy_actions.py`) calls this with what the ranks said
-when they parked; `core/worker/machine.py` carries the plan out in each worker.
+A holder offers its current state, the step before it if it can undo one, and its snapshots. The
+manager (`strategy_actions.py`) calls this with the ranks' Parked messages; `core/worker/machine.py`
+carries the plan out in each worker.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from taskd.model.messages import Copy, Member
 COPY = 2
 MOST_HELPERS = 3
 FAR_AWAY = 2
-"""A source on another node costs as much as two more takers at a source on one's own."""
+"""A source on another node costs as much as two more receivers at a source on the same node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A living rank that stands still, and the state that it can give."""
+    """A parked rank, and the state that it can give to others."""
 
     rank: Rank
     node: NodeRank
@@ -42,7 +42,7 @@ class Holder:
     copies: tuple[Copy, ...] = ()
 
     def offers(self) -> dict[tuple[str, Step], int]:
-        """What it can give, and how good that is: 0 as it stands, 1 by going back, a copy."""
+        """What it can give, and the cost: 0 its current state, 1 after an undo, COPY a snapshot."""
         given = {(copy.shard, copy.step): COPY for copy in self.copies}
         if self.whole and self.undo and self.step > 0:
             given[self.shard, Step(self.step - 1)] = 1
@@ -53,7 +53,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A rank that is started anew, and where."""
+    """A rank that gets a new process, and the node of that process."""
 
     rank: Rank
     node: NodeRank
@@ -67,12 +67,12 @@ class Plan:
     members: tuple[Member, ...]
     resume: Step
     sources: Mapping[Rank, Rank]
-    """Who takes its state from whom. A rank that is not named keeps, or finds, its own."""
+    """The source of each rank that copies its state. A rank that is not named has its own."""
     replaced: tuple[Member, ...]
     leaving: tuple[Rank, ...]
     because: str
     helpers: Mapping[Rank, tuple[Rank, ...]] = field(default_factory=dict)
-    """Who else holds what a taker needs, and can give it a part of it."""
+    """Further ranks that hold what a receiver needs and can send it a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +80,17 @@ class Impossible:
     because: str
 
 
-def plan(holders: Iterable[Holder], seats: Iterable[Placement] = ()) -> Plan | Impossible:
-    """Holders stay, seats are filled; everybody resumes at the highest complete step."""
+def plan(holders: Iterable[Holder], placements: Iterable[Placement] = ()) -> Plan | Impossible:
+    """Holders stay, placements are started; all resume at the highest complete step."""
     staying = sorted(holders, key=lambda holder: holder.rank)
-    arriving = sorted(seats, key=lambda seat: seat.rank)
+    arriving = sorted(placements, key=lambda placement: placement.rank)
     return _plan(staying, arriving, ())
 
 
 def shrink(holders: Iterable[Holder], lost: Iterable[Placement]) -> Plan | Impossible:
-    """Go on without every replica that has lost a rank."""
+    """Continue without every replica that has lost a rank."""
     present = sorted(holders, key=lambda holder: holder.rank)
-    broken = {_replica(seat) for seat in lost}
+    broken = {_replica(placement) for placement in lost}
     staying = [holder for holder in present if _replica(holder) not in broken]
     leaving = tuple(holder.rank for holder in present if _replica(holder) in broken)
     if not staying:
@@ -99,7 +99,7 @@ def shrink(holders: Iterable[Holder], lost: Iterable[Placement]) -> Plan | Impos
 
 
 def complete_step(holders: Iterable[Holder], shards: Iterable[str]) -> Step | None:
-    """The highest step that exists completely, or None when there is none."""
+    """The highest step of which every shard is held by some rank. None: there is no such step."""
     wanted = set(shards)
     at: dict[Step, set[str]] = {}
     for holder in holders:
@@ -111,12 +111,14 @@ def complete_step(holders: Iterable[Holder], shards: Iterable[str]) -> Step | No
 def _plan(
     staying: list[Holder], arriving: list[Placement], leaving: tuple[Rank, ...]
 ) -> Plan | Impossible:
-    shards = {held.shard for held in staying} | {seat.shard for seat in arriving}
+    shards = {held.shard for held in staying} | {placement.shard for placement in arriving}
     resume = complete_step(staying, shards)
     if resume is None:
-        return Impossible(_what_is_missing(staying, shards))
+        return Impossible(_explain_missing(staying, shards))
     sources = _sources(staying, arriving, resume)
-    replaced = tuple(Member(seat.rank, seat.node, seat.incarnation) for seat in arriving)
+    replaced = tuple(
+        Member(placement.rank, placement.node, placement.incarnation) for placement in arriving
+    )
     stay = tuple(Member(held.rank, held.node, held.incarnation) for held in staying)
     members = tuple(sorted((*stay, *replaced), key=lambda member: member.rank))
     because = f"{len(members)} ranks resume at step {resume}, {len(sources)} of them from a peer"
@@ -127,55 +129,55 @@ def _plan(
 def _helpers(
     staying: list[Holder], arriving: list[Placement], resume: Step, sources: Mapping[Rank, Rank]
 ) -> dict[Rank, tuple[Rank, ...]]:
-    """Of those who stand there themselves: a copy of somebody else's state is asked for whole."""
-    needy: list[Holder | Placement] = [*staying, *arriving]
-    shards = {one.rank: one.shard for one in needy}
+    """Only ranks whose own state is at this step help: a snapshot is always sent as a whole."""
+    receiving: list[Holder | Placement] = [*staying, *arriving]
+    shards = {one.rank: one.shard for one in receiving}
     able: dict[str, list[Rank]] = {}
     for held in staying:
         if held.offers().get((held.shard, resume), COPY) < COPY:
             able.setdefault(held.shard, []).append(held.rank)
     found = {}
-    for taker, source in sources.items():
-        others = able.get(shards[taker], [])
+    for receiver, source in sources.items():
+        others = able.get(shards[receiver], [])
         if source in others:
-            # Beginning behind the source, so that not all takers have the same helpers.
+            # Start after the source, so that not all receivers have the same helpers.
             at = others.index(source) + 1
-            found[taker] = tuple((others[at:] + others[: at - 1])[:MOST_HELPERS])
-    return {taker: others for taker, others in found.items() if others}
+            found[receiver] = tuple((others[at:] + others[: at - 1])[:MOST_HELPERS])
+    return {receiver: others for receiver, others in found.items() if others}
 
 
 def _sources(staying: list[Holder], arriving: list[Placement], resume: Step) -> dict[Rank, Rank]:
-    givers: dict[str, list[tuple[int, Holder]]] = {}
+    sources_of: dict[str, list[tuple[int, Holder]]] = {}
     for holder in staying:
         for (shard, step), cost in holder.offers().items():
             if step == resume:
-                givers.setdefault(shard, []).append((cost, holder))
-    needy: list[Holder | Placement] = [
+                sources_of.setdefault(shard, []).append((cost, holder))
+    receiving: list[Holder | Placement] = [
         holder for holder in staying if (holder.shard, resume) not in holder.offers()
     ]
-    takers: Counter[Rank] = Counter()
+    receivers: Counter[Rank] = Counter()
     chosen: dict[Rank, Rank] = {}
-    for taker in (*needy, *arriving):
+    for receiver in (*receiving, *arriving):
         _, source = min(
-            givers[taker.shard],
-            key=lambda giver: (
-                giver[0],
-                takers[giver[1].rank] + (FAR_AWAY if giver[1].node != taker.node else 0),
-                giver[1].rank,
+            sources_of[receiver.shard],
+            key=lambda source: (
+                source[0],
+                receivers[source[1].rank] + (FAR_AWAY if source[1].node != receiver.node else 0),
+                source[1].rank,
             ),
         )
-        takers[source.rank] += 1
-        chosen[taker.rank] = source.rank
+        receivers[source.rank] += 1
+        chosen[receiver.rank] = source.rank
     return chosen
 
 
-def _what_is_missing(staying: list[Holder], shards: set[str]) -> str:
+def _explain_missing(staying: list[Holder], shards: set[str]) -> str:
     held = {shard for holder in staying for shard, _ in holder.offers()}
     if not held:
-        return "no survivor holds any state"
+        return "no surviving rank holds any state"
     if shards - held:
-        return f"nobody holds shard {', '.join(sorted(shards - held))}"
-    return "the shards exist, but at no common step"
+        return f"no rank holds shard {', '.join(sorted(shards - held))}"
+    return "all shards exist, but not at the same step"
 
 
 def _replica(one: Holder | Placement) -> int:

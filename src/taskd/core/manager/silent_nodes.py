@@ -1,15 +1,16 @@
-"""Which node is silent: its beats stay away, and its machine does not answer either.
+"""Which node is silent: its heartbeats are missing, and its machine does not answer either.
 
-A beat that is late proves little: an agent starves on a loaded machine, a manager may have been
-slow to listen. So a late node is asked, and the kernel is looked at: TCP of the other machine
-confirms what we send without any help of its processes. Therefore
+A late heartbeat proves little: the agent may starve on a loaded machine, or the manager itself may
+be slow. So a late node is probed, and the state of the TCP connection is inspected: the kernel of
+the other machine acknowledges data without the help of its processes. Therefore
 
-    beats late  ->  asked  ->  confirmed by its machine    it lives; its agent has time
-                           ->  not confirmed               silent, after a fraction of a second
-                           ->  not known (another's wire)  silent, after a longer while
+    late  ->  probe  ->  acknowledged by its machine      alive; its agent gets more time
+                     ->  not acknowledged                 silent, after a fraction of a second
+                     ->  unknown (no direct connection)   silent, after a longer time
 
-How late is late is learnt from the node's own beats, how long a confirmation may take from TCP's
-own estimate, so both grow with load and with distance. `manager/heartbeats.py` asks and looks.
+What counts as late is learned from the node's own heartbeats, and the time for an acknowledgement
+from TCP's own estimate: both grow with load and with distance. `manager/node_liveness.py` sends the
+probes and inspects the connections.
 """
 
 from __future__ import annotations
@@ -29,52 +30,54 @@ from taskd.model.types import Tick
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SilenceConfig:
     late_beats: float = 1.25
-    """A beat is late after this many times the longest recent pause between two …"""
+    """A heartbeat is late after this many times the longest recent interval …"""
 
     late_floor_s: float = 0.5
-    """… but not before this."""
+    """… but at the earliest after this time."""
 
     known_beats: int = 4
-    """So many beats make a node known …"""
+    """The interval of a node is known after this many heartbeats …"""
 
     unknown_late_s: float = 1.0
-    """… and before that a beat is late after this."""
+    """… and before that a heartbeat is late after this time."""
 
     unconfirmed_s: float = 0.3
-    """A machine that confirms nothing for this long is not reached …"""
+    """A machine that acknowledges nothing for this long is unreachable …"""
 
     unconfirmed_times: float = 1.5
-    """… but not before this many times what a confirmation takes at most, by TCP's estimate."""
+    """… but at the earliest after this many times TCP's estimate for an acknowledgement."""
 
     unknown_s: float = 2.0
-    """How long a node may take to answer where its machine cannot be seen."""
+    """How long a node may take to answer when there is no direct connection to inspect."""
 
     stalled_s: float = 5.0
-    """How long an agent may take to answer whose machine confirms what it is sent."""
+    """How long an agent may take to answer while its machine acknowledges data."""
 
 
 WINDOW = 32
-SENT_S = 0.05
-"""What is sent now is in the kernel's hands after so long, unless we are slow ourselves."""
-MOMENT_S = 0.001
-"""Less than this is not worth another look."""
-AGAIN_S = 1.0
-"""How often an agent is asked again whose machine confirms: it may be cut off meanwhile."""
+SEND_TIME_S = 0.05
+"""A probe is in the kernel's send buffer after this time, unless the manager itself is slow."""
+EPSILON_S = 0.001
+"""A remaining time below this counts as zero."""
+PROBE_AGAIN_S = 1.0
+"""How often an agent is probed again while its machine acknowledges: it may be cut off later."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeBeats:
-    """The beats of one node."""
+    """The heartbeats of one node."""
 
     last: float
-    """The last sign of life."""
+    """When it last sent a heartbeat or answered a probe."""
     pauses: tuple[float, ...] = ()
+    """Recent intervals between two heartbeats."""
     asked_at: float | None = None
+    """When it was probed; None: it is not late."""
     unconfirmed_at: float | None = None
-    """When it was first seen that something waits for its machine's confirmation."""
+    """When data was first seen to wait for an acknowledgement."""
     due: float = inf
-    told: bool = False
-    """It has been called silent; only a beat takes that back."""
+    reported: bool = False
+    """It has been reported as silent; only a heartbeat takes that back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ class State:
 
     @property
     def deadline(self) -> float:
-        return min((pulse.due for pulse in self.nodes.values()), default=inf)
+        return min((beats.due for beats in self.nodes.values()), default=inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +103,12 @@ class ProbeAnswered:
 class ConnectionInspected:
     node: NodeRank
     wire: Wire | None
-    """None: between us and the node is somebody else, or nothing that the kernel knows of."""
+    """None: there is no direct connection to the node, or the kernel gives no information."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLeft:
-    """The node has left, or its link is broken: its silence is no news."""
+    """The node has left or is disconnected: its silence means nothing."""
 
     node: NodeRank
 
@@ -131,7 +134,7 @@ class NodeIsSilent:
 
 @dataclass(frozen=True, slots=True)
 class NodeIsBack:
-    """It beats again; nobody need wait for its answer."""
+    """It sends heartbeats again; pending probes can be cancelled."""
 
     node: NodeRank
 
@@ -145,99 +148,101 @@ Outcome = types.Outcome[State, Command]
 def step(state: State, event: Event, now: float, config: SilenceConfig) -> Outcome:
     match event:
         case Tick():
-            return _late(state, now, config)
+            return _deadline_passed(state, now, config)
         case NodeLeft(node):
-            nodes = {n: pulse for n, pulse in state.nodes.items() if n != node}
+            nodes = {n: beats for n, beats in state.nodes.items() if n != node}
             return Outcome(State(nodes))
         case BeatReceived(node):
-            pulse = state.nodes.get(node)
-            if pulse is None:
-                return _put(state, node, _waiting(now, (), config))
-            doubted = pulse.told or pulse.asked_at is not None
-            # A pause that was taken for silence was none: learn from it.
-            pauses = (*pulse.pauses, now - pulse.last)[-WINDOW:]
-            return _put(state, node, _waiting(now, pauses, config), *[NodeIsBack(node)] * doubted)
+            beats = state.nodes.get(node)
+            if beats is None:
+                return _put(state, node, _next_expected(now, (), config))
+            suspected = beats.reported or beats.asked_at is not None
+            # This pause was mistaken for silence: learn from it.
+            pauses = (*beats.pauses, now - beats.last)[-WINDOW:]
+            return _put(
+                state, node, _next_expected(now, pauses, config), *[NodeIsBack(node)] * suspected
+            )
         case ProbeAnswered(node):
-            pulse = state.nodes.get(node)
-            if pulse is None or pulse.told or pulse.asked_at is None:
+            beats = state.nodes.get(node)
+            if beats is None or beats.reported or beats.asked_at is None:
                 return Outcome(state)
-            return _put(state, node, _waiting(now, pulse.pauses, config))
+            return _put(state, node, _next_expected(now, beats.pauses, config))
         case ConnectionInspected(node, wire):
-            pulse = state.nodes.get(node)
-            if pulse is None or pulse.told or pulse.asked_at is None:
+            beats = state.nodes.get(node)
+            if beats is None or beats.reported or beats.asked_at is None:
                 return Outcome(state)
-            return _looked(state, node, pulse, wire, now, config)
+            return _inspected(state, node, beats, wire, now, config)
         case _:
             assert_never(event)
 
 
-def _put(state: State, node: NodeRank, pulse: NodeBeats, *commands: Command) -> Outcome:
-    return Outcome(State({**state.nodes, node: pulse}), commands)
+def _put(state: State, node: NodeRank, beats: NodeBeats, *commands: Command) -> Outcome:
+    return Outcome(State({**state.nodes, node: beats}), commands)
 
 
-def _waiting(now: float, pauses: tuple[float, ...], config: SilenceConfig) -> NodeBeats:
+def _next_expected(now: float, pauses: tuple[float, ...], config: SilenceConfig) -> NodeBeats:
     late_s = max(config.late_floor_s, config.late_beats * max(pauses, default=0.0))
     if len(pauses) < config.known_beats:
         late_s = max(late_s, config.unknown_late_s)
     return NodeBeats(now, pauses, due=now + late_s)
 
 
-def _late(state: State, now: float, config: SilenceConfig) -> Outcome:
+def _deadline_passed(state: State, now: float, config: SilenceConfig) -> Outcome:
     nodes, commands = dict(state.nodes), list[Command]()
-    for node, pulse in state.nodes.items():
-        if now < pulse.due:
+    for node, beats in state.nodes.items():
+        if now < beats.due:
             continue
-        if pulse.asked_at is None:
+        if beats.asked_at is None:
             commands.append(ProbeNode(node))
-            nodes[node] = replace(pulse, asked_at=now, due=now + SENT_S)
+            nodes[node] = replace(beats, asked_at=now, due=now + SEND_TIME_S)
         else:
             commands.append(InspectConnection(node))
-            nodes[node] = replace(pulse, due=inf)  # what is seen there sets the next
+            nodes[node] = replace(beats, due=inf)  # the inspection sets the next deadline
     return Outcome(State(nodes), tuple(commands))
 
 
-def _looked(
+def _inspected(
     state: State,
     node: NodeRank,
-    pulse: NodeBeats,
+    beats: NodeBeats,
     wire: Wire | None,
     now: float,
     config: SilenceConfig,
 ) -> Outcome:
-    assert pulse.asked_at is not None
+    assert beats.asked_at is not None
     if wire is None:
-        left_s = pulse.asked_at + config.unknown_s - now
-        if left_s > MOMENT_S:
-            return _put(state, node, replace(pulse, due=now + left_s))
-        return _silent(state, node, pulse, now, f"no answer came in {config.unknown_s:g} s")
+        left_s = beats.asked_at + config.unknown_s - now
+        if left_s > EPSILON_S:
+            return _put(state, node, replace(beats, due=now + left_s))
+        return _silent(state, node, beats, now, f"it did not answer within {config.unknown_s:g} s")
     if wire.unconfirmed:
-        return _unconfirmed(state, node, pulse, wire, now, config)
-    patience_s = max(config.stalled_s, 4 * max(pulse.pauses, default=0.0))
-    left_s = pulse.asked_at + patience_s - now
-    if left_s > MOMENT_S:
-        confirmed = replace(pulse, unconfirmed_at=None, due=now + min(left_s, AGAIN_S))
+        return _unconfirmed(state, node, beats, wire, now, config)
+    patience_s = max(config.stalled_s, 4 * max(beats.pauses, default=0.0))
+    left_s = beats.asked_at + patience_s - now
+    if left_s > EPSILON_S:
+        confirmed = replace(beats, unconfirmed_at=None, due=now + min(left_s, PROBE_AGAIN_S))
         return _put(state, node, confirmed, ProbeNode(node))
-    why = f"its machine lives, but no answer came in {patience_s:g} s"
-    return _silent(state, node, pulse, now, why)
+    why = f"its machine is alive, but its agent did not answer within {patience_s:g} s"
+    return _silent(state, node, beats, now, why)
 
 
 def _unconfirmed(
-    state: State, node: NodeRank, pulse: NodeBeats, wire: Wire, now: float, config: SilenceConfig
+    state: State, node: NodeRank, beats: NodeBeats, wire: Wire, now: float, config: SilenceConfig
 ) -> Outcome:
-    # The last confirmation may be long ago because nothing was sent; what counts is how long
-    # something has been waiting for one.
-    since = pulse.unconfirmed_at if pulse.unconfirmed_at is not None else now
+    # The last acknowledgement may be old because nothing was sent. What counts is how long data
+    # has been waiting for one.
+    since = beats.unconfirmed_at if beats.unconfirmed_at is not None else now
     waited_s = min(now - since, wire.quiet_s)
     left_s = max(config.unconfirmed_s, config.unconfirmed_times * wire.usual_s) - waited_s
-    if left_s > MOMENT_S:
-        return _put(state, node, replace(pulse, unconfirmed_at=since, due=now + left_s))
-    why = f"its machine has confirmed nothing for {wire.quiet_s:.2f} s"
-    return _silent(state, node, pulse, now, why)
+    if left_s > EPSILON_S:
+        return _put(state, node, replace(beats, unconfirmed_at=since, due=now + left_s))
+    why = f"its machine has acknowledged nothing for {wire.quiet_s:.2f} s"
+    return _silent(state, node, beats, now, why)
 
 
-def _silent(state: State, node: NodeRank, pulse: NodeBeats, now: float, why: str) -> Outcome:
-    told = f"no beat of node {node} for {now - pulse.last:.2f} s"
-    if pulse.pauses:
-        told += f", where one comes every {median(pulse.pauses):.2f} s"
-    told_once = replace(pulse, told=True, due=inf)
-    return _put(state, node, told_once, NodeIsSilent(node, f"{told}, and {why}"))
+def _silent(state: State, node: NodeRank, beats: NodeBeats, now: float, why: str) -> Outcome:
+    evidence = f"no heartbeat from node {node} for {now - beats.last:.2f} s"
+    if beats.pauses:
+        evidence += f" (usual interval {median(beats.pauses):.2f} s)"
+    reported = replace(beats, reported=True, due=inf)
+    return _put(state, node, reported, NodeIsSilent(node, f"{evidence}, and {why}"))

@@ -1,12 +1,12 @@
-"""The states of the manager's machine, and the facts that hold in all of them.
+"""The states of the manager's machine, and the facts about the job that all of them carry.
 
     Gathering -> Training -> Suspecting -> Reported -> Stopping -> Deciding -> Repairing -> Resuming
                     ^                                     |           |  |-> Restarting     |
                     |                                   Paused        |  |-> Dumping        |
                     +-------------------------------------------------+---------------------+
 
-and from everywhere to Ending -> Ended. A new fault in a later state leads back to Reported. The
-decisions are made in `core/manager` and the modules it names; the words are in `model/manager.py`.
+and from every state to Ending -> Ended. A new fault in a later state leads back to Reported.
+`machine.py` decides; events and commands are in `model/manager.py`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from taskd.model.manager import NO_INCIDENT, Command, IncidentRecord
 from taskd.model.messages import Parked
 
 UNLIMITED_RESTARTS = 32767
-"""The restart budget that stands for none or 0, as Ascend counts."""
+"""The restart budget when none or 0 is configured, as Ascend counts."""
 SECONDARY = FaultKind.NETWORK
-"""The kind of fault that a rank suffers when another one fails."""
+"""The kind of fault that a rank reports when another rank fails."""
 FIRST_RANK = Rank(0)
 RECORDS_KEPT = 100
 SIGNALS_KEPT = 64
@@ -43,22 +43,22 @@ class JobConfig:
     """How many ranks each node runs."""
 
     max_restarts: int = 0
-    """How often all ranks may be started anew; 0 stands for 32767. Repair in place is free."""
+    """How often all ranks may be restarted; 0 means 32767. In-process repairs are not counted."""
 
     rescheduling: bool = False
-    """A lost node may come back or be replaced by the cluster; otherwise only spare nodes help."""
+    """The cluster brings back or replaces a lost node; otherwise only spare nodes can."""
 
     dump_dir: str = "taskd-dump"
-    """Where the survivors write the last checkpoint."""
+    """Where the surviving ranks write the emergency checkpoint."""
 
     fruitless_limit: int = 5
-    """After so many incidents in a row without progress, replacing ranks is not offered again."""
+    """After this many incidents in a row without progress, ranks are not replaced any more."""
 
     settled_s: float = 30.0
-    """A job whose steps cannot be seen has made progress when it has run this long."""
+    """A job whose steps are not visible has made progress when it has run this long."""
 
     suspicion_s: float = 0.05
-    """How long a failed collective may wait for the death that explains it."""
+    """How long to wait, after a failed collective, for the death of a rank that explains it."""
 
     report_timeout_s: float = 10.0
     """How long clusterd may take to order the stop before the fault is reported again."""
@@ -70,44 +70,44 @@ class JobConfig:
     """How long clusterd may take to decide before the fault is reported again."""
 
     repair_timeout_s: float = 120.0
-    """How long the ranks may take to form groups and to have their state."""
+    """How long the ranks may take to form process groups and to copy their state."""
 
     unlinked_s: float = 0.7
-    """How long a node without a link is waited for when only its ranks have not parked."""
+    """How long to wait for a disconnected node when only its ranks have not parked."""
 
     setback_s: float = 0.5
-    """How long a failed repair may wait for the death that explains it."""
+    """How long to wait, after a failed repair, for the death of a rank that explains it."""
 
     regrow_s: float = 10.0
-    """How long a job that had to shrink soon after it has grown waits before it grows again; twice
-    as long each time."""
+    """How long a job that shrank soon after it had grown waits before it grows again; doubled each
+    time."""
 
     node_timeout_s: float = 300.0
-    """How long a lost node may take to come back when the strategy is to replace it."""
+    """How long a lost node may take to come back when the strategy needs it."""
 
     resume_timeout_s: float = 900.0
     """How long the first step after a repair may take."""
 
     restart_timeout_s: float = 300.0
-    """How long the agents may take to start all ranks anew."""
+    """How long the agents may take to restart all ranks."""
 
     dump_timeout_s: float = 900.0
-    """How long the last checkpoint may take."""
+    """How long the emergency checkpoint may take."""
 
     pause_timeout_s: float = 7200.0
-    """How long an operation may pause training when clusterd names no limit."""
+    """How long an operation may pause training when clusterd sends no limit."""
 
     end_timeout_s: float = 15.0
-    """How long the agents may take to leave when the job has ended."""
+    """How long the agents may take to exit when the job has ended."""
 
     join_timeout_s: float = 600.0
     """How long the nodes may take to join at the start."""
 
     rebuild_timeout_s: float = 10.0
-    """How long the other nodes may take to join once one has said that its ranks run already."""
+    """How long the other nodes may take to join a restarted manager after the first one."""
 
     lost_contact_s: float = 900.0
-    """How long a fault may wait for clusterd before the job is ended."""
+    """How long clusterd may leave a fault report unanswered before the job is ended."""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "ranks_per_node"):
@@ -120,7 +120,7 @@ class JobConfig:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What stays true in every state."""
+    """The facts about the job that every state carries."""
 
     view: JobView
     world: RankSet
@@ -128,39 +128,40 @@ class Job:
     incident: Incident = NO_INCIDENT
     uuid: str = ""
     offset: int = 0
-    """How far our count of incidents is ahead of clusterd's, if that has lost its own."""
+    """How far our incident number is ahead of clusterd's, in case clusterd has lost count."""
     ascend: bool = False
-    """clusterd is Ascend's: it numbers no incidents and knows none of our strategies' names."""
+    """clusterd is Ascend's: it does not number incidents and does not know our strategy names."""
     faults: Mapping[Rank, Fault] = field(default_factory=dict)
     parked: RankTable[Parked] = field(default_factory=RankTable)
     plan_sent: bool = False
-    """The ranks have been given a plan since they stood still: where they are now is not known."""
+    """The ranks have received a plan since they parked: their position is not known any more."""
     restarts_left: int = UNLIMITED_RESTARTS
     attempt: int = 0
     start_withheld: bool = False
     start_requests: Mapping[NodeRank, int] = field(default_factory=dict)
-    """Agents that wait for the permission to start, and the budgets that they named."""
+    """Agents that wait for permission to start, and the restart budgets that they sent."""
     rebuilt: bool = False
-    """This life of the manager began while ranks ran: some may have died unheard."""
+    """This manager process started while ranks were running: some may have died unnoticed."""
     disconnected: Mapping[NodeRank, float] = field(default_factory=dict)
-    """Nodes that have no link at present, and since when."""
+    """Nodes that are disconnected, and since when."""
     permitted: frozenset[NodeRank] = frozenset()
-    """Nodes that this life of the manager has permitted to start."""
+    """Nodes that this manager process has permitted to start."""
     handled: tuple[object, ...] = ()
-    """Keys of the signals carried out, newest last."""
+    """Keys of the signals that have been carried out, newest last."""
     fruitless: int = 0
+    """Incidents in a row without progress."""
     bad_nodes: frozenset[NodeRank] = frozenset()
-    """Nodes whose devices have failed a stress test, where nobody can replace them."""
+    """Nodes that failed a stress test, where no cluster can replace them."""
     growths: int = 0
-    """How often in a row the job has grown and has soon had to shrink again."""
+    """How often in a row the job has grown and had to shrink again soon after."""
     offered: bool = False
-    """It has said that it could grow now."""
+    """clusterd knows that the job could grow now."""
     grown_at: float = -inf
-    """When it last began to grow."""
+    """When the job last began to grow."""
     best: Step = NO_STEP
     """The highest step that any rank has reached."""
     settled_at: float = inf
-    """When a job whose steps cannot be seen will count as having made progress."""
+    """When a job whose steps are not visible counts as having made progress."""
     open_incident: IncidentRecord | None = None
     past_incidents: tuple[IncidentRecord, ...] = ()
 
@@ -181,7 +182,7 @@ class Job:
         return any(self.view.ranks[rank].process is ProcessState.STARTING for rank in self.world)
 
     def protected(self) -> bool:
-        """Every rank can be repaired from inside, or could in its last life."""
+        """Whether every rank can be repaired while it runs, or could in its last incarnation."""
         views = [self.view.ranks[rank] for rank in self.world]
         unheard = [
             v
@@ -191,7 +192,7 @@ class Job:
         return len(unheard) < len(views) and all(v.protected for v in views if v not in unheard)
 
     def holders(self) -> tuple[Holder, ...]:
-        """The ranks that stand still, with what they hold."""
+        """The parked ranks, with the state that they hold."""
         broken = self.broken()
         return tuple(
             self._holder(rank) for rank in sorted(self.world - broken) if rank in self.parked
@@ -227,15 +228,16 @@ def initial_job(config: JobConfig) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """The nodes join; or a restarted manager learns what is true."""
+    """The nodes join, or a restarted manager rebuilds its view of the job."""
 
     job: Job
     deadline: float
     rebuilding: bool = False
-    """Ranks ran before this life of the manager did: it decides nothing before it knows all."""
+    """Ranks ran before this manager process: it decides nothing before its view is complete."""
     awaited: Rank = FIRST_RANK
-    """All below it have been heard."""
+    """The first rank that is not known yet."""
     deferred: tuple[Signal, ...] = ()
+    """Signals of clusterd that are carried out when the view is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,17 +248,17 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Suspecting:
-    """A collective has failed. If somebody died, we are about to hear."""
+    """A collective has failed. If the cause is the death of a rank, its report follows soon."""
 
     job: Job
     silent: RankSet
-    """Who has not said yet that it lost one, too."""
+    """The ranks that have not reported a failed collective yet."""
     deadline: float
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """clusterd knows the fault; its order to stop is awaited."""
+    """The fault has been reported to clusterd; its order to stop has not come yet."""
 
     job: Job
     since: float
@@ -268,15 +270,15 @@ class Stopping:
     job: Job
     running: RankSet
     order: Signal
-    """What is carried out once everybody stands: a plain stop is only reported."""
+    """What to do once all ranks are parked. A plain stop is only reported."""
     deadline: float
     limit: float = inf
-    """When the last one counts as stuck; `deadline` may be earlier, for nodes without a link."""
+    """When the last ranks count as stuck; `deadline` is earlier for disconnected nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deciding:
-    """Everybody stands; clusterd decides."""
+    """All ranks are parked; clusterd decides."""
 
     job: Job
     deadline: float
@@ -284,7 +286,7 @@ class Deciding:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Everybody stands, because an operation wants it so."""
+    """All ranks are parked for an operation, such as a stress test."""
 
     job: Job
     deadline: float
@@ -292,7 +294,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Awaiting:
-    """The strategy needs a node that is not there yet."""
+    """The strategy needs a node that has not joined yet."""
 
     job: Job
     order: Signal
@@ -308,12 +310,12 @@ class Repairing:
     uncommitted: RankSet
     deadline: float
     setback: str = ""
-    """A rank could not be repaired; the deadline waits for the death that explains it."""
+    """Why a rank could not be repaired. Until the deadline, a death may still explain it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resuming:
-    """Everybody is repaired; the first step is under way."""
+    """All ranks are repaired; their first step is running."""
 
     job: Job
     order: Signal
@@ -340,7 +342,7 @@ class Dumping:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The agents have been told to end; they may take their time to leave."""
+    """The agents have been ordered to end; the manager waits until they have left."""
 
     job: Job
     exit_code: int
@@ -379,30 +381,30 @@ Outcome = types.Outcome[State, Command]
 
 
 def then(before: Outcome, after: Outcome) -> Outcome:
-    """One reaction after another, told as one."""
+    """Two outcomes in sequence, as one outcome."""
     because = "; ".join(filter(None, (before.because, after.because)))
     return Outcome(after.state, before.commands + after.commands, because)
 
 
 def with_job(state: State, **facts: object) -> State:
-    """The same state, with these facts of its job changed."""
+    """The same state with these fields of its job replaced."""
     return replace(state, job=replace(state.job, **facts))  # type: ignore[arg-type]
 
 
-# The record of an incident
+# The record of the open incident
 
 
 def add_faults(job: Job, faults: tuple[Fault, ...], now: float) -> Job:
-    """New faults: they belong to the incident that is open, until clusterd opens the next."""
+    """Add faults to the open incident. clusterd opens the next incident, not the manager."""
     if any(fault.kind == SECONDARY for fault in job.faults.values()):
-        # A link has two ends, and a broken collective many: one of them stands for all.
+        # A failed connection is reported by two ranks, a failed collective by many: keep one.
         faults = tuple(fault for fault in faults if fault.kind != SECONDARY)
         if not faults:
             return job
     known = {**job.faults, **{fault.rank: fault for fault in faults}}
     record = job.open_incident
     if any(not fault.kind.retryable for fault in known.values()):
-        # Somebody has failed for good: the collectives that others lost to it are no faults.
+        # A rank has died: the collectives that failed on the others are only consequences.
         known = {r: fault for r, fault in known.items() if fault.kind != SECONDARY}
         faults = tuple(fault for fault in faults if fault.kind != SECONDARY)
         if record is not None:
@@ -430,7 +432,7 @@ def mark_phase(job: Job, name: str, at: float) -> Job:
 
 
 def start_incident(job: Job, incident: Incident, uuid: str, now: float) -> Job:
-    """clusterd has given the incident its number. An older one, still open, is superseded."""
+    """clusterd has numbered the incident. An older one that is still open is superseded."""
     record = job.open_incident
     if record is not None and record.incident not in (NO_INCIDENT, incident):
         job = close_incident(job, "superseded", f"incident {incident} followed")

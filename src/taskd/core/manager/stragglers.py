@@ -1,15 +1,15 @@
-"""Which rank holds the others up, by how much, since when, and with what.
+"""Stragglers: which rank slows the others down, by how much, since when, and why.
 
-In synchronous training all ranks take the same time for a step; the slow one spends it working,
-the others waiting. So of each rank its *own* time counts: a step less its waits. Whoever has the
-longest own time comes last to the collectives, and the others wait for the difference.
+In synchronous training a step takes the same time on all ranks; the slow rank spends it working,
+the others waiting. So what counts is the *own* time of each rank: the step without its waits. The
+rank with the longest own time enters the collectives last, and the others wait for the difference.
 
     slow compute, slow data loading   the part in which the rank exceeds the median of the others
-    slow network                      all own times are alike, and a connection of the rank carries
-                                      the bytes of a collective much more slowly than the rest
+    slow network                      all own times are similar, but one connection of the rank
+                                      transfers the bytes of a collective much more slowly
 
-Everything is the median over a window: a hiccup is no reason to accuse anybody, however long it
-was, and neither is the saving of a checkpoint.
+All values are medians over a window: a single long pause does not make a rank a straggler, and
+neither does saving a checkpoint.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from taskd.model.profiling import Pace
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StragglerConfig:
     slower: float = 0.10
-    """A rank that exceeds the median by this part of a usual step is reported."""
+    """A rank is reported when it exceeds the median by this fraction of a usual step."""
 
     window_s: float = 10.0
-    """What is looked at, ending now."""
+    """The length of the window that is judged; it ends now."""
 
     least_steps: int = 20
-    """The window must have so many steps, or it is stretched until it has."""
+    """A window with fewer steps than this is extended until it has as many."""
 
     slow_wire: float = 1.3
-    """A connection counts as slow when it takes so many times as long for its bytes as others."""
+    """A connection is slow when it takes this many times longer per byte than the others."""
 
     longest_s: float = 600.0
-    """What is older is forgotten, whatever else."""
+    """Older samples are always dropped."""
 
 
 SAMPLES = 40
-"""How many paces of a rank are kept in a window."""
+"""How many samples of a rank are kept per window."""
 LEAST_INTERVALS = 5
-LOOKS = 10
-"""How often in a window it is judged."""
+JUDGEMENTS = 10
+"""How often per window the ranks are judged."""
 
 
 class Cause(StrEnum):
@@ -61,13 +61,13 @@ class Straggler:
     rank: Rank
     cause: Cause
     late_s: float
-    """What it costs the others in each step."""
+    """How long the others wait for it in each step."""
     usual_s: float
-    """A step without it."""
+    """Duration of a step without the delay."""
     since: float
     evidence: str
     own_s: float = 0.0
-    """What it needs for a step by itself."""
+    """Its own time per step."""
 
     @property
     def slower(self) -> float:
@@ -79,14 +79,14 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class PacesReported:
-    """How some ranks fare."""
+    """Some ranks have reported their pace."""
 
     paces: tuple[Pace, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class JobDisturbed:
-    """The job has stood still or has changed: what was measured before says nothing any more."""
+    """The job was interrupted or has changed: earlier measurements are not valid any more."""
 
 
 Event = PacesReported | JobDisturbed
@@ -103,9 +103,9 @@ class State:
     samples: Mapping[Rank, tuple[Sample, ...]] = field(default_factory=dict)
     slow: Mapping[Rank, Straggler] = field(default_factory=dict)
     suspected: Mapping[Rank, Cause] = field(default_factory=dict)
-    """At the last look. Only what is seen twice counts."""
-    next_look: float = 0.0
-    """Thousands of ranks tell their pace; it is judged a few times a window only."""
+    """At the last judgement. A rank must be suspected twice in a row."""
+    next_judgement: float = 0.0
+    """Thousands of ranks report their pace; they are judged only a few times per window."""
 
 
 # Commands
@@ -131,23 +131,25 @@ Outcome = types.Outcome[State, Command]
 
 def step(state: State, event: Event, now: float, config: StragglerConfig) -> Outcome:
     if isinstance(event, JobDisturbed):
-        return Outcome(State(slow=state.slow), because="the job was disturbed: measured anew")
+        return Outcome(State(slow=state.slow), because="the job was interrupted: measuring again")
     samples = dict(state.samples)
     for pace in event.paces:
         if pace.recorded:
-            samples[pace.rank] = _with(samples.get(pace.rank, ()), Sample(now, pace), config)
+            samples[pace.rank] = _add_sample(samples.get(pace.rank, ()), Sample(now, pace), config)
         else:
             samples.pop(pace.rank, None)
-    # Who is not recorded any more cannot show that he has become faster.
-    unseen = [pace.rank for pace in event.paces if not pace.recorded and pace.rank in state.slow]
-    if unseen:
-        slow = {rank: accused for rank, accused in state.slow.items() if rank not in unseen}
-        cleared = tuple(Clear(state.slow[rank]) for rank in unseen)
-        because = "what is not recorded cannot be judged"
+    # A rank that is not recorded any more cannot show that it has become faster.
+    unrecorded = [
+        pace.rank for pace in event.paces if not pace.recorded and pace.rank in state.slow
+    ]
+    if unrecorded:
+        slow = {rank: accused for rank, accused in state.slow.items() if rank not in unrecorded}
+        cleared = tuple(Clear(state.slow[rank]) for rank in unrecorded)
+        because = "ranks that are not recorded cannot be judged"
         return Outcome(replace(state, samples=samples, slow=slow), cleared, because)
-    if now < state.next_look:
+    if now < state.next_judgement:
         return Outcome(replace(state, samples=samples))
-    state = replace(state, samples=samples, next_look=now + config.window_s / LOOKS)
+    state = replace(state, samples=samples, next_judgement=now + config.window_s / JUDGEMENTS)
     typical = _typical(samples, config)
     if typical is None:
         return Outcome(state)
@@ -157,7 +159,7 @@ def step(state: State, event: Event, now: float, config: StragglerConfig) -> Out
         for rank, accused in suspected.items()
         if state.suspected.get(rank) == accused.cause
     }
-    # Who has been accused is let go only when he is clearly as fast as the others.
+    # A straggler is cleared only when it is clearly as fast as the others.
     lasting = _accuse(typical, config.slower / 2, config) if state.slow else {}
     slow |= {rank: state.slow[rank] for rank in lasting if rank in state.slow and rank not in slow}
     slow = {rank: _with_since(state, samples, accused) for rank, accused in slow.items()}
@@ -185,8 +187,10 @@ def _with_since(
     return replace(accused, since=first)
 
 
-def _with(before: tuple[Sample, ...], new: Sample, config: StragglerConfig) -> tuple[Sample, ...]:
-    """A new life, or sums that begin again, begin a new series."""
+def _add_sample(
+    before: tuple[Sample, ...], new: Sample, config: StragglerConfig
+) -> tuple[Sample, ...]:
+    """Add a sample. A new incarnation, or sums that start at zero, start a new series."""
     if before:
         last = before[-1].pace
         if last.incarnation != new.pace.incarnation or last.steps > new.pace.steps:
@@ -209,12 +213,12 @@ def _is_enough(first: Sample, last: Sample, config: StragglerConfig) -> bool:
     return long_enough and last.pace.steps - first.pace.steps >= config.least_steps
 
 
-# What a step is like for each rank
+# How each rank spends its time in a step
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One rank's time in a step."""
+    """How one rank spends its time in a step."""
 
     rank: Rank
     began: float
@@ -228,7 +232,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionUse:
-    """What a connection did in a step."""
+    """What one connection transferred in a step."""
 
     here: str
     there: str
@@ -244,7 +248,7 @@ Typical = Mapping[Rank, Share]
 
 
 def _typical(samples: Mapping[Rank, tuple[Sample, ...]], config: StragglerConfig) -> Typical | None:
-    """The median over the window, part by part. None: somebody's window is not full yet."""
+    """The median over the window of each value. None: the window of some rank is not full yet."""
     if len(samples) < 2:
         return None
     typical: dict[Rank, Share] = {}
@@ -260,12 +264,12 @@ def _typical(samples: Mapping[Rank, tuple[Sample, ...]], config: StragglerConfig
             own_s=median(share.own_s for share in shares),
             data_s=median(share.data_s for share in shares),
             compute_s=median(share.compute_s for share in shares),
-            wires=_typical_wires(shares),
+            wires=_typical_connections(shares),
         )
     return typical
 
 
-def _typical_wires(shares: list[Share]) -> tuple[ConnectionUse, ...]:
+def _typical_connections(shares: list[Share]) -> tuple[ConnectionUse, ...]:
     seen: dict[tuple[str, str], list[ConnectionUse]] = {}
     for share in shares:
         for wire in share.wires:
@@ -278,7 +282,7 @@ def _typical_wires(shares: list[Share]) -> tuple[ConnectionUse, ...]:
 
 
 def _shares(series: tuple[Sample, ...]) -> list[Share]:
-    """Averages from each sample to the next."""
+    """The averages between consecutive samples."""
     return [_share(before, after) for before, after in pairwise(series)]
 
 
@@ -304,12 +308,12 @@ def _share(before: Sample, after: Sample) -> Share:
     return Share(b.rank, before.at, step_s, wait_s, own_s, data_s, own_s - data_s, tuple(wires))
 
 
-# Who is to blame
+# Which rank is the cause
 
 
 def _accuse(typical: Typical, slower: float, config: StragglerConfig) -> dict[Rank, Straggler]:
     own = {rank: share.own_s for rank, share in typical.items()}
-    # The last one to come waits for the transfer alone.
+    # The last rank to enter a collective waits for the transfer only.
     transfer_s = min(share.wait_s for share in typical.values())
     slow: dict[Rank, Straggler] = {}
     for rank, share in typical.items():
@@ -317,29 +321,31 @@ def _accuse(typical: Typical, slower: float, config: StragglerConfig) -> dict[Ra
         usual_s = median(others) + max(0.0, transfer_s)
         late_s = share.own_s - median(others)
         if late_s > slower * usual_s > 0:
-            slow[rank] = _late(share, typical, late_s, usual_s)
-    return slow or _slow_wires(typical, slower, config)
+            slow[rank] = _slow_rank(share, typical, late_s, usual_s)
+    return slow or _slow_connections(typical, slower, config)
 
 
-def _late(share: Share, typical: Typical, late_s: float, usual_s: float) -> Straggler:
+def _slow_rank(share: Share, typical: Typical, late_s: float, usual_s: float) -> Straggler:
     others = [other for rank, other in typical.items() if rank != share.rank]
     data_s, usual_data_s = share.data_s, median(other.data_s for other in others)
     compute_s, usual_compute_s = share.compute_s, median(other.compute_s for other in others)
     cause = Cause.DATA if data_s - usual_data_s > compute_s - usual_compute_s else Cause.COMPUTE
     mine, theirs = (data_s, usual_data_s) if cause is Cause.DATA else (compute_s, usual_compute_s)
     evidence = (
-        f"rank {share.rank} comes last to the collectives: the others wait {_ms(late_s)} a step "
-        f"for it, {late_s / usual_s:.0%} of a usual {_ms(usual_s)}; slow {cause.value}: "
-        f"{_ms(mine)} a step against {_ms(theirs)}"
+        f"rank {share.rank} enters the collectives last: the others wait {_ms(late_s)} per step "
+        f"for it, {late_s / usual_s:.0%} of the usual {_ms(usual_s)}; slow {cause.value}: "
+        f"{_ms(mine)} per step, {_ms(theirs)} on the other ranks"
     )
     return Straggler(share.rank, cause, late_s, usual_s, share.began, evidence, share.own_s)
 
 
-def _slow_wires(typical: Typical, slower: float, config: StragglerConfig) -> dict[Rank, Straggler]:
-    """The connections that carry the collectives, compared with each other.
+def _slow_connections(
+    typical: Typical, slower: float, config: StragglerConfig
+) -> dict[Rank, Straggler]:
+    """Compare the connections that carry the collectives with each other.
 
-    A link has two ends. Blamed is the rank at which the most slow connections end; of two equals
-    the one that sends, since the kernel's accounts are the sender's.
+    A connection has two ends. The rank with the most slow connections is named; of two with the
+    same number the one that sends, because the kernel's counters are the sender's.
     """
     ends = {wire.here: share.rank for share in typical.values() for wire in share.wires}
     wires = [(share.rank, wire) for share in typical.values() for wire in share.wires]
@@ -358,24 +364,24 @@ def _slow_wires(typical: Typical, slower: float, config: StragglerConfig) -> dic
             slow.append((rank, wire, late_s))
     if not slow:
         return {}
-    touched: dict[Rank, int] = {}
+    slow_ends: dict[Rank, int] = {}
     for rank, wire, _ in slow:
         for end in {rank, ends.get(wire.there, rank)}:
-            touched[end] = touched.get(end, 0) + 1
+            slow_ends[end] = slow_ends.get(end, 0) + 1
     senders = {rank for rank, _, _ in slow}
-    blamed = max(touched, key=lambda rank: (touched[rank], rank in senders, -rank))
+    culprit = max(slow_ends, key=lambda rank: (slow_ends[rank], rank in senders, -rank))
     rank, wire, late_s = max(slow, key=lambda item: item[2])
     other = ends.get(wire.there)
     peer = f"rank {other}" if other is not None else wire.there
     rate = wire.sent_bytes / wire.busy_s / 1e6
     evidence = (
-        f"all ranks come to the collectives in time, but the link of rank {blamed} is slow: rank "
-        f"{rank} sends to {peer} at {rate:.1f} MB/s, which costs {_ms(late_s)} a step, "
-        f"{late_s / max(usual_s - late_s, 1e-9):.0%} of a usual {_ms(usual_s - late_s)}"
+        f"all ranks enter the collectives in time, but the network of rank {culprit} is slow: rank "
+        f"{rank} sends to {peer} at {rate:.1f} MB/s, which costs {_ms(late_s)} per step, "
+        f"{late_s / max(usual_s - late_s, 1e-9):.0%} of the usual {_ms(usual_s - late_s)}"
     )
-    began = typical[blamed].began
+    began = typical[culprit].began
     usual_step_s = max(usual_s - late_s, 1e-9)
-    return {blamed: Straggler(blamed, Cause.NETWORK, late_s, usual_step_s, began, evidence)}
+    return {culprit: Straggler(culprit, Cause.NETWORK, late_s, usual_step_s, began, evidence)}
 
 
 def _lower_median(values: Iterable[float]) -> float:

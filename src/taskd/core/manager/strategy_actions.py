@@ -1,8 +1,7 @@
-"""Carrying out what clusterd has decided: which strategies could work now, and what each does.
+"""Which strategies are possible now, and how the manager carries out the one clusterd decides.
 
-Called by `core/manager` once every rank that still can stands still. The plan of a repair is made
-by `core/manager/repair_plan.py` from what is true at that moment, not from what was true at the
-fault.
+Called once all living ranks are parked. `repair_plan.py` makes the plan of a repair from the
+situation at that moment, not from the situation at the fault.
 """
 
 from __future__ import annotations
@@ -56,17 +55,17 @@ FAILURE_CODES: dict[str, int] = {
 
 
 def feasible(job: Job, config: JobConfig) -> tuple[WireStrategy, ...]:
-    """The names that clusterd chooses from; `recover` stands for in place as well."""
+    """The strategies that clusterd can choose from; `recover` includes recover-in-place."""
     holders = job.holders() if job.protected() else ()
-    gone = lost_ranks(job)
+    lost = lost_ranks(job)
     shards = {job.view.ranks[rank].shard for rank in job.world}
     has_state = complete_step(holders, shards) is not None
     offered = []
-    if has_state and not gone:
+    if has_state and not lost:
         offered.append(WireStrategy.RETRY)
-    if _can_replace(job, gone, config) and (has_state or job.restarts_left > 0):
+    if _can_replace(job, lost, config) and (has_state or job.restarts_left > 0):
         offered.append(WireStrategy.RECOVER)
-    if has_state and isinstance(shrink(holders, gone), Plan):
+    if has_state and isinstance(shrink(holders, lost), Plan):
         offered.append(WireStrategy.DOWNGRADE)
     if has_state:
         offered.append(WireStrategy.DUMP)
@@ -74,7 +73,7 @@ def feasible(job: Job, config: JobConfig) -> tuple[WireStrategy, ...]:
 
 
 def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
-    """The decision has come and everybody stands still."""
+    """Carry out clusterd's decision. All ranks are parked."""
     job = mark_phase(job, "decided", now)
     if (
         job.open_incident is not None
@@ -89,7 +88,7 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome
         case WireStrategy.RETRY | WireStrategy.CONTINUE:
             if job.broken():
                 return strategy_failed(
-                    job, order, f"ranks {join_ranks(job.broken())} are gone", now, config
+                    job, order, f"ranks {join_ranks(job.broken())} are lost", now, config
                 )
             return _repair(job, order, plan(job.holders()), now, config)
         case WireStrategy.RECOVER:
@@ -105,26 +104,28 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome
             why = (
                 job.open_incident.because
                 if job.open_incident and job.open_incident.because
-                else "clusterd decided so"
+                else "clusterd decided to end the job"
             )
             if job.bad_nodes:
                 why = f"nodes {join_ranks(job.bad_nodes)} have failed a stress test"
             return end(job, 1, f"no strategy is left: {why}", now, config)
         case other:
-            return strategy_failed(job, order, f"strategy {other!r} is unknown here", now, config)
+            return strategy_failed(job, order, f"unknown strategy {other!r}", now, config)
 
 
 def end_after_dump(job: Job, now: float, config: JobConfig) -> Outcome:
-    """The survivors have done what was left to do; the next start goes on from there."""
+    """The surviving ranks have written a checkpoint; the next start continues from it."""
     step = job.open_incident.dumped_step if job.open_incident is not None else None
-    because = f"step {step} is written to {config.dump_dir}: start the job again to go on from it"
+    because = (
+        f"step {step} is written to {config.dump_dir}: start the job again to continue from it"
+    )
     return end(job, 1, because, now, config)
 
 
 def strategy_failed(
     job: Job, order: Signal, because: str, now: float, config: JobConfig
 ) -> Outcome:
-    """The strategy did not work; clusterd falls back to the next."""
+    """The strategy failed; clusterd falls back to the next one."""
     code = FAILURE_CODES.get(order.strategy, FAILED)
     if job.open_incident is not None:
         job = replace(job, open_incident=replace(job.open_incident, because=because))
@@ -145,36 +146,36 @@ def recovered(
 
 
 def restarted(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
-    """To clusterd that is the same; people see that steps may be lost."""
+    """For clusterd this is a recovery; `taskd status` shows that steps may be lost."""
     return recovered(job, order, now, config, "restarted")
 
 
 def end(job: Job, exit_code: int, because: str, now: float, config: JobConfig) -> Outcome:
-    """Everybody goes home."""
+    """End the job: all agents are ordered to end."""
     job = close_incident(job, "ended" if exit_code else "finished", because)
     staying = frozenset(node for node, view in job.view.nodes.items() if view.present)
-    tells: tuple[Command, ...] = tuple(
+    messages: tuple[Command, ...] = tuple(
         SendMessage(
             agent(node), EndJob(exit_code, because) if job.view.nodes[node].ours else ExitAgent()
         )
         for node in sorted(staying)
-        # An Ascend agent ends by itself when its ranks have; this order would make it fail.
+        # An Ascend agent ends by itself after its ranks; this order would make it fail.
         if job.view.nodes[node].ours or exit_code
     )
     ending = Ending(job, exit_code, because, staying, now + config.end_timeout_s)
-    return Outcome(ending, tells, because)
+    return Outcome(ending, messages, because)
 
 
 def dismiss_nodes(job: Job, order: Signal, config: JobConfig) -> tuple[Job, tuple[Command, ...]]:
-    """Nodes leave when somebody will bring them back; otherwise their agents are still of use."""
+    """Nodes leave if the cluster will bring them back; otherwise their agents are still needed."""
     if not (config.rescheduling or job.ascend):
         return job, ()
     leaving = [node for node in order.nodes if node in job.view.nodes]
     view = job.view
     for node in leaving:
-        view = node_lost(view, node, FaultCause.LOST, "its node leaves").view
-    tells = tuple(SendMessage(agent(node), ExitAgent()) for node in leaving)
-    return replace(job, view=view), tells
+        view = node_lost(view, node, FaultCause.LOST, "clusterd ordered its node to leave").view
+    messages = tuple(SendMessage(agent(node), ExitAgent()) for node in leaving)
+    return replace(job, view=view), messages
 
 
 def repair_message(state: Repairing, config: JobConfig) -> Repair:
@@ -198,27 +199,29 @@ def repair_message(state: Repairing, config: JobConfig) -> Repair:
 
 def _recover(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     in_place = order.extra == IN_PLACE
-    seats = place(job, lost_ranks(job), in_place=in_place)
-    if seats is None and in_place:
-        return strategy_failed(job, order, "the node of a lost rank is not there", now, config)
-    if seats is None:
+    placements = place(job, lost_ranks(job), in_place=in_place)
+    if placements is None and in_place:
+        return strategy_failed(job, order, "the node of a lost rank is lost, too", now, config)
+    if placements is None:
         deadline = now + config.node_timeout_s
         return Outcome(Awaiting(job, order, deadline), because="waiting for a node to come back")
-    made = plan(job.holders(), seats)
+    made = plan(job.holders(), placements)
     if job.protected() and isinstance(made, Plan):
         return _repair(job, order, made, now, config)
     return _restart(job, order, now, config)
 
 
 def _grow(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
-    seats = place(job, missing_ranks(job), in_place=False)
-    if seats is None and job.offered:
+    placements = place(job, missing_ranks(job), in_place=False)
+    if placements is None and job.offered:
         job = growth.note_growth(job, now)
-        return strategy_failed(job, order, "the node that came back is gone again", now, config)
-    if seats is None:
+        return strategy_failed(job, order, "the node that came back is lost again", now, config)
+    if placements is None:
         deadline = now + config.node_timeout_s
         return Outcome(Awaiting(job, order, deadline), because="waiting for a node to come back")
-    return _repair(growth.note_growth(job, now), order, plan(job.holders(), seats), now, config)
+    return _repair(
+        growth.note_growth(job, now), order, plan(job.holders(), placements), now, config
+    )
 
 
 def _repair(
@@ -230,12 +233,12 @@ def _repair(
     job = replace(
         job,
         world=RankSet(member.rank for member in made.members),
-        view=mark_starting(job.view, _places(made.replaced)),
+        view=mark_starting(job.view, _locations(made.replaced)),
         faults={r: f for r, f in job.faults.items() if r not in isolated},
         plan_sent=True,
     )
     state = Repairing(job, order, made, job.world, job.world, now + config.repair_timeout_s)
-    # The processes first: starting them takes longer than anything else.
+    # The processes first: starting them takes longest.
     commands: list[Command] = [
         SendMessage(agent(node), ReplaceWorkers(job.incident, members))
         for node, members in _by_node(made.replaced).items()
@@ -259,28 +262,32 @@ def _leave(job: Job, rank: Rank, because: str) -> SendMessage:
 def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     if job.restarts_left < 1:
         return strategy_failed(job, order, "the restart budget is used up", now, config)
-    everybody = job.view.ranks
-    wanted = [
-        Placement(rank, view.node, view.incarnation) for rank, view in sorted(everybody.items())
-    ]
-    seats = place(job, wanted, in_place=False)
-    if seats is None:
-        # A node that has never joined starts its ranks with this attempt when it does.
-        late = {rank for rank, view in everybody.items() if view.process is ProcessState.ABSENT}
-        seats = place(job, [seat for seat in wanted if seat.rank not in late], in_place=False)
-    if seats is None:
-        return strategy_failed(job, order, "a node is missing", now, config)
-    members = tuple(Member(seat.rank, seat.node, seat.incarnation) for seat in seats)
+    views = job.view.ranks
+    wanted = [Placement(rank, view.node, view.incarnation) for rank, view in sorted(views.items())]
+    placements = place(job, wanted, in_place=False)
+    if placements is None:
+        # A node that has never joined starts its ranks with this attempt when it joins.
+        late = {rank for rank, view in views.items() if view.process is ProcessState.ABSENT}
+        placements = place(
+            job, [placement for placement in wanted if placement.rank not in late], in_place=False
+        )
+    if placements is None:
+        return strategy_failed(
+            job, order, "a node is missing, and no spare node is left", now, config
+        )
+    members = tuple(
+        Member(placement.rank, placement.node, placement.incarnation) for placement in placements
+    )
     job = replace(
         job,
-        world=RankSet(everybody),
+        world=RankSet(views),
         attempt=job.attempt + 1,
         restarts_left=job.restarts_left - 1,
         plan_sent=True,
-        view=mark_starting(job.view, _places(members)),
+        view=mark_starting(job.view, _locations(members)),
     )
     nodes = job.view.nodes
-    tells = tuple(
+    messages = tuple(
         SendMessage(
             agent(node),
             RestartJob(job.incident, job.attempt, of_node)
@@ -289,36 +296,38 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
         )
         for node, of_node in _by_node(members).items()
     )
-    # Ascend's agents say nothing when they have started their ranks.
+    # Ascend's agents do not confirm that they have started their ranks.
     unstarted = RankSet(member.rank for member in members if nodes[member.node].ours)
     state = Restarting(job, order, unstarted, now + config.restart_timeout_s)
-    outcome = Outcome(state, tells, f"attempt {job.attempt}: all {len(members)} ranks start anew")
+    outcome = Outcome(state, messages, f"attempt {job.attempt}: all {len(members)} ranks restart")
     if unstarted:
         return outcome
-    job = replace(job, view=mark_alive(job.view, RankSet(_places(members))))
+    job = replace(job, view=mark_alive(job.view, RankSet(_locations(members))))
     return then(outcome, restarted(job, order, now, config))
 
 
 def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     step = _dump_step(job)
     if step is None:
-        return strategy_failed(job, order, "no step exists completely", now, config)
-    # Also one that stands elsewhere, if it can reach a copy: it may be of a rank that is lost.
+        return strategy_failed(
+            job, order, "the surviving ranks do not hold a complete step", now, config
+        )
+    # A rank at another step also writes if it can reach a copy: perhaps that of a lost rank.
     writers = tuple(h for h in job.holders() if step in {at for _, at in h.offers()})
     members = tuple(Member(h.rank, h.node, h.incarnation) for h in writers)
-    told = SendMessage(EVERY_WORKER, Dump(job.incident, step, config.dump_dir, members))
+    message = SendMessage(EVERY_WORKER, Dump(job.incident, step, config.dump_dir, members))
     unwritten = RankSet(member.rank for member in members)
     state = Dumping(job, order, unwritten, now + config.dump_timeout_s)
-    return Outcome(state, (told,), f"{len(members)} ranks write step {step}")
+    return Outcome(state, (message,), f"{len(members)} ranks write step {step}")
 
 
-# Who, and where
+# Helpers
 
 
-def _can_replace(job: Job, gone: list[Placement], config: JobConfig) -> bool:
+def _can_replace(job: Job, lost: list[Placement], config: JobConfig) -> bool:
     if job.fruitless >= config.fruitless_limit:
         return False
-    return config.rescheduling or place(job, gone, in_place=False) is not None
+    return config.rescheduling or place(job, lost, in_place=False) is not None
 
 
 def _dump_step(job: Job) -> Step | None:
@@ -328,7 +337,7 @@ def _dump_step(job: Job) -> Step | None:
     return complete_step(job.holders(), shards)
 
 
-def _places(members: Iterable[Member]) -> dict[Rank, tuple[NodeRank, Incarnation]]:
+def _locations(members: Iterable[Member]) -> dict[Rank, tuple[NodeRank, Incarnation]]:
     return {member.rank: (member.node, member.incarnation) for member in members}
 
 

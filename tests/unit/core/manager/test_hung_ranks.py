@@ -77,7 +77,7 @@ def test_a_stopped_process_is_named_even_inside_a_collective() -> None:
     watch = Watch()
     told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
     (hung,) = watch.stand(10.0, *told, progress(3, watch.at_step, waiting=True, stopped=True))
-    assert (hung.rank, "it is stopped" in hung.evidence) == (3, True)
+    assert (hung.rank, "its process is stopped" in hung.evidence) == (3, True)
 
 
 def test_the_one_in_an_older_collective_is_named() -> None:

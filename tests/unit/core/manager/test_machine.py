@@ -616,10 +616,10 @@ def test_the_job_ends_well_when_every_rank_has() -> None:
     play = Play().training()
     for rank in range(4):
         play.dies(rank, code=0, signal=None)
-    assert play.asked(m.EndJob) == [m.EndJob(0, "every rank has ended well")] * 2
+    assert play.asked(m.EndJob) == [m.EndJob(0, "all ranks have finished")] * 2
     play.tell(NodeDisconnected(NodeRank(0))).tell(NodeDisconnected(NodeRank(1)))
     assert isinstance(play.state, Ended)
-    assert play.asked(Finish) == [Finish(0, "every rank has ended well")]
+    assert play.asked(Finish) == [Finish(0, "all ranks have finished")]
 
 
 def test_agents_that_do_not_leave_do_not_keep_the_manager() -> None:

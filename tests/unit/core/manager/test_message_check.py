@@ -84,12 +84,12 @@ FIRST, NONE = Incarnation(0), Incident(0)
 @pytest.mark.parametrize(
     ("src", "body", "why"),
     [
-        (at_rank(0, 1), m.Committed(Rank(2), FIRST, NONE, Step(1)), "it speaks for rank 2"),
-        (at_node(1), m.Committed(Rank(1), FIRST, NONE, Step(1)), "it speaks for rank 1"),
-        (at_node(1), m.WorkersStarted(NodeRank(2), ()), "it speaks for node 2"),
-        (at_rank(1, 1), m.NodeHeartbeat(NodeRank(1), ()), "it speaks for node 1"),
-        (at_rank(0, 1), m.EndJob(0, ""), "only an agent may say that"),
-        (Position(Role.PROXY, "0"), m.RanksFailed(()), "only an agent may say that"),
+        (at_rank(0, 1), m.Committed(Rank(2), FIRST, NONE, Step(1)), "the sender is not rank 2"),
+        (at_node(1), m.Committed(Rank(1), FIRST, NONE, Step(1)), "the sender is not rank 1"),
+        (at_node(1), m.WorkersStarted(NodeRank(2), ()), "the sender is not node 2"),
+        (at_rank(1, 1), m.NodeHeartbeat(NodeRank(1), ()), "the sender is not node 1"),
+        (at_rank(0, 1), m.EndJob(0, ""), "only an agent may send this"),
+        (Position(Role.PROXY, "0"), m.RanksFailed(()), "only an agent may send this"),
         (at_node(0), m.RanksFailed((Rank(-1),)), "ranks: -1 is out of range"),
         (
             at_rank(0, MOST_RANKS),
@@ -99,12 +99,12 @@ FIRST, NONE = Incarnation(0), Incident(0)
         (
             at_rank(0, 1),
             m.Repaired(Rank(1), FIRST, NONE, Step(1), math.nan),
-            "groups_s: nan is no number",
+            "groups_s: nan is not a finite number",
         ),
         (at_rank(0, 1), m.Committed(Rank(1), FIRST, NONE, Step(2**62)), ""),
         (at_node(0), m.RestartsLeft(32767), ""),
         (Position(Role.PROXY, "1"), m.NodeHeartbeat(NodeRank(1), ()), ""),
-        (Position(Role.PROXY, "0"), m.NodeHeartbeat(NodeRank(1), ()), "it speaks for node 1"),
+        (Position(Role.PROXY, "0"), m.NodeHeartbeat(NodeRank(1), ()), "the sender is not node 1"),
     ],
 )
 def test_everybody_speaks_for_himself_in_numbers_that_can_be(

@@ -102,8 +102,10 @@ def test_a_rank_with_corrupt_state_is_repaired_and_never_a_source() -> None:
 
 
 def test_no_survivor_holds_state() -> None:
-    assert plan([holder(0, 0, whole=False)], [seat(1)]) == Impossible("no survivor holds any state")
-    assert plan([], [seat(1)]) == Impossible("no survivor holds any state")
+    assert plan([holder(0, 0, whole=False)], [seat(1)]) == Impossible(
+        "no surviving rank holds any state"
+    )
+    assert plan([], [seat(1)]) == Impossible("no surviving rank holds any state")
 
 
 def test_each_shard_comes_from_its_own_replica() -> None:
@@ -119,12 +121,12 @@ def test_each_shard_comes_from_its_own_replica() -> None:
 
 def test_a_shard_with_no_holder_is_named() -> None:
     survivors = [holder(0, 4, shard="a")]
-    assert plan(survivors, [seat(1, shard="b")]) == Impossible("nobody holds shard b")
+    assert plan(survivors, [seat(1, shard="b")]) == Impossible("no rank holds shard b")
 
 
 def test_shards_at_different_steps_meet_at_the_older_one_if_the_newer_can_undo() -> None:
     apart = [holder(0, 5, shard="a"), holder(1, 4, shard="b")]
-    assert plan(apart) == Impossible("the shards exist, but at no common step")
+    assert plan(apart) == Impossible("all shards exist, but not at the same step")
 
     repair = made(plan([holder(0, 5, shard="a", undo=True), holder(1, 4, shard="b")]))
     assert (repair.resume, repair.sources) == (4, {})

@@ -61,7 +61,7 @@ def test_a_late_node_is_asked_then_looked_at_and_silent_if_its_machine_is() -> N
     assert watch.on() == (InspectConnection(NODE),)
     (silent,) = watch.take(ConnectionInspected(NODE, Wire(True, watch.now - began, 0.2)))
     assert isinstance(silent, NodeIsSilent)
-    assert "its machine has confirmed nothing" in silent.evidence
+    assert "its machine has acknowledged nothing" in silent.evidence
     assert watch.now - began < 1.0
     assert watch.state.deadline == inf
     assert watch.take(BeatReceived(NODE)) == (NodeIsBack(NODE),)
@@ -86,7 +86,7 @@ def test_an_agent_that_never_answers_is_silent_though_its_machine_lives() -> Non
     while not found or not isinstance(found[0], NodeIsSilent):
         watch.on()
         found = watch.take(ConnectionInspected(NODE, CONFIRMED))
-    assert "its machine lives" in found[0].evidence
+    assert "its machine is alive" in found[0].evidence
 
 
 def test_where_nobody_knows_the_machine_an_answer_may_take_longer() -> None:
