@@ -9,7 +9,7 @@ from taskd.wire._pb import control_pb2 as control
 from tests.integration.clusterd.client import started
 
 SLOW = control.Straggler(
-    rank=1, cause="compute", late_ms=20.0, slower=0.4, evidence="rank 1 comes last"
+    rank=1, cause="compute", late_ms=20.0, slower=0.4, evidence="rank 1 enters the collectives last"
 )
 
 
@@ -27,7 +27,7 @@ def test_sub_health_is_written_into_the_journal() -> None:
             assert await client.code("ReportSubHealth", well) == RecoverCode.OK
             asked = client.control.Replay(control.ReplayRequest(job="job"))
             told = [(line.event, line.because) async for line in asked]
-            assert ("SubHealth 1", "rank 1 comes last") in told
+            assert ("SubHealth 1", "rank 1 enters the collectives last") in told
             assert told[-1][1] == "no rank holds the others up any more"
             status = await client.call("Status", control.JobRequest(job="job"))
             assert status.line.state == "Idle", "being slow is no fault"

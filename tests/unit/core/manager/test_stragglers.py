@@ -90,7 +90,7 @@ def test_who_waits_least_comes_last() -> None:
     (slow,) = job.found
     assert (slow.rank, slow.cause) == (2, Cause.COMPUTE)
     assert round(slow.late_s, 3) == 0.15
-    assert "rank 2 comes last" in slow.evidence
+    assert "rank 2 enters the collectives last" in slow.evidence
     assert "150.0 ms" in slow.evidence
 
 
