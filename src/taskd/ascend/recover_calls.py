@@ -1,7 +1,7 @@
-"""The single calls of a recover client: join the job, report, and try again where that helps.
+"""The single calls of a recover client: join the job and send reports, with retries.
 
 `ascend/recover_client.py` adds the subscription. Every call has a deadline, which the channel sets
-(`ascend/recover_channel.py`); whatever gRPC raises goes to the caller, as documented.
+(`ascend/recover_channel.py`). Errors of gRPC are passed to the caller, as documented.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 
 from taskd.ascend.mindio import Faults
-from taskd.ascend.recover_answers import Answers
 from taskd.ascend.recover_channel import RecoverClientSettings, Security, open_channel, settings
 from taskd.errors import PeerRefused
 from taskd.model.clusterd import (
@@ -35,6 +34,15 @@ from taskd.wire._pb.recover_pb2_grpc import RecoverStub
 log = logging.getLogger("taskd.recover")
 
 NO_CODES: Mapping[int, str] = {}
+ANSWERED_BY = {
+    "stop_train": "ReportStopComplete",
+    "pause_train": "ReportStopComplete",
+    "on_global_rank": "ReportRecoverStrategy",
+    "change_strategy": "ReportRecoverStatus",
+    "save_and_exit": "ReportRecoverStatus",
+}
+REMEMBERED = 256
+"""How many signals are remembered, to recognise repeated ones."""
 
 
 class RecoverCalls:
@@ -69,7 +77,7 @@ class RecoverCalls:
         return status
 
     def init_clusterd(self) -> bool:
-        """Try until clusterd has taken the job up. False: recovery is off, or we were closed."""
+        """Call Init until clusterd accepts the job. False: recovery is off, or this was closed."""
         is_broken = False
         for _ in Tries(every(self._settings.retry_s), stop=self._closed):
             if is_broken:
@@ -77,7 +85,7 @@ class RecoverCalls:
             try:
                 status = self.grpc_stub.Init(self.client_info)
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed.
-                log.warning("clusterd at %s is not reached: %s", self.server_addr, reason(error))
+                log.warning("clusterd at %s cannot be reached: %s", self.server_addr, reason(error))
                 is_broken = True
                 continue
             is_broken = False
@@ -85,15 +93,15 @@ class RecoverCalls:
                 log.info("clusterd has initialised job %s", self.client_info.jobId)
                 return True
             if status.code == RecoverCode.ProcessRecoverEnableOff:
-                log.warning("job %s has no recovery: %s", self.client_info.jobId, status.info)
+                log.warning("recovery is off for job %s: %s", self.client_info.jobId, status.info)
                 return False
-            log.warning("Init was answered with %d: %s", status.code, status.info)
+            log.warning("Init was refused: code=%d %s", status.code, status.info)
         return False
 
     def join(self) -> bool:
-        """Init and Register; True once registered. PeerRefused: recovery is off, for good.
+        """Call Init and Register; True if registered. PeerRefused: recovery is off permanently.
 
-        Two threads may want this at a time.
+        Two threads may call this at the same time.
         """
         with self._joining:
             if not self.init_clusterd():
@@ -114,7 +122,7 @@ class RecoverCalls:
         if status.code == RecoverCode.OK:
             self.register_event.set()
             return True
-        log.warning("Register was answered with %d: %s", status.code, status.info)
+        log.warning("Register was refused: code=%d %s", status.code, status.info)
         return False
 
     # Reporting
@@ -142,12 +150,12 @@ class RecoverCalls:
         return self.report(method, request)
 
     def report(self, method: str, request: Any) -> int:
-        """The code of the answer. A report that is refused is sent once more after Register: the
-        server may have forgotten us."""
+        """Send the report and return clusterd's code. If it is refused, register and send it again:
+        the server may have lost the registration."""
         status = getattr(self.grpc_stub, method)(request)
         if status.code == RecoverCode.OK:
             return int(RecoverCode.OK)
-        log.warning("%s was answered with %d: %s", method, status.code, status.info)
+        log.warning("%s was refused: code=%d %s", method, status.code, status.info)
         self.register(self.client_info)
         return int(getattr(self.grpc_stub, method)(request).code)
 
@@ -163,3 +171,54 @@ def reason(error: Exception) -> str:
     if isinstance(error, grpc.Call):
         return f"{error.code().name}: {error.details()}"
     return str(error)
+
+
+class Answers:
+    """Which signal a report answers, and the answers already sent.
+
+    clusterd gives every signal a uuid and repeats a signal without an answer after either side has
+    lost the connection. An order must be carried out once, but its answer may be sent twice.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: dict[tuple[str, int], None] = {}
+        self._expected: dict[str, str] = {}
+        self._sent: dict[tuple[str, str], Any] = {}
+
+    def is_repeated(self, signal: pb.ProcessManageSignal) -> bool:
+        """Only servers that number their signals repeat them; Ascend's server does not."""
+        with self._lock:
+            return bool(signal.sequence) and (signal.uuid, signal.sequence) in self._seen
+
+    def expect(self, signal: pb.ProcessManageSignal) -> None:
+        """From now on, reports of the kinds that this signal requests carry its uuid."""
+        with self._lock:
+            _remember(self._seen, (signal.uuid, signal.sequence), None)
+            for method in _methods(signal):
+                self._expected[method] = signal.uuid
+                self._sent.pop((method, signal.uuid), None)
+
+    def uuid_for(self, method: str) -> str:
+        with self._lock:
+            return self._expected.get(method, "")
+
+    def remember(self, method: str, request: Any) -> None:
+        with self._lock:
+            _remember(self._sent, (method, request.uuid), request)
+
+    def sent(self, signal: pb.ProcessManageSignal) -> list[tuple[str, Any]]:
+        with self._lock:
+            answers = ((name, self._sent.get((name, signal.uuid))) for name in _methods(signal))
+            return [(name, answer) for name, answer in answers if answer is not None]
+
+
+def _methods(signal: pb.ProcessManageSignal) -> list[str]:
+    named = (ANSWERED_BY.get(action) for action in signal.actions)
+    return list(dict.fromkeys(name for name in named if name))
+
+
+def _remember(table: dict[Any, Any], key: object, value: object) -> None:
+    table[key] = value
+    while len(table) > REMEMBERED:
+        del table[next(iter(table))]

@@ -1,15 +1,19 @@
-"""The connection of a recover client: address, deadlines, token, encryption."""
+"""The connection of a recover client: address, deadlines, token, encryption.
+
+MindCluster's rules decide whether the certificate of a server is acceptable; all problems are
+reported at once.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 
-from taskd.ascend.certificate import common_name
 from taskd.bus.clusterd_tls import ClusterdTlsSettings, credentials, from_environment
 from taskd.config import environ, load
 from taskd.errors import SettingsError
@@ -17,10 +21,20 @@ from taskd.runtime import small_file
 from taskd.runtime.clock import wall
 from taskd.runtime.tokens import bearer
 
+if TYPE_CHECKING:
+    from cryptography import x509
+
 log = logging.getLogger("taskd.recover")
 
 PORT = 8899
 LOOPBACK = "127.0.0.1"
+
+RSA_BITS, EC_BITS = 3072, 256
+SIGNATURES = {
+    "1.2.840.113549.1.1.11": "sha256WithRSAEncryption",
+    "1.2.840.113549.1.1.13": "sha512WithRSAEncryption",
+    "1.2.840.10045.4.3.2": "ecdsa-with-SHA256",
+}
 
 KEEPALIVE = (
     ("grpc.keepalive_time_ms", 3000),
@@ -29,7 +43,7 @@ KEEPALIVE = (
     ("grpc.http2.max_pings_without_data", 1),
 )
 OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
-"""A channel that is made anew dials at once; a shared connection would sit out its backoff."""
+"""A new channel connects at once; with a shared connection it would wait for gRPC's backoff."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,28 +51,28 @@ class RecoverClientSettings:
     """Read from the environment with the prefix `TASKD_RECOVER`."""
 
     rpc_timeout_s: float = 10.0
-    """How long clusterd may take to answer one call."""
+    """Time limit for one call to clusterd."""
 
     retry_s: float = 5.0
-    """Pause before Init or Register is tried again."""
+    """Pause before the next try of Init or Register."""
 
     backoff_limit_s: float = 10.0
-    """The longest pause before a lost subscription is taken up again; it starts at 1 s."""
+    """The longest pause before a lost subscription is renewed; the first pause is 1 s."""
 
     health_interval_s: float = 1.0
     """Pause between two health checks."""
 
     health_pause_s: float = 10.0
-    """How long the subscription has, after a failed health check, to come back by itself."""
+    """How long the subscription may take to recover by itself after a failed health check."""
 
     silence_s: float = 30.0
-    """A subscription on which not even a keep-alive has come for so long is made anew."""
+    """A subscription without any message, even a keep-alive, for this long is renewed."""
 
     action_timeout_s: float = 60.0
     """How long the engine may take to accept one order."""
 
     engine_start_timeout_s: float = 600.0
-    """How long the engine may take until it has reached a training process."""
+    """How long the engine may take to reach a training process."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -69,7 +83,7 @@ class RecoverClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Encrypt, and trust the server that shows this certificate."""
+    """Encrypt, and trust only a server that presents this certificate."""
 
     certificate_path: str
 
@@ -79,12 +93,12 @@ def settings() -> RecoverClientSettings:
 
 
 def server_address(environment: Mapping[str, str] = environ) -> str:
-    """Where clusterd is, as `host:port`, from the documented variables."""
+    """clusterd's address as `host:port`, from the documented variables."""
     host = environment.get("MINDX_SERVER_IP", "")
     if environment.get("LOCAL_PROXY_ENABLE") == "on":
         host = LOOPBACK
     if not host:
-        raise ValueError("MINDX_SERVER_IP is not set: clusterd's address is not known")
+        raise ValueError("MINDX_SERVER_IP is not set: clusterd's address is unknown")
     bare = host.removeprefix("[").removesuffix("]")
     return f"[{bare}]:{PORT}" if ":" in bare else f"{bare}:{PORT}"
 
@@ -92,9 +106,9 @@ def server_address(environment: Mapping[str, str] = environ) -> str:
 def open_channel(
     address: str, own: RecoverClientSettings, security: Security | None
 ) -> grpc.Channel:
-    """Connects in the background. Raises ValueError if the certificate is not acceptable.
+    """A channel that connects in the background; ValueError if the certificate is not acceptable.
 
-    A client's own certificate, for a server that asks for one, is named by the environment.
+    If the server requires a certificate of the client, the environment names it.
     """
     own_tls = from_environment()
     options: tuple[tuple[str, int | str], ...] = (*KEEPALIVE, OWN_CONNECTION)
@@ -110,18 +124,18 @@ def open_channel(
         try:
             name = common_name(pem, wall())
         except ValueError as error:
-            reason = f"the certificate {security.certificate_path} is refused: {error}"
+            reason = f"the certificate {security.certificate_path} is not acceptable: {error}"
             raise ValueError(reason) from error
         encrypted = _credentials(replace(own_tls, ca=security.certificate_path))
         assert encrypted is not None
         options = (*options, ("grpc.ssl_target_name_override", name))
         channel = grpc.secure_channel(address, encrypted, options=options)
-    return grpc.intercept_channel(channel, _Habits(own))
+    return grpc.intercept_channel(channel, _CallDefaults(own))
 
 
-def _credentials(told: ClusterdTlsSettings) -> grpc.ChannelCredentials | None:
+def _credentials(tls: ClusterdTlsSettings) -> grpc.ChannelCredentials | None:
     try:
-        return credentials(told)
+        return credentials(tls)
     except SettingsError as error:
         raise ValueError(str(error)) from error
 
@@ -148,11 +162,11 @@ class _Details(NamedTuple):
 class _CallDetails(_Details, grpc.ClientCallDetails): ...
 
 
-class _Habits(
+class _CallDefaults(
     grpc.UnaryUnaryClientInterceptor,  # type: ignore[type-arg]
     grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
 ):
-    """Gives every call the deadline and the token that its caller did not mention."""
+    """Adds the token to every call, and a deadline to calls that have none."""
 
     def __init__(self, own: RecoverClientSettings) -> None:
         self._timeout_s = own.rpc_timeout_s
@@ -162,15 +176,101 @@ class _Habits(
         self, continuation: Callable[..., Any], details: Any, request: Any
     ) -> Any:
         timeout = details.timeout if details.timeout is not None else self._timeout_s
-        return continuation(self._with(details, timeout), request)
+        return continuation(self._completed(details, timeout), request)
 
     def intercept_unary_stream(
         self, continuation: Callable[..., Any], details: Any, request: Any
     ) -> Any:
-        # No deadline: a subscription lasts. The client ends one on which nothing comes.
-        return continuation(self._with(details, details.timeout), request)
+        # No deadline: a subscription has no end. The client ends one that receives nothing.
+        return continuation(self._completed(details, details.timeout), request)
 
-    def _with(self, details: Any, timeout: float | None) -> _CallDetails:
+    def _completed(self, details: Any, timeout: float | None) -> _CallDetails:
         metadata = (*(details.metadata or ()), *self._token) or None
         others = (details.credentials, details.wait_for_ready, details.compression)
         return _CallDetails(details.method, timeout, metadata, *others)
+
+
+# Certificates
+
+
+def common_name(pem: bytes, now: float) -> str:
+    """The common name in the certificate; ValueError with all reasons if it is not acceptable."""
+    try:
+        from cryptography import x509
+    except ImportError as error:
+        raise ValueError(
+            "certificates cannot be checked without the package `cryptography`: "
+            "pip install 'taskd[secure]'"
+        ) from error
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise ValueError(f"it is not a PEM certificate: {error}") from error
+    problems = [
+        *_date_problems(certificate, datetime.fromtimestamp(now, UTC)),
+        *_strength_problems(certificate),
+        *_purpose_problems(certificate),
+    ]
+    name = _common_name_of(certificate)
+    if not name:
+        problems.append("its subject has no common name")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return name
+
+
+def _date_problems(certificate: x509.Certificate, now: datetime) -> list[str]:
+    since, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now <= since:
+        return [f"it is not valid before {since:%Y-%m-%d %H:%M:%S} UTC"]
+    if now >= until:
+        return [f"it expired at {until:%Y-%m-%d %H:%M:%S} UTC"]
+    return []
+
+
+def _strength_problems(certificate: x509.Certificate) -> list[str]:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+    problems = []
+    if certificate.version is not x509.Version.v3:
+        problems.append("it is not an X.509 version 3 certificate")
+    match certificate.public_key():
+        case rsa.RSAPublicKey(key_size=bits) if bits < RSA_BITS:
+            problems.append(f"its RSA key has {bits} bits (at least {RSA_BITS} required)")
+        case ec.EllipticCurvePublicKey(key_size=bits) if bits < EC_BITS:
+            problems.append(f"its EC key has {bits} bits (at least {EC_BITS} required)")
+        case rsa.RSAPublicKey() | ec.EllipticCurvePublicKey():
+            pass
+        case _:
+            problems.append("its key is neither RSA nor EC")
+    signature = certificate.signature_algorithm_oid.dotted_string
+    if signature not in SIGNATURES:
+        known = " or ".join(SIGNATURES.values())
+        problems.append(f"its signature algorithm is {signature} (expected {known})")
+    return problems
+
+
+def _purpose_problems(certificate: x509.Certificate) -> list[str]:
+    from cryptography import x509
+
+    problems = []
+    try:
+        certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    except x509.ExtensionNotFound:
+        problems.append("it does not say whether it is a CA (basicConstraints)")
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
+    except x509.ExtensionNotFound:
+        problems.append("it does not say what its key is for (keyUsage)")
+    else:
+        if not usage.digital_signature:
+            problems.append("its key is not for digital signatures (keyUsage)")
+    return problems
+
+
+def _common_name_of(certificate: x509.Certificate) -> str:
+    from cryptography.x509.oid import NameOID
+
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""

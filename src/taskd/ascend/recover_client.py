@@ -1,18 +1,18 @@
-"""The client of clusterd's Recover service that MindCluster's programs use: `DLRecoverManager`.
+"""The client of clusterd's Recover service for MindCluster's programs: `DLRecoverManager`.
 
-It blocks, as its users expect: they give it a thread. It initialises and registers the job,
-subscribes to the signals, passes their actions on to an engine (`ascend/mindio.py`) in order, and
-sends the reports (`ascend/recover_calls.py`). The subscription is given up when not even a
-keep-alive comes. Under its documented names it is found in `taskd.python.toolkit.recover_module`
-and in `mindx_elastic`; our own manager speaks to clusterd by its own means.
+It blocks, as its users expect: they run it in a thread. It initialises and registers the job,
+subscribes to the signals, passes their actions to an engine (`ascend/mindio.py`) in sequence, and
+sends the reports (`ascend/recover_calls.py`). A subscription that does not even receive keep-alives
+is renewed. The documented import paths are `taskd.python.toolkit.recover_module` and
+`mindx_elastic`. TaskD's manager does not use it: see `manager/clusterd_client.py`.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import grpc
@@ -20,7 +20,6 @@ import grpc
 from taskd.ascend.mindio import PAUSE, STOP, Engine, Faults, engine_for
 from taskd.ascend.recover_calls import RecoverCalls, reason
 from taskd.ascend.recover_channel import Security
-from taskd.ascend.recover_flags import Flags, flags
 from taskd.config import environ
 from taskd.errors import PeerRefused
 from taskd.runtime.clock import monotonic
@@ -34,8 +33,62 @@ KEEP_ALIVE, KILL_MASTER = "keep-alive", "killMaster"
 PAUSE_DEFAULT_S, PAUSE_LIMIT_S = 600, 7200
 
 
+class Flags:
+    """Two flags between a process's agent and its recover client.
+
+    The exit flag requests a restart of the engine; the kill flag says that the job has ended.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._exit = False
+        self._kill = False
+        self._watchers: list[Callable[[], None]] = []
+
+    def get_exit_flag(self) -> bool:
+        with self._lock:
+            return self._exit
+
+    def set_exit_flag(self, flag: bool) -> None:
+        with self._lock:
+            self._exit = flag
+        self._notify(flag)
+
+    def get_kill_flag(self) -> bool:
+        with self._lock:
+            return self._kill
+
+    def set_kill_flag(self, flag: bool) -> None:
+        with self._lock:
+            self._kill = flag
+        self._notify(flag)
+
+    @contextmanager
+    def watched(self, call: Callable[[], None]) -> Iterator[None]:
+        """Inside this context, call this whenever a flag is raised."""
+        with self._lock:
+            self._watchers.append(call)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watchers.remove(call)
+
+    def _notify(self, raised: bool) -> None:
+        if not raised:
+            return
+        with self._lock:
+            watchers = list(self._watchers)
+        for call in watchers:
+            call()
+
+
+flags = Flags()
+"""The flags of this process."""
+
+
 class ProtoBufData(NamedTuple):
-    """What an action needs to know of the signal that ordered it."""
+    """The arguments of an action, from the signal that ordered it."""
 
     fault_ranks: Faults
     change_strategy: str
@@ -43,7 +96,7 @@ class ProtoBufData(NamedTuple):
 
 
 class RecoverClient(RecoverCalls):
-    """One job's client. `close` ends all its threads; so does the kill flag."""
+    """The client of one job. `close` and the kill flag end all its threads."""
 
     def __init__(
         self,
@@ -63,36 +116,36 @@ class RecoverClient(RecoverCalls):
             "change_strategy": self.engine.change_strategy,
             "hot switch": self.engine.prepare_action,
             "stop switch": self.engine.prepare_action,
-            "new pod running": _told,
+            "new pod running": _log_new_pod,
         }
         self._flags = shared
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._stream: Any = None
-        self._heard = monotonic()
+        self._received_at = monotonic()
 
     def close(self) -> None:
-        self._over.set()
+        self._ended.set()
         super().close()
         self._end_stream()
 
-    # Listening
+    # The subscription
 
     def start_subscribe(self, frame: str = "pytorch") -> None:
-        """Follow clusterd's orders until the job is ended, recovery is off, or we are closed."""
+        """Carry out clusterd's orders until the job ends, recovery is off, or this is closed."""
         if self._closed.is_set():
             return
-        over = self._over = threading.Event()
+        ended = self._ended = threading.Event()
         threading.Thread(target=self._connection_check, name="taskd-health", daemon=True).start()
         try:
             with self._flags.watched(self._end_stream):
-                self._follow(frame, over)
+                self._follow(frame, ended)
         finally:
-            over.set()
+            ended.set()
 
-    def _follow(self, frame: str, over: threading.Event) -> None:
-        tries = Tries(rising(1.0, self._settings.backoff_limit_s), stop=over)
+    def _follow(self, frame: str, ended: threading.Event) -> None:
+        tries = Tries(rising(1.0, self._settings.backoff_limit_s), stop=ended)
         for _ in tries:
-            if self._is_over():
+            if self._has_ended():
                 return
             if self._flags.get_exit_flag():
                 self._restart_engine(frame)
@@ -103,25 +156,25 @@ class RecoverClient(RecoverCalls):
             except PeerRefused:
                 return
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed.
-                if not self._is_wanted_elsewhere():
+                if not self._is_interrupted():
                     log.warning("the subscription has ended: %s", reason(error))
             self.register_event.clear()
-            if self._is_wanted_elsewhere():
+            if self._is_interrupted():
                 tries.pause_next(0.0)
 
     def _listen(self) -> None:
-        """Until the server ends the stream, which need not be an error."""
-        self._heard = monotonic()
+        """Handle signals until the stream ends. The server may end it without an error."""
+        self._received_at = monotonic()
         self._stream = self.grpc_stub.SubscribeProcessManageSignal(self.client_info)
         try:
-            if self._is_wanted_elsewhere():  # Since before there was a stream to be ended.
+            if self._is_interrupted():  # A flag was raised before the stream existed.
                 self._end_stream()
             for signal in self._stream:
-                self._heard = monotonic()
-                if self._is_wanted_elsewhere():
+                self._received_at = monotonic()
+                if self._is_interrupted():
                     self._end_stream()
                     return
-                self.take_signal(signal)
+                self.handle_signal(signal)
         finally:
             self._stream = None
 
@@ -131,22 +184,22 @@ class RecoverClient(RecoverCalls):
         self._flags.set_exit_flag(False)
 
     def _connection_check(self) -> None:
-        """Notice a dead connection that no request of ours would notice."""
-        over, has_health_check = self._over, True
-        while not over.wait(self._settings.health_interval_s) and not self._is_over():
+        """Detect a dead connection while no other request is made."""
+        ended, has_health_check = self._ended, True
+        while not ended.wait(self._settings.health_interval_s) and not self._has_ended():
             self._end_silent_stream()
             if has_health_check:
-                has_health_check = self._checked()
+                has_health_check = self._check_health()
 
     def _end_silent_stream(self) -> None:
         limit = self._settings.silence_s
-        if self._stream is not None and monotonic() - self._heard > limit:
-            log.warning("clusterd has been silent for %.0f s: subscribing anew", limit)
-            self._heard = monotonic()
+        if self._stream is not None and monotonic() - self._received_at > limit:
+            log.warning("the subscription is renewed: clusterd has been silent for %.0f s", limit)
+            self._received_at = monotonic()
             self._end_stream()
 
-    def _checked(self) -> bool:
-        """Ask for a sign of life, join again without one. False: the server cannot be asked."""
+    def _check_health(self) -> bool:
+        """Call HealthCheck, and join again if it fails. False: the server does not implement it."""
         try:
             self.grpc_stub.HealthCheck(self.client_info)
         except (grpc.RpcError, ValueError) as error:
@@ -154,49 +207,50 @@ class RecoverClient(RecoverCalls):
                 return False
             log.warning("the health check failed: %s", reason(error))
             self.register_event.clear()
-            if self.register_event.wait(self._settings.health_pause_s) or self._is_over():
+            if self.register_event.wait(self._settings.health_pause_s) or self._has_ended():
                 return True
-            # What goes wrong now goes wrong for the subscription, too, which tells it.
+            # An error here also ends the subscription, which logs it.
             with suppress(grpc.RpcError, ValueError, PeerRefused):
                 self.join()
         return True
 
-    # Obeying
+    # Signals
 
-    def take_signal(self, signal: pb.ProcessManageSignal) -> None:
+    def handle_signal(self, signal: pb.ProcessManageSignal) -> None:
         if signal.signalType == KEEP_ALIVE:
-            log.debug("clusterd is alive")
+            log.debug("received a keep-alive of clusterd")
         elif signal.jobId and signal.jobId != self.client_info.jobId:
-            log.info("a signal for job %s is not for us: it is discarded", signal.jobId)
+            log.info("a signal is discarded: it is for another job, %s", signal.jobId)
         elif signal.signalType == KILL_MASTER:
             self._carry_out("destroy", self.engine.destroy)
             self._flags.set_kill_flag(True)
         elif not signal.actions:
-            log.info("the signal %s orders nothing", signal.signalType)
+            log.info("the signal %s has no actions", signal.signalType)
         elif self._answers.is_repeated(signal):
-            self._answer_again(signal)
+            self._repeat_answers(signal)
         else:
-            self._obey(signal)
+            self._carry_out_signal(signal)
 
-    def _obey(self, signal: pb.ProcessManageSignal) -> None:
+    def _carry_out_signal(self, signal: pb.ProcessManageSignal) -> None:
         faults = {int(f.rank): int(f.kind) for f in codec.faults_of(signal.faultRanks)}
         data = ProtoBufData(faults, signal.changeStrategy, signal.timeout)
-        log.info("%s (%s): %s", signal.signalType, signal.uuid, ", ".join(signal.actions))
+        actions = ", ".join(signal.actions)
+        log.info("signal %s: uuid=%s actions=%s", signal.signalType, signal.uuid, actions)
         self._answers.expect(signal)
         for action in dict.fromkeys(signal.actions):
             with self.lock:
                 self.do_action(action, data)
 
-    def _answer_again(self, signal: pb.ProcessManageSignal) -> None:
-        """The server repeats what it has no answer to: either ours was lost, or we are at it."""
-        for method, request in self._answers.given(signal):
-            log.info("%s (%s) is answered again", signal.signalType, signal.uuid)
+    def _repeat_answers(self, signal: pb.ProcessManageSignal) -> None:
+        """The server has no answer yet: it was lost, or the order is still in progress."""
+        for method, request in self._answers.sent(signal):
+            log.info("signal %s is answered again: uuid=%s", signal.signalType, signal.uuid)
             self.report(method, request)
 
     def do_action(self, action: str, data: ProtoBufData) -> None:
         order = self.action_func_map.get(action)
         if order is None:
-            log.info("the action %r is not for this client", action)
+            log.info("the action %r is ignored: it is not for this client", action)
             return
         match action:
             case "stop_train":
@@ -221,7 +275,7 @@ class RecoverClient(RecoverCalls):
     # The engine
 
     def start_engine(self, frame: str) -> None:
-        """Raises ValueError if a setting is missing; what else goes wrong is logged."""
+        """ValueError if a setting is missing; other failures are logged."""
         self.engine.check(frame)
         self._carry_out("start", self.engine.start, frame)
 
@@ -233,8 +287,8 @@ class RecoverClient(RecoverCalls):
         return any(self.engine.is_ready() for _ in tries)
 
     def _carry_out(self, what: str, order: Callable[..., object], *arguments: object) -> None:
-        """In a thread of its own: an engine that hangs or raises must not end the subscription.
-        Its traceback is printed by the thread."""
+        """Call the engine in a separate thread: if it hangs or raises, the subscription goes on.
+        The thread prints the traceback."""
         done = threading.Event()
 
         def work() -> None:
@@ -243,7 +297,7 @@ class RecoverClient(RecoverCalls):
             except (grpc.RpcError, ValueError) as error:
                 if not isinstance(error, grpc.RpcError) and not self._closed.is_set():
                     raise
-                log.warning("%s: clusterd could not be told: %s", what, reason(error))
+                log.warning("the report of %s did not reach clusterd: %s", what, reason(error))
             done.set()
 
         thread = threading.Thread(target=work, name=f"taskd-{what}", daemon=True)
@@ -251,17 +305,17 @@ class RecoverClient(RecoverCalls):
         thread.join(self._settings.action_timeout_s)
         if thread.is_alive():
             limit = self._settings.action_timeout_s
-            log.error("%s is still not done after %.0f s; going on", what, limit)
+            log.error("%s is not finished after %.0f s; the next order follows", what, limit)
         elif not done.is_set():
-            log.error("%s has failed", what)
+            log.error("%s has failed: see its traceback", what)
 
-    # Ending
+    # The end
 
-    def _is_over(self) -> bool:
+    def _has_ended(self) -> bool:
         return self._closed.is_set() or self._flags.get_kill_flag()
 
-    def _is_wanted_elsewhere(self) -> bool:
-        return self._is_over() or self._flags.get_exit_flag()
+    def _is_interrupted(self) -> bool:
+        return self._has_ended() or self._flags.get_exit_flag()
 
     def _end_stream(self) -> None:
         stream = self._stream
@@ -270,12 +324,12 @@ class RecoverClient(RecoverCalls):
 
 
 def hccl_switch_nic_timeout() -> int:
-    """How long a pause for a link switch may last: 2.5 times the time that HCCL may connect."""
+    """How many seconds a pause for a link switch may last: 2.5 times HCCL's connect timeout."""
     text = environ.get("HCCL_CONNECT_TIMEOUT", "")
     if not text.isdecimal() or int(text) == 0:
         return PAUSE_DEFAULT_S
     return min(int(int(text) * 2.5), PAUSE_LIMIT_S)
 
 
-def _told() -> None:
+def _log_new_pod() -> None:
     log.info("the backup pod is running")

@@ -1,4 +1,4 @@
-"""A clusterd that does as the test says: real gRPC, scripted answers, every request recorded."""
+"""A clusterd for tests: real gRPC, scripted answers, all requests recorded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ OK = pb.Status(code=0, info="fine")
 
 
 class ScriptedClusterd(RecoverServicer):
-    """`answers[method]` are given one after the other, then OK for ever. A callable answer is
-    called with the gRPC context, so that it can abort."""
+    """`answers[method]` are used one after the other, then OK. A callable answer is called with
+    the gRPC context, so that it can abort."""
 
     def __init__(self) -> None:
         self.calls: queue.Queue[tuple[str, Any]] = queue.Queue()
@@ -28,13 +28,13 @@ class ScriptedClusterd(RecoverServicer):
         self._lock = threading.Lock()
 
     def next_call(self, *names: str, timeout_s: float = 20.0) -> Any:
-        """The request of the next call of one of these methods; others are passed over."""
+        """The request of the next call of one of these methods; other calls are skipped."""
         while True:
             name, request = self.calls.get(timeout=timeout_s)
             if not names or name in names:
                 return request
 
-    def _take(self, name: str, request: Any, context: grpc.ServicerContext) -> pb.Status:
+    def _answer(self, name: str, request: Any, context: grpc.ServicerContext) -> pb.Status:
         with self._lock:
             self.metadata.append({key: str(value) for key, value in context.invocation_metadata()})
             script = self.answers.get(name)
@@ -45,25 +45,25 @@ class ScriptedClusterd(RecoverServicer):
         return answer if isinstance(answer, pb.Status) else pb.Status(code=answer)
 
     def Init(self, request: Any, context: Any) -> pb.Status:
-        return self._take("Init", request, context)
+        return self._answer("Init", request, context)
 
     def Register(self, request: Any, context: Any) -> pb.Status:
-        return self._take("Register", request, context)
+        return self._answer("Register", request, context)
 
     def HealthCheck(self, request: Any, context: Any) -> pb.Status:
-        return self._take("HealthCheck", request, context)
+        return self._answer("HealthCheck", request, context)
 
     def ReportStopComplete(self, request: Any, context: Any) -> pb.Status:
-        return self._take("ReportStopComplete", request, context)
+        return self._answer("ReportStopComplete", request, context)
 
     def ReportRecoverStrategy(self, request: Any, context: Any) -> pb.Status:
-        return self._take("ReportRecoverStrategy", request, context)
+        return self._answer("ReportRecoverStrategy", request, context)
 
     def ReportRecoverStatus(self, request: Any, context: Any) -> pb.Status:
-        return self._take("ReportRecoverStatus", request, context)
+        return self._answer("ReportRecoverStatus", request, context)
 
     def ReportProcessFault(self, request: Any, context: Any) -> pb.Status:
-        return self._take("ReportProcessFault", request, context)
+        return self._answer("ReportProcessFault", request, context)
 
     def SubscribeProcessManageSignal(
         self, request: Any, context: Any
@@ -88,7 +88,7 @@ class ScriptedClusterd(RecoverServicer):
 
 
 class Running:
-    """The servicer on a port of its own."""
+    """The service on its own port."""
 
     def __init__(self, credentials: grpc.ServerCredentials | None = None, port: int = 0) -> None:
         self.clusterd = ScriptedClusterd()
@@ -110,12 +110,12 @@ class Running:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def hear_unknown(self, tell: Callable[[str], None]) -> None:
-        """Be told of each call of a method that is not offered here."""
+    def on_unknown(self, report: Callable[[str], None]) -> None:
+        """Call `report` with the name of each called method that is not implemented here."""
 
         class Unknown(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             def service(self, details: grpc.HandlerCallDetails) -> None:
-                tell(details.method)
+                report(details.method)
 
         self._server.add_generic_rpc_handlers((Unknown(),))
 

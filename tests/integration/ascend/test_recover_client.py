@@ -1,3 +1,5 @@
+"""`DLRecoverManager` against a scripted clusterd: joining, signals, reports."""
+
 from __future__ import annotations
 
 import threading
@@ -7,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from taskd.ascend import mindio as engine
+from taskd.ascend import mindio
 from taskd.ascend.mindio import InProcessEngine
 from taskd.python.toolkit.recover_module import DLRecoverManager, recover_manager
 from taskd.python.toolkit.recover_module.pb import recover_pb2 as pb
@@ -19,43 +21,43 @@ INFO = pb.ClientInfo(jobId="job-1", role="master agent")
 
 
 class Recorder(InProcessEngine):
-    """Writes down the orders, and answers none by itself."""
+    """Records the orders and answers none."""
 
     def __init__(self, reports: Any) -> None:
         super().__init__(reports)
         self.orders: list[tuple[Any, ...]] = []
-        self.seen = threading.Condition()
+        self.recorded = threading.Condition()
 
-    def note(self, *order: Any) -> None:
-        with self.seen:
+    def record(self, *order: Any) -> None:
+        with self.recorded:
             self.orders.append(order)
-            self.seen.notify_all()
+            self.recorded.notify_all()
 
     def wait_for(self, count: int) -> list[tuple[Any, ...]]:
-        with self.seen:
-            assert self.seen.wait_for(lambda: len(self.orders) >= count, WAIT_S), self.orders
+        with self.recorded:
+            assert self.recorded.wait_for(lambda: len(self.orders) >= count, WAIT_S), self.orders
             return list(self.orders)
 
     def start(self, frame: str) -> None:
-        self.note("start", frame)
+        self.record("start", frame)
 
     def destroy(self) -> None:
-        self.note("destroy")
+        self.record("destroy")
 
     def save_and_exit(self) -> None:
-        self.note("save_and_exit")
+        self.record("save_and_exit")
 
     def stop_train(self, *arguments: Any) -> None:
-        self.note("stop_train", *arguments)
+        self.record("stop_train", *arguments)
 
     def on_global_rank(self, *arguments: Any) -> None:
-        self.note("on_global_rank", *arguments)
+        self.record("on_global_rank", *arguments)
 
     def change_strategy(self, *arguments: Any) -> None:
-        self.note("change_strategy", *arguments)
+        self.record("change_strategy", *arguments)
 
     def prepare_action(self, *arguments: Any) -> None:
-        self.note("prepare_action", *arguments)
+        self.record("prepare_action", *arguments)
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def server() -> Iterator[Running]:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in {
         "RETRY_S": "0.05",
         "BACKOFF_LIMIT_S": "0.05",
@@ -75,7 +77,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     }.items():
         monkeypatch.setenv(f"TASKD_RECOVER_{name}", value)
     yield
-    engine.use(None)
+    mindio.use(None)
     shared_data_inst.set_exit_flag(False)
     shared_data_inst.set_kill_flag(False)
     if DLRecoverManager.instance is not None:
@@ -85,7 +87,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def client(server: Running) -> DLRecoverManager:
-    engine.use(Recorder)
+    mindio.use(Recorder)
     return DLRecoverManager(INFO, server.address)
 
 
@@ -121,7 +123,7 @@ def test_init_and_register(client: DLRecoverManager, server: Running) -> None:
     assert server.clusterd.next_call("Register") == INFO
 
 
-def test_init_is_tried_until_it_works(client: DLRecoverManager, server: Running) -> None:
+def test_init_is_repeated_until_it_succeeds(client: DLRecoverManager, server: Running) -> None:
     def unavailable(context: grpc.ServicerContext) -> None:
         context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
 
@@ -132,17 +134,17 @@ def test_init_is_tried_until_it_works(client: DLRecoverManager, server: Running)
     assert client.grpc_channel is not channel
 
 
-def test_recovery_that_is_off_is_final(client: DLRecoverManager, server: Running) -> None:
+def test_client_stops_if_recovery_is_off(client: DLRecoverManager, server: Running) -> None:
     server.clusterd.answers["Init"] = [408, 403]
     assert client.init_clusterd() is False
     server.clusterd.answers["Init"] = [403]
-    client.start_subscribe()  # Returns, instead of going on for ever.
+    client.start_subscribe()  # Returns instead of trying again.
     assert not client.register_event.is_set()
     assert client.report_process_fault({1: 1}) == 0  # Single calls still work,
     assert client.init_clusterd() is True  # and so does the next attempt.
 
 
-def test_an_answer_that_never_comes_has_a_deadline(
+def test_call_without_an_answer_has_a_deadline(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKD_RECOVER_RPC_TIMEOUT_S", "0.2")
@@ -155,13 +157,15 @@ def test_an_answer_that_never_comes_has_a_deadline(
     never.set()
 
 
-def test_the_token_is_shown(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_sent(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKD_CLUSTERD_TOKEN", "sesame")
     DLRecoverManager(INFO, server.address).register(INFO)
     assert server.clusterd.metadata[0]["authorization"] == "Bearer sesame"
 
 
-def test_it_is_one_a_process_and_made_anew(client: DLRecoverManager, server: Running) -> None:
+def test_constructing_again_reconnects_the_same_instance(
+    client: DLRecoverManager, server: Running
+) -> None:
     before = client.grpc_channel
     again = DLRecoverManager(INFO, server.address)
     assert again is client is DLRecoverManager.instance
@@ -169,7 +173,7 @@ def test_it_is_one_a_process_and_made_anew(client: DLRecoverManager, server: Run
     assert again.init_clusterd()
 
 
-# Listening
+# Signals
 
 
 def test_actions_are_carried_out_once_and_in_order(
@@ -203,7 +207,7 @@ def test_actions_are_carried_out_once_and_in_order(
 @pytest.mark.parametrize(
     ("limit", "seconds"), [(None, 600), ("100", 250), ("9999", 7200), ("-1", 600), ("x", 600)]
 )
-def test_a_pause_without_a_limit_takes_it_from_the_environment(
+def test_pause_without_a_timeout_takes_it_from_the_environment(
     client: DLRecoverManager,
     orders: Recorder,
     monkeypatch: pytest.MonkeyPatch,
@@ -219,7 +223,7 @@ def test_a_pause_without_a_limit_takes_it_from_the_environment(
     assert client._get_hccl_switch_nic_timeout() == seconds
 
 
-def test_the_names_that_others_call(client: DLRecoverManager, orders: Recorder) -> None:
+def test_private_names_that_other_programs_call(client: DLRecoverManager, orders: Recorder) -> None:
     data = recover_manager.ProtoBufData(fault_ranks={1: 0}, change_strategy="retry", timeout=0)
     client._DLRecoverManager__do_action("change_strategy", data)  # type: ignore[attr-defined]
     signal = pb.ProcessManageSignal(
@@ -236,7 +240,7 @@ def test_the_names_that_others_call(client: DLRecoverManager, orders: Recorder) 
     assert called == [({1: 0}, "stop")]
 
 
-def test_an_ended_stream_is_taken_up_again(
+def test_ended_stream_is_subscribed_again(
     server: Running, subscribed: threading.Thread, orders: Recorder
 ) -> None:
     server.clusterd.signals.put(None)
@@ -245,7 +249,7 @@ def test_an_ended_stream_is_taken_up_again(
     assert orders.wait_for(1) == [("change_strategy", "retry")]
 
 
-def test_a_restarted_server_is_found_again(
+def test_client_returns_to_a_restarted_server(
     client: DLRecoverManager, server: Running, subscribed: threading.Thread, orders: Recorder
 ) -> None:
     server.stop()
@@ -262,20 +266,18 @@ def test_a_restarted_server_is_found_again(
         successor.stop()
 
 
-def test_a_silent_server_is_left(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_subscription_is_renewed(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKD_RECOVER_SILENCE_S", "0.3")
     client = DLRecoverManager(INFO, server.address)
     thread = in_thread(client.start_subscribe)
     server.clusterd.next_call("Subscribe")
-    server.clusterd.next_call("Subscribe")  # Nothing was sent, so it came again.
+    server.clusterd.next_call("Subscribe")  # No message came, so the client subscribed again.
     client.close()
     thread.join(WAIT_S)
     assert not thread.is_alive()
 
 
-def test_a_failed_health_check_registers_again(
-    server: Running, subscribed: threading.Thread
-) -> None:
+def test_failed_health_check_registers_again(server: Running, subscribed: threading.Thread) -> None:
     server.clusterd.next_call("HealthCheck")
     server.clusterd.answers["HealthCheck"] = [
         lambda context: context.abort(grpc.StatusCode.INTERNAL, "broken")
@@ -284,7 +286,7 @@ def test_a_failed_health_check_registers_again(
     server.clusterd.next_call("Register")
 
 
-def test_a_server_without_health_checks_is_asked_once_and_still_watched(
+def test_server_without_health_checks_is_asked_once_and_silence_is_still_detected(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKD_RECOVER_SILENCE_S", "0.5")
@@ -293,13 +295,13 @@ def test_a_server_without_health_checks_is_asked_once_and_still_watched(
     client = DLRecoverManager(INFO, server.address)
     thread = in_thread(client.start_subscribe)
     server.clusterd.next_call("HealthCheck")
-    server.clusterd.next_call("Subscribe")  # Nothing was sent for too long.
+    server.clusterd.next_call("Subscribe")  # No message came for too long.
     client.close()
     thread.join(WAIT_S)
     assert len(server.clusterd.answers["HealthCheck"]) == 99
 
 
-def test_constructing_it_again_ends_the_former_subscription(
+def test_constructing_again_ends_the_previous_subscription(
     client: DLRecoverManager, server: Running, subscribed: threading.Thread
 ) -> None:
     again = DLRecoverManager(INFO, server.address)
@@ -308,7 +310,7 @@ def test_constructing_it_again_ends_the_former_subscription(
     assert again.init_clusterd()
 
 
-def test_kill_master_ends_it(
+def test_kill_master_ends_the_subscription(
     server: Running, client: DLRecoverManager, subscribed: threading.Thread, orders: Recorder
 ) -> None:
     server.clusterd.push("killMaster")
@@ -318,13 +320,13 @@ def test_kill_master_ends_it(
     assert shared_data_inst.get_kill_flag()
 
 
-def test_the_kill_flag_ends_it_at_once(subscribed: threading.Thread) -> None:
+def test_kill_flag_ends_the_subscription(subscribed: threading.Thread) -> None:
     shared_data_inst.set_kill_flag(True)
     subscribed.join(WAIT_S)
     assert not subscribed.is_alive()
 
 
-def test_the_exit_flag_starts_the_engine_anew(
+def test_exit_flag_restarts_the_engine(
     server: Running, client: DLRecoverManager, orders: Recorder
 ) -> None:
     thread = in_thread(lambda: client.start_subscribe("mindspore"))
@@ -337,7 +339,7 @@ def test_the_exit_flag_starts_the_engine_anew(
     thread.join(WAIT_S)
 
 
-def test_an_engine_that_hangs_or_raises_does_not_end_the_subscription(
+def test_engine_that_hangs_or_raises_does_not_end_the_subscription(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKD_RECOVER_ACTION_TIMEOUT_S", "0.2")
@@ -349,9 +351,9 @@ def test_an_engine_that_hangs_or_raises_does_not_end_the_subscription(
             never.wait(WAIT_S)
 
         def save_and_exit(self) -> None:
-            raise Exception("of no known kind")
+            raise Exception("unexpected")
 
-    engine.use(Bad)
+    mindio.use(Bad)
     client = DLRecoverManager(INFO, server.address)
     thread = in_thread(client.start_subscribe)
     server.clusterd.next_call("Subscribe")
@@ -368,28 +370,28 @@ def test_an_engine_that_hangs_or_raises_does_not_end_the_subscription(
 # Reporting
 
 
-def test_reports(client: DLRecoverManager, server: Running) -> None:
-    told = server.clusterd
+def test_reports_have_the_documented_fields(client: DLRecoverManager, server: Running) -> None:
+    clusterd = server.clusterd
     assert recover_manager.report_stop_complete(0, "stopped", {1: 0, 2: 2}) == 0
-    request = told.next_call("ReportStopComplete")
+    request = clusterd.next_call("ReportStopComplete")
     assert (request.jobId, request.status.info) == ("job-1", "stopped")
     assert [(fault.rankId, fault.faultType) for fault in request.faultRanks] == [
         ("1", "0"),
         ("2", "2"),
     ]
     assert recover_manager.report_recover_strategy({1: 0}, ["retry", "exit"]) == 0
-    assert list(told.next_call("ReportRecoverStrategy").strategies) == ["retry", "exit"]
+    assert list(clusterd.next_call("ReportRecoverStrategy").strategies) == ["retry", "exit"]
     assert recover_manager.report_recover_status(201, "leaving", {4: 1, 5: 1}, "downgrade") == 0
-    request = told.next_call("ReportRecoverStatus")
+    request = clusterd.next_call("ReportRecoverStatus")
     assert (request.status.code, request.strategy) == (201, "downgrade")
     assert list(request.isolateRankIds) == ["4", "5"]
     assert recover_manager.report_process_fault({7: 1}) == 0
-    assert told.next_call("ReportProcessFault").faultRanks[0].rankId == "7"
+    assert clusterd.next_call("ReportProcessFault").faultRanks[0].rankId == "7"
     assert recover_manager.report_process_fault({7: 1}, {7: "0x1234"}) == 0
-    assert list(told.next_call("ReportProcessFault").evidence) == ["0x1234"]
+    assert list(clusterd.next_call("ReportProcessFault").evidence) == ["0x1234"]
 
 
-def test_a_refused_report_is_sent_again_once_after_registering(
+def test_refused_report_is_sent_again_once_after_registering(
     client: DLRecoverManager, server: Running
 ) -> None:
     server.clusterd.answers["ReportProcessFault"] = [400, 0]
@@ -400,7 +402,7 @@ def test_a_refused_report_is_sent_again_once_after_registering(
     assert recover_manager.report_stop_complete(0, "", {}) == 401
 
 
-def test_reports_name_the_signal_that_they_answer(
+def test_reports_carry_the_uuid_of_their_signal(
     client: DLRecoverManager, server: Running, subscribed: threading.Thread, orders: Recorder
 ) -> None:
     server.clusterd.push("stopTrain", "stop_train", uuid="a")
@@ -415,11 +417,11 @@ def test_reports_name_the_signal_that_they_answer(
     assert server.clusterd.next_call("ReportRecoverStatus").uuid == "b"
 
 
-def test_a_repeated_signal_is_not_obeyed_but_answered_again(
+def test_repeated_signal_is_answered_again_but_not_carried_out(
     client: DLRecoverManager, server: Running, subscribed: threading.Thread, orders: Recorder
 ) -> None:
     server.clusterd.push("stopTrain", "stop_train", uuid="a", sequence=4)
-    server.clusterd.push("stopTrain", "stop_train", uuid="a", sequence=4)  # Still at it: no answer.
+    server.clusterd.push("stopTrain", "stop_train", uuid="a", sequence=4)  # In progress: no answer.
     orders.wait_for(1)
     client.report_stop_complete(0, "done", {})
     assert server.clusterd.next_call("ReportStopComplete").status.info == "done"
@@ -429,7 +431,7 @@ def test_a_repeated_signal_is_not_obeyed_but_answered_again(
     assert len(orders.wait_for(2)) == 2
 
 
-def test_without_an_engine_every_order_is_refused_at_once(server: Running) -> None:
+def test_without_mindio_all_orders_are_refused_at_once(server: Running) -> None:
     client = DLRecoverManager(INFO, server.address)
     assert type(client.engine) is InProcessEngine
     thread = in_thread(client.start_subscribe)
@@ -449,10 +451,10 @@ def test_without_an_engine_every_order_is_refused_at_once(server: Running) -> No
     thread.join(WAIT_S)
 
 
-# The module's functions
+# Module functions
 
 
-def test_the_environment_names_job_and_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_names_job_and_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_PROXY_ENABLE", raising=False)
     monkeypatch.delenv("MINDX_TASK_ID", raising=False)
     monkeypatch.setenv("MINDX_SERVER_IP", "10.0.0.9")
@@ -472,7 +474,7 @@ def test_the_environment_names_job_and_server(monkeypatch: pytest.MonkeyPatch) -
         recover_manager.init_grpc_recover_manager()
 
 
-def test_instances(client: DLRecoverManager) -> None:
+def test_get_instance(client: DLRecoverManager) -> None:
     assert recover_manager.get_instance(DLRecoverManager) is client
     assert recover_manager.get_recover_manager_instance() is client
     with pytest.raises(TypeError):
@@ -483,7 +485,7 @@ def test_instances(client: DLRecoverManager) -> None:
         recover_manager.get_instance(DLRecoverManager)
 
 
-def test_the_controller_needs_its_settings(
+def test_controller_requires_its_variables(
     client: DLRecoverManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("WORLD_SIZE", "POD_IP", "TTP_PORT"):

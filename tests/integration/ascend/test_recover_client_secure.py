@@ -1,3 +1,5 @@
+"""The Elastic Agent's recover client over TLS, and the check of the server's certificate."""
+
 from __future__ import annotations
 
 import threading
@@ -19,8 +21,8 @@ import mindx_elastic
 import taskd
 from mindx_elastic import recover_manager
 from mindx_elastic.recover_manager import DLRecoverManager, pb
-from taskd.ascend.certificate import common_name
 from taskd.ascend.documented.elastic_agent import to_wire
+from taskd.ascend.recover_channel import common_name
 from taskd.wire._pb import recover_pb2
 from tests.integration.ascend.recover_server import Running
 from tests.integration.certificates import Authority
@@ -31,8 +33,8 @@ DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """A certificate that is right in everything, unless the test says otherwise."""
+class Options:
+    """The options of a certificate. By default it is acceptable."""
 
     key: Any = None
     digest: Any = "SHA256"
@@ -44,10 +46,10 @@ class Wish:
     signs: bool = True
 
 
-def certificate(wish: Wish = Wish()) -> tuple[bytes, bytes]:  # noqa: B008
+def certificate(options: Options = Options()) -> tuple[bytes, bytes]:  # noqa: B008
     """Key and certificate as PEM, signed by itself."""
-    key = wish.key or ec.generate_private_key(ec.SECP256R1())
-    common = [x509.NameAttribute(NameOID.COMMON_NAME, wish.name)] if wish.name else []
+    key = options.key or ec.generate_private_key(ec.SECP256R1())
+    common = [x509.NameAttribute(NameOID.COMMON_NAME, options.name)] if options.name else []
     subject = x509.Name(common)
     builder = (
         x509.CertificateBuilder()
@@ -55,15 +57,15 @@ def certificate(wish: Wish = Wish()) -> tuple[bytes, bytes]:  # noqa: B008
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(wish.since)
-        .not_valid_after(wish.until)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(wish.name or NAME)]), False)
+        .not_valid_before(options.since)
+        .not_valid_after(options.until)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(options.name or NAME)]), False)
     )
-    if wish.constraints:
+    if options.constraints:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-    if wish.usage:
+    if options.usage:
         usage = x509.KeyUsage(
-            digital_signature=wish.signs,
+            digital_signature=options.signs,
             key_cert_sign=True,
             content_commitment=False,
             key_encipherment=False,
@@ -74,53 +76,53 @@ def certificate(wish: Wish = Wish()) -> tuple[bytes, bytes]:  # noqa: B008
             decipher_only=False,
         )
         builder = builder.add_extension(usage, True)
-    made = builder.sign(key, getattr(hashes, wish.digest)() if wish.digest else None)
+    signed = builder.sign(key, getattr(hashes, options.digest)() if options.digest else None)
     private = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    return private, made.public_bytes(serialization.Encoding.PEM)
+    return private, signed.public_bytes(serialization.Encoding.PEM)
 
 
-def check(wish: Wish) -> str:
-    return common_name(certificate(wish)[1], NOW.timestamp())
+def check(options: Options) -> str:
+    return common_name(certificate(options)[1], NOW.timestamp())
 
 
-def test_good_certificates() -> None:
-    assert check(Wish()) == NAME
-    assert check(Wish(key=rsa.generate_private_key(65537, 3072))) == NAME
-    strong = Wish(key=rsa.generate_private_key(65537, 3072), digest="SHA512")
+def test_acceptable_certificates() -> None:
+    assert check(Options()) == NAME
+    assert check(Options(key=rsa.generate_private_key(65537, 3072))) == NAME
+    strong = Options(key=rsa.generate_private_key(65537, 3072), digest="SHA512")
     assert check(strong) == NAME
 
 
 @pytest.mark.parametrize(
-    ("wish", "reason"),
+    ("options", "reason"),
     [
-        (Wish(since=NOW - 3 * DAY, until=NOW - DAY), "expired"),
-        (Wish(since=NOW + DAY, until=NOW + 3 * DAY), "not valid before"),
-        (Wish(key=rsa.generate_private_key(65537, 2048)), "2048 bits, 3072 are needed"),
-        (Wish(key=ec.generate_private_key(ec.SECP224R1())), "224 bits, 256 are needed"),
-        (Wish(digest="SHA384"), "signature algorithm 1.2.840.10045.4.3.3"),
-        (Wish(key=ed25519.Ed25519PrivateKey.generate(), digest=None), "neither RSA nor EC"),
-        (Wish(constraints=False), "basicConstraints"),
-        (Wish(usage=False), "keyUsage"),
-        (Wish(signs=False), "not for digital signatures"),
-        (Wish(name=""), "no common name"),
+        (Options(since=NOW - 3 * DAY, until=NOW - DAY), "expired"),
+        (Options(since=NOW + DAY, until=NOW + 3 * DAY), "not valid before"),
+        (Options(key=rsa.generate_private_key(65537, 2048)), "2048 bits .at least 3072 required"),
+        (Options(key=ec.generate_private_key(ec.SECP224R1())), "224 bits .at least 256 required"),
+        (Options(digest="SHA384"), "signature algorithm is 1.2.840.10045.4.3.3"),
+        (Options(key=ed25519.Ed25519PrivateKey.generate(), digest=None), "neither RSA nor EC"),
+        (Options(constraints=False), "basicConstraints"),
+        (Options(usage=False), "keyUsage"),
+        (Options(signs=False), "not for digital signatures"),
+        (Options(name=""), "no common name"),
     ],
 )
-def test_bad_certificates_are_refused_with_the_reason(wish: Wish, reason: str) -> None:
+def test_certificate_is_refused_with_the_reason(options: Options, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        check(wish)
+        check(options)
 
 
-def test_all_reasons_are_told_at_once() -> None:
+def test_all_reasons_are_reported_at_once() -> None:
     with pytest.raises(ValueError, match=r"expired.*basicConstraints.*keyUsage"):
-        check(Wish(since=NOW - 3 * DAY, until=NOW - DAY, constraints=False, usage=False))
+        check(Options(since=NOW - 3 * DAY, until=NOW - DAY, constraints=False, usage=False))
 
 
-def test_no_certificate_at_all() -> None:
-    with pytest.raises(ValueError, match="no PEM certificate"):
+def test_text_that_is_not_a_certificate_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a PEM certificate"):
         common_name(b"hello", NOW.timestamp())
 
 
@@ -137,7 +139,7 @@ def server(identity: tuple[bytes, bytes]) -> Iterator[Running]:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TASKD_RECOVER_RPC_TIMEOUT_S", "10")
     yield
     if DLRecoverManager.instance is not None:
@@ -145,7 +147,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         DLRecoverManager.instance = None
 
 
-def test_a_server_with_the_right_certificate_is_trusted(
+def test_server_with_the_expected_certificate_is_trusted(
     server: Running, identity: tuple[bytes, bytes], tmp_path: Path
 ) -> None:
     path = tmp_path / "server.crt"
@@ -164,7 +166,7 @@ def test_a_server_with_the_right_certificate_is_trusted(
     assert not thread.is_alive()
 
 
-def test_a_server_that_asks_for_a_certificate_is_shown_one(
+def test_client_certificate_is_presented_to_a_server_that_requires_one(
     identity: tuple[bytes, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = Authority(tmp_path, "clients")
@@ -174,18 +176,18 @@ def test_a_server_that_asks_for_a_certificate_is_shown_one(
     path = tmp_path / "server.crt"
     path.write_bytes(identity[1])
     info = pb.ClientInfo(taskId="job-1")
-    bare = DLRecoverManager(info, running.address, cert_path=str(path))
+    without = DLRecoverManager(info, running.address, cert_path=str(path))
     with pytest.raises(grpc.RpcError):
-        bare.register(info)
+        without.register(info)
     monkeypatch.setenv("TASKD_CLUSTERD_CRT", crt)
     monkeypatch.setenv("TASKD_CLUSTERD_KEY", key)
-    shown = DLRecoverManager(info, running.address, cert_path=str(path))
-    assert shown.register(info).code == 0
-    bare.close()
+    with_certificate = DLRecoverManager(info, running.address, cert_path=str(path))
+    assert with_certificate.register(info).code == 0
+    without.close()
     running.stop()
 
 
-def test_a_server_with_another_certificate_is_not_trusted(server: Running, tmp_path: Path) -> None:
+def test_server_with_another_certificate_is_not_trusted(server: Running, tmp_path: Path) -> None:
     path = tmp_path / "other.crt"
     path.write_bytes(certificate()[1])
     info = pb.ClientInfo(taskId="job-1")
@@ -195,15 +197,17 @@ def test_a_server_with_another_certificate_is_not_trusted(server: Running, tmp_p
     assert server.clusterd.calls.empty()
 
 
-def test_a_weak_certificate_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+def test_weak_certificate_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     path = tmp_path / "weak.crt"
-    path.write_bytes(certificate(Wish(usage=False))[1])
-    with pytest.raises(ValueError, match=r"weak\.crt is refused: it does not say .*keyUsage"):
+    path.write_bytes(certificate(Options(usage=False))[1])
+    with pytest.raises(
+        ValueError, match=r"weak\.crt is not acceptable: it does not say .*keyUsage"
+    ):
         DLRecoverManager(pb.ClientInfo(), "127.0.0.1:1", cert_path=str(path))
     assert DLRecoverManager.instance is None
 
 
-def test_unreadable_certificates(tmp_path: Path) -> None:
+def test_unreadable_certificates_are_refused(tmp_path: Path) -> None:
     info = pb.ClientInfo(taskId="job-1")
     (tmp_path / "empty").touch()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
@@ -213,7 +217,7 @@ def test_unreadable_certificates(tmp_path: Path) -> None:
             DLRecoverManager(info, "127.0.0.1:1", cert_path=str(tmp_path / name) if name else "")
 
 
-def test_without_security() -> None:
+def test_connection_without_encryption() -> None:
     running = Running()
     client = DLRecoverManager(pb.ClientInfo(taskId="j"), running.address, secure_conn=False)
     assert client.register(recover_pb2.ClientInfo(jobId="j", role="r")).code == 0
@@ -221,7 +225,7 @@ def test_without_security() -> None:
     running.stop()
 
 
-def test_clients_of_both_packages_are_apart() -> None:
+def test_both_packages_have_their_own_instance() -> None:
     from taskd.python.toolkit.recover_module import DLRecoverManager as TaskdsManager
 
     before = TaskdsManager.instance
@@ -238,7 +242,9 @@ def test_job_may_be_named_by_task_id_or_job_id() -> None:
     assert pb.ClientInfo(jobId="j").taskId == "j"
 
 
-def test_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_environment_names_job_server_and_encryption(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MINDX_TASK_ID", "job-9")
     monkeypatch.setenv("MINDX_SERVER_IP", "10.0.0.9")
     monkeypatch.setenv("ELASTIC_GRPC_SECURE_CONNECT", "off")
@@ -253,5 +259,5 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         recover_manager.init_grpc_recover_manager()
 
 
-def test_version() -> None:
+def test_version_is_that_of_taskd() -> None:
     assert mindx_elastic.__version__ == taskd.__version__

@@ -87,7 +87,7 @@ def test_ascends_agents_are_permitted_restarted_and_sent_away(tmp_path: Path) ->
 def test_a_clusterd_of_ascends_is_no_reason_to_leave(tmp_path: Path) -> None:
     """It knows neither our progress reports nor our declarations, and says so."""
     server, asked = Running(), queue.Queue[str]()
-    server.hear_unknown(asked.put)
+    server.on_unknown(asked.put)
 
     async def play() -> None:
         async with managing(tmp_path, "--clusterd", server.address, "--job-id", "job") as port:

@@ -38,7 +38,7 @@ from taskd.ascend.documented.reset_files import (
     stop_pids,
 )
 from taskd.ascend.documented.run_log import run_log
-from taskd.ascend.recover_flags import flags
+from taskd.ascend.recover_client import flags
 from taskd.config import environ
 from taskd.errors import SettingsError
 from taskd.runtime.clock import monotonic

@@ -56,7 +56,7 @@ class DLRecoverManager(RecoverClient, RecoverManager):
         super().__init__(info, server_addr, security)
         type(self).instance = self
 
-    def take_signal(self, signal: pb.ProcessManageSignal) -> None:
+    def handle_signal(self, signal: pb.ProcessManageSignal) -> None:
         self.__signal_pipe_line(signal)
 
     def do_action(self, action: str, data: ProtoBufData) -> None:
@@ -65,7 +65,7 @@ class DLRecoverManager(RecoverClient, RecoverManager):
     # Other programs call these two by their mangled names.
 
     def __signal_pipe_line(self, signal: pb.ProcessManageSignal) -> None:
-        super().take_signal(signal)
+        super().handle_signal(signal)
 
     def __do_action(self, action: str, data: ProtoBufData) -> None:
         super().do_action(action, data)
