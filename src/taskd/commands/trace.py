@@ -20,8 +20,8 @@ from taskd import config
 from taskd.core.worker import clock_alignment as alignment
 from taskd.core.worker.clock_alignment import Offset
 from taskd.errors import SettingsError
-from taskd.worker.profiling.record_files import base_dir
 from taskd.worker.profiling import records
+from taskd.worker.profiling.record_files import base_dir
 from taskd.worker.profiling.records import COMMUNICATION, DEVICE, Span
 from taskd.worker.settings import ProfilingSettings
 
@@ -52,7 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     ranks = read(bases, arguments.job)
     if not ranks:
         where = ", ".join(map(str, bases))
-        raise SettingsError([f"no records of job {arguments.job} in {where}: was `taskd profile` on?"])
+        raise SettingsError(
+            [f"no records of job {arguments.job} in {where}: was `taskd profile` on?"]
+        )
     merged, found = merge(ranks, arguments.begin, arguments.end)
     text = json.dumps(merged)
     if str(arguments.output) == "-":
