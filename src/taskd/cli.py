@@ -1,6 +1,6 @@
-"""The `taskd` command. Each subcommand lives in the package it belongs to, and is loaded on use.
+"""The `taskd` command. The module of a subcommand is imported only when it is used.
 
-A subcommand's module offers `add_arguments(parser)` and `run(arguments) -> exit code`.
+Such a module has `add_arguments(parser)` and `run(arguments) -> exit code`.
 """
 
 from __future__ import annotations
@@ -24,36 +24,45 @@ class Command:
 
 COMMANDS = {
     "run": Command(
-        "taskd.agent.run.command", "run a training script, as torchrun does, and keep it running"
+        "taskd.agent.run.command",
+        "run a training script like torchrun, and keep it training through faults",
     ),
-    "clusterd": Command("taskd.clusterd.clusterd_command", "the server that decides for all jobs"),
-    "status": Command("taskd.commands.status", "how a job is doing"),
-    "jobs": Command("taskd.commands.jobs", "all jobs of a server"),
-    "replay": Command("taskd.commands.replay", "every incident of a job, retold"),
+    "clusterd": Command(
+        "taskd.clusterd.clusterd_command", "serve many jobs: decide how each one recovers"
+    ),
+    "status": Command("taskd.commands.status", "show the state of a job"),
+    "jobs": Command("taskd.commands.jobs", "list the jobs of a server"),
+    "replay": Command(
+        "taskd.commands.replay", "show every incident of a job, with the reason of each decision"
+    ),
     "fault": Command("taskd.commands.fault", "report a fault by hand"),
-    "profile": Command("taskd.commands.profile", "record a running job, or stop that"),
-    "trace": Command("taskd.commands.trace", "all recorded ranks in one file for Perfetto"),
-    "stress": Command("taskd.commands.stress", "test a running job's devices and links"),
-    "nic": Command("taskd.commands.nic", "move ranks of a running job to other interfaces"),
-    "doctor": Command("taskd.doctor", "what works on this machine, what will not, and why"),
+    "profile": Command("taskd.commands.profile", "start or stop recording a running job"),
+    "trace": Command(
+        "taskd.commands.trace", "merge the records of all ranks into one file for Perfetto"
+    ),
+    "stress": Command("taskd.commands.stress", "pause a job and test its devices and links"),
+    "nic": Command(
+        "taskd.commands.nic", "move ranks of a running job to their other network interface"
+    ),
+    "doctor": Command("taskd.doctor", "check what works on this machine, what does not, and why"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
+    args = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
-        prog="taskd", description="Keeps a distributed training job training."
+        prog="taskd", description="Keeps distributed training jobs training through faults."
     )
     parser.add_argument("--version", action="version", version=f"taskd {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    named = next((word for word in words if not word.startswith("-")), None)
+    named = next((word for word in args if not word.startswith("-")), None)
     module: Any = None
     for name, command in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=command.help, description=command.help)
         if name == named:
             module = import_module(command.module)
             module.add_arguments(subparser)
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(args)
     try:
         return int(module.run(arguments))
     except TaskdError as error:

@@ -1,7 +1,7 @@
-"""`taskd doctor`: what works on this machine, what will not, why, and what to do about it.
+"""`taskd doctor`: checks what works on this machine, what does not, why, and what to do.
 
-Each check looks at the real thing: it binds the port, forks, writes to shared memory. It imports
-no framework: their versions are read from what pip has installed.
+Each check tries the real thing: it binds the port, forks, writes to shared memory. No framework is
+imported into this process: versions are read from what pip has installed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from taskd.ascend import mspti
 from taskd.runtime import log
 from taskd.version import __version__
 
-TORCH_SEAM = ((2, 6), (2, 13))
-"""The versions of torch whose elastic agent and process groups we know."""
+TORCH_VERSIONS = ((2, 6), (2, 13))
+"""First and last version of torch whose elastic agent and process groups we know."""
 
-SEAM_CHECK = "from taskd.torch import seam; seam.check()"
-SEAM_TIMEOUT_S = 120.0
+TORCH_CHECK = "from taskd.torch import compat; compat.check()"
+TORCH_TIMEOUT_S = 120.0
 
 PORTS = {9601: "the manager", 9602: "a node's proxy", 8899: "clusterd"}
 SHARED_MEMORY_MIB = 64
@@ -40,11 +40,11 @@ OPEN_FILES = 1024
 class Verdict(StrEnum):
     FINE = "ok"
     ABSENT = "absent"
-    """Not there, and not needed by everybody."""
+    """Not installed; only some jobs need it."""
     LIMITED = "limited"
-    """There, but something will not work."""
+    """Usable, but something does not work."""
     BROKEN = "broken"
-    """Nothing works without it."""
+    """TaskD does not work without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +53,21 @@ class Finding:
     verdict: Verdict
     value: str
     because: str = ""
-    """What will not work."""
+    """What does not work, and why."""
     remedy: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code 0 if the basics work, whatever else is limited."""
+    """Return 0 unless something is broken. Limited or absent parts do not count."""
     findings = list(examine())
     works = all(finding.verdict is not Verdict.BROKEN for finding in findings)
     if arguments.json:
-        told = {"version": __version__, "works": works, "findings": [asdict(f) for f in findings]}
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        report = {"version": __version__, "works": works, "findings": list(map(asdict, findings))}
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
     else:
         sys.stdout.write(_table(findings, works))
     return 0 if works else 1
@@ -78,9 +78,11 @@ def examine() -> Iterator[Finding]:
     yield from _frameworks()
     for port, user in PORTS.items():
         yield _port(port, user)
-    yield _tried("fork", _fork, "workers are started by spawn, which takes seconds", basic=False)
-    yield _tried("pidfd", _pidfd, "the death of a process is not seen at once: Linux 5.3 is needed")
-    yield _tried("shared memory", _shared_memory, "progress and snapshots cannot be shared")
+    yield _tried("fork", _fork, "workers start by spawn, which takes seconds", basic=False)
+    yield _tried(
+        "pidfd", _pidfd, "the exit of a process is detected late: Linux 5.3 or newer is required"
+    )
+    yield _tried("shared memory", _shared_memory, "processes cannot share progress and snapshots")
     yield _open_files()
     yield _log_directory()
     yield _library()
@@ -88,21 +90,23 @@ def examine() -> Iterator[Finding]:
 
 def _basics() -> Iterator[Finding]:
     yield Finding("python", Verdict.FINE, platform.python_version())
-    yield _package("grpcio", (1, 62, 2), "nothing can talk to anything", Verdict.BROKEN)
-    yield _package("protobuf", (4, 25), "nothing can talk to anything", Verdict.BROKEN)
+    yield _package("grpcio", (1, 62, 2), "processes cannot communicate", Verdict.BROKEN)
+    yield _package("protobuf", (4, 25), "processes cannot communicate", Verdict.BROKEN)
 
 
 def _frameworks() -> Iterator[Finding]:
     yield _torch()
-    yield _package("torch_npu", (), "no Ascend devices in torch", remedy=_pip("torch-npu"))
-    yield _package("mindspore", (), "no MindSpore jobs")
-    own = "a recover client without a manager can only let its job exit"
-    yield _package("mindio_ttp", (), own, remedy="install Ascend's MindIO, if you have such jobs")
-    yield _package("cryptography", (42,), "no certificate checks", remedy=_pip("taskd[secure]"))
-    server = _pip("taskd[server]")
-    yield _package("pyyaml", (6,), "no clusterd with a cluster in files", remedy=server)
+    yield _package("torch_npu", (), "torch cannot use Ascend devices", remedy=_pip("torch-npu"))
+    yield _package("mindspore", (), "MindSpore jobs cannot run")
+    engine = "a recover client without a manager cannot repair its job, only end it"
+    yield _package("mindio_ttp", (), engine, remedy="install Ascend's MindIO for such jobs")
     yield _package(
-        "grpcio-health-checking", (1, 62, 2), "clusterd runs with --no-health only", remedy=server
+        "cryptography", (42,), "certificates cannot be checked", remedy=_pip("taskd[secure]")
+    )
+    server = _pip("taskd[server]")
+    yield _package("pyyaml", (6,), "clusterd cannot read a cluster from YAML files", remedy=server)
+    yield _package(
+        "grpcio-health-checking", (1, 62, 2), "clusterd starts only with --no-health", remedy=server
     )
     yield _mspti()
 
@@ -121,7 +125,9 @@ def _package(
     if _numbers(found) < least:
         worse = Verdict.LIMITED if missing is Verdict.ABSENT else missing
         wanted = ".".join(map(str, least))
-        return Finding(name, worse, found, f"too old, {wanted} is needed: {because}", remedy)
+        return Finding(
+            name, worse, found, f"too old, {wanted} or newer is required: {because}", remedy
+        )
     return Finding(name, Verdict.FINE, found)
 
 
@@ -133,30 +139,34 @@ def _torch() -> Finding:
     found = _version("torch")
     if found is None:
         return Finding(
-            "torch", Verdict.ABSENT, "not installed", "no PyTorch jobs", _pip("taskd[torch]")
+            "torch",
+            Verdict.ABSENT,
+            "not installed",
+            "PyTorch jobs cannot run",
+            _pip("taskd[torch]"),
         )
     remedy = "pip install 'torch==2.13.0'"
-    first, last = TORCH_SEAM
+    first, last = TORCH_VERSIONS
     if not first <= _numbers(found)[:2] <= last:
         known = f"{'.'.join(map(str, first))} to {'.'.join(map(str, last))}"
-        because = f"only {known} are known to us: others are refused"
+        because = f"unsupported version: taskd.torch supports {known}"
         return Finding("torch", Verdict.LIMITED, found, because, remedy)
-    trouble = _seam_trouble()
-    if trouble:
-        because = f"ranks are restarted, not repaired in place: {trouble}"
+    problem = _torch_problem()
+    if problem:
+        because = f"ranks are restarted instead of repaired in place: {problem}"
         return Finding("torch", Verdict.LIMITED, found, because, remedy)
-    return Finding("torch", Verdict.FINE, f"{found}, and its inside is the one we know")
+    return Finding("torch", Verdict.FINE, f"{found}, with the internals that taskd.torch expects")
 
 
-def _seam_trouble() -> str:
-    """In a process of its own: torch takes seconds and hundreds of megabytes."""
-    command = [sys.executable, "-c", SEAM_CHECK]
+def _torch_problem() -> str:
+    """Check in a separate process: importing torch takes seconds and hundreds of megabytes."""
+    command = [sys.executable, "-c", TORCH_CHECK]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SEAM_TIMEOUT_S, check=False
+            command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"torch was not loaded within {SEAM_TIMEOUT_S:.0f} s"
+        return f"importing torch took more than {TORCH_TIMEOUT_S:.0f} s"
     if not done.returncode:
         return ""
     return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
@@ -177,25 +187,25 @@ def _mspti() -> Finding:
     found = next((path for path in mspti.candidates() if path.is_file()), None)
     if found is not None:
         return Finding("libmspti", Verdict.FINE, str(found))
-    because = "profiles of Ascend devices hold no device times"
-    remedy = "install Ascend's CANN, or name the library in TASKD_PROFILING_MSPTI"
+    because = "profiles of Ascend devices have no device times"
+    remedy = "install Ascend's CANN, or set TASKD_PROFILING_MSPTI to the path of the library"
     return Finding("libmspti", Verdict.ABSENT, "not found", because, remedy)
 
 
 def _port(port: int, user: str) -> Finding:
     try:
-        # Without SO_REUSEADDR it would fail for a minute after the last user has gone.
+        # Without SO_REUSEADDR, bind fails for a minute after the last user has closed the port.
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
     except OSError as error:
-        because = f"{user} cannot listen there: {error.strerror}"
+        because = f"{user} cannot listen on it: {error.strerror}"
         return Finding(
             f"port {port}",
             Verdict.LIMITED,
-            "taken",
+            "in use",
             because,
-            f"see who has it: ss -ltnp | grep {port}",
+            f"find the process: ss -ltnp | grep {port}",
         )
     return Finding(f"port {port}", Verdict.FINE, f"free for {user}")
 
@@ -214,7 +224,7 @@ def _fork() -> str:
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if status:
-        raise OSError(f"the child ended with {status}")
+        raise OSError(f"the child process exited with status {status}")
     return "works"
 
 
@@ -235,24 +245,26 @@ def _shared_memory() -> str:
 
 
 def _open_files() -> Finding:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # our servers take what they may
+    _, most = resource.getrlimit(
+        resource.RLIMIT_NOFILE
+    )  # our servers raise the soft limit themselves
     if most == resource.RLIM_INFINITY or most >= OPEN_FILES:
-        return Finding("open files", Verdict.FINE, "many" if most < 0 else f"up to {most}")
-    because = "a manager of a large job runs out of connections"
-    remedy = f"let root raise the hard limit: ulimit -Hn {OPEN_FILES}, or LimitNOFILE={OPEN_FILES}"
+        return Finding("open files", Verdict.FINE, "unlimited" if most < 0 else f"up to {most}")
+    because = "the manager of a large job runs out of connections"
+    remedy = f"as root, raise the hard limit: ulimit -Hn {OPEN_FILES}, or LimitNOFILE={OPEN_FILES}"
     return Finding("open files", Verdict.LIMITED, f"up to {most}", because, remedy)
 
 
 def _log_directory() -> Finding:
     chosen, problems = log.settings()
     path = Path(chosen.log_path).absolute()
-    remedy = "set TASKD_LOG_PATH to a directory that can be written"
+    remedy = "set TASKD_LOG_PATH to a writable directory"
     if problems:
         because = "; ".join(problems)
-        return Finding("log directory", Verdict.LIMITED, str(path), because, "correct it")
+        return Finding("log directory", Verdict.LIMITED, str(path), because, "correct the variable")
     nearest = next(place for place in (path, *path.parents) if place.exists())
     if path.is_symlink() or not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        because = "the log goes to standard error"
+        because = "not writable: the log goes to standard error"
         return Finding("log directory", Verdict.LIMITED, str(path), because, remedy)
     return Finding("log directory", Verdict.FINE, str(path))
 
@@ -261,8 +273,10 @@ def _library() -> Finding:
     path = Path(__file__).parent / "python" / "cython_api" / "libs" / "libtaskd.so"
     if path.exists():
         return Finding("libtaskd.so", Verdict.FINE, str(path))
-    because = "the documented LD_PRELOAD line makes every process print an error"
-    return Finding("libtaskd.so", Verdict.LIMITED, "missing", because, "pip install --force taskd")
+    because = "with the documented LD_PRELOAD line every process prints an error"
+    return Finding(
+        "libtaskd.so", Verdict.LIMITED, "missing", because, "pip install --force-reinstall taskd"
+    )
 
 
 def _table(findings: list[Finding], works: bool) -> str:
@@ -275,5 +289,5 @@ def _table(findings: list[Finding], works: bool) -> str:
             lines.append(f"{indent}{finding.because}")
         if finding.remedy:
             lines.append(f"{indent}-> {finding.remedy}")
-    end = "The basics work." if works else "The basics do not work: see what is broken above."
+    end = "TaskD works here." if works else "TaskD does not work here: see `broken` above."
     return "\n".join([*lines, "", end]) + "\n"

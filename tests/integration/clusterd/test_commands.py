@@ -105,7 +105,7 @@ def test_what_people_see(place: Path, server: str) -> None:
     assert "incident 1, 20" in replayed
     assert " ms  Idle -> Stopping: fault of rank 3" in replayed
     assert "Replacing -> Idle" in replayed
-    assert "does  Signal" in replayed
+    assert "command  Signal" in replayed
     assert "Stopping" not in taskd(place, "replay", "job", "--incident", "9", *at).stdout
 
     reported = taskd(
@@ -187,7 +187,7 @@ def test_a_watch_outlives_a_restart_and_ends_with_the_job(place: Path) -> None:
                 pass
             await client.code("EndJob", control_pb2.JobEnd(job="job", because="all is done"))
             told, wrong = await watching.communicate()
-            assert told.decode().splitlines()[-1] == "job job is over: all is done"
+            assert told.decode().splitlines()[-1] == "job job has ended: all is done"
             assert (watching.returncode, wrong) == (0, b"")
         process.terminate()
         await process.wait()
@@ -201,13 +201,13 @@ def test_a_watch_of_a_job_that_has_left_ends_quietly(place: Path) -> None:
 import asyncio, sys
 from taskd.manager.embedded_clusterd import clusterd
 from taskd.manager.settings import ManagerConfig
-from taskd.manager.clusterd_client import Clusterd
-from taskd.manager import status
+from taskd.manager.clusterd_client import ClusterdClient
+from taskd.manager.job_status import declaration
 
 async def main():
     async with clusterd(ManagerConfig(job_id="mine", token="secret")) as config:
-        line = Clusterd(config.clusterd, config)
-        line.declaration = status.declaration(config)
+        line = ClusterdClient(config.clusterd, config)
+        line.declaration = declaration(config)
         subscribed = asyncio.Event()
         task = asyncio.create_task(line.listen(lambda signal: None, subscribed.set))
         await subscribed.wait()
@@ -248,7 +248,7 @@ asyncio.run(main())
             manager.stdin.write(b"\n")
             await manager.wait()
             told, wrong = await watching.communicate()
-        assert told.decode().splitlines()[-1] == "job mine is over"
+        assert told.decode().splitlines()[-1] == "job mine has ended"
         assert (watching.returncode, wrong) == (0, b"")
 
     asyncio.run(main())

@@ -12,19 +12,22 @@ REFUSED = {
     ("stress", "nobody"): (1, "nobody"),
     ("nic", "nobody", "--to", "backup"): (1, "nobody"),
     ("profile", "nobody", "on"): (1, "nobody"),
-    ("trace", "nobody"): (1, "there are no records of nobody"),
+    ("trace", "nobody"): (1, "no records of job nobody"),
     # An unknown rank
-    ("nic", "JOB", "--rank", "7", "--to", "backup"): (1, "7 is no rank of JOB: there are 0 to 3"),
-    ("nic", "JOB", "--rank", "0,x", "--to", "backup"): (1, "x is no rank"),
-    ("nic", "JOB", "--rank", "", "--to", "backup"): (1, "nothing is no rank"),
+    ("nic", "JOB", "--rank", "7", "--to", "backup"): (
+        1,
+        "unknown rank 7 (job JOB: expected 0 to 3)",
+    ),
+    ("nic", "JOB", "--rank", "0,x", "--to", "backup"): (1, "unknown rank x"),
+    ("nic", "JOB", "--rank", "", "--to", "backup"): (1, "no rank given"),
     # An unknown node
     ("stress", "JOB", "--nodes", "elsewhere"): (1, "413: the job has no pod on node 'elsewhere'"),
-    ("stress", "JOB", "--nodes", ","): (1, "no node is named"),
+    ("stress", "JOB", "--nodes", ","): (1, "no node given"),
     # An unknown operation, or an operation that this job does not support
-    ("stress", "JOB", "--ops", "hammer"): (1, "'hammer' is none of compute, p2p"),
-    ("stress", "JOB", "--ops", "p2p,p2p"): (1, "named twice"),
+    ("stress", "JOB", "--ops", "hammer"): (1, "unknown test 'hammer' (expected compute or p2p)"),
+    ("stress", "JOB", "--ops", "p2p,p2p"): (1, "given twice"),
     ("nic", "JOB", "--to", "sideways"): (2, "invalid choice: 'sideways'"),
-    ("profile", "JOB", "on", "--domains", "step,dreams"): (1, "dreams is none of"),
+    ("profile", "JOB", "on", "--domains", "step,dreams"): (1, "unknown dreams (expected"),
     ("profile", "JOB", "maybe"): (2, "invalid choice: 'maybe'"),
     ("nic", "JOB", "--to", "backup"): (2, "switch nic failed"),
 }

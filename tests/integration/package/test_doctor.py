@@ -33,47 +33,47 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def findings(told: str) -> dict[str, dict[str, Any]]:
-    return {finding["subject"]: finding for finding in json.loads(told)["findings"]}
+def findings(text: str) -> dict[str, dict[str, Any]]:
+    return {finding["subject"]: finding for finding in json.loads(text)["findings"]}
 
 
-def test_it_tells_programs_what_works(tmp_path: Path) -> None:
+def test_json_report_of_a_healthy_machine(tmp_path: Path) -> None:
     done = run("doctor", "--json", TASKD_LOG_PATH=str(tmp_path / "log"))
     assert done.returncode == 0, done.stderr
-    told = findings(done.stdout)
+    found = findings(done.stdout)
     assert json.loads(done.stdout)["version"] == taskd.__version__
     for subject in ("python", "grpcio", "protobuf", "fork", "pidfd", "shared memory", "torch"):
-        assert told[subject]["verdict"] == "ok", told[subject]
-    assert told["log directory"]["value"] == str(tmp_path / "log")
+        assert found[subject]["verdict"] == "ok", found[subject]
+    assert found["log directory"]["value"] == str(tmp_path / "log")
     assert not (tmp_path / "log").exists()
-    for finding in told.values():
+    for finding in found.values():
         assert bool(finding["because"]) == bool(finding["remedy"]) == (finding["verdict"] != "ok")
 
 
-def test_it_tells_people(
+def test_text_report_lists_reason_and_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken = Finding("fire", Verdict.BROKEN, "out", "nothing is warm", "light it")
+    broken = Finding("disk", Verdict.BROKEN, "full", "nothing can be saved", "free some space")
     monkeypatch.setattr(
-        doctor, "examine", lambda: iter([Finding("air", Verdict.FINE, "x"), broken])
+        doctor, "examine", lambda: iter([Finding("cpu", Verdict.FINE, "x"), broken])
     )
     assert doctor.run(Namespace(json=False)) == 1
     assert capsys.readouterr().out.splitlines()[2:] == [
-        "ok       air   x",
-        "broken   fire  out",
-        "               nothing is warm",
-        "               -> light it",
+        "ok       cpu   x",
+        "broken   disk  full",
+        "               nothing can be saved",
+        "               -> free some space",
         "",
-        "The basics do not work: see what is broken above.",
+        "TaskD does not work here: see `broken` above.",
     ]
 
 
-def test_a_taken_port_is_named() -> None:
+def test_port_in_use_is_limited() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         taken = doctor._port(port, "the manager")
         assert taken.verdict is Verdict.LIMITED
-        assert "the manager cannot listen there" in taken.because
+        assert "the manager cannot listen on it" in taken.because
     assert doctor._port(port, "the manager").verdict is Verdict.FINE
 
 
@@ -87,22 +87,22 @@ def test_a_taken_port_is_named() -> None:
         ("2.13.0+cpu", Verdict.FINE),
     ],
 )
-def test_versions_of_torch(
+def test_torch_version_decides_the_verdict(
     found: str | None, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: found)
-    monkeypatch.setattr(doctor, "SEAM_CHECK", "")
+    monkeypatch.setattr(doctor, "TORCH_CHECK", "")
     assert doctor._torch().verdict is verdict
 
 
-def test_a_torch_whose_inside_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "SEAM_CHECK", "raise SystemExit('no split_group')")
+def test_torch_with_unexpected_internals_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "TORCH_CHECK", "raise SystemExit('no split_group')")
     finding = doctor._torch()
     assert finding.verdict is Verdict.LIMITED
-    assert finding.because == "ranks are restarted, not repaired in place: no split_group"
+    assert finding.because == "ranks are restarted instead of repaired in place: no split_group"
 
 
-def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_version_decides_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", {"old": "4.24.4", "new": "4.25.0rc1"}.get)
     assert doctor._package("new", (4, 25), "x").verdict is Verdict.FINE
     assert doctor._package("old", (4, 25), "x").verdict is Verdict.LIMITED
@@ -111,7 +111,7 @@ def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._package("none", (), "x").verdict is Verdict.ABSENT
 
 
-def test_log_directories_that_will_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_log_directory_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("file", "file/below", "link"):
@@ -123,16 +123,18 @@ def test_log_directories_that_will_not_do(tmp_path: Path, monkeypatch: pytest.Mo
     assert "TASKD_STD_LOG_LEVEL" in doctor._log_directory().because
 
 
-def test_a_library_of_ascend_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mspti_is_found_in_trusted_places_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / mspti.NAME).touch()
     monkeypatch.setattr(mspti, "CANN_PATHS", ())
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
-    assert doctor._mspti().verdict is Verdict.ABSENT, "anybody could have put it there"
+    assert doctor._mspti().verdict is Verdict.ABSENT, "any user could have put a file there"
     monkeypatch.setattr(mspti, "CANN_PATHS", (tmp_path / mspti.NAME,))
     assert doctor._mspti().value == str(tmp_path / mspti.NAME)
 
 
-def test_what_cannot_be_done_says_so() -> None:
+def test_failed_attempt_is_broken_or_limited() -> None:
     def fails() -> str:
         raise OSError("Function not implemented")
 
@@ -140,6 +142,6 @@ def test_what_cannot_be_done_says_so() -> None:
     assert doctor._tried("fork", fails, "x", basic=False).verdict is Verdict.LIMITED
 
 
-def test_version_of_the_command() -> None:
+def test_version_option_prints_the_version() -> None:
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"taskd {taskd.__version__}\n")

@@ -169,4 +169,4 @@ def test_spans_that_overlap_get_tracks_of_their_own(tmp_path: Path) -> None:
 
 def test_a_job_without_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["trace", "nobody", "--dir", str(tmp_path)]) == 1
-    assert "no records of nobody" in capsys.readouterr().err
+    assert "no records of job nobody" in capsys.readouterr().err
