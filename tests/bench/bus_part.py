@@ -92,19 +92,19 @@ async def fleet(upstream: str, first: str, count: str) -> None:
         for node in range(int(first), int(first) + int(count)):
             me = Position(Role.PROXY, str(node), "1")
             bus = Bus(BusConfig(me=me, upstream=upstream))
-            relay = bus._switch.relay
+            relay = bus._relay_loop._relay
             leaves = [agent(node)]
             leaves += [worker(node, node * WORKERS + local) for local in range(WORKERS)]
             for child in leaves:
                 relay.register(child, float("inf"))
                 relay.announce(child, [child])
                 relay.queue(child)
-                relay.streaming(child)
+                relay.stream_opened(child)
             await bus.start()
             stack.push_async_callback(bus.close)
-            buses.append((bus, bus._switch.wake_for(leaves[1])))
+            buses.append((bus, bus._relay_loop.wake_for(leaves[1])))
         for bus, _ in buses:
-            assert await bus.join(60.0), bus.trouble
+            assert await bus.join(60.0), bus.disconnect_reason
         say("ready")
         while await line():
             for _, arrived in buses:

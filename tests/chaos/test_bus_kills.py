@@ -157,9 +157,9 @@ def test_what_is_sent_while_connections_are_cut_arrives_in_order_and_once() -> N
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True) as mgr,
-            Wire(mgr.port) as above,
+            Cable(mgr.port) as above,
             placed(proxy(0), None, upstream=f"127.0.0.1:{above.port}", serves=True) as prx,
-            Wire(prx.port) as below,
+            Cable(prx.port) as below,
             placed(worker(0, 0), None, upstream=f"127.0.0.1:{below.port}") as wrk,
         ):
             total = 0
@@ -183,7 +183,7 @@ def test_what_is_sent_while_connections_are_cut_arrives_in_order_and_once() -> N
     asyncio.run(scenario())
 
 
-class Wire:
+class Cable:
     """A TCP relay in between, whose connections can be cut in the middle of anything."""
 
     def __init__(self, target: int) -> None:
@@ -192,7 +192,7 @@ class Wire:
         self.port = 0
         self.cuts = 0
 
-    async def __aenter__(self) -> Wire:
+    async def __aenter__(self) -> Cable:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -232,7 +232,7 @@ def test_the_way_up_tells_when_it_breaks_and_when_it_is_back() -> None:
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True) as mgr,
-            Wire(mgr.port) as wire,
+            Cable(mgr.port) as wire,
             placed(agent(0), None, upstream=f"127.0.0.1:{wire.port}") as agt,
         ):
             changes = agt.changes()

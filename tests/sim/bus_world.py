@@ -19,7 +19,7 @@ from math import inf
 
 from taskd.core.bus.delivery import Frame, Session
 from taskd.core.bus.relay import Relay, RelayConfig
-from taskd.core.bus.routing import Hop, Side, is_for_many, place
+from taskd.core.bus.routing import Hop, Side, is_for_many, routing_key
 from taskd.model.bus import Parcel
 from taskd.model.codes import NetCode
 from taskd.model.ids import ALL, Position, Role, agent, manager, worker
@@ -36,7 +36,7 @@ class Node:
     me: Position
     parent: Node | None
     relay: Relay[Parcel]
-    life: int = 0
+    incarnation: int = 0
     alive: bool = True
     attempt: int = 0
     calls: int = 0
@@ -57,7 +57,7 @@ class Connection:
     parent: Node
     open: bool = True
     arrival: dict[Node, float] = field(default_factory=dict)
-    greeted: set[Node] = field(default_factory=set)
+    hello_received: set[Node] = field(default_factory=set)
     told: set[Node] = field(default_factory=set)
     """Who knows that it has broken."""
 
@@ -115,7 +115,7 @@ class World:
         node = Node(me, parent, self._relay(me))
         self.nodes.append(node)
         if parent is not None:
-            self._later(0.5, lambda: self._join(node, node.life))
+            self._later(0.5, lambda: self._join(node, node.incarnation))
         return node
 
     def _relay(self, me: Position) -> Relay[Parcel]:
@@ -136,7 +136,7 @@ class World:
         self.kills += 1
         self._tell(f"{node.me} dies")
         node.alive = False
-        node.life += 1
+        node.incarnation += 1
         for connection in [node.connection, *node.streams.values()]:
             if connection is not None:
                 self._cut(connection)
@@ -146,12 +146,12 @@ class World:
 
     def _restart(self, node: Node) -> None:
         if node.me.role == Role.PROXY:
-            node.me = Position(Role.PROXY, node.me.server_rank, str(1 + node.life))
+            node.me = Position(Role.PROXY, node.me.server_rank, str(1 + node.incarnation))
         node.relay = self._relay(node.me)
         node.alive, node.attempt, node.calls, node.tick_at = True, 0, 0, inf
         self._tell(f"{node.me} lives again")
         if node.parent is not None:
-            self._join(node, node.life)
+            self._join(node, node.incarnation)
 
     def cut(self, node: Node) -> None:
         if node.connection is not None and node.connection.open:
@@ -174,11 +174,11 @@ class World:
         if end is connection.child:
             if end.alive and end.connection is connection:
                 end.connection = None
-                end.relay.broken(Side.UP, self.now)
+                end.relay.disconnected(Side.UP, self.now)
                 self._settle(end)
-                life = end.life
-                self._later(0.05, lambda: self._join(end, life))
-        elif end.alive and end.streams.get(place(connection.child.me)) is connection:
+                incarnation = end.incarnation
+                self._later(0.05, lambda: self._join(end, incarnation))
+        elif end.alive and end.streams.get(routing_key(connection.child.me)) is connection:
             self._end_stream(end, connection)
 
     def _evict(self, parent: Node, held: Connection) -> None:
@@ -190,27 +190,27 @@ class World:
     def _end_stream(self, parent: Node, connection: Connection) -> None:
         hop = next(hop for hop, held in parent.streams.items() if held is connection)
         del parent.streams[hop]
-        parent.relay.broken(hop, self.now)
+        parent.relay.disconnected(hop, self.now)
         self._settle(parent)
 
     # Joining, as bus/client.py does it
 
-    def _join(self, node: Node, life: int) -> None:
-        if not node.alive or node.life != life or node.connection is not None:
+    def _join(self, node: Node, incarnation: int) -> None:
+        if not node.alive or node.incarnation != incarnation or node.connection is not None:
             return
         node.attempt += 1
         node.news, node.telling = [], False
         me, number, stamp = node.me, node.attempt, self._stamp(node)
 
         def again() -> None:
-            self._later(0.3, lambda: self._join(node, life))
+            self._later(0.3, lambda: self._join(node, incarnation))
 
         def still() -> bool:
-            return node.alive and node.life == life and node.attempt == number
+            return node.alive and node.incarnation == incarnation and node.attempt == number
 
         def register(parent: Node) -> NetCode:
             code = parent.relay.register(me, self.now, stamp)
-            held = parent.streams.get(place(me))
+            held = parent.streams.get(routing_key(me))
             if code == NetCode.OK and held is not None:
                 self._evict(parent, held)
             return code
@@ -225,21 +225,21 @@ class World:
                         newer = set(node.relay.routes.below()) - set(path)
                         self._announce_up(node, sorted(newer))
 
-                self._call(node, self._announcing(node, path, anew=True), announced, again)
+                self._call(node, self._announcing(node, path, replace_all=True), announced, again)
 
         self._call(node, register, registered, again)
 
     def _stamp(self, node: Node) -> tuple[str, int]:
         node.calls += 1
-        return f"{node.me}#{node.life}", node.calls
+        return f"{node.me}#{node.incarnation}", node.calls
 
     def _announcing(
-        self, node: Node, path: Sequence[Position], *, anew: bool
+        self, node: Node, path: Sequence[Position], *, replace_all: bool
     ) -> Callable[[Node], NetCode]:
         me, stamp = node.me, self._stamp(node)
 
         def announce(parent: Node) -> NetCode:
-            code = parent.relay.announce(me, path, anew=anew, call=stamp)
+            code = parent.relay.announce(me, path, replace_all=replace_all, call=stamp)
             if code == NetCode.OK:
                 self._announce_up(parent, path)
             return code
@@ -264,7 +264,7 @@ class World:
                 if node.alive and node.attempt == attempt:
                     self.cut(node)
 
-            self._call(node, self._announcing(node, news, anew=False), told, doubt)
+            self._call(node, self._announcing(node, news, replace_all=False), told, doubt)
 
     def _call(
         self,
@@ -316,7 +316,7 @@ class World:
     def _accept(self, connection: Connection) -> Hop | None:
         """The parent's answer to a new stream."""
         parent, child = connection.parent, connection.child
-        hop = place(child.me)
+        hop = routing_key(child.me)
         if parent.relay.routes.children.get(hop) != child.me:
             self._cut(connection)
             return None
@@ -333,24 +333,26 @@ class World:
         receiver = connection.parent if sender is connection.child else connection.child
         at = max(connection.arrival.get(sender, 0.0), self.now + self._slow(0.005, 0.3))
         connection.arrival[sender] = at
-        life = receiver.life
-        self._at(at, lambda: self._arrive(connection, receiver, life, frame))
+        incarnation = receiver.incarnation
+        self._at(at, lambda: self._arrive(connection, receiver, incarnation, frame))
 
-    def _arrive(self, connection: Connection, receiver: Node, life: int, frame: Frame) -> None:
-        if not connection.open or not receiver.alive or receiver.life != life:
+    def _arrive(
+        self, connection: Connection, receiver: Node, incarnation: int, frame: Frame
+    ) -> None:
+        if not connection.open or not receiver.alive or receiver.incarnation != incarnation:
             return
         hop = self._hop(connection, receiver)
         if hop is None and receiver is connection.parent and frame.hello is not None:
             hop = self._accept(connection)
         if hop is None:
             return
-        if receiver not in connection.greeted:
-            connection.greeted.add(receiver)
-            receiver.relay.greeted(hop, frame)
+        if receiver not in connection.hello_received:
+            connection.hello_received.add(receiver)
+            receiver.relay.hello_received(hop, frame)
         else:
-            receiver.relay.took(hop, frame, self.now)
+            receiver.relay.frame_received(hop, frame, self.now)
         self._settle(receiver)
-        session = receiver.relay.lanes[hop]
+        session = receiver.relay.links[hop]
         assert isinstance(session, Session)
         if session.owes_confirmation:
             self._later(0.02, lambda: self._flush(connection, receiver))
@@ -359,15 +361,15 @@ class World:
         """How this end calls the other one, if the stream is (still) the one that counts."""
         if end is connection.child:
             return Side.UP if end.connection is connection else None
-        hop = place(connection.child.me)
+        hop = routing_key(connection.child.me)
         return hop if end.streams.get(hop) is connection else None
 
     def _flush(self, connection: Connection, sender: Node) -> None:
         """The writer of one end wakes: everything queued becomes frames."""
         hop = self._hop(connection, sender)
-        if hop is None or not sender.alive or sender not in connection.greeted:
+        if hop is None or not sender.alive or sender not in connection.hello_received:
             return
-        session = sender.relay.lanes[hop]
+        session = sender.relay.links[hop]
         assert isinstance(session, Session)
         while (frame := session.frame()) is not None:
             self._write(connection, sender, frame)
@@ -411,7 +413,7 @@ class World:
             return None
         number = next(self._numbers)
         uuid = f"m{number}"
-        sending = Sending(number, src, src.life, dst, sync, self.now)
+        sending = Sending(number, src, src.incarnation, dst, sync, self.now)
         self.sendings[uuid] = sending
         parcel = Parcel(uuid, "sim", sync, src.me, dst, "", TIMEOUT_S)
         src.relay.send(parcel, number, self.now)
@@ -431,10 +433,11 @@ class World:
         self._tell(f"{parcel.uuid} of {parcel.src} reaches {node.me}")
         self._check(fits(sending.dst, node.me), f"{parcel.uuid} for {sending.dst} at {node.me}")
         self._check(
-            (node, node.life) not in sending.delivered, f"{parcel.uuid} reached {node.me} twice"
+            (node, node.incarnation) not in sending.delivered,
+            f"{parcel.uuid} reached {node.me} twice",
         )
-        sending.delivered.append((node, node.life))
-        pair = (sending.src, sending.src_life, node, node.life)
+        sending.delivered.append((node, node.incarnation))
+        pair = (sending.src, sending.src_life, node, node.incarnation)
         self._check(
             self.last_seen[pair] < sending.number,
             f"{parcel.uuid} of {parcel.src} came to {node.me} after m{self.last_seen[pair]}",

@@ -57,7 +57,7 @@ def lived_through(seed: int, *, kills: int, cuts: int) -> World:
 
 def every_send_was_answered(world: World) -> None:
     for number, sending in world.sendings.items():
-        if sending.src.alive and sending.src.life == sending.src_life:
+        if sending.src.alive and sending.src.incarnation == sending.src_life:
             assert sending.results, f"{number} to {sending.dst} was never answered"
 
 

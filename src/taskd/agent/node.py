@@ -20,7 +20,7 @@ from taskd.agent.worker_logs import Logs
 from taskd.agent.worker_output import Output
 from taskd.agent.zygote.worker_processes import ZygoteLost
 from taskd.bus.endpoint import Bus, BusConfig
-from taskd.bus.liveness_port import Door
+from taskd.bus.liveness_port import LivenessPort
 from taskd.core.agent.machine import Done, Node, Waiting, WorkersConfig
 from taskd.errors import SettingsError
 from taskd.model import messages as m
@@ -47,7 +47,7 @@ class NodeRun:
     logs: Logs = field(init=False)
     bus: Bus = field(init=False)
     agent: Agent = field(init=False)
-    liveness_port: Door | None = field(init=False, default=None)
+    liveness_port: LivenessPort | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.logs = Logs(self.plan, self.resources.run_dir)
@@ -59,7 +59,7 @@ class NodeRun:
             BusConfig(me=agent(plan.node), upstream=address, job=plan.job, token=plan.token)
         )
         await self.bus.start()
-        self.liveness_port = await Door.open(self.proxy.upstream)
+        self.liveness_port = await LivenessPort.open(self.proxy.upstream)
         config = WorkersConfig(permission_timeout_s=self._permission_s, grace_s=plan.grace_s)
         self.agent = Agent(self.bus, self.proxy.bus, config, observer=self.observer)
         self._handle_signals()

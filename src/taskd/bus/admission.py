@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from taskd.bus.security import JOB_KEY, TOKEN_KEY, check_token, is_certified, names_places
+from taskd.bus.security import JOB_KEY, TOKEN_KEY, check_token, is_certified, names_positions
 from taskd.model.ids import Position
 from taskd.runtime.clock import Clock, monotonic
 
@@ -18,7 +18,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Problem = tuple[grpc.StatusCode, str] | None
 
 
-class Gate:
+class Admission:
     def __init__(
         self,
         *,
@@ -56,7 +56,7 @@ class Gate:
     def _certificate_problem(self, context: Context, claimed: Position | None) -> Problem:
         shown = context.auth_context().get("peer_uri", ())
         names = [name.decode(errors="replace") for name in shown]
-        if not names_places(names):
+        if not names_positions(names):
             if self._secret:
                 return None  # The token has told who this is.
             text = "the certificate names no place (taskd://job/role/rank/rank), and without a "

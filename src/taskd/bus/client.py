@@ -1,9 +1,8 @@
-"""The way up: join the server above, keep the stream, join again whenever it breaks.
+"""Keeps this process connected to its upstream server: join, keep the stream, join again.
 
-Joining is the same every time, so that a restarted server learns all it had known: Register,
-PathDiscovery for this place and everything below it, then the stream. Only then is `Joined` told.
-A server of Ascend's knows no `taskd.v1.Link`; `bus/tasknet_client.py` serves it by the older
-methods.
+Each join is the same, so that a restarted server learns all that it knew: Register, PathDiscovery
+for this position and everything downstream of it, then the stream. Only then the bus reports
+`Joined`. Ascend's servers do not have `taskd.v1.Link`; `bus/tasknet_client.py` uses their methods.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from random import Random
 
 import grpc
 
-from taskd.bus import tasknet_client as foreign
-from taskd.bus.relay_loop import Switch
+from taskd.bus import tasknet_client as tasknet_client
+from taskd.bus.relay_loop import RelayLoop
 from taskd.bus.security import JOB_KEY, TOKEN_KEY, Tls, channel_credentials, make_token
-from taskd.bus.stream import carry
-from taskd.core.bus.delivery import Confused
+from taskd.bus.stream import run_stream
+from taskd.core.bus.delivery import ProtocolError
 from taskd.core.bus.routing import Side
 from taskd.errors import SettingsError
 from taskd.model.codes import NetCode
@@ -33,17 +32,17 @@ from taskd.wire.bus_frames import position_to_pb
 
 log = logging.getLogger(__name__)
 
-NOT_TRIED = "it has not been tried yet"
+NOT_TRIED = "no connection has been tried yet"
 STABLE_S = 1.0
-"""A join that lasted for so long was a good one: the next backoff starts small again."""
+"""After a join that lasted this long, the pauses between tries start small again."""
 REGISTER_TIMEOUT_S = 2.0
-"""Also the wait for a host that does not answer at all."""
+"""Also limits the wait for a host that does not answer at all."""
 CALL_TIMEOUT_S = 5.0
 MAX_MESSAGE = 8 << 20
 CALL_KEY = "taskd-call"
-"""Names and numbers the calls of one process, so that a late one can be told from a new."""
-ANEW = ("taskd-paths", "all")
-"""Marks an announcement that replaces the ones before it. Ascend's servers do not look at it."""
+"""Metadata with the incarnation and the number of a call, by which a server detects late calls."""
+REPLACE_ALL_PATHS = ("taskd-paths", "all")
+"""Metadata of an announcement that replaces all earlier ones. Ascend's servers ignore it."""
 OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
@@ -56,11 +55,11 @@ KEEPALIVE = (
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.http2.max_pings_without_data", 0),
 )
-"""For servers of our own. Ascend's end a connection that is pinged more often than every 5 min."""
+"""For our own servers. Ascend's close a connection that is pinged more often than every 5 min."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UplinkConfig:
+class UpstreamConfig:
     target: str
     me: Position
     job: str = ""
@@ -70,32 +69,32 @@ class UplinkConfig:
     max_backoff_s: float = 1.0
 
 
-class NotAdmitted(Exception):
-    """The server has answered, but not with a yes."""
+class JoinRefused(Exception):
+    """The server answered Register or PathDiscovery with an error code."""
 
 
-class _IsForeign(Exception):
-    """The server is one of Ascend's: join it again, in its own way."""
+class _AscendServer(Exception):
+    """The server is Ascend's: join again with its methods."""
 
 
-class Uplink:
-    def __init__(self, switch: Switch, config: UplinkConfig, random: Random) -> None:
-        self._switch = switch
+class UpstreamClient:
+    def __init__(self, relay_loop: RelayLoop, config: UpstreamConfig, random: Random) -> None:
+        self._relay_loop = relay_loop
         self._config = config
         self._random = random
         self._stub: tasknet_pb2_grpc.TaskNetStub | None = None
         self._calls = count(1)
-        self._is_foreign = False
+        self._is_ascend = False
         self._announcing = asyncio.Lock()
-        self._doubt: asyncio.Future[str]
-        """Set when the server may not know all paths although the stream is running."""
+        self._rejoin_because: asyncio.Future[str]
+        """Set when the server may not know all paths although the stream is open."""
         self._task: asyncio.Task[None] | None = None
-        self.trouble = NOT_TRIED
-        """Why the way up is closed at present, or was last."""
+        self.disconnect_reason = NOT_TRIED
+        """Why this process is not connected, or was not before the current connection."""
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._keep_joined())
-        self._task.add_done_callback(_tell_how_it_ended)
+        self._task.add_done_callback(_log_end)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -103,94 +102,108 @@ class Uplink:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Who calls. Taken anew for every call."""
+        """Identifies the caller; new for each call."""
         me, job, token = self._config.me, self._config.job, self._config.token
-        place = (
+        position = (
             ("role", me.role),
             ("serverrank", me.server_rank),
             ("processrank", me.process_rank),
-            (CALL_KEY, f"{self._switch.life}/{next(self._calls)}"),
+            (CALL_KEY, f"{self._relay_loop.incarnation}/{next(self._calls)}"),
         )
         shown = ((TOKEN_KEY, make_token(token, job, me)),) if token else ()
-        return (*place, *(((JOB_KEY, job),) if job else ()), *shown)
+        return (*position, *(((JOB_KEY, job),) if job else ()), *shown)
 
     async def announce(self, path: Sequence[Position], timeout_s: float) -> None:
-        """Tell the server above of new positions below. If it is away, the next join tells it."""
+        """Announce new downstream positions. Without a connection, the next join announces them."""
         async with self._announcing:
-            if self._stub is None or self._doubt.done():
+            if self._stub is None or self._rejoin_because.done():
                 return
             try:
                 await self._discover(self._stub, path, timeout_s)
-            except (grpc.RpcError, NotAdmitted) as error:
-                # It may not know of them, and nothing else would tell it: join anew.
-                self._doubt.set_result(f"it could not be told of {len(path)} paths: {_why(error)}")
+            except (grpc.RpcError, JoinRefused) as error:
+                # The server may not know them, and nothing else would announce them: join again.
+                self._rejoin_because.set_result(
+                    f"announcing {len(path)} paths failed: {_why(error)}"
+                )
 
     async def _keep_joined(self) -> None:
-        config, told = self._config, ""
+        config, logged = self._config, ""
         tries = Tries(doubling(config.first_backoff_s, config.max_backoff_s, self._random))
         async for _ in tries:
-            joined_before, began = self._switch.joins, monotonic()
+            joined_before, began = self._relay_loop.joins, monotonic()
             try:
-                self.trouble = await self._join()
-            except (grpc.RpcError, NotAdmitted, Confused, SettingsError, TimeoutError) as error:
-                self.trouble = _why(error)
+                self.disconnect_reason = await self._join()
+            except (
+                grpc.RpcError,
+                JoinRefused,
+                ProtocolError,
+                SettingsError,
+                TimeoutError,
+            ) as error:
+                self.disconnect_reason = _why(error)
             except asyncio.InvalidStateError:  # from gRPC: the stream ended as it was written to
-                self.trouble = "the stream had ended"
-            if self._switch.joins > joined_before:
-                told = ""
-                # Two processes at one place would otherwise push each other out without a pause.
+                self.disconnect_reason = "the stream had ended"
+            if self._relay_loop.joins > joined_before:
+                logged = ""
+                # Two processes with one position would otherwise disconnect each other in a loop.
                 if monotonic() - began > STABLE_S:
                     tries.reset()
-            if self.trouble != told:
-                log.warning("the way up to %s is closed: %s", config.target, self.trouble)
-            told = self.trouble
+            if self.disconnect_reason != logged:
+                log.warning(
+                    "disconnected from upstream %s: %s", config.target, self.disconnect_reason
+                )
+            logged = self.disconnect_reason
 
     async def _join(self) -> str:
         try:
             return await self._join_once()
-        except _IsForeign:
-            log.info("%s is a server of Ascend's", self._config.target)
+        except _AscendServer:
+            log.info("upstream %s is an Ascend server", self._config.target)
             return await self._join_once()
 
     async def _join_once(self) -> str:
-        """Join and stay. Returns or raises once the way up has closed again."""
+        """Join and serve the stream. Returns or raises when the connection has ended."""
         config = self._config
-        async with _channel(config, keepalive=not self._is_foreign) as channel:
+        async with _channel(config, keepalive=not self._is_ascend) as channel:
             stub = tasknet_pb2_grpc.TaskNetStub(channel)  # type: ignore[no-untyped-call]
             ack = await stub.Register(
                 tasknet_pb2.RegisterReq(
-                    uuid=self._switch.new_uuid(), pos=position_to_pb(config.me)
+                    uuid=self._relay_loop.new_uuid(), pos=position_to_pb(config.me)
                 ),
                 metadata=self._metadata(),
                 timeout=REGISTER_TIMEOUT_S,
             )
             _expect_ok(ack, "Register")
             async with self._announcing:
-                below = self._switch.relay.routes.below()
-                await self._discover(stub, (config.me, *below), CALL_TIMEOUT_S, ANEW)
+                downstream = self._relay_loop.routes.below()
+                await self._discover(
+                    stub, (config.me, *downstream), CALL_TIMEOUT_S, REPLACE_ALL_PATHS
+                )
                 self._stub = stub
-                self._doubt = asyncio.get_running_loop().create_future()
+                self._rejoin_because = asyncio.get_running_loop().create_future()
             streaming = asyncio.create_task(self._stay(channel, stub))
             try:
-                await asyncio.wait({streaming, self._doubt}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {streaming, self._rejoin_because}, return_when=asyncio.FIRST_COMPLETED
+                )
             finally:
                 streaming.cancel()
                 await asyncio.wait({streaming})
                 self._stub = None
-            return self._doubt.result() if streaming.cancelled() else streaming.result()
+            return self._rejoin_because.result() if streaming.cancelled() else streaming.result()
 
     async def _stay(self, channel: grpc.aio.Channel, stub: tasknet_pb2_grpc.TaskNetStub) -> str:
         link = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]
-        was_foreign, self._is_foreign = self._is_foreign, False
+        was_ascend, self._is_ascend = self._is_ascend, False
         try:
-            return await carry(self._switch, Side.UP, link.Open(metadata=self._metadata()))
+            return await run_stream(self._relay_loop, Side.UP, link.Open(metadata=self._metadata()))
         except grpc.aio.AioRpcError as error:
             if error.code() != grpc.StatusCode.UNIMPLEMENTED:
                 raise
-        self._is_foreign = True
-        if not was_foreign:
-            raise _IsForeign
-        return await foreign.join(self._switch, stub, self._metadata())
+        self._is_ascend = True
+        if not was_ascend:
+            raise _AscendServer
+        return await tasknet_client.join(self._relay_loop, stub, self._metadata())
 
     async def _discover(
         self,
@@ -201,7 +214,7 @@ class Uplink:
     ) -> None:
         ack = await stub.PathDiscovery(
             tasknet_pb2.PathDiscoveryReq(
-                uuid=self._switch.new_uuid(),
+                uuid=self._relay_loop.new_uuid(),
                 proxyPos=position_to_pb(self._config.me),
                 path=[position_to_pb(position) for position in path],
             ),
@@ -211,7 +224,7 @@ class Uplink:
         _expect_ok(ack, "PathDiscovery")
 
 
-def _channel(config: UplinkConfig, *, keepalive: bool) -> grpc.aio.Channel:
+def _channel(config: UpstreamConfig, *, keepalive: bool) -> grpc.aio.Channel:
     options: tuple[tuple[str, str | int], ...] = OPTIONS + (KEEPALIVE if keepalive else ())
     if config.tls is None:
         return grpc.aio.insecure_channel(config.target, options=options)
@@ -220,14 +233,14 @@ def _channel(config: UplinkConfig, *, keepalive: bool) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(config.target, channel_credentials(config.tls), options=options)
 
 
-def _tell_how_it_ended(task: asyncio.Task[None]) -> None:
+def _log_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        log.critical("the way up is given up", exc_info=task.exception())
+        log.critical("upstream client failed", exc_info=task.exception())
 
 
 def _expect_ok(ack: tasknet_pb2.Ack, call: str) -> None:
     if ack.code != NetCode.OK:
-        raise NotAdmitted(f"{call} was answered with {ack.code}")
+        raise JoinRefused(f"the server answered {call} with code {ack.code}")
 
 
 def _why(error: BaseException) -> str:

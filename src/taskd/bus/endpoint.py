@@ -1,7 +1,7 @@
-"""The bus as the rest of the program sees it: start, send, receive, and what has changed.
+"""The interface of the bus: start, send, receive, and changes of connections.
 
 `core/bus/relay.py` decides, `bus/relay_loop.py` runs it, `bus/client.py` and `bus/server.py`
-connect it, `wire/bus_bodies.py` reads what arrives.
+connect it, `wire/bus_bodies.py` decodes what arrives.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from random import Random
 
 import grpc
 
-from taskd.bus.admission import MAX_CALLS_PER_S, Gate
-from taskd.bus.client import MAX_MESSAGE, Uplink, UplinkConfig
-from taskd.bus.relay_loop import Switch, Watcher
+from taskd.bus.admission import MAX_CALLS_PER_S, Admission
+from taskd.bus.client import MAX_MESSAGE, UpstreamClient, UpstreamConfig
+from taskd.bus.relay_loop import RelayLoop, Watcher
 from taskd.bus.security import BADGE, Tls, channel_credentials, server_credentials
-from taskd.bus.server import Downlinks
-from taskd.bus.tcp_info import Wires
+from taskd.bus.server import BusServer
+from taskd.bus.tcp_info import TcpConnections
 from taskd.core.bus.relay import Relay, RelayConfig
 from taskd.core.bus.routing import Side, as_destination, as_member
 from taskd.errors import SettingsError
@@ -32,7 +32,7 @@ from taskd.model.bus import (
     PeerLeft,
     Received,
     Sent,
-    Wire,
+    TcpState,
 )
 from taskd.model.codes import NetCode, net_code
 from taskd.model.ids import Position, Role
@@ -57,7 +57,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 BURST = 64
-"""Sends without a wait after which other tasks get their turn."""
+"""After this many sends without a wait, other tasks may run."""
 SERVER_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
@@ -65,7 +65,7 @@ SERVER_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
-    # Who connects and says nothing is not waited for.
+    # A peer that connects and sends nothing is disconnected.
     ("grpc.server_handshake_timeout_ms", 10_000),
     # Two servers must never share a port by accident.
     ("grpc.so_reuseport", 0),
@@ -76,15 +76,15 @@ SERVER_OPTIONS = (
 class BusConfig:
     me: Position
     listen: str | None = None
-    """host:port to serve children on; port 0 takes a free one. None: this place has no children."""
+    """host:port for children; port 0 takes a free port. None: this process has no children."""
     upstream: str | None = None
-    """host:port of the server above. None: this place is the top."""
+    """host:port of the upstream server. None: this process is the top of the bus."""
     job: str = ""
     token: str = ""
-    """The job's secret, or a badge made of it for this place. Empty: peers are not checked."""
+    """The job's secret, or a badge made from it for `me`. Empty: peers are not checked."""
     tls: Tls | None = None
     tls_below: bool = True
-    """Whether children need it, too. A proxy has its own node below it, on the loopback."""
+    """Whether children need TLS, too. The children of a proxy connect over the loopback."""
     mtype: str = "default"
     relay: RelayConfig = field(default_factory=RelayConfig)
     max_calls_per_s: int = MAX_CALLS_PER_S
@@ -95,86 +95,86 @@ class BusConfig:
         problems = []
         fault = as_member(self.me)
         if isinstance(fault, NetCode):
-            problems.append(f"{self.me} is no position on the bus: {fault.sentence}")
+            problems.append(f"invalid position {self.me}: {fault.sentence}")
         if self.me.role == Role.MANAGER and self.upstream is not None:
-            problems.append("nothing is above a manager, so it has no upstream")
+            problems.append("a manager has no upstream: it is the top of the bus")
         if self.listen is None and self.upstream is None:
-            problems.append("a bus node needs a place to listen, an upstream, or both")
+            problems.append("a bus process needs an address to listen on, an upstream, or both")
         for address in filter(None, (self.listen, self.upstream)):
             try:
                 Address.parse(address)
             except SettingsError as error:
                 problems += error.problems
         if self.listen is not None and self.token.startswith(BADGE):
-            problems.append("a place that serves children needs the job's secret, not a badge")
+            problems.append("a process that serves children needs the job's secret, not a badge")
         if problems:
             raise SettingsError(problems)
 
 
 class Bus:
-    """One place on the bus. Made, started, used and closed in one asyncio loop."""
+    """One process on the bus. Created, started, used and closed in one asyncio loop."""
 
     def __init__(self, config: BusConfig) -> None:
         self._config = config
-        life = secrets.token_hex(8)
-        self._switch = Switch(
+        incarnation = secrets.token_hex(8)
+        self._relay_loop = RelayLoop(
             Relay(
                 config.me,
                 config.upstream is None,
                 _read,
-                new_life=lambda: secrets.token_hex(8),
+                new_incarnation=lambda: secrets.token_hex(8),
                 config=replace(
                     config.relay,
-                    # Whoever had to prove his place must also speak for it alone.
+                    # A peer that had to prove its position may send only from that position.
                     check_sources=config.relay.check_sources or bool(config.token or config.tls),
                 ),
             ),
-            life,
+            incarnation,
         )
         self._server: grpc.aio.Server | None = None
-        self._downlinks: Downlinks | None = None
-        self._wires = Wires()
-        self._uplink: Uplink | None = None
+        self._bus_server: BusServer | None = None
+        self._tcp_connections = TcpConnections()
+        self._upstream: UpstreamClient | None = None
         self._burst = 0
         self._closed = False
         self.port = 0
-        """Where children reach this place, once started."""
+        """The port for children, once started."""
 
     @property
     def me(self) -> Position:
         return self._config.me
 
     @property
-    def trouble(self) -> str:
-        """Why the way up is closed, in one sentence; empty while it is open."""
-        if self._uplink is None or self.joined:
+    def disconnect_reason(self) -> str:
+        """Why there is no upstream connection, in one sentence; empty while there is one."""
+        if self._upstream is None or self.joined:
             return ""
-        return self._uplink.trouble
+        return self._upstream.disconnect_reason
 
     @property
     def joined(self) -> bool:
-        lane = self._switch.relay.lanes.get(Side.UP)
-        return lane is not None and lane.connected
+        link = self._relay_loop.link(Side.UP)
+        return link is not None and link.connected
 
     def below(self) -> tuple[Position, ...]:
-        """Every position that can be reached downwards."""
-        return self._switch.relay.routes.below()
+        """All downstream positions that can be reached."""
+        return self._relay_loop.routes.below()
 
-    def wire_to(self, below: Position) -> Wire | None:
-        """How the connection downwards to it is doing; None: nobody here can tell."""
-        hop = self._switch.relay.routes.hop_to(below)
-        if hop is None or hop.server_rank != below.server_rank or self._downlinks is None:
-            return None  # what is between may have ended where the kernel's knowledge begins
-        peer = self._downlinks.peer_of(hop)
-        return None if peer is None else self._wires.look(peer)
+    def tcp_state_of(self, below: Position) -> TcpState | None:
+        """The kernel's view of the downstream connection to it; None: not known here."""
+        hop = self._relay_loop.routes.hop_to(below)
+        if hop is None or hop.server_rank != below.server_rank or self._bus_server is None:
+            return None  # our kernel only knows the connection to the first process on the way
+        peer = self._bus_server.peer_of(hop)
+        return None if peer is None else self._tcp_connections.look(peer)
 
     async def start(self) -> None:
-        """Bind the port, or raise; then join the server above, in the background."""
+        """Bind the port, or raise; then connect to the upstream server in the background."""
         config = self._config
         if config.upstream is not None:
-            self._uplink = Uplink(
-                self._switch,
-                UplinkConfig(
+            self._upstream = UpstreamClient(
+                self._relay_loop,
+                UpstreamConfig(
                     target=str(Address.parse(config.upstream)),
                     me=config.me,
                     job=config.job,
@@ -186,25 +186,25 @@ class Bus:
                 Random(),
             )
         if config.tls is not None and config.upstream is not None:
-            channel_credentials(config.tls)  # Files that cannot be read are told now.
+            channel_credentials(config.tls)  # report unreadable files now
         if config.listen is not None:
             await self._serve(Address.parse(config.listen))
-        if self._uplink is not None:
-            self._uplink.start()
+        if self._upstream is not None:
+            self._upstream.start()
 
     async def _serve(self, address: Address) -> None:
         config = self._config
         tls = config.tls if config.tls_below else None
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        gate = Gate(
+        admission = Admission(
             job=config.job,
             secret=config.token,
             tls=tls is not None,
             max_calls_per_s=config.max_calls_per_s,
         )
-        announce_up = self._uplink.announce if self._uplink is not None else None
-        self._downlinks = Downlinks(self._switch, gate, announce_up)
-        self._downlinks.serve_on(server)
+        announce_up = self._upstream.announce if self._upstream is not None else None
+        self._bus_server = BusServer(self._relay_loop, admission, announce_up)
+        self._bus_server.serve_on(server)
         try:
             if tls is None:
                 self.port = server.add_insecure_port(str(address))
@@ -217,16 +217,16 @@ class Bus:
             raise SettingsError([f"{config.me} cannot listen on {address}: {reason}"])
         if tls is None and not address.is_loopback:
             log.warning(
-                "%s listens on %s without TLS: anyone there can read along", config.me, address
+                "%s listens on %s without TLS: its traffic can be read there", config.me, address
             )
         await server.start()
         self._server = server
 
     async def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the way up is open. False when it is not in time; `trouble` says why."""
+        """Wait for the upstream connection. False: timeout, and `disconnect_reason` says why."""
         if self._config.upstream is None or self.joined:
             return True
-        watcher = self._switch.watch()
+        watcher = self._relay_loop.watch()
         try:
             async with asyncio.timeout(timeout_s):
                 async for change in watcher:
@@ -247,14 +247,14 @@ class Bus:
         uuid: str | None = None,
         timeout_s: float = 3.0,
     ) -> Sent:
-        """Send, and with `sync` wait until the destination has it. A failure is a result."""
+        """Send, and with `sync` wait until the destination has it. Failures are returned."""
         if self._closed:
             return Sent(NetCode.ServerErr, self.me)
         dst_or_code = as_destination(dst)
         if isinstance(dst_or_code, NetCode):
             return Sent(dst_or_code, self.me)
         parcel = Parcel(
-            uuid or self._switch.new_uuid(),
+            uuid or self._relay_loop.new_uuid(),
             self._config.mtype,
             sync,
             self.me,
@@ -266,57 +266,57 @@ class Bus:
             return Sent(NetCode.ClientErr, self.me)
         deadline = monotonic() + timeout_s
         while True:
-            ticket, answered = self._switch.ticket()
-            self._switch.relay.send(parcel, ticket, monotonic())
-            self._switch.settle()
+            ticket, answered = self._relay_loop.ticket()
+            with self._relay_loop.relay() as relay:
+                relay.send(parcel, ticket, monotonic())
             at_once = answered.done()
             answer = await answered
             is_full = at_once and answer.code == NetCode.NetworkSendLost
-            # Somebody who sends faster than the link carries waits for it; a repeated broadcast is
-            # dropped by those who have it already.
-            if not is_full or not await self._switch.progress(deadline):
+            # A caller that sends faster than the link delivers waits for room and sends again.
+            # Receivers that have a broadcast already drop its repetition.
+            if not is_full or not await self._relay_loop.progress(deadline):
                 if at_once:
-                    await self._breathe()
+                    await self._yield_after_burst()
                 return Sent(net_code(answer.code), answer.source)
 
-    async def _breathe(self) -> None:
-        """A loop that only sends must not keep its links from writing."""
+    async def _yield_after_burst(self) -> None:
+        """A loop that only sends must not keep the links from writing."""
         self._burst += 1
         if self._burst % BURST == 0:
             await asyncio.sleep(0)
 
     async def receive(self) -> Received:
-        """The next message for this place."""
-        return await self._switch.receive()
+        """The next message for this process."""
+        return await self._relay_loop.receive()
 
     def changes(self) -> Watcher:
-        """What joins and leaves, beginning with what has joined already."""
-        return self._switch.watch()
+        """Changes of connections, after one `Joined` or `PeerJoined` for each that is open."""
+        return self._relay_loop.watch()
 
     async def close(self, flush_s: float = 0.5) -> None:
-        """Deliver what is on its way as far as that takes no longer than this, then end."""
+        """Deliver what is queued, for at most `flush_s`, then close."""
         if self._closed:
             return
         self._closed = True
-        await self._switch.flush(monotonic() + flush_s)
-        if self._uplink is not None:
-            await self._uplink.close()
+        await self._relay_loop.flush(monotonic() + flush_s)
+        if self._upstream is not None:
+            await self._upstream.close()
         if self._server is not None:
             await self._server.stop(None)
-        self._switch.close()
+        self._relay_loop.close()
 
 
 def _read(parcel: Parcel) -> Received | None:
     try:
         body = decode(parcel.body, parcel.src.role)
     except NotABody as problem:
-        log.warning("a message of %s cannot be read: %s", parcel.src, problem)
+        log.warning("message from %s dropped: its body is invalid: %s", parcel.src, problem)
         return None
     return Received(parcel.src, parcel.dst, parcel.uuid, parcel.mtype, body)
 
 
 def _fits_the_wire(parcel: Parcel) -> bool:
-    """Text with lone surrogates has no UTF-8."""
+    """Text with lone surrogates cannot be encoded as UTF-8."""
     try:
         (parcel.uuid + parcel.body).encode()
     except UnicodeEncodeError:

@@ -114,7 +114,7 @@ def make_seal(secret: str, job: str) -> str:
     return hmac.new(secret.encode(), f"state of {job}".encode(), hashlib.sha256).hexdigest()
 
 
-def names_places(names: Iterable[str]) -> bool:
+def names_positions(names: Iterable[str]) -> bool:
     return any(name.startswith(SCHEME) for name in names)
 
 

@@ -1,7 +1,7 @@
 """The server side of the bus: children register, announce their paths and open their streams.
 
-Ours open `taskd.v1.Link`; Ascend's send by TransferMessage and receive by InitServerDownStream. Any
-bytes may come in here, so nothing is trusted: what is wrong gets its code or a gRPC status.
+Our processes open `taskd.v1.Link`; Ascend's send by TransferMessage and receive from
+InitServerDownStream. Input is not trusted: invalid calls get an error code or a gRPC status.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 
 import grpc
 
-from taskd.bus.admission import Gate
-from taskd.bus.client import ANEW, CALL_KEY, CALL_TIMEOUT_S
-from taskd.bus.relay_loop import Switch
-from taskd.bus.stream import EOF, carry
+from taskd.bus.admission import Admission
+from taskd.bus.client import CALL_KEY, CALL_TIMEOUT_S, REPLACE_ALL_PATHS
+from taskd.bus.relay_loop import RelayLoop
+from taskd.bus.stream import EOF, run_stream
 from taskd.bus.tasknet_client import CODE_KEY
-from taskd.core.bus.delivery import Confused, Queue
+from taskd.core.bus.delivery import ProtocolError, Queue
 from taskd.core.bus.relay import NO_CALL, Call
-from taskd.core.bus.routing import place
+from taskd.core.bus.routing import routing_key
 from taskd.model.codes import NetCode, net_code
 from taskd.model.ids import Position
 from taskd.runtime.clock import monotonic
@@ -38,54 +38,56 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Announce = Callable[[Sequence[Position], float], Awaitable[None]]
 
 
-class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
-    def __init__(self, switch: Switch, gate: Gate, announce_up: Announce | None) -> None:
-        self._switch = switch
-        self._relay = switch.relay
-        self._gate = gate
+class BusServer(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
+    def __init__(
+        self, relay_loop: RelayLoop, admission: Admission, announce_up: Announce | None
+    ) -> None:
+        self._relay_loop = relay_loop
+        self._admission = admission
         self._announce_up = announce_up
         self._streams: dict[Position, asyncio.Task[str]] = {}
         self._peers: dict[str, Position] = {}
-        """Whose stream runs on which connection."""
+        """gRPC's peer address -> the child whose stream uses that connection."""
 
     def serve_on(self, server: grpc.aio.Server) -> None:
         tasknet_pb2_grpc.add_TaskNetServicer_to_server(self, server)  # type: ignore[no-untyped-call]
         link_pb2_grpc.add_LinkServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 
     def peer_of(self, hop: Position) -> str | None:
-        """The address that this child's stream comes from."""
+        """The address from which this child's stream comes."""
         return next((peer for peer, child in self._peers.items() if child == hop), None)
 
     # Joining
 
     async def Register(self, request: tasknet_pb2.RegisterReq, context: Context) -> tasknet_pb2.Ack:
         child = _position(request, "pos")
-        await self._gate.admit(context, child)
+        await self._admission.admit(context, child)
         if child is None:
             return self._ack(request.uuid, NetCode.NilPosition)
-        code = self._relay.register(child, monotonic(), _call(context))
+        with self._relay_loop.relay() as relay:
+            code = relay.register(child, monotonic(), _call(context))
         if code == NetCode.OK:
-            # Whoever held this place before has to give way.
-            if (stream := self._streams.get(place(child))) is not None:
+            # A new registration replaces the process that had this position.
+            if (stream := self._streams.get(routing_key(child))) is not None:
                 stream.cancel()
         else:
             log.warning("%s was not registered: %s", child, code.sentence)
-        self._switch.settle()
         return self._ack(request.uuid, code)
 
     async def PathDiscovery(
         self, request: tasknet_pb2.PathDiscoveryReq, context: Context
     ) -> tasknet_pb2.Ack:
         through = _position(request, "proxyPos")
-        await self._gate.admit(context, through)
+        await self._admission.admit(context, through)
         if through is None:
             return self._ack(request.uuid, NetCode.NilPosition)
         path = [position_from_pb(pb) for pb in request.path]
-        anew = ANEW in _metadata(context).items()
-        code = self._relay.announce(through, path, anew=anew, call=_call(context))
+        replace_all = REPLACE_ALL_PATHS in _metadata(context).items()
+        with self._relay_loop.relay() as relay:
+            code = relay.announce(through, path, replace_all=replace_all, call=_call(context))
         if code == NetCode.OK and self._announce_up is not None:
-            # Before the answer: once a child may speak, it can be answered from above. But a server
-            # above that stands still must not keep the node from working by itself.
+            # Before the answer: once a child may send, upstream must be able to answer it. But an
+            # upstream server that hangs must not stop the children of this node from joining.
             left_s = context.time_remaining() or CALL_TIMEOUT_S
             await self._announce_up(path, min(left_s, CALL_TIMEOUT_S) / 2)
         return self._ack(request.uuid, code)
@@ -94,34 +96,36 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
 
     async def Open(self, request_iterator: object, context: Context) -> None:
         hop = await self._child(context)
-        await self._hold(hop, lambda: carry(self._switch, hop, context), context)
+        await self._hold(hop, lambda: run_stream(self._relay_loop, hop, context), context)
 
     async def InitServerDownStream(self, request_iterator: object, context: Context) -> None:
         hop = await self._child(context)
         await self._hold(hop, lambda: self._stream_down(hop, context), context)
 
     async def _child(self, context: Context) -> Position:
-        """Who opens this stream: its metadata must name a registered position exactly."""
-        shown = _metadata(context)
+        """The child that opens this stream: its metadata must name a registered position."""
+        metadata = _metadata(context)
         claimed = Position(
-            shown.get("role", ""), shown.get("serverrank", ""), shown.get("processrank", "")
+            metadata.get("role", ""),
+            metadata.get("serverrank", ""),
+            metadata.get("processrank", ""),
         )
-        await self._gate.admit(context, claimed)
-        hop = place(claimed)
-        if self._relay.routes.children.get(hop) != claimed:
+        await self._admission.admit(context, claimed)
+        hop = routing_key(claimed)
+        if self._relay_loop.routes.children.get(hop) != claimed:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"{claimed} has not registered"
             )
         return hop
 
     async def _hold(
-        self, hop: Position, streaming: Callable[[], Coroutine[Any, Any, str]], context: Context
+        self, hop: Position, run_stream: Callable[[], Coroutine[Any, Any, str]], context: Context
     ) -> None:
-        """Run the stream until it ends, or until a newer one of the same child takes its place."""
+        """Run the stream until it ends, or until a newer stream of the same child replaces it."""
         while (before := self._streams.get(hop)) is not None and not before.done():
             before.cancel()
             await asyncio.wait({before})
-        stream = self._streams[hop] = asyncio.create_task(streaming())
+        stream = self._streams[hop] = asyncio.create_task(run_stream())
         self._peers[context.peer()] = hop
         try:
             await asyncio.wait({stream})
@@ -132,46 +136,51 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
             if self._streams.get(hop) is stream:
                 del self._streams[hop]
         if stream.cancelled():
-            await context.abort(grpc.StatusCode.ABORTED, "a newer stream has taken this place")
+            await context.abort(
+                grpc.StatusCode.ABORTED, "a newer stream of this position has replaced this one"
+            )
         error = stream.exception()
-        if isinstance(error, Confused | TimeoutError):
-            log.warning("%s at %s: %s", hop, context.peer(), error)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error) or "no hello in time")
+        if isinstance(error, ProtocolError | TimeoutError):
+            log.warning("stream of %s failed: peer=%s: %s", hop, context.peer(), error)
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, str(error) or "no hello within the time limit"
+            )
         if error is not None and not isinstance(error, grpc.RpcError):
             raise error
 
-    # Peers of Ascend's
+    # Ascend's peers
 
     async def TransferMessage(
         self, request: tasknet_pb2.Message, context: Context
     ) -> tasknet_pb2.Ack:
         parcel = message_from_pb(request)
         if isinstance(parcel, NetCode):
-            await self._gate.admit(context, None)
+            await self._admission.admit(context, None)
             return self._ack(request.header.uuid, parcel)
         hop = self._hop_of(parcel.src, context)
-        await self._gate.admit(context, self._relay.routes.children.get(hop, parcel.src))
-        ticket, answered = self._switch.ticket()
-        self._relay.arrived(hop, parcel, ticket, monotonic())
-        self._switch.settle()
+        await self._admission.admit(context, self._relay_loop.routes.children.get(hop, parcel.src))
+        ticket, answered = self._relay_loop.ticket()
+        with self._relay_loop.relay() as relay:
+            relay.message_received(hop, parcel, ticket, monotonic())
         answer = await answered
         if answer.code >= NetCode.RecvBufNil:
-            # Its caller looks at the status alone, and takes any Ack for a success.
+            # The caller reads only the status, and takes any Ack for success.
             await self._fail(context, answer.code)
         return self._ack(parcel.uuid, answer.code, answer.source)
 
     def _hop_of(self, source: Position, context: Context) -> Position:
-        """The child that this call comes from. It does not say so itself."""
-        routes = self._relay.routes
+        """The child that sent this message, which the call does not name."""
+        routes = self._relay_loop.routes
         known = routes.hop_to(source)
-        if known is not None or place(source) in routes.children:
-            return known or place(source)
-        # A proxy of Ascend's does not announce its children again after a break. But their
-        # messages come by the connection that its stream runs on, and so tell where they are.
+        if known is not None or routing_key(source) in routes.children:
+            return known or routing_key(source)
+        # An Ascend proxy does not announce its children again after it was disconnected. But their
+        # messages use the same connection as its stream, which shows where they are.
         relaying = self._peers.get(context.peer())
         if relaying is None:
-            return place(source)
-        self._relay.announce(routes.children[relaying], [source])
+            return routing_key(source)
+        with self._relay_loop.relay() as relay:
+            relay.announce(routes.children[relaying], [source])
         return relaying
 
     async def _fail(self, context: Context, code: int) -> NoReturn:
@@ -179,11 +188,10 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
         await context.abort(grpc.StatusCode.UNKNOWN, f"{code}: {text}", ((CODE_KEY, str(code)),))
 
     async def _stream_down(self, hop: Position, context: Context) -> str:
-        relay = self._relay
-        queue = relay.queue(hop)
-        relay.streaming(hop)
-        wake = self._switch.wake_for(hop)
-        self._switch.settle()
+        wake = self._relay_loop.wake_for(hop)
+        with self._relay_loop.relay() as relay:
+            queue = relay.queue(hop)
+            relay.stream_opened(hop)
         wake.set()
         reader = asyncio.create_task(self._read_acks(hop, context))
         writer = asyncio.create_task(_write_messages(queue, context, wake))
@@ -194,19 +202,21 @@ class Downlinks(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
             reader.cancel()
             writer.cancel()
             await asyncio.wait({reader, writer})
-            relay.broken(hop, monotonic())
-            self._switch.settle()
+            with self._relay_loop.relay() as relay:
+                relay.disconnected(hop, monotonic())
 
     async def _read_acks(self, hop: Position, context: Context) -> str:
         while True:
             ack = await context.read()
             if ack is EOF:
                 return "the peer ended the stream"
-            self._relay.acked(hop, receipt_from_pb(ack))
-            self._switch.settle()
+            with self._relay_loop.relay() as relay:
+                relay.receipt_received(hop, receipt_from_pb(ack))
 
     def _ack(self, uuid: str, code: int, source: Position | None = None) -> tasknet_pb2.Ack:
-        return tasknet_pb2.Ack(uuid=uuid, code=code, src=position_to_pb(source or self._relay.me))
+        return tasknet_pb2.Ack(
+            uuid=uuid, code=code, src=position_to_pb(source or self._relay_loop.me)
+        )
 
 
 async def _write_messages(queue: Queue, context: Context, wake: asyncio.Event) -> str:
@@ -223,8 +233,12 @@ def _metadata(context: Context) -> dict[str, str]:
 
 
 def _call(context: Context) -> Call:
-    life, _, number = _metadata(context).get(CALL_KEY, "").rpartition("/")
-    return (life, int(number)) if life and number.isdigit() and len(number) < 10 else NO_CALL
+    incarnation, _, number = _metadata(context).get(CALL_KEY, "").rpartition("/")
+    return (
+        (incarnation, int(number))
+        if incarnation and number.isdigit() and len(number) < 10
+        else NO_CALL
+    )
 
 
 def _position(

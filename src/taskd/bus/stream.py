@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from taskd.bus.relay_loop import Switch
+from taskd.bus.relay_loop import RelayLoop
 from taskd.core.bus.delivery import Session
 from taskd.core.bus.routing import Hop, Side
 from taskd.runtime.clock import monotonic
@@ -20,11 +20,10 @@ from taskd.wire.bus_frames import frame_from_pb, frame_to_pb
 
 HELLO_TIMEOUT_S = 10.0
 CONFIRM_WITHIN_S = 0.02
-"""A confirmation waits so long for a frame that it can ride on."""
-
+"""How long a confirmation waits for a frame that can carry it."""
 
 EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
-"""What `read` returns at the end of a stream. The stubs forget it."""
+"""What `read` returns at the end of a stream. The type stubs lack it."""
 
 
 class Stream(Protocol):
@@ -36,37 +35,37 @@ class Stream(Protocol):
 
 
 ENDED = (asyncio.InvalidStateError, grpc.aio.UsageError)
-"""What gRPC raises, at either end, for a write to a stream that has ended unnoticed."""
+"""What gRPC raises, at either end, for a write to a stream that has just ended."""
 
 
-async def carry(switch: Switch, hop: Hop, stream: Stream) -> str:
-    """Serve one connection. Returns why it ended; raises `grpc.RpcError` or `Confused`."""
+async def run_stream(relay_loop: RelayLoop, hop: Hop, stream: Stream) -> str:
+    """Serve one connection. Returns why it ended; raises `grpc.RpcError` or `ProtocolError`."""
     try:
-        return await _carry(switch, hop, stream)
+        return await _run_stream(relay_loop, hop, stream)
     except ENDED:
         return "the stream had ended"
 
 
-async def _carry(switch: Switch, hop: Hop, stream: Stream) -> str:
-    relay = switch.relay
-    session = relay.session(hop)
-    mine = frame_to_pb(session.open())
+async def _run_stream(relay_loop: RelayLoop, hop: Hop, stream: Stream) -> str:
+    with relay_loop.relay() as relay:
+        session = relay.session(hop)
+    hello = frame_to_pb(session.open())
     if hop is Side.UP:
-        await stream.write(mine)
+        await stream.write(hello)
     async with asyncio.timeout(HELLO_TIMEOUT_S):
         first = await stream.read()
     if first is EOF:
-        return "the peer said no hello"
-    relay.greeted(hop, frame_from_pb(first))
-    wake = switch.wake_for(hop)
-    switch.settle()
+        return "the peer ended the stream before its hello"
+    wake = relay_loop.wake_for(hop)
+    with relay_loop.relay() as relay:
+        relay.hello_received(hop, frame_from_pb(first))
     tasks: list[asyncio.Task[str]] = []
     try:
         if hop is not Side.UP:
             # The server answers last: a child that knows it has joined can be reached at once.
-            await stream.write(mine)
+            await stream.write(hello)
         wake.set()
-        tasks.append(asyncio.create_task(_read(switch, hop, session, stream, wake)))
+        tasks.append(asyncio.create_task(_read(relay_loop, hop, session, stream, wake)))
         tasks.append(asyncio.create_task(_write(session, stream, wake)))
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return done.pop().result()
@@ -74,8 +73,8 @@ async def _carry(switch: Switch, hop: Hop, stream: Stream) -> str:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        relay.broken(hop, monotonic())
-        switch.settle()
+        with relay_loop.relay() as relay:
+            relay.disconnected(hop, monotonic())
 
 
 async def _write(session: Session, stream: Stream, wake: asyncio.Event) -> str:
@@ -87,7 +86,7 @@ async def _write(session: Session, stream: Stream, wake: asyncio.Event) -> str:
 
 
 async def _read(
-    switch: Switch, hop: Hop, session: Session, stream: Stream, wake: asyncio.Event
+    relay_loop: RelayLoop, hop: Hop, session: Session, stream: Stream, wake: asyncio.Event
 ) -> str:
     loop = asyncio.get_running_loop()
     confirm: asyncio.TimerHandle | None = None
@@ -96,9 +95,9 @@ async def _read(
             read: link_pb2.Frame = await stream.read()
             if read is EOF:
                 return "the peer ended the stream"
-            switch.relay.took(hop, frame_from_pb(read), monotonic())
-            switch.settle()
-            switch.progressed()
+            with relay_loop.relay() as relay:
+                relay.frame_received(hop, frame_from_pb(read), monotonic())
+            relay_loop.progressed()
             if session.owes_confirmation and (confirm is None or confirm.when() <= loop.time()):
                 confirm = loop.call_later(CONFIRM_WITHIN_S, wake.set)
     finally:

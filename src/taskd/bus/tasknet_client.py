@@ -1,7 +1,7 @@
-"""The way up to a server of Ascend's: messages go by TransferMessage, come by its stream.
+"""Client of an Ascend server: sends by TransferMessage, receives from InitServerDownStream.
 
-Its Acks are not matched by uuid there, so each sync message is answered exactly once, promptly, and
-only on the stream that it came by. Messages of one source are sent one after the other, because
+The server does not match Acks by uuid, so each sync message is answered exactly once, promptly, and
+only on the stream that it came from. Messages of one source are sent one after the other, because
 nothing else keeps their order; different sources do not wait for each other.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from taskd.bus.relay_loop import Switch
+from taskd.bus.relay_loop import RelayLoop
 from taskd.bus.stream import EOF, Stream
 from taskd.core.bus.routing import Side
 from taskd.model.bus import Parcel, Receipt
@@ -30,25 +30,26 @@ from taskd.wire.bus_frames import (
 )
 
 CODE_KEY = "taskd-code"
-"""Trailing metadata of a TransferMessage that failed: the code that its Ack would carry."""
+"""Trailing metadata of a failed TransferMessage: the code that its Ack would have."""
 
 MAX_BACKLOG = 1024
-"""Messages taken out of the window but not answered yet."""
+"""Messages that have left the window and are not answered yet."""
 
 Metadata = tuple[tuple[str, str], ...]
 
 
-async def join(switch: Switch, stub: tasknet_pb2_grpc.TaskNetStub, metadata: Metadata) -> str:
+async def join(
+    relay_loop: RelayLoop, stub: tasknet_pb2_grpc.TaskNetStub, metadata: Metadata
+) -> str:
     """Serve one connection until it breaks."""
-    relay = switch.relay
-    queue = relay.queue(Side.UP)
     stream = stub.InitServerDownStream(metadata=metadata)
-    relay.streaming(Side.UP)
-    wake = switch.wake_for(Side.UP)
-    switch.settle()
+    wake = relay_loop.wake_for(Side.UP)
+    with relay_loop.relay() as relay:
+        queue = relay.queue(Side.UP)
+        relay.stream_opened(Side.UP)
     wake.set()
-    reader = asyncio.create_task(_read(switch, stream))
-    sender = _Sender(switch, stub, metadata, wake)
+    reader = asyncio.create_task(_read(relay_loop, stream))
+    sender = _Sender(relay_loop, stub, metadata, wake)
     try:
         while True:
             woken = asyncio.create_task(wake.wait())
@@ -65,67 +66,63 @@ async def join(switch: Switch, stub: tasknet_pb2_grpc.TaskNetStub, metadata: Met
         reader.cancel()
         await sender.close()
         await asyncio.gather(reader, return_exceptions=True)
-        relay.broken(Side.UP, monotonic())
-        switch.settle()
+        with relay_loop.relay() as relay:
+            relay.disconnected(Side.UP, monotonic())
 
 
-async def _read(switch: Switch, stream: Stream) -> str:
+async def _read(relay_loop: RelayLoop, stream: Stream) -> str:
     while True:
         read = await stream.read()
         if read is EOF:
             return "the server ended the stream"
         parcel = message_from_pb(read)
-        if isinstance(parcel, NetCode):
-            if read.header.sync:
-                switch.relay.lanes[Side.UP].push_receipt(
-                    Receipt(read.header.uuid, parcel, switch.relay.me)
-                )
-                switch.relay.ready.add(Side.UP)
-        else:
-            asker = Side.UP if parcel.sync else None
-            switch.relay.arrived(Side.UP, parcel, asker, monotonic())
-        switch.settle()
+        with relay_loop.relay() as relay:
+            if not isinstance(parcel, NetCode):
+                asker = Side.UP if parcel.sync else None
+                relay.message_received(Side.UP, parcel, asker, monotonic())
+            elif read.header.sync:
+                relay.refuse(Side.UP, read.header.uuid, parcel)
 
 
 class _Sender:
-    """One lane a source."""
+    """Sends the messages of each source in order."""
 
     def __init__(
         self,
-        switch: Switch,
+        relay_loop: RelayLoop,
         stub: tasknet_pb2_grpc.TaskNetStub,
         metadata: Metadata,
         drained: asyncio.Event,
     ) -> None:
         self.backlog = 0
         self._drained = drained
-        self._switch = switch
+        self._relay_loop = relay_loop
         self._stub = stub
         self._metadata = metadata
-        self._lanes: dict[Position, deque[Parcel]] = {}
+        self._queues: dict[Position, deque[Parcel]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, parcel: Parcel) -> None:
         self.backlog += 1
-        lane = self._lanes.get(parcel.src)
-        if lane is not None:
-            lane.append(parcel)
+        queue = self._queues.get(parcel.src)
+        if queue is not None:
+            queue.append(parcel)
             return
-        self._lanes[parcel.src] = deque([parcel])
+        self._queues[parcel.src] = deque([parcel])
         task = asyncio.create_task(self._drain(parcel.src))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _drain(self, source: Position) -> None:
-        lane = self._lanes[source]
+        queue = self._queues[source]
         try:
-            while lane:
-                await self._transfer(lane.popleft())
+            while queue:
+                await self._transfer(queue.popleft())
                 self.backlog -= 1
                 self._drained.set()
-                self._switch.progressed()
+                self._relay_loop.progressed()
         finally:
-            del self._lanes[source]
+            del self._queues[source]
 
     async def _transfer(self, parcel: Parcel) -> None:
         timeout_s = parcel.patience_s if parcel.sync else DEFAULT_PATIENCE_S
@@ -136,11 +133,12 @@ class _Sender:
             receipt = receipt_from_pb(ack)
         except grpc.aio.AioRpcError as error:
             receipt = Receipt(parcel.uuid, code_of(error), None)
-        if parcel.sync:
-            self._switch.relay.acked(Side.UP, Receipt(parcel.uuid, receipt.code, receipt.src))
-        elif receipt.code:
-            self._switch.relay.lose(f"the server above answered with {receipt.code}")
-        self._switch.settle()
+        with self._relay_loop.relay() as relay:
+            if parcel.sync:
+                receipt = Receipt(parcel.uuid, receipt.code, receipt.src)
+                relay.receipt_received(Side.UP, receipt)
+            elif receipt.code:
+                relay.count_lost(f"the upstream server answered with {receipt.code}")
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -149,11 +147,11 @@ class _Sender:
 
 
 def code_of(error: grpc.aio.AioRpcError) -> NetCode:
-    """What a failed TransferMessage means. Our own server tells; Ascend's only says UNKNOWN."""
+    """The code of a failed TransferMessage. Our server sends it; Ascend's only sends UNKNOWN."""
     trailing: Any = error.trailing_metadata() or ()
-    told = str(dict(trailing).get(CODE_KEY, ""))
-    if told.isdigit():
-        return net_code(int(told))
+    code = str(dict(trailing).get(CODE_KEY, ""))
+    if code.isdigit():
+        return net_code(int(code))
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return NetCode.NetworkAckLost

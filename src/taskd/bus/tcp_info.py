@@ -12,7 +12,7 @@ import struct
 from contextlib import suppress
 from urllib.parse import unquote
 
-from taskd.model.bus import Wire
+from taskd.model.bus import TcpState
 
 _INFO = struct.Struct("=8B24I")
 """The first part of Linux's `struct tcp_info`, the same in every kernel."""
@@ -21,11 +21,11 @@ LEAST_RTO_S = 0.2
 """Linux never waits less before it sends once more."""
 
 
-class Wires:
+class TcpConnections:
     def __init__(self) -> None:
         self._sockets: dict[tuple[str, int], int] = {}
 
-    def look(self, peer: str) -> Wire | None:
+    def look(self, peer: str) -> TcpState | None:
         """`peer` as gRPC names it. None: there is no such connection that the kernel would know."""
         address = _address(peer)
         if address is None:
@@ -71,7 +71,7 @@ def _peer_of(file: int) -> tuple[str, int] | None:
     return None
 
 
-def _look_at(file: int) -> Wire | None:
+def _look_at(file: int) -> TcpState | None:
     with suppress(OSError):
         borrowed = socket.socket(fileno=file)
         try:
@@ -82,5 +82,5 @@ def _look_at(file: int) -> Wire | None:
             told = _INFO.unpack(raw)
             usual_s = (told[_RTT] + 4 * told[_RTTVAR]) / 1e6
             quiet_s = told[_LAST_ACK_RECV] / 1e3
-            return Wire(told[_UNACKED] > 0, quiet_s, max(LEAST_RTO_S, usual_s))
+            return TcpState(told[_UNACKED] > 0, quiet_s, max(LEAST_RTO_S, usual_s))
     return None

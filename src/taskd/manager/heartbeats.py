@@ -91,7 +91,7 @@ class HeartbeatMonitor:
                 asking = asyncio.create_task(self._ask(node))
                 self._asking.setdefault(node, set()).add(asking)
             case InspectConnection(node):
-                self._take(ConnectionInspected(node, self._bus.wire_to(agent(node))))
+                self._take(ConnectionInspected(node, self._bus.tcp_state_of(agent(node))))
             case NodeIsSilent(node, evidence):
                 log.warning("silent: %s", evidence)
                 self._stop_asking(node)

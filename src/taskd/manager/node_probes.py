@@ -56,11 +56,11 @@ class NodeProbes:
         self._tasks[node] = asyncio.create_task(work)
 
     async def _try(self, node: NodeRank, address: str) -> None:
-        if await door.opens(address, ANSWER_S):
+        if await door.is_reachable(address, ANSWER_S):
             self._doors[node] = address
         else:
             log.info("the door of node %s at %s cannot be reached from here", node, address)
 
     async def _stay(self, node: NodeRank, address: str) -> None:
-        if await door.outlasts(address, ANSWER_S) and node in self._away:
+        if await door.wait_for_exit(address, ANSWER_S) and node in self._away:
             self._happened(NodeGone(node, f"its agent has ended: nobody listens at {address}"))

@@ -97,7 +97,7 @@ Change = Joined | Left | PeerJoined | PeerLeft
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class TcpState:
     """What the kernel knows of the connection to a neighbour, without the neighbour's help."""
 
     unconfirmed: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskd.core.bus.delivery import Confused, Frame, Hello
+from taskd.core.bus.delivery import Frame, Hello, ProtocolError
 from taskd.model.bus import Parcel, Receipt
 from taskd.model.codes import NetCode
 from taskd.model.ids import Position
@@ -76,7 +76,9 @@ def frame_to_pb(frame: Frame) -> link_pb2.Frame:
         messages=[message_to_pb(parcel) for parcel in frame.parcels],
         acks=[receipt_to_pb(receipt) for receipt in frame.receipts],
         received=frame.received,
-        hello=None if hello is None else link_pb2.Hello(life=hello.life, peer_life=hello.peer_life),
+        hello=None
+        if hello is None
+        else link_pb2.Hello(life=hello.incarnation, peer_life=hello.peer_incarnation),
         patience_ms=[
             round(parcel.patience_s * 1000) if parcel.sync else 0 for parcel in frame.parcels
         ],
@@ -94,11 +96,11 @@ def _parcels(
     messages: Sequence[tasknet_pb2.Message], patience_ms: Sequence[int]
 ) -> Sequence[Parcel]:
     if len(patience_ms) != len(messages):
-        raise Confused(f"{len(messages)} messages but the patience of {len(patience_ms)}")
+        raise ProtocolError(f"{len(messages)} messages but the patience of {len(patience_ms)}")
     parcels = []
     for pb, wait_ms in zip(messages, patience_ms, strict=True):
         parcel = message_from_pb(pb, wait_ms / 1000)
         if isinstance(parcel, NetCode):
-            raise Confused(f"a message in a frame: {parcel.sentence}")
+            raise ProtocolError(f"a message in a frame: {parcel.sentence}")
         parcels.append(parcel)
     return parcels

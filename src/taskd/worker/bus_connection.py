@@ -83,7 +83,7 @@ class PlainConnection:
         while True:
             body = await self._outbox.get()
             if not await bus.send(manager(), body):
-                log.info("%s was not delivered: %s", type(body).__name__, bus.trouble)
+                log.info("%s was not delivered: %s", type(body).__name__, bus.disconnect_reason)
 
 
 _lock = threading.Lock()

@@ -110,14 +110,14 @@ class AscendClient:
         self.stub = TaskNetStub(channel)  # type: ignore[no-untyped-call]
         self.stream: Any = None
 
-    async def join(self, *, opens: bool = True) -> None:
+    async def join(self, *, stream: bool = True) -> None:
         pos = position_to_pb(self.me)
         ack = await self.stub.Register(pb.RegisterReq(uuid="r", pos=pos))
         assert (ack.code, ack.uuid) == (0, "r")
         found = pb.PathDiscoveryReq(uuid="p", proxyPos=pos, path=[pos])
         ack = await self.stub.PathDiscovery(found)
         assert ack.code == 0
-        if opens:
+        if stream:
             self.open()
 
     def open(self) -> None:

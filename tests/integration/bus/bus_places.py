@@ -28,7 +28,7 @@ async def placed(
     bus = Bus(BusConfig(me=me, **settings))
     await bus.start()
     try:
-        assert await bus.join(PATIENCE_S), bus.trouble
+        assert await bus.join(PATIENCE_S), bus.disconnect_reason
         yield bus
     finally:
         await bus.close()

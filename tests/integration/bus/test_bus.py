@@ -59,9 +59,9 @@ def test_everybody_reaches_everybody() -> None:
     async def scenario() -> None:
         async with whole_job() as buses:
             for sender in buses.values():
-                for place, receiver in buses.items():
-                    sent = await sender.send(place, RestartsLeft(1))
-                    assert sent.code == NetCode.OK, (sender.me, place, sent)
+                for position, receiver in buses.items():
+                    sent = await sender.send(position, RestartsLeft(1))
+                    assert sent.code == NetCode.OK, (sender.me, position, sent)
                     assert (await next_of(receiver)).src == sender.me
 
     asyncio.run(scenario())
@@ -70,16 +70,16 @@ def test_everybody_reaches_everybody() -> None:
 def test_a_broadcast_reaches_each_once() -> None:
     async def scenario() -> None:
         async with whole_job(nodes=3, ranks=3) as buses:
-            workers = [bus for place, bus in buses.items() if place.role == Role.WORKER]
-            agents = [bus for place, bus in buses.items() if place.role == Role.AGENT]
+            workers = [bus for position, bus in buses.items() if position.role == Role.WORKER]
+            agents = [bus for position, bus in buses.items() if position.role == Role.AGENT]
             mgr = buses[manager()]
             assert (await mgr.send(EVERY_WORKER, SetProfiling(True, False))).code == NetCode.OK
             assert (await mgr.send(EVERY_AGENT, ExitAgent())).code == NetCode.OK
             node_1 = Position(Role.WORKER, "1", ALL)
             assert (await agents[0].send(node_1, SetProfiling(False, True))).code == NetCode.OK
             # What comes last shows that nothing more was on its way.
-            for place in buses:
-                assert (await mgr.send(place, StartWorkers(0))).code == NetCode.OK
+            for position in buses:
+                assert (await mgr.send(position, StartWorkers(0))).code == NetCode.OK
             for bus in workers:
                 expected = [SetProfiling(True, False), StartWorkers(0)]
                 if bus.me.server_rank == "1":
@@ -100,7 +100,7 @@ def test_a_list_of_ranks_reaches_each_of_them() -> None:
             listed = Position(Role.WORKER, "0,2", "1,4,5")
             sent = await buses[manager()].send(listed, StartWorkers(5))
             assert sent.code == NetCode.OK
-            chosen = [buses[place] for place in (worker(0, 1), worker(2, 4), worker(2, 5))]
+            chosen = [buses[position] for position in (worker(0, 1), worker(2, 4), worker(2, 5))]
             assert await bodies_of(chosen) == [[StartWorkers(5)]] * 3
 
             agents = Position(Role.AGENT, "1,2")
@@ -212,9 +212,9 @@ def test_before_the_way_up_is_open_a_send_says_so() -> None:
         sent = await lonely.send(manager(), RestartsLeft(1))
         assert (sent.code, sent.source) == (NetCode.ServerErr, agent(0))
         async with asyncio.timeout(PATIENCE_S):
-            while lonely.trouble == NOT_TRIED:
+            while lonely.disconnect_reason == NOT_TRIED:
                 assert not await lonely.join(0.05)
-        assert "UNAVAILABLE" in lonely.trouble
+        assert "UNAVAILABLE" in lonely.disconnect_reason
         await lonely.close()
 
     asyncio.run(scenario())

@@ -38,7 +38,7 @@ async def under_attack(**settings: Any) -> AsyncIterator[tuple[Bus, AscendClient
         ascend_client(agent(1), mgr.port) as stranger,
     ):
         yield mgr, stranger
-        while mgr._switch.relay.inbox:
+        while mgr._relay_loop._relay.inbox:
             await mgr.receive()
         assert (await good.send(manager(), RestartsLeft(1))).code == NetCode.OK
         assert (await mgr.send(agent(0), StartWorkers(1))).code == NetCode.OK
@@ -159,7 +159,7 @@ def test_more_registrations_than_the_table_holds() -> None:
             acks = await asyncio.gather(*map(stranger.stub.Register, asked))
             full = [ack.code for ack in acks].count(NetCode.ExceedMaxRegistryNum)
             assert full == 500 - 49
-            assert len(mgr._switch.relay.routes.children) == 50
+            assert len(mgr._relay_loop.routes.children) == 50
 
     asyncio.run(scenario())
 
@@ -212,7 +212,7 @@ def test_a_client_that_stops_reading_loses_its_messages_and_nobody_elses(
     async def scenario() -> None:
         limits = RelayConfig(max_window=200, max_window_bytes=4 << 20)
         async with under_attack(relay=limits) as (mgr, stranger), bare_channel(mgr.port) as channel:
-            await stranger.join(opens=not speaks_link)
+            await stranger.join(stream=not speaks_link)
             if speaks_link:
                 call = LinkStub(channel).Open(metadata=AGENT_1)  # type: ignore[no-untyped-call]
                 await call.write(link_pb2.Frame(hello=link_pb2.Hello(life="a")))

@@ -33,9 +33,9 @@ async def trouble_of(me: Position, port: int, **settings: object) -> str:
     await bus.start()
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while bus.trouble == NOT_TRIED:
+            while bus.disconnect_reason == NOT_TRIED:
                 assert not await bus.join(0.05), "it was let in"
-        return bus.trouble
+        return bus.disconnect_reason
     finally:
         await bus.close()
 
@@ -43,8 +43,8 @@ async def trouble_of(me: Position, port: int, **settings: object) -> str:
 def test_a_job_with_a_token_works_as_one_without() -> None:
     async def scenario() -> None:
         async with whole_job(**SECRET) as buses:
-            for place, bus in buses.items():
-                assert (await buses[manager()].send(place, StartWorkers(1))).code == NetCode.OK
+            for position, bus in buses.items():
+                assert (await buses[manager()].send(position, StartWorkers(1))).code == NetCode.OK
                 assert (await bus.send(worker(1, 3), RestartsLeft(1))).code == NetCode.OK
 
     asyncio.run(scenario())
@@ -120,8 +120,10 @@ def test_a_certificate_can_bind_its_holder_to_a_place(
                 async with placed(me, mgr, tls=bound, job="job-1") as bus:
                     assert (await bus.send(manager(), RestartsLeft(1))).code == NetCode.OK
             for me in (agent(2), worker(2, 8), proxy(1)):
-                trouble = await trouble_of(me, mgr.port, tls=bound, job="job-1")
-                assert trouble.startswith("PERMISSION_DENIED: the certificate is not one for")
+                disconnect_reason = await trouble_of(me, mgr.port, tls=bound, job="job-1")
+                assert disconnect_reason.startswith(
+                    "PERMISSION_DENIED: the certificate is not one for"
+                )
             of_other_job = ours.tls("two", "taskd://job-2/Agent/1/-1")
             assert "PERMISSION_DENIED" in await trouble_of(agent(1), mgr.port, tls=of_other_job)
             nameless = await trouble_of(agent(1), mgr.port, tls=ours.tls("four"), job="job-1")

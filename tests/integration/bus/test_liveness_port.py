@@ -1,4 +1,4 @@
-"""A killed agent is told from a broken link, on real sockets and with a real kill."""
+"""The liveness port tells a killed agent from a broken connection, with real sockets and kills."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 from taskd.agent.run.plan import free_port
-from taskd.bus import liveness_port as door
-from taskd.bus.liveness_port import Door
+from taskd.bus import liveness_port
+from taskd.bus.liveness_port import LivenessPort
 from taskd.manager.node_probes import NodeProbes
 from taskd.model.ids import NodeRank
 from taskd.model.manager import Event, NodeGone
@@ -16,22 +16,22 @@ from taskd.model.messages import AgentHello
 
 PATIENCE_S = 20.0
 NODE = NodeRank(1)
-HOUSE = """
+PROGRAM = """
 import asyncio
-from taskd.bus.liveness_port import Door
+from taskd.bus.liveness_port import LivenessPort
 
 async def live():
-    door = await Door.open("127.0.0.1:1")
-    print(door.address, flush=True)
+    port = await LivenessPort.open("127.0.0.1:1")
+    print(port.address, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(live())
 """
 
 
-def house() -> tuple[subprocess.Popen[str], str]:
-    """A process that does nothing but keep its door."""
-    process = subprocess.Popen([sys.executable, "-c", HOUSE], stdout=subprocess.PIPE, text=True)
+def start_agent() -> tuple[subprocess.Popen[str], str]:
+    """A process that only keeps its liveness port open."""
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
@@ -40,18 +40,20 @@ def hello(address: str) -> AgentHello:
     return AgentHello(NODE, "host", (), "", door=address)
 
 
-def test_a_node_counts_as_gone_when_its_agent_is_killed_and_not_before() -> None:
-    process, address = house()
+def test_node_is_gone_when_its_agent_is_killed_and_not_before() -> None:
+    process, address = start_agent()
 
     async def live() -> None:
         events: asyncio.Queue[Event] = asyncio.Queue()
-        knocking = NodeProbes(events.put_nowait)
-        knocking.heard(hello(address))
+        probes = NodeProbes(events.put_nowait)
+        probes.heard(hello(address))
         async with asyncio.timeout(PATIENCE_S):
-            await knocking.tried(NODE)
-        knocking.unlinked(NODE)
-        for _ in range(door.MOST_GUESTS):
-            assert await door.opens(address, PATIENCE_S)  # the line that is held is cut over it
+            await probes.tried(NODE)
+        probes.unlinked(NODE)
+        for _ in range(liveness_port.MAX_CONNECTIONS):
+            assert await liveness_port.is_reachable(
+                address, PATIENCE_S
+            )  # ends the probe's connection
         assert events.empty()
         process.kill()
         async with asyncio.timeout(PATIENCE_S):
@@ -66,33 +68,33 @@ def test_a_node_counts_as_gone_when_its_agent_is_killed_and_not_before() -> None
         process.communicate()
 
 
-def test_a_door_that_never_opened_proves_nothing() -> None:
+def test_refusal_of_a_port_that_never_accepted_proves_nothing() -> None:
     async def live() -> None:
         events: asyncio.Queue[Event] = asyncio.Queue()
-        knocking = NodeProbes(events.put_nowait)
-        knocking.heard(hello(f"127.0.0.1:{free_port()}"))
+        probes = NodeProbes(events.put_nowait)
+        probes.heard(hello(f"127.0.0.1:{free_port()}"))
         async with asyncio.timeout(PATIENCE_S):
-            await knocking.tried(NODE)
-        knocking.unlinked(NODE)
+            await probes.tried(NODE)
+        probes.unlinked(NODE)
         async with asyncio.timeout(PATIENCE_S):
-            await knocking.tried(NODE)
+            await probes.tried(NODE)
         assert events.empty()
 
     asyncio.run(live())
 
 
-def test_an_agent_that_is_linked_again_is_left_alone() -> None:
+def test_agent_that_has_reconnected_is_not_probed() -> None:
     async def live() -> None:
-        mine = await Door.open("127.0.0.1:1")
+        mine = await LivenessPort.open("127.0.0.1:1")
         assert mine is not None
         events: asyncio.Queue[Event] = asyncio.Queue()
-        knocking = NodeProbes(events.put_nowait)
-        knocking.heard(hello(mine.address))
-        await knocking.tried(NODE)
-        knocking.unlinked(NODE)
-        knocking.linked(NODE)
+        probes = NodeProbes(events.put_nowait)
+        probes.heard(hello(mine.address))
+        await probes.tried(NODE)
+        probes.unlinked(NODE)
+        probes.linked(NODE)
         mine.close()
-        assert not await door.opens(mine.address, PATIENCE_S)
+        assert not await liveness_port.is_reachable(mine.address, PATIENCE_S)
         assert events.empty()
 
     asyncio.run(live())

@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 
-from taskd.bus.stream import carry
+from taskd.bus.stream import run_stream
 from taskd.core.bus.routing import Side
 from taskd.model.ids import agent, manager
 from taskd.model.messages import KeptAlive
@@ -24,7 +24,7 @@ def test_a_stream_that_ends_before_it_is_written_to_is_no_reason_to_give_up() ->
         ):
             stream = LinkStub(channel).Open()  # type: ignore[no-untyped-call]
             assert await stream.code() is grpc.StatusCode.FAILED_PRECONDITION
-            assert await carry(below._switch, Side.UP, stream) == "the stream had ended"
+            assert await run_stream(below._relay_loop, Side.UP, stream) == "the stream had ended"
 
     asyncio.run(scenario())
 
@@ -38,10 +38,10 @@ def test_the_kernel_tells_how_a_connection_is_doing() -> None:
             asyncio.timeout(PATIENCE_S),
         ):
             assert await mgr.send(agent(1), KeptAlive())
-            wire = mgr.wire_to(agent(1))
+            wire = mgr.tcp_state_of(agent(1))
             assert wire is not None
             assert wire.usual_s >= 0.2
-            assert mgr.wire_to(agent(2)) is None, "nobody is there"
-            assert below.wire_to(manager()) is None, "that is not below"
+            assert mgr.tcp_state_of(agent(2)) is None, "nobody is there"
+            assert below.tcp_state_of(manager()) is None, "that is not below"
 
     asyncio.run(scenario())

@@ -62,7 +62,7 @@ class _Launcher:
         node = NodeRun(plan, self.started.resources, self.output, proxy, observe)
         try:
             over = await self._train(node)
-            trouble = proxy.bus.trouble
+            trouble = proxy.bus.disconnect_reason
         finally:
             await proxy.close()
             if self.started.supervisor is not None:

@@ -62,7 +62,7 @@ async def join_and_train(
     try:
         if not await nearest.join(config.join_timeout_s):
             waited = f"no manager answered within {config.join_timeout_s:g} s"
-            raise ValueError(f"{waited}: {nearest.trouble}")
+            raise ValueError(f"{waited}: {nearest.disconnect_reason}")
         node = Node(NodeRank(config.node), ranks, restarts)
         member = Agent(bus, nearest, workers)
         for signum in signals:

@@ -202,7 +202,7 @@ class _Seam:
         log.warning(
             "no manager answered within %g s, torch's own agent runs this job: %s",
             timeout_s,
-            proxy.bus.trouble,
+            proxy.bus.disconnect_reason,
         )
         await proxy.close()
         return None

@@ -35,7 +35,7 @@ MAX_FRAME = 512
 MAX_FRAME_BYTES = 1 << 20
 FRAME_RECEIPTS = 512
 """Receipts in one frame."""
-MAX_LIFE = 64
+MAX_INCARNATION = 64
 """Characters in the name of a life."""
 MAX_RECEIPTS = 8192
 """Receipts that wait to be written. The oldest gives way: its asker gives up by itself."""
@@ -55,14 +55,14 @@ class Budget:
     used: int = 0
 
 
-class Confused(Exception):
+class ProtocolError(Exception):
     """The other end broke the protocol; the connection must be made anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    life: str
-    peer_life: str
+    incarnation: str
+    peer_incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,12 @@ class Frame:
 class Session:
     """One end of a link, in one life."""
 
-    life: str
-    repeat_to_new_life: bool
+    incarnation: str
+    repeat_to_new_incarnation: bool
     """Whether a window outlives the peer it was meant for: True on the way up, False down."""
     max_window: int = MAX_WINDOW
     max_bytes: int = MAX_WINDOW_BYTES
-    peer_life: str = ""
+    peer_incarnation: str = ""
     connected: bool = False
     """A connection is open and both have said hello."""
     received: int = 0
@@ -109,23 +109,23 @@ class Session:
         self.connected = False
         self._written = 0
         self._receipts_written = 0
-        return Frame(received=self.received, hello=Hello(self.life, self.peer_life))
+        return Frame(received=self.received, hello=Hello(self.incarnation, self.peer_incarnation))
 
-    def greeted(self, frame: Frame) -> list[Parcel]:
+    def hello_received(self, frame: Frame) -> list[Parcel]:
         """The peer's first frame. Returns the parcels that were lost with its former life."""
         hello = frame.hello
         if hello is None:
-            raise Confused("the first frame has no hello")
-        if not 0 < len(hello.life) <= MAX_LIFE:
-            raise Confused("the hello names no life")
+            raise ProtocolError("the first frame has no hello")
+        if not 0 < len(hello.incarnation) <= MAX_INCARNATION:
+            raise ProtocolError("the hello names no life")
         lost: list[Parcel] = []
-        if hello.life != self.peer_life:
-            if self.peer_life and not self.repeat_to_new_life:
+        if hello.incarnation != self.peer_incarnation:
+            if self.peer_incarnation and not self.repeat_to_new_incarnation:
                 lost = self._empty()
-            self.peer_life = hello.life
+            self.peer_incarnation = hello.incarnation
             self.received = 0
             self._receipts.clear()
-        if hello.peer_life == self.life:
+        if hello.peer_incarnation == self.incarnation:
             self._confirm(frame.received)
         else:
             self._base = 1
@@ -133,7 +133,7 @@ class Session:
         self.connected = True
         return lost
 
-    def broken(self) -> None:
+    def disconnected(self) -> None:
         self.connected = False
 
     # Outwards
@@ -230,7 +230,7 @@ class Session:
         there can be neither a gap nor an overlap."""
         self._confirm(frame.received)
         if frame.parcels and frame.first != self.received + 1:
-            raise Confused(f"parcel {frame.first} came after {self.received}")
+            raise ProtocolError(f"parcel {frame.first} came after {self.received}")
         self.received += len(frame.parcels)
         return frame.parcels
 
@@ -239,7 +239,7 @@ class Session:
             return
         count = received - self._base + 1
         if count > len(self._window):
-            raise Confused(f"parcel {received} was confirmed but never sent")
+            raise ProtocolError(f"parcel {received} was confirmed but never sent")
         for _ in range(count):
             self._free(self._window.popleft().size)
         self._base += count
@@ -264,7 +264,7 @@ class Queue:
     _parcels: deque[Parcel] = field(default_factory=deque)
     _receipts: deque[Receipt] = field(default_factory=deque)
 
-    def broken(self) -> None:
+    def disconnected(self) -> None:
         """Its next stream knows nothing of the questions that came over this one."""
         self.connected = False
         self._receipts.clear()
@@ -327,7 +327,7 @@ class Queue:
         return lost
 
 
-Lane = Session | Queue
+Link = Session | Queue
 
 
 class Seen:

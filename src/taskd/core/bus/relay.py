@@ -19,8 +19,16 @@ from itertools import count
 from math import inf
 from typing import Generic, TypeVar
 
-from taskd.core.bus.delivery import Budget, Frame, Lane, Queue, Seen, Session
-from taskd.core.bus.routing import Hop, Routes, Side, as_destination, as_member, is_for_many, place
+from taskd.core.bus.delivery import Budget, Frame, Link, Queue, Seen, Session
+from taskd.core.bus.routing import (
+    Hop,
+    Routes,
+    Side,
+    as_destination,
+    as_member,
+    is_for_many,
+    routing_key,
+)
 from taskd.model.bus import Change, Joined, Left, Parcel, PeerJoined, PeerLeft, Receipt
 from taskd.model.codes import NetCode, net_code
 from taskd.model.ids import Position, Role
@@ -83,14 +91,14 @@ class Relay(Generic[T]):
     top: bool
     read: Callable[[Parcel], T | None]
     """Reads a message that is for this place; None when its body makes no sense."""
-    new_life: Callable[[], str]
+    new_incarnation: Callable[[], str]
     config: RelayConfig = field(default_factory=RelayConfig)
     inbox: deque[T] = field(default_factory=deque)
     answers: list[Answer] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     ready: set[Hop] = field(default_factory=set)
     """The neighbours for whom there is something to write."""
-    lanes: dict[Hop, Lane] = field(default_factory=dict)
+    links: dict[Hop, Link] = field(default_factory=dict)
     lost: int = 0
     """Messages without an asker that could not be delivered."""
     because: str = ""
@@ -117,25 +125,25 @@ class Relay(Generic[T]):
         """A message of this place's own. Exactly one `Answer` follows, now or later."""
         self._accept(parcel, Side.ME, ticket, now)
 
-    def arrived(self, hop: Hop, parcel: Parcel, asker: Asker, now: float) -> None:
+    def message_received(self, hop: Hop, parcel: Parcel, asker: Asker, now: float) -> None:
         """A message from a neighbour."""
         if self.config.check_sources and not self._comes_from(hop, parcel.src):
             self._answer(asker, parcel.uuid, NetCode.ClientErr, self.me)
         else:
             self._accept(parcel, hop, asker, now)
 
-    def took(self, hop: Hop, frame: Frame, now: float) -> None:
+    def frame_received(self, hop: Hop, frame: Frame, now: float) -> None:
         """A frame from a neighbour of our own kind. Raises `Confused` on a broken protocol."""
-        session = self.lanes[hop]
+        session = self.links[hop]
         assert isinstance(session, Session)
         for parcel in session.take(frame):
-            self.arrived(hop, parcel, hop if parcel.sync else None, now)
+            self.message_received(hop, parcel, hop if parcel.sync else None, now)
         for receipt in frame.receipts:
-            self.acked(hop, receipt)
+            self.receipt_received(hop, receipt)
         if session.has_output:
             self.ready.add(hop)
 
-    def acked(self, hop: Hop, receipt: Receipt) -> None:
+    def receipt_received(self, hop: Hop, receipt: Receipt) -> None:
         """A receipt from a neighbour. One that nobody waits for is dropped."""
         waiting = self._open.pop((hop, receipt.uuid), None)
         if waiting is None:
@@ -171,14 +179,14 @@ class Relay(Generic[T]):
         """Into the inbox or a neighbour's window."""
         if hop is Side.ME:
             return self._deliver(parcel)
-        lane = self.lanes.get(hop)
-        if lane is None:
+        link = self.links.get(hop)
+        if link is None:
             return NetCode.ServerErr if hop is Side.UP else NetCode.NetStreamNotInited
-        if parcel.sync and not lane.connected and _is_leaf(hop):
+        if parcel.sync and not link.connected and _is_leaf(hop):
             return NetCode.NetStreamNotInited  # It has most likely died: say so at once.
         if parcel.sync and len(self._open) >= self.config.max_pending:
             return NetCode.NetworkSendLost
-        if not lane.push(parcel):
+        if not link.push(parcel):
             return NetCode.NetworkSendLost
         self.ready.add(hop)
         return NetCode.OK
@@ -225,20 +233,24 @@ class Relay(Generic[T]):
         if isinstance(asker, int):
             self.answers.append(Answer(asker, code, source))
         elif asker is None and code:
-            self.lose(because or net_code(code).sentence)
-        elif asker is not None and asker in self.lanes:
-            self.lanes[asker].push_receipt(Receipt(uuid, code, source))
+            self.count_lost(because or net_code(code).sentence)
+        elif asker is not None and asker in self.links:
+            self.links[asker].push_receipt(Receipt(uuid, code, source))
             self.ready.add(asker)
 
-    def lose(self, because: str) -> None:
+    def count_lost(self, because: str) -> None:
         """A message that nobody asks about is gone."""
         self.lost += 1
         self.because = because
 
+    def refuse(self, hop: Hop, uuid: str, code: NetCode) -> None:
+        """Answer a message of this neighbour that cannot be read."""
+        self._answer(hop, uuid, code, self.me)
+
     def _comes_from(self, hop: Hop, src: Position) -> bool:
         if hop is Side.UP:
             return True
-        return place(src) == hop or self.routes.hop_to(src) == hop
+        return routing_key(src) == hop or self.routes.hop_to(src) == hop
 
     # Neighbours
 
@@ -247,16 +259,16 @@ class Relay(Generic[T]):
         fault = as_member(child)
         if isinstance(fault, NetCode):
             return fault
-        if child.role == Role.MANAGER or place(child) == place(self.me):
+        if child.role == Role.MANAGER or routing_key(child) == routing_key(self.me):
             return NetCode.DstTypeIllegal
         if self._is_stale(child, call):
             return NetCode.ClientErr
         code = self.routes.register(child)
         if code == NetCode.OK:
-            self._calls[place(child)] = call
-        lane = self.lanes.get(place(child))
-        if code == NetCode.OK and (lane is None or not lane.connected):
-            self._expect_until(place(child), now + self.config.child_grace_s)
+            self._calls[routing_key(child)] = call
+        link = self.links.get(routing_key(child))
+        if code == NetCode.OK and (link is None or not link.connected):
+            self._expect_until(routing_key(child), now + self.config.child_grace_s)
         return code
 
     def announce(
@@ -264,7 +276,7 @@ class Relay(Generic[T]):
         through: Position,
         path: Iterable[Position],
         *,
-        anew: bool = False,
+        replace_all: bool = False,
         call: Call = NO_CALL,
     ) -> NetCode:
         """A child tells whom it can reach."""
@@ -276,92 +288,96 @@ class Relay(Generic[T]):
             if isinstance(member, NetCode):
                 return member
             members.append(member)
-        if _is_leaf(through) and any(place(member) != place(through) for member in members):
+        if _is_leaf(through) and any(
+            routing_key(member) != routing_key(through) for member in members
+        ):
             return NetCode.ClientErr  # Behind a leaf there is nobody.
-        if place(through) in self.routes.children:
-            self._calls[place(through)] = call
-        return self.routes.announce(through, members, anew=anew)
+        if routing_key(through) in self.routes.children:
+            self._calls[routing_key(through)] = call
+        return self.routes.announce(through, members, replace_all=replace_all)
 
     def _is_stale(self, child: Position, call: Call) -> bool:
         """A call that comes late, or a second time, must not undo what a newer one has said."""
-        life, number = self._calls.get(place(child), NO_CALL)
-        return call[0] == life and call[1] < number
+        incarnation, number = self._calls.get(routing_key(child), NO_CALL)
+        return call[0] == incarnation and call[1] < number
 
     def session(self, hop: Hop) -> Session:
         """The lane to a neighbour of our own kind, as it was before the last break if it was."""
-        lane = self.lanes.get(hop)
-        if isinstance(lane, Session):
-            return lane
+        link = self.links.get(hop)
+        if isinstance(link, Session):
+            return link
         self._give_up(hop)
         session = Session(
-            self.new_life(),
-            repeat_to_new_life=hop is Side.UP,
+            self.new_incarnation(),
+            repeat_to_new_incarnation=hop is Side.UP,
             max_window=self.config.max_window,
             max_bytes=self.config.max_window_bytes,
             budget=self._budget,
         )
-        self.lanes[hop] = session
+        self.links[hop] = session
         return session
 
     def queue(self, hop: Hop) -> Queue:
         """The lane to a neighbour of Ascend's."""
-        lane = self.lanes.get(hop)
-        if isinstance(lane, Queue):
-            return lane
+        link = self.links.get(hop)
+        if isinstance(link, Queue):
+            return link
         self._give_up(hop)
         queue = Queue(self.config.max_window, self.config.max_window_bytes, self._budget)
-        self.lanes[hop] = queue
+        self.links[hop] = queue
         return queue
 
-    def greeted(self, hop: Hop, frame: Frame) -> None:
+    def hello_received(self, hop: Hop, frame: Frame) -> None:
         """A neighbour of our own kind has said hello on a new connection."""
-        session = self.lanes[hop]
+        session = self.links[hop]
         assert isinstance(session, Session)
-        self._report_lost(hop, session.greeted(frame))
+        self._report_lost(hop, session.hello_received(frame))
         self._opened(hop)
 
-    def streaming(self, hop: Hop) -> None:
+    def stream_opened(self, hop: Hop) -> None:
         """The stream to a neighbour of Ascend's is open."""
-        self.lanes[hop].connected = True
+        self.links[hop].connected = True
         self._opened(hop)
 
     def _opened(self, hop: Hop) -> None:
         self._absent.pop(hop, None)
         self.ready.add(hop)
-        self.changes.append(Joined() if isinstance(hop, Side) else PeerJoined(self.named(hop)))
+        self.changes.append(
+            Joined() if isinstance(hop, Side) else PeerJoined(self.position_of(hop))
+        )
 
-    def broken(self, hop: Hop, now: float, because: str = "") -> None:
+    def disconnected(self, hop: Hop, now: float, because: str = "") -> None:
         """The connection to a neighbour has ended."""
-        lane = self.lanes.get(hop)
-        if lane is None:
+        link = self.links.get(hop)
+        if link is None:
             return
-        was_open = lane.connected
-        lane.broken()
+        was_open = link.connected
+        link.disconnected()
         grace_s = self.config.up_grace_s if hop is Side.UP else self.config.child_grace_s
         self._expect_until(hop, now + grace_s)
         if was_open:
-            told = Left(because) if isinstance(hop, Side) else PeerLeft(self.named(hop))
+            told = Left(because) if isinstance(hop, Side) else PeerLeft(self.position_of(hop))
             self.changes.append(told)
 
     def _expect_until(self, hop: Hop, deadline: float) -> None:
         self._absent[hop] = deadline
         self._next_absence = min(self._next_absence, deadline)
 
-    def named(self, hop: Position) -> Position:
+    def position_of(self, hop: Position) -> Position:
         """A child by the position that it registered with."""
         return self.routes.children.get(hop, hop)
 
     def _give_up(self, hop: Hop) -> None:
-        lane = self.lanes.pop(hop, None)
-        if lane is not None:
-            self._report_lost(hop, lane.abandon())
+        link = self.links.pop(hop, None)
+        if link is not None:
+            self._report_lost(hop, link.abandon())
 
     def _report_lost(self, hop: Hop, parcels: list[Parcel]) -> None:
         for parcel in parcels:
             if parcel.sync:
-                self.acked(hop, Receipt(parcel.uuid, NetCode.NetworkSendLost, self.me))
+                self.receipt_received(hop, Receipt(parcel.uuid, NetCode.NetworkSendLost, self.me))
             else:
-                self.lose(f"{parcel.dst} is reached through {hop}, which has gone")
+                self.count_lost(f"{parcel.dst} is reached through {hop}, which has gone")
 
     # Time
 
@@ -376,9 +392,9 @@ class Relay(Generic[T]):
             if self._is_due(item):
                 hop, uuid = item[2]
                 # What was never written is taken back: it must not arrive after it has failed.
-                unsent = hop in self.lanes and self.lanes[hop].withdraw(uuid)
+                unsent = hop in self.links and self.links[hop].withdraw(uuid)
                 code = NetCode.NetworkSendLost if unsent else NetCode.NetworkAckLost
-                self.acked(hop, Receipt(uuid, code, self.me))
+                self.receipt_received(hop, Receipt(uuid, code, self.me))
         if self._next_absence > now:
             return
         for hop in [hop for hop, until in self._absent.items() if until <= now]:

@@ -41,7 +41,7 @@ Hop = Position | Side
 """A neighbour: a child by its place, or one of the two sides."""
 
 
-def place(position: Position) -> Position:
+def routing_key(position: Position) -> Position:
     """What a position is known by. Only workers have a process rank that tells them apart;
     a proxy's is the time of its start."""
     if position.role == Role.WORKER or position.process_rank == NO_PROCESS:
@@ -157,26 +157,26 @@ class Routes:
     """Child -> place -> the position announced, in the order of announcement."""
 
     def register(self, child: Position) -> NetCode:
-        key = place(child)
+        key = routing_key(child)
         if key not in self.children and len(self.children) >= self.max_children:
             return NetCode.ExceedMaxRegistryNum
         self.children[key] = child
         return NetCode.OK
 
     def announce(
-        self, through: Position, path: Iterable[Position], *, anew: bool = False
+        self, through: Position, path: Iterable[Position], *, replace_all: bool = False
     ) -> NetCode:
         """These positions are reached through this child; `anew` forgets what it said before."""
-        hop = place(through)
+        hop = routing_key(through)
         if hop not in self.children:
             return NetCode.ClientErr
-        if anew:
+        if replace_all:
             self._forget_below(hop)
         below = self._below.setdefault(hop, {})
         for position in path:
-            key = place(position)
+            key = routing_key(position)
             before = self._hop_to.get(key)
-            if key == place(self.me) or (key in self.children and key != hop):
+            if key == routing_key(self.me) or (key in self.children and key != hop):
                 continue  # Nobody can be behind a child who is a child itself, or be me.
             if before is None and len(self._hop_to) >= self.max_routes:
                 return NetCode.ExceedMaxRegistryNum
@@ -188,7 +188,7 @@ class Routes:
 
     def withdraw(self, child: Position) -> None:
         """The child has been gone for too long: neither it nor what was below it is reached."""
-        hop = place(child)
+        hop = routing_key(child)
         self._forget_below(hop)
         self._below.pop(hop, None)
         self.children.pop(hop, None)
@@ -202,13 +202,13 @@ class Routes:
         return tuple(position for known in self._below.values() for position in known.values())
 
     def hop_to(self, position: Position) -> Position | None:
-        return self._hop_to.get(place(position))
+        return self._hop_to.get(routing_key(position))
 
     def decide(self, dst: Position, came_from: Hop) -> Decision:
         """`dst` is in its normal spelling."""
         if is_for_many(dst):
             return self._decide_many(Pattern.of(dst), came_from)
-        if dst == place(self.me):
+        if dst == routing_key(self.me):
             return Decision((Side.ME,))
         hop = self._hop_to.get(dst)
         if hop is not None and hop != came_from:
@@ -220,7 +220,7 @@ class Routes:
 
     def _decide_many(self, pattern: Pattern, came_from: Hop) -> Decision:
         hops: dict[Hop, None] = {}
-        if came_from is not Side.ME and pattern.fits(place(self.me)):
+        if came_from is not Side.ME and pattern.fits(routing_key(self.me)):
             hops[Side.ME] = None
         for key, hop in self._hop_to.items():
             if hop not in hops and hop != came_from and pattern.fits(key):

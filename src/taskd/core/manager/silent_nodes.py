@@ -22,7 +22,7 @@ from statistics import median
 from typing import assert_never
 
 from taskd.model import types
-from taskd.model.bus import Wire
+from taskd.model.bus import TcpState
 from taskd.model.ids import NodeRank
 from taskd.model.types import Tick
 
@@ -102,7 +102,7 @@ class ProbeAnswered:
 @dataclass(frozen=True, slots=True)
 class ConnectionInspected:
     node: NodeRank
-    wire: Wire | None
+    wire: TcpState | None
     """None: there is no direct connection to the node, or the kernel gives no information."""
 
 
@@ -205,7 +205,7 @@ def _inspected(
     state: State,
     node: NodeRank,
     beats: NodeBeats,
-    wire: Wire | None,
+    wire: TcpState | None,
     now: float,
     config: SilenceConfig,
 ) -> Outcome:
@@ -227,7 +227,12 @@ def _inspected(
 
 
 def _unconfirmed(
-    state: State, node: NodeRank, beats: NodeBeats, wire: Wire, now: float, config: SilenceConfig
+    state: State,
+    node: NodeRank,
+    beats: NodeBeats,
+    wire: TcpState,
+    now: float,
+    config: SilenceConfig,
 ) -> Outcome:
     # The last acknowledgement may be old because nothing was sent. What counts is how long data
     # has been waiting for one.

@@ -15,9 +15,9 @@ from taskd.core.bus.delivery import (
     FRAME_RECEIPTS,
     KEPT_RECEIPTS,
     MAX_RECEIPTS,
-    Confused,
     Frame,
     Hello,
+    ProtocolError,
     Queue,
     Seen,
     Session,
@@ -33,18 +33,18 @@ def parcel(name: str, body: str = "", *, sync: bool = False) -> Parcel:
     return Parcel(name, "test", sync, agent(0), manager(), body, 3.0 if sync else 0.0)
 
 
-def child(life: str = "child", **limits: Any) -> Session:
-    return Session(life, repeat_to_new_life=True, **limits)
+def child(incarnation: str = "child", **limits: Any) -> Session:
+    return Session(incarnation, repeat_to_new_incarnation=True, **limits)
 
 
-def parent(life: str = "parent", **limits: Any) -> Session:
-    return Session(life, repeat_to_new_life=False, **limits)
+def parent(incarnation: str = "parent", **limits: Any) -> Session:
+    return Session(incarnation, repeat_to_new_incarnation=False, **limits)
 
 
 def connect(one: Session, other: Session) -> list[Parcel]:
     """A new connection. Returns what was lost with a former life, on either side."""
     first, second = one.open(), other.open()
-    return [*one.greeted(second), *other.greeted(first)]
+    return [*one.hello_received(second), *other.hello_received(first)]
 
 
 def names(parcels: object) -> list[str]:
@@ -71,8 +71,8 @@ def test_what_was_written_but_not_received_is_written_again() -> None:
     up.take(down.frame() or Frame())
     down.push(parcel("b"))
     down.frame()  # It is lost with the connection.
-    down.broken()
-    up.broken()
+    down.disconnected()
+    up.disconnected()
     down.push(parcel("c"))
     assert connect(down, up) == []
     frame = down.frame()
@@ -121,7 +121,7 @@ def test_a_report_outlives_the_server_it_was_meant_for() -> None:
     connect(old, up)
     up.push(parcel("a"))
     up.frame()
-    up.broken()
+    up.disconnected()
     new = parent("new")
     assert connect(new, up) == []
     frame = up.frame()
@@ -135,7 +135,7 @@ def test_an_order_ends_with_the_process_it_was_meant_for() -> None:
     connect(down, old)
     down.push(parcel("written"))
     down.frame()
-    down.broken()
+    down.disconnected()
     down.push(parcel("queued"))
     new = child("new")
     assert names(connect(down, new)) == ["written", "queued"]
@@ -151,12 +151,12 @@ def test_receipts_are_repeated_after_a_break_and_forgotten_with_a_life() -> None
     connect(down, up)
     up.push_receipt(Receipt("a", 0, None))
     up.frame()
-    up.broken()
+    up.disconnected()
     connect(down, up)
     frame = up.frame()
     assert frame is not None
     assert names(frame.receipts) == ["a"]
-    up.broken()
+    up.disconnected()
     connect(parent("new"), up)
     assert up.frame() is None
 
@@ -171,7 +171,7 @@ def test_receipts_are_bounded_before_and_after_they_are_written() -> None:
         assert len(frame.receipts) <= FRAME_RECEIPTS
         written += len(frame.receipts)
     assert written == MAX_RECEIPTS
-    up.broken()
+    up.disconnected()
     connect(down, up)
     again = up.frame()
     assert again is not None
@@ -189,7 +189,7 @@ def test_receipts_are_bounded_before_and_after_they_are_written() -> None:
 def test_a_gap_or_a_false_confirmation_is_confusion(frame: Frame) -> None:
     down, up = parent(), child()
     connect(down, up)
-    with pytest.raises(Confused):
+    with pytest.raises(ProtocolError):
         down.take(frame)
 
 
@@ -199,8 +199,8 @@ def test_a_gap_or_a_false_confirmation_is_confusion(frame: Frame) -> None:
 def test_a_bad_hello_is_confusion(frame: Frame) -> None:
     down = parent()
     down.open()
-    with pytest.raises(Confused):
-        down.greeted(frame)
+    with pytest.raises(ProtocolError):
+        down.hello_received(frame)
 
 
 def test_a_message_is_seen_once_among_the_last_ones() -> None:
@@ -219,7 +219,7 @@ def test_the_questions_of_one_stream_are_not_answered_on_the_next() -> None:
     queue = Queue(connected=True)
     queue.push(parcel("a"))
     queue.push_receipt(Receipt("q", 0, None))
-    queue.broken()
+    queue.disconnected()
     queue.push_receipt(Receipt("r", 0, None))
     assert queue.next_receipt() is None
     kept = queue.next_parcel()
@@ -277,7 +277,7 @@ class Link(RuleBasedStateMachine):
         self.open = False
         for side in ("up", "down"):
             self.wire[side].clear()
-            self.ends[side].broken()
+            self.ends[side].disconnected()
 
     @invariant()
     def nothing_is_lost_repeated_or_reordered(self) -> None:
@@ -329,12 +329,12 @@ def test_a_frame_survives_the_wire(frame: Frame) -> None:
 def test_any_bytes_are_a_frame_or_confusion(noise: bytes) -> None:
     try:
         frame = frame_from_pb(FramePb.FromString(noise))
-    except (DecodeError, Confused):
+    except (DecodeError, ProtocolError):
         return
     for session in (child(), parent()):
         session.open()
         try:
-            session.greeted(frame)
+            session.hello_received(frame)
             session.take(frame)
-        except Confused:
+        except ProtocolError:
             continue

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from taskd.core.bus.delivery import Frame, Session
 from taskd.core.bus.relay import Answer, Relay, RelayConfig
-from taskd.core.bus.routing import Hop, Side, place
+from taskd.core.bus.routing import Hop, Side, routing_key
 from taskd.model.bus import Joined, Left, Parcel, PeerJoined, PeerLeft, Receipt
 from taskd.model.codes import NetCode
 from taskd.model.ids import EVERY_WORKER, Position, Role, agent, manager, worker
 
 PROXY = Position(Role.PROXY, "0", "1700000000")
-HOP = place(PROXY)
+HOP = routing_key(PROXY)
 
 
 def relay_at(me: Position, **config: object) -> Relay[str]:
@@ -46,16 +46,18 @@ def with_child(relay: Relay[str], child: Position, *below: Position) -> Session:
     """The child registers, announces and opens its stream."""
     assert relay.register(child, 0.0) == NetCode.OK
     assert relay.announce(child, [child, *below]) == NetCode.OK
-    session = opened(relay, place(child), "child")
+    session = opened(relay, routing_key(child), "child")
     relay.tick(relay.deadline)  # It is no longer waited for.
     return session
 
 
-def opened(relay: Relay[str], hop: Hop, life: str) -> Session:
+def opened(relay: Relay[str], hop: Hop, incarnation: str) -> Session:
     session = relay.session(hop)
     session.open()
-    peer = Session(life, repeat_to_new_life=True, peer_life=session.life)
-    relay.greeted(hop, peer.open())
+    peer = Session(
+        incarnation, repeat_to_new_incarnation=True, peer_incarnation=session.incarnation
+    )
+    relay.hello_received(hop, peer.open())
     return session
 
 
@@ -71,10 +73,10 @@ def test_a_receipt_answers_the_one_who_asked() -> None:
     with_child(relay, PROXY, agent(0))
     relay.send(parcel(agent(0)), 1, 0.0)
     assert relay.answers == []
-    relay.acked(HOP, Receipt("other", 0, agent(0)))
+    relay.receipt_received(HOP, Receipt("other", 0, agent(0)))
     assert relay.answers == []
-    relay.acked(HOP, Receipt("u", NetCode.RecvBufBusy, agent(0)))
-    relay.acked(HOP, Receipt("u", NetCode.OK, agent(0)))
+    relay.receipt_received(HOP, Receipt("u", NetCode.RecvBufBusy, agent(0)))
+    relay.receipt_received(HOP, Receipt("u", NetCode.OK, agent(0)))
     assert relay.answers == [Answer(1, NetCode.RecvBufBusy, agent(0))]
 
 
@@ -82,7 +84,7 @@ def test_each_hop_waits_less_than_the_one_before_and_tells() -> None:
     relay = relay_at(PROXY)
     opened(relay, Side.UP, "up")
     with_child(relay, worker(0, 0))
-    relay.arrived(Side.UP, parcel(worker(0, 0)), Side.UP, 10.0)
+    relay.message_received(Side.UP, parcel(worker(0, 0)), Side.UP, 10.0)
     assert relay.deadline == pytest.approx(12.5)
     down = relay.session(worker(0, 0)).frame()
     assert down is not None
@@ -98,7 +100,7 @@ def test_what_was_never_written_is_taken_back_when_its_time_is_over() -> None:
     session = with_child(relay, PROXY, agent(0))
     relay.send(parcel(agent(0), "written"), 1, 0.0)
     session.frame()
-    relay.broken(HOP, 0.0)
+    relay.disconnected(HOP, 0.0)
     relay.send(parcel(agent(0), "queued"), 2, 0.0)
     relay.tick(3.0)
     assert {answer.ticket: answer.code for answer in relay.answers} == {
@@ -114,30 +116,30 @@ def test_what_was_never_written_is_taken_back_when_its_time_is_over() -> None:
 def test_the_same_question_twice_gets_two_answers() -> None:
     relay = relay_at(PROXY)
     with_child(relay, worker(0, 0))
-    relay.arrived(Side.UP, parcel(worker(0, 0)), 1, 0.0)
-    relay.arrived(Side.UP, parcel(worker(0, 0)), 2, 0.0)
-    relay.acked(worker(0, 0), Receipt("u", NetCode.OK, worker(0, 0)))
+    relay.message_received(Side.UP, parcel(worker(0, 0)), 1, 0.0)
+    relay.message_received(Side.UP, parcel(worker(0, 0)), 2, 0.0)
+    relay.receipt_received(worker(0, 0), Receipt("u", NetCode.OK, worker(0, 0)))
     assert [answer.ticket for answer in relay.answers] == [1, 2]
 
 
 def test_a_vanished_leaf_is_told_at_once_and_forgotten_after_the_grace() -> None:
     relay = relay_at(PROXY, child_grace_s=5.0)
     with_child(relay, worker(0, 0))
-    relay.broken(worker(0, 0), 100.0)
+    relay.disconnected(worker(0, 0), 100.0)
     assert relay.changes[-1] == PeerLeft(worker(0, 0))
     relay.send(parcel(worker(0, 0), src=PROXY), 1, 101.0)
     assert relay.answers == [Answer(1, NetCode.NetStreamNotInited, PROXY)]
     assert relay.deadline == 105.0
     relay.tick(105.0)
     assert relay.deadline == inf
-    relay.arrived(Side.UP, parcel(worker(0, 0)), 2, 106.0)
+    relay.message_received(Side.UP, parcel(worker(0, 0)), 2, 106.0)
     assert relay.answers[-1] == Answer(2, NetCode.NoRoute, PROXY)
 
 
 def test_a_vanished_proxy_keeps_its_messages_for_the_grace() -> None:
     relay = relay_at(manager(), child_grace_s=1.0)
     with_child(relay, PROXY, agent(0))
-    relay.broken(HOP, 100.0)
+    relay.disconnected(HOP, 100.0)
     relay.send(parcel(agent(0)), 1, 100.1)
     relay.send(parcel(agent(0), "async", sync=False), 2, 100.1)
     assert relay.answers == [Answer(2, NetCode.OK, manager())]
@@ -149,7 +151,7 @@ def test_a_vanished_proxy_keeps_its_messages_for_the_grace() -> None:
 def test_a_child_that_comes_back_in_time_is_the_same() -> None:
     relay = relay_at(manager())
     before = with_child(relay, PROXY, agent(0))
-    relay.broken(HOP, 100.0)
+    relay.disconnected(HOP, 100.0)
     assert opened(relay, HOP, "child") is before
     relay.tick(1000.0)
     relay.send(parcel(agent(0), sync=False), 1, 1000.0)
@@ -161,7 +163,7 @@ def test_the_way_up_says_when_it_is_open() -> None:
     relay.send(parcel(manager(), src=agent(0)), 1, 0.0)
     assert relay.answers == [Answer(1, NetCode.ServerErr, agent(0))]
     opened(relay, Side.UP, "up")
-    relay.broken(Side.UP, 10.0, "cut")
+    relay.disconnected(Side.UP, 10.0, "cut")
     assert relay.changes == [Joined(), Left("cut")]
     relay.send(parcel(manager(), "v", src=agent(0)), 2, 11.0)
     relay.tick(40.0)
@@ -183,8 +185,10 @@ def test_a_child_that_registers_without_a_stream_is_not_reached_and_soon_forgott
 def test_a_late_call_of_the_past_does_not_undo_the_newer_one() -> None:
     relay = relay_at(manager())
     assert relay.register(PROXY, 0.0, ("life", 2)) == NetCode.OK
-    assert relay.announce(PROXY, [PROXY, agent(0)], anew=True, call=("life", 2)) == NetCode.OK
-    late = relay.announce(PROXY, [PROXY], anew=True, call=("life", 1))
+    assert (
+        relay.announce(PROXY, [PROXY, agent(0)], replace_all=True, call=("life", 2)) == NetCode.OK
+    )
+    late = relay.announce(PROXY, [PROXY], replace_all=True, call=("life", 1))
     assert late == relay.register(PROXY, 0.0, ("life", 1)) == NetCode.ClientErr
     assert agent(0) in relay.routes.below()
     assert relay.register(PROXY, 0.0, ("next life", 1)) == NetCode.OK
@@ -212,8 +216,8 @@ def test_a_source_that_is_not_where_it_came_from_is_refused() -> None:
     relay = relay_at(manager(), check_sources=True)
     with_child(relay, PROXY, agent(0))
     with_child(relay, agent(5))
-    relay.arrived(HOP, parcel(manager(), "a", src=agent(0)), 1, 0.0)
-    relay.arrived(agent(5), parcel(manager(), "b", src=agent(0)), 2, 0.0)
+    relay.message_received(HOP, parcel(manager(), "a", src=agent(0)), 1, 0.0)
+    relay.message_received(agent(5), parcel(manager(), "b", src=agent(0)), 2, 0.0)
     assert [answer.code for answer in relay.answers] == [NetCode.OK, NetCode.ClientErr]
 
 
@@ -247,7 +251,7 @@ def test_bytes_are_bounded_in_the_inbox_and_on_the_way() -> None:
     codes = [answer.code for answer in relay.answers]
     assert codes == [NetCode.OK, NetCode.RecvBufBusy, NetCode.OK, NetCode.NetworkSendLost]
     relay.fetch()
-    relay.broken(HOP, 0.0)
+    relay.disconnected(HOP, 0.0)
     relay.tick(100.0)
     relay.send(parcel(manager(), body=large), 9, 0.0)
     assert relay.answers[-1].code == NetCode.OK
@@ -265,7 +269,7 @@ def test_bytes_are_bounded_in_the_inbox_and_on_the_way() -> None:
 )
 def test_long_texts_hide_nowhere(bad: Parcel) -> None:
     relay = relay_at(manager())
-    relay.arrived(HOP, bad, 1, 0.0)
+    relay.message_received(HOP, bad, 1, 0.0)
     assert relay.answers == [Answer(1, NetCode.ClientErr, manager())]
 
 
@@ -283,10 +287,10 @@ def test_the_agenda_does_not_grow_with_what_was_answered() -> None:
     with_child(relay, PROXY, agent(0))
     for number in range(20_000):
         relay.send(parcel(agent(0), str(number)), number, 0.0)
-        relay.acked(HOP, Receipt(str(number), 0, agent(0)))
+        relay.receipt_received(HOP, Receipt(str(number), 0, agent(0)))
         session = relay.session(HOP)
         session.frame()
-        relay.took(HOP, Frame(received=number + 1), 0.0)
+        relay.frame_received(HOP, Frame(received=number + 1), 0.0)
     assert len(relay._agenda) < 3000
     assert relay._open == {}
 
@@ -304,7 +308,7 @@ def test_who_joins_is_told() -> None:
 
 def test_what_nobody_asks_about_is_counted_with_its_reason() -> None:
     relay = relay_at(manager())
-    relay.arrived(HOP, parcel(agent(9), sync=False), None, 0.0)
+    relay.message_received(HOP, parcel(agent(9), sync=False), None, 0.0)
     assert relay.lost == 1
     assert relay.because == "Agent:9: Mgr:0 knows no path to it"
 
@@ -340,18 +344,20 @@ def test_no_story_upsets_a_relay(story: list[Any], top: bool) -> None:
             relay.send(parcel(dst, uuid, src=relay.me, sync=sync), tickets, now)
         elif kind == "arrived":
             hop, src, dst, uuid, sync = what
-            relay.arrived(hop, parcel(dst, uuid, src=src, sync=sync), hop if sync else None, now)
+            relay.message_received(
+                hop, parcel(dst, uuid, src=src, sync=sync), hop if sync else None, now
+            )
         elif kind == "acked":
-            relay.acked(what[0], Receipt(what[1], what[2], None))
+            relay.receipt_received(what[0], Receipt(what[1], what[2], None))
         elif kind == "register":
             relay.register(what[0], now)
         elif kind == "announce":
-            relay.announce(what[0], what[1], anew=what[2])
+            relay.announce(what[0], what[1], replace_all=what[2])
         elif kind == "open":
             if what[0] is Side.UP or what[0] in relay.routes.children:
                 opened(relay, *what)
         elif kind == "broken":
-            relay.broken(what[0], now)
+            relay.disconnected(what[0], now)
         else:
             now += what[0]
             relay.tick(now)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskd.core.bus.routing import Routes, Side, as_destination, as_member, is_for_many, place
+from taskd.core.bus.routing import Routes, Side, as_destination, as_member, is_for_many, routing_key
 from taskd.model.codes import NetCode
 from taskd.model.ids import (
     ALL,
@@ -43,7 +43,7 @@ def at_proxy() -> Routes:
     return routes
 
 
-FIRST, SECOND = place(proxy(0)), place(proxy(1))
+FIRST, SECOND = routing_key(proxy(0)), routing_key(proxy(1))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_destination_has_one_spelling_or_a_code(
 
 def test_a_message_for_this_place_stays_here() -> None:
     assert at_manager().decide(manager(), FIRST).hops == (Side.ME,)
-    assert at_proxy().decide(place(proxy(0)), Side.UP).hops == (Side.ME,)
+    assert at_proxy().decide(routing_key(proxy(0)), Side.UP).hops == (Side.ME,)
 
 
 def test_a_message_goes_down_through_the_child_that_announced_its_destination() -> None:
@@ -141,7 +141,7 @@ def test_a_proxy_started_again_takes_the_place_of_the_one_before() -> None:
 
 def test_an_announcement_anew_forgets_what_is_gone() -> None:
     routes = at_manager()
-    routes.announce(proxy(0), [proxy(0), agent(0)], anew=True)
+    routes.announce(proxy(0), [proxy(0), agent(0)], replace_all=True)
     assert routes.decide(worker(0, 0), Side.ME).code == NetCode.NoRoute
     assert routes.decide(agent(0), Side.ME).hops == (FIRST,)
 
@@ -195,8 +195,8 @@ def test_a_normal_destination_stays_as_it_is(given_dst: Position) -> None:
         assert as_destination(normal) == normal
     member = as_member(given_dst)
     if isinstance(member, Position) and member.role != Role.PROXY:
-        assert not is_for_many(place(member))
-        assert as_destination(place(member)) == place(member)
+        assert not is_for_many(routing_key(member))
+        assert as_destination(routing_key(member)) == routing_key(member)
 
 
 @given(positions, st.sampled_from([Side.ME, Side.UP, FIRST, SECOND]))
@@ -231,7 +231,9 @@ def test_no_sequence_of_announcements_breaks_the_tables(
             routes.withdraw(proxy(node))
             continue
         routes.register(proxy(node))
-        routes.announce(proxy(node), [worker(0, rank) for rank in ranks], anew=bool(ranks[:1]))
+        routes.announce(
+            proxy(node), [worker(0, rank) for rank in ranks], replace_all=bool(ranks[:1])
+        )
         below = routes.below()
         assert len(below) == len(set(below)) <= 12
         assert len(routes.children) <= 4

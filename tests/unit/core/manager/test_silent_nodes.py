@@ -24,14 +24,14 @@ from taskd.core.manager.silent_nodes import (
     State,
     step,
 )
-from taskd.model.bus import Wire
+from taskd.model.bus import TcpState
 from taskd.model.ids import NodeRank
 from taskd.model.types import Tick
 
 CONFIG = SilenceConfig()
 NODE = NodeRank(1)
 BEAT_S = 0.4
-CONFIRMED = Wire(False, 0.01, 0.2)
+CONFIRMED = TcpState(False, 0.01, 0.2)
 
 
 class Watch:
@@ -57,9 +57,9 @@ def test_a_late_node_is_asked_then_looked_at_and_silent_if_its_machine_is() -> N
     began = watch.now
     assert watch.on() == (ProbeNode(NODE),)
     assert watch.on() == (InspectConnection(NODE),)
-    assert watch.take(ConnectionInspected(NODE, Wire(True, watch.now - began, 0.2))) == ()
+    assert watch.take(ConnectionInspected(NODE, TcpState(True, watch.now - began, 0.2))) == ()
     assert watch.on() == (InspectConnection(NODE),)
-    (silent,) = watch.take(ConnectionInspected(NODE, Wire(True, watch.now - began, 0.2)))
+    (silent,) = watch.take(ConnectionInspected(NODE, TcpState(True, watch.now - began, 0.2)))
     assert isinstance(silent, NodeIsSilent)
     assert "its machine has acknowledged nothing" in silent.evidence
     assert watch.now - began < 1.0
@@ -107,14 +107,14 @@ def test_what_was_sent_just_now_proves_nothing_yet() -> None:
     watch.on()
     watch.now += 3.0
     assert watch.take(Tick()) == (InspectConnection(NODE),)
-    assert watch.take(ConnectionInspected(NODE, Wire(True, 3.4, 0.2))) == ()
+    assert watch.take(ConnectionInspected(NODE, TcpState(True, 3.4, 0.2))) == ()
 
 
 def test_a_far_or_loaded_network_earns_patience() -> None:
     watch = Watch()
     watch.on()
     watch.on()
-    watch.take(ConnectionInspected(NODE, Wire(True, 0.6, 0.8)))
+    watch.take(ConnectionInspected(NODE, TcpState(True, 0.6, 0.8)))
     assert watch.state.deadline == pytest.approx(watch.now + 1.2)
     loaded = Watch()
     loaded.now += 0.8
@@ -217,11 +217,11 @@ class World:
         if there < inf and (back := self.travel(there + self.stall_s())) < inf:
             self.plan(back, ProbeAnswered(NODE))
 
-    def wire(self) -> Wire:
+    def wire(self) -> TcpState:
         came = [at for _, at in self.sent if at <= self.now]
         self.sent = [pair for pair in self.sent if pair[1] > self.now]
         self.last_confirmed = max([self.last_confirmed, *came])
-        return Wire(bool(self.sent), self.now - self.last_confirmed, max(0.2, 6 * self.delay_s))
+        return TcpState(bool(self.sent), self.now - self.last_confirmed, max(0.2, 6 * self.delay_s))
 
 
 @pytest.mark.parametrize("seed", range(8))
