@@ -24,10 +24,8 @@ from pathlib import Path
 
 from taskd.ascend import mspti
 from taskd.runtime import log
+from taskd.runtime.private_names import NEWEST_TORCH, OLDEST_TORCH
 from taskd.version import __version__
-
-TORCH_VERSIONS = ((2, 6), (2, 13))
-"""First and last version of torch whose elastic agent and process groups we know."""
 
 TORCH_CHECK = "from taskd.torch import compat; compat.check()"
 TORCH_TIMEOUT_S = 120.0
@@ -146,7 +144,7 @@ def _torch() -> Finding:
             _pip("taskd[torch]"),
         )
     remedy = "pip install 'torch==2.13.0'"
-    first, last = TORCH_VERSIONS
+    first, last = OLDEST_TORCH, NEWEST_TORCH
     if not first <= _numbers(found)[:2] <= last:
         known = f"{'.'.join(map(str, first))} to {'.'.join(map(str, last))}"
         because = f"unsupported version: taskd.torch supports {known}"

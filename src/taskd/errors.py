@@ -5,7 +5,8 @@
     ├── Transient          nobody: wait, then try again
     │   └── PeerUnreachable
     └── Permanent          the caller: trying again cannot help
-        └── PeerRefused    the peer understood and said no
+        ├── PeerRefused    the peer understood and said no
+        └── UnknownTorch   the installed torch lacks something that we rely on
 
 A fault in training is not an error. It is a value, and it travels as an event.
 """
@@ -33,3 +34,11 @@ class Permanent(TaskdError): ...
 
 
 class PeerRefused(Permanent): ...
+
+
+class UnknownTorch(Permanent):
+    """The installed torch lacks a name that TaskD relies on.
+
+    The message gives the torch version, each missing name, what TaskD needs it for, and the
+    supported versions. Install a supported torch, or run the script without `taskd.torch`.
+    """

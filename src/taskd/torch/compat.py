@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Reducer
 from torch.distributed import distributed_c10d as c10d
 
-from taskd.errors import Permanent
+from taskd.errors import UnknownTorch as UnknownTorch
 
 KNOWN = (2, 13)
 """The torch that this seam was written against and is tested with."""
@@ -30,10 +30,6 @@ _GROUP = (
 )
 """Where torch has renamed an operation, either name will do; our groups answer to both."""
 _REDUCER = ("_rebuild_buckets", "prepare_for_backward")
-
-
-class UnknownTorch(Permanent):
-    """The installed torch is not one that in-process recovery knows."""
 
 
 def check() -> None:

@@ -104,7 +104,7 @@ def draw_in_process(
 
 def main() -> None:
     file, host, port, job, first, here, timeout = sys.argv[1:]
-    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import TCPStore
 
     with socket.socket(fileno=int(file)) as pipe:
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taskd.agent.run.plan import UNLIMITED_RESTARTS
+from taskd.agent.seams import torch_names
 from taskd.agent.seams.framework_actions import RankStatus
 from taskd.agent.seams.hosted_agent import AgentConfig, join_and_train
 from taskd.config import environ
@@ -38,7 +39,7 @@ class Torch:
 
     @property
     def group(self) -> Any:
-        return self.agent._worker_group
+        return torch_names.worker_group(self.agent)
 
     def look(self) -> Mapping[Rank, RankStatus] | None:
         self.result = self.callbacks[LOOK](self.group)
@@ -55,8 +56,7 @@ class Torch:
 
     def _codes(self) -> Mapping[int, int | None]:
         """Exit codes by local rank: torch says HEALTHY until all have exited or one failed."""
-        started = getattr(getattr(self.agent, "_pcontext", None), "subprocess_handlers", {})
-        return {local: handler.proc.returncode for local, handler in started.items()}
+        return torch_names.exit_codes(self.agent)
 
     def settle_s(self, ranks: tuple[Rank, ...]) -> float:
         return 0.0
@@ -96,12 +96,13 @@ class PtAgent:
             raise SettingsError(
                 [f"{name} is not registered: call register_func" for name in missing]
             )
-        size = self.agent._worker_group.spec.local_world_size
+        spec = torch_names.worker_group(self.agent).spec
+        size = spec.local_world_size
         ranks = tuple(Rank(self.node * size + local) for local in range(size))
         torch = Torch(self.agent, ranks, self.callbacks)
         manager = environ.get("MASTER_ADDR") or "127.0.0.1"
         config = AgentConfig(node=self.node, upstream=self.upstream, manager=manager)
-        restarts = self.agent._worker_group.spec.max_restarts or UNLIMITED_RESTARTS
+        restarts = spec.max_restarts or UNLIMITED_RESTARTS
         workers = WorkersConfig(in_ascends_words=True)
         over = asyncio.run(join_and_train(config, torch, ranks, restarts, workers))
         if over.exit_code != 0:

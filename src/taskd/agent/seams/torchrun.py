@@ -11,13 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import signal
 import sys
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -28,6 +25,7 @@ from torch.distributed.launcher import api as launcher
 from taskd.agent.node import NodeRun
 from taskd.agent.node_resources import NodeResources, run_folders
 from taskd.agent.run.plan import PRELOAD, UNLIMITED_RESTARTS, LogSettings, Plan
+from taskd.agent.seams import torch_names
 from taskd.agent.seams.torchrun_contexts import uses_agent_store
 from taskd.agent.worker_environment import base_environment
 from taskd.agent.worker_output import Output
@@ -36,7 +34,7 @@ from taskd.agent.zygote.worker_processes import WorkerProcesses
 from taskd.bus.security import membership
 from taskd.config import environ
 from taskd.core.agent.machine import Done, State
-from taskd.errors import SettingsError
+from taskd.errors import SettingsError, UnknownTorch
 from taskd.model.agent import Ended, Event, Interrupted
 from taskd.model.messages import WorkerExited
 from taskd.proxy import Proxy, started
@@ -46,9 +44,6 @@ log = logging.getLogger(__name__)
 TORCHS_LAUNCH = launcher.launch_agent
 """torch's own function, before any patch replaces it."""
 
-OLDEST = (2, 6)
-_SEAM = ("_invoke_run", "_rendezvous", "_worker_group", "_remaining_restarts", "_logs_specs")
-
 JOIN_S, REQUIRED_JOIN_S = 10.0, 180.0
 """How long to wait for a manager: by default, and with TASKD_PROCESS_ENABLE=on."""
 
@@ -57,31 +52,13 @@ PERMISSION_S = 900.0
 
 def install() -> bool:
     """Let torchrun use our agent. False: torch is left unchanged, and the log says why."""
-    problem = _incompatibility()
-    if problem:
+    try:
+        torch_names.check((*torch_names.TORCHRUN, *torch_names.CONTEXTS))
+    except UnknownTorch as problem:
         log.error("torchrun is left unchanged: %s", problem)
         return False
     setattr(launcher, "LocalElasticAgent", ElasticAgent)  # noqa: B010 - torch marks it as final
     return True
-
-
-def _incompatibility() -> str:
-    """Why this torch cannot be used; empty if it can."""
-    numbers = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    if numbers is None:
-        return f"cannot parse the version of torch {torch.__version__!r}"
-    if (int(numbers[1]), int(numbers[2])) < OLDEST:
-        return (
-            f"torch {torch.__version__} is older than {OLDEST[0]}.{OLDEST[1]}, the oldest supported"
-        )
-    if not hasattr(launcher, "LocalElasticAgent"):
-        return f"torch {torch.__version__} has no LocalElasticAgent in its launcher"
-    code = "".join(LocalElasticAgent.__init__.__code__.co_names)
-    code += "".join(LocalElasticAgent.__mro__[1].__init__.__code__.co_names)  # type: ignore[misc]
-    missing = [n for n in _SEAM if not hasattr(LocalElasticAgent, n) and n not in code]
-    if missing:
-        return f"the agent of torch {torch.__version__} has no {', '.join(missing)}"
-    return ""
 
 
 class ElasticAgent(LocalElasticAgent):
@@ -107,7 +84,8 @@ class ElasticAgent(LocalElasticAgent):
                 output.stop()
 
     def worker_group(self) -> WorkerGroup:
-        return self._worker_group
+        group: WorkerGroup = torch_names.worker_group(self)
+        return group
 
 
 def _take_over_inputs(agent: ElasticAgent) -> tuple[int, Program, DefaultLogsSpecs]:
@@ -117,9 +95,10 @@ def _take_over_inputs(agent: ElasticAgent) -> tuple[int, Program, DefaultLogsSpe
     spec = agent.worker_group().spec
     if not isinstance(spec.entrypoint, str):
         raise SettingsError(["its workers are Python functions, not a script"])
-    if not isinstance(agent._logs_specs, DefaultLogsSpecs):
+    logs = torch_names.logs_specs(agent)
+    if not isinstance(logs, DefaultLogsSpecs):
         raise SettingsError(
-            [f"its log settings are a {type(agent._logs_specs).__name__}, not a DefaultLogsSpecs"]
+            [f"its log settings are a {type(logs).__name__}, not a DefaultLogsSpecs"]
         )
     node = getattr(spec.rdzv_handler, "rank", None)
     if node is None:
@@ -137,7 +116,7 @@ def _take_over_inputs(agent: ElasticAgent) -> tuple[int, Program, DefaultLogsSpe
     return (
         int(node),
         _program(spec.entrypoint, [str(word) for word in spec.args]),
-        agent._logs_specs,
+        logs,
     )
 
 
@@ -167,7 +146,7 @@ class _Seam:
             return None
         try:
             # Torch's rendezvous blocks until every node has joined.
-            await asyncio.to_thread(self.agent._rendezvous, self.agent.worker_group())
+            await asyncio.to_thread(torch_names.rendezvous, self.agent)
             plan = self._plan()
             processes = WorkerProcesses(
                 self.program,
@@ -271,11 +250,10 @@ class _Seam:
 
 
 def _log_settings(specs: DefaultLogsSpecs, size: int) -> LogSettings:
-    fields: Any = specs
-    root = str(fields._root_log_dir or "")
+    root, redirects, tee, shown = torch_names.log_settings(specs)
     return LogSettings(
         directory="" if root == os.devnull else root,
-        redirects={rank: int(std) for rank, std in to_map(fields._redirects, size).items()},
-        tee={rank: int(std) for rank, std in to_map(fields._tee, size).items()},
-        shown=frozenset(fields._local_ranks_filter) if fields._local_ranks_filter else None,
+        redirects={rank: int(std) for rank, std in to_map(redirects, size).items()},
+        tee={rank: int(std) for rank, std in to_map(tee, size).items()},
+        shown=frozenset(shown) if shown else None,
     )

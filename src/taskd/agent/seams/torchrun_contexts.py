@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult, to_map
 from torch.distributed.elastic.utils.api import macros
 
+from taskd.agent.seams import torch_names
 from taskd.config import environ
 
 CONTEXTS, ENVIRONMENTS = "_pcontext_dict", "_envs"
@@ -38,15 +39,13 @@ def start(agent: Any, group: WorkerGroup) -> dict[int, int]:
         rank = worker.local_rank
         envs[rank] = environment(agent, group, worker)
         contexts[rank] = begin(agent, group, worker, envs[rank], _logs(agent, group, rank))
-    agent._setup_local_watchdog(envs=envs)
+    torch_names.start_watchdog(agent, envs)
     return {worker.local_rank: pid_of(contexts[worker.local_rank]) for worker in group.workers}
 
 
 def stop(agent: Any, group: WorkerGroup) -> None:
     """Kill these workers at the same time, and wait until they are gone."""
-    if agent._worker_watchdog is not None:
-        agent._worker_watchdog.stop()
-        agent._worker_watchdog = None
+    torch_names.stop_watchdog(agent)
     contexts = _of(agent, CONTEXTS)
     stopping = [contexts.pop(w.local_rank) for w in group.workers if w.local_rank in contexts]
     _in_parallel(end, stopping)
@@ -56,7 +55,7 @@ def restart(agent: Any, group: WorkerGroup) -> None:
     """Stop and start these workers; the other workers of the group are not affected."""
     stop(agent, group)
     group.state = WorkerState.STOPPED
-    whole = {worker.local_rank: worker for worker in agent._worker_group.workers}
+    whole = {worker.local_rank: worker for worker in torch_names.worker_group(agent).workers}
     for rank, pid in start(agent, group).items():
         whole[rank].id = pid
     group.state = WorkerState.HEALTHY
@@ -98,7 +97,7 @@ def environment(agent: Any, group: WorkerGroup, worker: Any) -> dict[str, str]:
         "ROLE_WORLD_SIZE": worker.role_world_size,
         "MASTER_ADDR": getattr(group, "master_addr", None) or environ.get("MASTER_ADDR", ""),
         "MASTER_PORT": getattr(group, "master_port", None) or environ.get("MASTER_PORT", ""),
-        "TORCHELASTIC_RESTART_COUNT": spec.max_restarts - agent._remaining_restarts,
+        "TORCHELASTIC_RESTART_COUNT": spec.max_restarts - torch_names.remaining_restarts(agent),
         "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": uses_agent_store(spec.rdzv_handler),
@@ -119,11 +118,11 @@ def begin(
     """One process, number 0 of its context."""
     spec: Any = group.spec
     words = tuple(macros.substitute(list(spec.args), str(worker.local_rank)))
-    template = getattr(agent, "_log_line_prefix_template", None)
+    template = torch_names.log_line_prefix_template(agent)
     names = {"role_name": spec.role, "rank": worker.global_rank, "local_rank": worker.local_rank}
-    options = {
+    options: dict[str, Any] = {
         "log_line_prefixes": {0: Template(template).safe_substitute(names)} if template else None,
-        "start_method": agent._start_method,
+        "start_method": torch_names.start_method(agent),
         "numa_options": getattr(spec, "numa_options", None),
         "duplicate_stdout_filters": getattr(spec, "duplicate_stdout_filters", None),
         "duplicate_stderr_filters": getattr(spec, "duplicate_stderr_filters", None),
@@ -154,12 +153,12 @@ def pid_of(context: PContext) -> int:
 
 def _logs(agent: Any, group: WorkerGroup, rank: int) -> DefaultLogsSpecs:
     """The agent's log settings for this one worker, which is number 0 of its own context."""
-    whole, size = agent._logs_specs, group.spec.local_world_size
-    root, shown = whole._root_log_dir, whole._local_ranks_filter
+    size = group.spec.local_world_size
+    root, redirects, tee, shown = torch_names.log_settings(torch_names.logs_specs(agent))
     return DefaultLogsSpecs(
         log_dir=os.path.join(root, str(rank)) if root else None,
-        redirects=to_map(whole._redirects, size)[rank],
-        tee=to_map(whole._tee, size)[rank],
+        redirects=to_map(redirects, size)[rank],
+        tee=to_map(tee, size)[rank],
         local_ranks_filter=None if shown is None else ({0} if rank in shown else {-1}),
     )
 

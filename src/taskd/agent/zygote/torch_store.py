@@ -20,13 +20,14 @@ from typing import Any, NoReturn
 
 from taskd.agent import process_lifetime
 from taskd.agent.run.node_ranks import RENEWED
+from taskd.agent.seams import torch_names
 from taskd.config import environ
 
 
 def serve(host: str, port: int, listener: int, renewed: bool) -> NoReturn:
     """Serve until killed."""
     process_lifetime.name_process("taskd:store")
-    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import TCPStore
 
     server = TCPStore(
         host,
@@ -44,15 +45,13 @@ def serve(host: str, port: int, listener: int, renewed: bool) -> NoReturn:
 
 
 def prefix_keys_by_attempt() -> None:
-    """Called in the zygote, after torch is imported."""
-    rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
-    make_store = getattr(rendezvous, "_create_c10d_store", None)
-    if make_store is None:
-        return
-    from torch._C._distributed_c10d import PrefixStore
+    """Called in the zygote after the imports. Raises UnknownTorch if torch lacks the hook."""
+    if "torch.distributed.rendezvous" not in sys.modules:
+        return  # workers that have not imported torch create no store of it
+    from torch.distributed import PrefixStore
 
-    def make_store_of_attempt(*arguments: Any, **options: Any) -> PrefixStore:
+    def with_prefix(store: Any) -> PrefixStore:
         attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return PrefixStore(f"taskd/attempt_{attempt}", make_store(*arguments, **options))
+        return PrefixStore(f"taskd/attempt_{attempt}", store)
 
-    rendezvous._create_c10d_store = make_store_of_attempt
+    torch_names.wrap_store_creation(with_prefix)

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from taskd.agent.seams import torch_names
 from taskd.ascend.documented import log_constants as constants
 from taskd.ascend.documented.run_log import run_log
 from taskd.config import environ
+from taskd.errors import UnknownTorch
 
 HCCL = "hccl"
 
@@ -52,21 +54,20 @@ def get_group_info(rank: int) -> dict[str, dict[str, Any]]:
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return {}
     try:
-        return dict(_groups(torch, dist.distributed_c10d, rank))
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        return dict(_groups(dist, rank))
+    except (UnknownTorch, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         run_log.error("the process groups of this torch version cannot be read: %s", error)
         return {}
 
 
-def _groups(torch: Any, c10d: Any, rank: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    for group, ranks in c10d._world.pg_group_ranks.items():
+def _groups(dist: Any, rank: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    for group, ranks, name, is_default in torch_names.registered_groups():
         if rank not in ranks:
             continue  # torch also lists groups that this rank is not a member of.
-        name = c10d._world.pg_names[group]
-        shown = constants.DEFAULT_GROUP if group is c10d._world.default_pg else name
+        shown = constants.DEFAULT_GROUP if is_default else name
         key = name
-        if HCCL in c10d.get_backend(group):
-            backend = group._get_backend(torch.device("npu"))
+        if HCCL in dist.get_backend(group):
+            backend = torch_names.backend_of(group, "npu")
             key = backend.get_hccl_comm_name(ranks[rank])
         yield (
             key,

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from taskd.agent.run.plan import UNLIMITED_RESTARTS
+from taskd.agent.seams import torch_names
 from taskd.config import environ
 
 
@@ -55,7 +56,7 @@ def patch_invoke_run(self: Any, role: str = "default") -> Any:
 
     if not isinstance(self, ElasticAgent):
         self.__class__ = ElasticAgent
-    return self._invoke_run(role)
+    return torch_names.invoke_run(self, role)
 
 
 def patch_default_signal() -> signal.Signals:
@@ -79,7 +80,7 @@ def patch_create_c10d_store_decorator(
 
     @wraps(func)
     def rendezvous(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        from torch._C._distributed_c10d import PrefixStore
+        from torch.distributed import PrefixStore
 
         attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         for store, rank, size in func(*args, **kwargs):

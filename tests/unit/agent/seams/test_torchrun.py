@@ -26,8 +26,8 @@ def test_installed_torch_is_supported() -> None:
 @pytest.mark.parametrize(
     ("version", "why"),
     [
-        ("2.5.1+cu121", "torch 2.5.1+cu121 is older than 2.6, the oldest supported"),
-        ("1.13.0", "torch 1.13.0 is older than 2.6, the oldest supported"),
+        ("2.5.1+cu121", "torch 2.5.1+cu121 is too old. Supported: torch 2.6 to 2.13"),
+        ("1.13.0", "torch 1.13.0 is too old. Supported: torch 2.6 to 2.13"),
         ("nightly", "cannot parse the version of torch 'nightly'"),
     ],
 )
@@ -55,7 +55,7 @@ def test_torch_without_local_elastic_agent_is_left_unchanged(
     monkeypatch.delattr(launcher, "LocalElasticAgent")
     with caplog.at_level(logging.ERROR):
         assert not torchrun.install()
-    assert "has no LocalElasticAgent in its launcher" in caplog.text
+    assert "lacks torch.distributed.launcher.api.LocalElasticAgent" in caplog.text
 
 
 def test_torch_with_different_agent_is_left_unchanged(
@@ -65,4 +65,4 @@ def test_torch_with_different_agent_is_left_unchanged(
     monkeypatch.delattr(simple, "_rendezvous")
     with caplog.at_level(logging.ERROR):
         assert not torchrun.install()
-    assert "has no _rendezvous" in caplog.text
+    assert "LocalElasticAgent._rendezvous, which TaskD needs" in caplog.text
