@@ -1,1 +1,1 @@
-"""One a node: owns the worker processes."""
+"""The agent: one process per node, which owns the worker processes of that node."""

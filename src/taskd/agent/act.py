@@ -14,8 +14,8 @@ from taskd.agent.node_resources import NodeResources
 from taskd.agent.run.plan import Plan
 from taskd.agent.watch import Watch, WorkerKey
 from taskd.agent.worker_environment import Addresses, worker_environment
-from taskd.agent.worker_logs import Logs
-from taskd.agent.worker_output import Output
+from taskd.agent.worker_logs import WorkerLogs
+from taskd.agent.worker_output import WorkerOutput
 from taskd.agent.zygote.protocol import STACK_SIGNAL
 from taskd.agent.zygote.worker_processes import Exit, Process, StartRefused, ZygoteLost
 from taskd.model import messages as m
@@ -55,8 +55,8 @@ class ProcessActions:
         self,
         plan: Plan,
         resources: NodeResources,
-        output: Output,
-        logs: Logs,
+        output: WorkerOutput,
+        logs: WorkerLogs,
         addresses: Addresses,
         agent: Agent,
         tasks: asyncio.TaskGroup,
@@ -91,13 +91,13 @@ class ProcessActions:
                 if self._plan.spawn:
                     await self.serve_store()
             case SendToManager(body):
-                await self._agent.tell(body)
+                await self._agent.send_to_manager(body)
             case SendHello(workers, attempt, remaining, condemned):
                 served = self._addresses.store if self._resources.serves_store else ""
                 node, host = NodeRank(self._plan.node), socket.gethostname()
                 state = workers, served, attempt, remaining
                 more = self._addresses.liveness_port, self._processes.warm, condemned
-                await self._agent.tell(m.AgentHello(node, host, *state, *more))
+                await self._agent.send_to_manager(m.AgentHello(node, host, *state, *more))
 
     def _prepare_standby_later(self) -> None:
         self.close()
@@ -153,7 +153,7 @@ class ProcessActions:
             )
         except (StartRefused, ZygoteLost) as error:
             self._output.close(key, 0)
-            self._agent.happened(WorkerStartFailed(*key, str(error)))
+            self._agent.enqueue(WorkerStartFailed(*key, str(error)))
             return
         finally:
             for end in ends:
@@ -161,7 +161,7 @@ class ProcessActions:
         self._workers[key] = process
         ask = functools.partial(self._processes.send_signal, process, STACK_SIGNAL)
         self._watch.add(key, process.pid, files.stacks, ask if not self._plan.spawn else _no_stacks)
-        self._agent.happened(WorkerStarted(*key, process.pid))
+        self._agent.enqueue(WorkerStarted(*key, process.pid))
 
     def _on_exit(self, start: StartWorker, exited: Exit) -> None:
         self._tasks.create_task(self._report(start, exited))
@@ -173,4 +173,4 @@ class ProcessActions:
         self._watch.remove(key)
         evidence = self._logs.evidence(start, tail) if exited.exit_code != 0 else ""
         pid = exited.process.pid
-        self._agent.happened(m.WorkerExited(*key, pid, exited.exit_code, exited.signal, evidence))
+        self._agent.enqueue(m.WorkerExited(*key, pid, exited.exit_code, exited.signal, evidence))

@@ -59,10 +59,10 @@ class Agent:
         self.profiling: Callable[[m.SetProfiling], None] = _no_profiling
         """Called with the manager's orders about profiling."""
 
-    def happened(self, event: Event) -> None:
+    def enqueue(self, event: Event) -> None:
         self._inbox.put_nowait(event)
 
-    async def tell(self, body: m.Body) -> None:
+    async def send_to_manager(self, body: m.Body) -> None:
         """Send to the manager, in order. What is lost is sent again after the next hello."""
         if isinstance(body, m.RanksFailed) and body.ranks:
             body = replace(body, reported_at_s=int(wall()))
@@ -79,18 +79,18 @@ class Agent:
         async with asyncio.TaskGroup() as tasks:
             actions = make_actions(tasks)
             inputs = [
-                tasks.create_task(sense.listen(self._bus, self.happened, self.profiling)),
+                tasks.create_task(sense.listen(self._bus, self.enqueue, self.profiling)),
                 tasks.create_task(self._beat(make_beat, beat_interval_s)),
                 *(
-                    tasks.create_task(sense.watch_link(bus, self._buses, self.happened))
+                    tasks.create_task(sense.watch_link(bus, self._buses, self.enqueue))
                     for bus in self._buses
                 ),
             ]
-            over = await self._decide(state, actions.perform)
+            done = await self._decide(state, actions.perform)
             actions.close()
             for task in inputs:
                 task.cancel()
-        return over
+        return done
 
     async def _beat(
         self, make_beat: Callable[[], m.NodeHeartbeat], beat_interval_s: Callable[[], float]

@@ -16,8 +16,8 @@ from taskd.agent.node_resources import NodeResources
 from taskd.agent.run.plan import PRELOAD, Plan
 from taskd.agent.watch import Watch
 from taskd.agent.worker_environment import Addresses
-from taskd.agent.worker_logs import Logs
-from taskd.agent.worker_output import Output
+from taskd.agent.worker_logs import WorkerLogs
+from taskd.agent.worker_output import WorkerOutput
 from taskd.agent.zygote.worker_processes import ZygoteLost
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.bus.liveness_port import LivenessPort
@@ -41,16 +41,16 @@ VERDICT_S = 15.0
 class NodeRun:
     plan: Plan
     resources: NodeResources
-    output: Output
+    output: WorkerOutput
     proxy: Proxy
     observer: Observer = no_observer
-    logs: Logs = field(init=False)
+    logs: WorkerLogs = field(init=False)
     bus: Bus = field(init=False)
     agent: Agent = field(init=False)
     liveness_port: LivenessPort | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.logs = Logs(self.plan, self.resources.run_dir)
+        self.logs = WorkerLogs(self.plan, self.resources.run_dir)
 
     async def run(self) -> Done:
         """Run until the node's part of the job is over; nothing of it is left afterwards."""
@@ -64,7 +64,7 @@ class NodeRun:
         self.agent = Agent(self.bus, self.proxy.bus, config, observer=self.observer)
         self._handle_signals()
         failed = Interrupted("the zygote keeps dying before it is ready", signal.SIGTERM)
-        self.resources.processes.on_lost = lambda: self.agent.happened(failed)
+        self.resources.processes.on_lost = lambda: self.agent.enqueue(failed)
         self.resources.processes.watch()
         try:
             return await self._train()
@@ -83,7 +83,7 @@ class NodeRun:
         loop = asyncio.get_running_loop()
         for signum in self.plan.signals:
             because = f"stopped by {signum.name}"
-            loop.add_signal_handler(signum, self.agent.happened, Interrupted(because, signum))
+            loop.add_signal_handler(signum, self.agent.enqueue, Interrupted(because, signum))
         if signal.SIGPIPE not in self.plan.signals:
             signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
@@ -133,7 +133,7 @@ class NodeRun:
         if problems := [f"--preload {n}: {ready.failed[n]}" for n in wanted if n in ready.failed]:
             raise SettingsError(problems)
         await actions.serve_store()
-        self.agent.happened(WarmedUp())
+        self.agent.enqueue(WarmedUp())
 
 
 def _beat_s(nodes: int) -> float:

@@ -16,13 +16,13 @@ _ORDERS = get_args(Order)
 
 
 async def listen(
-    bus: Bus, happened: Callable[[Event], None], profiling: Callable[[SetProfiling], None]
+    bus: Bus, enqueue: Callable[[Event], None], profiling: Callable[[SetProfiling], None]
 ) -> None:
     """Orders become events. Other messages are ignored: a newer manager may send unknown ones."""
     while True:
         received = await bus.receive()
         if isinstance(received.body, _ORDERS):
-            happened(received.body)
+            enqueue(received.body)
         elif isinstance(received.body, SetProfiling):
             profiling(received.body)
         else:
@@ -31,7 +31,7 @@ async def listen(
             )
 
 
-async def watch_link(bus: Bus, buses: tuple[Bus, ...], happened: Callable[[Event], None]) -> None:
+async def watch_link(bus: Bus, buses: tuple[Bus, ...], enqueue: Callable[[Event], None]) -> None:
     """Report when the manager becomes reachable or unreachable: a new manager knows nothing of us.
 
     The manager is reachable when all buses of this process on the path to it have joined: the
@@ -39,6 +39,6 @@ async def watch_link(bus: Bus, buses: tuple[Bus, ...], happened: Callable[[Event
     """
     async for change in bus.changes():
         if isinstance(change, Joined) and all(other.joined for other in buses):
-            happened(ManagerConnected())
+            enqueue(ManagerConnected())
         elif isinstance(change, Left):
-            happened(ManagerDisconnected())
+            enqueue(ManagerDisconnected())

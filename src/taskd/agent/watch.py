@@ -10,7 +10,6 @@ writes what to record, the rank writes its pace, and the rank needs no connectio
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -89,11 +88,6 @@ class Watch:
             os.close(watched.page)
             with suppress(FileNotFoundError):
                 os.unlink(self.beacon(key))
-
-    def close(self) -> None:
-        for key in list(self._watched):
-            self.remove(key)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def slow(self) -> bool:

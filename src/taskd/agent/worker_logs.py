@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Template
 
 from taskd.agent.run.plan import ERR, OUT, Plan
-from taskd.agent.worker_output import Output, Sink
+from taskd.agent.worker_output import Sink, WorkerOutput
 from taskd.config import environ
 from taskd.model.agent import StartWorker
 from taskd.model.ids import Incarnation, Rank
@@ -43,7 +43,7 @@ class Files:
         return self.folder / f"{stream}.log"
 
 
-class Logs:
+class WorkerLogs:
     def __init__(self, plan: Plan, run_dir: str) -> None:
         self._plan = plan
         root = plan.logs.directory
@@ -59,7 +59,7 @@ class Logs:
         folder.mkdir(parents=True, exist_ok=True)
         return Files(folder)
 
-    def open(self, start: StartWorker, output: Output) -> list[int]:
+    def open(self, start: StartWorker, output: WorkerOutput) -> list[int]:
         """The file descriptors for the worker's stdout and stderr; close them after its start."""
         files = self.files(start.rank, start.incarnation)
         _, local_rank = self._plan.place_of(start.rank)

@@ -45,7 +45,7 @@ class _Stream:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class Output:
+class WorkerOutput:
     """Opens a pipe for each stream of a worker; the caller closes it when the worker is dead."""
 
     def __init__(self) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from taskd.agent.node_resources import make_shared_folder
 from taskd.agent.watch import Watch
 from taskd.model.ids import Incarnation, Rank
 from taskd.model.messages import Progress
@@ -112,9 +111,3 @@ def test_stacks_are_requested_once_and_sent_once(tmp_path: Path) -> None:
     beacon.stepped(1)
     clock.now += 0.1
     assert watch.look()[0].stack == ""
-
-
-def test_close_removes_folder(tmp_path: Path) -> None:
-    folder = make_shared_folder()
-    Watch(folder).close()
-    assert not os.path.exists(folder)

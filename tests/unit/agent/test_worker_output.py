@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from taskd.agent.worker_output import Output, Sink
+from taskd.agent.worker_output import Sink, WorkerOutput
 
 
 def flow(text: bytes, **more: object) -> tuple[bytes, str]:
     """What the console gets of a worker's text, and the last lines that are kept."""
     read, write = os.pipe()
-    output = Output()
+    output = WorkerOutput()
     sink = Sink(prefix=b"[0] ", console=write, **more)  # type: ignore[arg-type]
     (end,) = output.open("worker", (sink,))
     os.write(end, text)
@@ -40,7 +40,7 @@ def test_every_line_gets_prefix(text: bytes, shown: bytes) -> None:
 
 
 def test_very_long_line_is_passed_on_completely() -> None:
-    output = Output()
+    output = WorkerOutput()
     (end,) = output.open("worker", (Sink(prefix=b"", console=None),))
     for _ in range(64):
         os.write(end, b"x" * 65_536)  # blocks until it has been read
@@ -71,7 +71,7 @@ def test_full_disk_stops_log_file_but_not_training(capfd: pytest.CaptureFixture[
 def test_closed_console_does_not_stop_log_file(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
-    output = Output()
+    output = WorkerOutput()
     path = tmp_path / "log"
     (end,) = output.open("worker", (Sink(prefix=b"", console=write, path=str(path)),))
     os.write(end, b"still written\n")

@@ -46,7 +46,7 @@ def _claim(chosen: Plan) -> socket.socket:
     """Claim this node's part of the job for as long as this process lives."""
     if (claim := node_ranks.claim(chosen.job, chosen.node)) is not None:
         return claim
-    running = f"another process already runs node {chosen.node} of job {chosen.job} here"
+    running = f"another process already runs node {chosen.node} of job {chosen.job} on this machine"
     raise SettingsError([f"{running}: wait until it ends, or choose another --job-id"])
 
 
@@ -70,13 +70,13 @@ def _launch(chosen: Plan, run_dir: str, beacons: str) -> int:
         remove=(run_dir, beacons),
         env=base_environment(chosen),
     )
-    here = LOOPBACK if chosen.nodes == 1 else rendezvous.wildcard_address(chosen.master_addr)
+    listen_host = LOOPBACK if chosen.nodes == 1 else rendezvous.wildcard_address(chosen.master_addr)
     claim = None if chosen.draws else _claim(chosen)
-    listener = _listener(chosen, here)
+    listener = _listener(chosen, listen_host)
     if chosen.draws and listener is not None:
         claim = _claim(chosen)
     if listener is not None and chosen.manager_port:
-        plan.listen(here, chosen.manager_port).close()  # refuse now if the port is taken
+        plan.listen(listen_host, chosen.manager_port).close()  # refuse now if the port is taken
     processes.open()
     if claim is None:
         chosen, claim = _draw_node_rank(chosen)
@@ -85,7 +85,7 @@ def _launch(chosen: Plan, run_dir: str, beacons: str) -> int:
     supervisor = None
     if listener is not None:
         _warn_if_open(chosen)
-        supervisor = _manager(chosen, str(Address(here, manager_port)), run_dir)
+        supervisor = _manager(chosen, str(Address(listen_host, manager_port)), run_dir)
         supervisor.start()
     resources = NodeResources(
         processes=processes,
@@ -97,7 +97,7 @@ def _launch(chosen: Plan, run_dir: str, beacons: str) -> int:
     )
     manager = str(Address(chosen.master_addr, manager_port))
     started = Started(resources, manager, chosen.state_dir or run_dir, supervisor)
-    # gRPC logs every closed connection to stderr, which is the user's console here.
+    # gRPC logs every closed connection to stderr, which is the user's console.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - read by gRPC at its import
     from taskd.agent.run.launcher import launch
 
@@ -107,19 +107,19 @@ def _launch(chosen: Plan, run_dir: str, beacons: str) -> int:
         claim.close()
 
 
-def _listener(chosen: Plan, here: str) -> socket.socket | None:
+def _listener(chosen: Plan, listen_host: str) -> socket.socket | None:
     """The store's socket if this is the first node.
 
     Among nodes that draw their rank, the first launcher on the endpoint's machine is node 0.
     """
     if not chosen.draws:
-        return plan.listen(here, chosen.master_port) if chosen.node == 0 else None
+        return plan.listen(listen_host, chosen.master_port) if chosen.node == 0 else None
     if chosen.hosts is not None:
-        return plan.listen(here, chosen.master_port) if chosen.hosts else None
+        return plan.listen(listen_host, chosen.master_port) if chosen.hosts else None
     if not rendezvous.is_local_address(chosen.master_addr):
         return None
     try:
-        return plan.listen(here, chosen.master_port)
+        return plan.listen(listen_host, chosen.master_port)
     except SettingsError:
         return None
 

@@ -15,7 +15,7 @@ from taskd.agent.run.command import LOOPBACK, Started, say
 from taskd.agent.run.elastic_events import EventLog
 from taskd.agent.run.plan import Plan
 from taskd.agent.run.summary import Summary, read_incidents
-from taskd.agent.worker_output import Output
+from taskd.agent.worker_output import WorkerOutput
 from taskd.core.agent.machine import Done, State
 from taskd.errors import TaskdError
 from taskd.model.agent import Event
@@ -24,19 +24,19 @@ from taskd.runtime.clock import wall
 
 
 def launch(plan: Plan, started: Started) -> int:
-    output = Output()
+    output = WorkerOutput()
     try:
-        over = asyncio.run(_Launcher(plan, started, output).run())
+        done = asyncio.run(_Launcher(plan, started, output).run())
     finally:
         output.stop()
-    return over.exit_code
+    return done.exit_code
 
 
 @dataclass
 class _Launcher:
     plan: Plan
     started: Started
-    output: Output
+    output: WorkerOutput
 
     async def run(self) -> Done:
         plan, summary = self.plan, Summary(wall)
@@ -61,16 +61,16 @@ class _Launcher:
 
         node = NodeRun(plan, self.started.resources, self.output, proxy, observe)
         try:
-            over = await self._train(node)
+            done = await self._train(node)
             trouble = proxy.bus.disconnect_reason
         finally:
             await proxy.close()
             if self.started.supervisor is not None:
                 # The manager exits once every node has left, and ours has just left.
                 await self.started.supervisor.stop(self._manager_exit_s)
-        for line in summary.lines(over, trouble, read_incidents(self.started.state_dir)):
+        for line in summary.lines(done, trouble, read_incidents(self.started.state_dir)):
             say(line)
-        return over
+        return done
 
     @property
     def _manager_exit_s(self) -> float:
@@ -90,12 +90,12 @@ class _Launcher:
         try:
             async with asyncio.TaskGroup() as tasks:
                 helpers = [tasks.create_task(work) for work in background]
-                over = await node.run()
+                done = await node.run()
                 for task in helpers:
                     task.cancel()
         except* TaskdError as group:
             raise _first_error(group) from None
-        return over
+        return done
 
 
 def _first_error(group: BaseExceptionGroup[TaskdError]) -> TaskdError:

@@ -64,16 +64,16 @@ class Summary:
             if fault.until_s is None:
                 fault.answer = what
 
-    def lines(self, over: Done, trouble: str, incidents: list[Incident]) -> list[str]:
+    def lines(self, done: Done, trouble: str, incidents: list[Incident]) -> list[str]:
         """The result first, then the incidents, then the root cause of a failure."""
         took = self._clock() - self._began
-        result = "done" if over.exit_code == 0 else "failed"
+        result = "done" if done.exit_code == 0 else "failed"
         shown = incidents or [Incident(_fault_line(fault), True) for fault in self._faults]
-        lines = [f"{result} after {took:.1f} s, {count(shown)}: {over.because}"]
-        if trouble and over.exit_code:
+        lines = [f"{result} after {took:.1f} s, {count(shown)}: {done.because}"]
+        if trouble and done.exit_code:
             lines.append(trouble)
         lines += [incident.line for incident in shown]
-        if over.exit_code and self._faults:
+        if done.exit_code and self._faults:
             lines += self._root_cause(self._faults[-1])
         return lines
 

@@ -100,11 +100,13 @@ class FrameworkActions:
             case RenewStore() | PrepareStandby():
                 pass  # the framework does this itself, or has no use for it
             case SendToManager(body):
-                await self._agent.tell(body)
+                await self._agent.send_to_manager(body)
             case SendHello(workers, attempt, remaining, condemned):
                 host = socket.gethostname()
                 state = workers, "", attempt, remaining
-                await self._agent.tell(m.AgentHello(self._node, host, *state, condemned=condemned))
+                await self._agent.send_to_manager(
+                    m.AgentHello(self._node, host, *state, condemned=condemned)
+                )
 
     def close(self) -> None:
         self._look_task.cancel()
@@ -119,7 +121,7 @@ class FrameworkActions:
             self._schedule()
         elif self._waiting.get(rank) == incarnation:
             del self._waiting[rank]
-            self._agent.happened(
+            self._agent.enqueue(
                 WorkerStartFailed(rank, incarnation, "it was stopped before it had started")
             )
 
@@ -163,14 +165,14 @@ class FrameworkActions:
         for rank, incarnation in wanted.items():
             if rank not in self._pids and self._incarnations.get(rank) == incarnation:
                 del self._incarnations[rank]
-                self._agent.happened(
+                self._agent.enqueue(
                     WorkerStartFailed(rank, incarnation, "the framework shows no process for it")
                 )
 
     async def _look_regularly(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            await self._agent.tell(m.KeptAlive())
+            await self._agent.send_to_manager(m.KeptAlive())
             self._look()
 
     def _look(self) -> None:
@@ -184,7 +186,7 @@ class FrameworkActions:
                 continue
             if shown.runs and shown.pid is not None and self._pids.get(rank) != shown.pid:
                 self._watch(rank, shown.pid)
-                self._agent.happened(WorkerStarted(rank, incarnation, shown.pid))
+                self._agent.enqueue(WorkerStarted(rank, incarnation, shown.pid))
             elif shown.status is not None and shown.status != NOT_STARTED:
                 known = ends.get(rank) if shown.status == VANISHED else shown.status
                 self._exited(rank, incarnation, RankStatus(shown.pid, known))
@@ -195,7 +197,7 @@ class FrameworkActions:
         pid = self._pids.pop(rank, last.pid or 0)
         status = last.status
         code, signum = (None, -status) if status is not None and status < 0 else (status, None)
-        self._agent.happened(m.WorkerExited(rank, incarnation, pid, code, signum, ""))
+        self._agent.enqueue(m.WorkerExited(rank, incarnation, pid, code, signum, ""))
 
     def _watch(self, rank: Rank, pid: int) -> None:
         self._unwatch(rank)

@@ -67,7 +67,7 @@ async def join_and_train(
         member = Agent(bus, nearest, workers)
         for signum in signals:
             ending = Interrupted(f"stopped by {signum.name}", signum)
-            asyncio.get_running_loop().add_signal_handler(signum, member.happened, ending)
+            asyncio.get_running_loop().add_signal_handler(signum, member.enqueue, ending)
         return await _train(framework, member, node, workers)
     finally:
         await bus.close()

@@ -150,15 +150,15 @@ class MsAgent:
         workers = WorkersConfig(farewell_s=self.config.farewell_s, in_ascends_words=True)
         signal.signal(signal.SIGTERM, exit_on_signal)  # until the manager can be told of it
         try:
-            over = asyncio.run(
+            done = asyncio.run(
                 join_and_train(self.config, framework, ranks, RESTARTS, workers, STOP_SIGNALS)
             )
-            log.info("node's part of the job is over: %s", over.because)
+            log.info("node's part of the job is over: %s", done.because)
         finally:  # the workers have their own sessions and would outlive us
             self.callbacks[KILL](list(ALL_RANKS))
             if msrun is not None:
                 stop_scheduler(msrun)
-        sys.exit(over.exit_code)
+        sys.exit(done.exit_code)
 
 
 # MindSpore's scheduler, a child of `msrun`

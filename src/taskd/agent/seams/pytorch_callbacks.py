@@ -104,7 +104,7 @@ class PtAgent:
         config = AgentConfig(node=self.node, upstream=self.upstream, manager=manager)
         restarts = spec.max_restarts or UNLIMITED_RESTARTS
         workers = WorkersConfig(in_ascends_words=True)
-        over = asyncio.run(join_and_train(config, torch, ranks, restarts, workers))
-        if over.exit_code != 0:
-            sys.exit(over.exit_code)
+        done = asyncio.run(join_and_train(config, torch, ranks, restarts, workers))
+        if done.exit_code != 0:
+            sys.exit(done.exit_code)
         return torch.result

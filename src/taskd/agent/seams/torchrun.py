@@ -28,7 +28,7 @@ from taskd.agent.run.plan import PRELOAD, UNLIMITED_RESTARTS, LogSettings, Plan
 from taskd.agent.seams import torch_names
 from taskd.agent.seams.torchrun_contexts import uses_agent_store
 from taskd.agent.worker_environment import base_environment
-from taskd.agent.worker_output import Output
+from taskd.agent.worker_output import WorkerOutput
 from taskd.agent.zygote.program import Program
 from taskd.agent.zygote.worker_processes import WorkerProcesses
 from taskd.bus.security import membership
@@ -74,12 +74,12 @@ class ElasticAgent(LocalElasticAgent):
         except SettingsError as refusal:
             log.warning("torch's own agent runs this job, without TaskD: %s", refusal)
             return None
-        output = Output()
+        output = WorkerOutput()
         with run_folders() as folders:
             try:
                 seam = _Seam(self, node, program, logs, output, folders)
-                over = asyncio.run(seam.run())
-                return None if over is None else seam.result(over)
+                done = asyncio.run(seam.run())
+                return None if done is None else seam.result(done)
             finally:
                 output.stop()
 
@@ -134,7 +134,7 @@ class _Seam:
     node: int
     program: Program
     logs: DefaultLogsSpecs
-    output: Output
+    output: WorkerOutput
     folders: tuple[str, str]
     node_run: NodeRun | None = None
     stopped_by: int | None = None
@@ -227,18 +227,18 @@ class _Seam:
         if isinstance(event, Interrupted):
             self.stopped_by = event.signal
 
-    def result(self, over: Done) -> RunResult:
+    def result(self, done: Done) -> RunResult:
         """The node's result, as torch's launcher expects it to report it and to choose the code."""
         if self.stopped_by is not None:
             signum = signal.Signals(self.stopped_by)
             raise SignalException(f"Process {os.getpid()} got signal: {signum}", sigval=signum)
-        if over.exit_code == 0:
-            return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(over.node.ranks))
-        exits = (worker.exited for worker in over.workers.values() if isinstance(worker, Ended))
+        if done.exit_code == 0:
+            return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(done.node.ranks))
+        exits = (worker.exited for worker in done.workers.values() if isinstance(worker, Ended))
         failures = {int(each.rank): self._failure(each) for each in exits if each.exit_code != 0}
         if not failures:
-            log.error("job ended: %s", over.because)
-            sys.exit(over.exit_code)
+            log.error("job ended: %s", done.because)
+            sys.exit(done.exit_code)
         return RunResult(WorkerState.FAILED, failures=failures)
 
     def _failure(self, exited: WorkerExited) -> ProcessFailure:
