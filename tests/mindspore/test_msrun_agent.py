@@ -40,7 +40,7 @@ def test_a_killed_worker_is_reported_and_the_job_restarted(tmp_path: Path, healt
 def test_without_a_manager_it_ends_with_the_reason(tmp_path: Path) -> None:
     done = run(tmp_path, manager=False, TASKD_AGENT_JOIN_TIMEOUT_S="3")
     assert done.code == 1, done.told
-    assert "no manager in 3 s: UNAVAILABLE" in done.output
+    assert "no manager answered within 3 s: UNAVAILABLE" in done.output
     assert done.starts == 0
     assert done.left == []
 
@@ -48,7 +48,7 @@ def test_without_a_manager_it_ends_with_the_reason(tmp_path: Path) -> None:
 def test_sigterm_ends_the_whole_job(tmp_path: Path) -> None:
     done = run(tmp_path, HOLD="0.1", on={"held": lambda: interrupt(tmp_path)})
     assert done.code == 1, done.told
-    assert "node 0 was ended by SIGTERM" in (tmp_path / "taskd_log/manager.log").read_text()
+    assert "node 0 was stopped by SIGTERM" in (tmp_path / "taskd_log/manager.log").read_text()
     assert done.left == []
 
 

@@ -205,4 +205,4 @@ def test_without_a_manager_it_ends_with_the_reason(tmp_path: Path) -> None:
     env = {**os.environ, "MS_NODE_RANK": "0", "MS_LOCAL_WORKER": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "ValueError: no manager in 1 s" in done.stderr
+    assert "ValueError: no manager answered within 1 s" in done.stderr

@@ -128,7 +128,7 @@ def test_without_a_manager_torchrun_is_torchrun(place: Path) -> None:
     done = _start(place, words)
     assert done.returncode == 0, done.stderr
     assert "attempt 0" in done.stdout
-    assert "torch's own agent goes on" in done.stdout + done.stderr
+    assert "torch's own agent runs this job" in done.stdout + done.stderr
 
 
 def test_switched_off_it_is_torchs_at_once(place: Path) -> None:
