@@ -115,7 +115,7 @@ def test_survivors_save_checkpoint_if_every_replacement_dies(
     assert ended.code == 1, ended
     assert "step 5 is written" in ended.err, ended
     assert records.incidents() == [("recover-in-place", "superseded")] * 3 + [("dump", "ended")]
-    assert "dump, as recover-in-place: cut short by new faults 3 times" in records.replay()
+    assert "dump is chosen (recover-in-place: new faults interrupted it 3 times" in records.replay()
     (note,) = (tmp_path / "dump").glob("step-*/taskd.json")
     assert json.loads(note.read_text())["step"] == 5
     (tmp_path / "faulty").unlink()
@@ -131,7 +131,7 @@ def test_survivors_save_checkpoint_if_every_replacement_dies(
             "if incarnation == 0 and state['of'] != os.environ['RANK']: raise OSError('foreign')",
             "retry failed with 405",
         ),
-        ("pass", "recover-in-place, as retry: cut short by new faults 3 times"),
+        ("pass", "recover-in-place is chosen (retry: new faults interrupted it 3 times"),
     ],
     ids=["it cannot load the state", "it fails again"],
 )

@@ -1,7 +1,7 @@
-"""Which strategy comes next, and the sentence that says why.
+"""Chooses the next strategy, and says why.
 
-The first on the ladder to which nobody objects. An objection is a reason in words; the sentence
-names those against every strategy that the user wanted and does not get.
+The first one on the ladder without an objection wins. An objection is a reason in words; the
+sentence names the objection to every configured strategy that was rejected over.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from taskd.model.strategies import LADDER, Strategy
 class Question:
     configured: tuple[Strategy, ...]
     offered: tuple[str, ...]
-    """By the job, in its own words."""
+    """By the job, in the words of the wire."""
     retryable: bool
-    """Every fault passes by itself, and they are all of one kind."""
+    """All faults can be retried, and all are of the same kind."""
     in_place: bool
-    """At least one lost process can come back where it was."""
+    """At least one lost process can restart on its device."""
     master_lost: bool = False
     """The pod of node 0 is among the lost ones."""
     pods_back: bool = False
-    """The scheduler has found new pods by itself."""
+    """The scheduler has already found new pods."""
     platform: str | None = None
-    """What the platform has named; None: there is no platform."""
+    """The strategy that the platform has named; None: there is no platform."""
     history: tuple[Attempt, ...] = ()
     max_interruptions: int = 3
     dump_useless: bool = False
@@ -40,31 +40,31 @@ class Choice:
 
 
 def choose(question: Question) -> Choice:
-    """`exit` is always open, so there always is a choice."""
-    passed: list[str] = []
+    """There is always a choice, because nothing objects to `exit`."""
+    rejected: list[str] = []
     for strategy in LADDER:
         if strategy not in question.configured and strategy is not Strategy.EXIT:
             continue
         objection = objection_to(strategy, question)
         if not objection:
-            return Choice(strategy, _sentence(strategy, passed))
-        passed.append(f"{strategy}: {objection}")
-    raise AssertionError("nothing ever speaks against exit")
+            return Choice(strategy, _sentence(strategy, rejected))
+        rejected.append(f"{strategy}: {objection}")
+    raise AssertionError("exit has no objections")
 
 
 def objection_to(strategy: Strategy, question: Question) -> str:
-    """Why not; empty when nothing speaks against it."""
+    """Why the strategy cannot be used; empty if it can."""
     if strategy is Strategy.EXIT:
         return ""
     if strategy.on_wire not in question.offered:
         return "the job does not offer it"
     if question.platform is not None and strategy.on_wire != question.platform:
-        return f"the platform wants {question.platform or 'nothing'}"
+        return f"the platform wants {question.platform or 'none'}"
     return _past(strategy, question) or _unfit(strategy, question)
 
 
 def _past(strategy: Strategy, question: Question) -> str:
-    """What was tried before speaks against it."""
+    """Objections from what was tried before."""
     for attempt in question.history:
         if not attempt.interrupted:
             if strategy is attempt.strategy:
@@ -73,14 +73,14 @@ def _past(strategy: Strategy, question: Question) -> str:
                 return f"{attempt.strategy} has failed already"
             if attempt.strategy is Strategy.RETRY and _ruled_out(strategy, attempt.code):
                 return f"the retry failed with {attempt.code}"
-    cut_short = sum(a.strategy is strategy and a.interrupted for a in question.history)
-    if cut_short >= question.max_interruptions:
-        return f"cut short by new faults {cut_short} times"
+    interruptions = sum(a.strategy is strategy and a.interrupted for a in question.history)
+    if interruptions >= question.max_interruptions:
+        return f"new faults interrupted it {interruptions} times"
     return ""
 
 
 def _ruled_out(strategy: Strategy, code: int) -> bool:
-    """A retry may say in which ways its state is beyond help."""
+    """The code of a failed retry may exclude other strategies."""
     if code in (RecoverCode.OK, RecoverCode.RecoverableRetryError):
         return False
     if strategy in (Strategy.RECOVER_IN_PLACE, Strategy.RECOVER):
@@ -89,23 +89,23 @@ def _ruled_out(strategy: Strategy, code: int) -> bool:
 
 
 def _unfit(strategy: Strategy, question: Question) -> str:
-    """The faults themselves speak against it."""
+    """Objections from the faults themselves."""
     match strategy:
         case Strategy.RETRY if not question.retryable:
-            return "the fault does not pass by itself"
+            return "the fault cannot be retried"
         case Strategy.RECOVER_IN_PLACE if not question.in_place:
-            return "no lost process can come back on its device"
+            return "no lost process can restart on its device"
         case Strategy.ELASTIC if question.master_lost:
             return "node 0 is lost"
         case Strategy.ELASTIC if question.pods_back:
-            return "new pods have been found"
+            return "the scheduler has found new pods"
         case Strategy.DUMP if question.dump_useless:
-            return "this framework cannot save after a failed link switch-over"
+            return "this framework cannot save after a failed NIC switch"
         case _:
             return ""
 
 
-def _sentence(strategy: Strategy, passed: list[str]) -> str:
-    if not passed:
+def _sentence(strategy: Strategy, rejected: list[str]) -> str:
+    if not rejected:
         return f"{strategy} is the first choice"
-    return f"{strategy}, as {'; '.join(passed)}"
+    return f"{strategy} is chosen ({'; '.join(rejected)})"

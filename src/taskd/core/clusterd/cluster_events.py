@@ -1,4 +1,4 @@
-"""What the cluster and the streams tell: pods, platform, writes, registrations, subscriptions."""
+"""Events from the cluster and the streams: pods, platform, writes, registration, subscription."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def pods_seen(state: State, event: PodsSeen, now: float, config: RecoveryConfig)
 
 
 def _all_new(state: Undecided | Repairing | Pausing | SwitchingNic | StressTesting) -> bool:
-    """Nobody is left of those that the round has spoken to, though not all were to leave."""
+    """All pods are new, although the round did not ask for all of them to be replaced."""
     origin, job = dict(state.round.origin), state.job
     here = {pod.node_rank: pod.uid for pod in job.members if pod.running and pod.ranks}
     new = {node for node, uid in origin.items() if here.get(node, uid) != uid}
@@ -97,14 +97,14 @@ def _all_new(state: Undecided | Repairing | Pausing | SwitchingNic | StressTesti
 def _restarted(
     state: Undecided | Repairing | Pausing | SwitchingNic | StressTesting, turn: Turn
 ) -> Outcome:
-    """The scheduler has restarted the job without being asked: whom we told to stop is gone."""
-    turn = turn.with_reason("every pod of the job is new")
+    """The scheduler has restarted the job by itself: the processes that we stopped are gone."""
+    turn = turn.with_reason("all pods of the job are new")
     match state:
         case Pausing() | SwitchingNic() | StressTesting():
             text = f"{state.task.operation} failed, the job was restarted"
             return resume(stress_over(state, turn), state.task, text)
         case _:
-            # What was wrong with the old pods is not wrong with the new ones.
+            # The hardware faults of the old pods do not apply to the new ones.
             known = [Fault(fault.rank, fault.kind) for fault in turn.round.faults]
             before = replace(turn.round, faults=(), origin=turn.job.origin)
             now, config = turn.now, turn.config
@@ -113,8 +113,9 @@ def _restarted(
 
 
 def _watch_restart(state: HandedOver, turn: Turn) -> Outcome:
-    """That it still runs proves nothing. It was seen to stop, or it was told to exit and its lost
-    pods are new: then the agents of the other pods have started their processes anew."""
+    """Phase "Running" alone does not prove a restart. The job restarted if it was seen to stop, or
+    if it received the order to exit and its lost pods are new: then the agents of the other pods
+    have started their processes again."""
     phase = turn.job.phase
     state = replace(state, left_running=state.left_running or phase != "Running")
     replaced = not decision.not_replaced(turn.job, turn.round)
@@ -143,11 +144,11 @@ def registration(state: State, event: JobRegistered | JobDeleted) -> Outcome:
     seed = state.job.seed or event.seed
     job = replace(state.job, id=event.job, name=event.name, config=event.config, seed=seed)
     if isinstance(state, HandedOver):
-        # The mark `pause` is the scheduler's order to restart the job; it must stay for now.
+        # The label `pause` is the scheduler's order to restart the job; it must stay for now.
         return Outcome(replace(state, job=job), because="registered again")
     label: tuple[Command, ...] = (LabelPodGroup(ON, "on"),) if job.config.cluster else ()
     if isinstance(state, Ended) and state.order is None:
-        return Outcome(Idle(replace(job, pods=(), seen=())), label, "the job starts anew")
+        return Outcome(Idle(replace(job, pods=(), seen=())), label, "the job starts again")
     again = "registered again" if state.job.seed else "registered"
     return Outcome(replace(state, job=job), label, again)
 
@@ -155,21 +156,21 @@ def registration(state: State, event: JobRegistered | JobDeleted) -> Outcome:
 def stream(
     state: State, event: Subscribed | Unsubscribed, now: float, config: RecoveryConfig
 ) -> Outcome:
-    there = isinstance(event, Subscribed)
+    subscribed = isinstance(event, Subscribed)
     if event.stream is Stream.SIGNALS:
-        state = replace(state, job=replace(state.job, subscribed=there))
-    if not there:
-        return Outcome(state, because="the round waits for the client to come back")
+        state = replace(state, job=replace(state.job, subscribed=subscribed))
+    if not subscribed:
+        return Outcome(state, because="waiting for the client to subscribe again")
     match event.stream, state:
         case Stream.SIGNALS, Idle():
             return faults_seen(state, now, config)
         case Stream.NIC, SwitchingNic(task=task):
             again: Command = SendSwitchRanks(task.ranks, task.to_backup)
-            return Outcome(state, (again,), "said again to the new subscriber")
+            return Outcome(state, (again,), "sent again to the new subscriber")
         case Stream.STRESS, StressTesting(task=task):
-            return Outcome(state, (SendStressRanks(task.ops),), "said again to the new subscriber")
+            return Outcome(state, (SendStressRanks(task.ops),), "sent again to the new subscriber")
         case Stream.SIGNALS, _ if isinstance(state, Asking) and state.order is not None:
-            return Outcome(state, (state.order,), "said again to the new subscriber")
+            return Outcome(state, (state.order,), "sent again to the new subscriber")
         case _:
             return Outcome(state)
 
@@ -178,14 +179,16 @@ def delivery(
     state: State, event: SignalDelivered | SignalFailed, now: float, config: RecoveryConfig
 ) -> Outcome:
     if isinstance(event, SignalFailed):
-        return Outcome(state, because="will be said again on the next subscription")
+        return Outcome(state, because="it will be sent again on the next subscription")
     match state:
         case Ended() | Exiting() | HandedOver() if (
             state.order is not None and state.order.sequence == event.sequence
         ):
-            return Outcome(replace(state, order=None), because="the job knows that it is to exit")
+            return Outcome(
+                replace(state, order=None), because="the job has received the order to exit"
+            )
         case Killing() if state.order.sequence == event.sequence:
-            turn = Turn(state.job, state.round, now, config, "the job starts anew")
+            turn = Turn(state.job, state.round, now, config, "the job starts again")
             return round_end.killed(turn)
         case _:
             return Outcome(state)
@@ -194,7 +197,7 @@ def delivery(
 def written(
     state: State, event: ClusterWriteDone | ClusterWriteFailed, now: float, config: RecoveryConfig
 ) -> Outcome:
-    """Only the label that pauses the job decides anything; what else fails is said and let be."""
+    """Only the label `pause` matters to the machine; other failed writes are only logged."""
     failed = isinstance(event, ClusterWriteFailed)
     because = ""
     if isinstance(event, ClusterWriteFailed):

@@ -1,4 +1,4 @@
-"""The decision of a round: which strategy, and the order that puts it to work."""
+"""The decision of a round: which strategy, and the order that starts it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def decide(turn: Turn, pods_back: bool = False) -> Outcome:
     turn = turn.with_reason(choice.because)
     match choice.strategy:
         case Strategy.RETRY:
-            return _retry_when_routes_are_found(turn)
+            return _retry_after_convergence(turn)
         case Strategy.RECOVER_IN_PLACE | Strategy.RECOVER:
-            return _recover_when_ranked(turn, choice.strategy)
+            return _recover_with_rank_table(turn, choice.strategy)
         case Strategy.ELASTIC:
-            return _shrink_unless_pods_come(turn)
+            return _shrink_unless_new_pods(turn)
         case Strategy.DUMP:
             turn, order = _order(turn, Strategy.DUMP)
             deadline = turn.now + turn.config.status_timeout_s
@@ -47,7 +47,7 @@ def decide(turn: Turn, pods_back: bool = False) -> Outcome:
 
 
 def try_next(turn: Turn, strategy: Strategy, code: int) -> Outcome:
-    """The strategy has failed: what comes after it?"""
+    """The strategy has failed: choose the next one."""
     failed = Attempt(strategy, code)
     return decide(turn.with_round(history=(*turn.round.history, failed)).with_new_uuid())
 
@@ -60,7 +60,7 @@ def _question(turn: Turn, pods_back: bool) -> Question:
         offered=round_.offered,
         retryable=retryable(job, round_),
         in_place=bool(set(nodes) - round_.leaving) if nodes else _all_in_place(round_),
-        # Without a cluster, the manager does not stand or fall with node 0's pod.
+        # Without a cluster, the manager does not run in node 0's pod.
         master_lost=job.config.cluster and MASTER in nodes,
         pods_back=pods_back,
         platform=round_.platform if job.config.platform else None,
@@ -75,7 +75,7 @@ def _all_in_place(round_: Round) -> bool:
 
 
 def _order(turn: Turn, strategy: Strategy) -> tuple[Turn, Signal]:
-    """Beyond a retry and a repair in place, every pod at fault has to leave."""
+    """Except for a retry and a repair in place, every pod at fault must be replaced."""
     if strategy is Strategy.RETRY:
         return turn, signals.change_strategy(turn.job, turn.round, strategy)
     if strategy is Strategy.RECOVER_IN_PLACE:
@@ -88,10 +88,10 @@ def _order(turn: Turn, strategy: Strategy) -> tuple[Turn, Signal]:
     return turn, signals.change_strategy(turn.job, turn.round, strategy, also)
 
 
-def _retry_when_routes_are_found(turn: Turn) -> Outcome:
+def _retry_after_convergence(turn: Turn) -> Outcome:
     network = any(fault.kind is FaultKind.NETWORK for fault in turn.round.faults)
     if network and turn.config.convergence_s > 0:
-        turn = turn.with_reason("the network first finds its routes")
+        turn = turn.with_reason("waiting for the network to find new routes")
         return turn.go_to(Converging(turn.job, turn.round, turn.now + turn.config.convergence_s))
     return retry(turn)
 
@@ -102,7 +102,7 @@ def retry(turn: Turn) -> Outcome:
     return turn.go_to(Retrying(turn.job, turn.round, order, deadline), order)
 
 
-def _recover_when_ranked(turn: Turn, strategy: Strategy) -> Outcome:
+def _recover_with_rank_table(turn: Turn, strategy: Strategy) -> Outcome:
     ranked_before = any(a.strategy is Strategy.RECOVER_IN_PLACE for a in turn.round.history)
     if ranked_before or not turn.job.config.platform:
         return recover(turn, strategy)
@@ -111,10 +111,10 @@ def _recover_when_ranked(turn: Turn, strategy: Strategy) -> Outcome:
 
 
 def ranked(state: PlatformRanking, turn: Turn) -> Outcome:
-    """Go on once the platform says whether its rank table is ready."""
+    """Continue once the platform says whether its rank table is ready."""
     match platform.rank_table_ready(turn.job):
         case None:
-            return turn.with_reason("the platform is to write the rank table").go_to(state)
+            return turn.with_reason("waiting for the platform to write the rank table").go_to(state)
         case True:
             return recover(turn.with_reason("the rank table is ready"), state.strategy)
         case False:
@@ -122,7 +122,7 @@ def ranked(state: PlatformRanking, turn: Turn) -> Outcome:
 
 
 def unranked(turn: Turn) -> Outcome:
-    """Only what the platform wants now can still be done: a dump, or nothing."""
+    """Without a rank table, only what the platform wants now is left: a dump, or exit."""
     turn = turn.with_round(platform=platform.wanted_finally(turn.job))
     return try_next(turn, Strategy.RECOVER, RecoverCode.WaitPlatStrategyTimeout)
 
@@ -143,7 +143,7 @@ def recover(turn: Turn, strategy: Strategy) -> Outcome:
 
 
 def not_replaced(job: Job, round_: Round) -> frozenset[NodeRank]:
-    """Of the nodes that had to leave, those where no new pod with devices stands yet."""
+    """Of the nodes whose pods must be replaced, those that have no new pod with devices yet."""
     origin = dict(round_.origin)
     return round_.leaving - {
         pod.node_rank
@@ -152,12 +152,14 @@ def not_replaced(job: Job, round_: Round) -> frozenset[NodeRank]:
     }
 
 
-def _shrink_unless_pods_come(turn: Turn) -> Outcome:
+def _shrink_unless_new_pods(turn: Turn) -> Outcome:
     scheduled = turn.job.config.cluster and turn.job.config.rescheduling
     if scheduled and Strategy.RECOVER not in turn.job.config.strategies:
         wait_s = turn.job.config.resources_timeout_s or turn.config.resources_timeout_s
         leaving = frozenset(turn.job.nodes_of(turn.round.ranks))
-        turn = turn.with_reason("unless the scheduler finds new pods").with_round(leaving=leaving)
+        turn = turn.with_reason("waiting in case the scheduler finds new pods").with_round(
+            leaving=leaving
+        )
         return turn.go_to(AwaitingPods(turn.job, turn.round, turn.now + wait_s))
     return shrink(turn)
 

@@ -1,7 +1,7 @@
-"""Is this report the one that is waited for? Checked by state, uuid and strategy, in one place.
+"""Decides whether a report is expected now, by state, uuid and strategy.
 
-A report that was taken before is a duplicate and answered 0. One of a round that is over is told
-so, with what ended that round; anything else is out of order.
+A report that was accepted before is a duplicate and answered with 0. A report of a round that is
+over gets the code that ended the round. Every other report is out of order.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from taskd.model.strategies import Strategy, WireStrategy
 
 
 def refusal(state: State, report: ExpectedReport) -> Outcome | None:
-    """None: take it."""
+    """Why the report is not accepted; None if it is."""
     job = state.job
     if as_answered(report) in job.answered:
-        return Outcome(state, because="this report was taken before")
+        return Outcome(state, because="this report was accepted before")
     current = "" if isinstance(state, Idle | Ended) else state.round.uuid
     if _unscheduled(state, report):
-        because = "the scheduler has not replaced the lost pods in time"
+        because = "the scheduler did not replace the lost pods in time"
         return Outcome(state, because=because, answer=RecoverCode.ScheduleTimeout)
     if report.uuid and report.uuid in job.past:
         return Outcome(state, because="its round is over", answer=RecoverCode.ControllerEventCancel)
@@ -51,16 +51,16 @@ def refusal(state: State, report: ExpectedReport) -> Outcome | None:
         return Outcome(state, because=because, answer=RecoverCode.OrderMix)
     if isinstance(state, Exiting | HandedOver | Killing | Ended):
         answer = state.cause if state.cause is not RecoverCode.OK else RecoverCode.OrderMix
-        return Outcome(state, because="the job is already being stopped", answer=answer)
+        return Outcome(state, because="the whole job is already being stopped", answer=answer)
     if not _awaited(state, report):
         name = type(state).__name__
-        because = f"{name} does not wait for {_describe(report)}"
+        because = f"{name} does not expect {_describe(report)}"
         return Outcome(state, because=because, answer=RecoverCode.OrderMix)
     return None
 
 
 def _unscheduled(state: State, report: ExpectedReport) -> bool:
-    """The result of a replacement that was given up last, because its pods did not come."""
+    """The result of a replacement that was just given up because its pods did not come."""
     if isinstance(state, Idle | Ended) or not isinstance(report, ResultReport):
         return False
     past, history = state.job.past, state.round.history
@@ -100,7 +100,7 @@ def _awaited(state: State, report: ExpectedReport) -> bool:
 
 
 def _ordered(state: State) -> WireStrategy | None:
-    """What the job was told to do, in the word it must report under."""
+    """What the job was ordered to do, in the word that its report must use."""
     match state:
         case Retrying():
             return WireStrategy.RETRY
@@ -123,7 +123,7 @@ def _ordered(state: State) -> WireStrategy | None:
 def _describe(report: ExpectedReport) -> str:
     match report:
         case ResultReport():
-            return f"the result of {report.strategy or 'nothing in particular'}"
+            return f"the result of {report.strategy or 'an unnamed strategy'}"
         case StopReport():
             return "a completed stop"
         case StrategiesReport():

@@ -1,7 +1,7 @@
-"""Hot switch: a pod on an ailing device is moved before it fails.
+"""Hot switch: a pod on a sub-healthy device is moved before the device fails.
 
-A backup pod is made, the job pauses, the old pod goes, the job goes on in the backup. Until the
-job has paused, a failure costs nothing but the attempt; after that the scheduler restarts the job.
+A backup pod is created, the job pauses, the old pod is removed, the job resumes in the backup. A
+failure before the pause costs only the attempt; after the pause, the scheduler restarts the job.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPERATOR, SCHEDULER = "needOperatorOpe", "needVolcanoOpe"
 
 
 def sub_healthy_pod(job: Job, now: float, config: RecoveryConfig) -> Pod | None:
-    """The pod to move, if one is to be moved now. Node 0 cannot move: the job hangs on it."""
+    """The pod to move now, if any. Node 0 cannot move: the job depends on it."""
     if job.config.sub_health != "hotSwitch" or not (job.config.cluster and job.subscribed):
         return None
     if job.config.framework not in ("pytorch", "mindspore") or now < job.hot_switch_not_before:
@@ -52,11 +52,13 @@ def sub_healthy_pod(job: Job, now: float, config: RecoveryConfig) -> Pod | None:
 
 
 def begin_switch(job: Job, pod: Pod, now: float, config: RecoveryConfig) -> Outcome:
-    turn = new_incident(job, now, config, f"pod {pod.name} is to move before it fails")
+    turn = new_incident(job, now, config, f"pod {pod.name} must move before its device fails")
     order = signals.hot_switch(turn.job, turn.round, "hot switch", pod.ranks)
-    marks = (AnnotatePod(pod.uid, IN_FLOW, "true"), AnnotatePod(pod.uid, OPERATOR, "create"))
+    annotations = (AnnotatePod(pod.uid, IN_FLOW, "true"), AnnotatePod(pod.uid, OPERATOR, "create"))
     deadline = now + config.backup_timeout_s
-    return turn.go_to(AwaitingBackup(turn.job, turn.round, pod, order, deadline), order, *marks)
+    return turn.go_to(
+        AwaitingBackup(turn.job, turn.round, pod, order, deadline), order, *annotations
+    )
 
 
 def pods_changed(state: AwaitingBackup | AwaitingRemoval, turn: Turn) -> Outcome:
@@ -64,7 +66,7 @@ def pods_changed(state: AwaitingBackup | AwaitingRemoval, turn: Turn) -> Outcome
     here = {pod.uid for pod in turn.job.pods}
     match state:
         case AwaitingBackup() if state.pod.uid not in here:
-            return expired(state, turn.with_reason("the ailing pod has gone by itself"))
+            return expired(state, turn.with_reason("the sub-healthy pod has gone by itself"))
         case AwaitingBackup():
             backups = [pod for pod in turn.job.pods if pod.backup and pod.running]
             return _backup_runs(turn, state.pod, backups[0]) if backups else turn.go_to(state)
@@ -113,21 +115,21 @@ def status_reported(state: Migrating, turn: Turn, event: ResultReport) -> Outcom
 def expired(state: HotSwitch, turn: Turn) -> Outcome:
     match state:
         case AwaitingBackup():
-            turn = abandon_switch(state, turn.with_reason("no backup pod"))
+            turn = abandon_switch(state, turn.with_reason("there is no backup pod"))
             turn = turn.with_commands(signals.hot_switch(turn.job, turn.round, "stop switch"))
             again_at = turn.now + turn.config.hot_switch_again_after_s
             turn = turn.with_uuid_retired().with_job(hot_switch_not_before=again_at)
             return turn.go_to(Idle(turn.job, again_at))
         case AwaitingPause() | Migrating():
             turn = replace(turn, cause=RecoverCode.WaitReportTimeout)
-            return _stop_job(state, turn.with_reason("the job has not answered in time"))
+            return _stop_job(state, turn.with_reason("the job did not answer in time"))
         case AwaitingRemoval():
             turn = replace(turn, cause=RecoverCode.ScheduleTimeout)
-            return _stop_job(state, turn.with_reason("the old pod has not gone in time"))
+            return _stop_job(state, turn.with_reason("the old pod did not go in time"))
 
 
 def _stop_job(state: HotSwitch, turn: Turn) -> Outcome:
-    """The ranks stand and cannot go on: the scheduler restarts the job by its first pod."""
+    """The ranks are parked and cannot resume: the scheduler restarts the job by its first pod."""
     turn = abandon_switch(state, turn)
     if master := turn.job.pod_at(MASTER):
         turn = turn.with_commands(
@@ -140,7 +142,7 @@ def _stop_job(state: HotSwitch, turn: Turn) -> Outcome:
 
 
 def abandon_switch(state: HotSwitch, turn: Turn) -> Turn:
-    """Take back every mark. A backup that has already replaced its pod stays."""
+    """Remove all annotations. A backup that has already replaced its pod stays."""
     backup = None if isinstance(state, AwaitingBackup) else state.backup
     if state.pod.uid in {pod.uid for pod in turn.job.pods}:
         for key in (IN_FLOW, "backupNewPodName", OPERATOR, SCHEDULER):

@@ -1,8 +1,8 @@
-"""How long a round waits for whom, and what a PodGroup says about its job.
+"""All timeouts of a round, and the recovery settings that a PodGroup carries.
 
-The waits fall in two groups. Deadlines bound the wait for an answer: they cost nothing when the
-answer comes. Settling times let a cluster or a fabric come to rest; they are 0 unless the hardware
-needs them, so that on a plain machine a round has no wait at all.
+There are two groups of waits. Deadlines limit the wait for an answer and cost nothing if the answer
+comes. Settling times let the cluster or the network settle; they are 0 unless the hardware needs
+them, so a round on a plain machine has no fixed wait at all.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ class RecoveryConfig:
     strategy_timeout_s: float = 900.0
     """How long the job may take to say which strategies it offers."""
     status_timeout_s: float = 900.0
-    """How long a repair may take, from the order to the first step that is committed again."""
+    """How long a repair may take, from the order to the first committed step."""
     operation_timeout_s: float = 900.0
     """How long a link switch-over or a stress test may take."""
     pre_exit_timeout_s: float = 10.0
-    """How long the processes on a broken device may take to leave; then the round begins."""
+    """How long the processes on a broken device may take to exit; then the round begins."""
     platform_timeout_s: float = 300.0
-    """How long the AI platform may take for each of its answers."""
+    """How long the AI platform may take for each answer."""
     reschedule_timeout_s: float = 270.0
-    """How long the scheduler may take to bring lost pods back, unless the job says otherwise."""
+    """How long the scheduler may take to replace lost pods, unless the job sets its own limit."""
     resources_timeout_s: float = 20.0
-    """How long to wait for free resources before the job goes on with fewer ranks."""
+    """How long to wait for free resources before the job continues with fewer ranks."""
     exit_timeout_s: float = 20.0
-    """How long to watch for new pods once the job was told to exit."""
+    """How long to watch for new pods after the job was ordered to exit."""
     running_timeout_s: float = 135.0
     """How long the scheduler may take to restart the whole job."""
     kill_timeout_s: float = 60.0
-    """How long to wait for a client to hear that its job ends, before the scheduler is asked."""
+    """How long to wait for a client to receive the order to end, before the scheduler is asked."""
     backup_timeout_s: float = 60.0
-    """How long the backup pod of a hot switch may take to run."""
+    """How long the backup pod of a hot switch may take to start."""
     removal_timeout_s: float = 300.0
-    """How long the old pod of a hot switch may take to go."""
+    """How long the old pod of a hot switch may take to disappear."""
     heal_timeout_s: float = 15.0
-    """How long a device fault of a light kind may take to pass, before its pod must leave."""
+    """How long a minor device fault may take to heal, before its pod must be replaced."""
 
     flush_s: float = 0.0
-    """Settling: until all faults of one cause are in the cluster's picture (Kubernetes: 1)."""
+    """Settling: until the cluster reports all faults of one cause (Kubernetes: 1)."""
     release_s: float = 0.0
-    """Settling: until healthy nodes of a super pod have let go of the lost one (Ascend: 10)."""
+    """Settling: until healthy nodes of a super pod have released the lost one (Ascend: 10)."""
     convergence_s: float = 0.0
-    """Settling: until the fabric has found new routes, before a step is repeated (Ascend: 3)."""
+    """Settling: until the network has found new routes, before a step is retried (Ascend: 3)."""
     pickup_s: float = 0.0
     """Settling: until agents that poll reset-config have read it, before it is cleared (5)."""
 
     again_after_s: float = 30.0
-    """A fault that outlasts its round, or a label that could not be set, is taken up again then."""
+    """When to handle a fault that outlasts its round, or to set a label that failed, again."""
     hot_switch_again_after_s: float = 600.0
-    """After a hot switch that failed, the next one is not tried before."""
+    """How long to wait after a failed hot switch before the next one."""
     max_interruptions: int = 3
-    """A strategy that new faults have cut short so often without one success is given up."""
+    """How often new faults may interrupt a strategy before it is given up."""
     max_hot_switch_pods: int = 10
-    """With more pods than that ailing, moving one of them is no cure."""
+    """With more sub-healthy pods than this, none is moved: moving one would not help."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -76,7 +76,7 @@ ON = "process-recover-enable"
 
 
 def read_pod_group(labels: Mapping[str, str], annotations: Mapping[str, str]) -> JobConfig:
-    """The job's recovery settings. Everything that is wrong is said in one `ValueError`."""
+    """Read the job's recovery settings. One `ValueError` names all mistakes."""
     problems = []
     strategies: tuple[Strategy, ...] = (Strategy.EXIT,)
     try:
@@ -88,7 +88,7 @@ def read_pod_group(labels: Mapping[str, str], annotations: Mapping[str, str]) ->
         if text.isdecimal() and 30 <= int(text) <= 270:
             timeout = float(text)
         else:
-            problems.append(f"wait-reschedule-timeout: 30 to 270 is accepted, not {text!r}")
+            problems.append(f"wait-reschedule-timeout: invalid value {text!r} (expected 30 to 270)")
     if problems:
         raise ValueError("; ".join(problems))
     return JobConfig(
@@ -104,5 +104,5 @@ def read_pod_group(labels: Mapping[str, str], annotations: Mapping[str, str]) ->
 
 
 def is_on(labels: Mapping[str, str]) -> bool:
-    """`pause` is our own mark on a job that the scheduler restarts: recovery is on there, too."""
+    """`pause` is our own label on a job that the scheduler restarts: recovery is on there, too."""
     return labels.get(ON) in ("on", "pause") or labels.get("subHealthyStrategy") == "hotSwitch"

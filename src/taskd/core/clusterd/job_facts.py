@@ -1,4 +1,4 @@
-"""What is known of a job in every state of its recovery, and of the trouble it is in."""
+"""What is known about a job in every state of its recovery, and about its current round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MASTER = NodeRank(0)
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A report that was taken: the same one again is a duplicate, and no mistake."""
+    """A report that was accepted: the same report again is a duplicate, not an error."""
 
     report: str
     uuid: str
@@ -26,7 +26,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Labelling:
-    """The last write of that mark which is under way, as far as is known."""
+    """The newest write of the recovery label whose result is not known yet."""
 
     sequence: int
     value: str
@@ -41,29 +41,29 @@ class Job:
     config: JobConfig = field(default_factory=JobConfig)
     seed: str = ""
     sequence: int = 0
-    """Counts the commands that need a number."""
+    """Number of the last command."""
     subscribed: bool = False
     pods: tuple[Pod, ...] = ()
     places: Mapping[NodeRank, tuple[Rank, ...]] = field(default_factory=dict)
-    """Which ranks belong to which node. Remembered: a pod that has gone shows no ranks."""
+    """Which ranks belong to which node. Kept, because a pod that has gone shows no ranks."""
     phase: str = ""
-    """The PodGroup's, as last seen."""
+    """Phase of the PodGroup, as last seen."""
     platform: PlatformSeen = field(default_factory=PlatformSeen)
     confirm: str = ""
-    """What we last wrote for the platform to confirm."""
+    """The faults that we last asked the platform to confirm."""
     seen: tuple[SeenFault, ...] = ()
-    """The cluster's last picture of the job's faults."""
+    """The job's faults as the cluster last reported them."""
     handled: frozenset[tuple[Rank, str]] = frozenset()
-    """Of these, the ones (rank, code) that a round has dealt with. They begin no other."""
+    """Of these, the (rank, code) that a round has handled. They do not start another round."""
     answered: tuple[Answered, ...] = ()
     past: tuple[str, ...] = ()
-    """The last uuids that have gone out of use."""
+    """The last uuids that are out of use."""
     paused: bool = False
-    """The PodGroup may still carry our mark `pause`; `on` is owed."""
+    """The PodGroup may still carry our label `pause`; we must set it to `on` again."""
     labelling: Labelling | None = None
     hot_switch_not_before: float = 0.0
     promoted: frozenset[str] = frozenset()
-    """The pods (uid) that were backups, and have taken the place of theirs."""
+    """The pods (uid) that were backups and have replaced their pod."""
 
     @property
     def members(self) -> tuple[Pod, ...]:
@@ -76,7 +76,7 @@ class Job:
         return tuple(sorted((pod.node_rank, pod.uid) for pod in self.members))
 
     def has(self, rank: Rank) -> bool:
-        """With no pods known, every rank that can be is taken for the job's."""
+        """Is this a rank of the job? While no pods are known, every non-negative rank is."""
         return rank >= 0 and (not self.places or any(rank in r for r in self.places.values()))
 
     def is_handled(self, seen: SeenFault) -> bool:
@@ -98,11 +98,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One strategy of this trouble that did not work out."""
+    """A strategy that was tried in this incident and did not work."""
 
     strategy: Strategy
     code: int
-    """What the job reported; negative when a new fault came in between."""
+    """What the job reported; negative if a new fault interrupted it."""
 
     @property
     def interrupted(self) -> bool:
@@ -114,20 +114,20 @@ class Round:
     uuid: str
     began: float
     uuid_number: int = 0
-    """Counts the uuids of the incident: clients take a second order under one uuid for an echo."""
+    """Number of the uuid: clients take a second order under the same uuid for a duplicate."""
     faults: tuple[Fault, ...] = ()
     origin: tuple[tuple[NodeRank, str], ...] = ()
-    """Which pod (uid) stood where when the trouble began."""
+    """The pod (uid) of each node when the incident began."""
     leaving: frozenset[NodeRank] = frozenset()
-    """The nodes whose pods must be replaced; the rest is healed in place."""
+    """The nodes whose pods must be replaced; the other nodes are repaired in place."""
     offered: tuple[str, ...] = ()
-    """The strategies that the job says it can follow."""
+    """The strategies that the job has offered."""
     platform: str = ""
     """The strategy that the platform has named."""
     history: tuple[Attempt, ...] = ()
-    """What has been tried since the job last trained, in this incident and those before it."""
+    """What was tried since the job last trained, in this incident and in earlier ones."""
     stopped: bool = False
-    """The ranks have been told to stand still since the job last trained."""
+    """The ranks have been ordered to park since the job last trained."""
     nic_failed: bool = False
 
     @property
@@ -136,6 +136,6 @@ class Round:
 
 
 def new_uuid(job: Job, incident: Incident, number: int, now: float) -> str:
-    """As upstream spells it: the time in upper-case hex, a dash, 16 bytes in lower-case hex."""
+    """In upstream's format: the time in upper-case hex, a dash, 16 bytes in lower-case hex."""
     salt = sha256(f"{job.seed}/{job.id}/{incident}/{number}".encode()).hexdigest()[:32]
     return f"{int(now * 1e9):X}-{salt}"

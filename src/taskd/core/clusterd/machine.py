@@ -1,13 +1,12 @@
-"""How clusterd gets one job past a fault.
+"""clusterd's machine of one job: from a fault to a job that trains again.
 
-    fault -> stop -> settle -> what can you do? -> strategy -> result -> the job trains, or the next
+    fault -> stop -> settle -> offered strategies? -> order -> result -> trains, or next strategy
 
-`step` is the only way in. It hands the event to the part that owns the state: `faults`
-and `begin` (news), `rounds` (stop to question), `decision` and `repair` (order to result),
-`round_end` (the ends), `hotswitch`, `operations`, `platform`. `edges.LEGAL` is the map
-of all states; docs/recovery.md draws it.
+`step` is the only entry. It passes the event to the module that owns the state: `new_faults`,
+`round_start` (from the stop to the question), `decision` and `repair_progress` (from the order to
+the result), `round_end`, `hot_switch`, `operation_round`, `platform`.
 
-Time is given in seconds of the wall clock, so that deadlines hold across a restart of clusterd.
+Times are seconds of the wall clock, so that deadlines survive a restart of clusterd.
 """
 
 from __future__ import annotations
@@ -159,19 +158,19 @@ every state goes to `Ended`.
 
 
 def step(state: State, event: Event, now: float, config: RecoveryConfig) -> Outcome:
-    """Decide. Same state, same event, same time: same answer."""
+    """Decide. The same state, event and time give the same outcome."""
     return _number_commands(_plan_recheck(state, _handle(state, event, now, config), now), now)
 
 
 def _handle(state: State, event: Event, now: float, config: RecoveryConfig) -> Outcome:
     match event:
-        case FaultReport(told):
-            return new_faults.faults_reported(state, told, now, config)
+        case FaultReport(faults):
+            return new_faults.faults_reported(state, faults, now, config)
         case StopReport() | StrategiesReport() | ResultReport():
             return refusal(state, event) or _report(state, event, now, config)
         case Tick():
             if now < state.deadline:
-                return Outcome(state, because="it is not yet time")
+                return Outcome(state, because="the deadline has not passed")
             return _expire(state, now, config)
         case FaultsSeen(seen):
             handled = state.job.handled & {(fault.rank, fault.code) for fault in seen}
@@ -202,7 +201,7 @@ def _handle(state: State, event: Event, now: float, config: RecoveryConfig) -> O
 
 
 def _report(state: State, report: ExpectedReport, now: float, config: RecoveryConfig) -> Outcome:
-    """A report that is waited for, as `refusal` has found."""
+    """Handle a report that `refusal` has accepted."""
     if isinstance(state, Idle | Ended):
         return Outcome(state, answer=RecoverCode.OrderMix)
     answered = (*state.job.answered, as_answered(report))[-8:]
@@ -248,7 +247,7 @@ def _operation_result(
 
 
 def _expire(state: State, now: float, config: RecoveryConfig) -> Outcome:
-    """The deadline has come. Every state that has one has a way out."""
+    """The deadline has passed. Every state with a deadline has a way out."""
     if isinstance(state, Idle):
         return new_faults.look_again(state, now, config)
     if isinstance(state, Ended | Shrunk):
@@ -256,37 +255,42 @@ def _expire(state: State, now: float, config: RecoveryConfig) -> Outcome:
     turn = Turn(state.job, state.round, now, config)
     match state:
         case PreExiting():
-            turn = turn.with_reason("the broken processes had time to leave").with_new_uuid()
+            turn = turn.with_reason(
+                "the processes on the broken device had time to exit"
+            ).with_new_uuid()
             return round_start.open_round(turn)
         case PlatformChoosing():
-            turn = turn.with_reason("the platform has named no strategy in time")
+            turn = turn.with_reason("the platform did not name a strategy in time")
             return round_end.give_up(turn, RecoverCode.WaitPlatStrategyTimeout)
         case PlatformConfirming():
-            turn = turn.with_reason("the platform has not confirmed the faults in time")
+            turn = turn.with_reason("the platform did not confirm the faults in time")
             return round_end.give_up(turn, RecoverCode.WriteConfirmFaultOrWaitPlatResultFault)
         case PlatformRanking():
             return decision.unranked(
-                turn.with_reason("the platform has written no rank table in time")
+                turn.with_reason("the platform did not write a rank table in time")
             )
         case Settling():
             return round_start.settled(turn)
         case Converging():
-            return decision.retry(turn.with_reason("the network had time to find its routes"))
+            return decision.retry(turn.with_reason("the network had time to find new routes"))
         case AwaitingPods():
-            return decision.shrink(turn.with_reason("the scheduler has found no new pods in time"))
+            return decision.shrink(turn.with_reason("the scheduler did not find new pods in time"))
         case Replacing() if now < state.report_by:
             return repair_progress.replacing_expired(state, turn)
         case Growing() if not state.job.config.cluster:
-            return repair_progress.not_grown(turn, "the job has not grown in time")
+            return repair_progress.not_grown(turn, "the job did not grow back in time")
         case Exiting():
             turn = replace(turn.with_reason("the scheduler takes over"), cause=state.cause)
             return round_end.hand_over(turn, state.order, ResetOperation.RESTART_ALL)
         case HandedOver():
-            turn = turn.with_reason("the scheduler has not restarted the job in time")
+            turn = turn.with_reason("the scheduler did not restart the job in time")
             return round_end.kill(turn, RecoverCode.ScheduleTimeout)
         case Killing():
-            # Nobody was there to hear it, and the ranks may stand still for ever: once more.
-            turn = replace(turn.with_reason("the client has not heard its end"), cause=state.cause)
+            # No client received the order, and the ranks may stay parked forever: try again.
+            turn = replace(
+                turn.with_reason("the client did not receive the order to end the job"),
+                cause=state.cause,
+            )
             return round_end.hand_over(turn, state.order, ResetOperation.CLEAR)
         case AwaitingBackup() | AwaitingPause() | AwaitingRemoval() | Migrating():
             return hot_switch.expired(state, turn)
@@ -300,12 +304,12 @@ def _expire(state: State, now: float, config: RecoveryConfig) -> Outcome:
             return operation_round.resume_expired(state, turn)
         case _:
             name = type(state).__name__.lower()
-            turn = turn.with_reason(f"the job has not answered in time while {name}")
+            turn = turn.with_reason(f"the job did not answer in time while {name}")
             return round_end.give_up(turn, RecoverCode.WaitReportTimeout)
 
 
 def _plan_recheck(before: State, outcome: Outcome, now: float) -> Outcome:
-    """Whoever comes to rest looks whether something is left that begins a round."""
+    """On entering Idle, check at once whether a fault is left that starts a round."""
     state = outcome.state
     if isinstance(state, Idle) and not isinstance(before, Idle) and state.again_at is None:
         return replace(outcome, state=replace(state, again_at=now))
@@ -313,7 +317,7 @@ def _plan_recheck(before: State, outcome: Outcome, now: float) -> Outcome:
 
 
 def _number_commands(outcome: Outcome, now: float) -> Outcome:
-    """Give each command its place in the job's sequence; one said again keeps its own."""
+    """Give each command its number in the job's sequence; a repeated command keeps its own."""
     if not outcome.commands:
         return outcome
     sequence = outcome.state.job.sequence

@@ -1,7 +1,7 @@
-"""Faults come in: which of them are news, and what the round that they begin breaks into.
+"""New faults: which of them start a round, and what that round interrupts.
 
-Reports are events: one that is news begins a round. What the cluster sees is a level: whatever is
-in its picture and has been handled by no round begins one, however often it was overlooked.
+Reports are events: one with a new fault starts a round. What the cluster sees is a state: every
+fault in it that no round has handled starts one, even if it was missed before.
 """
 
 from __future__ import annotations
@@ -43,8 +43,14 @@ from taskd.core.clusterd.states import (
 from taskd.core.clusterd.turn import Turn
 from taskd.model.clusterd import Command, LabelPodGroup
 from taskd.model.codes import RecoverCode
-from taskd.model.faults import Fault, SeenFault, merge
+from taskd.model.faults import Fault, FaultKind, SeenFault, merge
 from taskd.model.strategies import Strategy
+
+NAMES = {
+    FaultKind.MEMORY: "memory error",
+    FaultKind.ORDINARY: "fault",
+    FaultKind.NETWORK: "network error",
+}
 
 
 def faults_reported(
@@ -52,17 +58,17 @@ def faults_reported(
 ) -> Outcome:
     faults = tuple(fault for fault in faults if state.job.has(fault.rank))
     if not faults:
-        return Outcome(state, because="no rank of the job is named")
+        return Outcome(state, because="the report names no rank of the job")
     because = "; ".join(_describe(fault) for fault in faults)
     match state:
         case Exiting() | HandedOver() | Killing() | Ended():
-            # Most likely the restart itself. If not, it is still true afterwards: say it again.
+            # Most likely the restart itself. If not, the fault is reported again afterwards.
             because = "the whole job is already being stopped"
             return Outcome(state, because=because, answer=RecoverCode.ControllerEventCancel)
         case PreExiting():
-            # Also of its neighbours, which we told to leave. The stop gets a uuid of its own.
+            # Its neighbours, which we ordered to exit, count as well. The stop gets its own uuid.
             round_ = _merged(state, faults)
-            turn = Turn(state.job, round_, now, config, f"the job has noticed: {because}")
+            turn = Turn(state.job, round_, now, config, f"the job reports it, too: {because}")
             return open_round(turn.with_new_uuid())
         case _ if isinstance(state, Undecided) and not _new_ranks(state, faults):
             return Outcome(_with_faults(state, faults), because="these faults are known")
@@ -71,39 +77,37 @@ def faults_reported(
 
 
 def faults_seen(state: State, now: float, config: RecoveryConfig) -> Outcome:
-    """`state.job.seen` is new: is there anything in it that nobody deals with?"""
+    """`state.job.seen` has changed: does it hold a fault that is not handled yet?"""
     if isinstance(state, GivingUp):
         return Outcome(state, because="the whole job is already being stopped")
     faults = unhandled(state)
     because = "; ".join(f"the cluster sees {_describe(fault)}" for fault in faults)
     match state:
         case Idle(quiet=True):
-            return Outcome(state, because="is looked at again later")
+            return Outcome(state, because="the faults are checked again later")
         case Idle():
             return _at_rest(state, faults, now, config, because)
         case Settling() if not _new_ranks(state, faults):
             state = replace(state, round=_merged(state, faults))
             return faults_changed(state, Turn(state.job, state.round, now, config))
         case _ if isinstance(state, Undecided) and not _new_ranks(state, faults):
-            return Outcome(_with_faults(state, faults), because="nothing that is not known")
+            return Outcome(_with_faults(state, faults), because="there is no new fault")
         case _ if faults and _changes_repair(state, faults):
             return _interrupt(state, faults, now, config, because)
         case _:
-            return Outcome(state, because="nothing that is not being dealt with")
+            return Outcome(state, because="all faults are being handled")
 
 
 def look_again(state: Idle, now: float, config: RecoveryConfig) -> Outcome:
-    """The time has come to see whether something is left, and to try again what has failed."""
+    """Check again for unhandled faults, and reset the label if that has failed before."""
     outcome = faults_seen(Idle(state.job), now, config)
     if not isinstance(outcome.state, Idle) or not state.job.paused:
         return outcome
     waiting = replace(outcome.state, again_at=now + config.again_after_s)
     under_way = state.job.labelling
     if under_way is not None and now < under_way.since + config.again_after_s:
-        return Outcome(waiting, because="the mark `pause` is being taken back")
-    return Outcome(
-        waiting, (LabelPodGroup(ON, "on"),), "the mark `pause` is still to be taken back"
-    )
+        return Outcome(waiting, because="the label `pause` is being reset")
+    return Outcome(waiting, (LabelPodGroup(ON, "on"),), "the label `pause` must still be reset")
 
 
 def unhandled(state: State) -> tuple[Fault, ...]:
@@ -130,11 +134,13 @@ def _at_rest(
         return _interrupt(state, faults, now, config, because)
     if pod := sub_healthy_pod(state.job, now, config):
         return begin_switch(state.job, pod, now, config)
-    ailing = tuple(seen.as_fault() for seen in state.job.seen if _calls_for_dump(state.job, seen))
-    if ailing:
-        because = "a device is ailing, and the job is to leave in good order"
-        return begin(state.job, ailing, now, config, because, leave_first=False)
-    return Outcome(state, because="nothing to deal with")
+    sub_healthy = tuple(
+        seen.as_fault() for seen in state.job.seen if _calls_for_dump(state.job, seen)
+    )
+    if sub_healthy:
+        because = "a device is sub-healthy, and the job is configured to save and exit"
+        return begin(state.job, sub_healthy, now, config, because, leave_first=False)
+    return Outcome(state, because="there is nothing to handle")
 
 
 def _calls_for_dump(job: Job, seen: SeenFault) -> bool:
@@ -147,7 +153,7 @@ def _calls_for_dump(job: Job, seen: SeenFault) -> bool:
 
 
 def _changes_repair(state: State, faults: tuple[Fault, ...]) -> bool:
-    """In the middle of a repair, does this change what has to be done?"""
+    """During a repair: do these faults change what has to be done?"""
     if _new_ranks(state, faults):
         return True
     match state:
@@ -164,21 +170,21 @@ def _changes_repair(state: State, faults: tuple[Fault, ...]) -> bool:
 def _interrupt(
     state: State, faults: tuple[Fault, ...], now: float, config: RecoveryConfig, because: str
 ) -> Outcome:
-    """Begin an incident, whatever goes on: take back what must be, carry over what is known."""
+    """Start an incident from any state: undo what must be undone, keep what is known."""
     job, before = state.job, None
     commands: tuple[Command, ...] = ()
     history: tuple[Attempt, ...] = ()
-    told = False
+    stopped = False
     match state:
         case Idle() | Ended():
             pass
         case AwaitingBackup() | AwaitingPause() | AwaitingRemoval() | Migrating():
             turn = abandon_switch(state, Turn(job, state.round, now, config)).with_uuid_retired()
             job, commands = turn.job, turn.commands
-            told = not isinstance(state, AwaitingBackup)
+            stopped = not isinstance(state, AwaitingBackup)
         case Pausing() | SwitchingNic() | StressTesting() | Resuming():
             turn = abandon_operation(state, Turn(job, state.round, now, config)).with_uuid_retired()
-            job, commands, told = turn.job, turn.commands, True
+            job, commands, stopped = turn.job, turn.commands, True
         case Retrying() | Replacing() | Shrinking() | Growing() | Dumping():
             before = replace(state.round, stopped=True)
             history = (*before.history, Attempt(strategy_of(state), -1))
@@ -193,7 +199,7 @@ def _interrupt(
         because,
         before=before,
         history=history,
-        stopped=told,
+        stopped=stopped,
         commands=commands,
     )
 
@@ -212,5 +218,6 @@ def _new_ranks(state: State, faults: tuple[Fault, ...]) -> list[int]:
 
 
 def _describe(fault: Fault) -> str:
-    kind = {"0": "memory error", "1": "fault", "2": "network error"}[fault.kind]
-    return f"{kind} of rank {fault.rank}" + (f" ({fault.evidence})" if fault.evidence else "")
+    return f"{NAMES[fault.kind]} of rank {fault.rank}" + (
+        f" ({fault.evidence})" if fault.evidence else ""
+    )

@@ -1,7 +1,7 @@
-"""Operations on a healthy job: links are switched over, or devices stress-tested, while it pauses.
+"""Operations on a healthy job: a NIC switch or a stress test while the job is paused.
 
-The job is paused, the operation runs, the job goes on. Whatever finds a fault on the way opens an
-ordinary round, and the operator is told.
+The job is paused, the operation runs, the job resumes. A fault on the way starts an ordinary round,
+and the operator gets a reply.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ def _problem(job: Job, event: OperatorAskedNic | OperatorAskedStress) -> str:
     ranks = tuple(event.ops) if isinstance(event, OperatorAskedStress) else event.ranks
     strangers = sorted(rank for rank in ranks if not job.has(rank))
     if not ranks:
-        return "no rank is named"
+        return "the request names no rank"
     if strangers:
-        return f"ranks {strangers} are not the job's"
+        return f"ranks {strangers} do not belong to the job"
     match event:
         case OperatorAskedNic() if len(event.to_backup) != len(ranks):
             return f"{len(ranks)} ranks, but {len(event.to_backup)} directions"
         case OperatorAskedStress(ops):
             for rank, wanted in ops.items():
                 if not wanted or len(set(wanted)) != len(wanted) or set(wanted) - set(OPS.values()):
-                    return f"rank {rank}: {list(wanted)} are no stress tests"
+                    return f"rank {rank}: invalid test {list(wanted)} (expected 0 and 1, once each)"
         case _:
             pass
     return ""
@@ -85,7 +85,7 @@ def _problem(job: Job, event: OperatorAskedNic | OperatorAskedStress) -> str:
 def paused(state: Pausing, turn: Turn, event: StopReport) -> Outcome:
     if event.code != RecoverCode.OK:
         return resume(turn, state.task, "om failed, pause train failed")
-    turn = turn.with_reason("every rank stands still")
+    turn = turn.with_reason("all ranks are parked")
     task, deadline = state.task, turn.now + turn.config.operation_timeout_s
     if task.operation is Operation.NIC:
         command = SendSwitchRanks(task.ranks, task.to_backup)
@@ -109,7 +109,7 @@ def nic_result(state: SwitchingNic, turn: Turn, ok: bool) -> Outcome:
 
 
 def nic_failed(state: SwitchingNic, turn: Turn, what: str) -> Outcome:
-    """The links of these ranks may now be neither here nor there."""
+    """The links of these ranks are in an unknown state now."""
     text = f"switch nic failed, {what}"
     faults = [Fault(rank, FaultKind.NETWORK, evidence=text) for rank in state.task.ranks]
     reply = ReplyOperator(Operation.NIC, text)
@@ -150,7 +150,7 @@ def stress_result(state: StressTesting, turn: Turn, event: StressResult) -> Outc
         return _stress_failed(state, turn, tuple(unsettled), text)
     if state.hit:
         return _stress_failed(state, turn, (), f"stress test finish, result:{table}")
-    turn = turn.with_reason("no device has failed the test")
+    turn = turn.with_reason("all devices passed the test")
     return resume(turn, state.task, f"stress test finish, result:{table}")
 
 
@@ -166,7 +166,7 @@ def _stress_failed(state: StressTesting, turn: Turn, ranks: tuple[Rank, ...], te
 
 
 def stress_over(state: Operating, turn: Turn) -> Turn:
-    """Agents may start processes again, if they were held."""
+    """The test is over: agents may start processes again."""
     if not isinstance(state, StressTesting):
         return turn
     turn = turn.with_cluster_commands(WriteResetConfig(ResetOperation.CLEAR))
@@ -193,7 +193,7 @@ def _to_round(
 
 
 def resume(turn: Turn, task: Task, text: str) -> Outcome:
-    """Also after a failed pause: the ranks that did stop must go on."""
+    """Also after a failed pause: the ranks that did park must resume."""
     order = signals.continue_train(turn.job, turn.round)
     deadline = turn.now + turn.config.status_timeout_s
     turn = turn.with_reason(_short(text))
@@ -202,11 +202,11 @@ def resume(turn: Turn, task: Task, text: str) -> Outcome:
 
 def resumed(state: Resuming, turn: Turn, event: ResultReport) -> Outcome:
     if event.code == RecoverCode.OK:
-        turn = turn.with_reason("the job goes on")
+        turn = turn.with_reason("the job trains again")
         return turn.go_to(
             Idle(turn.with_uuid_retired().job), ReplyOperator(state.task.operation, state.text)
         )
-    turn = turn.with_reason(f"the job could not go on ({event.code})")
+    turn = turn.with_reason(f"the job could not resume ({event.code})")
     return _not_resumed(state, turn, "continue train failed", RecoverCode.OK)
 
 
@@ -222,7 +222,7 @@ def _not_resumed(state: Resuming, turn: Turn, what: str, cause: RecoverCode) -> 
 
 
 def abandon_operation(state: Operating, turn: Turn) -> Turn:
-    """A fault has come in between."""
+    """A fault interrupts the operation."""
     texts = {
         Operation.NIC: "switch nic failed, report error when switching nic",
         Operation.STRESS: "recv fault, when stressing test",
@@ -235,7 +235,7 @@ def abandon_operation(state: Operating, turn: Turn) -> Turn:
 
 
 def tested(state: Operating) -> frozenset[Rank]:
-    """The ranks whose devices are expected to complain at present."""
+    """The ranks whose devices report faults because of the test."""
     return frozenset(state.task.ops) if isinstance(state, StressTesting) else frozenset()
 
 
@@ -244,7 +244,7 @@ def _short(text: str) -> str:
 
 
 def _table(job: Job, event: StressResult) -> str:
-    """By node and device, as the operator knows them."""
+    """The results by node and device, which are the names that the operator uses."""
     table: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
     for rank, results in sorted(event.results.items()):
         node, device = _place(job, rank)

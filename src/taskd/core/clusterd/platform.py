@@ -1,4 +1,4 @@
-"""The AI platform, where there is one: how its annotations on the PodGroup are read and written."""
+"""The AI platform, if there is one: reading and writing its annotations on the PodGroup."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import Rank
 
 CONFIRM = "ProcessConfirmFault"
-MOST_DIGITS = 7
-"""Of a rank."""
+MAX_RANK_DIGITS = 7
 
 
 def wanted(job: Job) -> str:
@@ -21,13 +20,13 @@ def wanted(job: Job) -> str:
 
 
 def wanted_finally(job: Job) -> str:
-    """As above; once the faults are confirmed, the platform may also want the job to exit."""
+    """Like `wanted`; once the faults are confirmed, the platform may also name `exit`."""
     word = (job.platform.strategy or "").strip(" ,")
     return word if word == "exit" else wanted(job)
 
 
 def foreign_confirmation(job: Job) -> bool:
-    """Somebody else's faults still wait to be confirmed: ours would be mistaken for them."""
+    """Faults of another writer still wait for confirmation: ours would be mixed up with them."""
     return bool(job.platform.confirm) and job.platform.confirm != job.confirm
 
 
@@ -36,16 +35,16 @@ def ask(faults: Iterable[Fault]) -> AnnotatePodGroup:
 
 
 def read_faults(text: str) -> tuple[Fault, ...]:
-    """`rank:type,rank:type`. An entry that cannot be read is left out, and only that one."""
+    """Read `rank:type,rank:type`. An entry that cannot be read is skipped."""
     faults = []
     for entry in text.split(","):
         rank, _, kind = (part.strip() for part in entry.partition(":"))
-        if rank.isdecimal() and len(rank) <= MOST_DIGITS and kind in list(FaultKind):
+        if rank.isdecimal() and len(rank) <= MAX_RANK_DIGITS and kind in list(FaultKind):
             faults.append(Fault(Rank(int(rank)), FaultKind(kind), evidence="named by the platform"))
     return tuple(faults)
 
 
 def rank_table_ready(job: Job) -> bool | None:
-    """None: the platform has not said."""
+    """None: the platform has not answered yet."""
     text = (job.platform.rank_table or "").strip()
     return text == "true" if text else None

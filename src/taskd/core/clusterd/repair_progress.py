@@ -1,4 +1,4 @@
-"""After the order: what the job reports of the repair, and what the cluster does meanwhile."""
+"""After the order: the job's reports about the repair, and what the cluster does meanwhile."""
 
 from __future__ import annotations
 
@@ -89,14 +89,16 @@ def _retry_failed(turn: Turn, code: int) -> Outcome:
         listed = WriteResetConfig(ResetOperation.FAULT, turn.round.ranks)
         turn = turn.with_cluster_commands(listed)
         return try_next(turn, Strategy.RETRY, code)
-    # The faults are ordinary ones from here on, and the job is asked anew.
+    # From here on the faults are ordinary ones, and the job is asked again.
     failed = Attempt(Strategy.RETRY, code)
     return settle(turn.with_round(history=(*turn.round.history, failed)).with_new_uuid())
 
 
 def _dumped(turn: Turn, code: int) -> Outcome:
     worked = code == RecoverCode.OK
-    turn = turn.with_reason("the job is saved" if worked else f"the job was not saved ({code})")
+    turn = turn.with_reason(
+        "the checkpoint is saved" if worked else f"the checkpoint could not be saved ({code})"
+    )
     turn = turn.with_cluster_commands(
         AnnotatePodGroup(STATUS, "dump-success" if worked else "dump-failed")
     )
@@ -104,9 +106,9 @@ def _dumped(turn: Turn, code: int) -> Outcome:
 
 
 def _isolate(state: Shrinking, turn: Turn, event: ResultReport) -> Outcome:
-    """Whole replicas leave: healthy ranks, too, that shared one with a lost rank."""
+    """Whole replicas leave, including healthy ranks that shared a replica with a lost rank."""
     if not turn.job.config.cluster:
-        # Nobody would bring their nodes back: they stay, and wait for the job to grow.
+        # No scheduler would bring their nodes back: they stay and wait for the job to grow.
         turn = turn.with_reason(f"ranks {list(event.isolated)} leave with their replicas")
         return turn.go_to(replace(state, deadline=turn.now + turn.config.status_timeout_s))
     known = set(turn.job.nodes_of(turn.round.ranks))
@@ -135,7 +137,7 @@ def _grow(turn: Turn) -> Outcome:
 
 
 def not_grown(turn: Turn, because: str) -> Outcome:
-    """No reason to end a job that could train without these ranks: what can it do now?"""
+    """The job could train without these ranks, so it is asked again instead of ended."""
     return begin(turn.job, (), turn.now, turn.config, because, before=turn.round)
 
 
@@ -146,9 +148,9 @@ def pods_changed(state: Replacing | Shrunk, turn: Turn) -> Outcome:
         case Shrunk() if missing or not turn.round.leaving or turn.job.phase != "Running":
             return turn.go_to(state)
         case Shrunk():
-            return _grow(turn.with_reason("every lost pod has been replaced"))
+            return _grow(turn.with_reason("all lost pods are replaced"))
         case Replacing(pods_by=float()) if not missing:
-            turn = turn.with_reason("every lost pod has been replaced")
+            turn = turn.with_reason("all lost pods are replaced")
             if state.strategy is Strategy.RECOVER_IN_PLACE:
                 clear_at = turn.now + turn.config.pickup_s
                 return turn.go_to(replace(state, pods_by=None, clear_at=clear_at))
@@ -160,11 +162,11 @@ def pods_changed(state: Replacing | Shrunk, turn: Turn) -> Outcome:
 
 def replacing_expired(state: Replacing, turn: Turn) -> Outcome:
     if state.clear_at is not None and turn.now >= state.clear_at:
-        turn = turn.with_reason("agents have had the time to read the reset config")
+        turn = turn.with_reason("agents had time to read reset-config")
         return turn.go_to(replace(state, clear_at=None), WriteResetConfig(ResetOperation.CLEAR))
-    # The pods may have come unseen, and the ranks may train: nothing is ordered before they stand.
+    # The pods may have come unseen, and the ranks may train: park them before the next order.
     round_ = turn.round
     failed = Attempt(Strategy.RECOVER, RecoverCode.ScheduleTimeout)
-    because = "the scheduler has not replaced the lost pods in time"
+    because = "the scheduler did not replace the lost pods in time"
     history = (*round_.history, failed)
     return begin(turn.job, (), turn.now, turn.config, because, before=round_, history=history)

@@ -1,6 +1,6 @@
-"""The ends of a round: it worked, or the job is told to exit, handed to the scheduler, or killed.
+"""The ends of a round: success, or the job exits, is handed to the scheduler, or is killed.
 
-With no cluster behind the job there is nobody to hand it to: every way down is one order to exit.
+Without a cluster there is no scheduler to hand the job to: every failure ends in an order to exit.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ STATUS = "ProcessRecoverStatus"
 
 
 def succeed(turn: Turn, status: str) -> Outcome:
-    """The job trains again. What the round dealt with begins no other while it is still seen."""
+    """The job trains again. The faults of this round do not start another one while still seen."""
     job, ranks = turn.job, turn.round.ranks
-    dealt_with = {(seen.rank, seen.code) for seen in job.seen if seen.rank in ranks}
-    turn = turn.with_uuid_retired().with_job(handled=job.handled | dealt_with)
+    handled_now = {(seen.rank, seen.code) for seen in job.seen if seen.rank in ranks}
+    turn = turn.with_uuid_retired().with_job(handled=job.handled | handled_now)
     if status:
         turn = turn.with_cluster_commands(AnnotatePodGroup(STATUS, status))
     turn = turn.with_cluster_commands(WriteResetConfig(ResetOperation.CLEAR), RemoveFaultJobInfo())
@@ -46,7 +46,7 @@ def exit_job(turn: Turn, order: Signal) -> Outcome:
 
 
 def give_up(turn: Turn, cause: RecoverCode = RecoverCode.OK) -> Outcome:
-    """No answer, or no way: the scheduler restarts the job."""
+    """No answer, or no strategy left: the scheduler restarts the job."""
     turn = replace(turn, cause=cause)
     order = signals.dump_exit(turn.job, turn.round)
     if not turn.job.config.cluster:
@@ -55,7 +55,7 @@ def give_up(turn: Turn, cause: RecoverCode = RecoverCode.OK) -> Outcome:
 
 
 def hand_over(turn: Turn, order: Signal | None, reset: ResetOperation) -> Outcome:
-    """`order` tells the job to exit; None when it need not, or has heard it."""
+    """`order` is the order to exit; None if the job does not need it or has received it."""
     turn = turn.with_job(paused=True).with_commands(
         WriteResetConfig(reset), LabelPodGroup(ON, "pause")
     )
@@ -66,7 +66,7 @@ def hand_over(turn: Turn, order: Signal | None, reset: ResetOperation) -> Outcom
 
 
 def take_back(turn: Turn) -> Outcome:
-    """The scheduler has restarted the job: all its processes are new, and on other devices."""
+    """The scheduler has restarted the job: all its processes are new, on other devices."""
     turn = turn.with_uuid_retired().with_job(handled=frozenset())
     return turn.go_to(Idle(turn.job), LabelPodGroup(ON, "on"), RemoveFaultJobInfo())
 
@@ -83,7 +83,7 @@ def kill(turn: Turn, cause: RecoverCode = RecoverCode.OK) -> Outcome:
 
 
 def killed(turn: Turn) -> Outcome:
-    """What is left of the fault is looked at again only once the job had time to come back."""
+    """Remaining faults are checked again only after the job had time to restart."""
     again_at = turn.now + turn.config.again_after_s
     closing = (WriteResetConfig(ResetOperation.CLEAR), RemoveFaultJobInfo())
     return turn.go_to(Idle(turn.with_uuid_retired().job, again_at, quiet=True), *closing)

@@ -1,6 +1,6 @@
-"""A round, from the stop to the question what the job can do: stop, settle, confirm, announce.
+"""The start of a round: new incident, stop, settle, confirm, and the question to the job.
 
-`recovery/faults` opens the round, `recovery/decision` takes the job's answer to the question.
+`new_faults.py` starts the round; `decision.py` handles the job's answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from taskd.model.strategies import Strategy
 def new_incident(
     job: Job, now: float, config: RecoveryConfig, because: str, before: Round | None = None
 ) -> Turn:
-    """Fences off every answer to what was asked before."""
+    """A new number and a new uuid: answers to earlier orders no longer count."""
     incident = Incident(job.incident + 1)
     past = job.past if before is None else (*job.past, before.uuid)[-8:]
     job = replace(job, incident=incident, past=past, answered=())
@@ -63,10 +63,11 @@ def begin(
     leave_first: bool = True,
     nic_failed: bool = False,
 ) -> Outcome:
-    """`before` is the round that these faults break into; what it knew is still true.
+    """Start an incident with these faults.
 
-    `told`: the ranks have been told to pause, if not to stop. `leave_first`: processes on a broken
-    device may have to be told to leave it.
+    `before` is the round that they interrupt; what it knew is kept. `stopped`: the ranks were
+    already ordered to pause or stop. `leave_first`: processes on a broken device may have to exit
+    first.
     """
     turn = new_incident(job, now, config, because, before).with_commands(*commands)
     faults = tuple(faults)
@@ -79,7 +80,7 @@ def begin(
         turn = turn.with_round(stopped=True)
     known = turn.round.faults
     turn = turn.with_round(faults=merge(known, faults), history=history, nic_failed=nic_failed)
-    turn = _mark_pods(turn, faults)
+    turn = _label_pods(turn, faults)
     if job.paused:
         turn = turn.with_commands(LabelPodGroup(ON, "on"))
     if leave_first and before is None and not stopped and _should_leave_first(turn):
@@ -90,37 +91,37 @@ def begin(
 
 
 def _origin(job: Job, before: Round, news: tuple[Fault, ...]) -> tuple[tuple[NodeRank, str], ...]:
-    """A pod that has come during the trouble counts as new, unless the fault is in it."""
+    """A pod that came during the earlier round counts as new, unless it has the fault."""
     hit = set(job.nodes_of(fault.rank for fault in news))
     here = {pod.node_rank: pod.uid for pod in job.members if pod.node_rank in hit}
     return tuple(sorted({**dict(before.origin), **here}.items()))
 
 
 def _should_leave_first(turn: Turn) -> bool:
-    """Only the cluster has seen it: the processes there may hang, and notice nothing."""
+    """Only the cluster has seen the fault: the processes there may hang without noticing it."""
     faults = turn.round.faults
     known_to_client = any(not fault.hardware or fault.kind.retryable for fault in faults)
     return bool(faults) and turn.job.subscribed and not known_to_client
 
 
-def _mark_pods(turn: Turn, faults: tuple[Fault, ...]) -> Turn:
-    """So that the scheduler knows why these pods are in trouble."""
+def _label_pods(turn: Turn, faults: tuple[Fault, ...]) -> Turn:
+    """Label the pods, so that the scheduler knows their fault type."""
     soft = [fault for fault in faults if not fault.hardware]
-    mark = "retry-fault" if all(fault.kind.retryable for fault in soft) else "software"
+    fault_type = "retry-fault" if all(fault.kind.retryable for fault in soft) else "software"
     nodes = turn.job.nodes_of(fault.rank for fault in soft)
     pods = [turn.job.pod_at(node) for node in nodes]
     return turn.with_cluster_commands(
-        *(LabelPod(pod.uid, "fault-type", mark) for pod in pods if pod is not None)
+        *(LabelPod(pod.uid, "fault-type", fault_type) for pod in pods if pod is not None)
     )
 
 
 def open_round(turn: Turn) -> Outcome:
-    """Stop at once. Only while the job still trains, a platform is asked first whether to."""
+    """Stop at once; but if the job still trains and has a platform, ask the platform first."""
     word = platform.wanted(turn.job) or turn.round.platform
     turn = turn.with_round(platform=word)
     if word or turn.round.stopped or not turn.job.config.platform:
         return stop(turn)
-    turn = turn.with_reason("the platform is to name a strategy")
+    turn = turn.with_reason("waiting for the platform to name a strategy")
     deadline = turn.now + turn.config.platform_timeout_s
     return turn.go_to(PlatformChoosing(turn.job, turn.round, deadline))
 
@@ -132,9 +133,9 @@ def platform_changed(state: PlatformChoosing, turn: Turn) -> Outcome:
 
 
 def stop(turn: Turn) -> Outcome:
-    """Tell every rank to stand still, or, where a dump is all that is wanted, to save and leave."""
+    """Order all ranks to park; or, if only a dump is wanted, to save and exit."""
     if _dump_only(turn):
-        turn = turn.with_reason("a dump is all that is wanted")
+        turn = turn.with_reason("only a dump is wanted")
         leaving = nodes_to_replace(turn.job, turn.round)
         turn = mark_lost(turn.with_round(leaving=leaving))
         turn = turn.with_cluster_commands(WriteResetConfig(ResetOperation.FAULT, turn.round.ranks))
@@ -160,15 +161,15 @@ def _dump_only(turn: Turn) -> bool:
 def stop_completed(turn: Turn, event: StopReport) -> Outcome:
     match event.code:
         case RecoverCode.OK:
-            return settle(turn.with_reason("every rank stands still"))
+            return settle(turn.with_reason("all ranks are parked"))
         case RecoverCode.ProcessNotReady:
-            return kill(turn.with_reason("the job has no running processes that could stop"))
+            return kill(turn.with_reason("the job has no running processes to stop"))
         case code:
             return give_up(turn.with_reason(f"the job could not stop its ranks ({code})"))
 
 
 def settle(turn: Turn) -> Outcome:
-    """Wait for the cluster only as far as these faults need it."""
+    """Wait for the cluster only as long as these faults need it."""
     if retryable(turn.job, turn.round):
         return _confirm(turn.with_round(leaving=frozenset()))
     turn = turn.with_round(leaving=_must_leave(turn.job, turn.round))
@@ -183,29 +184,29 @@ def settle(turn: Turn) -> Outcome:
     heal_by = now + config.heal_timeout_s if healing(job, turn.round) else now
     if max(not_before, heal_by) <= now:
         return _confirm(turn)
-    turn = turn.with_reason("the cluster comes to rest")
+    turn = turn.with_reason("waiting for the cluster to settle")
     return turn.go_to(Settling(job, turn.round, not_before, max(not_before, heal_by)))
 
 
 def faults_changed(state: Settling, turn: Turn) -> Outcome:
-    """What was to heal may have healed."""
+    """The faults may have healed."""
     if healing(state.job, state.round):
         return turn.go_to(state)
     if turn.now >= state.not_before:
         return settled(turn)
-    return turn.with_reason("nothing is left to heal").go_to(
+    return turn.with_reason("all faults have healed").go_to(
         replace(state, deadline=state.not_before)
     )
 
 
 def settled(turn: Turn) -> Outcome:
     unhealed = healing(turn.job, turn.round)
-    reason = f"nodes {sorted(unhealed)} did not heal" if unhealed else "the cluster is at rest"
+    reason = f"nodes {sorted(unhealed)} did not heal" if unhealed else "the cluster has settled"
     return _confirm(turn.with_reason(reason).with_round(leaving=turn.round.leaving | unhealed))
 
 
 def retryable(job: Job, round_: Round) -> bool:
-    """Every fault passes by itself, all are of one kind, and nothing speaks against a retry."""
+    """All faults can be retried, all are of one kind, and no retry has failed before."""
     return (
         Strategy.RETRY in job.config.strategies
         and (not job.config.platform or round_.platform == "retry")
@@ -220,15 +221,15 @@ def _retry_has_failed(round_: Round) -> bool:
 
 
 def healing(job: Job, round_: Round) -> frozenset[NodeRank]:
-    """The nodes that stay only if their device fault passes, and on which it is still seen."""
+    """The nodes that stay only if their device fault heals, and that still have it."""
     seen = {fault.rank for fault in job.seen if not (fault.ignored or fault.sub_healthy)}
     ranks = [fault.rank for fault in round_.faults if fault.hardware and fault.rank in seen]
     return frozenset(job.nodes_of(ranks)) - round_.leaving
 
 
 def _must_leave(job: Job, round_: Round) -> frozenset[NodeRank]:
-    """With a scheduler a pod is the least that can be replaced, unless it is healed in place.
-    With none, a process is; only what cannot be helped there has to leave its node."""
+    """With a scheduler, whole pods are replaced, unless they are repaired in place. Without one,
+    single processes are; only a fault that cannot be repaired there moves to another node."""
     if Strategy.RECOVER_IN_PLACE not in job.config.strategies:
         return nodes_to_replace(job, round_)
     return _not_in_place(job, round_)
@@ -257,13 +258,13 @@ def _confirm(turn: Turn) -> Outcome:
 
 
 def confirmed(state: PlatformConfirming, turn: Turn) -> Outcome:
-    """Go on once the platform has answered in full: a list of faults, and a strategy."""
+    """Continue once the platform has answered in full: a list of faults, and a strategy."""
     job, word = turn.job, platform.wanted_finally(turn.job)
     stale = word == Strategy.RETRY and _retry_has_failed(turn.round)
     if job.platform.result is None or not word or stale:
-        return turn.with_reason("the platform is to confirm the faults").go_to(state)
-    told = platform.read_faults(f"{job.platform.confirm or ''},{job.platform.result}")
-    turn = turn.with_round(platform=word, faults=merge(turn.round.faults, told))
+        return turn.with_reason("waiting for the platform to confirm the faults").go_to(state)
+    confirmed_faults = platform.read_faults(f"{job.platform.confirm or ''},{job.platform.result}")
+    turn = turn.with_round(platform=word, faults=merge(turn.round.faults, confirmed_faults))
     leaving = turn.round.leaving | _must_leave(job, turn.round)
     passing = retryable(job, turn.round)
     turn = turn.with_round(leaving=frozenset() if passing else leaving)
@@ -271,9 +272,9 @@ def confirmed(state: PlatformConfirming, turn: Turn) -> Outcome:
 
 
 def mark_lost(turn: Turn) -> Turn:
-    """Nothing passes by itself any more, and who shares a pod that must leave is lost with it."""
+    """All faults are ordinary now, and all ranks of a pod that must be replaced are lost, too."""
     mates = turn.job.ranks_of(turn.round.leaving)
-    leavers = (Fault(rank, in_place=False, evidence="its pod must leave") for rank in mates)
+    leavers = (Fault(rank, in_place=False, evidence="its pod must be replaced") for rank in mates)
     faults = [replace(fault, kind=FaultKind.ORDINARY) for fault in turn.round.faults]
     return turn.with_round(faults=merge(faults, leavers))
 

@@ -1,4 +1,4 @@
-"""Every signal that a job can be sent: type, actions and texts exactly as upstream has them."""
+"""Every signal that a job can receive: type, actions and texts exactly as upstream has them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from taskd.model.ids import NodeRank, Rank
 from taskd.model.strategies import Strategy, WireStrategy
 
 NETWORK_RETRY_TIMEOUT_S = 33
-"""Told to the job when a step is to be repeated over a network that has just changed its routes."""
+"""Sent to the job when a step is retried over a network that has just changed its routes."""
 STRESS_PAUSE_TIMEOUT_S = 900
 
 EXIT_NODES, RESTART_NODES = "fault_nodes_exit", "fault_nodes_restart"
@@ -59,7 +59,7 @@ def save_and_exit(job: Job, round_: Round) -> Signal:
 
 
 def global_fault(job: Job, round_: Round, retryable: bool) -> Signal:
-    """All ranks that are lost, by now with those that share a pod that must leave."""
+    """All lost ranks, including those that share a pod which must be replaced."""
     if retryable:
         kinds = {fault.kind for fault in round_.faults}
         return Signal(
@@ -83,7 +83,7 @@ def global_fault(job: Job, round_: Round, retryable: bool) -> Signal:
 def change_strategy(
     job: Job, round_: Round, strategy: Strategy, also_leave: frozenset[NodeRank] = frozenset()
 ) -> Signal:
-    """`also_leave`: nodes that the global fault had left out, in the hope to heal them in place."""
+    """`also_leave`: nodes that the global fault did not list, because they might heal in place."""
     faults = as_ordinary(round_.ranks)
     nodes = job.nodes_of(round_.ranks)
     actions: tuple[str, ...] = ("change_strategy",)
@@ -177,7 +177,7 @@ def as_ordinary(ranks: Iterable[Rank]) -> tuple[Fault, ...]:
 
 
 def unreplaced(job: Job, round_: Round, nodes: Iterable[NodeRank]) -> tuple[NodeRank, ...]:
-    """Of these nodes, those whose pod is still the one that the trouble began with."""
+    """Of these nodes, those whose pod is still the one from the start of the incident."""
     origin = dict(round_.origin)
     return tuple(
         sorted(

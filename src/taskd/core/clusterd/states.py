@@ -1,7 +1,7 @@
 """The states of one job's recovery. Each carries exactly what is valid in it, and a deadline.
 
-A state that waits for the client's answer holds its `order`: the signal that is said again on
-every subscription until that answer comes.
+A state that waits for the client's answer holds its `order`: the signal that is sent again on
+every new subscription until the answer arrives.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Idle:
 
     job: Job
     again_at: float | None = None
-    """When to look again at what is still owed or unhandled."""
+    """When to check again for unhandled faults and for the label that must be reset."""
     quiet: bool = False
-    """Until then, what the cluster sees is left alone: the job has just been ended."""
+    """Ignore what the cluster sees until then: the job has just been ended."""
 
     @property
     def deadline(self) -> float:
@@ -46,7 +46,7 @@ class Shrunk:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job was told to stop for good. `order` is kept until it is delivered."""
+    """The job was ordered to stop for good. `order` is kept until it is delivered."""
 
     job: Job
     order: Signal | None
@@ -59,7 +59,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class PreExiting:
-    """The processes on a broken device are told to leave; then the round begins."""
+    """The processes on a broken device are ordered to exit; then the round begins."""
 
     job: Job
     round: Round
@@ -84,7 +84,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """Every rank stands. The cluster comes to rest: faults flushed, resources released, healed."""
+    """All ranks are parked. Wait for the cluster: all faults seen, resources released, healed."""
 
     job: Job
     round: Round
@@ -101,7 +101,7 @@ class PlatformConfirming:
 
 @dataclass(frozen=True, slots=True)
 class Negotiating:
-    """The job knows all faults, and is asked what it can do."""
+    """The job was sent all faults and is asked which strategies it can follow."""
 
     job: Job
     round: Round
@@ -111,7 +111,7 @@ class Negotiating:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingPods:
-    """Before the job shrinks: perhaps the scheduler finds new pods in time."""
+    """Before the job shrinks: the scheduler may still find new pods in time."""
 
     job: Job
     round: Round
@@ -120,7 +120,7 @@ class AwaitingPods:
 
 @dataclass(frozen=True, slots=True)
 class PlatformRanking:
-    """`recover` is chosen; the platform still writes the new rank table."""
+    """`recover` is chosen; the platform has yet to write the new rank table."""
 
     job: Job
     round: Round
@@ -130,7 +130,7 @@ class PlatformRanking:
 
 @dataclass(frozen=True, slots=True)
 class Converging:
-    """`retry` is chosen; the fabric still looks for new routes."""
+    """`retry` is chosen; the network has yet to find new routes."""
 
     job: Job
     round: Round
@@ -155,7 +155,7 @@ class Replacing:
     order: Signal
     report_by: float
     pods_by: float | None
-    """Until when the scheduler must have replaced the pods; None: nothing is awaited from it."""
+    """When the scheduler must have replaced the pods; None: no pod has to be replaced."""
     clear_at: float | None = None
 
     @property
@@ -187,12 +187,12 @@ class Dumping:
     deadline: float
 
 
-# The way down
+# Giving up
 
 
 @dataclass(frozen=True, slots=True)
 class Exiting:
-    """The job was told to exit; the scheduler may already be replacing the lost pods."""
+    """The job was ordered to exit; the scheduler may already be replacing the lost pods."""
 
     job: Job
     round: Round
@@ -204,7 +204,7 @@ class Exiting:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """The PodGroup is marked `pause`: the scheduler restarts the job, and we only watch."""
+    """The PodGroup is labelled `pause`: the scheduler restarts the job, and we only watch."""
 
     job: Job
     round: Round
@@ -217,7 +217,7 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class Killing:
-    """The last resort: the client is told to end the first pod, so that the job starts anew."""
+    """The last resort: the client is ordered to end the first pod, so that the job restarts."""
 
     job: Job
     round: Round
@@ -240,7 +240,7 @@ class AwaitingBackup:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingPause:
-    """The backup runs; the job is asked whether it can move."""
+    """The backup pod runs; the job is asked whether it can move there."""
 
     job: Job
     round: Round
@@ -305,7 +305,7 @@ class StressTesting:
     round: Round
     task: Task
     hit: bool
-    """The job has reported a fault in the meantime: the result can only be a failure."""
+    """The job has reported a fault in the meantime: the test counts as failed."""
     deadline: float
 
 
@@ -315,7 +315,7 @@ class Resuming:
     round: Round
     task: Task
     text: str
-    """What the operator is told once the job trains again."""
+    """The reply to the operator once the job trains again."""
     order: Signal
     deadline: float
 
@@ -334,7 +334,7 @@ Undecided = (
     | PlatformRanking
     | Converging
 )
-"""In a round, and nothing has been ordered yet that a fault could break into."""
+"""In a round, before a strategy is ordered: a new fault of a known rank changes nothing."""
 Repairing = Retrying | Replacing | Shrinking | Growing | Dumping
 InTrouble = Undecided | Repairing | Shrunk | HotSwitch | Operating
 State = Idle | InTrouble | GivingUp
@@ -354,10 +354,10 @@ Asking = (
     | Pausing
     | Resuming
 )
-"""The states that hold an order which the client may not have heard or answered yet."""
+"""The states that hold an order which the client may not have received or answered yet."""
 
 NEW = Idle(Job(id=JobId(""), incident=Incident(0)))
-"""Before the first event of a job, which registers it."""
+"""The state before a job is registered."""
 
 
 Outcome = types.Outcome[State, Command]

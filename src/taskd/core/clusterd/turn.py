@@ -1,6 +1,6 @@
-"""The turn at hand while one event is handled: what is known, what is to be done, and why.
+"""The handling of one event: what is known so far, the commands so far, and the reasons.
 
-The functions that make a step hand a `Turn` along; the last of them turns it into the step.
+The functions that decide pass a `Turn` along; the last of them makes the outcome from it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Turn:
     because: str = ""
     commands: tuple[Command, ...] = ()
     cause: RecoverCode = RecoverCode.OK
-    """What went wrong, where something did; late reports are answered with it."""
+    """What went wrong, if anything did. Late reports get this code as their answer."""
 
     def with_reason(self, because: str) -> Turn:
-        """One reason more."""
+        """Add a reason."""
         return replace(self, because=f"{self.because}; {because}" if self.because else because)
 
     def with_commands(self, *commands: Command) -> Turn:
         return replace(self, commands=(*self.commands, *commands))
 
     def with_cluster_commands(self, *commands: Command) -> Turn:
-        """Only where a cluster is there to read it."""
+        """Add these commands only if there is a cluster that reads the result."""
         return self.with_commands(*commands) if self.job.config.cluster else self
 
     def with_round(self, **round_: Any) -> Turn:
@@ -44,11 +44,11 @@ class Turn:
         return replace(self, job=replace(self.job, **job))
 
     def with_uuid_retired(self) -> Turn:
-        """The round's uuid is used no more."""
+        """The round's uuid is out of use: reports that carry it are late."""
         return self.with_job(past=(*self.job.past, self.round.uuid)[-8:])
 
     def with_new_uuid(self) -> Turn:
-        """A new uuid: under the old one, clients would take the next order for an echo."""
+        """Take a new uuid: clients take a second order under the same uuid for a duplicate."""
         number = self.round.uuid_number + 1
         uuid = new_uuid(self.job, self.job.incident, number, self.now)
         return self.with_uuid_retired().with_round(uuid_number=number, uuid=uuid)

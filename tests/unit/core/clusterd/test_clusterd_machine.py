@@ -149,7 +149,7 @@ def test_a_strategy_that_new_faults_cut_short_again_and_again_is_given_up() -> N
         machine.stopped()
         machine.offers()
     assert machine.order.strategy == "dump"
-    assert "cut short by new faults 3 times" in machine.outcome.because
+    assert "new faults interrupted it 3 times" in machine.outcome.because
 
 
 def test_a_success_clears_the_slate() -> None:
