@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tools.diagram import PAGE, redrawn
+from tools.diagram import PAGE, drawings, redrawn
 
 from taskd.core.clusterd.machine import LEGAL
 from tests import ROOT
@@ -15,6 +15,8 @@ WEAKNESSES = ROOT / "docs" / "appendix" / "clusterd-weaknesses.md"
 def test_diagram_matches_the_legal_edges() -> None:
     page = PAGE.read_text()
     assert redrawn(page) == page, "run `python -m tools.diagram`"
+    for path, drawing in drawings().items():
+        assert path.read_text() == drawing, "run `python -m tools.diagram`"
 
 
 def test_every_state_has_a_row_in_a_table() -> None:
