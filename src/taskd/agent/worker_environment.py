@@ -31,7 +31,7 @@ def base_environment(plan: Plan) -> dict[str, str]:
 
 
 def worker_environment(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str, str]:
-    node, local_rank = plan.place_of(start.rank)
+    node, local_rank = plan.node_and_local_rank(start.rank)
     host, _, port = addresses.store.rpartition(":")
     whole = start.incarnation == start.attempt
     return {

@@ -54,7 +54,7 @@ class WorkerLogs:
         self._template = environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
 
     def files(self, rank: Rank, incarnation: Incarnation) -> Files:
-        _, local_rank = self._plan.place_of(rank)
+        _, local_rank = self._plan.node_and_local_rank(rank)
         folder = self._root / f"attempt_{incarnation}" / str(local_rank)
         folder.mkdir(parents=True, exist_ok=True)
         return Files(folder)
@@ -62,7 +62,7 @@ class WorkerLogs:
     def open(self, start: StartWorker, output: WorkerOutput) -> list[int]:
         """The file descriptors for the worker's stdout and stderr; close them after its start."""
         files = self.files(start.rank, start.incarnation)
-        _, local_rank = self._plan.place_of(start.rank)
+        _, local_rank = self._plan.node_and_local_rank(start.rank)
         logs = self._plan.logs
         redirects, tee = logs.redirects.get(local_rank, 0), logs.tee.get(local_rank, 0)
         shown = logs.shown is None or local_rank in logs.shown

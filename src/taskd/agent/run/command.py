@@ -71,9 +71,9 @@ def _launch(chosen: Plan, run_dir: str, beacons: str) -> int:
         env=base_environment(chosen),
     )
     listen_host = LOOPBACK if chosen.nodes == 1 else rendezvous.wildcard_address(chosen.master_addr)
-    claim = None if chosen.draws else _claim(chosen)
+    claim = None if chosen.draws_rank else _claim(chosen)
     listener = _listener(chosen, listen_host)
-    if chosen.draws and listener is not None:
+    if chosen.draws_rank and listener is not None:
         claim = _claim(chosen)
     if listener is not None and chosen.manager_port:
         plan.listen(listen_host, chosen.manager_port).close()  # refuse now if the port is taken
@@ -112,10 +112,10 @@ def _listener(chosen: Plan, listen_host: str) -> socket.socket | None:
 
     Among nodes that draw their rank, the first launcher on the endpoint's machine is node 0.
     """
-    if not chosen.draws:
+    if not chosen.draws_rank:
         return plan.listen(listen_host, chosen.master_port) if chosen.node == 0 else None
-    if chosen.hosts is not None:
-        return plan.listen(listen_host, chosen.master_port) if chosen.hosts else None
+    if chosen.is_first_node is not None:
+        return plan.listen(listen_host, chosen.master_port) if chosen.is_first_node else None
     if not rendezvous.is_local_address(chosen.master_addr):
         return None
     try:

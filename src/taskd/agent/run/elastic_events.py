@@ -46,7 +46,7 @@ class EventLog:
             "entry_point": plan.program.target,
         }
         if rank is not None:
-            _, local_rank = plan.place_of(rank)
+            _, local_rank = plan.node_and_local_rank(rank)
             details |= {
                 "local_rank": [local_rank],
                 "role_rank": [rank],

@@ -17,6 +17,7 @@ from taskd.agent.run.arguments import FORK
 from taskd.agent.zygote.program import Program
 from taskd.config import environ
 from taskd.errors import SettingsError
+from taskd.model.strategies import LADDER
 
 UNLIMITED_RESTARTS = 32767
 MANAGER_PORT = 9601
@@ -28,7 +29,6 @@ PRELOAD = (
     "torch.nn.parallel",
     "taskd.torch",
 )
-STRATEGIES = ("retry", "recover-in-place", "recover", "elastic-training", "dump", "exit")
 
 OUT, ERR = 1, 2
 """The bits of torchrun's --redirects and --tee."""
@@ -89,10 +89,10 @@ class Plan:
     """Comes before each line of a worker on the console."""
     agent_store: bool = True
     """Whether MASTER_ADDR and MASTER_PORT are the address of a store that an agent serves."""
-    draws: bool = False
+    draws_rank: bool = False
     """Whether the node still has to draw its rank; `node` is then the lowest that it may get."""
-    hosts: bool | None = None
-    """With `draws`, whether this is the first node; None: if the address is its own."""
+    is_first_node: bool | None = None
+    """With `draws_rank`, whether this is the first node; None: if the address is its own."""
     local_addr: str = ""
     """This machine's name among the nodes that draw; empty: its host name."""
 
@@ -104,13 +104,13 @@ class Plan:
     def with_node(self, node: int) -> Plan:
         """The same plan once the node's rank is known."""
         first = node * self.local_size
-        return replace(self, node=node, first_rank=first, draws=False)
+        return replace(self, node=node, first_rank=first, draws_rank=False)
 
     @property
     def ranks(self) -> range:
         return range(self.first_rank, self.first_rank + (0 if self.spare else self.local_size))
 
-    def place_of(self, rank: int) -> tuple[int, int]:
+    def node_and_local_rank(self, rank: int) -> tuple[int, int]:
         """The node and the local rank that this rank had at the job's first start."""
         if rank in self.ranks:
             return self.node, rank - self.first_rank
@@ -123,7 +123,7 @@ def read(args: argparse.Namespace) -> Plan:
     nodes = _nodes(args.nnodes, problems)
     if args.standalone:
         nodes = 1
-    meeting = rendezvous.read(args, nodes, problems)
+    rdzv = rendezvous.read(args, nodes, problems)
     if int(args.max_restarts) < 0:
         problems.append(f"--max-restarts must not be negative, got {args.max_restarts}")
     if args.logs_specs:
@@ -145,15 +145,15 @@ def read(args: argparse.Namespace) -> Plan:
         run_id=run_id,
         role=args.role,
         nodes=nodes,
-        node=meeting.node,
-        draws=meeting.draws,
-        hosts=meeting.hosts,
+        node=rdzv.node,
+        draws_rank=rdzv.draws_rank,
+        is_first_node=rdzv.is_first_node,
         local_size=local_size,
         world_size=nodes * local_size,
-        first_rank=meeting.node * local_size,
+        first_rank=rdzv.node * local_size,
         max_restarts=int(args.max_restarts) or UNLIMITED_RESTARTS,
-        master_addr=meeting.address,
-        master_port=meeting.port,
+        master_addr=rdzv.address,
+        master_port=rdzv.port,
         local_addr=args.local_addr or "",
         manager_port=args.manager_port or (MANAGER_PORT if nodes > 1 else None),
         token=_token(nodes),
@@ -162,7 +162,7 @@ def read(args: argparse.Namespace) -> Plan:
         logs=_logs(args, local_size, problems),
         signals=_signals(args.signals_to_handle, problems),
         grace_s=_grace(args, problems),
-        join_timeout_s=meeting.join_timeout_s,
+        join_timeout_s=rdzv.join_timeout_s,
         virtual_local_rank=args.virtual_local_rank,
         state_dir=args.state_dir,
         precheck=args.precheck,
@@ -238,8 +238,8 @@ def _token(nodes: int) -> str:
 
 def _strategies(text: str, problems: list[str]) -> tuple[str, ...]:
     chosen = tuple(word.strip() for word in text.split(",") if word.strip())
-    if unknown := [word for word in chosen if word not in STRATEGIES]:
-        expected = ", ".join(STRATEGIES)
+    if unknown := [word for word in chosen if word not in set(LADDER)]:
+        expected = ", ".join(LADDER)
         problems.append(
             f"--strategies: unknown value {', '.join(unknown)} (expected some of {expected})"
         )

@@ -29,9 +29,9 @@ class Rendezvous:
     port: int | None
     """None: any free port."""
     node: int
-    draws: bool
+    draws_rank: bool
     """Whether the node draws its rank; `node` is then the lowest rank that it may get."""
-    hosts: bool | None
+    is_first_node: bool | None
     """Whether this machine is the first node; None: it is, if the address is its own."""
     join_timeout_s: float
 
@@ -45,21 +45,21 @@ def read(args: argparse.Namespace, nodes: int, problems: list[str]) -> Rendezvou
         backend = STATIC
     conf = _conf(args.rdzv_conf, problems)
     given = "node_rank" in getattr(args, "given", ()) or "PET_NODE_RANK" in environ
-    draws = nodes > 1 and backend == C10D and not given and not args.standalone
+    draws_rank = nodes > 1 and backend == C10D and not given and not args.standalone
     address, port = _endpoint(args, problems)
     if args.standalone or nodes == 1:
         address, port = "127.0.0.1", None if args.standalone else port
     elif port is None:
         port = PORTS[backend]
-    hosts = _BOOLEANS.get(conf.get("is_host", "").lower())
-    if "is_host" in conf and hosts is None:
+    is_first_node = _BOOLEANS.get(conf.get("is_host", "").lower())
+    if "is_host" in conf and is_first_node is None:
         problems.append(f"--rdzv-conf: is_host must be true or false, got {conf['is_host']!r}")
     return Rendezvous(
         address,
         port,
         node=_node(args, nodes, problems),
-        draws=draws,
-        hosts=False if args.spare else hosts,
+        draws_rank=draws_rank,
+        is_first_node=False if args.spare else is_first_node,
         join_timeout_s=_join_timeout_s(args, conf, problems),
     )
 

@@ -88,12 +88,12 @@ def test_streams_can_be_chosen_per_rank(tmp_path: Path) -> None:
 def test_c10d_nodes_need_no_rank(tmp_path: Path) -> None:
     words = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=head:29401"]
     made = read(tmp_path, *words, "--rdzv-conf=join_timeout=70,last_call_timeout=3,is_host=0")
-    assert (made.draws, made.hosts, made.join_timeout_s) == (True, False, 70.0)
+    assert (made.draws_rank, made.is_first_node, made.join_timeout_s) == (True, False, 70.0)
     assert (made.master_addr, made.master_port) == ("head", 29401)
     assert list(made.with_node(1).ranks) == [1]
     assert made.with_node(2).spare
     given = read(tmp_path, *words, "--node-rank=0")
-    assert (given.draws, given.node) == (False, 0)
+    assert (given.draws_rank, given.node) == (False, 0)
 
 
 def test_node_rank_can_come_from_environment(
@@ -101,7 +101,7 @@ def test_node_rank_can_come_from_environment(
 ) -> None:
     monkeypatch.setenv("PET_NODE_RANK", "1")
     made = read(tmp_path, "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=head")
-    assert (made.draws, made.node) == (False, 1)
+    assert (made.draws_rank, made.node) == (False, 1)
 
 
 @pytest.mark.parametrize(("backend", "port"), [("static", 29500), ("c10d", 29400)])
