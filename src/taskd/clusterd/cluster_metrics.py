@@ -22,7 +22,6 @@ def metrics(jobs: JobRegistry) -> Iterable[Metric]:
         "taskd_clusterd_incident",
         "The number of each job's newest incident.",
         tuple(Sample(o.state.job.incident, {"job": job}) for job, o in owners),
-        "counter",
     )
     yield Metric(
         "taskd_clusterd_decisions_total",
