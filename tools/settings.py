@@ -1,11 +1,11 @@
-"""Writes docs/reference/settings.md from the settings classes of the source.
+"""Write docs/reference/settings.md from the settings classes of the source.
 
-    python tools/settings.py            write the file
-    python tools/settings.py --check    say whether it is up to date
+    python tools/settings.py            write the page
+    python tools/settings.py --check    fail if the page is out of date
 
 A settings class is a keyword-only dataclass called …Settings or …Config; the sentence under a field
-is its description. Nothing is imported: the source is read as text, so that this runs without
-torch, and without an installed TaskD.
+is its description. The source is parsed, not imported, so this runs without torch and without an
+installed TaskD.
 """
 
 from __future__ import annotations
@@ -25,76 +25,79 @@ HEAD = """# Settings
 
 Generated from the source by `make settings`: change the sentence under the field, not this page.
 
-- [Environment variables that have a class](#environment-variables-that-have-a-class): names,
-  types, defaults.
+- [Environment variables in classes](#environment-variables-in-classes): names, types, defaults.
 - [Other environment variables](#other-environment-variables): those that MindCluster, torchrun
-  and MindSpore document, and single ones of ours.
-- [Set by the program](#set-by-the-program): what commands and the API fill in.
+  and MindSpore document, and single ones of our own.
+- [Set by the program](#set-by-the-program): values from command-line options and API arguments.
 """
 
 VARIABLES = {
-    "CUDA_VISIBLE_DEVICES": "The devices of the node; a worker is shown its own.",
-    "ELASTIC_GRPC_SECURE_CERTIFICATES_PATH": "The certificate that clusterd must show to "
-    "`mindx_elastic`.",
+    "CUDA_VISIBLE_DEVICES": "The devices of the node. Each worker gets its own.",
+    "ELASTIC_GRPC_SECURE_CERTIFICATES_PATH": "The certificate by which `mindx_elastic` "
+    "verifies clusterd.",
     "ELASTIC_GRPC_SECURE_CONNECT": "`on`: `mindx_elastic` encrypts its connection to clusterd.",
-    "ELASTIC_LOG_PATH": "Where `mindx_elastic` writes `run.log`, `/var/log/mindx-dl/elastic` if "
-    "unset. If set, TaskD's lines go there, too.",
-    "ELASTIC_PROCESS_RECOVER_ENABLE": "Set, and not to `1`: `mindx_elastic.api` leaves torchrun as "
-    "it is.",
-    "ENABLE_RESTART_FAULT_PROCESS": "`on`: MSRunPlugin starts only the failed ranks anew.",
-    "GROUP_BASE_DIR": "Where `parallel_group.json` is written, if that directory exists.",
+    "ELASTIC_LOG_PATH": "Directory where `mindx_elastic` writes `run.log`; "
+    "`/var/log/mindx-dl/elastic` if unset. If set, TaskD's log lines go there as well.",
+    "ELASTIC_PROCESS_RECOVER_ENABLE": "If set to anything but `1`, `mindx_elastic.api` does not "
+    "patch torchrun.",
+    "ENABLE_RESTART_FAULT_PROCESS": "`on`: MSRunPlugin restarts only the failed ranks.",
+    "GROUP_BASE_DIR": "Directory where `parallel_group.json` is written, if it exists.",
     "GROUP_WORLD_SIZE": "How many nodes the job was started with (torchrun).",
-    "HCCL_ASYNC_ERROR_HANDLING": "`1` or unset: HCCL may end a process by itself; a warning.",
-    "HCCL_CONNECT_TIMEOUT": "Seconds; a pause for a link switch may last 2.5 times as long, at "
-    "most 7200, 600 if unset.",
-    "HIGH_AVAILABILITY": "A comma list; with `elastic-training` mindio_ttp may shrink the job.",
-    "LD_LIBRARY_PATH": "Where libmspti is looked for.",
+    "HCCL_ASYNC_ERROR_HANDLING": "If `1` or unset, HCCL may end a process by itself, and a "
+    "warning is logged.",
+    "HCCL_CONNECT_TIMEOUT": "Seconds. A pause for a link switch may last 2.5 times as long, at "
+    "most 7200 s; 600 s if unset.",
+    "HIGH_AVAILABILITY": "Comma-separated list; with `elastic-training` in it mindio_ttp may "
+    "shrink the job.",
+    "LD_LIBRARY_PATH": "Where libmspti is searched.",
     "LOCAL_PROXY_ENABLE": "`on`: manager, proxy and clients connect to 127.0.0.1, where a sidecar "
-    "encrypts.",
+    "encrypts the traffic.",
     "LOCAL_RANK": "The rank of a worker on its node (torchrun).",
     "LOCAL_WORLD_SIZE": "Ranks of the node (torchrun).",
-    "MASTER_ADDR": "Where the ranks, and the node's proxy, find node 0.",
+    "MASTER_ADDR": "The address of node 0, for the ranks and the node's proxy.",
     "MASTER_PORT": "The port of the ranks' store.",
     "MINDX_SERVER_IP": "The host of clusterd; its port is 8899.",
     "MINDX_TASK_ID": "The job's name.",
     "MS_LOCAL_WORKER": "Ranks of the node (MindSpore).",
     "MS_NODE_RANK": "The node's rank (MindSpore).",
-    "MS_SCHED_HOST": "Where MindSpore's scheduler, and the manager, is.",
+    "MS_SCHED_HOST": "The host of MindSpore's scheduler and of the manager.",
     "MS_WORKER_NUM": "Ranks of the job (MindSpore).",
-    "OMP_NUM_THREADS": "Threads of a worker; `1` if unset and the node has several (torchrun).",
+    "OMP_NUM_THREADS": "Threads per worker; `1` if unset and the node has several "
+    "workers (torchrun).",
     "POD_IP": "The address that the manager listens on; 127.0.0.1 if unset.",
-    "PROCESS_RECOVER": "`on`: recovery by process is wanted.",
+    "PROCESS_RECOVER": "`on`: process-level recovery is enabled.",
     "RANK": "The rank of a worker (torchrun), or of a node (its agent and proxy).",
-    "RANK_TABLE_FILE": "Empty: there is no rank table to wait for.",
-    "RESTART_FAULT_PROCESS_TYPE": "`worker`: this process alone was started anew, not its node; "
-    "set by the agent.",
-    "TASKD_CLUSTERD": "host:port of clusterd for `taskd status` and its like.",
-    "TASKD_CLUSTERD_TOKEN": "What clusterd asks of its clients.",
-    "TASKD_DUMP_DIR": "Where survivors leave a checkpoint, and the next start looks for one; "
-    "`taskd-dump` if unset.",
+    "RANK_TABLE_FILE": "If empty, there is no rank table to wait for.",
+    "RESTART_FAULT_PROCESS_TYPE": "`worker`: only this process was restarted, not its node. Set by "
+    "the agent.",
+    "TASKD_CLUSTERD": "host:port of clusterd, for the `taskd` commands.",
+    "TASKD_CLUSTERD_TOKEN": "The token that is sent to clusterd.",
+    "TASKD_DUMP_DIR": "Directory of emergency checkpoints, where the next start also looks for "
+    "one; `taskd-dump` if unset.",
     "TASKD_JOB_ID": "The job's name; MINDX_TASK_ID if unset.",
-    "TASKD_LOG_LEVEL": "The least level that `python -m taskd.manager` prints.",
-    "TASKD_PRELOAD": "A comma list of modules that torchrun's agent, patched, imports before it "
+    "TASKD_LOG_LEVEL": "The lowest level that `python -m taskd.manager` prints.",
+    "TASKD_PRELOAD": "Comma-separated modules that the patched agent of torchrun imports before it "
     "forks workers.",
     "TASKD_PROCESS_ENABLE": "`off`: the manager does not take part in recovery.",
     "TASKD_PROFILING_SWITCH": "The file that switches profiling on and off.",
-    "TASKD_REPORT_FAULT_TIMEOUT": "Seconds, 300 to 600, that an agent waits for orders after it "
-    "has reported a fault; otherwise for ever.",
-    "TASKD_START_METHOD": "`spawn`: torchrun's agent, patched, does not fork workers.",
-    "TASKD_TLS_CA": "The authority for mutual TLS on the bus; with it TASKD_TLS_SERVER_KEY, "
-    "TASKD_TLS_SERVER_CRT (manager), TASKD_TLS_CLIENT_KEY, TASKD_TLS_CLIENT_CRT (nodes).",
+    "TASKD_REPORT_FAULT_TIMEOUT": "Seconds (300 to 600) that an agent waits for orders after it "
+    "has reported a fault. Unset or outside of that range: no limit.",
+    "TASKD_START_METHOD": "`spawn`: the patched agent of torchrun does not fork workers.",
+    "TASKD_TLS_CA": "The certificate authority for mutual TLS on the bus. Also needed: "
+    "TASKD_TLS_SERVER_KEY and TASKD_TLS_SERVER_CRT for the manager, TASKD_TLS_CLIENT_KEY and "
+    "TASKD_TLS_CLIENT_CRT for the nodes.",
     "TASKD_TOKEN": "The job's secret.",
-    "TORCHELASTIC_ERROR_FILE": "Where a worker leaves its traceback (torchrun).",
-    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "How lines of workers begin (torchrun).",
-    "TORCHELASTIC_RESTART_COUNT": "How often the ranks have been started anew (torchrun).",
-    "TORCHELASTIC_SIGNALS_TO_HANDLE": "A comma list of signals that end the job (torchrun).",
+    "TORCHELASTIC_ERROR_FILE": "The file where a worker writes its traceback (torchrun).",
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "The prefix of the workers' log lines (torchrun).",
+    "TORCHELASTIC_RESTART_COUNT": "How often all ranks have been restarted (torchrun).",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "Comma-separated signals that end the job (torchrun).",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "Seconds that workers have to end after SIGTERM (torchrun).",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "Passed on to workers; `1` if unset (torchrun).",
     "TTP_PORT": "The port of mindio_ttp's controller.",
     "WORLD_SIZE": "Ranks of the job (torchrun).",
-    "XDG_RUNTIME_DIR": "Where running jobs of this user are found.",
+    "XDG_RUNTIME_DIR": "The directory through which the commands find running jobs of this user.",
 }
-"""Sentences for the variables that the source reads by name."""
+"""Descriptions of the variables that the source reads by name."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,10 @@ class Group:
     sentence: str
     fields: tuple[Field, ...]
 
+    @property
+    def qualified_name(self) -> str:
+        return f"{self.module}.{self.name}"
+
 
 def main() -> int:
     page = render()
@@ -128,20 +135,18 @@ def render() -> str:
     trees = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
     groups = [group for path, tree in trees.items() for group in _groups(path, tree)]
     by_name = {group.name: group for group in groups}
-    prefixes = {name: prefix for tree in trees.values() for name, prefix in _loads(tree)}
+    prefixes = dict(found for path, tree in trees.items() for found in _loads(path, tree))
     inner: set[str] = set()
-    parts = [HEAD, "## Environment variables that have a class\n"]
+    parts = [HEAD, "## Environment variables in classes\n"]
     for group in groups:
-        if group.name in prefixes:
-            parts.append(
-                _section(group, list(_variables(group, prefixes[group.name], by_name, inner)))
-            )
+        if (prefix := prefixes.get(group.qualified_name)) is not None:
+            parts.append(_section(group, list(_variables(group, prefix, by_name, inner))))
     parts += ["## Other environment variables\n", _others(trees)]
     parts.append("## Set by the program\n")
     parts += [
         _section(group, [(field.name, field) for field in group.fields])
         for group in groups
-        if group.name not in {*prefixes, *inner}
+        if group.qualified_name not in prefixes and group.name not in inner
     ]
     return "\n".join(parts).rstrip("\n") + "\n"
 
@@ -149,14 +154,13 @@ def render() -> str:
 def _groups(path: Path, tree: ast.Module) -> Iterator[Group]:
     if "_pb" in path.parts or path.is_relative_to(SOURCE / "taskd" / "python"):
         return
-    module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and re.search("(Settings|Config)$", node.name):
             if not any("kw_only=True" in ast.unparse(mark) for mark in node.decorator_list):
                 continue
             sentence = " ".join((ast.get_docstring(node) or "").split())
             known = dict(_constants({path: tree}))
-            yield Group(node.name, module, sentence, tuple(_fields(node, known)))
+            yield Group(node.name, _module(path), sentence, tuple(_fields(node, known)))
 
 
 def _fields(node: ast.ClassDef, known: dict[str, str]) -> Iterator[Field]:
@@ -172,17 +176,27 @@ def _fields(node: ast.ClassDef, known: dict[str, str]) -> Iterator[Field]:
 
 def _default(value: ast.expr | None, known: dict[str, str]) -> str:
     if value is None:
-        return "must be set"
+        return "required"
     text = ast.unparse(value)
     if text in known:
         text = repr(known[text])
     if text.startswith("field("):
-        return "its own"
+        return "see its class"
     return f"`{text}`"
 
 
-def _loads(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """The classes that `load` reads, with their prefixes."""
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+
+
+def _loads(path: Path, tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The qualified names of the classes that `load` reads, and their prefixes."""
+    origins = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     for node in ast.walk(tree):
         if (
             not isinstance(node, ast.Call)
@@ -194,7 +208,9 @@ def _loads(tree: ast.Module) -> Iterator[tuple[str, str]]:
             continue
         named = {word.arg: word.value for word in node.keywords}
         prefix = named.get("prefix")
-        yield node.args[0].id, str(prefix.value) if isinstance(prefix, ast.Constant) else "TASKD"
+        name = node.args[0].id
+        qualified_name = f"{origins.get(name) or _module(path)}.{name}"
+        yield qualified_name, str(prefix.value) if isinstance(prefix, ast.Constant) else "TASKD"
 
 
 def _variables(
