@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, permutations, product
 
 from taskd.core.manager.repair_plan import Holder, Impossible, Placement, Plan, plan
-from taskd.core.worker import machine
-from taskd.core.worker.machine import WorkerConfig
+from taskd.core.worker import machine, states
+from taskd.core.worker.states import WorkerConfig
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.messages import Copy, Park, Parked, Repair
@@ -46,7 +46,7 @@ class Proc:
 
     rank: int
     life: int
-    machine: machine.State
+    machine: states.State
     thread: str
     held: int | None
     """The step whose state it holds; None: none, or a half-updated one."""
@@ -215,7 +215,7 @@ class Explorer:
 
     def _first(self, rank: int) -> Proc:
         me = Identity(Rank(rank), NODE, Incarnation(0), 0)
-        return Proc(rank, 0, machine.Training(me, Incident(0)), COMPUTING, 0, 0)
+        return Proc(rank, 0, states.Training(me, Incident(0)), COMPUTING, 0, 0)
 
     # What can happen next
 
@@ -272,7 +272,7 @@ class Explorer:
             case "updating":
                 assert proc.held is not None
                 stepped = replace(proc, thread=COMPUTING, held=proc.held + 1)
-                if isinstance(proc.machine, machine.Resumed):
+                if isinstance(proc.machine, states.Resumed):
                     yield "commits", *tell(stepped, FirstStepCommitted(Step(proc.held + 1)))
                 else:
                     yield "commits", stepped, ()
@@ -372,7 +372,7 @@ class Explorer:
 
     def _someone_is_missing(self, world: World) -> bool:
         living = {proc.rank for proc in world.procs}
-        faulted = [p for p in world.procs if isinstance(p.machine, machine.Faulted)]
+        faulted = [p for p in world.procs if isinstance(p.machine, states.Faulted)]
         return not world.is_stopped and (len(living) < self.ranks or bool(faulted))
 
     def _stop(self, world: World) -> World:
@@ -415,7 +415,7 @@ class Explorer:
         for seat in seats:
             lives[seat.rank] += 1
             me = Identity(seat.rank, NODE, seat.incarnation, 0)
-            fresh = machine.Joining(me, Incident(world.incident))
+            fresh = states.Joining(me, Incident(world.incident))
             procs.append(
                 Proc(seat.rank, seat.incarnation, fresh, COMPUTING, None, -1, True, (repair,))
             )

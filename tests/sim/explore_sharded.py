@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from taskd.core.manager.repair_plan import Holder
-from taskd.core.worker import machine
+from taskd.core.worker import states
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Rank, Step
 from taskd.model.messages import Copy, Park, Parked, Repair
@@ -158,7 +158,7 @@ class ShardedExplorer(Explorer):
         assert proc.held is not None
         step = Step(proc.held + 1)
         stepped = replace(proc, thread=then, held=step, both=False)
-        if isinstance(proc.machine, machine.Resumed):
+        if isinstance(proc.machine, states.Resumed):
             return ("commits", *tell(stepped, FirstStepCommitted(step)))
         return "commits", stepped, ()
 

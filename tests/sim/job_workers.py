@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskd.core.worker import machine
+from taskd.core.worker import machine, states
 from taskd.model import messages as m
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Incident, NodeRank, Step
@@ -33,7 +33,7 @@ from taskd.model.worker import (
 if TYPE_CHECKING:
     from tests.sim.job_world import World
 
-CONFIG = machine.WorkerConfig()
+CONFIG = states.WorkerConfig()
 PACE_S = 0.2
 
 
@@ -41,8 +41,8 @@ class Process:
     def __init__(self, world: World, me: Identity, attempt: int, incident: Incident) -> None:
         self.world, self.me, self.attempt = world, me, attempt
         joining = attempt in world.begun
-        kind = machine.Joining if joining else machine.Training
-        self.machine: machine.State = kind(me, incident)
+        kind = states.Joining if joining else states.Training
+        self.machine: states.State = kind(me, incident)
         self.held: int | None = None if joining else 0
         self.group: object = None
         self.thread = "booting"
@@ -113,7 +113,7 @@ class Process:
         if not self.alive or self.hung:
             return
         self.tell(ManagerConnected(Step(self.held or 0)))
-        if isinstance(self.machine, machine.Joining):
+        if isinstance(self.machine, states.Joining):
             self.world.later(PACE_S, self._stand)
         else:
             self.thread = "starting"
@@ -168,7 +168,7 @@ class Process:
         assert self.held is not None
         self.held += 1
         self.world.committed(self)
-        if isinstance(self.machine, machine.Resumed):
+        if isinstance(self.machine, states.Resumed):
             self.tell(FirstStepCommitted(Step(self.held)))
         if self.aborted:
             self._stand()

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from taskd.core.worker import machine as rank
-from taskd.core.worker.machine import State, WorkerConfig, step
+from taskd.core.worker import states
+from taskd.core.worker.machine import step
+from taskd.core.worker.states import State, WorkerConfig
 from taskd.model import messages as m
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
@@ -127,7 +128,7 @@ def hear(world: World, event: Event) -> World:
     outcome = step(world.state, event, LATE if isinstance(event, Tick) else 0.0, CONFIG)
     before, after = type(world.state), type(outcome.state)
     if outcome.state != world.state:
-        assert after in rank.LEGAL[before], f"{before.__name__} -> {after.__name__} is not drawn"
+        assert after in states.LEGAL[before], f"{before.__name__} -> {after.__name__} is not drawn"
     world = replace(world, state=outcome.state)
     for command in outcome.commands:
         world = _perform(world, command)
@@ -155,14 +156,14 @@ def _perform(world: World, command: Command) -> World:
 def check(world: World) -> None:
     """What must hold wherever nothing is on its way."""
     if world.thread == "standing" and not world.words and not world.orders:
-        waits = isinstance(world.state, rank.Parked) or (
-            isinstance(world.state, rank.Faulted) and world.state.at is not None
+        waits = isinstance(world.state, states.Parked) or (
+            isinstance(world.state, states.Faulted) and world.state.at is not None
         )
-        assert waits or isinstance(world.state, rank.Leaving), (
+        assert waits or isinstance(world.state, states.Leaving), (
             f"the thread stands for ever: {world.state}"
         )
     if world.thread == "running" and not world.words and not world.aborted:
-        wrong = (rank.Parked, rank.Repairing, rank.Joining)
+        wrong = (states.Parked, states.Repairing, states.Joining)
         assert not isinstance(world.state, wrong), f"it trains, but is {world.state}"
 
 

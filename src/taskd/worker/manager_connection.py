@@ -16,7 +16,7 @@ import queue
 from collections.abc import Callable
 
 from taskd.bus.endpoint import Bus, BusConfig, Joined
-from taskd.core.worker import machine as rank
+from taskd.core.worker import machine, states
 from taskd.model import messages as m
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Incident, Step, manager, worker
@@ -69,15 +69,15 @@ class ManagerConnection:
         self.lost = ""
         """Why the connection failed; empty while it works."""
         incident = Incident(settings.incident)
-        kind = rank.Joining if joining else rank.Training
+        kind = states.Joining if joining else states.Training
         self._orders: queue.SimpleQueue[Order | GiveUp] = queue.SimpleQueue()
         bus_connection.take_over(self.send)
         self._thread = LoopThread("taskd-manager")
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._outbox: asyncio.Queue[m.Body] = asyncio.Queue()
-        self._driver: Driver[rank.State, Event, Command] = Driver(
+        self._driver: Driver[states.State, Event, Command] = Driver(
             kind(me, incident),
-            lambda state, event, now: rank.step(state, event, now, settings.rank),
+            lambda state, event, now: machine.step(state, event, now, settings.rank),
             self._perform,
             inbox=self._inbox,
             log=log,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from taskd.core.worker.machine import WorkerConfig
+from taskd.core.worker.states import WorkerConfig
 
 SWITCH = "/user/cluster-info/datatrace-config/profilingSwitch"
 

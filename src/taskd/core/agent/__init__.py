@@ -1,1 +1,1 @@
-"""How an agent decides: which processes to start and stop, and what their deaths mean."""
+"""The agent's decisions: which processes to start and stop, and what their exits mean."""

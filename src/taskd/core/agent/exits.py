@@ -1,4 +1,4 @@
-"""How a node's part of the job comes to its end: processes are asked, then killed."""
+"""How a node's part of the job ends: its processes get a signal first and are killed later."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ SIGTERM = 15
 
 
 def describe_exit(exited: m.WorkerExited) -> str:
-    """How a process ended, in a few words."""
+    """How a process ended, in a few words for logs and status."""
     if exited.signal is not None:
         return f"killed by signal {exited.signal}"
     return "no exit status" if exited.exit_code is None else f"exit code {exited.exit_code}"
 
 
-def waited(state: Training, now: float, config: WorkersConfig) -> Outcome:
+def deadline_passed(state: Training, now: float, config: WorkersConfig) -> Outcome:
     if now < state.deadline:
-        return Outcome(state, because="the deadline has moved")
+        return Outcome(state, because="the deadline has not passed yet")
     if all(finished(worker) for worker in state.workers.values()):
-        return finish(state.node, 0, "every rank of the node has finished", state.workers)
-    late = f"nobody decided about the dead ranks in {config.order_timeout_s:g} s"
-    return stop(state, 1, late, SIGTERM, now + config.grace_s)
+        return finish(state.node, 0, "all ranks of the node have finished", state.workers)
+    why = f"no order for the dead ranks came within {config.order_timeout_s:g} s"
+    return stop(state, 1, why, SIGTERM, now + config.grace_s)
 
 
 def stop(
@@ -46,24 +46,24 @@ def stop(
     because: str,
     signum: int | None,
     deadline: float,
-    told: tuple[Command, ...] = (),
+    messages: tuple[Command, ...] = (),
 ) -> Outcome:
     living = alive(state.workers)
     if not living:
-        return finish(state.node, exit_code, because, state.workers, told)
+        return finish(state.node, exit_code, because, state.workers, messages)
     stopping = Stopping(state.node, state.workers, exit_code, because, deadline)
     if signum is None:
-        return stop_now(stopping, because, told)
-    asked = tuple(
+        return stop_now(stopping, because, messages)
+    signals = tuple(
         SignalWorker(rank, incarnation_of(worker), signum) for rank, worker in living.items()
     )
-    return Outcome(stopping, (*told, *asked), because)
+    return Outcome(stopping, (*messages, *signals), because)
 
 
-def stop_now(state: Stopping, why: str, told: tuple[Command, ...] = ()) -> Outcome:
+def stop_now(state: Stopping, why: str, messages: tuple[Command, ...] = ()) -> Outcome:
     workers, commands = kill(state.workers, state.workers)
     stopped = replace(state, workers=workers, deadline=inf)
-    return Outcome(stopped, (*told, *commands), f"killing what is left: {why}")
+    return Outcome(stopped, (*messages, *commands), f"killing the remaining processes: {why}")
 
 
 def finish(
@@ -71,6 +71,6 @@ def finish(
     exit_code: int,
     because: str,
     workers: Workers | None = None,
-    told: tuple[Command, ...] = (),
+    messages: tuple[Command, ...] = (),
 ) -> Outcome:
-    return Outcome(Done(node, exit_code, because, workers or {}), told, because)
+    return Outcome(Done(node, exit_code, because, workers or {}), messages, because)

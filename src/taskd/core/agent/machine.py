@@ -1,13 +1,13 @@
-"""One node's training processes: start, stop, replace some, give up.
+"""The agent's state machine: start, stop and replace the training processes of one node.
 
-    Waiting -> Training -> Stopping -> Over
+    Waiting -> Training -> Stopping -> Done
        |           |                    ^
        +-----------+--------------------+
 
-The manager decides for the job; this machine carries its orders out on one node, in an order that
-is always safe. Orders come twice, late, or out of order: an older incident or attempt is refused, a
-repeated one is answered again. The states are in `states`, the reactions in `orders` (processes
-start) and `endings` (all of them end).
+The manager decides for the job; this machine carries out its orders on one node, always in a safe
+sequence. Orders may come twice, late or out of order: those of an older incident or attempt are
+rejected, a repeated one is answered again. The states are in `states.py`, the reactions in
+`orders.py` (processes start) and `exits.py` (the node's part of the job ends).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import replace
 from math import inf
 from typing import assert_never
 
-from taskd.core.agent.exits import SIGTERM, describe_exit, finish, stop, stop_now, waited
+from taskd.core.agent.exits import SIGTERM, deadline_passed, describe_exit, finish, stop, stop_now
 from taskd.core.agent.orders import (
-    begin,
     first_start,
-    go_on,
+    replace_processes,
     replace_some,
     restart_all,
     restart_job,
+    start_pending,
     started,
 )
 from taskd.core.agent.states import (
@@ -82,35 +82,37 @@ __all__ = [
 
 
 def step(state: State, event: Event, now: float, config: WorkersConfig) -> Outcome:
-    """Decide. Same state, same event, same time: same answer."""
+    """Decide what to do. Deterministic: the same input always gives the same outcome."""
     match state, event:
         case Done(), _:
-            return Outcome(state, because="the node's part of the job is over")
+            return Outcome(state, because="the node's part of the job has ended")
         case Waiting(Node(ranks=())), ManagerConnected():
-            # A spare waits for as long as there is a job that may need it.
+            # A spare node waits as long as there is a job that may need it.
             waiting = replace(state, deadline=inf)
             return Outcome(waiting, hello(state), "ready to take over ranks of another node")
         case Waiting(Node(ranks=())), ManagerDisconnected():
             waiting = replace(state, deadline=now + config.permission_timeout_s)
-            return Outcome(waiting, because="the manager is out of reach")
+            return Outcome(waiting, because="disconnected from the manager")
         case _, ManagerConnected():
-            return Outcome(state, hello(state), "the manager must know what is true here")
+            return Outcome(
+                state, hello(state), "connected: the manager gets the state of this node"
+            )
         case _, m.NodeMarkedBad(evidence):
             known = replace(state, node=replace(state.node, condemned=evidence))
-            return Outcome(known, because=f"this node is not to be used again: {evidence}")
+            return Outcome(known, because=f"this node is marked as bad: {evidence}")
         case Waiting(), WarmedUp():
             node = state.node
-            word = SendHello((), node.attempt, node.remaining, node.condemned)
-            return Outcome(state, (word,), "a job that trains without us need not wait any longer")
+            hello_again = SendHello((), node.attempt, node.remaining, node.condemned)
+            return Outcome(state, (hello_again,), "warmed up: ranks can start here at once")
         case _, WarmedUp():
-            return Outcome(state, because="that the workers run is proof enough")
+            return Outcome(state, because="warmed up; the workers are running already")
         case _, ManagerDisconnected():
-            return Outcome(
-                state, because="the manager will have to be told again what is true here"
-            )
+            return Outcome(state, because="disconnected from the manager")
         case Waiting(), Tick() if now >= state.deadline:
             return finish(
-                state.node, 1, f"no permission to start in {config.permission_timeout_s:g} s"
+                state.node,
+                1,
+                f"no permission to start came within {config.permission_timeout_s:g} s",
             )
         case Waiting(), (m.StartWorkers(remaining) | m.RestartAgent(remaining)):
             return first_start(replace(state.node, remaining=remaining), ())
@@ -119,46 +121,48 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Outco
         case Waiting(), m.ReplaceWorkers(incident, members):
             return first_start(replace(state.node, incident=incident), members)
         case Waiting(Node(ranks=())), Interrupted(because):
-            return finish(state.node, 1, because, told=(SendToManager(m.RanksFailed(())),))
+            return finish(state.node, 1, because, messages=(SendToManager(m.RanksFailed(())),))
         case Waiting(), Interrupted(because):
             ended = m.EndJob(1, f"node {state.node.node} was {because}")
-            return finish(state.node, 1, because, told=(SendToManager(ended),))
+            return finish(state.node, 1, because, messages=(SendToManager(ended),))
         case Waiting(), m.ExitAgent():
             return finish(state.node, 1, "the manager ordered the agent to exit")
         case Waiting(), m.EndJob(exit_code, because):
             return finish(state.node, exit_code, because)
         case Waiting(), _:
-            return Outcome(
-                state, because=f"{type(event).__name__} changes nothing before the start"
-            )
+            return Outcome(state, because=f"{type(event).__name__} has no effect before the start")
         case _, WorkerStarted():
             return started(state, event)
         case _, WorkerStartFailed(rank, incarnation, because):
-            gone = m.WorkerExited(
-                rank, incarnation, 0, None, None, f"it could not start: {because}"
+            failed = m.WorkerExited(
+                rank, incarnation, 0, None, None, f"the process could not be started: {because}"
             )
-            return _exited(state, gone, now, config)
+            return _exited(state, failed, now, config)
         case _, m.WorkerExited():
             return _exited(state, event, now, config)
         case Stopping(), (Interrupted() | Tick()):
             if isinstance(event, Tick) and now < state.deadline:
-                return Outcome(state, because="the workers still have time")
-            return stop_now(state, "told twice" if isinstance(event, Interrupted) else "time is up")
+                return Outcome(state, because="the deadline has not passed yet")
+            is_second = isinstance(event, Interrupted)
+            why = "interrupted twice" if is_second else "they did not end in time"
+            return stop_now(state, why)
         case Stopping(), _:
             return Outcome(state, because=f"already stopping: {state.because}")
         case Training(), Interrupted(because, signum):
             ended = m.EndJob(1, f"node {state.node.node} was {because}")
-            last_words = SendToManager(ended), SendToManager(m.RanksFailed(()))
-            return stop(state, 1, because, signum, now + config.grace_s, last_words)
+            messages = SendToManager(ended), SendToManager(m.RanksFailed(()))
+            return stop(state, 1, because, signum, now + config.grace_s, messages)
         case Training(), m.ExitAgent():
-            told = SendToManager(m.RanksFailed(()))
-            return stop(state, 1, "the manager ordered the agent to exit", None, now, (told,))
+            leaving = SendToManager(m.RanksFailed(()))
+            return stop(state, 1, "the manager ordered the agent to exit", None, now, (leaving,))
         case Training(), m.EndJob(exit_code, because):
             return stop(state, exit_code, because, SIGTERM, now + config.grace_s)
         case Training(), Tick():
-            return waited(state, now, config)
+            return deadline_passed(state, now, config)
         case Training(), m.StartWorkers():
-            return Outcome(state, (present(state.node, state.workers),), "the workers run already")
+            return Outcome(
+                state, (present(state.node, state.workers),), "the workers are running already"
+            )
         case Training(), m.ReplaceWorkers():
             return replace_some(state, event, now, config)
         case Training(), m.RestartJob():
@@ -167,7 +171,9 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Outco
             return restart_all(state, remaining, now, config)
         case Training(), m.RestartWorkers(ranks):
             again = {r: next_incarnation(state, r) for r in local(state.node, ranks)}
-            return begin(state, again, False, now, config, f"ordered to restart {names(again)}")
+            return replace_processes(
+                state, again, False, now, config, f"ordered to restart {names(again)}"
+            )
         case Training(), m.StopWorkers(ranks):
             here = local(state.node, ranks)
             pending = {r: i for r, i in state.pending.items() if r not in here}
@@ -186,21 +192,21 @@ def _exited(
 ) -> Outcome:
     worker = state.workers.get(exited.rank)
     if worker is None or isinstance(worker, Ended) or incarnation_of(worker) != exited.incarnation:
-        return Outcome(state, because=f"an older life of rank {exited.rank} has ended")
+        return Outcome(state, because=f"an older incarnation of rank {exited.rank} has ended")
     after = with_worker(state, exited.rank, Ended(exited))
     if isinstance(after, Stopping):
         if alive(after.workers):
-            return Outcome(after, because=f"{len(alive(after.workers))} ranks still to end")
+            return Outcome(after, because=f"{len(alive(after.workers))} ranks have not ended yet")
         return finish(after.node, after.exit_code, after.because, after.workers)
     if exited.rank in after.pending:
-        return go_on(after, (), f"the last life of rank {exited.rank} is over")
+        return start_pending(after, (), f"the previous incarnation of rank {exited.rank} has ended")
     deadline = after.deadline
     if all(finished(w) for w in after.workers.values()):
         deadline = now + config.farewell_s
     elif exited.exit_code != 0 and not isinstance(worker, Dying):
         deadline = min(deadline, now + config.order_timeout_s)
-    told: tuple[Command, ...] = (SendToManager(exited),)
+    messages: tuple[Command, ...] = (SendToManager(exited),)
     if config.in_ascends_words and exited.exit_code != 0:
-        told += (SendToManager(m.RanksFailed((exited.rank,))),)
+        messages += (SendToManager(m.RanksFailed((exited.rank,))),)
     because = f"rank {exited.rank} ended: {describe_exit(exited)}"
-    return go_on(replace(after, deadline=deadline), told, because)
+    return start_pending(replace(after, deadline=deadline), messages, because)

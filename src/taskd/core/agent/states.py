@@ -1,7 +1,4 @@
-"""The states of one node's processes, and how to look at the workers in them.
-
-Used by `core/agent` and the modules it names.
-"""
+"""The states of the agent's machine, and helpers for the workers in them."""
 
 from __future__ import annotations
 
@@ -31,13 +28,13 @@ class WorkersConfig:
     """How long the manager may take to permit the first start."""
 
     order_timeout_s: float = 600.0
-    """How long a dead rank may wait for an order before the node gives up."""
+    """How long the agent waits for an order after a rank has died before the node stops."""
 
     farewell_s: float = 600.0
-    """How long a node whose ranks have all finished waits to be told that the job has ended."""
+    """How long a node whose ranks have all finished waits for the order that ends the job."""
 
     in_ascends_words: bool = False
-    """Tell of deaths in Ascend's words too, for a manager that knows no others."""
+    """Report deaths also with Ascend's message, for a manager that knows no other."""
 
     grace_s: float = 30.0
     """How long workers may take to end after SIGTERM before they are killed."""
@@ -54,27 +51,27 @@ NO_INCIDENT = Incident(0)
 Workers = Mapping[Rank, Worker]
 
 
-# What the node is doing
+# States
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What stays true in every state."""
+    """The facts about the node that every state carries."""
 
     node: NodeRank
     ranks: tuple[Rank, ...]
-    """None at all on a spare node, until it is told to take over those of a lost one."""
+    """Empty on a spare node, until it takes over the ranks of a lost one."""
     remaining: int
     """The restart budget."""
     attempt: int = 0
     incident: Incident = NO_INCIDENT
     condemned: str = ""
-    """What a stress test has found here; kept for managers that do not know it."""
+    """What a stress test has found here; repeated to a restarted manager."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """For the manager's permission to start."""
+    """Waiting for the manager's permission to start."""
 
     node: Node
     deadline: float = inf
@@ -85,9 +82,9 @@ class Training:
     node: Node
     workers: Workers
     pending: Mapping[Rank, Incarnation]
-    """Lives to start as soon as what is in their way is dead."""
+    """Incarnations to start as soon as the processes that block them have exited."""
     together: bool
-    """True: nothing pending starts before every old process of the node is dead."""
+    """True: no pending rank starts before all old processes of the node have exited."""
     deadline: float = inf
 
 
@@ -122,7 +119,7 @@ LEGAL: dict[type[State], set[type[State]]] = {
 Outcome = types.Outcome[State, Command]
 
 
-# Looking at workers
+# Workers
 
 
 def kill(workers: Workers, ranks: Iterable[Rank]) -> tuple[Workers, tuple[Command, ...]]:
@@ -173,7 +170,7 @@ def names(ranks: Iterable[Rank]) -> str:
     return "rank " + ", ".join(map(str, ranks))
 
 
-# What the manager is told
+# Reports to the manager
 
 
 def present(node: Node, workers: Workers) -> SendToManager:
@@ -181,7 +178,7 @@ def present(node: Node, workers: Workers) -> SendToManager:
 
 
 def running(workers: Workers) -> tuple[m.LocalWorker, ...]:
-    """The processes that are there, in the order of their ranks."""
+    """The running processes, in the order of their ranks."""
     return tuple(
         m.LocalWorker(rank, worker.incarnation, worker.pid)
         for rank, worker in sorted(workers.items())

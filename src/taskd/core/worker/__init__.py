@@ -1,1 +1,1 @@
-"""How a training process decides: parked, repaired, resumed."""
+"""The worker's decisions: how a training process parks, is repaired and resumes."""

@@ -1,9 +1,9 @@
-"""One clock for all ranks, from the collectives they took part in together.
+"""Clock offsets between ranks, computed from their common collectives.
 
-Nobody can end a collective before everybody has begun it. So of each collective that two ranks
-share, each one's end is later than the other's start, whatever their clocks say; every such pair
-narrows down by how much the clocks can differ. Clocks that need not differ at all are left alone:
-ranks of one machine share one.
+No rank can leave a collective before all ranks have entered it. So for each collective that two
+ranks share, the end on one rank is later than the start on the other, whatever their clocks show;
+every such pair limits how much the clocks can differ. An offset that may be zero is taken as zero:
+ranks of one machine share a clock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 Spans = Mapping[Hashable, tuple[int, int]]
-"""Start and end of each collective, by a name that all its ranks give it."""
+"""Start and end of each collective, by a name that is the same on all its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,14 @@ class Offset:
 
     ns: int
     within_ns: int
-    """How far off that can be; -1 when nothing is known."""
+    """The largest possible error; -1: unknown."""
 
 
 UNKNOWN = Offset(0, -1)
 
 
 def offsets(ranks: Mapping[int, Spans]) -> dict[int, Offset]:
-    """Relative to the lowest rank; through others where two have nothing in common."""
+    """Offsets relative to the lowest rank; via other ranks where two share no collective."""
     found: dict[int, Offset] = {}
     for root in sorted(ranks):
         if root in found:
@@ -51,14 +51,14 @@ def offsets(ranks: Mapping[int, Spans]) -> dict[int, Offset]:
 
 
 def between(mine: Spans, yours: Spans) -> Offset | None:
-    """By how much your clock is ahead of mine. None: we have nothing in common."""
+    """How far the second clock is ahead of the first. None: no common collective."""
     shared = [(mine[key], yours[key]) for key in mine.keys() & yours.keys()]
     if not shared:
         return None
     least = max(your[0] - my[1] for my, your in shared)
     most = min(your[1] - my[0] for my, your in shared)
     if least > most:
-        # One clock was set in between: the ends are the best guess that is left.
+        # A clock was set in between: the ends are the best estimate.
         return Offset(int(median(your[1] - my[1] for my, your in shared)), least - most)
     if least <= 0 <= most:
         return Offset(0, max(-least, most))

@@ -1,9 +1,9 @@
-"""Whose state is wrong, when ranks that should hold the same bits do not.
+"""Which rank's state is corrupt when ranks that should hold the same bits differ.
 
-The ranks compare fingerprints every so many steps (`torch/guard.py`). Each of them sees all and
-judges for itself; same numbers, same verdict. More than half of a shard's holders are right: that
-two of them are wrong in the same way does not happen. Without such a majority nobody knows who is
-right, and none of them is trusted.
+The ranks compare fingerprints at regular steps (`torch/guard.py`). Each rank sees all fingerprints
+and decides by itself; the same numbers give the same verdict. If more than half of the holders of a
+shard agree, they are right: two ranks are not corrupt in the same way. Without such a majority it
+is unknown which rank is right, and none is trusted.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from dataclasses import dataclass
 from taskd.model.ids import Rank
 
 SHOWN = 8
-"""So many ranks are listed in a sentence."""
+"""At most this many ranks are listed in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What one rank says of itself."""
+    """What one rank reports about its state."""
 
     shard: int
     """Ranks with the same number should hold the same state."""
     state: int
     agreed: int
-    """The last step at which it knows that all agreed."""
+    """The last step at which, as far as it knows, all ranks agreed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     named: tuple[Rank, ...]
-    """Whose state is not to be used; none: all agree."""
+    """The ranks whose state must not be used; empty: all agree."""
     agreed: int
-    """The last step at which all agreed before."""
+    """The last step at which all ranks agreed."""
     because: str
 
 
@@ -47,13 +47,13 @@ def judge(prints: Mapping[Rank, Fingerprint]) -> Verdict:
         if votes == len(holders):
             continue
         if 2 * votes > len(holders):
-            odd = [rank for rank, state in holders.items() if state != common]
-            even = [rank for rank in holders if rank not in odd]
-            reasons.append(f"the state of {_listed(odd)} differs from that of {_listed(even)}")
+            differing = [rank for rank, state in holders.items() if state != common]
+            agreeing = [rank for rank in holders if rank not in differing]
+            reasons.append(f"the state of {_listed(differing)} differs from that of {_listed(agreeing)}")
         else:
-            odd = list(holders)
-            reasons.append(f"the states of {_listed(odd)} differ, and none has a majority")
-        named += odd
+            differing = list(holders)
+            reasons.append(f"the states of {_listed(differing)} differ, and none has a majority")
+        named += differing
     agreed = max(one.agreed for one in prints.values())
     return Verdict(tuple(sorted(named)), agreed, "; ".join(reasons))
 

@@ -1,11 +1,12 @@
-"""What the measurements of a stress test mean: which rank has failed, and in which words.
+"""The verdict of a stress test: which rank has failed, and why.
 
-A wrong answer is wrong by itself. Slowness is judged against the others, since nobody knows what
-this machine should do: a rank is slow when its best is far behind the median of all bests. Of a
-bad link two ranks could be the cause; the fewest ranks that explain all bad links are named.
+A wrong result is always a failure. Slowness is judged relative to the other ranks, because the
+expected speed of a machine is unknown: a rank is slow when its best value is far below the median
+of all best values. A bad link can be caused by either of its two ranks; the smallest set of ranks
+that explains all bad links is named.
 
-`torch/operations/device_tests.py` measures on the device; every rank judges the same table and
-reports itself.
+`torch/operations/device_tests.py` measures on the device. Every rank judges the same table and
+reports its own result.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from taskd.model.operations import FAULTY, PASSED, OpResult
 
 ENOUGH_RANKS = 3
 ENOUGH_LINKS = 3
-"""With fewer there is no median to be behind of."""
+"""With fewer values the median says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeResult:
-    """One rank's products: how many, how many of them were wrong, the best rate."""
+    """The matrix products of one rank: how many, how many were wrong, the best rate."""
 
     rank: Rank
     rounds: int
@@ -46,7 +47,7 @@ class TransferResult:
         return min(self.rank, self.peer), max(self.rank, self.peer)
 
     def added_to(self, before: TransferResult | None) -> TransferResult:
-        """Both turns of the same direction: its best, and all that was wrong."""
+        """Two measurements of one direction: the best rate, the sum of the errors."""
         if before is None:
             return self
         wrong, mb_s = before.wrong + self.wrong, max(before.mb_s, self.mb_s)
@@ -54,33 +55,33 @@ class TransferResult:
 
 
 def judge_work(me: Rank, all_work: Iterable[ComputeResult], slow_factor: float) -> OpResult:
-    """The verdict on one rank, given what all ranks that answered have done."""
+    """The verdict on one rank, given the results of all ranks that replied."""
     table = {work.rank: work for work in all_work}
     mine = table[me]
-    told = f"{mine.rounds} products, {mine.gflops:.1f} GFLOP/s"
+    text = f"{mine.rounds} products, {mine.gflops:.1f} GFLOP/s"
     if mine.wrong:
         return OpResult(FAULTY, f"{mine.wrong} of {mine.rounds} products were wrong")
     usual = median(work.gflops for work in table.values())
     if len(table) >= ENOUGH_RANKS and mine.gflops * slow_factor < usual:
-        return OpResult(FAULTY, f"slow: {told}, where {usual:.1f} is usual")
-    return OpResult(PASSED, told)
+        return OpResult(FAULTY, f"slow: {text}; the median is {usual:.1f}")
+    return OpResult(PASSED, text)
 
 
 def judge_links(me: Rank, seen: Sequence[TransferResult], slow_factor: float) -> OpResult:
-    """The verdict on one rank, given all links as both ends have seen them."""
+    """The verdict on one rank, given the measurements of both ends of all links."""
     bad = bad_links(seen, slow_factor)
     mine = [one for one in seen if one.rank == me]
     if not mine:
-        return OpResult(PASSED, "no peer to cross to")
+        return OpResult(PASSED, "there is no peer to test with")
     slowest = min(mine, key=lambda one: one.mb_s)
-    told = f"{len(mine)} links, the slowest to rank {slowest.peer} with {slowest.mb_s:.0f} MB/s"
+    text = f"{len(mine)} links, the slowest to rank {slowest.peer} with {slowest.mb_s:.0f} MB/s"
     if me in culprits(bad, seen):
         why = "; ".join(why for link, why in sorted(bad.items()) if me in link)
         return OpResult(FAULTY, why)
     blamed = [link for link in bad if me in link]
     if blamed:
-        return OpResult(PASSED, f"{told}; the other end of {_links(blamed)} is to blame")
-    return OpResult(PASSED, told)
+        return OpResult(PASSED, f"{text}; the other end of {_links(blamed)} is faulty")
+    return OpResult(PASSED, text)
 
 
 def bad_links(seen: Sequence[TransferResult], slow_factor: float) -> dict[tuple[Rank, Rank], str]:
@@ -90,21 +91,21 @@ def bad_links(seen: Sequence[TransferResult], slow_factor: float) -> dict[tuple[
     for one in seen:
         wrong[one.link] = wrong.get(one.link, 0) + one.wrong
         slowest[one.link] = min(one, slowest.get(one.link, one), key=lambda way: way.mb_s)
-    # Directions are compared, not links: between two nodes there may be one slow direction only,
-    # and yet most links have it.
+    # Compare directions, not links: between two nodes only one direction may be slow, and yet
+    # most links include it.
     usual = median(one.mb_s for one in seen) if seen else 0.0
     found = {}
     for link, way in slowest.items():
         if wrong[link]:
             found[link] = f"{_links([link])}: {wrong[link]} messages arrived damaged"
         elif len(slowest) >= ENOUGH_LINKS and way.mb_s * slow_factor < usual:
-            told = f"{way.mb_s:.0f} MB/s towards rank {way.rank}, where {usual:.0f} is usual"
-            found[link] = f"{_links([link])}: {told}"
+            rate = f"{way.mb_s:.0f} MB/s to rank {way.rank}; the median is {usual:.0f}"
+            found[link] = f"{_links([link])}: {rate}"
     return found
 
 
 def culprits(bad: Iterable[tuple[Rank, Rank]], seen: Sequence[TransferResult]) -> frozenset[Rank]:
-    """The fewest ranks that explain all bad links; of two alike, the one that is slower at all."""
+    """The fewest ranks that explain all bad links; of two equal candidates the slower one."""
     left = set(bad)
     speed: dict[Rank, list[float]] = {}
     for one in seen:
@@ -122,7 +123,7 @@ def culprits(bad: Iterable[tuple[Rank, Rank]], seen: Sequence[TransferResult]) -
 
 
 def pair_rounds(ranks: Sequence[Rank]) -> list[Mapping[Rank, Rank]]:
-    """Every pair once, in rounds in which each rank has at most one partner."""
+    """Every pair once, in rounds; in each round a rank has at most one partner."""
     places: list[Rank | None] = sorted(ranks)  # type: ignore[assignment]
     if len(places) % 2:
         places.append(None)

@@ -133,7 +133,7 @@ def test_a_death_is_told_and_waits_for_an_order() -> None:
     play.now = CONFIG.order_timeout_s
     assert play.hear(Tick()) == (SignalWorker(Rank(3), Incarnation(0), 15),)
     assert isinstance(play.state, Stopping)
-    assert "nobody decided" in play.state.because
+    assert "no order for the dead ranks" in play.state.because
 
 
 def test_only_the_dead_are_replaced() -> None:

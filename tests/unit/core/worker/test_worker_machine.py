@@ -7,8 +7,9 @@ from math import inf
 
 import pytest
 
-from taskd.core.worker import machine as rank
-from taskd.core.worker.machine import Outcome, State, WorkerConfig, step
+from taskd.core.worker import states
+from taskd.core.worker.machine import step
+from taskd.core.worker.states import Outcome, State, WorkerConfig
 from taskd.model import messages as m
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
@@ -50,7 +51,7 @@ def walk(state: State, *events: Event, now: float = 0.0) -> Outcome:
 
 
 def training(incident: int = 0) -> State:
-    return rank.Training(ME, Incident(incident))
+    return states.Training(ME, Incident(incident))
 
 
 def parked(incident: Incident = ONE) -> State:
@@ -73,7 +74,7 @@ def test_repair_then_the_first_step_ends_the_incident() -> None:
     )
     stepped = walk(mended.state, FirstStepCommitted(Step(8)))
     assert stepped.commands == (SendToManager(m.Committed(ME.rank, ME.incarnation, ONE, Step(8))),)
-    assert isinstance(stepped.state, rank.Training)
+    assert isinstance(stepped.state, states.Training)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_what_belongs_to_an_older_incident_is_refused(late: Event) -> None:
 def test_a_newer_incident_interrupts_a_repair() -> None:
     repairing = walk(parked(), plan()).state
     outcome = walk(repairing, m.Park(TWO, "again"))
-    assert isinstance(outcome.state, rank.Parking)
+    assert isinstance(outcome.state, states.Parking)
     assert outcome.commands == (AbortCollectives(TWO, "again"),)
     stood = walk(outcome.state, LocalRepairFailed(ONE, "interrupted"), AT_SEVEN)
     assert stood.commands == (SendToManager(m.Parked(ME.rank, ME.incarnation, TWO, Step(7), True)),)
@@ -119,7 +120,7 @@ def test_a_fault_of_its_own_is_reported_once_and_waits_for_its_incident() -> Non
 
 
 def test_a_replacement_may_have_its_plan_before_its_first_step() -> None:
-    joining: State = rank.Joining(ME, ONE)
+    joining: State = states.Joining(ME, ONE)
     waiting = walk(joining, plan())
     assert waiting.commands == ()
     ready = walk(waiting.state, ThreadParked(Step(0), whole=False))
@@ -127,24 +128,24 @@ def test_a_replacement_may_have_its_plan_before_its_first_step() -> None:
 
 
 def test_a_replacement_without_a_plan_says_that_it_is_ready() -> None:
-    ready = walk(rank.Joining(ME, ONE), ThreadParked(Step(0), whole=False))
+    ready = walk(states.Joining(ME, ONE), ThreadParked(Step(0), whole=False))
     assert ready.commands == (
         SendToManager(m.Parked(ME.rank, ME.incarnation, ONE, Step(0), False)),
     )
 
 
 def test_a_replacement_that_is_still_setting_up_has_nothing_to_put_down() -> None:
-    outcome = walk(rank.Joining(ME, ONE, plan()), m.Park(TWO, "another died"))
+    outcome = walk(states.Joining(ME, ONE, plan()), m.Park(TWO, "another died"))
     assert outcome.commands == (
         SendToManager(m.Parked(ME.rank, ME.incarnation, TWO, Step(0), False)),
     )
-    assert outcome.state == rank.Joining(ME, TWO)
+    assert outcome.state == states.Joining(ME, TWO)
 
 
 def test_a_second_incident_is_told_what_the_node_keeps_by_then() -> None:
     """While we stood, a neighbour finished its copy, and died."""
     late = (m.Copy("3of4", Step(7)),)
-    for before in (parked(), rank.Joining(ME, ONE)):
+    for before in (parked(), states.Joining(ME, ONE)):
         told = walk(before, CopiesChanged(late), m.Park(TWO, "another one"))
         said = [command.body for command in told.commands if isinstance(command, SendToManager)]
         assert [body.copies for body in said if isinstance(body, m.Parked)] == [late]
@@ -191,11 +192,11 @@ def test_no_wait_is_without_a_limit() -> None:
     for waiting in (parked(), walk(training(), StepFailed(FaultCause.COMMUNICATION, "lost")).state):
         assert waiting.deadline < inf
         outcome = walk(waiting, Tick(), now=late)
-        assert isinstance(outcome.state, rank.Leaving)
+        assert isinstance(outcome.state, states.Leaving)
         assert isinstance(outcome.commands[-1], GiveUp)
     repairing = walk(parked(), plan()).state
     outcome = walk(repairing, Tick(), now=late)
-    assert isinstance(outcome.state, rank.Faulted)
+    assert isinstance(outcome.state, states.Faulted)
     assert _bodies(outcome) == [m.RepairFailed]
 
 
@@ -212,7 +213,7 @@ def test_leave_ends_it_from_anywhere() -> None:
     for state in (training(), parked(), walk(parked(), plan()).state):
         leave = m.Leave(TWO, "the job shrinks")
         outcome = walk(state, leave)
-        assert isinstance(outcome.state, rank.Leaving)
+        assert isinstance(outcome.state, states.Leaving)
         assert outcome.commands == (AbortCollectives(TWO, "the job shrinks"), ExecuteOrder(leave))
 
 
