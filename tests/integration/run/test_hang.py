@@ -65,7 +65,7 @@ def test_hung_or_killed_rank_is_replaced_and_weights_are_same(
     assert [fault["rank"] for fault in incident["faults"]] == [1]
     if "killed" not in how:
         assert incident["faults"][0]["kind"] == "hung"
-        assert "rank 1 has not moved" in incident["faults"][0]["evidence"]
+        assert "rank 1 has made no progress" in incident["faults"][0]["evidence"]
     if how in ("deadlocked", "spinning"):
         assert "in <module>" in incident["faults"][0]["evidence"], "its stack is missing"
 

@@ -49,7 +49,9 @@ def judge(prints: Mapping[Rank, Fingerprint]) -> Verdict:
         if 2 * votes > len(holders):
             differing = [rank for rank, state in holders.items() if state != common]
             agreeing = [rank for rank in holders if rank not in differing]
-            reasons.append(f"the state of {_listed(differing)} differs from that of {_listed(agreeing)}")
+            reasons.append(
+                f"the state of {_listed(differing)} differs from that of {_listed(agreeing)}"
+            )
         else:
             differing = list(holders)
             reasons.append(f"the states of {_listed(differing)} differ, and none has a majority")

@@ -187,7 +187,7 @@ def test_no_wait_is_without_a_limit() -> None:
     late = 1e9
     parking = walk(training(), m.Park(ONE, "a test")).state
     assert walk(parking, Tick(), now=late).commands[0] == AbortCollectives(
-        ONE, "the training thread has not come to rest"
+        ONE, "the training thread has not parked yet"
     )
     for waiting in (parked(), walk(training(), StepFailed(FaultCause.COMMUNICATION, "lost")).state):
         assert waiting.deadline < inf
