@@ -97,7 +97,7 @@ def test_one_slow_direction_between_two_nodes_is_found(seed: int) -> None:
     verdicts = {rank: stress.judge_links(rank, seen, FACTOR) for rank in ranks(4)}
     guilty = {rank for rank, verdict in verdicts.items() if verdict.code == FAULTY}
     assert guilty in ({0, 1}, {2, 3})
-    assert "towards rank" in verdicts[Rank(min(guilty))].text
+    assert "MB/s to rank" in verdicts[Rank(min(guilty))].text
 
 
 def test_a_damaged_message_is_a_bad_link_at_any_speed() -> None:
