@@ -194,7 +194,7 @@ def test_slow_cable_is_found_by_its_throughput() -> None:
     assert code == 2, output
     crossing = [line for line in output.splitlines() if "FAULT" in line]
     assert len(crossing) == 2, output
-    assert all("MB/s towards rank" in line for line in crossing), output
+    assert all("MB/s to rank" in line for line in crossing), output
     assert "link 0-1" not in output
     assert "link 2-3" not in output
 
