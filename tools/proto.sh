@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Turns src/taskd/wire/*.proto into src/taskd/wire/_pb. Called by `make proto` with the Python to use.
-# The generator is an old one on purpose: its output runs with every protobuf from 4.25 on.
+# Generates src/taskd/wire/_pb from src/taskd/wire/*.proto. `make proto` calls it with the Python to use.
+# The generator is old on purpose: its output runs with every protobuf from 4.25 on.
 set -euo pipefail
 cd "$(dirname "$0")/../src"
 out=$(mktemp -d)

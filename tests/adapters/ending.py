@@ -1,4 +1,4 @@
-"""How the scripts of these tests end: too early, if they are told to, or with a digest."""
+"""How the scripts of these tests end: killed at a given step, or with a digest of the weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 def die(rank: int, step: int) -> None:
-    """DIE=rank.step kills the first life of that rank there."""
+    """DIE=rank.step kills the first incarnation of that rank at that step."""
     first = os.environ["TASKD_INCARNATION"] == "0"
     if first and os.environ.get("DIE") == f"{rank}.{int(step)}":
         os.kill(os.getpid(), signal.SIGKILL)

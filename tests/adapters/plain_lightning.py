@@ -1,4 +1,4 @@
-"""Lightning's Trainer as it is, with its own checkpoints."""
+"""Lightning's Trainer without changes, with its own checkpoints."""
 
 import os
 from typing import Any

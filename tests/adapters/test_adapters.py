@@ -14,7 +14,7 @@ PYTHON = ROOT / ".venvs/adapters/bin/python"
 
 
 def run(folder: Path, script: str, **env: str) -> tuple[list[str], str]:
-    """The digests that its two ranks have printed, and what the launcher says of the faults."""
+    """Return the digests that the two ranks have printed, and the log of the launcher."""
     folder.mkdir()
     done = subprocess.run(
         [PYTHON, "-m", "taskd", "run", "--nproc-per-node=2", ROOT / "tests/adapters" / script],
@@ -32,18 +32,18 @@ def run(folder: Path, script: str, **env: str) -> tuple[list[str], str]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("script", ["with_accelerate.py", "with_fabric.py"])
-def test_a_loop_of_ones_own_loses_no_step(script: str, tmp_path: Path) -> None:
+def test_own_loop_loses_no_step(script: str, tmp_path: Path) -> None:
     calm, _ = run(tmp_path / "calm", script)
-    disturbed, told = run(tmp_path / "disturbed", script, DIE="1.9")
+    disturbed, log = run(tmp_path / "disturbed", script, DIE="1.9")
     assert disturbed == calm
-    assert "incident 1: rank 1 (exited) -> recover-in-place: recovered" in told
-    assert "state" in told, "nothing was taken from a peer"
+    assert "incident 1: rank 1 (exited) -> recover-in-place: recovered" in log
+    assert "state" in log, "no state came from a peer"
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("script", ["plain_trainer.py", "plain_lightning.py"])
-def test_a_frameworks_own_loop_restarts_from_its_checkpoint(script: str, tmp_path: Path) -> None:
+def test_loop_of_the_framework_restarts_from_its_checkpoint(script: str, tmp_path: Path) -> None:
     calm, _ = run(tmp_path / "calm", script)
-    disturbed, told = run(tmp_path / "disturbed", script, DIE="1.13")
+    disturbed, log = run(tmp_path / "disturbed", script, DIE="1.13")
     assert disturbed == calm
-    assert "1 fault: all ranks have finished" in told
+    assert "1 fault: all ranks have finished" in log

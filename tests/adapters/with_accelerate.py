@@ -1,4 +1,4 @@
-"""A loop of one's own with Accelerate: what it prepares is what is protected."""
+"""A training loop with Accelerate: protects what `accelerator.prepare` returns."""
 
 import torch
 from accelerate import Accelerator

@@ -1,4 +1,4 @@
-"""A loop of one's own with Lightning Fabric: what it sets up is what is protected."""
+"""A training loop with Lightning Fabric: protects what `fabric.setup` returns."""
 
 import os
 

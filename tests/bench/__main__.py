@@ -1,7 +1,7 @@
-"""`make bench`: runs every bench, prints ratios, and rewrites docs/benchmarks.md.
+"""`make bench`: runs every benchmark, prints ratios, and rewrites docs/benchmarks.md.
 
 python -m tests.bench                 all of them
-python -m tests.bench bus torch_step  some of them; the other sections of the page stay
+python -m tests.bench bus torch_step  only these; the other sections of the page stay
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(names: list[str]) -> int:
         missed += sum(row.met is False for row in rows)
         known = [_section(key, sections[key]) for key in BENCHES if key in sections]
         PAGE.write_text(HEAD + "".join(known))
-    print(f"\n{missed} targets missed" if missed else "\nevery target met")
+    print(f"\n{missed} targets missed" if missed else "\nall targets met")
     return 0
 
 

@@ -1,6 +1,6 @@
 """The bus against bare gRPC: latency, throughput, a broadcast to a thousand nodes, import time.
 
-Every process is a real one. The bare numbers are taken in turns with ours, in the same run.
+All parts are real processes. Runs of bare gRPC alternate with ours.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BODY = Park(incident=1, because="bench")  # type: ignore[arg-type]
 
 
 class Part:
-    """One process of tests/bench/bus_part.py."""
+    """A process that runs tests/bench/bus_part.py."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
@@ -41,13 +41,13 @@ class Part:
         self.stdin: IO[str] = process.stdin
         self.stdout: IO[str] = process.stdout
 
-    def ask(self, word: str) -> None:
+    def request(self, word: str) -> None:
         self.stdin.write(word + "\n")
         self.stdin.flush()
 
-    def told(self) -> list[str]:
+    def reply(self) -> list[str]:
         words = self.stdout.readline().split()
-        assert words, "a process of the bench has ended"
+        assert words, "a process of the benchmark has exited"
         return words
 
 
@@ -79,9 +79,9 @@ def message() -> pb.Message:
 
 
 def through_one_proxy() -> list[Row]:
-    """Manager here, proxy and worker in processes of their own; bare gRPC to a third."""
+    """Manager in this process; proxy, worker and the bare gRPC server in their own processes."""
     with part("bare") as bare:
-        return asyncio.run(_through_one_proxy(int(bare.told()[0])))
+        return asyncio.run(_through_one_proxy(int(bare.reply()[0])))
 
 
 async def _through_one_proxy(bare_port: int) -> list[Row]:
@@ -90,9 +90,9 @@ async def _through_one_proxy(bare_port: int) -> list[Row]:
     loop = asyncio.get_running_loop()
     with ExitStack() as stack:
         prx = stack.enter_context(part("proxy", f"127.0.0.1:{bus.port}"))
-        [port] = await loop.run_in_executor(None, prx.told)
+        [port] = await loop.run_in_executor(None, prx.reply)
         wrk = stack.enter_context(part("leaf", f"127.0.0.1:{port}", str(STREAMED)))
-        await loop.run_in_executor(None, wrk.told)
+        await loop.run_in_executor(None, wrk.reply)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{bare_port}") as channel:
             rows = [
                 await _latency(bus, TaskNetStub(channel)),  # type: ignore[no-untyped-call]
@@ -130,10 +130,10 @@ async def _throughput(bus: Bus, wrk: Part, channel: grpc.aio.Channel) -> Row:
     loop = asyncio.get_running_loop()
     ours: list[float] = []
     bare: list[float] = []
-    # The latency has used up a part of the worker's first count.
+    # The worker has already counted the messages of the latency test.
     for _ in range((-ROUNDS * CALLS) % STREAMED):
         await bus.send(worker(0, 0), BODY, sync=False)
-    await loop.run_in_executor(None, wrk.told)
+    await loop.run_in_executor(None, wrk.reply)
     for _ in range(ROUNDS):
         stream = channel.stream_unary(
             "/Bare/Stream",
@@ -149,7 +149,7 @@ async def _throughput(bus: Bus, wrk: Part, channel: grpc.aio.Channel) -> Row:
         began = time.monotonic()
         for _ in range(STREAMED):
             await bus.send(worker(0, 0), BODY, sync=False)
-        [ended] = await loop.run_in_executor(None, wrk.told)
+        [ended] = await loop.run_in_executor(None, wrk.reply)
         ours.append(STREAMED / (float(ended) - began))
     return Row(
         "messages per second, manager → worker through one proxy",
@@ -164,56 +164,56 @@ async def _throughput(bus: Bus, wrk: Part, channel: grpc.aio.Channel) -> Row:
 def broadcast() -> list[Row]:
     with ExitStack() as stack:
         boss = stack.enter_context(part("boss"))
-        upstream = f"127.0.0.1:{boss.told()[0]}"
+        upstream = f"127.0.0.1:{boss.reply()[0]}"
         share = PROXIES // HOLDERS
         fleets = [
             stack.enter_context(part("fleet", upstream, str(first), str(share)))
             for first in range(0, PROXIES, share)
         ]
         for fleet in fleets:
-            fleet.told()
-        taken, weights = [], []
+            fleet.reply()
+        seconds, memory_mib = [], []
         for _ in range(BROADCASTS):
             for one in (*fleets, boss):
-                one.ask("go")
-            began, _, rss, below = boss.told()
+                one.request("go")
+            began, _, rss, below = boss.reply()
             assert int(below) == 10 * PROXIES
-            taken.append(max(float(fleet.told()[0]) for fleet in fleets) - float(began))
-            weights.append(int(rss) / (1 << 20))
+            seconds.append(max(float(fleet.reply()[0]) for fleet in fleets) - float(began))
+            memory_mib.append(int(rss) / (1 << 20))
     return [
         Row(
             f"broadcast to {PROXIES:,} connected proxies of 9 positions each",
-            ms(taken),
+            ms(seconds),
             "1 s",
-            ratio=median(taken),
+            ratio=median(seconds),
             target=1.0,
         ),
         Row(
             "memory of the manager meanwhile",
-            f"{max(weights):.0f} MiB",
+            f"{max(memory_mib):.0f} MiB",
             "300 MiB",
-            ratio=max(weights) / 300,
+            ratio=max(memory_mib) / 300,
             target=1.0,
         ),
     ]
 
 
-def after_a_death() -> list[Row]:
-    """Proxy and worker are processes of their own; the manager above them is lost and made anew."""
-    return asyncio.run(_after_a_death())
+def after_manager_restart() -> list[Row]:
+    """Proxy and worker are separate processes; the manager above them is closed and restarted."""
+    return asyncio.run(_after_manager_restart())
 
 
-async def _after_a_death() -> list[Row]:
+async def _after_manager_restart() -> list[Row]:
     bus = Bus(BusConfig(me=manager(), listen="127.0.0.1:0"))
     await bus.start()
     address = f"127.0.0.1:{bus.port}"
     loop = asyncio.get_running_loop()
-    taken = []
+    seconds = []
     with ExitStack() as stack:
         prx = stack.enter_context(part("proxy", address))
-        [port] = await loop.run_in_executor(None, prx.told)
+        [port] = await loop.run_in_executor(None, prx.reply)
         wrk = stack.enter_context(part("leaf", f"127.0.0.1:{port}", str(STREAMED)))
-        await loop.run_in_executor(None, wrk.told)
+        await loop.run_in_executor(None, wrk.reply)
         for _ in range(RESTARTS):
             await bus.close()
             began = time.perf_counter()
@@ -225,32 +225,32 @@ async def _after_a_death() -> list[Row]:
                     break
             sent = await bus.send(worker(0, 0), BODY)
             assert sent.code == NetCode.OK
-            taken.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - began)
     await bus.close()
     return [
         Row(
             "a manager is restarted: a worker below a proxy can be reached again",
-            ms(taken),
+            ms(seconds),
             "2 s",
-            ratio=max(taken) / 2,
+            ratio=max(seconds) / 2,
             target=1.0,
         )
     ]
 
 
 def import_time() -> list[Row]:
-    def taken(code: str) -> float:
+    def seconds(code: str) -> float:
         began = time.perf_counter()
         subprocess.run([sys.executable, "-c", code], check=True)
         return time.perf_counter() - began
 
-    pairs = [(taken("import taskd"), taken("pass")) for _ in range(15)]
+    pairs = [(seconds("import taskd"), seconds("pass")) for _ in range(15)]
     extra = median(ours - bare for ours, bare in pairs)
     return [
         Row(
-            "`import taskd`, over the start of Python",
+            "`import taskd`, in addition to the start of Python",
             f"{extra * 1000:.1f} ms (median of {len(pairs)})",
-            f"{ms([bare for _, bare in pairs])} for Python alone; 30 ms are allowed",
+            f"{ms([bare for _, bare in pairs])} for Python alone; limit 30 ms",
             ratio=extra / 0.030,
             target=1.0,
         )
@@ -258,13 +258,13 @@ def import_time() -> list[Row]:
 
 
 def measure() -> list[Row]:
-    return [*through_one_proxy(), *after_a_death(), *broadcast(), *import_time()]
+    return [*through_one_proxy(), *after_manager_restart(), *broadcast(), *import_time()]
 
 
 def main() -> None:
     for row in measure():
-        told = "" if row.ratio is None else f" ratio {row.ratio:.2f} (target {row.target})"
-        print(f"{row.what}: {row.ours} against {row.against}{told}")
+        ratio = "" if row.ratio is None else f" ratio {row.ratio:.2f} (target {row.target})"
+        print(f"{row.what}: {row.ours} against {row.against}{ratio}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The other processes of the bus bench: `python -m tests.bench.bus_part PART [ARGUMENTS]`.
+"""The other processes of the bus benchmark: `python -m tests.bench.bus_part PART [ARGUMENTS]`.
 
-Each prints its port or `ready` first. CLOCK_MONOTONIC is the machine's, so times of different
-processes can be compared.
+Each prints its port or `ready` first. CLOCK_MONOTONIC is the same in all processes of a machine, so
+their times can be compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from taskd.wire._pb.tasknet_pb2_grpc import TaskNetServicer, add_TaskNetServicer
 WORKERS = 8
 
 
-def say(*words: object) -> None:
+def write(*words: object) -> None:
     print(*words, flush=True)
 
 
@@ -41,7 +41,7 @@ class Echo(TaskNetServicer):
 
 
 async def _count(messages: Any, context: Any) -> pb.Ack:
-    """A stream of messages in one direction: what the bus has to compare with."""
+    """A bare stream of messages in one direction, to compare the bus with."""
     count = 0
     async for _ in messages:
         count += 1
@@ -60,7 +60,7 @@ async def bare() -> None:
     server.add_generic_rpc_handlers((handler,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    say(port)
+    write(port)
     await line()
 
 
@@ -69,20 +69,20 @@ async def proxy(upstream: str) -> None:
     bus = Bus(BusConfig(me=me, listen="127.0.0.1:0", upstream=upstream))
     await bus.start()
     await bus.join()
-    say(bus.port)
+    write(bus.port)
     await line()
 
 
 async def leaf(upstream: str, every: str) -> None:
-    """A worker that says when it has received so many messages."""
+    """A worker that prints the time after every `every` messages."""
     bus = Bus(BusConfig(me=worker(0, 0), upstream=upstream))
     await bus.start()
     await bus.join()
-    say("ready")
+    write("ready")
     while True:
         for _ in range(int(every)):
             await bus.receive()
-        say(time.monotonic())
+        write(time.monotonic())
 
 
 async def fleet(upstream: str, first: str, count: str) -> None:
@@ -105,24 +105,24 @@ async def fleet(upstream: str, first: str, count: str) -> None:
             buses.append((bus, bus._relay_loop.wake_for(leaves[1])))
         for bus, _ in buses:
             assert await bus.join(60.0), bus.disconnect_reason
-        say("ready")
+        write("ready")
         while await line():
             for _, arrived in buses:
                 await arrived.wait()
                 arrived.clear()
-            say(time.monotonic())
+            write(time.monotonic())
 
 
 async def boss() -> None:
-    """A manager that broadcasts on request and tells when it began and what it weighs."""
+    """A manager that broadcasts on request and prints its start time and memory."""
     bus = Bus(BusConfig(me=manager(), listen="127.0.0.1:0"))
     await bus.start()
-    say(bus.port)
+    write(bus.port)
     while await line():
         began = time.monotonic()
         await bus.send(EVERY_WORKER, Park(incident=1, because="bench"), sync=False)  # type: ignore[arg-type]
         handed = time.monotonic()
-        say(began, handed, psutil.Process().memory_info().rss, len(bus.below()))
+        write(began, handed, psutil.Process().memory_info().rss, len(bus.below()))
 
 
 if __name__ == "__main__":

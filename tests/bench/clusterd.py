@@ -1,8 +1,8 @@
-"""clusterd under load: 2,000 subscribed jobs, 200 faults at once; and what one decision costs.
+"""clusterd under load: 2,000 subscribed jobs, 200 faults at once; and the time of one decision.
 
-The server is a process of its own with a journal on disk, every job has a connection of its own.
-Times are the client's: from before its report is sent until the stop signal has been read. What
-the wire alone takes is measured with an empty call in the same breath, and so is a bare fsync.
+The server is a separate process with a journal on disk; every job has its own connection. Times are
+measured by the client: from before it sends the report until it has read the stop signal. An empty
+call and a bare fsync are measured in the same loop, to show what network and disk take.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPTIONS = [
 ]
 AT_ONCE = 100
 WARM_UP = 50
-"""Rounds until the journal's log has its size."""
+"""Rounds until the journal file has its final size."""
 WAIT_S = 120.0
 
 
@@ -59,7 +59,7 @@ def server(journal: Path) -> Iterator[tuple[psutil.Process, str]]:
 
 
 class Disk:
-    """What the disk itself takes for one small append."""
+    """Measures one small append with fsync."""
 
     def __init__(self, directory: Path) -> None:
         self._file = (directory / "fsync").open("ab")
@@ -89,7 +89,7 @@ async def subscribe(client: Client, streams: dict[str, Signals]) -> None:
 
 
 async def one_fault(client: Client, signals: Signals) -> float:
-    """Seconds until the job has been told to stop. The round is then brought to its end."""
+    """Return the seconds from the fault report to the stop signal."""
     began = time.perf_counter()
     assert await client.fault(3) == 0
     stop = await signals.next("stopTrain")
@@ -107,7 +107,7 @@ async def finish(client: Client, signals: Signals) -> None:
 
 @dataclass
 class Alone:
-    """One fault at a time, round after round; seconds."""
+    """Times in seconds, with one fault at a time."""
 
     to_signal: list[float] = field(default_factory=list)
     bare_call: list[float] = field(default_factory=list)
@@ -115,10 +115,10 @@ class Alone:
 
 
 async def decisions(address: str, disk: Disk, rounds: int) -> Alone:
-    nobody = pb.ClientInfo(jobId="nobody")
-    taken = Alone()
+    unknown = pb.ClientInfo(jobId="unknown")
+    times = Alone()
     async with aio.insecure_channel(address, options=OPTIONS) as channel:
-        # In turns: one job alone would soon have used up what one may ask for.
+        # Ten jobs in turn: a single job would exceed its rate limit.
         clients = [Client(channel, job=f"alone{number}") for number in range(10)]
         streams: dict[str, Signals] = {}
         for client in clients:
@@ -129,17 +129,17 @@ async def decisions(address: str, disk: Disk, rounds: int) -> Alone:
             to_signal = await _to_signal(client, signals)
             await finish(client, signals)
             began = time.perf_counter()
-            await client.code("HealthCheck", nobody)
+            await client.code("HealthCheck", unknown)
             bare_call = time.perf_counter() - began
             if number >= WARM_UP:
-                taken.to_signal.append(to_signal)
-                taken.bare_call.append(bare_call)
-                taken.fsync.append(disk.append_s())
-        return taken
+                times.to_signal.append(to_signal)
+                times.bare_call.append(bare_call)
+                times.fsync.append(disk.append_s())
+        return times
 
 
 async def _to_signal(client: Client, signals: Signals) -> float:
-    """The signal alone: it is on its way before the report's own answer is."""
+    """Return the seconds to the stop signal, which is sent before the report is answered."""
     began = time.perf_counter()
     report = asyncio.ensure_future(client.fault(3))
     await signals.next("stopTrain")
@@ -169,14 +169,14 @@ def measure(jobs: int = 2_000, faults: int = 200, rounds: int = 200) -> list[Row
         with server(directory / "one") as (_, address):
             alone = asyncio.run(decisions(address, Disk(directory), rounds))
         with server(directory / "many") as (process, address):
-            taken = asyncio.run(many(address, jobs, faults))
+            times = asyncio.run(many(address, jobs, faults))
             memory = process.memory_info().rss / 2**20
     fsync, call = statistics.median(alone.fsync), statistics.median(alone.bare_call)
     decision = statistics.median(alone.to_signal) - call
-    p99 = sorted(taken)[min(len(taken) - 1, int(len(taken) * 0.99))]
+    p99 = sorted(times)[min(len(times) - 1, int(len(times) * 0.99))]
     return [
         Row(
-            "one decision, on disk and sent: report → stop signal, less a bare call",
+            "one decision, on disk and sent: report → stop signal, minus a bare call",
             f"{decision * 1e3:.2f} ms (end to end {ms(alone.to_signal)})",
             f"2 ms + 1.5 fsync of {fsync * 1e3:.2f} ms; bare call {call * 1e3:.2f} ms",
             decision / (2e-3 + 1.5 * fsync),
@@ -184,10 +184,10 @@ def measure(jobs: int = 2_000, faults: int = 200, rounds: int = 200) -> list[Row
         ),
         Row(
             f"{faults} faults at once among {jobs} subscribed jobs: stop signal read, p99",
-            f"{p99 * 1e3:.0f} ms (median {statistics.median(taken) * 1e3:.0f} ms), "
-            f"{len(taken)} of {faults} delivered",
+            f"{p99 * 1e3:.0f} ms (median {statistics.median(times) * 1e3:.0f} ms), "
+            f"{len(times)} of {faults} delivered",
             "1 s",
-            p99 if len(taken) == faults else float("inf"),
+            p99 if len(times) == faults else float("inf"),
             1.0,
         ),
         Row(

@@ -1,5 +1,7 @@
-"""What a device adds: how fast its state is copied aside, what that costs a step, how fast a rank
-comes back. Needs CUDA; `make bench` leaves this section as it is where there is none."""
+"""On a GPU: speed of snapshots, their cost per step, and the time to recover a rank.
+
+Needs CUDA; without it, `make bench` keeps the section of the last run.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from tests.gpu.test_recovery import run
 from tests.integration.torch.world import World
 
 WIDTH, DEPTH, BATCH = 8192, 16, 16384
-"""1.07 billion parameters, and a step that is longer than a copy of them."""
+"""1.07 billion parameters; a step takes longer than a copy of them."""
 ROUNDS, PAIRS, RECOVERIES = 8, 12, 3
 STRETCH, STRETCHES = 10, 8
 """Protected and plain steps: ten at a time, so that the host may run ahead."""
@@ -67,7 +69,7 @@ def _snapshots() -> list[Row]:
         first = [_timed(copy) for _ in range(2)]
         took = [_timed(copy) for _ in range(ROUNDS)]
         limit = _limit(size)
-        # As a job does it: begun after the update, waited for before the next.
+        # As in a job: the copy starts after the update and must be done before the next one.
         optimizer.register_step_pre_hook(lambda *_: snapshots.wait())
 
         def copied() -> None:
@@ -106,8 +108,8 @@ def _limit(size: int) -> list[float]:
 def _in_turns(
     one: Callable[[], None], other: Callable[[], None], between: Callable[[], None]
 ) -> tuple[list[float], list[float]]:
-    """Times of both, in blocks of three steps of which the last two count: the first still has
-    the other's work on its hands."""
+    """Times of both, in blocks of three steps. The first step of a block is not counted: it may
+    still wait for work of the other kind."""
     times: tuple[list[float], list[float]] = [], []
     for _ in range(PAIRS):
         for run_one, its in zip((one, other), times, strict=True):
@@ -144,19 +146,19 @@ def _protection(ranks: int, width: int, depth: int, batch: int) -> Row:
     )
 
 
-async def _train(folder: Path, ranks: int, told: dict[str, Any]) -> None:
-    world = World(stretches, folder, size=ranks, told=told, run_s=300.0)
+async def _train(folder: Path, ranks: int, args: dict[str, Any]) -> None:
+    world = World(stretches, folder, size=ranks, told=args, run_s=300.0)
     try:
         await world.run()
     finally:
         await world.stop()
 
 
-def stretches(told: dict[str, Any]) -> None:
-    """Inside a rank: both kinds in turns, and how long a step of each took."""
-    os.environ |= {"NCCL_HOSTID": f"host-{told['rank']}", "NCCL_SOCKET_IFNAME": "lo"}
+def stretches(args: dict[str, Any]) -> None:
+    """Inside a rank: run both kinds in turn, and write the times of their steps."""
+    os.environ |= {"NCCL_HOSTID": f"host-{args['rank']}", "NCCL_SOCKET_IFNAME": "lo"}
     job = taskd.init("nccl")
-    width, depth, size = told["shape"]
+    width, depth, size = args["shape"]
     plain = _ddp(width, depth, size, dist.new_group(backend="nccl"))
     work = _ddp(width, depth, size, None, job)
     steps = job.steps(1_000_000)
@@ -174,10 +176,10 @@ def stretches(told: dict[str, Any]) -> None:
                 for _ in range(STRETCH):
                     step()
 
-            if (seconds := _timed(stretch)) and number:  # the first ones connect
+            if (seconds := _timed(stretch)) and number:  # the first stretch connects
                 took[kind].append(seconds / STRETCH)
-    if told["rank"] == 0:
-        (Path(told["folder"]) / "took").write_text(json.dumps(took))
+    if args["rank"] == 0:
+        (Path(args["folder"]) / "took").write_text(json.dumps(took))
     dist.barrier()
 
 
@@ -208,9 +210,9 @@ def _ddp(
 def _recovery(backend: str, ranks: int) -> Row:
     found = []
     for _ in range(RECOVERIES):
-        told = run("ddp", backend, "1 20 killed").err
-        match = re.search(r"recover-in-place: (recovered in (\d+) ms.*)", told)
-        assert match is not None, told
+        log = run("ddp", backend, "1 20 killed").err
+        match = re.search(r"recover-in-place: (recovered in (\d+) ms.*)", log)
+        assert match is not None, log
         found.append((int(match[2]), match[1]))
     middle = sorted(found)[RECOVERIES // 2]
     what = f"SIGKILL of one of {ranks} ranks on one device over {backend} to its next step"

@@ -1,7 +1,7 @@
 """`taskd run` against torchrun: launch to first step, killed rank to next step, and idle cost.
 
-Both run the same unmodified script, which writes the time of every step of every rank to a file
-and loads its own checkpoint after a restart. The runs alternate, so that both see the same noise.
+Both run the same unmodified script, which writes the time of each step of each rank to a file and
+loads its own checkpoint after a restart. The runs alternate, so that both see the same noise.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def measure() -> list[Row]:
             "agent and proxy idle", f"{share['agent']:.2f} %", "1 % of a core", share["agent"], 1.0
         ),
         Row(
-            "manager's memory",
+            "memory of the manager",
             f"{memory / 2**20:.0f} MiB",
-            "60 MiB beyond Python and gRPC",
+            "60 MiB more than Python and gRPC",
             memory / (60 * 2**20),
             1.0,
         ),
@@ -84,8 +84,8 @@ def _run(launcher: tuple[str, ...]) -> Times:
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
         began = time.monotonic()
-        words = [*launcher, f"--nproc-per-node={RANKS}", str(SCRIPT), str(STEPS), str(KILL_AT)]
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
+        command = [*launcher, f"--nproc-per-node={RANKS}", str(SCRIPT), str(STEPS), str(KILL_AT)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         steps = [Path(folder, f"steps.{rank}").read_text().split() for rank in range(RANKS)]
         killed = float(Path(folder, "killed").read_text())
@@ -96,7 +96,8 @@ def _run(launcher: tuple[str, ...]) -> Times:
 
 
 def _idle() -> tuple[dict[str, float], int]:
-    """The share of a core that manager and agent take while nothing happens, in percent."""
+    """Return the CPU use of idle manager and agent in percent of a core, and the memory of the
+    manager beyond that of Python with gRPC."""
     with tempfile.TemporaryDirectory() as folder:
         pause = Path(folder, "pause.py")
         pause.write_text("import signal; print('up', flush=True); signal.pause()")
@@ -123,7 +124,7 @@ def _idle() -> tuple[dict[str, float], int]:
 
 
 def _bare() -> int:
-    """What Python with gRPC takes for itself."""
+    """Return the memory of Python with gRPC alone."""
     code = "import grpc.aio, psutil; print(psutil.Process().memory_info().rss)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return int(told.stdout)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout)

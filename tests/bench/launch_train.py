@@ -1,4 +1,4 @@
-"""An unmodified training script with a checkpoint of its own: STEPS KILL_AT."""
+"""A training script without taskd, with its own checkpoint. Arguments: STEPS KILL_AT."""
 
 import os
 import signal

@@ -1,7 +1,8 @@
-"""What recording costs a DDP job: while it is on, and while nobody looks.
+"""The cost of recording for a DDP job, while it is on and while it is off.
 
-Two ranks, 11.5 million parameters, on and off in turns within one process. While off there is one
-hook behind the optimizer, which is measured by itself: as a part of a step it cannot be seen.
+Two ranks, 11.5 million parameters; recording is switched on and off in turn within one process.
+While it is off, one hook after the optimizer remains. It is measured alone: within a step it would
+be lost in the noise.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ def measure() -> list[Row]:
     off: list[float] = []
     on: list[float] = []
     costs: list[float] = []
-    looks: list[float] = []
+    hook_times: list[float] = []
     hooks: list[float] = []
     for _ in range(RUNS):
-        told = _run()
-        off += told["off"]
-        on += told["on"]
-        # Neighbours in time are compared with each other, not with what came minutes later.
-        costs += [b / a for a, b in zip(told["off"], told["on"], strict=True)]
-        looks.append(told["look_s"])
-        hooks.append(told["hooks_s"])
-    look_s, step_s, hooks_s = median(looks), median(off), median(hooks)
+        result = _run()
+        off += result["off"]
+        on += result["on"]
+        # Each stretch is compared with its neighbour, not with one that ran minutes later.
+        costs += [b / a for a, b in zip(result["off"], result["on"], strict=True)]
+        hook_times.append(result["hook_s"])
+        hooks.append(result["hooks_s"])
+    hook_s, step_s, hooks_s = median(hook_times), median(off), median(hooks)
     return [
         Row(
             "a DDP step, everything recorded (median of neighbouring intervals)",
@@ -56,19 +57,19 @@ def measure() -> list[Row]:
         ),
         Row(
             "a DDP step, nothing recorded: the hook's share of it",
-            f"{look_s * 1e6:.2f} µs",
+            f"{hook_s * 1e6:.2f} µs",
             f"{step_s * 1e3:.1f} ms",
-            1 + look_s / step_s,
+            1 + hook_s / step_s,
             1.001,
         ),
     ]
 
 
 def _run() -> dict[str, Any]:
-    words = (str(SCRIPT), str(STEPS), str(STRETCHES))
+    script = (str(SCRIPT), str(STEPS), str(STRETCHES))
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "taskd", "run", "--nproc-per-node=2", *words],
+            [sys.executable, "-m", "taskd", "run", "--nproc-per-node=2", *script],
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
@@ -76,5 +77,5 @@ def _run() -> dict[str, Any]:
         )
     if done.returncode or "RESULT" not in done.stdout:
         raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
-    told: dict[str, Any] = json.loads(done.stdout.split("RESULT ")[1].splitlines()[0])
-    return told
+    result: dict[str, Any] = json.loads(done.stdout.split("RESULT ")[1].splitlines()[0])
+    return result

@@ -1,7 +1,7 @@
-"""A rank of a DDP job that is recorded in every second stretch of steps; tells both step times.
+"""A rank of a DDP job that is recorded in every second stretch of steps; prints both step times.
 
 Run by `tests/bench/profiling.py`. Stretches alternate in one process, so that both see the same
-noise; which kind begins alternates, too.
+noise; which kind starts alternates, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import taskd.torch  # noqa: F401 - puts its hook behind the optimizers
+import taskd.torch  # noqa: F401 - adds its hook after the optimizers
 from taskd.model.profiling import EVERYTHING, NOTHING
 from taskd.torch.profiling import optimizer_hook
 from taskd.worker.profiling import profiler
@@ -23,9 +23,9 @@ STEPS, STRETCHES = int(sys.argv[1]), int(sys.argv[2])
 
 
 def own_time(ours: profiler.Profiler) -> float:
-    """What the hooks add to a step with one collective, by the shortest of many short stretches.
+    """Return the time that the hooks add to a step with one collective: the minimum of many runs.
 
-    Nobody else takes part and hardly anything is computed, so this is not lost in the noise.
+    The group has one rank and the model is tiny, so the difference is not lost in the noise.
     """
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     model = DistributedDataParallel(torch.nn.Linear(8, 8), process_group=groups[dist.get_rank()])
@@ -80,10 +80,10 @@ def main() -> None:
     begin = time.perf_counter()
     for _ in range(calls):
         optimizer_hook._after_step(optimizer, (), {})
-    look_s = (time.perf_counter() - begin) / calls
+    hook_s = (time.perf_counter() - begin) / calls
     if dist.get_rank() == 0:
-        told = {"off": times[False], "on": times[True], "look_s": look_s, "hooks_s": hooks_s}
-        print("RESULT", json.dumps(told), flush=True)
+        result = {"off": times[False], "on": times[True], "hook_s": hook_s, "hooks_s": hooks_s}
+        print("RESULT", json.dumps(result), flush=True)
     dist.destroy_process_group()
 
 

@@ -1,8 +1,8 @@
-"""Recovery from the loss of one rank: taskd, a no-restart floor, and other people's systems.
+"""Recovery from the loss of one rank: taskd, a no-restart floor, and other projects.
 
-The same job, the same fault and the same measure for all (see peers/), in turns, so that a busy
-minute of the machine hits everybody. `TASKD_BENCH_QUICK=1` does one round instead of five. A peer
-that does not recover, or cannot be installed, gets a row that says why, never a number.
+The same job, the same fault and the same measure for all (see peers/). They run in turn, so that a
+busy minute of the machine affects all. `TASKD_BENCH_QUICK=1` runs one round instead of five. A peer
+that does not recover, or cannot be installed, gets a row with the reason instead of a number.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from tests.bench.peers import dlrover, floor, nvrx, ours, torchft, torchrun
 from tests.bench.peers.ours import Incident
 from tests.bench.peers.train.restarted import SAVE_EVERY
 from tests.bench.peers.trial import WARM_S, WARM_STEPS, Outcome, TrialError
-from tests.bench.peers.venvs import WANTED, prepare
+from tests.bench.peers.venvs import PACKAGES, prepare
 from tests.bench.peers.workload import BATCH, WORLD
 from tests.bench.rows import Row, ms
 
 ROUNDS = 5
 BUDGET_S = 1500.0
-"""When it is spent, the peers are not tried again; their rows say how many trials they had."""
+"""After this time the peers are not run again; their rows say how many trials they had."""
 HOPELESS = 2
-"""Who fails that often before it ever recovers is not tried again."""
+"""A peer that fails this often without ever recovering is not run again."""
 REASON_CHARS = 160
 HANG_GRACE_S = 1.5
-"""A hung rank is to be named within three usual steps and this."""
-KILL = "SIGKILL of one rank of 4 until the next step of the full world"
+"""A hung rank must be detected within three usual steps plus this time."""
+KILL = "SIGKILL of one of 4 ranks until the next step of all ranks"
 NOTES = f"""
 How this was measured:
 
@@ -47,11 +47,11 @@ How this was measured:
   TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set; without it, restarted ranks often never meet.
   The script saves a checkpoint every {SAVE_EVERY} steps and resumes from it; the same script runs
   under DLRover and NVIDIA's launcher.
-- *DLRover* ({WANTED["dlrover"][0]}): a local master and `dlrover-run`, checking every 0.1 s.
-- *NVIDIA* ({WANTED["nvrx"][0]}): in-job restart by `ft_launcher`, checking every 0.1 s;
+- *DLRover* ({PACKAGES["dlrover"][0]}): a local master and `dlrover-run`, checking every 0.1 s.
+- *NVIDIA* ({PACKAGES["nvrx"][0]}): in-job restart by `ft_launcher`, checking every 0.1 s;
   in-process restart by its wrapper with a fifth process in reserve, all intervals at 0.1 s instead
   of seconds, every lazy import done before, and our method to free ranks from gloo, which it lacks.
-- *torchft* ({WANTED["torchft"][0]}): a lighthouse and one torchrun for each rank, as in its own
+- *torchft* ({PACKAGES["torchft"][0]}): a lighthouse and one torchrun for each rank, as in its own
   example; heartbeats are valid for 1 s instead of 5, joining waits 1 s instead of 60, its clock
   ticks every 20 ms instead of 100. With a spare, a fifth replica computes all the time.
 """
@@ -66,7 +66,7 @@ class Contender(Generic[Result]):
     trial: Callable[[], Result]
     is_peer: bool = False
     spare: bool = False
-    """A fifth rank is there all the time and waits, or computes along."""
+    """A fifth rank runs all the time; it waits, or computes along."""
     results: list[Result] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -85,7 +85,7 @@ class Contender(Generic[Result]):
 
     @property
     def brief(self) -> str:
-        """For all rows but its own."""
+        """The text for the rows of other contenders."""
         return ms(self.seconds) if self.results else "no recovery"
 
     def __str__(self) -> str:
@@ -134,14 +134,14 @@ def measure() -> list[Row]:
 
 
 def _reason(error: TrialError) -> str:
-    """On one line of a table: how far it came, and the error that was told last, if any."""
+    """One table cell: how far the trial got, and the last error that was printed, if any."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines[1:] if "error" in line.lower()] or lines[-1:]
-    return f"{lines[0].partition(';')[0]}; {told[-1]}".replace("|", "/")[:REASON_CHARS]
+    errors = [line for line in lines[1:] if "error" in line.lower()] or lines[-1:]
+    return f"{lines[0].partition(';')[0]}; {errors[-1]}".replace("|", "/")[:REASON_CHARS]
 
 
 def _times(slow: list[float], fast: list[float]) -> float | None:
-    """How many times longer the first one takes."""
+    """How many times longer the slow one takes."""
     return median(slow) / median(fast) if slow and fast else None
 
 
@@ -160,9 +160,9 @@ def _against_floor(killed: Contender[Incident], yardstick: Contender[Outcome]) -
 
 
 def _against_best(killed: Contender[Incident], peers: list[Contender[Outcome]]) -> list[Row]:
-    """Those that use the same four ranks, and those that need a fifth, are different offers."""
+    """The best peer that uses the same four ranks, and the best one that needs a fifth."""
     rows = []
-    for spare, kind in ((False, "with the same 4 ranks"), (True, "with a fifth rank in reserve")):
+    for spare, kind in ((False, "with the same 4 ranks"), (True, "with a fifth rank as a spare")):
         able = [peer for peer in peers if peer.spare == spare and peer.results]
         if able:
             best = min(able, key=lambda peer: median(peer.seconds))
@@ -184,14 +184,14 @@ def _against_best(killed: Contender[Incident], peers: list[Contender[Outcome]]) 
 
 
 def _against_peer(killed: Contender[Incident], peer: Contender[Outcome]) -> Row:
-    told = str(peer)
+    text = str(peer)
     if redone := median([result.steps_redone for result in peer.results] or [0]):
-        told += f", {redone:.0f} steps done again"
+        text += f", {redone:.0f} steps repeated"
     reduced = [each.reduced_seconds for each in peer.results if each.reduced_seconds is not None]
     if reduced:
-        told += f"; 3 ranks continue alone after {ms(reduced)}"
+        text += f"; 3 ranks continue alone after {ms(reduced)}"
     return Row(
-        f"{peer.name}, how much slower", killed.brief, told, _times(peer.seconds, killed.seconds)
+        f"{peer.name}, how much slower", killed.brief, text, _times(peer.seconds, killed.seconds)
     )
 
 
@@ -201,7 +201,7 @@ def _unprotected(plain: Contender[Outcome], restart: Contender[Outcome]) -> Row:
 
 
 def _cut(cut: Contender[Incident]) -> list[Row]:
-    what = "links of one rank cut until the next step of all, in seconds"
+    what = "links of one rank cut until the next step of all ranks, in seconds"
     took = median(cut.seconds) if cut.results else None
     return [Row(what, str(cut), "no process is replaced", took, 0.2), *_account(cut)]
 
@@ -219,8 +219,8 @@ def _account(contender: Contender[Incident]) -> list[Row]:
     parts = {"seen": median(incident.seen for incident in contender.results)}
     for name in contender.results[0].parts:
         parts[name] = median(incident.parts.get(name, 0.0) for incident in contender.results)
-    told = ", ".join(f"{name} {part * 1000:.0f}" for name, part in parts.items())
-    return [Row("of this, in ms", told, "as the job reports it; seen is the rest")]
+    text = ", ".join(f"{name} {part * 1000:.0f}" for name, part in parts.items())
+    return [Row("of this, in ms", text, "as the job reports it; seen is the rest")]
 
 
 def _hung(hung: Contender[Incident]) -> list[Row]:
@@ -233,6 +233,12 @@ def _hung(hung: Contender[Incident]) -> list[Row]:
     after = [incident.seconds - incident.seen for incident in hung.results]
     return [
         Row(what, ms(named), against, median(named) / median(limits), 1.0),
-        Row("from there to the next step of all, in seconds", ms(after), "", median(after), 0.5),
+        Row(
+            "from there to the next step of all ranks, in seconds",
+            ms(after),
+            "",
+            median(after),
+            0.5,
+        ),
         *_account(hung),
     ]

@@ -1,4 +1,4 @@
-"""One line of the benchmark table. Each bench module offers `measure() -> list[Row]`."""
+"""One row of a benchmark table. Each benchmark module has `measure() -> list[Row]`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from statistics import median
 @dataclass(frozen=True, slots=True)
 class Row:
     what: str
-    """What was measured, as a user would say it."""
+    """What was measured, in the words of a user."""
     ours: str
-    """Our number with its unit, and what it is the median of."""
+    """Our number with its unit, and how many measurements it is the median of."""
     against: str
     """The number it is compared with, measured in the same run."""
     ratio: float | None = None
     target: float | None = None
-    """The ratio (or the bare number, when there is nothing to compare with) that we promise."""
+    """The ratio that we promise, or the number itself if there is nothing to compare with."""
     at_least: bool = False
-    """True: the target is a floor (speed); False: a ceiling (cost)."""
+    """True: the target is a minimum (speed); False: a maximum (cost)."""
 
     @property
     def met(self) -> bool | None:
@@ -28,5 +28,5 @@ class Row:
 
 
 def ms(seconds: list[float]) -> str:
-    """The median of some durations, for people."""
+    """Format the median of some durations."""
     return f"{median(seconds) * 1000:.1f} ms (median of {len(seconds)})"

@@ -1,19 +1,19 @@
-"""What protection costs while nothing fails: the same DDP step with and without it, in turns.
+"""The cost of protection while nothing fails: the same DDP step with and without it.
 
-The two take turns step by step, the order changing, so that whatever else the machine does hits
-both alike. And they train the same model: where weights, gradients and the optimizer's state lie
-in memory makes steps some percent faster or slower, by luck. So one model and one optimizer are
-wrapped twice, by a DDP over torch's own gloo group and by a protected one. (The plain step passes
-our two hooks in the optimizer, which then do nothing: a few microseconds.)
+Protected and plain steps alternate, in changing order, so that other load on the machine affects
+both equally. Both train the same model, because the addresses of weights, gradients and optimizer
+state alone change the speed of a step by some percent. So one model and one optimizer are wrapped
+twice: by a DDP over torch's own gloo group, and by a protected one. (The plain step passes our two
+hooks in the optimizer, which then do nothing: a few microseconds.)
 
-A step has ended when both ranks are through: they wait for each other in different places, and
-waiting must not be left out on one side. Each pair of steps gives a ratio. The median of the ratios
-is told, with the interval in which it lies with 95 % certainty: for a model with buffers, which
-both send round in every step, and for one without. A third model is so small that little more than
-the cost of protection itself is left: it tells that cost in microseconds, far more exactly.
+A step ends when both ranks have finished it: the two kinds wait for the peer in different places,
+and all waiting must count. Each pair of steps gives a ratio. The table has the median of the ratios
+with its 95 % confidence interval, for a model with buffers, which DDP broadcasts in every step, and
+for one without. A third model is so small that its step consists of little more than protection; it
+gives that cost in microseconds, far more exactly.
 
-Peak memory needs processes that have only one of the two: each kind also runs by itself, and the
-plain one without anything of ours.
+Peak memory needs processes with only one kind, so each kind also runs alone, the plain one without
+any part of taskd.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from tests.integration.torch.world import Script, World, join_natively
 WORLD, WARM_UP = 2, 6
 WIDTH, DEPTH, BATCH = 1664, 4, 16
 SMALL = 16
-"""The width of the model of which little more than protection is left."""
+"""The width of the model whose step is little more than protection."""
 PAIRS, PAIRS_SMALL = 1200, 600
 BUDGET_S = 200.0
-"""On a busy machine there are fewer pairs, not more minutes."""
+"""On a busy machine there are fewer pairs; the run does not take longer."""
 STEPS_ALONE, RUNS_ALONE = 12, 3
 
 Work = Callable[[], None]
@@ -54,7 +54,7 @@ Turns = list[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A median, and between which bounds it lies."""
+    """A median and its confidence interval."""
 
     middle: float
     low: float
@@ -80,12 +80,12 @@ def measure() -> list[Row]:
     ]
 
 
-def _compared(which: str, told: dict[str, Any]) -> Iterator[Row]:
-    for clock, what in enumerate(("a DDP step", "processor time of a DDP step, all threads,")):
-        plain, ours = ([turn[clock] for turn in told[kind]] for kind in ("plain", "ours"))
+def _compared(which: str, result: dict[str, Any]) -> Iterator[Row]:
+    for clock, what in enumerate(("a DDP step", "CPU time of a DDP step, all threads,")):
+        plain, ours = ([turn[clock] for turn in result[kind]] for kind in ("plain", "ours"))
         ratio = estimate([a / b for a, b in zip(ours, plain, strict=True)])
         yield Row(
-            f"{what} of {told['parameters'] / 1e6:.0f}M parameters{which} on {WORLD} ranks, "
+            f"{what} of {result['parameters'] / 1e6:.0f}M parameters{which} on {WORLD} ranks, "
             "protected or plain",
             f"{(ratio.middle - 1) * median(plain) * 1e6:+.0f} µs ({ratio}; {ratio.size} pairs)",
             f"{median(plain) * 1e3:.2f} ms",
@@ -94,8 +94,8 @@ def _compared(which: str, told: dict[str, Any]) -> Iterator[Row]:
         )
 
 
-def _constant(told: dict[str, Any]) -> Row:
-    plain, ours = ([turn[0] for turn in told[kind]] for kind in ("plain", "ours"))
+def _constant(result: dict[str, Any]) -> Row:
+    plain, ours = ([turn[0] for turn in result[kind]] for kind in ("plain", "ours"))
     more = estimate([(a - b) * 1e6 for a, b in zip(ours, plain, strict=True)])
     return Row(
         "the same with a tiny model: what protection adds to every step",
@@ -108,27 +108,27 @@ def _memory(
     what: str, which: str, runs: list[dict[str, dict[str, float]]], target: float | None = None
 ) -> Row:
     ours, plain = (median(run[kind][which] for run in runs) for kind in ("ours", "plain"))
-    told = f"{ours:.0f} MB (median of {RUNS_ALONE} runs)"
-    return Row(what, told, f"{plain:.0f} MB", ours / plain, target)
+    value = f"{ours:.0f} MB (median of {RUNS_ALONE} runs)"
+    return Row(what, value, f"{plain:.0f} MB", ours / plain, target)
 
 
 def estimate(values: list[float]) -> Estimate:
-    """The median with the bounds that order alone gives: no shape of the noise is assumed."""
+    """The median with an interval from order statistics: no distribution is assumed."""
     ordered, half = sorted(values), len(values) / 2
     reach = 0.98 * sqrt(len(values))
     low, high = max(0, floor(half - reach)), min(len(values) - 1, floor(half + reach))
     return Estimate(median(ordered), ordered[low], ordered[high], len(values))
 
 
-def _run(script: Script, **asked: Any) -> dict[str, Any]:
+def _run(script: Script, **args: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_play(script, Path(folder), asked))
-        told: dict[str, Any] = json.loads((Path(folder) / "told").read_text())
-    return told
+        asyncio.run(_play(script, Path(folder), args))
+        result: dict[str, Any] = json.loads((Path(folder) / "result").read_text())
+    return result
 
 
-async def _play(script: Script, folder: Path, asked: dict[str, Any]) -> None:
-    world = World(script, folder, size=WORLD, told=asked, run_s=600.0)
+async def _play(script: Script, folder: Path, args: dict[str, Any]) -> None:
+    world = World(script, folder, size=WORLD, told=args, run_s=600.0)
     try:
         await world.run()
     finally:
@@ -174,10 +174,10 @@ def _worker(model: nn.Module, optimizer: torch.optim.Optimizer) -> Work:
     return work
 
 
-def pairs(told: dict[str, Any]) -> None:
+def pairs(args: dict[str, Any]) -> None:
     job = taskd.init()
     neutral = dist.new_group(backend="gloo")
-    model = _build(told["norm"], told["width"])
+    model = _build(args["norm"], args["width"])
     optimizer = _optimizer(model)
     kinds = {
         "plain": _worker(DDP(model, process_group=dist.new_group(backend="gloo")), optimizer),
@@ -185,7 +185,7 @@ def pairs(told: dict[str, Any]) -> None:
     }
     turns: dict[str, Turns] = {kind: [] for kind in kinds}
     deadline = monotonic() + BUDGET_S
-    for number in range(WARM_UP + told["pairs"]):
+    for number in range(WARM_UP + args["pairs"]):
         over = torch.tensor([monotonic() > deadline])
         dist.broadcast(over, src=0, group=neutral)
         if over:
@@ -197,12 +197,12 @@ def pairs(told: dict[str, Any]) -> None:
             dist.barrier(neutral)
             turns[kind].append((perf_counter() - begun, process_time() - used))
     size = sum(parameter.numel() for parameter in model.parameters())
-    _tell(told, {kind: those[WARM_UP:] for kind, those in turns.items()} | {"parameters": size})
+    _write(args, {kind: those[WARM_UP:] for kind, those in turns.items()} | {"parameters": size})
 
 
-def alone(told: dict[str, Any]) -> None:
-    """As many steps as it takes until memory does not grow any more, of one kind only."""
-    if told["kind"] == "plain":
+def alone(args: dict[str, Any]) -> None:
+    """Run steps of one kind only, until memory has stopped growing."""
+    if args["kind"] == "plain":
         join_natively()
         model = DDP(_build())
         work = _worker(model, _optimizer(model))
@@ -213,12 +213,12 @@ def alone(told: dict[str, Any]) -> None:
     for _ in range(STEPS_ALONE):
         work()
     lines = Path("/proc/self/status").read_text().splitlines()
-    told_of = dict(line.split(":", 1) for line in lines)
-    kb = {name: int(told_of[name].split()[0]) for name in ("VmHWM", "RssFile")}
+    fields = dict(line.split(":", 1) for line in lines)
+    kb = {name: int(fields[name].split()[0]) for name in ("VmHWM", "RssFile")}
     dist.barrier()
-    _tell(told, {"peak_mb": kb["VmHWM"] / 1024, "own_mb": (kb["VmHWM"] - kb["RssFile"]) / 1024})
+    _write(args, {"peak_mb": kb["VmHWM"] / 1024, "own_mb": (kb["VmHWM"] - kb["RssFile"]) / 1024})
 
 
-def _tell(told: dict[str, Any], result: dict[str, Any]) -> None:
-    if told["rank"] == 0:
-        (Path(told["folder"]) / "told").write_text(json.dumps(result))
+def _write(args: dict[str, Any], result: dict[str, Any]) -> None:
+    if args["rank"] == 0:
+        (Path(args["folder"]) / "result").write_text(json.dumps(result))

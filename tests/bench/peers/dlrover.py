@@ -1,8 +1,8 @@
-"""DLRover on one machine: its own master, its agent in torchrun's place, all processes restarted.
+"""DLRover on one machine: its master, its agent instead of torchrun; restarts all processes.
 
-The master is started here, because dlrover-run 0.6.1 cannot start it with torch 2.13 (it calls a
-class of torch with an argument too few). The script reads the same checkpoint file as under
-torchrun; DLRover's in-memory copy would change what is loaded, not how long processes take.
+This module starts the master, because dlrover-run 0.6.1 cannot do that with torch 2.13 (it calls a
+class of torch with one argument too few). The script reads the same checkpoint file as under
+torchrun; DLRover's in-memory copy would change what is loaded, not how long a restart takes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The yardstick: recovery without a restart in plain PyTorch, with a warm spare.
+"""The floor: recovery without a restart in plain PyTorch, with a warm spare.
 
-No detection protocol, no decision, no protection of the step: this process sees the death at once
-(pidfd), writes one line to each rank, and train/survivors.py does the rest. What it takes is what
-groups, state and one step cost on this machine, and nothing that recovers can be much faster.
+No detection protocol, no decision, no protection of the step: this process detects the death at
+once (pidfd) and writes one line to each rank; train/survivors.py does the rest. The time is that of
+groups, state and one step on this machine. No recovery can be much faster.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import time
 
 from torch._C._distributed_c10d import TCPStore
 
+from tests import ROOT
 from tests.bench.peers.trial import (
-    ROOT,
     VICTIM,
     Outcome,
     Trial,
@@ -43,7 +43,7 @@ def trial() -> Outcome:
         death = select.poll()
         death.register(victim, select.POLLIN)
         if not death.poll(DEATH_LIMIT_MS):
-            raise TrialError("the killed rank did not die")
+            raise TrialError("the killed rank did not exit")
         orders[VICTIM] = spare
         for rank, pipe in enumerate(orders):
             os.write(pipe, f"1 {rank}\n".encode())
@@ -51,7 +51,7 @@ def trial() -> Outcome:
 
 
 def _start(job: Trial, store_port: int, name: str) -> int:
-    """A process that waits for its first line on the pipe whose writing end is returned."""
+    """Start a process that waits for lines on a pipe; return the writing end of the pipe."""
     reading, writing = os.pipe()
     script = ROOT / "tests/bench/peers/train/survivors.py"
     job.start(

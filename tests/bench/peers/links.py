@@ -1,8 +1,8 @@
-"""The TCP connections of this process: how a rank that is blocked in gloo gets free.
+"""The TCP connections of this process: a way to free a rank that is blocked in gloo.
 
-gloo has no call that ends a collective which waits for a healthy but failed peer; its sockets can
-be shut down instead. Used by the floor, offered to NVIDIA's wrapper, which would wait for gloo's
-timeout without it, and used as the communication fault that taskd has to get over.
+gloo has no call that aborts a collective which waits for a peer; its sockets can be shut down
+instead. Used by the floor, given to NVIDIA's wrapper, which would otherwise wait for the timeout of
+gloo, and used as the communication fault from which taskd has to recover.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from contextlib import suppress
 
 
 def connections(except_to: Container[int] = ()) -> set[int]:
-    """The descriptors that are connected TCP sockets, but for those to the given peers' ports."""
+    """Return the descriptors of connected TCP sockets, except those to the given remote ports."""
     peers = {fd: _peer_port(fd) for fd in map(int, os.listdir("/proc/self/fd"))}
     return {fd for fd, port in peers.items() if port is not None and port not in except_to}
 
 
 def cut(links: Iterable[int]) -> None:
-    """From another thread than the blocked one. Never a listening socket: gloo dies of that.
+    """Shut the links down; call this from another thread than the blocked one.
 
-    Gloo closes the link to a dead peer by itself, hence the suppressed errors. Nobody may open a
-    new descriptor in between, or it might get the number of a closed one and be cut too.
+    Never pass a listening socket: gloo crashes. Gloo itself closes the link to a dead peer, hence
+    the suppressed errors. No thread may open a descriptor meanwhile: it could get the number of a
+    closed one and be cut, too.
     """
     for fd in links:
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as link:

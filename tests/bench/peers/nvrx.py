@@ -1,18 +1,18 @@
 """NVIDIA's resiliency extension: in-job restart by its launcher, in-process restart with a spare.
 
-The launcher restarts all processes as torchrun does, with monitors of its own beside each rank; the
-script reads the same checkpoint. For in-process restart there is no launcher that would leave the
-other ranks alive, so this module starts the five processes itself, as srun would if it were told
-not to kill on a bad exit.
+The launcher restarts all processes like torchrun, with a monitor per rank; the script reads the
+same checkpoint. For in-process restart there is no launcher that leaves the other ranks alive, so
+this module starts the five processes itself, like srun without `--kill-on-bad-exit`.
 """
 
 from __future__ import annotations
 
 from torch._C._distributed_c10d import TCPStore
 
+from tests import ROOT
 from tests.bench.peers.ports import free_ports
 from tests.bench.peers.torchrun import SCRIPT
-from tests.bench.peers.trial import ROOT, Outcome, Trial, survive
+from tests.bench.peers.trial import Outcome, Trial, survive
 from tests.bench.peers.venvs import peer_bin
 from tests.bench.peers.workload import WORLD
 
@@ -35,7 +35,7 @@ def trial_in_job() -> Outcome:
 
 
 def trial_in_process() -> Outcome:
-    """The store of the training's own groups lives here, as that of the floor does."""
+    """This process holds the store of the training's groups, as in the floor."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     (port,) = free_ports(1)
     with Trial() as job:

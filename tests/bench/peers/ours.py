@@ -1,7 +1,7 @@
-"""taskd: the protected script under four faults, and the script that knows nothing of taskd.
+"""taskd: the protected script under four faults, and a script without taskd.
 
-The job's own account of an incident (summary.json in its state folder) gives the parts that the
-time from fault to step is made of.
+The summary that the job writes for each incident (summary.json in its state folder) splits the time
+from the fault to the next step into its parts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from tests import ROOT
 from tests.bench.peers.ports import free_ports
 from tests.bench.peers.torchrun import SCRIPT
 from tests.bench.peers.trial import (
-    ROOT,
     SURVIVE_LIMIT_S,
     VICTIM,
     Outcome,
@@ -36,21 +36,21 @@ STATE = "state"
 HANG_LIMIT_S = 15.0
 ACCOUNT_LIMIT_S = 10.0
 STEPS_AROUND = 6
-"""How many steps tell the usual step time, or contain the pause that a fault has caused."""
+"""How many steps give the usual step time, or contain the pause that a fault has caused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
     seconds: float
-    """From the fault to the first step of the full world."""
+    """From the fault to the first step of all ranks."""
     parts: dict[str, float]
-    """The job's own account, in seconds: stopped, decided, forked, groups, state, step."""
+    """As the job reports it, in seconds: stopped, decided, forked, groups, state, step."""
     usual_step_s: float = 0.0
     """How long a step took before the fault, where that matters."""
 
     @property
     def seen(self) -> float:
-        """From the fault to the moment at which the job knew it: what its own account lacks."""
+        """From the fault to its detection: the part that the summary of the job cannot contain."""
         return max(0.0, self.seconds - sum(self.parts.values()))
 
 
@@ -62,7 +62,7 @@ def killed() -> Incident:
 
 
 def hung() -> Incident:
-    """A rank is stopped: nobody dies, and the others wait for it."""
+    """A rank is stopped: no process exits, and the other ranks wait for it."""
     with Trial() as job:
         _start(job, PROTECTED)
         before = train_until_warm(job)
@@ -75,10 +75,10 @@ def hung() -> Incident:
 
 
 def cut() -> Incident:
-    """One rank's links to the others break, and no process is lost.
+    """The links of one rank to the others break; no process is lost.
 
-    The step in flight may still end well everywhere, so the first full step proves nothing: the
-    repair lies in the longest pause, and the step that ends it is the one that counts.
+    The step in flight may still succeed on all ranks, so the first full step proves nothing. The
+    repair is in the longest pause, and the step after that pause counts.
     """
     with Trial() as job:
         _start(job, PROTECTED)
@@ -91,7 +91,7 @@ def cut() -> Incident:
 
 
 def shrunk() -> Incident:
-    """Two nodes: the launcher of the second is killed, and the ranks of the first go on alone."""
+    """Two nodes: the launcher of the second is killed; the ranks of the first continue alone."""
     with Trial() as job:
         store, manager = map(str, free_ports(2))
         together = ("--nnodes", "2", "--master-port", store, "--manager-port", manager)
@@ -119,7 +119,7 @@ def _start(
 
 
 def _full_steps(job: Trial, since_ns: int, count: int, world: int = WORLD) -> list[int]:
-    """When the first steps after that moment were finished by all ranks of such a world."""
+    """Times at which the first steps after `since_ns` were finished by all ranks of the world."""
     done: dict[int, dict[int, int]] = {}
     ends: list[int] = []
     for line in job.finished(SURVIVE_LIMIT_S):
@@ -134,10 +134,10 @@ def _full_steps(job: Trial, since_ns: int, count: int, world: int = WORLD) -> li
 
 
 def _parts(job: Trial) -> dict[str, float]:
-    """Looks after each further step, until the account of the incident is there.
+    """Look after each further step, until the summary of the incident is there.
 
-    A death may be seen in two parts (a broken link, then a lost node): the second then replaces the
-    first, and has the account.
+    A death may be detected twice (a broken link, then a lost node): the second detection replaces
+    the first, and has the summary.
     """
     summary = job.folder / STATE / "summary.json"
     try:
@@ -147,5 +147,5 @@ def _parts(job: Trial) -> dict[str, float]:
                 if one["outcome"] == "recovered":
                     return {name: ms / 1000 for name, ms in one["parts_ms"].items()}
     except TrialError as error:
-        raise TrialError(f"recovered, but gave no account of it; {error}") from error
+        raise TrialError(f"recovered, but wrote no summary of it; {error}") from error
     raise AssertionError("finished() ends by returning a line or by raising")

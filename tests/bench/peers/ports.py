@@ -1,4 +1,4 @@
-"""Ports for programs that cannot be told to choose one themselves and to say which."""
+"""Free ports, for programs that cannot choose one themselves and report it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 
 def free_ports(count: int) -> list[int]:
-    """Nobody has them now; all are held until the last is found, so that they differ."""
+    """Return ports that are free now. All stay bound until the last is found, so they differ."""
     held = [socket.create_server(("", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in held]
     for each in held:

@@ -1,4 +1,4 @@
-"""The measure itself: which lines count, and that nothing is left behind."""
+"""The measure itself: which lines count, and that no process is left behind."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def new(rank: int) -> int | None:
     return NEW_PID if rank == VICTIM else None
 
 
-def test_the_last_rank_of_the_first_full_step_counts(trial: Trial) -> None:
+def test_time_ends_with_the_last_rank_of_the_first_full_step(trial: Trial) -> None:
     write(trial, *(line(100 + rank, rank, 8, new(rank)) for rank in RANKS))
     outcome = watch(trial, HIT_NS, all_at(7))
     assert outcome.seconds == pytest.approx(0.103)
@@ -52,18 +52,18 @@ def test_the_last_rank_of_the_first_full_step_counts(trial: Trial) -> None:
     assert outcome.reduced_seconds is None
 
 
-def test_the_step_in_flight_is_no_recovery(trial: Trial) -> None:
+def test_step_in_flight_does_not_count_as_recovery(trial: Trial) -> None:
     in_flight = [line(1, rank, 8) for rank in RANKS]
     write(trial, *in_flight, *(line(200, rank, 9, new(rank)) for rank in RANKS))
     assert watch(trial, HIT_NS, all_at(7)).seconds == pytest.approx(0.2)
 
 
-def test_steps_since_the_checkpoint_are_done_again(trial: Trial) -> None:
+def test_steps_since_the_checkpoint_count_as_repeated(trial: Trial) -> None:
     write(trial, *(line(500, rank, 6, NEW_PID + rank) for rank in RANKS))
     assert watch(trial, HIT_NS, all_at(9)).steps_redone == 4
 
 
-def test_a_smaller_world_is_no_full_one(trial: Trial) -> None:
+def test_step_of_a_smaller_world_is_reported_separately(trial: Trial) -> None:
     survivors = [rank for rank in RANKS if rank != VICTIM]
     write(
         trial,
@@ -75,7 +75,7 @@ def test_a_smaller_world_is_no_full_one(trial: Trial) -> None:
     assert outcome.seconds == pytest.approx(0.4)
 
 
-def test_a_spare_is_not_one_of_the_ranks(trial: Trial) -> None:
+def test_spare_does_not_count_as_a_rank(trial: Trial) -> None:
     write(
         trial,
         *(line(100, rank, 8) for rank in (0, 1, 3, WORLD)),
@@ -84,12 +84,12 @@ def test_a_spare_is_not_one_of_the_ranks(trial: Trial) -> None:
     assert watch(trial, HIT_NS, all_at(7)).seconds == pytest.approx(0.3)
 
 
-def test_who_does_not_recover_in_time_is_given_up(trial: Trial) -> None:
+def test_trial_without_recovery_times_out(trial: Trial) -> None:
     with pytest.raises(TrialError, match="no full world within 0 s"):
         watch(trial, HIT_NS, all_at(7), limit_s=0.1)
 
 
-def test_who_ends_is_quoted_at_once() -> None:
+def test_trial_whose_processes_exit_fails_with_their_output() -> None:
     with Trial() as trial:
         trial.start([sys.executable, "-c", "print('out of luck')"])
         with pytest.raises(TrialError, match=r"all processes ended; job: out of luck"):
@@ -107,12 +107,12 @@ signal.pause()
 """
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    told = tmp_path / "pid"
-    os.mkfifo(told)
+def test_trial_kills_all_descendants(tmp_path: Path) -> None:
+    pid_pipe = tmp_path / "pid"
+    os.mkfifo(pid_pipe)
     with Trial() as trial:
-        trial.start([sys.executable, "-c", CHILD, GRANDCHILD, told])
-        pid = int(told.read_text())
+        trial.start([sys.executable, "-c", CHILD, GRANDCHILD, pid_pipe])
+        pid = int(pid_pipe.read_text())
         assert Path(f"/proc/{pid}").exists()
     state = Path(f"/proc/{pid}/stat")
     assert not state.exists() or state.read_text().rpartition(") ")[2][0] in "ZX"

@@ -1,14 +1,16 @@
-"""torchft: survivors go on in a smaller world; it is full again when the lost replica is back.
+"""torchft: survivors continue in a smaller world; it is full again when the lost replica is back.
 
-Laid out as its README and its torchx component do: a lighthouse, and a torchrun with restarts for
-each replica group. The lighthouse's waits are far below their defaults, in torchft's favour. With a
-spare, a fifth replica computes along all the time and counts from the moment that another is lost.
+The layout is that of its README and its torchx component: a lighthouse, and a torchrun with
+restarts per replica group. The timeouts of the lighthouse are far below their defaults, in favour
+of torchft. With a spare, a fifth replica computes all the time; its gradients count from the moment
+at which another replica is lost.
 """
 
 from __future__ import annotations
 
+from tests import ROOT
 from tests.bench.peers.ports import free_ports
-from tests.bench.peers.trial import ROOT, Outcome, Trial, survive
+from tests.bench.peers.trial import Outcome, Trial, survive
 from tests.bench.peers.venvs import peer_bin
 from tests.bench.peers.workload import WORLD
 

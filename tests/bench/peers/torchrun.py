@@ -1,19 +1,20 @@
-"""torchrun with restarts: all processes start anew and read their checkpoint.
+"""torchrun with restarts: all processes start again and read their checkpoint.
 
-Without TORCH_DISABLE_SHARE_RDZV_TCP_STORE the restarted ranks of torch 2.13 may read the dead
-attempt's gloo addresses from the agent's store and never meet; it is set in torchrun's favour.
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set in favour of torchrun: without it, the restarted ranks of
+torch 2.13 may read the gloo addresses of the failed attempt from the agent's store and never meet.
 """
 
 from __future__ import annotations
 
 import sys
 
-from tests.bench.peers.trial import ROOT, Outcome, Trial, survive
+from tests import ROOT
+from tests.bench.peers.trial import Outcome, Trial, survive
 from tests.bench.peers.workload import WORLD
 
 SCRIPT = ROOT / "tests/bench/peers/train/restarted.py"
 MONITOR_S = "0.1"
-"""torchrun's own default: how often the agent looks at its workers."""
+"""How often the agent checks its workers; the default of torchrun."""
 
 
 def trial() -> Outcome:

@@ -1,9 +1,9 @@
 """One fault and one measure, the same for every contender.
 
 The ranks write a line for each finished step into a named pipe (workload.StepWriter). `survive`
-waits until all of them train, kills one with SIGKILL, and takes the time until every rank of a full
-world has finished one and the same step after the kill. Times come from the ranks' own lines, so
-the driver's scheduling does not blur them.
+waits until all ranks train, kills one with SIGKILL, and measures the time until all ranks of a full
+world have finished the same step after the kill. Times come from the ranks' own lines, so
+scheduling of the driver does not add noise.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from tests import ROOT
 from tests.bench.peers.workload import STEP_LOG, WORLD
 
-ROOT = Path(__file__).parents[3]
 VICTIM = 2
 WARM_STEPS = 15
 WARM_S = 1.5
-"""Faults come to jobs that train, not to jobs that start: time enough to get everything ready."""
+"""A real fault hits a job that trains, not one that starts: time enough for all preparations."""
 START_LIMIT_S = 60.0
 SURVIVE_LIMIT_S = 45.0
 TAIL_CHARS = 600
 
 
 class TrialError(Exception):
-    """The contender did not get to where it had to be; the message has the end of its output."""
+    """The contender did not start or recover; the message has the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,15 @@ class Finished:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     seconds: float
-    """From the fault to the first step that a full world finished after it."""
+    """From the fault to the first step that all ranks of a full world finished after it."""
     reduced_seconds: float | None
     """The same for the survivors alone, in a smaller world, if they trained in one."""
     steps_redone: int
-    """How many steps that were already finished everywhere had to be done again."""
+    """How many steps that all ranks had finished were repeated."""
 
 
 class Trial:
-    """A named pipe, the processes that were started with it, and the end of all of them."""
+    """A named pipe and the processes that write to it; kills them all at the end."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="taskd-bench-")
@@ -69,10 +69,10 @@ class Trial:
         self._pipe = os.open(self._pipe_path, os.O_RDWR | os.O_NONBLOCK)
         self._rest = b""
         self._unread: deque[bytes] = deque()
-        """Lines that came, and that nobody has asked for yet."""
+        """Lines that were received and not yet read."""
         self._started: list[subprocess.Popen[bytes]] = []
         self._alive: list[int] = []
-        """A pidfd for each process that we started and that has not ended."""
+        """One pidfd per process that we started and that still runs."""
 
     def start(
         self,
@@ -105,7 +105,7 @@ class Trial:
         return process
 
     def finished(self, limit_s: float) -> Iterator[Finished]:
-        """The ranks' lines as they come. Ends the trial when time is up, or everybody is gone."""
+        """The lines of the ranks. Raises TrialError on timeout, or if all processes have exited."""
         deadline = time.monotonic() + limit_s
         while True:
             while self._unread:
@@ -118,17 +118,17 @@ class Trial:
                 *lines, self._rest = (self._rest + os.read(self._pipe, 1 << 16)).split(b"\n")
                 self._unread.extend(lines)
             else:
-                self._bury(ready)
+                self._forget(ready)
         why = f"no full world within {limit_s:.0f} s" if self._alive else "all processes ended"
         raise TrialError(f"{why}; {self.tail()}")
 
-    def _bury(self, ended: list[int]) -> None:
+    def _forget(self, ended: list[int]) -> None:
         for pidfd in ended:
             self._alive.remove(pidfd)
             os.close(pidfd)
 
     def tail(self) -> str:
-        """The end of what each process said: the reason that the table gives for a failure."""
+        """The end of the output of each process: the table shows it as the reason of a failure."""
         return "\n".join(
             f"{log.stem}: {log.read_text(errors='replace').strip()[-TAIL_CHARS:]}"
             for log in sorted(self.folder.glob("*.log"))
@@ -143,21 +143,21 @@ class Trial:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Launchers give their workers sessions of their own: the environment tells which are ours.
+        # Launchers start workers in new sessions: the environment shows which ones are ours.
         mark = f"{STEP_LOG}={self._pipe_path}".encode()
         while strays := list(_carrying(mark)):
             for pid in strays:
                 _kill(pid)
         for process in self._started:
-            process.kill()  # its environment may not have been there yet when we looked
+            process.kill()  # its environment may not have been readable before
             process.wait()
-        self._bury(list(self._alive))
+        self._forget(list(self._alive))
         os.close(self._pipe)
         self._folder.cleanup()
 
 
 def survive(trial: Trial, fault: signal.Signals = signal.SIGKILL, spares: int = 0) -> Outcome:
-    """Waits until all ranks of a contender that was started train, hits one, and measures."""
+    """Wait until all ranks of the contender train, hit one with the fault, and measure."""
     before = train_until_warm(trial, spares)
     hit_ns = time.monotonic_ns()
     os.kill(before[VICTIM].pid, fault)
@@ -165,9 +165,9 @@ def survive(trial: Trial, fault: signal.Signals = signal.SIGKILL, spares: int = 
 
 
 def train_until_warm(trial: Trial, spares: int = 0) -> dict[int, Finished]:
-    """The last line of each rank, once each has done some steps in a full world.
+    """Wait until each rank has done some steps in a full world; return the last line of each.
 
-    A spare that computes along writes lines too, as a rank beyond the world.
+    A spare that computes along writes lines, too, as a rank beyond the world.
     """
     last: dict[int, Finished] = {}
     steps = dict.fromkeys(range(WORLD + spares), 0)
@@ -186,7 +186,7 @@ def train_until_warm(trial: Trial, spares: int = 0) -> dict[int, Finished]:
 def watch(
     trial: Trial, hit_ns: int, before: dict[int, Finished], limit_s: float = SURVIVE_LIMIT_S
 ) -> Outcome:
-    """What followed the loss, until a full world without the lost process finished a step."""
+    """Watch from the fault until a full world without the lost process has finished a step."""
     lost = before[VICTIM].pid
     full: dict[int, dict[int, int]] = {}
     reduced: dict[int, dict[int, int]] = {}
@@ -217,7 +217,7 @@ def _carrying(mark: bytes) -> Iterator[int]:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 yield int(folder.name)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it ended meanwhile, or is not ours
+            continue  # it has exited, or belongs to another user
 
 
 def _kill(pid: int) -> None:

@@ -1,8 +1,8 @@
-"""A virtual environment for each peer under .venvs/, made when it is first needed.
+"""A virtual environment per peer under .venvs/, made when it is first needed.
 
-All of them get the torch that the project itself is developed with (constraints.txt): the peers are
-compared on one torch, and no peer's requirements can pull another one. The bench makes them before
-it measures; `python -m tests.bench.peers.venvs` does nothing else.
+All have the torch version that the project is developed with (constraints.txt), so that the peers
+are compared on one torch. The benchmark makes them before it measures;
+`python -m tests.bench.peers.venvs` only makes them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.bench.peers.trial import ROOT, TrialError
+from tests import ROOT
+from tests.bench.peers.trial import TrialError
 
 SETUP_LIMIT_S = 600.0
-SAID_CHARS = 1000
+OUTPUT_CHARS = 1000
 _problems: dict[str, TrialError] = {}
-"""Who could not be installed; it is not tried again."""
-WANTED = {
+"""The peers that could not be installed; the installation is not tried again."""
+PACKAGES = {
     "torchft": ("torchft-nightly==2026.10.26",),
     "nvrx": ("nvidia-resiliency-ext==0.4.1",),
     "dlrover": ("dlrover[torch,k8s]==0.6.1", "protobuf"),
@@ -25,17 +26,17 @@ WANTED = {
 
 
 def peer_bin(name: str) -> Path:
-    """The folder with the peer's python and commands; installs the peer if it is not there."""
+    """Return the folder with the python and commands of the peer; install it if necessary."""
     if name in _problems:
         raise _problems[name]
     home = ROOT / ".venvs" / f"peer-{name}"
     ready = home / ".ready"
-    wanted = "\n".join(WANTED[name])
-    if not ready.exists() or ready.read_text() != wanted:
+    packages = "\n".join(PACKAGES[name])
+    if not ready.exists() or ready.read_text() != packages:
         _run([sys.executable, "-m", "venv", str(home)])
         pip = [str(home / "bin/pip"), "--disable-pip-version-check", "--quiet", "install"]
-        _run([*pip, _own_torch(), "numpy", *WANTED[name]])
-        ready.write_text(wanted)
+        _run([*pip, _own_torch(), "numpy", *PACKAGES[name]])
+        ready.write_text(packages)
     return home / "bin"
 
 
@@ -45,8 +46,8 @@ def _own_torch() -> str:
 
 
 def prepare() -> None:
-    """All of them, as far as they can be installed here. Who cannot says so in its trial."""
-    for name in WANTED:
+    """Install all peers. The trial of a peer that cannot be installed fails with the reason."""
+    for name in PACKAGES:
         try:
             peer_bin(name)
         except TrialError as error:
@@ -58,11 +59,11 @@ def _run(command: list[str]) -> None:
     try:
         subprocess.run(command, capture_output=True, text=True, timeout=SETUP_LIMIT_S, check=True)
     except subprocess.CalledProcessError as error:
-        raise TrialError(f"cannot be installed here; {error.stderr[-SAID_CHARS:]}") from error
+        raise TrialError(f"cannot be installed; {error.stderr[-OUTPUT_CHARS:]}") from error
     except subprocess.TimeoutExpired as error:
         raise TrialError(f"not installed within {SETUP_LIMIT_S:.0f} s") from error
 
 
 if __name__ == "__main__":
-    for each in WANTED:
+    for each in PACKAGES:
         print(peer_bin(each))

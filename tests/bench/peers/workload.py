@@ -1,7 +1,7 @@
-"""The training job that every contender runs: an MLP of about a million parameters on made-up data.
+"""The training job of every contender: an MLP of about a million parameters on random data.
 
-Imported by the scripts in train/ from every peer's virtual environment, so it needs torch and
-nothing else. Its neighbour across the pipe is trial.Trial, which reads what `StepWriter` writes.
+The scripts in train/ import it in the virtual environment of every peer, so it needs only torch.
+trial.Trial reads what `StepWriter` writes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BATCH = 32
 FEATURES = 256
 CLASSES = 128
 STEPS = 1_000_000
-"""More than any trial lasts: the driver ends the job, never the script."""
+"""More than any trial needs: the driver ends the job, not the script."""
 STEP_LOG = "BENCH_STEP_LOG"
 
 
@@ -39,7 +39,7 @@ def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """A function of step and rank alone, so that a replayed step sees what the first try saw."""
+    """Depends on step and rank only, so that a replayed step gets the same batch."""
     dice = torch.Generator().manual_seed(step * WORLD + rank)
     inputs = torch.randn(BATCH, FEATURES, generator=dice)
     return inputs, torch.randint(CLASSES, (BATCH,), generator=dice)
@@ -54,7 +54,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, ra
 
 
 def warm(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """One step that changes nothing: optimizer state exists, and every lazy import has happened."""
+    """Run one step that changes nothing: it creates optimizer state and does all lazy imports."""
     for group in optimizer.param_groups:
         group["lr"], rate = 0.0, group["lr"]
         train_step(model, optimizer, 0, 0)
@@ -65,7 +65,7 @@ def warm(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 class StepWriter:
-    """Tells the driver of a finished step: `<monotonic ns> <rank> <step> <pid> <world size>`."""
+    """Reports finished steps to the driver: `<monotonic ns> <rank> <step> <pid> <world size>`."""
 
     def __init__(self) -> None:
         self._pipe = os.open(os.environ[STEP_LOG], os.O_WRONLY)

@@ -1,7 +1,7 @@
-"""The job with taskd: the same model and data, and the few lines that protect it.
+"""The job with taskd: the same model and data, plus the few lines that protect it.
 
-On SIGUSR2 the rank loses its links to the other ranks, which is the communication fault of the
-bench; the link to its agent and the one to the store stay.
+On SIGUSR2 the rank loses its links to the other ranks: the communication fault of the benchmark.
+The connections to its agent and to the store stay.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     for step in job.steps(STEPS):
         with step:
             train_step(model, optimizer, step, job.rank)
-            # Not reached by a step that is given up.
+            # An abandoned step does not get here.
             log.done(job.rank, step, len(job.members))
 
 

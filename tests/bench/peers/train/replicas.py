@@ -1,8 +1,8 @@
-"""The job for torchft: every rank is a replica group of one process under a torchrun of its own.
+"""The job for torchft: each rank is a replica group of one process, with its own torchrun.
 
-With more groups than ranks, those beyond are spares: they compute along, and their gradients do not
-count. Follows torchft's DDP example: its DistributedDataParallel and Optimizer around ours, state
-by functions that the manager calls when a replica comes back, gradients through its own gloo group.
+Groups beyond the number of ranks are spares: they compute along, but their gradients do not count.
+This follows torchft's DDP example: its DistributedDataParallel and Optimizer wrap ours, its manager
+calls functions to save and load state when a replica returns, and gradients use its gloo group.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     optimizer = Optimizer(manager, inner)
     while (step := manager.current_step()) < STEPS:
         train_step(model, optimizer, step, replica)
-        if manager.current_step() > step:  # committed, not given up
+        if manager.current_step() > step:  # committed, not abandoned
             rank = manager.participating_rank()
             log.done(WORLD if rank is None else rank, step, manager.num_participants())
 

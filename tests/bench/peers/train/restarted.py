@@ -1,7 +1,7 @@
-"""The job as people write it for launchers that restart processes, with a checkpoint of its own.
+"""The job for launchers that restart processes: it saves and loads its own checkpoint.
 
-Run by torchrun, by NVIDIA's ft_launcher, by dlrover-run, and by `taskd run` as the script that
-knows nothing of taskd.
+Run by torchrun, by NVIDIA's ft_launcher, by dlrover-run, and by `taskd run` as the unmodified
+script.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ CHECKPOINT = Path("checkpoint.pt")
 
 
 def train(keep: list[DDP]) -> None:
-    """From the newest checkpoint on, in the process group that there is.
+    """Train from the newest checkpoint on, in the current process group.
 
-    `keep` holds what must not be destroyed when this ends: see survivors.py for the deadlock in
-    gloo's destructor, which only those that call it again in one process can meet.
+    `keep` holds what must not be destroyed when this returns: see survivors.py for the deadlock in
+    the destructor of gloo, which only a second call in one process can cause.
     """
     rank = dist.get_rank()
     log = StepWriter()
@@ -52,7 +52,7 @@ def train(keep: list[DDP]) -> None:
 
 
 def save(state: dict[str, object]) -> None:
-    """A rank that dies while it writes must not leave half a checkpoint where others load it."""
+    """Rename at the end: a rank that dies while it writes must not leave half a checkpoint."""
     unfinished = CHECKPOINT.with_suffix(".tmp")
     torch.save(state, unfinished)
     os.replace(unfinished, CHECKPOINT)

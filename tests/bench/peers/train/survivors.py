@@ -1,10 +1,10 @@
-"""The floor, inside a rank: what plain PyTorch can do at best when no healthy process is restarted.
+"""The floor, inside a rank: the best that plain PyTorch can do without restarting healthy ranks.
 
-Started by floor.py, four times as a rank and once as the spare. The driver writes one line to each
-process's order pipe: `<incident> <rank>`. A rank that is training then cuts the sockets of its
-group, so that its blocked collective fails at once; the spare has been waiting for that line with
-everything imported, built and warmed. All of them meet under a new prefix in the store, the rank
-that is furthest broadcasts its weights and optimizer state, and training goes on.
+floor.py starts it four times as a rank and once as the spare. The driver writes one line to the
+pipe of each process: `<incident> <rank>`. A rank that is training then cuts the sockets of its
+group, so that its blocked collective fails at once; the spare waits for that line with everything
+imported, built and warmed up. All of them meet under a new prefix in the store, the rank that has
+done the most steps broadcasts its weights and optimizer state, and training continues.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LIMIT = timedelta(seconds=30)
 
 
 class Group:
-    """The gloo group of one incident, and the knife that ends it under a blocked collective."""
+    """The gloo group of one incident; `cut` aborts a blocked collective."""
 
     def __init__(self, store: Store, incident: int, rank: int) -> None:
         others = connections()
@@ -54,7 +54,7 @@ class Group:
 
 
 class Orders:
-    """A thread that reads the driver's lines and cuts the group that the line makes obsolete."""
+    """A thread that reads the lines of the driver and cuts the group that each one replaces."""
 
     def __init__(self, pipe: int) -> None:
         self.group: Group | None = None
@@ -78,8 +78,8 @@ def main(store_port: int, orders: Orders) -> None:
     optimizer = build_optimizer(model)
     warm(model, optimizer)
     step = 0
-    # Kept for good: the last reference to a gloo group joins its threads while it holds the GIL,
-    # and one of them may want the GIL to drop an abandoned collective. Then nobody ever moves.
+    # Never destroyed: the last reference to a gloo group joins its threads while it holds the GIL,
+    # and one of them may need the GIL to drop an abandoned collective: a deadlock.
     retired: list[DDP] = []
     store = TCPStore("127.0.0.1", store_port, is_master=False, timeout=LIMIT)
     while True:
@@ -92,13 +92,15 @@ def main(store_port: int, orders: Orders) -> None:
                 train_step(ddp, optimizer, step, rank)
                 log.done(rank, step)
                 step += 1
-        except RuntimeError:  # cut, or a peer's death was noticed before the driver's line came
+        except (
+            RuntimeError
+        ):  # cut, or a dead peer was noticed before the line of the driver arrived
             retired.append(ddp)
             dist.destroy_process_group()
 
 
 def share(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> int:
-    """Everybody gets the weights and optimizer state of the rank that has done the most steps."""
+    """Give all ranks the weights and optimizer state of the rank that has done the most steps."""
     steps = [torch.zeros(1, dtype=torch.long) for _ in range(WORLD)]
     dist.all_gather(steps, torch.tensor([step]))
     reached = [int(each) for each in steps]

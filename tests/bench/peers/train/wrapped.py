@@ -1,9 +1,9 @@
 """The job inside NVIDIA's in-process restart: the function is called again, the process stays.
 
 Five processes are started (nvrx.py); four are active, one waits in reserve and becomes active when
-another is lost. All in favour of the extension: intervals far below their defaults, every lazy
-import done before the start, an abort that frees ranks from gloo (its own does so for NCCL only),
-and old groups kept, so that gloo's destructor cannot block the process.
+another is lost. All choices favour the extension: intervals far below their defaults, all lazy
+imports done before the start, an abort that frees ranks from gloo (its own does so for NCCL only),
+and old groups are kept, so that the destructor of gloo cannot block the process.
 """
 
 # No postponed annotations here: the wrapper looks for its own class in the annotation below.
@@ -22,7 +22,7 @@ from tests.bench.peers.workload import WORLD, build_model, build_optimizer, warm
 
 SOON = timedelta(milliseconds=100)
 SELDOM = timedelta(seconds=5)
-"""For a wait that an event ends anyway: each time that it runs out, torch's store may stall."""
+"""For a wait that an event ends anyway: each timeout may stall the store of torch."""
 GROUP_LIMIT = timedelta(seconds=5)
 links: set[int] = set()
 """The connections of the group that the current attempt trains in."""
