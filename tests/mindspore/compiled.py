@@ -1,4 +1,4 @@
-"""A step compiled as a whole, under `Model.train`, in one process without any manager."""
+"""A step that is compiled as a whole, under `Model.train`, in one process without a manager."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def main() -> None:
     data = dataset.NumpySlicesDataset({"x": x, "y": x[:, :1]}, shuffle=False).batch(4)
     net = nn.Dense(2, 1)
     model = Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), learning_rate=0.01))
-    kept = ModelCheckpoint(directory=os.getcwd(), config=CheckpointConfig(5, keep_checkpoint_max=1))
-    model.train(1000, data, callbacks=[UntilRecorded(), kept], dataset_sink_mode=False)
+    checkpoint = ModelCheckpoint(
+        directory=os.getcwd(), config=CheckpointConfig(5, keep_checkpoint_max=1)
+    )
+    model.train(1000, data, callbacks=[UntilRecorded(), checkpoint], dataset_sink_mode=False)
 
 
 if __name__ == "__main__":

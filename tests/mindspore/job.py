@@ -1,6 +1,6 @@
-"""A MindSpore job of two ranks, in a network and a session of its own, with MindSpore's `msrun`.
+"""A MindSpore job of two ranks under MindSpore's `msrun`, in its own network and session.
 
-The tests run in the project's environment; the job in `.venvs/mindspore`, which has no torch.
+The tests run in the project's environment; the job runs in `.venvs/mindspore`, which has no torch.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ TWO_NODES = """
     wait
     exit $code
 """
-"""The same job on two nodes, which here are one machine; the second takes another proxy's port."""
+"""The same job on two nodes, which are one machine here; the second uses another proxy port."""
 
-Then = Callable[[], object]
+Action = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,17 @@ class Done:
     code: int
     output: str
     left: list[str]
-    """The command lines of processes that the job has left behind."""
+    """The command lines of processes that are still running after the job."""
 
     @property
     def starts(self) -> int:
         return self.output.count("Start worker process")
 
     @property
-    def told(self) -> str:
-        """For a failed assertion: our own lines, and the end of all."""
-        ours = [line for line in self.output.splitlines() if ".py:" in line]
-        return "\n".join([*ours, self.output[-3000:]])
+    def log(self) -> str:
+        """For a failed assertion: TaskD's log lines, and the end of the output."""
+        taskd = [line for line in self.output.splitlines() if ".py:" in line]
+        return "\n".join([*taskd, self.output[-3000:]])
 
 
 def run(
@@ -95,10 +95,10 @@ def run(
     *,
     manager: bool = True,
     nodes: int = 1,
-    on: Mapping[str, Then] | None = None,
+    on: Mapping[str, Action] | None = None,
     **env: str,
 ) -> Done:
-    """To its end. Each `on` is done when a line of the output holds the words, the first time."""
+    """Run the job to its end. An action of `on` runs when its text first appears in the output."""
     (folder / "manager.py").write_text(textwrap.dedent(MANAGER))
     start = TRAIN_START if nodes == 1 else TWO_NODES
     (folder / "train_start.sh").write_text(textwrap.dedent(start))
@@ -135,18 +135,18 @@ def run(
     return Done(job.returncode, output, left)
 
 
-def _follow(job: subprocess.Popen[str], on: dict[str, Then]) -> str:
+def _follow(job: subprocess.Popen[str], on: dict[str, Action]) -> str:
     lines = []
     assert job.stdout is not None
     for line in job.stdout:
         lines.append(line)
-        for words in [words for words in on if words in line]:
-            on.pop(words)()
+        for text in [text for text in on if text in line]:
+            on.pop(text)()
     return "".join(lines)
 
 
 def _end(mark: str) -> list[str]:
-    """Kill whatever carries the mark in its environment, and say what that was."""
+    """Kill all processes with the mark in their environment; returns their command lines."""
     ended = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -158,7 +158,7 @@ def _end(mark: str) -> list[str]:
 
 
 def steps(folder: Path) -> dict[int, list[int]]:
-    """The steps that each rank has done, in its order."""
+    """The steps that each rank has done, in order."""
     texts = [(folder / f"steps-{rank}.txt").read_text() for rank in range(2)]
     return {
         rank: [int(line.split()[0]) for line in text.splitlines()]
@@ -167,21 +167,21 @@ def steps(folder: Path) -> dict[int, list[int]]:
 
 
 def weights(folder: Path) -> set[str]:
-    """What the ranks had at the end."""
+    """The final weights of the ranks."""
     texts = [(folder / f"steps-{rank}.txt").read_text() for rank in range(2)]
     return {text.splitlines()[-1].split(" ", 2)[2] for text in texts}
 
 
 def incidents(folder: Path) -> list[str]:
-    """How the manager's log names each fault."""
+    """The faults in the manager's log."""
     text = (folder / "taskd_log/manager.log").read_text()
     return [line.split(": ", 2)[2] for line in text.splitlines() if "-> Reported" in line]
 
 
-def write(path: Path, told: Mapping[str, object]) -> None:
-    """As a whole: its reader never sees half of it."""
+def write(path: Path, content: Mapping[str, object]) -> None:
+    """Write atomically: a reader never sees half of the file."""
     fresh = path.with_suffix(".fresh")
-    fresh.write_text(json.dumps(told))
+    fresh.write_text(json.dumps(content))
     fresh.replace(path)
 
 

@@ -1,7 +1,7 @@
-"""The documented worker in a MindSpore script: every part of a step is done, in PyNative mode.
+"""The documented worker in a MindSpore script in PyNative mode, with all parts of a step.
 
-With PROFILED=1 each rank trains until it is recorded, goes back to its first weights, and trains a
-fixed number of steps; the weights at the end must be those of a job that nobody looks into.
+With PROFILED=1 each rank trains until it is recorded, resets its weights, and trains a fixed number
+of steps; the final weights must equal those of a job without profiling.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEPS = 12
 WANTED = os.environ.get("PROFILED", "")
 
 
-def main(place: Path) -> None:
+def main(folder: Path) -> None:
     ms.set_device("CPU")
     init()
     rank, size = get_rank(), get_group_size()
@@ -53,10 +53,12 @@ def main(place: Path) -> None:
     for parameter, value in zip(net.trainable_params(), first, strict=True):
         ops.assign(parameter, ms.Tensor(value))
     train(STEPS)
-    ms.save_checkpoint(net, str(place / f"model-{rank}.ckpt"))
-    assert not np.array_equal(net.trainable_params()[0].asnumpy(), first[0]), "it has learned"
+    ms.save_checkpoint(net, str(folder / f"model-{rank}.ckpt"))
+    assert not np.array_equal(net.trainable_params()[0].asnumpy(), first[0]), (
+        "training changed the weights"
+    )
     weights = [parameter.asnumpy().tolist() for parameter in net.trainable_params()]
-    (place / f"steps-{rank}.txt").write_text(f"{STEPS} 0 {weights}\n")
+    (folder / f"steps-{rank}.txt").write_text(f"{STEPS} 0 {weights}\n")
     assert destroy_taskd_worker()
 
 

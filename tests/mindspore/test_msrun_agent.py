@@ -1,4 +1,4 @@
-"""MindSpore's `msrun` imports our agent by itself, and the documented manager is there or not."""
+"""MindSpore's `msrun` imports TaskD's agent by itself, with and without the documented manager."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ ALL = [0, 1, 2, 3, 4, 5]
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("healthy")
     done = run(folder)
-    assert done.code == 0, done.told
-    assert "process controlled by mindx" in done.output, "msrun has not found our agent"
+    assert done.code == 0, done.log
+    assert "process controlled by mindx" in done.output, "msrun has not found TaskD's agent"
     assert done.starts == 2
     assert done.left == []
     return folder
 
 
-def test_a_healthy_job_ends_with_0(healthy: Path) -> None:
+def test_healthy_job_exits_with_0(healthy: Path) -> None:
     assert steps(healthy) == {0: ALL, 1: ALL}
     assert incidents(healthy) == []
     assert "all ranks have finished" in (healthy / "taskd_log/agent-0.log").read_text()
 
 
-def test_a_killed_worker_is_reported_and_the_job_restarted(tmp_path: Path, healthy: Path) -> None:
+def test_killed_worker_is_reported_and_the_job_restarted(tmp_path: Path, healthy: Path) -> None:
     done = run(tmp_path, DIE="1.3")
-    assert done.code == 0, done.told
+    assert done.code == 0, done.log
     assert incidents(tmp_path) == ["rank 1 exited: signal 9"]
     assert done.starts == 4
     assert steps(tmp_path) == {0: ALL, 1: ALL}
@@ -37,9 +37,9 @@ def test_a_killed_worker_is_reported_and_the_job_restarted(tmp_path: Path, healt
     assert done.left == []
 
 
-def test_without_a_manager_it_ends_with_the_reason(tmp_path: Path) -> None:
+def test_job_without_a_manager_exits_with_the_reason(tmp_path: Path) -> None:
     done = run(tmp_path, manager=False, TASKD_AGENT_JOIN_TIMEOUT_S="3")
-    assert done.code == 1, done.told
+    assert done.code == 1, done.log
     assert "no manager answered within 3 s: UNAVAILABLE" in done.output
     assert done.starts == 0
     assert done.left == []
@@ -47,16 +47,14 @@ def test_without_a_manager_it_ends_with_the_reason(tmp_path: Path) -> None:
 
 def test_sigterm_ends_the_whole_job(tmp_path: Path) -> None:
     done = run(tmp_path, HOLD="0.1", on={"held": lambda: interrupt(tmp_path)})
-    assert done.code == 1, done.told
+    assert done.code == 1, done.log
     assert "node 0 was stopped by SIGTERM" in (tmp_path / "taskd_log/manager.log").read_text()
     assert done.left == []
 
 
-def test_a_worker_of_another_node_is_killed_and_both_nodes_restart(
-    tmp_path: Path, healthy: Path
-) -> None:
+def test_killed_worker_of_one_node_restarts_both_nodes(tmp_path: Path, healthy: Path) -> None:
     done = run(tmp_path, nodes=2, DIE="1.3")
-    assert done.code == 0, done.told
+    assert done.code == 0, done.log
     assert incidents(tmp_path) == ["rank 1 exited: signal 9"]
     assert done.starts == 4
     assert steps(tmp_path) == {0: ALL, 1: ALL}

@@ -1,4 +1,4 @@
-"""Looking into MindSpore: switched by the manager, switched by the file alone, the same weights."""
+"""Profiling of MindSpore, switched by the manager or by the file; the weights stay the same."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def names(spans: list[Span]) -> set[str]:
     return {span.name.split()[0] for span in spans if span.domain != COMMUNICATION}
 
 
-def test_both_ranks_are_recorded_and_train_the_same(tmp_path: Path) -> None:
-    calm, watched, base = tmp_path / "calm", tmp_path / "watched", tmp_path / "profiling"
+def test_profiling_records_both_ranks_and_keeps_the_weights(tmp_path: Path) -> None:
+    plain, recorded, base = tmp_path / "plain", tmp_path / "recorded", tmp_path / "profiling"
     switch = tmp_path / "profilingSwitch"
     switch.write_text(ALL_ON)
 
@@ -38,26 +38,26 @@ def test_both_ranks_are_recorded_and_train_the_same(tmp_path: Path) -> None:
             PROFILED=wanted,
         )
 
-    done = profiled(calm, tmp_path / "none", "")
-    assert done.code == 0, done.told
-    assert not base.exists(), "nobody has asked for anything"
-    done = profiled(watched, switch, "1")
-    assert done.code == 0, done.told
-    assert weights(watched) == weights(calm)
+    done = profiled(plain, tmp_path / "none", "")
+    assert done.code == 0, done.log
+    assert not base.exists(), "nothing was requested"
+    done = profiled(recorded, switch, "1")
+    assert done.code == 0, done.log
+    assert weights(recorded) == weights(plain)
     found = trace.read([base], "ms")
     assert sorted(found) == [0, 1]
     for rank, spans in found.items():
         assert names(spans) == {"step", "forward", "dataloader", "save_checkpoint"}, rank
-        told = [json.loads(span.name) for span in spans if span.domain == COMMUNICATION]
-        assert {one["opName"] for one in told} == {"allreduce"}
-        assert {one["groupName"] for one in told} == {"mccl_world_group"}
-        assert {one["dataType"] for one in told} == {"float32"}
+        collectives = [json.loads(span.name) for span in spans if span.domain == COMMUNICATION]
+        assert {one["opName"] for one in collectives} == {"allreduce"}
+        assert {one["groupName"] for one in collectives} == {"mccl_world_group"}
+        assert {one["dataType"] for one in collectives} == {"float32"}
     merged, offsets = trace.merge(found)
-    assert all(offset.within_ns >= 0 for offset in offsets.values()), "collectives tie the clocks"
+    assert all(offset.within_ns >= 0 for offset in offsets.values()), "collectives align the clocks"
     assert merged["traceEvents"]
 
 
-def test_without_a_manager_the_file_switches(tmp_path: Path) -> None:
+def test_switch_file_works_without_a_manager(tmp_path: Path) -> None:
     switch, base = tmp_path / "profilingSwitch", tmp_path / "profiling"
     switch.write_text(ALL_ON)
     done = subprocess.run(

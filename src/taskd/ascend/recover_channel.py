@@ -258,14 +258,14 @@ def _purpose_problems(certificate: x509.Certificate) -> list[str]:
     try:
         certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     except x509.ExtensionNotFound:
-        problems.append("it does not say whether it is a CA (basicConstraints)")
+        problems.append("its extension basicConstraints is missing")
     try:
         usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
     except x509.ExtensionNotFound:
-        problems.append("it does not say what its key is for (keyUsage)")
+        problems.append("its extension keyUsage is missing")
     else:
         if not usage.digital_signature:
-            problems.append("its key is not for digital signatures (keyUsage)")
+            problems.append("its extension keyUsage does not allow digital signatures")
     return problems
 
 

@@ -280,8 +280,8 @@ class RecoverClient(RecoverCalls):
         self._carry_out("start", self.engine.start, frame)
 
     def wait_for_engine(self) -> bool:
-        """Whether the engine has reached a training process in time. It offers nothing to wait
-        for, so it is asked again and again."""
+        """Whether the engine has reached a training process in time. It sends no event for that, so
+        this polls."""
         deadline = monotonic() + self._settings.engine_start_timeout_s
         tries = Tries(every(self._settings.retry_s), deadline=deadline, stop=self._closed)
         return any(self.engine.is_ready() for _ in tries)

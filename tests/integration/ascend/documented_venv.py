@@ -1,7 +1,7 @@
-"""A throw-away virtual environment with a torch that may be edited and TaskD from its own wheel.
+"""A temporary virtual environment with TaskD from its wheel and a torch that may be edited.
 
-Torch's files are hard links to the ones in use here, so nothing is downloaded; `sed -i` replaces
-the link of the one file that it edits.
+Torch's files are hard links to the installed ones, so nothing is downloaded; `sed -i` replaces the
+link of the one file that it edits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SITE = Path(torch.__file__).parents[1]
 
 
 def make(folder: Path) -> Path:
-    """The environment's bin directory."""
+    """Create the environment; returns its bin directory."""
     home = folder / "venv"
     venv.create(home, with_pip=True, symlinks=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -29,9 +29,9 @@ def make(folder: Path) -> Path:
     for source in (SITE / "torch", *SITE.glob("torch-*.dist-info")):
         shutil.copytree(source, site / source.name, copy_function=os.link, symlinks=True)
     for old in ("setuptools", "pkg_resources", "_distutils_hack", "distutils-precedence.pth"):
-        found = site / old  # what comes with the environment is too old to build us
+        found = site / old  # The bundled versions are too old to build TaskD.
         shutil.rmtree(found) if found.is_dir() else found.unlink(missing_ok=True)
-    # The rest is used from where it is; editable installations there are not seen from here.
+    # Other packages come from the current environment, except its editable installations.
     (site / "others.pth").write_text(f"{SITE}\n")
     source = folder / "source"
     source.mkdir()
@@ -49,7 +49,7 @@ def make(folder: Path) -> Path:
 
 
 def alone(command: list[str]) -> list[str]:
-    """In a network of its own, so that the documented ports are free; needs to be allowed to."""
+    """The command in its own network, if permitted, so that the documented ports are free."""
     inside = ["unshare", "--map-root-user", "--net"]
     possible = subprocess.run([*inside, "true"], capture_output=True, check=False)
     if possible.returncode != 0:

@@ -1,4 +1,4 @@
-"""The documented Python layer of agents: its names, its messages on a real bus, its refusals."""
+"""The documented Python layer of agents: its names, messages on a real bus, refused settings."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from taskd.runtime.loop_thread import LoopThread
 DEADLINE_S = 30.0
 
 
-def test_a_message_each_way() -> None:
+def test_agent_and_manager_exchange_messages() -> None:
     thread, port = LoopThread("test"), free_port()
 
     async def serve() -> Bus:
-        made = Bus(BusConfig(me=manager(), listen=f"127.0.0.1:{port}"))
-        await made.start()
-        return made
+        created = Bus(BusConfig(me=manager(), listen=f"127.0.0.1:{port}"))
+        await created.start()
+        return created
 
     bus = thread.run(serve()).result(DEADLINE_S)
     inbox: queue.Queue[MsgBody] = queue.Queue()
@@ -47,8 +47,8 @@ def test_a_message_each_way() -> None:
         assert joined.result(DEADLINE_S)
         network.register("1")
         assert thread.run(bus.receive()).result(DEADLINE_S).body == AgentRegistered()
-        told = BaseAgent()
-        told.send_message_to_manager(STATUS_MSG_TYPE, 202, AgentReportInfo(fault_ranks=[3]))
+        base = BaseAgent()
+        base.send_message_to_manager(STATUS_MSG_TYPE, 202, AgentReportInfo(fault_ranks=[3]))
         body = thread.run(bus.receive()).result(DEADLINE_S).body
         assert isinstance(body, RanksFailed)
         assert body.ranks == (3,)
@@ -62,23 +62,23 @@ def test_a_message_each_way() -> None:
         thread.stop()
 
 
-def test_an_unknown_command_is_a_type_error() -> None:
-    made = BaseAgent()
-    made.msg_queue.put(MsgBody("ACTION", 999, "", {}))
+def test_unknown_command_raises_type_error() -> None:
+    base = BaseAgent()
+    base.msg_queue.put(MsgBody("ACTION", 999, "", {}))
     with pytest.raises(TypeError):
-        made.handle_message()
+        base.handle_message()
 
 
-def test_a_base_agent_knows_no_framework() -> None:
-    made, told = BaseAgent(), MsgBody("ACTION", 210, "", {})
-    for work in (made.initialize_workers, made.stop_workers, made.exit_agent, made.restart_workers):
+def test_base_agent_leaves_worker_actions_to_subclasses() -> None:
+    base, message = BaseAgent(), MsgBody("ACTION", 210, "", {})
+    for work in (base.initialize_workers, base.stop_workers, base.exit_agent, base.restart_workers):
         with pytest.raises(NotImplementedError):
-            work(told)
-    assert made.check_new_fault([1])
-    assert not made.is_report_timeout()
+            work(message)
+    assert base.check_new_fault([1])
+    assert not base.is_report_timeout()
 
 
-def test_groups_of_workers() -> None:
+def test_pids_and_faulty_part_of_a_worker_group() -> None:
     contexts = {0: SimpleNamespace(pids=lambda: {0: 7}), 2: SimpleNamespace(pids=lambda: {0: 9})}
     assert get_pids(contexts) == {0: 7, 2: 9}
 
@@ -106,7 +106,7 @@ def test_groups_of_workers() -> None:
         ({"Framework": "MindSpore", "UpstreamPort": "high"}, {}),
     ],
 )
-def test_what_is_refused(
+def test_invalid_agent_settings_are_refused(
     config: dict[str, str], env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskd.agent.seams.agent_api._agent", None)

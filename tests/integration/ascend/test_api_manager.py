@@ -1,4 +1,4 @@
-"""The documented `manager.py`, as a process of its own."""
+"""The documented `manager.py` in its own process."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ sys.exit(0 if start_taskd_manager() else 3)
 """
 
 LOOPBACK = "127.0.0.77"
-"""An address of this test's own, because the port is the documented one."""
+"""An address for this test only, because the port is the documented one."""
 
 
-def start(place: Path, **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, **environment: str) -> subprocess.Popen[str]:
     base = {name: value for name, value in os.environ.items() if not name.startswith("MINDX_")}
     return subprocess.Popen(
         [sys.executable, "-c", MANAGER],
-        cwd=place,
+        cwd=folder,
         env={
             **base,
             "POD_IP": LOOPBACK,
@@ -48,7 +48,7 @@ def start(place: Path, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-async def speak() -> bool:
+async def register() -> bool:
     bus = Bus(BusConfig(me=agent(0), upstream=f"{LOOPBACK}:9601"))
     await bus.start()
     joined = await bus.join(WAIT_S) and bool(await bus.send(manager(), AgentRegistered()))
@@ -56,10 +56,10 @@ async def speak() -> bool:
     return joined
 
 
-def test_it_serves_while_it_blocks(tmp_path: Path) -> None:
+def test_manager_serves_while_the_call_blocks(tmp_path: Path) -> None:
     process = start(tmp_path)
     try:
-        assert asyncio.run(speak())
+        assert asyncio.run(register())
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=WAIT_S)
@@ -70,17 +70,17 @@ def test_it_serves_while_it_blocks(tmp_path: Path) -> None:
         process.communicate()
 
 
-def test_a_taken_port_is_false_at_once(tmp_path: Path) -> None:
+def test_port_in_use_returns_false_at_once(tmp_path: Path) -> None:
     with socket.create_server((LOOPBACK, 9601)):
         process = start(tmp_path)
         output, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 3, errors
-    assert "the manager has not started: Mgr:0 cannot listen on 127.0.0.77:9601" in output
+    assert "the manager did not start: Mgr:0 cannot listen on 127.0.0.77:9601" in output
 
 
 @pytest.mark.parametrize("address", ["no host", "203.0.113.1"])
-def test_an_address_that_is_not_ours_is_false(tmp_path: Path, address: str) -> None:
+def test_foreign_address_returns_false(tmp_path: Path, address: str) -> None:
     process = start(tmp_path, POD_IP=address)
     output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 3
-    assert "the manager has not started" in output
+    assert "the manager did not start" in output

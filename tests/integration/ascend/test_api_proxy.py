@@ -1,3 +1,5 @@
+"""`init_taskd_proxy` and `destroy_taskd_proxy` with a real manager and agent."""
+
 from __future__ import annotations
 
 import asyncio
@@ -21,14 +23,14 @@ WAIT_S = 20.0
 
 
 class Job:
-    """A manager, and an agent that looks for its proxy, in a loop of their own."""
+    """A manager, and an agent that joins through the proxy, in their own event loop."""
 
     def __init__(self, manager_port: int = 0, token: str = "") -> None:
         self.loop = LoopThread("test")
         self.token = token
-        self.manager = self.loop.run(self._made(manager_port)).result(WAIT_S)
+        self.manager = self.loop.run(self._start_manager(manager_port)).result(WAIT_S)
 
-    async def _made(self, port: int) -> Bus:
+    async def _start_manager(self, port: int) -> Bus:
         job = "job-1" if self.token else ""
         bus = Bus(BusConfig(me=manager(), listen=f"127.0.0.1:{port}", job=job, token=self.token))
         await bus.start()
@@ -39,7 +41,7 @@ class Job:
             async for change in self.manager.changes():
                 if isinstance(change, PeerJoined):
                     return str(change.peer).partition("/")[0]
-        raise AssertionError("nobody joined")
+        raise AssertionError("no peer joined")
 
     async def hello_through(self, proxy_port: int) -> NetCode:
         bus = Bus(BusConfig(me=agent(3), upstream=f"127.0.0.1:{proxy_port}"))
@@ -55,7 +57,7 @@ class Job:
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("RANK", "MS_NODE_RANK", "LOCAL_PROXY_ENABLE", "TASKD_TOKEN", "TASKD_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
     yield
@@ -70,22 +72,22 @@ def job() -> Iterator[Job]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-@pytest.mark.parametrize("spell", [int, str])
-def test_it_returns_true_once_joined(job: Job, host: str, spell: type) -> None:
+@pytest.mark.parametrize("port_type", [int, str])
+def test_init_returns_true_when_the_proxy_has_joined(job: Job, host: str, port_type: type) -> None:
     port = free_port()
     config = {
         "ListenAddr": "127.0.0.1",
-        "ListenPort": spell(port),
+        "ListenPort": port_type(port),
         "UpstreamAddr": host,
-        "UpstreamPort": spell(job.manager.port),
-        "ServerRank": spell(3),
+        "UpstreamPort": port_type(job.manager.port),
+        "ServerRank": port_type(3),
     }
     assert init_taskd_proxy(config) is True
     assert job.loop.run(job.next_peer()).result(WAIT_S) == "Proxy:3"
     assert job.loop.run(job.hello_through(port)).result(WAIT_S) is NetCode.OK
 
 
-def test_a_second_call_keeps_the_first_proxy(job: Job) -> None:
+def test_second_call_keeps_the_first_proxy(job: Job) -> None:
     config = {"ListenPort": free_port(), "UpstreamPort": job.manager.port}
     assert init_taskd_proxy(config) is True
     assert init_taskd_proxy({"ListenPort": 1, "UpstreamPort": 1}) is True
@@ -94,7 +96,7 @@ def test_a_second_call_keeps_the_first_proxy(job: Job) -> None:
     assert init_taskd_proxy(config) is True
 
 
-def test_it_waits_for_a_manager_that_comes_late() -> None:
+def test_init_waits_for_a_late_manager() -> None:
     upstream = free_port()
     with ThreadPoolExecutor() as pool:
         joined = pool.submit(init_taskd_proxy, {"ListenPort": 0, "UpstreamPort": upstream})
@@ -103,7 +105,7 @@ def test_it_waits_for_a_manager_that_comes_late() -> None:
         late.close()
 
 
-def test_destroying_ends_the_wait() -> None:
+def test_destroy_ends_the_wait() -> None:
     port = free_port()
     answers: list[bool] = []
     waiting = threading.Thread(
@@ -125,10 +127,10 @@ def _wait_for_listener(port: int) -> None:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         tries.wait(0.05)
-    raise AssertionError(f"nobody listens on {port}")
+    raise AssertionError(f"no process listens on port {port}")
 
 
-def test_a_taken_port_is_no_success_and_leaves_nothing_behind(job: Job) -> None:
+def test_port_in_use_returns_false_and_leaves_no_proxy(job: Job) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -152,16 +154,18 @@ def test_a_taken_port_is_no_success_and_leaves_nothing_behind(job: Job) -> None:
         {"enable_tls": True, "tls_conf": {"certificate": "x"}},
     ],
 )
-def test_wrong_settings_are_no_success(config: dict[str, object]) -> None:
+def test_invalid_settings_return_false(config: dict[str, object]) -> None:
     assert init_taskd_proxy({"ListenPort": 0, **config}) is False
 
 
 @pytest.mark.parametrize("config", [[("ListenPort", 0)], 7, "x"])
-def test_settings_that_are_no_dict(config: object) -> None:
+def test_settings_that_are_not_a_dict_return_false(config: object) -> None:
     assert init_taskd_proxy(config) is False  # type: ignore[arg-type]
 
 
-def test_the_ranks_of_the_environment(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_rank_is_read_from_the_environment(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MS_NODE_RANK", "5")
     config = {"ListenPort": 0, "UpstreamPort": job.manager.port}
     assert init_taskd_proxy(config) is True
@@ -169,7 +173,9 @@ def test_the_ranks_of_the_environment(job: Job, monkeypatch: pytest.MonkeyPatch)
     destroy_taskd_proxy()
 
 
-def test_a_rank_of_zero_is_a_rank(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_rank_zero_overrides_the_environment(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "5")
     config = {"ListenPort": 0, "UpstreamPort": job.manager.port, "ServerRank": 0}
     assert init_taskd_proxy(config) is True
@@ -177,7 +183,7 @@ def test_a_rank_of_zero_is_a_rank(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
     destroy_taskd_proxy()
 
 
-def test_the_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     guarded = Job(token="secret")
     monkeypatch.setenv("TASKD_TOKEN", "secret")
     monkeypatch.setenv("MINDX_TASK_ID", "job-1")
@@ -185,5 +191,5 @@ def test_the_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     guarded.close()
 
 
-def test_destroying_before_anything_was_made() -> None:
+def test_destroy_without_a_proxy_returns_true() -> None:
     assert destroy_taskd_proxy() is True

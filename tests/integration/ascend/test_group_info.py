@@ -1,3 +1,5 @@
+"""The dump of process groups, for real ranks and for processes without torch."""
+
 from __future__ import annotations
 
 import json
@@ -22,7 +24,7 @@ dist.destroy_process_group()
 """
 
 
-def test_the_groups_of_real_ranks(tmp_path: Path) -> None:
+def test_each_rank_writes_its_groups(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "MINDX_TASK_ID": "job-1",
@@ -36,20 +38,20 @@ def test_the_groups_of_real_ranks(tmp_path: Path) -> None:
         for rank in range(3)
     ]
     assert [process.wait(timeout=120) for process in ranks] == [0, 0, 0]
-    told = [
+    written = [
         json.loads((tmp_path / "job-1" / str(rank) / "parallel_group.json").read_text())
         for rank in range(3)
     ]
     pairs = [
         {tuple(group["global_ranks"]): group["group_rank"] for group in groups.values()}
-        for groups in told
+        for groups in written
     ]
     assert pairs == [{(0, 1, 2): 0, (0, 2): 0}, {(0, 1, 2): 1}, {(0, 1, 2): 2, (0, 2): 1}]
-    names = [group["group_name"] for group in told[0].values()]
+    names = [group["group_name"] for group in written[0].values()]
     assert names.count("default_group") == 1
 
 
-def test_without_torch_there_are_no_groups() -> None:
+def test_without_torch_no_groups_are_written() -> None:
     code = (
         "import sys\n"
         "from taskd.python.adaptor.pytorch.group_info import dump_group_info, get_group_info\n"
@@ -60,7 +62,9 @@ def test_without_torch_there_are_no_groups() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_where_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_path_refuses_links_and_missing_job_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GROUP_BASE_DIR", str(tmp_path))
     monkeypatch.delenv("MINDX_TASK_ID", raising=False)
     assert group_info.get_save_path(3) == ""

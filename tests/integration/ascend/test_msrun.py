@@ -1,4 +1,4 @@
-"""MindSpore's seam: a process manager with msrun's functions, a real manager, real deaths."""
+"""MindSpore's agent with callbacks like msrun's, a real manager, and workers that are killed."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MSRUN = """
     from taskd.api.taskd_proxy_api import init_taskd_proxy
 
     size = int(os.environ["MS_LOCAL_WORKER"])
-    processes, lives = [None] * size, [0] * size
+    processes, starts = [None] * size, [0] * size
 
     def start_list(ranks):
         print("start", sorted(ranks), flush=True)
         for rank in ranks:
-            env = {**os.environ, "RANK_ID": str(rank), "LIFE": str(lives[rank])}
+            env = {**os.environ, "RANK_ID": str(rank), "INCARNATION": str(starts[rank])}
             processes[rank] = subprocess.Popen([sys.executable, sys.argv[1]], env=env)
-            lives[rank] += 1
+            starts[rank] += 1
 
     def start_all():
         start_list(range(size))
@@ -51,7 +51,7 @@ MSRUN = """
 
     def kill(pids):
         named = [rank for rank, process in enumerate(processes) if process and process.pid in pids]
-        os.write(2, f"kill {'all' if -1 in pids else named}\\n".encode())  # others write there, too
+        os.write(2, f"kill {'all' if -1 in pids else named}\\n".encode())  # others write, too
         for process in processes:
             if process is not None and (-1 in pids or process.pid in pids):
                 process.kill()
@@ -75,9 +75,9 @@ MSRUN = """
 @contextmanager
 def manager(folder: Path) -> Iterator[str]:
     port = str(free_port())
-    words = ["--nodes=1", "--procs-per-node=2", f"--listen=127.0.0.1:{port}"]
+    arguments = ["--nodes=1", "--procs-per-node=2", f"--listen=127.0.0.1:{port}"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "taskd.manager", *words, f"--state-dir={folder / 'state'}"]
+        [sys.executable, "-m", "taskd.manager", *arguments, f"--state-dir={folder / 'state'}"]
     )
     try:
         yield port
@@ -92,11 +92,11 @@ def msrun(folder: Path, worker: str, port: str) -> subprocess.CompletedProcess[s
     (folder / "worker.py").write_text(textwrap.dedent(worker))
     env = {**os.environ, "MS_NODE_RANK": "0", "MS_LOCAL_WORKER": "2", "MS_WORKER_NUM": "2"}
     env |= {"TASKD_LOG_PATH": str(folder / "log"), "TASKD_LOG_STDOUT": "0"}
-    env["TASKD_AGENT_SETTLE_ALL_S"] = "2"  # longer than from one look to the next
+    env["TASKD_AGENT_SETTLE_ALL_S"] = "2"  # Longer than the monitor interval.
     env["TASKD_AGENT_SETTLE_SOME_S"] = "1.5"
-    words = [str(folder / "msrun.py"), str(folder / "worker.py"), port, str(free_port())]
+    arguments = [str(folder / "msrun.py"), str(folder / "worker.py"), port, str(free_port())]
     return subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *arguments],
         env=env,
         capture_output=True,
         text=True,
@@ -105,17 +105,17 @@ def msrun(folder: Path, worker: str, port: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_a_healthy_job_ends_with_0(tmp_path: Path) -> None:
+def test_healthy_job_exits_with_0(tmp_path: Path) -> None:
     with manager(tmp_path) as port:
         done = msrun(tmp_path, "pass", port)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["start [0, 1]"]
 
 
-def test_a_killed_worker_restarts_the_job(tmp_path: Path) -> None:
+def test_killed_worker_restarts_the_job(tmp_path: Path) -> None:
     worker = """
         import os, signal
-        if os.environ["LIFE"] == "0":
+        if os.environ["INCARNATION"] == "0":
             if os.environ["RANK_ID"] == "1":
                 os.kill(os.getpid(), signal.SIGKILL)
             signal.pause()
@@ -128,15 +128,15 @@ def test_a_killed_worker_restarts_the_job(tmp_path: Path) -> None:
     assert [fault["rank"] for fault in incident["faults"]] == [1]
 
 
-def test_one_worker_is_killed_and_started_while_the_other_goes_on(tmp_path: Path) -> None:
+def test_one_worker_is_restarted_while_the_other_continues(tmp_path: Path) -> None:
     worker = f"""
         import os, signal
         fifo = {str(tmp_path / "again")!r}
-        rank, life = os.environ["RANK_ID"], os.environ["LIFE"]
+        rank, incarnation = os.environ["RANK_ID"], os.environ["INCARNATION"]
         if rank == "0":
             open(fifo).read()
-            print("rank 0 in life", life, flush=True)
-        elif life == "0":
+            print("rank 0 incarnation", incarnation, flush=True)
+        elif incarnation == "0":
             signal.pause()
         else:
             open(fifo, "w").close()
@@ -146,7 +146,7 @@ def test_one_worker_is_killed_and_started_while_the_other_goes_on(tmp_path: Path
     bus = Bus(BusConfig(me=ids.manager(), listen=f"127.0.0.1:{port}"))
 
     async def manage() -> None:
-        """As Ascend's manager does where only the faulty process is to start anew."""
+        """Restart only the faulty process, as Ascend's manager does."""
         up = 0
         while True:
             received = await bus.receive()
@@ -154,7 +154,7 @@ def test_one_worker_is_killed_and_started_while_the_other_goes_on(tmp_path: Path
                 await bus.send(ids.agent(0), m.StartWorkers(received.body.remaining))
             elif isinstance(received.body, m.KeptAlive):
                 up += 1
-                if up == 2:  # it looks at its workers
+                if up == 2:  # The agent monitors its workers.
                     await bus.send(ids.agent(0), m.RestartWorkers((ids.Rank(1),)))
 
     thread.run(bus.start()).result(DEADLINE_S)
@@ -166,19 +166,19 @@ def test_one_worker_is_killed_and_started_while_the_other_goes_on(tmp_path: Path
         thread.run(bus.close()).result(DEADLINE_S)
         thread.stop()
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["start [0, 1]", "start [1]", "rank 0 in life 0"]
+    assert done.stdout.splitlines() == ["start [0, 1]", "start [1]", "rank 0 incarnation 0"]
     kills = [line for line in done.stderr.splitlines() if line.startswith("kill")]
-    assert kills == ["kill [1]", "kill all"], "the last is the end of everything"
+    assert kills == ["kill [1]", "kill all"], "the last one is the end of the job"
 
 
-def test_a_job_that_always_fails_ends_with_1(tmp_path: Path) -> None:
+def test_job_that_always_fails_exits_with_1(tmp_path: Path) -> None:
     with manager(tmp_path) as port:
         done = msrun(tmp_path, "raise SystemExit(3)", port)
     assert done.returncode == 1, done.stderr
 
 
 @pytest.mark.parametrize("size", ["", "two"])
-def test_without_msruns_variables_it_says_so(tmp_path: Path, size: str) -> None:
+def test_missing_msrun_variables_are_reported(tmp_path: Path, size: str) -> None:
     code = (
         "from taskd.api import *\n"
         "assert init_taskd_agent({'Framework': 'MindSpore'})\n"
@@ -189,10 +189,10 @@ def test_without_msruns_variables_it_says_so(tmp_path: Path, size: str) -> None:
     env = {**os.environ, "MS_LOCAL_WORKER": size, "TASKD_LOG_PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "MS_LOCAL_WORKER must be numbers" in done.stderr
+    assert "MS_LOCAL_WORKER to numbers" in done.stderr
 
 
-def test_without_a_manager_it_ends_with_the_reason(tmp_path: Path) -> None:
+def test_agent_without_a_manager_exits_with_the_reason(tmp_path: Path) -> None:
     code = (
         "from taskd.agent.seams.hosted_agent import AgentConfig\n"
         "from taskd.agent.seams.msrun import MsAgent\n"

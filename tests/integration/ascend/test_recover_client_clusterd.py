@@ -1,4 +1,4 @@
-"""The documented clients against our own clusterd, as processes of their own, through a round."""
+"""The documented recover clients against a real clusterd process, through whole rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from mindx_elastic import recover_manager as elastic
-from taskd.ascend import mindio as engine
+from taskd.ascend import mindio
 from taskd.ascend.mindio import InProcessEngine
 from taskd.python.toolkit.recover_module import DLRecoverManager
 from taskd.python.toolkit.recover_module.shared_data import shared_data_inst
@@ -30,10 +30,10 @@ INFO = pb.ClientInfo(jobId="job-1", role="master agent")
 
 
 class Clusterd:
-    def __init__(self, place: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = int(free.getsockname()[1])
-        self._arguments = ["--journal", str(place / "journal"), *arguments]
+        self._arguments = ["--journal", str(folder / "journal"), *arguments]
         self.start()
 
     @property
@@ -52,8 +52,8 @@ class Clusterd:
         self.process.wait(WAIT_S)
 
 
-class Obedient(InProcessEngine):
-    """Hands every order to the test, which says when it is done."""
+class QueueEngine(InProcessEngine):
+    """Passes every order to the test, which reports when it is done."""
 
     def __init__(self, reports: Any) -> None:
         super().__init__(reports)
@@ -73,12 +73,12 @@ class Obedient(InProcessEngine):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("RETRY_S", "BACKOFF_LIMIT_S", "HEALTH_INTERVAL_S"):
         monkeypatch.setenv(f"TASKD_RECOVER_{name}", "0.1")
-    engine.use(Obedient)
+    mindio.use(QueueEngine)
     yield
-    engine.use(None)
+    mindio.use(None)
     shared_data_inst.set_kill_flag(False)
     for kind in (DLRecoverManager, elastic.DLRecoverManager):
         if kind.instance is not None:
@@ -86,35 +86,35 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             kind.instance = None
 
 
-def follow(client: DLRecoverManager) -> Obedient:
+def follow(client: DLRecoverManager) -> QueueEngine:
     threading.Thread(target=client.start_subscribe, daemon=True).start()
     assert client.register_event.wait(WAIT_S)
-    assert isinstance(client.engine, Obedient)
+    assert isinstance(client.engine, QueueEngine)
     return client.engine
 
 
-def a_round(client: DLRecoverManager, orders: Obedient) -> None:
+def run_round(client: DLRecoverManager, orders: QueueEngine) -> None:
     assert client.report_process_fault({3: 2}) == 0
     assert orders.next() == ("stop", {3: 2}, "stop")
     assert client.report_stop_complete(0, "stopped", {3: 2}) == 0
     assert orders.next() == ("global", {3: 2})
     assert client.report_recover_strategy({3: 2}, ["retry", "exit"]) == 0
     assert orders.next() == ("change", "retry")
-    assert client.report_recover_status(0, "well again", {}, "retry") == 0
+    assert client.report_recover_status(0, "recovered", {}, "retry") == 0
 
 
-def test_a_round_from_fault_to_training(tmp_path: Path) -> None:
+def test_round_from_fault_to_training(tmp_path: Path) -> None:
     clusterd = Clusterd(tmp_path)
     try:
         client = DLRecoverManager(INFO, clusterd.address)
         orders = follow(client)
-        a_round(client, orders)
-        a_round(client, orders)
+        run_round(client, orders)
+        run_round(client, orders)
     finally:
         clusterd.kill()
 
 
-def test_a_round_goes_on_after_clusterd_was_killed(tmp_path: Path) -> None:
+def test_round_continues_after_clusterd_was_killed(tmp_path: Path) -> None:
     clusterd = Clusterd(tmp_path)
     try:
         client = DLRecoverManager(INFO, clusterd.address)
@@ -122,21 +122,21 @@ def test_a_round_goes_on_after_clusterd_was_killed(tmp_path: Path) -> None:
         assert client.report_process_fault({3: 2}) == 0
         assert orders.next()[0] == "stop"
         clusterd.kill()
-        # The answer is lost. The next clusterd asks again, and is answered again, without a
-        # second order to the engine.
+        # The answer is lost. The next clusterd repeats the signal and gets the answer again,
+        # without a second order to the engine.
         with suppress(grpc.RpcError):
             client.report_stop_complete(0, "stopped", {3: 2})
         clusterd.start()
         assert orders.next() == ("global", {3: 2})
         assert client.report_recover_strategy({3: 2}, ["retry", "exit"]) == 0
         assert orders.next() == ("change", "retry")
-        assert client.report_recover_status(0, "well again", {}, "retry") == 0
+        assert client.report_recover_status(0, "recovered", {}, "retry") == 0
         assert orders.orders.empty()
     finally:
         clusterd.kill()
 
 
-def test_encrypted_and_with_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_with_encryption_and_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, crt = certificate()
     (tmp_path / "key").write_bytes(key)
     (tmp_path / "crt").write_bytes(crt)
@@ -156,22 +156,22 @@ def test_encrypted_and_with_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
         monkeypatch.setenv("TASKD_CLUSTERD_TOKEN", token_for("s3cret", job_scope("job-1")))
         client = elastic.DLRecoverManager(info, clusterd.address, cert_path=str(tmp_path / "crt"))
-        a_round(client, follow(client))
+        run_round(client, follow(client))
         assert elastic.report_process_fault({1: 1}) == 0
     finally:
         clusterd.kill()
 
 
-def test_without_an_engine_the_job_is_told_to_exit(tmp_path: Path) -> None:
-    engine.use(None)
+def test_without_mindio_the_job_exits(tmp_path: Path) -> None:
+    mindio.use(None)
     clusterd = Clusterd(tmp_path)
     try:
         client = DLRecoverManager(INFO, clusterd.address)
-        asked: queue.Queue[str] = queue.Queue()
-        client.action_func_map["change_strategy"] = asked.put
+        strategies: queue.Queue[str] = queue.Queue()
+        client.action_func_map["change_strategy"] = strategies.put
         threading.Thread(target=client.start_subscribe, daemon=True).start()
         assert client.register_event.wait(WAIT_S)
         assert client.report_process_fault({3: 1}) == 0
-        assert asked.get(timeout=WAIT_S) == "exit"
+        assert strategies.get(timeout=WAIT_S) == "exit"
     finally:
         clusterd.kill()

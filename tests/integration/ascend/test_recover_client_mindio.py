@@ -1,4 +1,4 @@
-"""With `mindio_ttp` installed, its controller is driven call by call as MindCluster does it."""
+"""With `mindio_ttp` installed, its controller gets the same calls as from MindCluster."""
 
 from __future__ import annotations
 
@@ -18,67 +18,68 @@ from tests.integration.ascend.recover_server import Running
 WAIT_S = 30.0
 
 CONTROLLER = '''
-"""Stands in for Huawei's package: writes every call down, and calls back on request."""
+"""Replaces Huawei's package: records every call, and calls back."""
 import json, os, sys
 _callbacks = {}
-def _note(name, *arguments):
+def _record(name, *arguments):
     with open(os.environ["CALLS"], "a") as file:
         file.write(json.dumps([name, *arguments]) + "\\n")
 def tft_register_mindx_callback(action, func):
     _callbacks[action] = func
-    _note("register", action)
+    _record("register", action)
     return 0
-def tft_init_controller(*arguments): _note("init", *arguments)
-def tft_start_controller(*arguments): _note("start", *arguments)
-def tft_destroy_controller(): _note("destroy")
+def tft_init_controller(*arguments): _record("init", *arguments)
+def tft_start_controller(*arguments): _record("start", *arguments)
+def tft_destroy_controller(): _record("destroy")
 def tft_query_high_availability_switch():
-    _note("query")
+    _record("query")
     return True
 def tft_notify_controller_dump():
-    _note("dump")
+    _record("dump")
     _callbacks["report_result"](0, "dumped", {}, "dump")
     return 0
 def tft_notify_controller_stop_train(*arguments):
-    _note("stop_train", *arguments)
+    _record("stop_train", *arguments)
     _callbacks["report_stop_complete"](0, "stopped", arguments[0])
     return 0
 def tft_notify_controller_on_global_rank(*arguments):
-    _note("on_global_rank", *arguments)
+    _record("on_global_rank", *arguments)
     _callbacks["report_strategies"](arguments[0], ["recover", "exit"])
     return 0
 def tft_notify_controller_change_strategy(*arguments):
-    _note("change_strategy", *arguments)
+    _record("change_strategy", *arguments)
     _callbacks["report_fault_ranks"]({5: 1}, {5: "code"})
     return 0
 '''
 NEWER = """
 def tft_notify_controller_prepare_action(*arguments):
-    _note("prepare_action", *arguments)
+    _record("prepare_action", *arguments)
     return 0
 """
 PROGRAM = """
+from taskd.ascend.documented import recover_functions
 from taskd.python.toolkit.recover_module import recover_manager
 assert recover_manager.import_flag
-recover_manager.server_address = lambda: __import__("os").environ["SERVER"]
+recover_functions.server_address = lambda: __import__("os").environ["SERVER"]
 recover_manager.init_grpc_process("pytorch")
-print("over")
+print("finished")
 """
 
 
 class Job:
     """A process that runs the documented client with a package named `mindio_ttp`."""
 
-    def __init__(self, place: Path, controller: str) -> None:
-        package = place / "mindio_ttp"
+    def __init__(self, folder: Path, controller: str) -> None:
+        package = folder / "mindio_ttp"
         package.mkdir()
         (package / "__init__.py").touch()
         (package / "controller_ttp.py").write_text(controller)
         self.server = Running()
-        self.calls_path = place / "calls"
+        self.calls_path = folder / "calls"
         self.calls_path.touch()
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(place), *filter(None, sys.path)]),
+            "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]),
             "CALLS": str(self.calls_path),
             "SERVER": self.server.address,
             "MINDX_TASK_ID": "job-1",
@@ -106,7 +107,7 @@ class Job:
         self.server.clusterd.push("killMaster")
         output, errors = self.process.communicate(timeout=WAIT_S)
         assert self.process.returncode == 0, errors
-        assert output.rstrip().endswith("over"), output
+        assert output.rstrip().endswith("finished"), output
         return output
 
     def close(self) -> None:
@@ -133,11 +134,11 @@ START = [
 ]
 
 
-def test_every_order_and_every_callback(job: Job) -> None:
-    told, push = job.server.clusterd, job.server.clusterd.push
+def test_all_orders_and_callbacks(job: Job) -> None:
+    clusterd, push = job.server.clusterd, job.server.clusterd.push
     faults = [pb.FaultRank(rankId="3", faultType="1")]
     push("stopTrain", "stop_train", uuid="a", faultRanks=faults)
-    request = told.next_call("ReportStopComplete", timeout_s=WAIT_S)
+    request = clusterd.next_call("ReportStopComplete", timeout_s=WAIT_S)
     assert (request.uuid, request.status.info, request.faultRanks[0].rankId) == (
         "a",
         "stopped",
@@ -145,17 +146,17 @@ def test_every_order_and_every_callback(job: Job) -> None:
     )
     push("globalFault", "on_global_rank", uuid="a", faultRanks=faults)
     push("globalFault", "on_global_rank", uuid="a", faultRanks=faults, timeout=33)
-    request = told.next_call("ReportRecoverStrategy", timeout_s=WAIT_S)
+    request = clusterd.next_call("ReportRecoverStrategy", timeout_s=WAIT_S)
     assert (request.uuid, list(request.strategies)) == ("a", ["recover", "exit"])
     push("changeStrategy", "change_strategy", uuid="a", changeStrategy="recover", extraParams="x")
-    request = told.next_call("ReportProcessFault", timeout_s=WAIT_S)
+    request = clusterd.next_call("ReportProcessFault", timeout_s=WAIT_S)
     assert (request.faultRanks[0].rankId, list(request.evidence)) == ("5", ["code"])
     push("stopTrain", "pause_train", uuid="b")
     push("hot-switch", "hot switch", faultRanks=faults)
     push("hot-switch", "new pod running")
     push("hot-switch", "stop switch")
     push("saveAndExit", "save_and_exit", uuid="c")
-    request = told.next_call("ReportRecoverStatus", timeout_s=WAIT_S)
+    request = clusterd.next_call("ReportRecoverStatus", timeout_s=WAIT_S)
     assert (request.uuid, request.strategy) == ("c", "dump")
     job.end()
     known = {"3": 1}
@@ -173,18 +174,18 @@ def test_every_order_and_every_callback(job: Job) -> None:
     ]
 
 
-def test_an_old_version_lacks_the_hot_switch(tmp_path: Path) -> None:
+def test_old_mindio_without_hot_switch_is_logged(tmp_path: Path) -> None:
     job = Job(tmp_path, CONTROLLER)
     try:
         job.server.clusterd.push("hot-switch", "hot switch")
         output = job.end()
     finally:
         job.close()
-    assert "this mindio_ttp is too old for 'hot switch'" in output
+    assert "'hot switch' is not carried out: this version of mindio_ttp is too old" in output
     assert job.calls() == [*START, ["destroy"]]
 
 
-def test_a_broken_version_is_told_and_replaced(tmp_path: Path) -> None:
+def test_broken_mindio_is_logged_and_orders_are_refused(tmp_path: Path) -> None:
     job = Job(tmp_path, "raise ImportError('libttp.so: no such file')")
     try:
         job.server.clusterd.push("stopTrain", "stop_train", uuid="a")
@@ -193,4 +194,4 @@ def test_a_broken_version_is_told_and_replaced(tmp_path: Path) -> None:
         output = job.end()
     finally:
         job.close()
-    assert "cannot be loaded: libttp.so: no such file" in output
+    assert "its import failed: libttp.so: no such file" in output

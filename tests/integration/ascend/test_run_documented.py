@@ -1,4 +1,4 @@
-"""The documented agent for PyTorch: torch's own agent, its functions registered, a real manager."""
+"""The documented agent for PyTorch: torch's own agent, registered callbacks, a real manager."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ PROGRAM = """
     from taskd.api import init_taskd_agent, register_func, start_taskd_agent
 
     port, worker = sys.argv[1:]
-    meeting = RendezvousParameters("c10d", "localhost:0", "documented", 1, 1)
+    rendezvous = RendezvousParameters("c10d", "localhost:0", "documented", 1, 1)
     spec = WorkerSpec(
         role="default",
         local_world_size=2,
         entrypoint=sys.executable,
         args=("-u", worker),
-        rdzv_handler=get_rendezvous_handler(meeting),
+        rdzv_handler=get_rendezvous_handler(rendezvous),
         max_restarts=3,
     )
     agent = LocalElasticAgent(spec, DefaultLogsSpecs())
 
-    def told(name, function):
+    def logged(name, function):
         def call(group):
             if name != "MONITOR":
                 print(name, sorted(w.global_rank for w in group.workers), flush=True)
             return function(group)
         return call
 
-    where = {"UpstreamAddr": "127.0.0.1", "UpstreamPort": port}
-    assert init_taskd_agent({"Framework": "PyTorch", **where}, agent)
+    upstream = {"UpstreamAddr": "127.0.0.1", "UpstreamPort": port}
+    assert init_taskd_agent({"Framework": "PyTorch", **upstream}, agent)
     for name, function in {
         "KILL_WORKER": agent._stop_workers,
         "START_ALL_WORKER": agent._initialize_workers,
         "RESTART": agent._restart_workers,
         "MONITOR": agent._monitor_workers,
     }.items():
-        assert register_func(name, told(name, function))
-    print("over:", start_taskd_agent().state.name, flush=True)
+        assert register_func(name, logged(name, function))
+    print("finished:", start_taskd_agent().state.name, flush=True)
 """
 FAILS_ONCE = """
     import os, pathlib, signal
 
     rank = os.environ["RANK"]
-    lives = pathlib.Path(f"lives{rank}")
-    lives.open("a").write("x")
-    if lives.read_text() == "x":
+    starts = pathlib.Path(f"starts{rank}")
+    starts.open("a").write("x")
+    if starts.read_text() == "x":
         if rank == "1":
-            open("born").read()
+            open("started").read()
             os.kill(os.getpid(), signal.SIGKILL)
-        open("born", "w").close()
+        open("started", "w").close()
         signal.pause()
 """
 
@@ -84,20 +84,20 @@ def documented(folder: Path, worker: str) -> subprocess.CompletedProcess[str]:
         )
 
 
-def test_a_killed_worker_is_recovered_by_the_registered_functions(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "born")
+def test_killed_worker_is_recovered_by_the_registered_callbacks(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "started")
     done = documented(tmp_path, FAILS_ONCE)
     assert done.returncode == 0, done.stdout + done.stderr
-    # Torch gives its workers their ranks at the first start, and kills the others of a dead one.
+    # Torch assigns ranks at the first start, and kills the other workers when one dies.
     first, again = "START_ALL_WORKER [-1, -1]", "START_ALL_WORKER [0, 1]"
-    assert done.stdout.splitlines() == [first, again, "over: SUCCEEDED"]
-    assert [(tmp_path / f"lives{rank}").read_text() for rank in "01"] == ["xx", "xx"]
+    assert done.stdout.splitlines() == [first, again, "finished: SUCCEEDED"]
+    assert [(tmp_path / f"starts{rank}").read_text() for rank in "01"] == ["xx", "xx"]
     incidents = json.loads((tmp_path / "state/summary.json").read_text())["incidents"]
     assert 1 in [fault["rank"] for each in incidents for fault in each["faults"]]
 
 
-def test_workers_may_end_one_after_another(tmp_path: Path) -> None:
-    """Torch says nothing of the first until the last has ended."""
+def test_workers_may_finish_one_after_another(tmp_path: Path) -> None:
+    """Torch reports nothing about the first worker until the last one has ended."""
     os.mkfifo(tmp_path / "go")
     worker = """
         import os, select
@@ -108,15 +108,15 @@ def test_workers_may_end_one_after_another(tmp_path: Path) -> None:
             open("go").read()
             pidfd = os.pidfd_open(int(open("pid").read()))
             select.select([pidfd], [], [])
-            print("the last", flush=True)
+            print("last", flush=True)
     """
     done = documented(tmp_path, worker)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout.splitlines()
-    assert said == ["START_ALL_WORKER [-1, -1]", "the last", "over: SUCCEEDED"]
+    lines = done.stdout.splitlines()
+    assert lines == ["START_ALL_WORKER [-1, -1]", "last", "finished: SUCCEEDED"]
 
 
-def test_a_job_that_always_fails_ends_with_1(tmp_path: Path) -> None:
+def test_job_that_always_fails_exits_with_1(tmp_path: Path) -> None:
     done = documented(tmp_path, "raise SystemExit(3)")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "over:" not in done.stdout
+    assert "finished:" not in done.stdout

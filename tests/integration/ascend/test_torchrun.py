@@ -1,4 +1,4 @@
-"""The documented way in: the `sed` line, `manager.py` and lines of `train_start.sh`, verbatim."""
+"""The documented installation: the `sed` line, `manager.py` and `train_start.sh`, verbatim."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TRAIN_START = """
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("documented")
     binaries = documented_venv.make(folder)
     subprocess.run(SED, shell=True, check=True, env=_env(binaries))
@@ -70,12 +70,12 @@ def _env(binaries: Path, **more: str) -> dict[str, str]:
     return {**kept, "PATH": f"{binaries}:{os.environ['PATH']}", **more}
 
 
-def _start(place: Path, command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+def _start(job_folder: Path, command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
     command = documented_venv.alone(command)
     job = subprocess.Popen(
         command,
-        cwd=place,
-        env=_env(place / "venv/bin", TASKD_LOG_PATH=str(place / "log"), **env),
+        cwd=job_folder,
+        env=_env(job_folder / "venv/bin", TASKD_LOG_PATH=str(job_folder / "log"), **env),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -89,63 +89,63 @@ def _start(place: Path, command: list[str], **env: str) -> subprocess.CompletedP
     return subprocess.CompletedProcess(command, job.returncode, out, err)
 
 
-def test_torch_is_edited_here_and_not_where_it_came_from(place: Path) -> None:
+def test_sed_edits_only_the_copy_of_torch(job_folder: Path) -> None:
     line = "import taskd.python.adaptor.patch"
-    (edited,) = place.glob("venv/lib/*/site-packages/torch/distributed/run.py")
+    (edited,) = job_folder.glob("venv/lib/*/site-packages/torch/distributed/run.py")
     assert line in edited.read_text()
     assert line not in (documented_venv.SITE / "torch/distributed/run.py").read_text()
 
 
 @pytest.mark.parametrize(("die", "token"), [("", ""), ("1.0.1", "s3cret")])
-def test_the_documented_job_trains_and_recovers(place: Path, die: str, token: str) -> None:
+def test_documented_job_trains_and_recovers(job_folder: Path, die: str, token: str) -> None:
     env = {"RANK": "0", "POD_IP": "127.0.0.1", "MINDX_TASK_ID": "documented", "DIE": die}
     if token:
         env["TASKD_TOKEN"] = token
-    done = _start(place, ["bash", "train_start.sh"], **env)
+    done = _start(job_folder, ["bash", "train_start.sh"], **env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"attempt {1 if die else 0}" in done.stdout
     assert "ld.so" not in done.stderr
 
 
-def test_the_line_of_the_retired_package_does_the_same(place: Path) -> None:
-    (edited,) = place.glob("venv/lib/*/site-packages/torch/distributed/run.py")
+def test_line_of_the_retired_package_does_the_same(job_folder: Path) -> None:
+    (edited,) = job_folder.glob("venv/lib/*/site-packages/torch/distributed/run.py")
     text, line = edited.read_text(), SED.replace("taskd.python.adaptor.patch", "mindx_elastic.api")
     edited.write_text((documented_venv.SITE / "torch/distributed/run.py").read_text())
     try:
-        subprocess.run(line, shell=True, check=True, env=_env(place / "venv/bin"))
+        subprocess.run(line, shell=True, check=True, env=_env(job_folder / "venv/bin"))
         assert "import mindx_elastic.api" in edited.read_text()
         assert "taskd" not in edited.read_text()
         env = {"RANK": "0", "POD_IP": "127.0.0.1", "MINDX_TASK_ID": "retired", "DIE": "1.0.1"}
-        done = _start(place, ["bash", "train_start.sh"], **env)
+        done = _start(job_folder, ["bash", "train_start.sh"], **env)
     finally:
         edited.write_text(text)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "attempt 1" in done.stdout
 
 
-def test_without_a_manager_torchrun_is_torchrun(place: Path) -> None:
-    words = ["torchrun", "--nproc_per_node=2", "--master_port=29400", "train.py"]
-    done = _start(place, words)
+def test_torchrun_without_a_manager_uses_torchs_agent(job_folder: Path) -> None:
+    command = ["torchrun", "--nproc_per_node=2", "--master_port=29400", "train.py"]
+    done = _start(job_folder, command)
     assert done.returncode == 0, done.stderr
     assert "attempt 0" in done.stdout
     assert "torch's own agent runs this job" in done.stdout + done.stderr
 
 
-def test_switched_off_it_is_torchs_at_once(place: Path) -> None:
-    words = ["torchrun", "--standalone", "--nproc_per_node=2", "train.py"]
-    done = _start(place, words, TASKD_PROCESS_ENABLE="off")
+def test_torchrun_uses_torchs_agent_if_taskd_is_switched_off(job_folder: Path) -> None:
+    command = ["torchrun", "--standalone", "--nproc_per_node=2", "train.py"]
+    done = _start(job_folder, command, TASKD_PROCESS_ENABLE="off")
     assert done.returncode == 0, done.stderr
     assert "TASKD_PROCESS_ENABLE is off" in done.stdout + done.stderr
 
 
-def test_a_failing_job_is_reported_by_torch(place: Path) -> None:
-    (place / "train.py").rename(place / "good.py")
-    script(place, "raise ValueError('no data')")
+def test_torch_reports_a_failing_job(job_folder: Path) -> None:
+    (job_folder / "train.py").rename(job_folder / "good.py")
+    script(job_folder, "raise ValueError('no data')")
     try:
         env = {"RANK": "0", "POD_IP": "127.0.0.1", "MINDX_TASK_ID": "documented"}
-        done = _start(place, ["bash", "train_start.sh"], **env)
+        done = _start(job_folder, ["bash", "train_start.sh"], **env)
     finally:
-        (place / "good.py").rename(place / "train.py")
+        (job_folder / "good.py").rename(job_folder / "train.py")
     assert done.returncode == 1
     assert "train.py FAILED" in done.stderr
     assert "ValueError: no data" in done.stderr

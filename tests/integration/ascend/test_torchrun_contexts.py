@@ -1,4 +1,4 @@
-"""Torch's own agent with workers that are started, stopped and replaced one by one."""
+"""torch's own agent, with workers that are started, stopped and replaced one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from taskd.agent.run.plan import free_port
 from taskd.python.adaptor.patch import torch_patch
 from taskd.python.framework.agent.pt_agent.pt_agent import get_fault_workers, get_pids
 
-# Torch leaves the logs of a worker that has died open.
+# Torch does not close the log files of a worker that has died.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -40,7 +40,7 @@ class Agent(LocalElasticAgent):
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
-    made = []
+    created = []
 
     def make_agent(program: str) -> Any:
         endpoint = f"127.0.0.1:{free_port()}"
@@ -59,23 +59,23 @@ def make(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
         logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.OUT)
         agent: Any = Agent(spec, logs)
         agent._initialize_workers(agent._worker_group)
-        made.append(agent)
+        created.append(agent)
         return agent
 
     yield make_agent
-    for agent in made:
+    for agent in created:
         agent._stop_workers(agent._worker_group)
 
 
 def monitored(agent: Any, state: WorkerState) -> Any:
-    """The result once it is this; torch's contexts offer nothing but to look."""
+    """Poll until a worker ends: torch's contexts offer no event to wait for."""
     while (result := agent._monitor_workers(agent._worker_group)).state == WorkerState.HEALTHY:
         os.sched_yield()
     assert result.state == state
     return result
 
 
-def test_one_worker_is_replaced_and_the_other_goes_on(
+def test_one_worker_is_replaced_while_the_other_continues(
     make: Callable[[str], Any], tmp_path: Path
 ) -> None:
     agent = make(PROGRAM)
@@ -95,18 +95,20 @@ def test_one_worker_is_replaced_and_the_other_goes_on(
     assert not any(map(psutil.pid_exists, after.values()))
 
 
-def test_each_has_its_own_log_and_variables(make: Callable[[str], Any], tmp_path: Path) -> None:
+def test_each_worker_has_its_own_log_and_variables(
+    make: Callable[[str], Any], tmp_path: Path
+) -> None:
     agent = make('echo "$RANK $LOCAL_RANK $RESTART_FAULT_PROCESS_TYPE"')
     monitored(agent, WorkerState.SUCCEEDED)
     for rank in (0, 1):
-        (told,) = (tmp_path / "logs" / str(rank)).rglob("stdout.log")
-        assert told.read_text() == f"{rank} {rank} pod\n"
+        (log,) = (tmp_path / "logs" / str(rank)).rglob("stdout.log")
+        assert log.read_text() == f"{rank} {rank} pod\n"
     env = torch_patch.get_worker_env(agent, agent._worker_group, agent._worker_group.workers[1])
     assert (env["RANK"], env["TORCHELASTIC_USE_AGENT_STORE"]) == ("1", "True")
     assert torch_patch.get_use_agent_store(agent._worker_group.spec)
 
 
-def test_one_context_by_hand(make: Callable[[str], Any], tmp_path: Path) -> None:
+def test_single_context_is_started_and_stopped(make: Callable[[str], Any], tmp_path: Path) -> None:
     agent = make("exec sleep 1000")
     group = agent._worker_group
     worker = group.workers[0]
@@ -117,11 +119,11 @@ def test_one_context_by_hand(make: Callable[[str], Any], tmp_path: Path) -> None
     torch_patch.stop_worker_task(context)
     assert not psutil.pid_exists(context.pids()[0])
     os.symlink(folder, tmp_path / "link")
-    with pytest.raises(ValueError, match="is a link"):
+    with pytest.raises(ValueError, match="is a symbolic link"):
         torch_patch.start_processes_with_log_dir(agent, group, worker, env, str(tmp_path / "link"))
 
 
-def test_attempts_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_attempt_uses_its_own_store_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
 
     def rendezvous(url: str) -> Iterator[tuple[Any, int, int]]:
@@ -137,12 +139,12 @@ def test_attempts_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
     assert store.check(["/worker/attempt_0/key"])
 
 
-def test_no_number_of_restarts_means_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = []
+def test_zero_max_restarts_means_unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
     monkeypatch.setattr(
-        "taskd.agent.seams.torchrun.TORCHS_LAUNCH", lambda *words: told.append(words)
+        "taskd.agent.seams.torchrun.TORCHS_LAUNCH", lambda *arguments: calls.append(arguments)
     )
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, max_restarts=0)
     torch_patch.patch_launch_agent(config, "script", [])
-    assert told[0][0].max_restarts == 32767
+    assert calls[0][0].max_restarts == 32767
     assert torch_patch.patch_default_signal() == signal.SIGKILL

@@ -1,7 +1,7 @@
-"""The documented worker below a manager of Ascend's: stress test and link switch, in its words.
+"""The documented worker with Ascend's manager: stress test and NIC switch in Ascend's messages.
 
-torch_npu and MindSpore are packages with the vendor's names, made here; the worker is a process of
-its own, behind a proxy of ours.
+torch_npu and MindSpore are fake packages with the same names; the worker is a separate process
+behind a proxy of TaskD.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class npu:
         assert npu.device == "npu:3"
         return {"aic": 0, "hccs": 2}[name]
 
-    def _comm_switch_nic(ranks, ways):
-        return (ranks, ways) == ([5, 6], [True, False])
+    def _comm_switch_nic(ranks, directions):
+        return (ranks, directions) == ([5, 6], [True, False])
 """
 
 DETECT = """
@@ -51,7 +51,7 @@ def stress_detect(name):
 """
 
 SWITCH = """
-def _comm_switch_nic(ranks, ways):
+def _comm_switch_nic(ranks, directions):
     if ranks != [5, 6]:
         raise KeyError("no such rank")
     return 1
@@ -70,8 +70,8 @@ NOT_RUN = {"0": "1", "1": "1"}
 
 
 def switch(uuid: str, *ranks: str) -> str:
-    told = {"globalRankIDs": json.dumps(ranks), "globalOps": json.dumps([True, False])}
-    return action(204, {**told, "switchNicUUID": uuid})
+    lists = {"globalRankIDs": json.dumps(ranks), "globalOps": json.dumps([True, False])}
+    return action(204, {**lists, "switchNicUUID": uuid})
 
 
 def stress(uuid: str) -> str:
@@ -83,14 +83,14 @@ def action(code: int, extension: dict[str, str]) -> str:
     return json.dumps({"msg_type": "ACTION", "code": code, "message": "", "extension": extension})
 
 
-async def answer(boss: AscendServer, order: str, uuid: str) -> Any:
-    """What the worker says to an order, whatever else it says meanwhile."""
-    await boss.send(message(manager(), worker(1, 5), order, uuid=uuid4().hex))
+async def answer(server: AscendServer, order: str, uuid: str) -> Any:
+    """The worker's answer to the order; its other messages are skipped."""
+    await server.send(message(manager(), worker(1, 5), order, uuid=uuid4().hex))
     async with asyncio.timeout(STARTED_S):
         while True:
-            told = json.loads((await boss.got.get()).body)
-            if uuid in (told["extension"] or {}).values():
-                return told
+            received = json.loads((await server.got.get()).body)
+            if uuid in (received["extension"] or {}).values():
+                return received
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ async def answer(boss: AscendServer, order: str, uuid: str) -> Any:
     ],
     ids=["torch_npu", "old torch_npu", "no torch_npu", "mindspore", "no mindspore"],
 )
-def test_every_order_is_answered(
+def test_all_orders_are_answered(
     tmp_path: Path, framework: str, files: Files, switched: str, codes: dict[str, str]
 ) -> None:
     packages = tmp_path / "packages"
@@ -118,22 +118,22 @@ def test_every_order_is_answered(
 
     async def scenario() -> None:
         async with (
-            ascend_server(manager()) as boss,
-            placed(proxy(1), None, upstream=f"127.0.0.1:{boss.port}", serves=True) as relay,
+            ascend_server(manager()) as server,
+            placed(proxy(1), None, upstream=f"127.0.0.1:{server.port}", serves=True) as relay,
             running(tmp_path, text, relay.port, **env),
         ):
             async with asyncio.timeout(STARTED_S):
-                while json.loads((await boss.got.get()).body)["code"] != 101:
+                while json.loads((await server.got.get()).body)["code"] != 101:
                     pass
-            told = await answer(boss, switch("n1", "5", "6"), "n1")
-            assert (told["code"], told["message"]) == (204, switched)
-            refused = await answer(boss, switch("n2", "5", "7"), "n2")
+            first = await answer(server, switch("n1", "5", "6"), "n1")
+            assert (first["code"], first["message"]) == (204, switched)
+            refused = await answer(server, switch("n2", "5", "7"), "n2")
             assert refused["message"] == "switchFail"
-            again = await answer(boss, switch("n2", "5", "7"), "n2")
+            again = await answer(server, switch("n2", "5", "7"), "n2")
             assert again["message"] == "switchFail"
-            odd = await answer(boss, switch("n3", "5", "6", "7"), "n3")
+            odd = await answer(server, switch("n3", "5", "6", "7"), "n3")
             assert odd["message"] == "switchFail"
-            tested = await answer(boss, stress("s1"), "s1")
+            tested = await answer(server, stress("s1"), "s1")
             results = json.loads(tested["message"])["rankResult"]
             assert {op: result["code"] for op, result in results.items()} == codes
 

@@ -35,7 +35,7 @@ int msptiActivityRegisterCallbacks(requested r, completed c) {
 }
 int msptiSubscribe(void **handle, void *callback, void *data) {
     (void)callback, (void)data;
-    if (getenv("MSPTI_TAKEN") || subscribed) return 2;
+    if (getenv("MSPTI_IN_USE") || subscribed) return 2;
     subscribed = 1, *handle = &subscribed;
     return 0;
 }

@@ -1,6 +1,6 @@
-"""Ascend's profiling library, in a process of its own, through its real interface.
+"""Ascend's profiling library in a separate process, through its real interface.
 
-The stand-in is a shared library with the vendor's functions and structures, compiled here.
+The library is a fake with the vendor's functions and structures, compiled here.
 """
 
 from __future__ import annotations
@@ -37,37 +37,39 @@ ASCEND = """
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if (compiler := shutil.which("cc")) is None:
         pytest.skip("needs a C compiler")
-    made = tmp_path_factory.mktemp("cann") / mspti.NAME
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-o", made, SOURCE], check=True)
-    return made
+    built = tmp_path_factory.mktemp("cann") / mspti.NAME
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-o", built, SOURCE], check=True)
+    return built
 
 
-def test_the_library_records_without_a_step_being_seen(tmp_path: Path, library: Path) -> None:
-    told = asyncio.run(switched(tmp_path, m.ProfilingSet(1, 1), TASKD_PROFILING_MSPTI=str(library)))
-    host = next(line for line in told if line["Name"] == "dataloader")
+def test_library_records_without_step_hooks(tmp_path: Path, library: Path) -> None:
+    records = asyncio.run(
+        switched(tmp_path, m.ProfilingSet(1, 1), TASKD_PROFILING_MSPTI=str(library))
+    )
+    host = next(line for line in records if line["Name"] == "dataloader")
     assert host["Flag"] == 2
     assert (host["SourceKind"], host["Domain"]) == (0, "NULL")
     assert host["MsptiObjectId"]["Pt"] == {"ProcessId": 4711, "ThreadId": 7}
-    ends = [line for line in told if line["Id"] == host["Id"]]
+    ends = [line for line in records if line["Id"] == host["Id"]]
     assert [(line["Flag"], line["Name"]) for line in ends] == [(2, "dataloader"), (4, "NULL")]
     assert ends[1]["Timestamp"] - ends[0]["Timestamp"] == 500
-    device = next(line for line in told if line["Domain"] == "communication")
+    device = next(line for line in records if line["Domain"] == "communication")
     assert (device["SourceKind"], device["Flag"]) == (1, 16)
     assert device["MsptiObjectId"]["Ds"] == {"DeviceId": 3, "StreamId": 7}
 
 
-def test_a_library_that_refuses_is_an_exception_not_an_end(tmp_path: Path, library: Path) -> None:
-    """Somebody else in the process has subscribed."""
-    env = {"TASKD_PROFILING_MSPTI": str(library), "MSPTI_TAKEN": "1"}
+def test_library_error_is_reported_and_training_continues(tmp_path: Path, library: Path) -> None:
+    """Another program in the process has subscribed."""
+    env = {"TASKD_PROFILING_MSPTI": str(library), "MSPTI_IN_USE": "1"}
     assert asyncio.run(switched(tmp_path, m.ProfilingSet(2, 2), **env)) == []
 
 
-def test_without_library_and_framework_the_switch_fails(tmp_path: Path) -> None:
+def test_profiling_fails_without_library_and_framework(tmp_path: Path) -> None:
     assert asyncio.run(switched(tmp_path, m.ProfilingSet(2, 2))) == []
 
 
 async def switched(tmp_path: Path, expected: m.ProfilingSet, **env: str) -> list[dict[str, Any]]:
-    """A job without torch and MindSpore is switched on and off; its records."""
+    """Switch profiling of a job without torch and MindSpore on and off; returns its records."""
     async with (
         placed(manager(), None, serves=True, job="the-job") as top,
         placed(proxy(1), top, serves=True, job="the-job") as relay,
@@ -86,41 +88,41 @@ async def switched(tmp_path: Path, expected: m.ProfilingSet, **env: str) -> list
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-def test_only_what_root_alone_can_change_is_loaded_by_itself(
+def test_only_libraries_that_only_root_can_write_are_found_automatically(
     tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mspti, "CANN_PATHS", ())
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
-    assert mspti.find("") is None, "anybody may write to /tmp"
+    assert mspti.find("") is None, "any user may write to /tmp"
     assert mspti.find(mspti.DISABLED) is None
     assert mspti.find(str(library)) is not None
-    (tmp_path / mspti.NAME).write_text("no library")
+    (tmp_path / mspti.NAME).write_text("not a library")
     assert mspti.find(str(tmp_path / mspti.NAME)) is None
     if not os.geteuid():
-        place = Path("/usr/local/lib/taskd-test-mspti")
-        place.mkdir()
+        folder = Path("/usr/local/lib/taskd-test-mspti")
+        folder.mkdir()
         try:
-            shutil.copy(library, place)
-            monkeypatch.setenv("LD_LIBRARY_PATH", str(place))
+            shutil.copy(library, folder)
+            monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
             assert mspti.find("") is not None
             monkeypatch.delenv("LD_LIBRARY_PATH")
             assert mspti.find("") is None
-            cached(tmp_path, place / mspti.NAME, monkeypatch)
+            cached(tmp_path, folder / mspti.NAME, monkeypatch)
             assert mspti.find("") is not None
-            place.chmod(0o777)
+            folder.chmod(0o777)
             assert mspti.find("") is None
         finally:
-            shutil.rmtree(place)
+            shutil.rmtree(folder)
 
 
 def cached(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the library were in the loader's cache."""
-    told = tmp_path / "ldconfig"
+    """Put the library into a fake cache of the loader."""
+    ldconfig = tmp_path / "ldconfig"
     lines = (
         "2 libs found in cache `/etc/ld.so.cache'",
         f"\t{mspti.NAME} (libc6,x86-64) => {library}",
         f"\t{mspti.NAME}.1 (libc6,x86-64) => /nowhere/{mspti.NAME}.1",
     )
-    told.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n")
-    told.chmod(0o755)
-    monkeypatch.setattr(mspti, "LDCONFIG", str(told))
+    ldconfig.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n")
+    ldconfig.chmod(0o755)
+    monkeypatch.setattr(mspti, "LDCONFIG", str(ldconfig))

@@ -1,4 +1,4 @@
-"""Looking into a running job: unmodified scripts, the switch file, and the examples."""
+"""Profiling of running jobs: unmodified scripts, the switch file, stragglers, the examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests import ROOT
 from tests.integration.run.run_job import Job, script
 
 EXAMPLES = ROOT / "examples"
-PATIENCE_S = 60.0
+DEADLINE_S = 60.0
 
 UNMODIFIED = """
     import os, sys, threading
@@ -41,17 +41,17 @@ UNMODIFIED = """
 """
 
 
-def until(happened: Callable[[], bool], what: str) -> None:
-    """Another process is at work: there is nothing to wait for but the result."""
+def until(happened: Callable[[], bool], expected: str) -> None:
+    """Poll the result of another process, which sends no event."""
     pause = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.05)):
+    for _ in range(int(DEADLINE_S / 0.05)):
         if happened():
             return
         pause.wait(0.05)
-    raise AssertionError(what)
+    raise AssertionError(f"not in time: {expected}")
 
 
-def test_an_unmodified_script_is_switched_by_the_file(tmp_path: Path) -> None:
+def test_switch_file_controls_an_unmodified_script(tmp_path: Path) -> None:
     switch, base = tmp_path / "profilingSwitch", tmp_path / "profiling"
     job = Job(
         tmp_path,
@@ -73,7 +73,7 @@ def test_an_unmodified_script_is_switched_by_the_file(tmp_path: Path) -> None:
         assert any("allreduce" in span.name for span in spans)
 
 
-def test_a_directory_that_cannot_be_used_harms_nobody(tmp_path: Path) -> None:
+def test_unusable_directory_does_not_harm_training(tmp_path: Path) -> None:
     switch, elsewhere = tmp_path / "profilingSwitch", tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "profiling").symlink_to(elsewhere)
@@ -91,7 +91,7 @@ def test_a_directory_that_cannot_be_used_harms_nobody(tmp_path: Path) -> None:
     def status() -> str:
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path).stdout
 
-    until(lambda: "is a symbolic link" in status(), "status says why")
+    until(lambda: "is a symbolic link" in status(), "status shows the reason")
     (tmp_path / "stop").touch()
     ended = job.end()
     assert ended.code == 0, ended.err
@@ -129,7 +129,7 @@ SLOW_LOADING = """
 """
 
 
-def test_a_rank_that_loads_slowly_is_named_until_recording_ends(tmp_path: Path) -> None:
+def test_rank_with_slow_data_loading_is_named_until_recording_ends(tmp_path: Path) -> None:
     job = Job(
         tmp_path,
         "--nproc-per-node=2",
@@ -139,23 +139,23 @@ def test_a_rank_that_loads_slowly_is_named_until_recording_ends(tmp_path: Path) 
         TASKD_STRAGGLER_WINDOW_S="4",
     )
 
-    def taskd(*words: str) -> str:
-        command = [sys.executable, "-m", "taskd", *words]
+    def taskd(*arguments: str) -> str:
+        command = [sys.executable, "-m", "taskd", *arguments]
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path).stdout
 
     def named() -> list[tuple[int, str]] | None:
-        """None: it cannot be asked yet."""
-        if not (told := taskd("status", "loading", "--json")):
+        """None: the job has no status yet."""
+        if not (text := taskd("status", "loading", "--json")):
             return None
-        view = json.loads(told)
+        view = json.loads(text)
         return [(slow["rank"], slow["cause"]) for slow in view.get("stragglers", ())]
 
     until(lambda: named() == [], "the job runs")
     taskd("profile", "loading", "on")
-    until(lambda: bool(named()), "somebody is found slow")
+    until(lambda: bool(named()), "a straggler is found")
     assert named() == [(1, "data loading")]
     taskd("profile", "loading", "off")
-    until(lambda: named() == [], "nobody is accused of what is not recorded")
+    until(lambda: named() == [], "no straggler is shown without recording")
     (tmp_path / "stop").touch()
     ended = job.end()
     assert ended.code == 0, ended.err
@@ -163,7 +163,7 @@ def test_a_rank_that_loads_slowly_is_named_until_recording_ends(tmp_path: Path) 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", ["07_profile.py", "08_straggler.py"])
-def test_an_example_ends_with_the_same_weights(name: str) -> None:
+def test_example_ends_with_the_same_weights(name: str) -> None:
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=200
     )

@@ -1,4 +1,4 @@
-"""The documented worker interface in real processes, on a real bus: in any order, many times."""
+"""The documented worker functions in real processes on a real bus, in any order and repeatedly."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TRAIN = """
     import torch
     from taskd.api import init_taskd_worker, start_taskd_worker, destroy_taskd_worker
 
-    def mine(signum, frame):
-        print("mine", flush=True)
-    signal.signal(signal.SIGTERM, mine)
+    def handler(signum, frame):
+        print("handled", flush=True)
+    signal.signal(signal.SIGTERM, handler)
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
     assert destroy_taskd_worker() is False and start_taskd_worker() is False
     for _ in range(2):
@@ -53,7 +53,7 @@ TRAIN = """
 """
 
 STARTED_S = 60.0
-"""A process that imports torch, on a busy machine."""
+"""Enough for a process that imports torch on a busy machine."""
 
 
 @asynccontextmanager
@@ -93,7 +93,7 @@ async def answer_of(top: Bus, wanted: m.Body) -> None:
             pass
 
 
-def test_a_worker_registers_is_switched_and_leaves(tmp_path: Path) -> None:
+def test_worker_registers_is_switched_and_leaves(tmp_path: Path) -> None:
     asyncio.run(switched(tmp_path))
 
 
@@ -110,7 +110,7 @@ async def switched(tmp_path: Path) -> None:
         await until_delivered(lambda: top.send(worker(1, 5), order))
         await answer_of(top, m.ProfilingSet(1, 1))
         await until_delivered(lambda: top.send(worker(1, 5), order))
-        await answer_of(top, m.ProfilingSet(1, 1))  # said again, it is answered again
+        await answer_of(top, m.ProfilingSet(1, 1))  # A repeated order is answered again.
         await until_delivered(lambda: top.send(worker(1, 5), m.SetProfiling(False, False)))
         await answer_of(top, m.ProfilingSet(0, 0))
         assert process.stdin is not None
@@ -118,18 +118,18 @@ async def switched(tmp_path: Path) -> None:
         out, _ = await asyncio.wait_for(process.communicate(), STARTED_S)
         assert (out.decode(), process.returncode) == ("trained\n", 0)
     (file,) = (tmp_path / "profiling/the-job/5").iterdir()
-    told = [json.loads(line) for line in file.read_text().splitlines()]
-    assert {line["Name"].split()[0] for line in told} == {"forward", "step"}
-    assert all(line["MsptiObjectId"]["Pt"]["ProcessId"] == process.pid for line in told)
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {line["Name"].split()[0] for line in records} == {"forward", "step"}
+    assert all(line["MsptiObjectId"]["Pt"]["ProcessId"] == process.pid for line in records)
 
 
-def test_no_manager_no_harm(tmp_path: Path) -> None:
-    """Nobody listens at the proxy's port, and the records have nowhere to go."""
+def test_training_continues_without_a_manager(tmp_path: Path) -> None:
+    """No process listens on the proxy's port, and the records cannot be written."""
     (tmp_path / "profiling").symlink_to(tmp_path)
     asyncio.run(alone(tmp_path))
 
 
-ASK = """
+REQUEST = """
     from taskd.worker.profiling import profiler
     from taskd.model.profiling import EVERYTHING
     profiler.of_process().request(EVERYTHING)
@@ -137,7 +137,7 @@ ASK = """
 
 
 async def alone(tmp_path: Path) -> None:
-    text = TRAIN.replace("    over = threading", f"{ASK}\n    over = threading")
+    text = TRAIN.replace("    over = threading", f"{REQUEST}\n    over = threading")
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         async with running(tmp_path, text, reserved.getsockname()[1]) as process:
@@ -156,20 +156,20 @@ MOUNTED = {
 }
 
 
-@pytest.mark.parametrize("why", MOUNTED)
-def test_a_directory_that_takes_nothing_is_answered_with_2(tmp_path: Path, why: str) -> None:
-    """Training goes on, and so it does once the directory is gone."""
+@pytest.mark.parametrize("reason", MOUNTED)
+def test_unwritable_directory_is_answered_with_2(tmp_path: Path, reason: str) -> None:
+    """Training continues."""
     unshared = ["unshare", "--mount", "--propagation", "private"]
     if subprocess.run([*unshared, "mount", "-t", "tmpfs", "x", "/mnt"]).returncode:
-        pytest.skip("needs to be allowed to mount")
+        pytest.skip("needs permission to mount")
     target = tmp_path / "profiling"
-    if not why.startswith("symbolic"):
+    if not reason.startswith("symbolic"):
         target.mkdir()
-    within = [*unshared, "sh", "-c", f'{MOUNTED[why]} {target} && exec "$@"', "sh"]
-    asyncio.run(kept_nowhere(tmp_path, within, why))
+    within = [*unshared, "sh", "-c", f'{MOUNTED[reason]} {target} && exec "$@"', "sh"]
+    asyncio.run(not_written(tmp_path, within, reason))
 
 
-async def kept_nowhere(tmp_path: Path, within: list[str], why: str) -> None:
+async def not_written(tmp_path: Path, within: list[str], reason: str) -> None:
     async with (
         placed(manager(), None, serves=True, job="the-job") as top,
         placed(proxy(1), top, serves=True, job="the-job") as relay,
@@ -185,10 +185,10 @@ async def kept_nowhere(tmp_path: Path, within: list[str], why: str) -> None:
         out, _ = await asyncio.wait_for(process.communicate(), STARTED_S)
     assert process.returncode == 0
     assert out.decode().endswith("trained\n")
-    assert why in out.decode()
+    assert reason in out.decode()
 
 
-def test_the_file_switches_until_there_is_a_manager(tmp_path: Path) -> None:
+def test_switch_file_is_used_until_a_manager_is_connected(tmp_path: Path) -> None:
     (tmp_path / "switch").write_text('{"Step": "on"}')
     asyncio.run(first_alone(tmp_path))
 
@@ -202,7 +202,7 @@ async def first_alone(tmp_path: Path) -> None:
         folder = tmp_path / "profiling/the-job/5"
         async with asyncio.timeout(STARTED_S):
             while not any(file.stat().st_size for file in folder.glob("*")):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)  # another process's disk tells us nothing by itself
+                await asyncio.sleep(0.05)  # Polls: a file of another process sends no event.
         async with (
             placed(manager(), None, serves=True, job="the-job") as top,
             placed(proxy(1), top, serves=True, job="the-job", listen=f"127.0.0.1:{port}"),
@@ -210,13 +210,13 @@ async def first_alone(tmp_path: Path) -> None:
             await answer_of(top, m.ProfilingSet(1, 0))
             await until_delivered(lambda: top.send(worker(1, 5), m.SetProfiling(False, False)))
             await answer_of(top, m.ProfilingSet(0, 0))
-            (tmp_path / "switch").write_text('{"Step": "on", "FP": "on"}')  # nobody looks any more
+            (tmp_path / "switch").write_text('{"Step": "on", "FP": "on"}')  # No longer read.
             assert process.stdin is not None
             process.stdin.write(b"\n")
             out, _ = await asyncio.wait_for(process.communicate(), STARTED_S)
     assert process.returncode == 0
-    assert "asks to record Step\n" in out.decode()
+    assert "requests to record: Step\n" in out.decode()
     assert out.decode().endswith("trained\n")
-    told = "".join(file.read_text() for file in folder.iterdir())
-    assert '"step ' in told
-    assert "forward" not in told
+    records = "".join(file.read_text() for file in folder.iterdir())
+    assert '"step ' in records
+    assert "forward" not in records

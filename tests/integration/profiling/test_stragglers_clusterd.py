@@ -1,4 +1,4 @@
-"""A rank that holds the others up, as clusterd is told of it: answered, remembered, retold."""
+"""Reports of slow ranks to clusterd: answered, written to the journal, shown again."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def test_sub_health_is_written_into_the_journal() -> None:
             assert await client.code("ReportSubHealth", wrong) == RecoverCode.InvalidReqParam
             well = control.SubHealth(job="job")
             assert await client.code("ReportSubHealth", well) == RecoverCode.OK
-            asked = client.control.Replay(control.ReplayRequest(job="job"))
-            told = [(line.event, line.because) async for line in asked]
-            assert ("SubHealth 1", "rank 1 enters the collectives last") in told
-            assert told[-1][1] == "no rank holds the others up any more"
+            replay = client.control.Replay(control.ReplayRequest(job="job"))
+            lines = [(line.event, line.because) async for line in replay]
+            assert ("SubHealth 1", "rank 1 enters the collectives last") in lines
+            assert lines[-1][1] == "no rank holds the others up any more"
             status = await client.call("Status", control.JobRequest(job="job"))
-            assert status.line.state == "Idle", "being slow is no fault"
+            assert status.line.state == "Idle", "a slow rank is not a fault"
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""A shaped link, for real: each rank in a network namespace of its own, one behind a slow veth."""
+"""A rank behind a slow link is found: each rank is in its own network namespace."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ TRAIN = """
 """
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
 @pytest.fixture
 def names() -> Iterator[list[str]]:
-    """A bridge with one namespace a rank on it; all of it is removed again."""
+    """A network bridge with one namespace per rank; all of it is removed at the end."""
     if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
         pytest.skip("needs root, ip and tc")
     spaces = [f"{TAG}n{rank}" for rank in range(RANKS)]
@@ -67,7 +67,7 @@ def names() -> Iterator[list[str]]:
         try:
             ip("link", "add", bridge, "type", "bridge")
         except subprocess.CalledProcessError:
-            pytest.skip("no bridges on this machine")
+            pytest.skip("this machine has no network bridges")
         ip("link", "set", bridge, "up")
         for rank, space in enumerate(spaces):
             ip("netns", "add", space)
@@ -96,7 +96,7 @@ def names() -> Iterator[list[str]]:
             ip("link", "del", bridge)
 
 
-def test_the_rank_behind_a_slow_link_is_named(names: list[str], tmp_path: Path) -> None:
+def test_rank_behind_a_slow_link_is_named(names: list[str], tmp_path: Path) -> None:
     shape = ["tc", "-n", names[SLOW], "qdisc", "add", "dev", "eth0", "root", "tbf"]
     limits = ["rate", "80mbit", "burst", "32kbit", "latency", "50ms"]
     subprocess.run([*shape, *limits], check=True)
@@ -118,17 +118,17 @@ def test_the_rank_behind_a_slow_link_is_named(names: list[str], tmp_path: Path) 
         command = ["ip", "netns", "exec", space, sys.executable, str(script)]
         processes.append(subprocess.Popen(command, cwd=tmp_path, env=env))
     config, state = StragglerConfig(window_s=4.0), State()
-    told: dict[int, Pace] = {}
+    latest: dict[int, Pace] = {}
     found: list[Straggler] = []
     now = 0.0
 
-    def judged() -> bool:
+    def found_one() -> bool:
         nonlocal state, now
         assert all(process.poll() is None for process in processes)
         now += 0.05
         paces = [read_pace(str(tmp_path / f"rank{rank}")) for rank in range(RANKS)]
-        news = tuple(p for p in paces if p is not None and told.get(p.rank) != p)
-        told.update({pace.rank: pace for pace in news})
+        news = tuple(p for p in paces if p is not None and latest.get(p.rank) != p)
+        latest.update({pace.rank: pace for pace in news})
         if news:
             outcome = step(state, PacesReported(news), now, config)
             state = outcome.state
@@ -136,7 +136,7 @@ def test_the_rank_behind_a_slow_link_is_named(names: list[str], tmp_path: Path) 
         return bool(found)
 
     try:
-        until(judged, "somebody is found slow")
+        until(found_one, "a straggler is found")
         (tmp_path / "stop").touch()
         assert [process.wait(60) for process in processes] == [0] * RANKS
     finally:
