@@ -29,13 +29,13 @@ from taskd.model.clusterd import (
 from taskd.model.ids import JobId
 
 SEQUENCE = "taskd/sequence"
-"""On reset-config: the last command that was carried out there, so that none is done twice."""
+"""Annotation of reset-config: the last command carried out there, so that none runs twice."""
 
 
 async def in_cluster(
     command: ClusterCommand, facts: JobFacts, cluster: Cluster, now: float
 ) -> None:
-    """Carry out one write. Doing it again changes nothing. Raises ClusterUnreachable or Refused."""
+    """Carry out one write; it is idempotent. Raises ClusterUnreachable or ClusterRefused."""
     match command:
         case LabelPodGroup(key, value):
             await cluster.patch(facts.pod_group, _labels({key: value}))
@@ -69,26 +69,26 @@ def _annotations(values: dict[str, Any]) -> Json:
 def _pod(facts: JobFacts, uid: str) -> Key:
     name = facts.pod_names.get(uid)
     if name is None:
-        raise ClusterRefused(f"the pod {uid} is gone")
+        raise ClusterRefused(f"pod {uid} no longer exists")
     return Key(Kind.POD, facts.namespace, name)
 
 
 async def clear_reset(facts: JobFacts, cluster: Cluster, now: float) -> None:
-    """Before a job is served: what an earlier life has left in its reset-config must not count."""
+    """Clear what an earlier incarnation of the job has left in its reset-config."""
     if cluster.get(reset_key(facts)) is not None:
         await _reset(WriteResetConfig(ResetOperation.CLEAR), facts, cluster, now)
 
 
 async def _reset(command: WriteResetConfig, facts: JobFacts, cluster: Cluster, now: float) -> None:
     key = reset_key(facts)
-    there = cluster.get(key)
-    if there is None:
+    current = cluster.get(key)
+    if current is None:
         raise ClusterRefused(f"{key} does not exist")
-    if 0 < command.sequence <= sequence_of(there, SEQUENCE):
+    if 0 < command.sequence <= sequence_of(current, SEQUENCE):
         return
     try:
         data = reset_data(
-            there.get("data") or {},
+            current.get("data") or {},
             command.operation,
             command.ranks,
             command.restart_in_place,
@@ -97,7 +97,7 @@ async def _reset(command: WriteResetConfig, facts: JobFacts, cluster: Cluster, n
     except ValueError as error:
         raise ClusterRefused(f"{key}: {error}") from error
     patch = _annotations({SEQUENCE: str(command.sequence)}) | {"data": data}
-    await cluster.patch(key, patch, version_of(there))
+    await cluster.patch(key, patch, version_of(current))
 
 
 async def _info(cluster: Cluster, job: JobId, text: str | None) -> None:

@@ -1,8 +1,8 @@
-"""Who may call what: a job's token opens that job and no other, the operator's opens everything.
+"""Who may call what: a job's token gives access to that job only, the operator's to everything.
 
-A caller shows a token (`authorization: Bearer …`) or a client certificate whose common name is its
-scope. With neither tokens nor client certificates configured, everybody is the operator: that is
-the wire of Ascend's clients, and of a server that listens on the loopback only.
+A caller presents a token (`authorization: Bearer …`) or a client certificate whose common name is
+its scope. If neither tokens nor client certificates are configured, every caller is the operator:
+Ascend's clients send neither, and a server on the loopback needs neither.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """From a file with one `scope token` a line, or `secret …`, from which all tokens follow."""
+    """Read from a file: one `scope token` per line, or one `secret …` for all tokens."""
 
     given: Mapping[str, str]
     """The scope of each token."""
@@ -45,11 +45,9 @@ class Tokens:
             lines = path.read_text().splitlines()
             mode = path.stat().st_mode
         except OSError as error:
-            raise SettingsError(
-                [f"the token file {path} cannot be read: {error.strerror}"]
-            ) from error
+            raise SettingsError([f"cannot read the token file {path}: {error.strerror}"]) from error
         if mode & 0o004:
-            log.warning("every user of this machine can read the token file %s: chmod o-r", path)
+            log.warning("token file %s is readable by every user: run chmod o-r", path)
         given, secret, problems = {}, "", []
         for number, line in enumerate(lines, 1):
             words = line.split("#")[0].split()
@@ -59,10 +57,10 @@ class Tokens:
                 given[words[1]] = words[0]
             elif words:
                 problems.append(
-                    f"{path}:{number}: write `operator TOKEN`, `job:ID TOKEN`, `secret S`"
+                    f"{path}:{number}: expected `operator TOKEN`, `job:ID TOKEN` or `secret S`"
                 )
         if not given and not secret:
-            problems.append(f"{path}: it names no token")
+            problems.append(f"{path}: the file contains no token")
         if problems:
             raise SettingsError(problems)
         return cls(given, secret)
@@ -85,7 +83,7 @@ class Authority:
     def caller(
         self, sent: Mapping[str, str], certificate: Mapping[str, Sequence[bytes]]
     ) -> Caller | None:
-        """None for a stranger. `certificate` is what gRPC tells about the peer's."""
+        """None: unknown caller. `certificate` is gRPC's description of the peer's certificate."""
         if self._tokens is None and not self._certificates:
             return Caller(OPERATOR)
         if self._tokens is not None and sent.get(HEADER, "").startswith(BEARER):

@@ -1,4 +1,4 @@
-"""What clusterd tells Prometheus about all its jobs: states, incidents, rounds, progress."""
+"""clusterd's metrics for Prometheus: states, incidents, rounds and progress of all jobs."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def metrics(jobs: JobRegistry) -> Iterable[Metric]:
     )
     yield Metric(
         "taskd_clusterd_decisions_total",
-        "Commands that clusterd has given, by job.",
+        "Commands that clusterd has issued, by job.",
         tuple(Sample(o.state.job.sequence, {"job": job}) for job, o in owners),
         "counter",
     )
     yield Metric(
         "taskd_clusterd_subscribed",
-        "1 while the job's manager listens.",
+        "1 while the job's manager is subscribed.",
         tuple(Sample(o.signals.connected, {"job": job}) for job, o in owners),
     )
-    told = [(job, owner.progress) for job, owner in owners if owner.progress is not None]
+    published = [(job, owner.progress) for job, owner in owners if owner.progress is not None]
     yield Metric(
         "taskd_clusterd_step",
-        "The highest committed step, as the manager told it.",
-        tuple(Sample(progress.step, {"job": job}) for job, progress in told),
+        "The highest committed step, as the manager reported it.",
+        tuple(Sample(progress.step, {"job": job}) for job, progress in published),
     )
-    yield from _progress(told)
+    yield from _progress(published)
     rounds: Counter[tuple[str, str]] = Counter()
     for job, owner in owners:
         rounds.update((job, past.strategy) for past in owner.record.rounds)
@@ -60,19 +60,19 @@ def metrics(jobs: JobRegistry) -> Iterable[Metric]:
     )
 
 
-def _progress(told: Sequence[tuple[str, JobProgress]]) -> Iterable[Metric]:
-    """What the managers tell of their jobs, beside the step."""
+def _progress(published: Sequence[tuple[str, JobProgress]]) -> Iterable[Metric]:
+    """What managers publish about their jobs, except the step."""
     yield Metric(
         "taskd_clusterd_steps_per_second",
-        "The pace between the last two tellings.",
-        tuple(Sample(progress.steps_per_s, {"job": job}) for job, progress in told),
+        "The pace between the last two progress reports.",
+        tuple(Sample(progress.steps_per_s, {"job": job}) for job, progress in published),
     )
     yield Metric(
         "taskd_clusterd_world_size",
         "Ranks that train together.",
-        tuple(Sample(progress.world, {"job": job}) for job, progress in told),
+        tuple(Sample(progress.world, {"job": job}) for job, progress in published),
     )
-    phases = Counter((job, rank.phase) for job, progress in told for rank in progress.ranks)
+    phases = Counter((job, rank.phase) for job, progress in published for rank in progress.ranks)
     yield Metric(
         "taskd_clusterd_ranks",
         "Ranks by phase.",
@@ -80,15 +80,15 @@ def _progress(told: Sequence[tuple[str, JobProgress]]) -> Iterable[Metric]:
     )
     yield Metric(
         "taskd_clusterd_straggler",
-        "1 for each rank that holds the others up.",
+        "1 for each rank that slows the others down.",
         tuple(
             Sample(1, {"job": job, "rank": str(slow.rank), "cause": slow.cause})
-            for job, progress in told
+            for job, progress in published
             for slow in progress.stragglers
         ),
     )
     yield Metric(
         "taskd_clusterd_operation_running",
-        "1 while a stress test or a link switch runs.",
-        tuple(Sample(bool(progress.operation), {"job": job}) for job, progress in told),
+        "1 while a stress test or a NIC switch runs.",
+        tuple(Sample(bool(progress.operation), {"job": job}) for job, progress in published),
     )

@@ -1,4 +1,4 @@
-"""`taskd clusterd`: the server as a process of its own, until SIGTERM or SIGINT."""
+"""The command `taskd clusterd`: the server as its own process, until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -21,24 +21,38 @@ from taskd.runtime.fd_limit import make_room
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", default="0.0.0.0:8899", help="host:port")
-    parser.add_argument("--journal", type=Path, required=True, help="the file that remembers")
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        required=True,
+        help="the journal file: all decisions and the state of all jobs",
+    )
     parser.add_argument("--cluster-dir", type=Path, help="a directory of cluster objects (YAML)")
     parser.add_argument(
-        "--tls", nargs=2, metavar=("KEY", "CERTIFICATE"), help="encrypt; PEM files of this server"
+        "--tls",
+        nargs=2,
+        metavar=("KEY", "CERTIFICATE"),
+        help="use TLS; the PEM files of this server",
     )
-    parser.add_argument("--tls-ca", default="", help="clients must show a certificate of this one")
-    parser.add_argument("--tokens", type=Path, help="`operator T`, `job:ID T` or `secret S` a line")
     parser.add_argument(
-        "--strategies", help="for jobs that nobody describes; all six unless told otherwise"
+        "--tls-ca", default="", help="clients must present a certificate of this authority"
     )
-    parser.add_argument("--no-health", action="store_true", help="without gRPC's health service")
-    parser.add_argument("--metrics", default="", help="host:port to serve Prometheus on")
+    parser.add_argument(
+        "--tokens", type=Path, help="file with one `operator T`, `job:ID T` or `secret S` per line"
+    )
+    parser.add_argument("--strategies", help="for jobs without a declaration (default: all six)")
+    parser.add_argument(
+        "--no-health", action="store_true", help="do not serve gRPC's health service"
+    )
+    parser.add_argument(
+        "--metrics", default="", help="host:port on which metrics are served for Prometheus"
+    )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=SECONDS",
-        help="a wait of the recovery, such as stop_timeout_s=60",
+        help="set a timeout of the recovery, such as stop_timeout_s=60",
     )
 
 
@@ -87,12 +101,14 @@ def _recovery(settings: list[str], problems: list[str]) -> RecoveryConfig:
     for setting in settings:
         name, _, text = setting.partition("=")
         if name not in types:
-            problems.append(f"--set {setting}: there is no {name}, but {', '.join(types)}")
+            problems.append(
+                f"--set {setting}: unknown setting {name!r} (expected one of {', '.join(types)})"
+            )
             continue
         try:
             values[name] = int(text) if types[name] == "int" else float(text)
         except ValueError:
-            problems.append(f"--set {setting}: {text!r} is no number")
+            problems.append(f"--set {setting}: invalid number {text!r}")
     try:
         return RecoveryConfig(**values)  # type: ignore[arg-type]
     except ValueError as error:

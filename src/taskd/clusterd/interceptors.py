@@ -1,8 +1,7 @@
-"""What stands before every method: who is calling, how often, and what if we fail.
+"""Runs before every method: authorization, rate limits, and an answer if the method fails.
 
-A failure of our own is answered (599, or INTERNAL where no code fits), logged with its traceback,
-and ends nothing but the call. This is the server's one broad net; everything inside it raises and
-catches by name.
+An internal error is answered (599, or INTERNAL if the method has no code), logged with its
+traceback, and ends only this call. This is the server's only broad `except`.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ class Rate:
 
 
 class Buckets:
-    """By key. The longest unused is forgotten, and with it at most one burst."""
+    """Token buckets by key. The least recently used one is dropped, which grants one burst."""
 
     def __init__(self, rate: Rate, keys: int, clock: Clock) -> None:
         self._rate, self._keys, self._clock = rate, keys, clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str, cost: float = 1.0) -> bool:
-        """Whether one more call is within the rate. A costly one may leave a debt."""
+        """Whether another call is within the rate. A costly call may leave a negative balance."""
         now = self._clock()
         left, since = self._left.pop(key, (self._rate.burst, now))
         left = min(self._rate.burst, left + (now - since) * self._rate.per_second)
@@ -58,17 +57,17 @@ OPERATOR_METHODS = {
     "/TrainingDataTrace/GetTrainingDataTraceSwitch",
 }
 OPEN_METHODS = {"/taskd.v1.Control/Jobs"}
-"""They show each caller what is his."""
+"""They show each caller only its own jobs."""
 HEALTH = "/grpc.health.v1.Health/"
 OFTEN = {"/Recover/HealthCheck", "/taskd.v1.Control/PublishProgress"}
-"""Counted apart, so that they never use up what a report needs."""
+"""Limited separately, so that they never use up the rate that reports need."""
 INNER = RecoverCode.ServerInnerError.sentence
 
-JOB_RATE, OFTEN_RATE, STRANGER_RATE = Rate(100, 400), Rate(20, 100), Rate(2_000, 6_000)
+JOB_RATE, OFTEN_RATE, UNKNOWN_CALLER_RATE = Rate(100, 400), Rate(20, 100), Rate(2_000, 6_000)
 LOG_RATE = Rate(0.1, 10)
-"""Of refusals, for each machine: who knocks forever does not fill the disk."""
-BYTES_A_TOKEN = 4096
-"""A large request takes the place of many small ones."""
+"""Of refusals, for each machine: a caller that retries forever must not fill the disk."""
+BYTES_PER_TOKEN = 4096
+"""A large request counts as many small ones."""
 KEYS = 20_000
 
 
@@ -79,13 +78,13 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         is_served: Callable[[str], bool],
         clock: Clock,
         job_rate: Rate = JOB_RATE,
-        stranger_rate: Rate = STRANGER_RATE,
+        unknown_caller_rate: Rate = UNKNOWN_CALLER_RATE,
     ) -> None:
         self._authority, self._is_served = authority, is_served
         self._jobs = Buckets(job_rate, KEYS, clock)
         self._often = Buckets(OFTEN_RATE, KEYS, clock)
-        self._strangers = Buckets(stranger_rate, KEYS, clock)
-        self._told = Buckets(LOG_RATE, KEYS, clock)
+        self._unknown_callers = Buckets(unknown_caller_rate, KEYS, clock)
+        self._logged = Buckets(LOG_RATE, KEYS, clock)
         self._guarded: dict[str, Any] = {}
 
     async def intercept_service(
@@ -134,8 +133,8 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
             try:
                 await serve(request, context)
             except aio.InternalError:
-                # The client went away while it was written to. There is nobody left to tell.
-                log.debug("%s: the client has gone", method)
+                # The client disconnected during a write: no peer is left to answer.
+                log.debug("%s: the client has disconnected", method)
             except aio.BaseError:
                 raise
             except Exception:
@@ -145,11 +144,13 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         return guarded
 
     async def _admit(self, method: str, request: Any, context: Any) -> None:
-        cost = 1.0 + request.ByteSize() / BYTES_A_TOKEN
+        cost = 1.0 + request.ByteSize() / BYTES_PER_TOKEN
         refusal = self._refusal(method, job_of(request), cost, context)
         if refusal is not None:
             status, text = refusal
-            if status is not grpc.StatusCode.RESOURCE_EXHAUSTED and self._told.take(_host(context)):
+            if status is not grpc.StatusCode.RESOURCE_EXHAUSTED and self._logged.take(
+                _host(context)
+            ):
                 log.warning("refused %s to %s: %s", method, context.peer(), text)
             await context.abort(status, text)
 
@@ -159,24 +160,24 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         sent = dict(context.invocation_metadata() or ())
         caller = self._authority.caller(sent, context.auth_context())
         allowed = caller is not None and (method in OPEN_METHODS or caller.may(job))
-        # Only the job itself may use up its own share.
+        # Only the job itself may use up its own rate.
         if allowed and self._is_served(job):
             within = self._often.take(job) if method in OFTEN else self._jobs.take(job, cost)
         else:
-            within = self._strangers.take(_host(context), cost)
+            within = self._unknown_callers.take(_host(context), cost)
         if not within:
             return grpc.StatusCode.RESOURCE_EXHAUSTED, RecoverCode.RateLimited.sentence
         if caller is None:
-            return grpc.StatusCode.UNAUTHENTICATED, "no token or certificate of this server's"
+            return grpc.StatusCode.UNAUTHENTICATED, "no valid token or client certificate"
         if not caller.operator and method in OPERATOR_METHODS:
-            return grpc.StatusCode.PERMISSION_DENIED, f"{method} is for the operator only"
+            return grpc.StatusCode.PERMISSION_DENIED, f"only the operator may call {method}"
         if not allowed:
             return grpc.StatusCode.PERMISSION_DENIED, f"{caller.scope} may not use job {job!r}"
         return None
 
 
 def job_of(request: Any) -> str:
-    """The job that a request speaks of, however its message spells that."""
+    """The job that a request names; messages spell the field differently."""
     for name in ("jobId", "jobID", "job"):
         job = getattr(request, name, None)
         if isinstance(job, str):
@@ -185,12 +186,12 @@ def job_of(request: Any) -> str:
 
 
 def _host(context: Any) -> str:
-    """The peer without its port, so that one machine is one caller."""
+    """The peer without its port, so that one machine counts as one caller."""
     return str(context.peer()).rpartition(":")[0]
 
 
 def _answer_type(method: str) -> Any:
-    """Where the answer has a code, failing is an answer, too."""
+    """The type of the method's answer if it has a code for failures."""
     service, _, name = method.removeprefix("/").rpartition("/")
     module = recover_pb2 if service == "Recover" else control_pb2
     described = module.DESCRIPTOR.services_by_name.get(service.rpartition(".")[2])

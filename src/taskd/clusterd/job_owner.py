@@ -1,8 +1,8 @@
-"""One job's owner: the only task that decides for it. Wait, decide, remember, act, repeat.
+"""The owner of one job: the only task that decides for it.
 
-A decision is in the journal before anybody hears of it. Whoever asks waits for exactly that, so an
-answer of 0 means that it will not be forgotten. Jobs share nothing but the journal's transactions,
-and none can hold up another.
+A decision is in the journal before any peer learns of it. A caller waits for exactly that, so an
+answer of 0 means that the decision survives a crash. Jobs share only the journal's transactions;
+no job can delay another.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from taskd.wire._pb import control_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 1.0
-"""After the journal refused: when what nobody waits for is tried again."""
+RETRY_S = 1.0
+"""Pause before an event without a caller is tried again after the journal failed."""
 RESUME_S = 15.0
-"""A deadline that passed while no server ran: the client is given this long to come back first."""
+"""If a deadline passed while no server ran, the client gets this long to reconnect first."""
 WRITE_PAUSES_S = (1.0, 2.0, 3.0)
 ROUNDS = 16
 
@@ -74,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class OwnerContext:
-    """What an owner works with; the same for all."""
+    """What all owners share."""
 
     journal: Journal
     cluster: Cluster
@@ -82,7 +82,7 @@ class OwnerContext:
     clock: Clock
     config: RecoveryConfig
     inbox: int = 64
-    """How many of one job's reports may wait; the next is told to come back later."""
+    """How many reports of one job may wait; the next one is answered with EventQueueBusy."""
     signals: int = 64
     """How many signals may wait for a slow listener."""
 
@@ -91,9 +91,9 @@ class JobOwner:
     def __init__(self, job: JobId, record: Record, context: OwnerContext) -> None:
         self.job, self.record, self._context = job, record, context
         self.because = ""
-        self.changed_at = self.heard_at = context.clock()
+        self.changed_at = self.client_changed_at = context.clock()
         self.progress: pb.JobProgress | None = None
-        """What the job's manager last told, for people."""
+        """The progress that the job's manager last published, for people."""
         self.signals: Channel[Signal] = Channel(context.signals, self._listeners_changed)
         self.nic: Channel[SendSwitchRanks] = Channel(context.signals)
         self.stress: Channel[SendStressRanks] = Channel(context.signals)
@@ -131,11 +131,11 @@ class JobOwner:
 
     @property
     def closed(self) -> bool:
-        """Nothing will change any more: the job is over, or the server stops."""
+        """The state is final: the job is over, or the server stops."""
         return self._task.done()
 
     async def ask(self, event: Event) -> Answer:
-        """Have the event decided and remembered; the answer says what came of it."""
+        """Decide on the event and write the decision to the journal; returns the answer."""
         if self._asking >= self._context.inbox:
             return Answer.of(RecoverCode.EventQueueBusy)
         if self.closed:
@@ -149,14 +149,14 @@ class JobOwner:
             self._asking -= 1
 
     def post(self, event: Event) -> None:
-        """For what nobody waits for: it is decided in its turn, and tried again if need be."""
+        """Queue an event without a caller; it is tried again if the journal fails."""
         self._inbox.put_nowait(Request(event))
 
     def _listeners_changed(self) -> None:
-        self.heard_at = self._context.clock()
+        self.client_changed_at = self._context.clock()
 
     def changes(self) -> asyncio.Event:
-        """Set whenever there is something new to show; unwatch when done."""
+        """An event that is set on every change of the job; call `unwatch` when done."""
         watcher = asyncio.Event()
         self._watchers.add(watcher)
         return watcher
@@ -169,48 +169,48 @@ class JobOwner:
             watcher.set()
 
     async def close(self) -> None:
-        """Stop deciding. Those who wait are told that it was cut short."""
+        """Stop deciding. Waiting callers are answered with ControllerEventCancel."""
         for task in (self._task, self._writing):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         while not self._inbox.empty():
             self._answer(self._inbox.get_nowait(), Answer.of(RecoverCode.ControllerEventCancel))
-        lines: list[Channel[Any]] = [self.signals, self.nic, self.stress, *self.replies.values()]
-        for line in lines:
-            line.end(End.OVER)
+        channels: list[Channel[Any]] = [self.signals, self.nic, self.stress, *self.replies.values()]
+        for channel in channels:
+            channel.end(End.OVER)
         self.touch()
 
-    def _step(self, state: State, asked: Request | Tick, now: float) -> Outcome | None:
+    def _step(self, state: State, request: Request | Tick, now: float) -> Outcome | None:
         try:
-            return step(state, _event(asked), now, self._context.config)
+            return step(state, _event(request), now, self._context.config)
         except Exception:
-            log.exception("job=%s cannot decide on %r", self.job, _event(asked))
-            self._mistake(asked, now)
+            log.exception("job=%s cannot decide on %r", self.job, _event(request))
+            self._internal_error(request, now)
             return None
 
     async def _commit(self, transition: Transition[State, Request, Command]) -> bool:
-        """Write the decision into the journal; one that cannot be written is not made."""
-        asked, outcome, now = transition.event, transition.outcome, transition.now
+        """Write the decision to the journal. A decision that cannot be written does not count."""
+        request, outcome, now = transition.event, transition.outcome, transition.now
         try:
-            after = self._after(_event(asked), outcome, now)
+            after = self._after(_event(request), outcome, now)
             if after != self.record or outcome.commands:
                 await self._context.journal.append(
-                    records.write(self.job, self.record, after, _event(asked), outcome, now)
+                    records.write(self.job, self.record, after, _event(request), outcome, now)
                 )
         except JournalFailed as error:
-            self._refuse(asked, str(error), now, again=True)
+            self._refuse(request, str(error), now, again=True)
             return False
         except Exception:
-            log.exception("job=%s cannot decide on %r", self.job, _event(asked))
-            self._mistake(asked, now)
+            log.exception("job=%s cannot decide on %r", self.job, _event(request))
+            self._internal_error(request, now)
             return False
         self.record = after
         return True
 
-    def _mistake(self, asked: Request | Tick, now: float) -> None:
-        """A mistake of ours costs this one event; the job keeps its owner and its state."""
-        self._refuse(asked, RecoverCode.ServerInnerError.sentence, now, again=False)
+    def _internal_error(self, request: Request | Tick, now: float) -> None:
+        """An internal error costs only this event; the job keeps its owner and its state."""
+        self._refuse(request, RecoverCode.ServerInnerError.sentence, now, again=False)
 
     def _after(self, event: Event, outcome: Outcome, now: float) -> Record:
         undone = self.record.undone
@@ -223,24 +223,24 @@ class JobOwner:
             rounds = (ended, *rounds)[:ROUNDS]
         return Record(outcome.state, undone + ordered, rounds)
 
-    def _refuse(self, asked: Request | Tick, because: str, now: float, *, again: bool) -> None:
-        """The last good state stays. A clock's or cluster's event comes again, a caller may."""
-        self._not_before = now + AGAIN_S
-        if isinstance(asked, Tick):
+    def _refuse(self, request: Request | Tick, because: str, now: float, *, again: bool) -> None:
+        """Keep the last state. Events without a caller are posted again; callers may retry."""
+        self._not_before = now + RETRY_S
+        if isinstance(request, Tick):
             return
-        if asked.answer is not None:
-            self._answer(asked, Answer.of(RecoverCode.ServerInnerError, because))
+        if request.answer is not None:
+            self._answer(request, Answer.of(RecoverCode.ServerInnerError, because))
         elif again:
-            asyncio.get_running_loop().call_later(AGAIN_S, self.post, asked.event)
+            asyncio.get_running_loop().call_later(RETRY_S, self.post, request.event)
 
     def _state_set(self, transition: Transition[State, Request, Command]) -> None:
-        asked, outcome = transition.event, transition.outcome
+        request, outcome = transition.event, transition.outcome
         if transition.state_changed:
             self.because, self.changed_at = outcome.because, transition.now
-        # A clock's event that moved nothing must not come again at once.
-        idle = isinstance(_event(asked), Tick) and outcome.state == transition.before
-        self._not_before = transition.now + AGAIN_S if idle else -inf
-        operation = isinstance(_event(asked), OperatorAskedNic | OperatorAskedStress)
+        # A Tick that changed nothing must not come again at once.
+        idle = isinstance(_event(request), Tick) and outcome.state == transition.before
+        self._not_before = transition.now + RETRY_S if idle else -inf
+        operation = isinstance(_event(request), OperatorAskedNic | OperatorAskedStress)
         if operation and not outcome.answer:
             self.unread.clear()
 
@@ -264,11 +264,11 @@ class JobOwner:
             case _:
                 self._write_undone()
 
-    def _answer(self, asked: Request, answer: Answer) -> None:
-        if asked.answer is not None and not asked.answer.done():
-            asked.answer.set_result(answer)
+    def _answer(self, request: Request, answer: Answer) -> None:
+        if request.answer is not None and not request.answer.done():
+            request.answer.set_result(answer)
 
-    # Writes to the cluster: in order, one after the other, beside the decisions
+    # Writes to the cluster: one after the other, in order, in parallel to the decisions
 
     def _write_undone(self) -> None:
         if self.record.undone and (self._writing is None or self._writing.done()):
@@ -294,18 +294,18 @@ class JobOwner:
                 because = str(error)
             else:
                 return ClusterWriteDone(command.sequence)
-        log.warning("job=%s %s: %s", self.job, records.told(command), because)
+        log.warning("job=%s write failed: %s: %s", self.job, records.describe(command), because)
         return ClusterWriteFailed(command.sequence, because)
 
 
-def _event(asked: Request | Tick) -> Event:
-    return asked.event if isinstance(asked, Request) else asked
+def _event(request: Request | Tick) -> Event:
+    return request.event if isinstance(request, Request) else request
 
 
 def past_round(before: State, outcome: Outcome, now: float) -> PastRound | None:
-    """The round that this step has brought to its end."""
-    at_rest = isinstance(outcome.state, Idle | Shrunk | Ended)
-    if not at_rest or isinstance(before, Idle | Ended) or type(before) is type(outcome.state):
+    """The round that this outcome has ended, if it has."""
+    round_over = isinstance(outcome.state, Idle | Shrunk | Ended)
+    if not round_over or isinstance(before, Idle | Ended) or type(before) is type(outcome.state):
         return None
     task = getattr(before, "task", None)
     tried = task.operation if task else getattr(before, "strategy", "") or type(before).__name__

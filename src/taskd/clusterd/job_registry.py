@@ -1,7 +1,7 @@
-"""All jobs of this server: which are known, which are served, and by whom.
+"""All jobs of this server: which are known, which are served, and their owners.
 
-A job is known once Init has found it in the cluster, served once Register has given it an owner.
-Served jobs are in the journal, and have their owners again after a restart.
+A job is known once Init has found it in the cluster. It is served once Register has given it an
+owner. Served jobs are in the journal, and get their owners back after a restart.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RegistryConfig:
     max_jobs: int = 10_000
     """How many jobs are served at the same time."""
     strategies: tuple[Strategy, ...] | None = None
-    """For jobs that nobody describes; None: they are not accepted."""
+    """For jobs without a declaration; None: such jobs are refused."""
     inbox: int = 64
     """How many reports of one job may wait."""
     signals: int = 64
@@ -76,15 +76,15 @@ class JobRegistry:
         self._last_views: dict[JobId, tuple[Event, ...]] = {}
         self._stragglers: dict[JobId, frozenset[Rank]] = {}
         self._job_locks: KeyedLock[JobId] = KeyedLock()
-        """One change to a job's life at a time; other jobs do not wait."""
+        """Registering, declaring and ending one job exclude each other; other jobs do not wait."""
         self._read: dict[JobId, tuple[list[Json], JobFacts]] = {}
-        self._reports: dict[str, tuple[Json, Json | None]] = {}
-        """Of each node's devices: the last one read, and the last one that was whole."""
+        self._device_reports_read: dict[str, tuple[Json, Json | None]] = {}
+        """The device report of each node: the last one read, and the last valid one."""
         self.on_forgotten: list[Callable[[JobId], None]] = []
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Take up every job where the journal left it."""
+        """Continue every job where the journal left it."""
         notes = await self._journal.notes()
         for declaration in declare.from_notes(notes):
             await self._make_known(declaration)
@@ -93,7 +93,11 @@ class JobRegistry:
             try:
                 record = records.read(job, text, notes)
             except Illegible as error:
-                log.error("job=%s cannot be taken up, it has to register anew: %s", job, error)
+                log.error(
+                    "job=%s cannot be restored from the journal and must register again: %s",
+                    job,
+                    error,
+                )
                 continue
             self._known.add(job)
             self._serve(job, record)
@@ -117,7 +121,7 @@ class JobRegistry:
         return job in self.served
 
     def facts(self, job: JobId) -> JobFacts | None:
-        """What the cluster says now; None when it knows no such job or says nothing legible."""
+        """What the cluster says now; None if the job is unknown or its objects are invalid."""
         try:
             return self._facts(job)
         except ValueError as error:
@@ -132,13 +136,13 @@ class JobRegistry:
                 return self.facts(JobId(uid))
         return None
 
-    # The life of a job
+    # Init, register, declare, end
 
     async def init(self, job: JobId) -> Answer:
         if job in self._known:
             return Answer.of(RecoverCode.OK)
         if not job or len(job) > declare.MAX_NAME:
-            return Answer.of(RecoverCode.InvalidReqParam, "the job has no usable id")
+            return Answer.of(RecoverCode.InvalidReqParam, "the job has no valid id")
         try:
             facts = self._facts(job)
             if facts is None and self._config.strategies is not None:
@@ -187,7 +191,7 @@ class JobRegistry:
             return answer
 
     async def _registered(self, owner: JobOwner, facts: JobFacts) -> Answer:
-        """Also for a job that is served already: it may have changed, or have been restarted."""
+        """Also for a job that is already served: it may have changed or been restarted."""
         answer = await owner.ask(JobRegistered(owner.job, facts.config, token_hex(16), facts.name))
         if answer.code != RecoverCode.OK:
             return answer
@@ -195,33 +199,35 @@ class JobRegistry:
         self._post_views(owner.job)
         return Answer.of(RecoverCode.OK, "register success")
 
-    async def declare(self, told: Declaration) -> Answer:
-        async with self._job_locks.hold(told.job):
-            if told.job not in self._declared:
+    async def declare(self, declaration: Declaration) -> Answer:
+        async with self._job_locks.hold(declaration.job):
+            if declaration.job not in self._declared:
                 if len(self._declared) >= self._config.max_jobs and not await self._make_room():
                     return Answer.of(RecoverCode.OutOfMaxServeJobs)
-                if self._cluster.find(Kind.POD_GROUP, told.job):
+                if self._cluster.find(Kind.POD_GROUP, declaration.job):
                     return Answer.of(
-                        RecoverCode.InvalidReqParam, "the cluster describes this job itself"
+                        RecoverCode.InvalidReqParam, "the cluster already describes this job"
                     )
             try:
-                await self._journal.note(*declare.to_note(told))
-                await self._make_known(told)
+                await self._journal.note(*declare.to_note(declaration))
+                await self._make_known(declaration)
             except JournalFailed as error:
                 return Answer.of(RecoverCode.ServerInnerError, str(error))
             except (ClusterRefused, ClusterUnreachable) as error:
                 return Answer.of(RecoverCode.OperatePodGroupError, str(error))
-            owner, facts = self.served.get(told.job), self.facts(told.job)
+            owner, facts = self.served.get(declaration.job), self.facts(declaration.job)
             if owner is not None and facts is not None:
                 if facts.config != owner.state.job.config:
                     owner.post(
-                        JobRegistered(told.job, facts.config, owner.state.job.seed, facts.name)
+                        JobRegistered(
+                            declaration.job, facts.config, owner.state.job.seed, facts.name
+                        )
                     )
-                self._post_views(told.job)
+                self._post_views(declaration.job)
             return Answer.of(RecoverCode.OK)
 
     async def end(self, job: JobId, because: str) -> Answer:
-        """The job is over. Its history stays readable."""
+        """The job is over. Its history stays in the journal."""
         async with self._job_locks.hold(job):
             owner = self.served.get(job)
             if owner is not None:
@@ -230,7 +236,7 @@ class JobRegistry:
                     return answer
                 del self.served[job]
                 await owner.close()
-                log.info("job=%s is over: %s", job, because)
+                log.info("job=%s has ended: %s", job, because)
             try:
                 await self._forget(job)
             except (JournalFailed, ClusterUnreachable) as error:
@@ -252,7 +258,7 @@ class JobRegistry:
         self._read.pop(job, None)
 
     async def _make_room(self) -> bool:
-        """A declared job that nobody has listened for in a long time has ended without a word."""
+        """End the declared job whose client has been away for longest: it ended without EndJob."""
         now = self._context.clock()
         abandoned = [
             owner
@@ -260,22 +266,22 @@ class JobRegistry:
             if owner.job in self._declared
             and isinstance(owner.state, Idle | Ended)
             and not owner.signals.connected
-            and now - owner.heard_at > ABANDONED_S
+            and now - owner.client_changed_at > ABANDONED_S
         ]
         if not abandoned:
             return False
-        oldest = min(abandoned, key=lambda owner: owner.heard_at)
-        answer = await self.end(oldest.job, "nobody has listened for it in a long time")
+        oldest = min(abandoned, key=lambda owner: owner.client_changed_at)
+        answer = await self.end(oldest.job, "no client has been subscribed for a long time")
         return answer.code == RecoverCode.OK
 
     def _serve(self, job: JobId, record: records.Record) -> JobOwner:
         owner = self.served[job] = JobOwner(job, record, self._context)
         return owner
 
-    async def _make_known(self, told: Declaration) -> None:
-        before = self._declared.get(told.job)
-        wanted = dict(declare.objects_of(told))
-        self._declared[told.job] = told
+    async def _make_known(self, declaration: Declaration) -> None:
+        before = self._declared.get(declaration.job)
+        wanted = dict(declare.objects_of(declaration))
+        self._declared[declaration.job] = declaration
         for key, body in wanted.items():
             if self._cluster.get(key) is None:
                 await self._cluster.create(key, body)
@@ -286,10 +292,10 @@ class JobRegistry:
                 if key not in wanted:
                     await self._cluster.delete(key)
 
-    # What the cluster says
+    # Views of the cluster
 
     def _facts(self, job: JobId) -> JobFacts | None:
-        """Read anew when one of the objects is another than last time."""
+        """Cached; read again if one of the objects has been replaced."""
         groups = self._cluster.find(Kind.POD_GROUP, job)
         if not groups:
             return None
@@ -308,8 +314,8 @@ class JobRegistry:
                     else:
                         self._post_views(job)
             except Exception:
-                # A mistake of ours about one object must not make us blind to all others.
-                log.exception("the change of %s could not be taken in", change.key)
+                # An internal error on one object must not stop the watch of all others.
+                log.exception("object=%s could not process its change", change.key)
 
     def _touched(self, change: Changed) -> set[JobId]:
         if change.key.kind is Kind.CONFIG_MAP:
@@ -325,26 +331,26 @@ class JobRegistry:
         return {JobId(owner) for owner in owners if owner in self.served}
 
     def _post_views(self, job: JobId) -> None:
-        """Whole pictures, each told when it differs from the last."""
+        """Post complete views to the job's owner: each one that differs from the last."""
         owner, facts = self.served.get(job), self.facts(job)
         if owner is None or facts is None:
             return
-        pictures: tuple[Event, ...] = ()
+        views: tuple[Event, ...] = ()
         if facts.pods or facts.config.cluster:
-            pictures = (facts.pods_seen,)
+            views = (facts.pods_seen,)
         if facts.config.cluster:
             devices = sense.faults_seen(facts, self._device_reports(facts))
             slow = sense.stragglers_seen(facts, self._stragglers.get(job, frozenset()))
             seen = FaultsSeen(tuple(sorted((*devices, *slow))))
-            pictures = (*pictures, facts.platform, seen)
+            views = (*views, facts.platform, seen)
         before = self._last_views.get(job, ())
-        for picture in pictures:
-            if picture not in before:
-                owner.post(picture)
-        self._last_views[job] = pictures
+        for view in views:
+            if view not in before:
+                owner.post(view)
+        self._last_views[job] = views
 
     def set_stragglers(self, job: JobId, ranks: set[Rank]) -> None:
-        """Its manager says that these ranks hold the others up: all of them, as of now."""
+        """All ranks that slow the others down now, as the job's manager reports them."""
         self._stragglers[job] = frozenset(ranks)
         self._post_views(job)
 
@@ -354,17 +360,17 @@ class JobRegistry:
         return [(node, body) for node, body in reports if body is not None]
 
     def _device_report(self, node: str) -> Json | None:
-        """The last one that was whole: what was damaged on its way says nothing new."""
+        """The last valid report; a damaged one is ignored."""
         key = sense.device_report(node)
-        there = self._cluster.get(key)
-        if there is None:
-            self._reports.pop(node, None)
+        report = self._cluster.get(key)
+        if report is None:
+            self._device_reports_read.pop(node, None)
             return None
-        read, whole = self._reports.get(node, (None, None))
-        if read is not there:
-            if sense.is_whole(there):
-                whole = there
+        read, valid = self._device_reports_read.get(node, (None, None))
+        if read is not report:
+            if sense.is_valid(report):
+                valid = report
             else:
-                log.warning("%s is ignored: its CheckCode does not fit its DeviceInfo", key)
-            self._reports[node] = (there, whole)
-        return whole
+                log.warning("%s is ignored: its CheckCode does not match its DeviceInfo", key)
+            self._device_reports_read[node] = (report, valid)
+        return valid

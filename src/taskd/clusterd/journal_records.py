@@ -1,7 +1,7 @@
-"""How a job is written into the journal and read back.
+"""How a job is written to the journal and read back.
 
-A record holds the machine's whole state, and the cluster writes that are ordered but not yet done:
-after a restart they are done again, which changes nothing where they had been done already.
+A record holds the machine's whole state and the cluster writes that are ordered but not done yet.
+After a restart they are done again; writes are idempotent.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from taskd.core.clusterd import states as recovery_states
 from taskd.core.clusterd.states import NEW, Outcome, State
 from taskd.model import clusterd as recovery
 from taskd.model import faults, strategies
-from taskd.model.clusterd import ClusterCommand, Command, Event
+from taskd.model.clusterd import ClusterCommand, Event
 from taskd.model.faults import Fault
 from taskd.model.ids import JobId
 from taskd.runtime.journal import Entry, Write
 from taskd.wire import tagged_json as tagged
 
 SHOWN = 8
-"""How many of a list are told."""
+"""How many items of a list are shown."""
 TYPES = tagged.types_of(faults, strategies, recovery, recovery_job, recovery_states)
 
 
@@ -42,9 +42,9 @@ class PastRound:
 class Record:
     state: State
     undone: tuple[ClusterCommand, ...] = ()
-    """Ordered from the cluster, not yet known to be done; in the order of their sequence."""
+    """Cluster writes that are ordered and not known to be done, in order."""
     rounds: tuple[PastRound, ...] = ()
-    """The last ones that came to an end, newest first."""
+    """The last finished rounds, newest first."""
 
 
 TYPES |= {kind.__name__: kind for kind in (Record, PastRound)}
@@ -58,29 +58,29 @@ def first(job: JobId) -> Record:
 def write(
     job: JobId, before: Record, after: Record, event: Event, step: Outcome, at: float
 ) -> Write:
-    """What is large and changes seldom is noted when it does, not with every decision."""
+    """Large parts that change rarely are written as notes when they change, not every time."""
     ended = isinstance(event, recovery.JobDeleted)
-    old, new = _seldom(before), _seldom(after)
+    old, new = _rarely_changing(before), _rarely_changing(after)
     notes: list[tuple[str, str | None]] = []
     if ended:
-        # With the job goes whatever is noted of it, in the same transaction.
+        # Delete all notes of the job in the same transaction.
         notes = [(f"{kind}/{job}", None) for kind in (*new, "declared", "trace")]
     else:
         changed = [kind for kind in new if new[kind] != old[kind]]
         notes = [(f"{kind}/{job}", tagged.write(new[kind])) for kind in changed]
-    slim = tagged.write(_with(after, pods=(), places={}, rounds=()))
-    return Write(job, slim, at, (entry(job, before, event, step, at),), ended, tuple(notes))
+    small = tagged.write(_with(after, pods=(), places={}, rounds=()))
+    return Write(job, small, at, (entry(job, before, event, step, at),), ended, tuple(notes))
 
 
 def read(job: JobId, text: str, notes: Mapping[str, str]) -> Record:
-    """Raises Illegible when another version wrote what this one cannot read."""
+    """Raises Illegible if another version wrote what this one cannot read."""
     record: Record = tagged.read(text, TYPES)
     noted = {
         kind: tagged.read(notes[f"{kind}/{job}"], TYPES)
-        for kind in _seldom(record)
+        for kind in _rarely_changing(record)
         if f"{kind}/{job}" in notes
     }
-    return _with(record, **(_seldom(record) | noted))
+    return _with(record, **(_rarely_changing(record) | noted))
 
 
 def entry(job: JobId, before: Record, event: Event, step: Outcome, at: float) -> Entry:
@@ -88,38 +88,34 @@ def entry(job: JobId, before: Record, event: Event, step: Outcome, at: float) ->
         job=job,
         incident=step.state.job.incident,
         at=at,
-        event=told(event),
+        event=describe(event),
         before=type(before.state).__name__,
         after=type(step.state).__name__,
         because=step.because,
-        commands=tuple(told(command) for command in step.commands),
+        commands=tuple(describe(command) for command in step.commands),
     )
 
 
-def told(value: Event | Command) -> str:
-    """One line for people: the name, and the fields that say something."""
-    return _told(value)
-
-
-def _told(value: Any) -> str:
+def describe(value: Any) -> str:
+    """One line for people: the name, and the fields that differ from their default."""
     if isinstance(value, Enum):
         return str(value.value)
     if is_dataclass(value) and not isinstance(value, type):
         shown = []
         for item in fields(value):
-            there = getattr(value, item.name)
-            if there not in ("", None, (), {}, frozenset()) and there != item.default:
-                shown.append(f"{item.name}={_told(there)}")
+            content = getattr(value, item.name)
+            if content not in ("", None, (), {}, frozenset()) and content != item.default:
+                shown.append(f"{item.name}={describe(content)}")
         return f"{type(value).__name__}({', '.join(shown)})"
     if isinstance(value, tuple | frozenset):
-        shown = [_told(item) for item in islice(value, SHOWN)]
+        shown = [describe(item) for item in islice(value, SHOWN)]
         return f"[{', '.join(shown)}{f', … {len(value)} in all' if len(value) > SHOWN else ''}]"
     if isinstance(value, Mapping):
-        return _told(tuple(f"{key}: {_told(item)}" for key, item in value.items()))
+        return describe(tuple(f"{key}: {describe(item)}" for key, item in value.items()))
     return str(value)
 
 
-def _seldom(record: Record) -> dict[str, Any]:
+def _rarely_changing(record: Record) -> dict[str, Any]:
     job = record.state.job
     return {"pods": job.pods, "places": job.places, "rounds": record.rounds}
 

@@ -1,4 +1,4 @@
-"""One after the other where it must be, side by side where it may: a lock for each key."""
+"""A lock for each key: tasks with the same key wait for each other, others do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class KeyedLock(Generic[K]):
-    """Who asks for a key first has it first. A key that nobody uses costs nothing."""
+    """First come, first served for each key. A key without users takes no memory."""
 
     def __init__(self) -> None:
         self._locks: dict[K, asyncio.Lock] = {}
@@ -23,7 +23,7 @@ class KeyedLock(Generic[K]):
     @asynccontextmanager
     async def hold(self, key: K) -> AsyncIterator[None]:
         lock = self._locks.setdefault(key, asyncio.Lock())
-        # A lock that was let go and has been promised to the next one does not look locked.
+        # A lock that was released and goes to the next waiter does not look locked: count users.
         self._users[key] = self._users.get(key, 0) + 1
         try:
             async with lock:

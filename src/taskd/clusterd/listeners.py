@@ -1,6 +1,7 @@
-"""One line to one listener. The newest listener takes over; what nobody hears is not kept here.
+"""A channel to one listener at a time. A new listener replaces the old one.
 
-What must not be lost is kept by the machine, which says it again to every new listener.
+Items without a listener are dropped. What must not be lost is kept by the machine, which sends it
+again to every new listener.
 """
 
 from __future__ import annotations
@@ -14,50 +15,50 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 SUBSCRIBED = (("taskd-subscribed", "1"),)
-"""Sent ahead of everything else: from here on, the subscriber misses nothing."""
+"""Sent first: from here on, the subscriber misses nothing."""
 
 
 class End(Enum):
     TAKEN_OVER = auto()
-    """Another listener has come."""
+    """Another listener has subscribed."""
     TOO_SLOW = auto()
-    """More is waiting than may wait."""
+    """Its backlog is full."""
     OVER = auto()
     """The job or the server has ended."""
 
 
 class Listener(Generic[T]):
-    """What one subscriber has still to hear."""
+    """The backlog of one subscriber."""
 
     def __init__(self) -> None:
         self._waiting: deque[T] = deque()
         self._end: End | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     async def next(self, within_s: float) -> T | End | None:
-        """The next item, why there will be none, or None when the time is up."""
+        """The next item, why there will be none, or None if the time is up."""
         if not self._waiting and self._end is None:
-            self._news.clear()
+            self._changed.clear()
             try:
                 async with asyncio.timeout(within_s):
-                    await self._news.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 return None
-        # What was said before the end is still heard, unless somebody else hears it now.
+        # Items from before the end are still delivered, unless another listener gets them now.
         if self._waiting and self._end is not End.TAKEN_OVER:
             return self._waiting.popleft()
         return self._end
 
     def put(self, item: T) -> None:
         self._waiting.append(item)
-        self._news.set()
+        self._changed.set()
 
     def end(self, why: End) -> None:
         self._end = self._end or why
-        self._news.set()
+        self._changed.set()
 
 
 class Channel(Generic[T]):
@@ -80,7 +81,7 @@ class Channel(Generic[T]):
         return self._listener
 
     def close(self, listener: Listener[T]) -> bool:
-        """Whether this was still the listener."""
+        """Whether this was still the current listener."""
         if self._listener is not listener:
             return False
         self._listener = None
@@ -91,7 +92,7 @@ class Channel(Generic[T]):
         if self._listener is None:
             return
         if self.full:
-            # It will come back and hear what still matters; an endless backlog helps nobody.
+            # It will subscribe again and get what still matters; an endless backlog does not help.
             self.end(End.TOO_SLOW)
         else:
             self._listener.put(item)

@@ -1,7 +1,7 @@
-"""Where the clusterd of a running job is, for commands typed on the same machine.
+"""Finds the clusterd of a running job, for commands on the same machine.
 
-`taskd run` announces each job in a small file that only its user can read; `taskd status` and its
-like look there when neither --server nor TASKD_CLUSTERD says where to ask.
+`taskd run` announces each job in a small file that only its user can read. `taskd status` and other
+commands read it if neither --server nor TASKD_CLUSTERD is given.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Place:
     job: str = ""
     token: str = ""
     pid: int = 0
-    """Of the process that serves there; 0 when it is not known."""
+    """The process that serves there; 0: unknown."""
 
 
 def directory() -> Path:
-    """Made if need be. Raises SettingsError if somebody else could have put files there."""
+    """Created if missing. Raises SettingsError if another user could have put files there."""
     base = environ.get("XDG_RUNTIME_DIR", "")
     return own_folder.make(Path(base) / "taskd" if base else own_folder.place())
 
 
 def announce(job: str, address: str, token: str = "") -> Path:
-    """Say where the job's clusterd is, for as long as this process lives."""
+    """Announce the job's clusterd for as long as this process runs."""
     path = _file(job)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -52,7 +52,7 @@ def withdraw(job: str) -> None:
 
 
 def announced() -> list[Place]:
-    """Those whose process still lives, newest first; what the dead left behind is removed."""
+    """All whose process still runs, newest first. Files of ended processes are removed."""
     places = []
     files = sorted(directory().glob("*.json"), key=lambda path: -path.stat().st_mtime_ns)
     for path in files:
@@ -60,7 +60,7 @@ def announced() -> list[Place]:
             place = Place(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             continue
-        if _lives(place.pid):
+        if _is_running(place.pid):
             places.append(place)
         else:
             path.unlink(missing_ok=True)
@@ -68,12 +68,12 @@ def announced() -> list[Place]:
 
 
 def is_withdrawn(place: Place) -> bool:
-    """Whether a place that was found by its announcement has been closed in good order."""
+    """Whether an announced clusterd has been shut down in order."""
     return place.pid != 0 and not _file(place.job).exists()
 
 
 def find(job: str = "", server: str = "", token: str = "") -> Place:
-    """Where to ask. Raises SettingsError with what could be done when nothing is found."""
+    """The clusterd to ask. Raises SettingsError, which says what to do, if none is found."""
     address = server or environ.get("TASKD_CLUSTERD", "")
     token = token or environ.get("TASKD_CLUSTERD_TOKEN", "")
     if address:
@@ -87,19 +87,19 @@ def find(job: str = "", server: str = "", token: str = "") -> Place:
 
 
 def _not_found(job: str, running: Sequence[str]) -> str:
-    elsewhere = "for one that runs elsewhere give --server, or set TASKD_CLUSTERD"
+    elsewhere = "for a job on another machine, give --server or set TASKD_CLUSTERD"
     if not job:
-        return f"no job that you started is running on this machine; {elsewhere}"
-    here = f"running here: {', '.join(running)}" if running else "none of yours is running here"
+        return f"none of your jobs is running on this machine; {elsewhere}"
+    here = f"running here: {', '.join(running)}" if running else "none of your jobs is running here"
     ended = f"taskd replay {job} --journal STATE_DIR/clusterd.journal"
     return (
-        f"no job {job} of yours is running on this machine ({here}); {elsewhere}; one that has "
-        f"ended is retold by `{ended}`, if it was run with --state-dir"
+        f"your job {job} is not running on this machine ({here}); {elsewhere}; for a job that has "
+        f"ended, run `{ended}` (needs a run with --state-dir)"
     )
 
 
 def _token_at(address: str) -> str:
-    """Of a server that one of our own jobs has announced, by whatever way it was found."""
+    """The token of a server that one of our own jobs has announced."""
     try:
         return next((place.token for place in announced() if place.address == address), "")
     except SettingsError:
@@ -110,7 +110,7 @@ def _file(job: str) -> Path:
     return directory() / f"{quote(job, safe='')}.json"
 
 
-def _lives(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

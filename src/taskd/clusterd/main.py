@@ -1,6 +1,6 @@
-"""clusterd as a whole: journal, cluster, jobs and services on one port.
+"""The clusterd server: journal, cluster, jobs and services on one port.
 
-`serve` is the server inside another process, `taskd clusterd` (command.py) a process of its own.
+`serve` runs the server inside another process; `clusterd_command.py` makes a process of it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from taskd.clusterd import cluster_metrics as metering
 from taskd.clusterd.auth import Authority, Tokens
 from taskd.clusterd.cluster.in_memory import InMemoryCluster
 from taskd.clusterd.cluster.interface import Cluster
-from taskd.clusterd.interceptors import JOB_RATE, STRANGER_RATE, AdmissionInterceptor, Rate
+from taskd.clusterd.interceptors import JOB_RATE, UNKNOWN_CALLER_RATE, AdmissionInterceptor, Rate
 from taskd.clusterd.job_registry import JobRegistry, RegistryConfig
-from taskd.clusterd.services.control_service import Control
-from taskd.clusterd.services.profiling_service import Trace
-from taskd.clusterd.services.recover_service import Recover
+from taskd.clusterd.services.control_service import ControlService
+from taskd.clusterd.services.profiling_service import ProfilingService
+from taskd.clusterd.services.recover_service import RecoverService
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.errors import SettingsError
 from taskd.model.strategies import LADDER, Strategy
@@ -52,7 +52,7 @@ OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 2_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # Who connects and says nothing is not waited for.
+    # A peer that connects and sends nothing is dropped.
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
 GRACE_S = 1.0
@@ -73,18 +73,18 @@ class ServerConfig:
     """A directory of cluster objects; None: there is no cluster, jobs are declared."""
     tls: Tls | None = None
     tokens: Tokens | None = None
-    """None: everybody who reaches the port may do everything."""
+    """None: every caller that reaches the port may do everything."""
     strategies: tuple[Strategy, ...] | None = LADDER
-    """For a job that nobody has declared, where there is no cluster; None: it is refused."""
+    """For a job without a declaration, if there is no cluster; None: it is refused."""
     health: bool = False
-    """Serve gRPC's standard health service, too."""
+    """Also serve gRPC's standard health service."""
     metrics: str = ""
-    """host:port where metrics are served for Prometheus; empty: nowhere."""
+    """host:port on which metrics are served for Prometheus; empty: not served."""
     max_jobs: int = 10_000
     inbox: int = 64
     signals: int = 64
     job_rate: Rate = JOB_RATE
-    stranger_rate: Rate = STRANGER_RATE
+    unknown_caller_rate: Rate = UNKNOWN_CALLER_RATE
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     history: JournalConfig = field(default_factory=JournalConfig)
 
@@ -104,24 +104,25 @@ class Server:
 def steady_wall(
     wall_clock: Clock = wall, ticking: Clock = monotonic, not_before: float = 0.0
 ) -> Clock:
-    """The time of day at the start, plus what has passed since.
+    """A clock: the time of day at the start, plus the monotonic time since.
 
-    Deadlines in the journal must mean something to the next process, and must not jump when
-    somebody sets the clock. `not_before` is the newest time in the journal: had the clock been set
-    back while nobody ran, every wait would be longer by as much.
+    Deadlines in the journal must be valid for the next process, and must not jump when the clock of
+    the machine is set. `not_before` is the newest time in the journal: if the clock was set
+    back while no server ran, every wait would be longer by that amount.
     """
-    today = wall_clock()
-    if today < not_before:
+    started = wall_clock()
+    if started < not_before:
         log.warning(
-            "the clock was set back by %.0f s; it is taken from the journal", not_before - today
+            "the clock was set back by %.0f s: continuing from the newest time in the journal",
+            not_before - started,
         )
-    offset = max(today, not_before) - ticking()
+    offset = max(started, not_before) - ticking()
     return lambda: offset + ticking()
 
 
 @asynccontextmanager
 async def serve(config: ServerConfig) -> AsyncIterator[Server]:
-    """Raises before anything is served if the journal, the cluster or the port cannot be had."""
+    """Raises before serving anything if the journal, the cluster or the port is not available."""
     async with AsyncExitStack() as stack:
         journal = Journal(config.journal, config.history)
         stack.push_async_callback(journal.aclose)
@@ -139,16 +140,16 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
         jobs = JobRegistry(journal, cluster, clock, limits, config.recovery)
         stack.push_async_callback(jobs.close)
         await jobs.start()
-        trace = Trace(jobs, cluster, journal)
+        trace = ProfilingService(jobs, cluster, journal)
         await trace.start()
         authority = Authority(
             config.tokens, certificates=config.tls is not None and bool(config.tls.ca)
         )
         guard = AdmissionInterceptor(
-            authority, jobs.is_served, clock, config.job_rate, config.stranger_rate
+            authority, jobs.is_served, clock, config.job_rate, config.unknown_caller_rate
         )
         server = aio.server(interceptors=[guard], options=OPTIONS)
-        _add_services(server, Recover(jobs), trace, Control(jobs, journal, authority))
+        _add_services(server, RecoverService(jobs), trace, ControlService(jobs, journal, authority))
         if config.health:
             await _add_health(server)
         port = _bind(server, config)
@@ -157,12 +158,12 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
         if config.metrics:
             look = partial(metering.metrics, jobs)
             await stack.enter_async_context(metrics.serve(config.metrics, look))
-        log.info("clusterd listens on port %d, %d jobs taken up", port, len(jobs.served))
+        log.info("clusterd listens on port %d: jobs=%d", port, len(jobs.served))
         yield Server(port, jobs, journal, server)
 
 
-async def _stop(server: aio.Server, jobs: JobRegistry, trace: Trace) -> None:
-    """Take no new calls, end the streams, let the calls that run be answered."""
+async def _stop(server: aio.Server, jobs: JobRegistry, trace: ProfilingService) -> None:
+    """Accept no new calls, end the streams, and let running calls finish."""
     stopping = asyncio.ensure_future(server.stop(GRACE_S))
     trace.close()
     await jobs.close()
@@ -194,7 +195,7 @@ def _bind(server: aio.Server, config: ServerConfig) -> int:
 
 
 def _credentials(tls: Tls) -> grpc.ServerCredentials:
-    """With an authority's certificate, clients must show one of theirs; without, only we do."""
+    """With a CA, clients must present a certificate; without one, only the server does."""
     if tls.ca:
         return server_credentials(tls)
     key, crt = read_pem(("the key", tls.server_key), ("the certificate", tls.server_crt))

@@ -1,8 +1,4 @@
-"""Requests and cluster objects to events. What a peer may have left out or made up ends here.
-
-A rank that is no number is passed over and the rest of the report counts: one bad entry must not
-hide the others.
-"""
+"""Reads device faults and stragglers from the cluster's objects. Broken objects end here."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from taskd.model.ids import Rank
 
 DEVICE_REPORT = "mindx-dl-deviceinfo-"
 ESCAPED = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
-"""What Go's JSON escapes and ours does not."""
+"""What Go's JSON escapes and Python's does not."""
 STRAGGLER, SUB_HEALTH = "straggler", "SubHealthFault"
 
 
@@ -25,24 +21,24 @@ def device_report(node: str) -> Key:
     return Key(Kind.CONFIG_MAP, "kube-system", f"{DEVICE_REPORT}{node}")
 
 
-def is_whole(body: Json) -> bool:
-    """Does the report's CheckCode fit? It is the SHA-256 of DeviceInfo, as Go writes JSON."""
+def is_valid(body: Json) -> bool:
+    """Does the report's CheckCode match? It is the SHA-256 of DeviceInfo in Go's JSON."""
     try:
-        told = json.loads(body["data"]["DeviceInfoCfg"])
-        info = told["DeviceInfo"]
+        report = json.loads(body["data"]["DeviceInfoCfg"])
+        info = report["DeviceInfo"]
         counted = {
             "DeviceList": dict(sorted(info["DeviceList"].items())),
             "UpdateTime": info.get("UpdateTime", 0),
         }
         text = json.dumps(counted, separators=(",", ":"), ensure_ascii=False)
         found = hashlib.sha256(text.translate(ESCAPED).encode()).hexdigest()
-        return bool(found == told["CheckCode"])
+        return bool(found == report["CheckCode"])
     except (AttributeError, KeyError, TypeError, ValueError):
         return False
 
 
 def faults_seen(facts: JobFacts, device_maps: Iterable[tuple[str, Json]]) -> tuple[SeenFault, ...]:
-    """What the nodes' device reports say about the devices under the job's ranks."""
+    """The faults in the nodes' device reports that concern devices of the job's ranks."""
     reports = {node: list(device_faults(body)) for node, body in device_maps}
     seen = []
     for pod in facts.pods:
@@ -54,7 +50,7 @@ def faults_seen(facts: JobFacts, device_maps: Iterable[tuple[str, Json]]) -> tup
 
 
 def stragglers_seen(facts: JobFacts, ranks: Iterable[Rank]) -> list[SeenFault]:
-    """A rank that is too slow is as good as a device that ails: what follows is configured."""
+    """A straggler counts as a sub-healthy device; the job's settings say what follows."""
     slow = set(ranks)
     return [
         SeenFault(rank, STRAGGLER, SUB_HEALTH, pod.uid)
@@ -67,8 +63,8 @@ def stragglers_seen(facts: JobFacts, ranks: Iterable[Rank]) -> list[SeenFault]:
 def device_faults(body: Json) -> Iterable[tuple[str, str, str]]:
     """(device name, code, level) from a `mindx-dl-deviceinfo-<node>` ConfigMap."""
     try:
-        told = json.loads(body["data"]["DeviceInfoCfg"])
-        lists = told.get("DeviceInfo", {}).get("DeviceList", {})
+        report = json.loads(body["data"]["DeviceInfoCfg"])
+        lists = report.get("DeviceInfo", {}).get("DeviceList", {})
         entries = [
             entry
             for key, text in lists.items()

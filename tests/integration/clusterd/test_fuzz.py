@@ -209,7 +209,7 @@ def _for(request: Message, job: str, factor: int) -> Message:
 def test_anything_in_any_order(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     plenty = Rate(1e9, 1e9)
-    config = ServerConfig(job_rate=plenty, stranger_rate=plenty)
+    config = ServerConfig(job_rate=plenty, unknown_caller_rate=plenty)
     with asyncio.Runner() as runner:
 
         @settings(
@@ -379,7 +379,7 @@ async def fuzz_cluster(
     config = ServerConfig(
         cluster_dir=directory,
         job_rate=plenty,
-        stranger_rate=plenty,
+        unknown_caller_rate=plenty,
         recovery=RecoveryConfig(**WAITS),  # type: ignore[arg-type]
     )
     async with serve(config) as server, connected(server.address, job=TRAIN) as client:

@@ -376,7 +376,7 @@ def test_too_many_calls_of_one_job_are_refused_and_others_are_not() -> None:
 
 def test_strangers_share_what_one_address_may_ask() -> None:
     async def main() -> None:
-        config = ServerConfig(stranger_rate=Rate(1, 10))
+        config = ServerConfig(unknown_caller_rate=Rate(1, 10))
         async with started(config) as (_, client):
             refused = 0
             for number in range(30):
@@ -392,7 +392,7 @@ def test_strangers_share_what_one_address_may_ask() -> None:
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
 def test_one_ipv6_address_is_one_stranger_whatever_its_port() -> None:
     """And another address is another: it does not end at its first colon."""
-    config = ServerConfig(listen="[::]:0", stranger_rate=Rate(0.001, 10))
+    config = ServerConfig(listen="[::]:0", unknown_caller_rate=Rate(0.001, 10))
     apart = [("grpc.use_local_subchannel_pool", 1)]
 
     async def calls(address: str, number: int) -> list[object]:

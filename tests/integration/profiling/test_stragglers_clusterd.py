@@ -28,7 +28,7 @@ def test_sub_health_is_written_into_the_journal() -> None:
             replay = client.control.Replay(control.ReplayRequest(job="job"))
             lines = [(line.event, line.because) async for line in replay]
             assert ("SubHealth 1", "rank 1 enters the collectives last") in lines
-            assert lines[-1][1] == "no rank holds the others up any more"
+            assert lines[-1][1] == "no rank slows the others down any more"
             status = await client.call("Status", control.JobRequest(job="job"))
             assert status.line.state == "Idle", "a slow rank is not a fault"
 

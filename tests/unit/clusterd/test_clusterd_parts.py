@@ -30,7 +30,7 @@ from taskd.clusterd.journal_records import Record
 from taskd.clusterd.keyed_lock import KeyedLock
 from taskd.clusterd.listeners import Channel, End
 from taskd.clusterd.main import steady_wall
-from taskd.clusterd.sense import device_faults, faults_seen, is_whole
+from taskd.clusterd.sense import device_faults, faults_seen, is_valid
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.states import Negotiating, Stopping
 from taskd.model.clusterd import (
@@ -369,7 +369,7 @@ def test_the_reset_map_counts_retries_and_keeps_out_of_a_hot_reset() -> None:
     busy = {"reset.json": json.dumps({"RankList": [{"Policy": "restart"}]})}
     with pytest.raises(ValueError, match="hot reset"):
         reset_data(busy, ResetOperation.CLEAR, (), again=False, now=9)
-    with pytest.raises(ValueError, match="not readable"):
+    with pytest.raises(ValueError, match="not valid JSON"):
         reset_data({}, ResetOperation.CLEAR, (), again=False, now=9)
 
 
@@ -393,7 +393,7 @@ def test_who_must_release_what_in_a_super_pod() -> None:
 )
 def test_a_device_report_that_makes_no_sense_reports_nothing(data: dict[str, str]) -> None:
     assert list(device_faults({"data": data})) == []
-    assert not is_whole({"data": data})
+    assert not is_valid({"data": data})
 
 
 REPORT = (
@@ -412,7 +412,7 @@ def checked(report: str) -> dict[str, Any]:
 
 def test_a_device_report_is_whole_when_its_code_fits_its_text() -> None:
     whole = checked(REPORT)
-    assert is_whole(whole)
+    assert is_valid(whole)
     text = whole["data"]["DeviceInfoCfg"]
     for damaged in (
         text.replace("Ascend910-0", "Ascend910-1"),
@@ -421,10 +421,10 @@ def test_a_device_report_is_whole_when_its_code_fits_its_text() -> None:
         text.replace("CheckCode", "Other"),
         REPORT.replace("CODE", ""),
     ):
-        assert not is_whole({"data": {"DeviceInfoCfg": damaged}})
+        assert not is_valid({"data": {"DeviceInfoCfg": damaged}})
     # Spaces and the order of keys are the writer's business.
     again = json.dumps(json.loads(text), indent=1, sort_keys=True)
-    assert is_whole({"data": {"DeviceInfoCfg": again}})
+    assert is_valid({"data": {"DeviceInfoCfg": again}})
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.0", "x", "10000000", "9" * 40, "\u0663"])

@@ -128,7 +128,7 @@ def test_a_record_of_another_version_is_refused_by_name() -> None:
 
 def test_history_is_told_in_one_line_however_much_there_is() -> None:
     many = m.FaultReport(tuple(Fault(Rank(n), evidence="x") for n in range(1000)))
-    assert "… 1000 in all" in records.told(many)
-    assert len(records.told(many)) < 500
+    assert "… 1000 in all" in records.describe(many)
+    assert len(records.describe(many)) < 500
     signal = m.Signal(uuid="u", incident=Incident(0), type="stopTrain")
-    assert records.told(replace(signal, sequence=3)).endswith("type=stopTrain, sequence=3)")
+    assert records.describe(replace(signal, sequence=3)).endswith("type=stopTrain, sequence=3)")

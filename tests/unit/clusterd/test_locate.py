@@ -27,7 +27,7 @@ def test_what_was_announced_is_found_by_name_and_without() -> None:
 
 
 def test_a_wrong_name_is_answered_with_the_right_ones() -> None:
-    with pytest.raises(SettingsError, match="no job that you started is running"):
+    with pytest.raises(SettingsError, match="none of your jobs is running"):
         find()
     announce("one", "127.0.0.1:1")
     with pytest.raises(SettingsError, match=r"running here: one.*--server.*taskd replay other"):

@@ -1,6 +1,6 @@
-"""Jobs that no cluster describes: their manager declares them, and they become objects, too.
+"""Jobs without a cluster: their manager declares them, and they become cluster objects, too.
 
-So nothing else needs to know whether a job has a cluster behind it.
+So no other module needs to know whether a job has a cluster.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ TYPES: dict[str, type] = {kind.__name__: kind for kind in (Declaration, Declared
 
 
 def declaration_of(request: pb.JobDeclaration) -> Declaration:
-    """Raises ValueError with what is wrong."""
+    """Raises ValueError, which says what is wrong."""
     if not request.job or len(request.job) > MAX_NAME:
-        raise ValueError(f"a job needs an id of 1 to {MAX_NAME} characters")
+        raise ValueError(f"the job id must have 1 to {MAX_NAME} characters")
     strategies = ",".join(parse_strategies(",".join(request.strategies)))
     nodes = [
         DeclaredNode(
@@ -57,11 +57,11 @@ def declaration_of(request: pb.JobDeclaration) -> Declaration:
     ]
     ranks = [rank for node in nodes for rank in node.ranks]
     if len(nodes) > MAX_NODES or len(ranks) > MAX_RANKS:
-        raise ValueError(f"at most {MAX_NODES} nodes and {MAX_RANKS} ranks make a job")
+        raise ValueError(f"the job is too large (at most {MAX_NODES} nodes and {MAX_RANKS} ranks)")
     if len({node.node_rank for node in nodes}) != len(nodes) or len(set(ranks)) != len(ranks):
-        raise ValueError("a node rank or a rank is named twice")
+        raise ValueError("a node rank or a rank occurs twice")
     if any(rank < 0 for rank in ranks) or any(node.node_rank < 0 for node in nodes):
-        raise ValueError("ranks count from 0")
+        raise ValueError("ranks and node ranks must not be negative")
     return Declaration(
         job=JobId(request.job),
         strategies=strategies,
@@ -84,19 +84,21 @@ def from_notes(notes: dict[str, str]) -> list[Declaration]:
     return [read(text, TYPES) for name, text in notes.items() if name.startswith("declared/")]
 
 
-def objects_of(told: Declaration) -> list[tuple[Key, Json]]:
-    owner = [{"uid": told.job, "name": told.name, "controller": True}]
+def objects_of(declaration: Declaration) -> list[tuple[Key, Json]]:
+    owner = [{"uid": declaration.job, "name": declaration.name, "controller": True}]
     group = {
         "apiVersion": "scheduling.volcano.sh/v1beta1",
         "metadata": {
             "ownerReferences": owner,
-            "labels": {ON: "on", "framework": told.framework},
-            "annotations": {"recover-strategy": told.strategies, DECLARED: "true"},
+            "labels": {ON: "on", "framework": declaration.framework},
+            "annotations": {"recover-strategy": declaration.strategies, DECLARED: "true"},
         },
         "status": {"phase": "Running"},
     }
-    made: list[tuple[Key, Json]] = [(Key(Kind.POD_GROUP, told.namespace, told.job), group)]
-    for node in told.nodes:
+    made: list[tuple[Key, Json]] = [
+        (Key(Kind.POD_GROUP, declaration.namespace, declaration.job), group)
+    ]
+    for node in declaration.nodes:
         devices = [{"device_id": str(i), "rank_id": str(r)} for i, r in enumerate(node.ranks)]
         pod = {
             "apiVersion": "v1",
@@ -111,5 +113,7 @@ def objects_of(told: Declaration) -> list[tuple[Key, Json]]:
             "spec": {"nodeName": node.name},
             "status": {"phase": "Running"},
         }
-        made.append((Key(Kind.POD, told.namespace, f"{told.job}-{node.node_rank}"), pod))
+        made.append(
+            (Key(Kind.POD, declaration.namespace, f"{declaration.job}-{node.node_rank}"), pod)
+        )
     return made

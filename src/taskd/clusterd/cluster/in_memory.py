@@ -1,6 +1,6 @@
-"""No cluster at all: the objects live in memory, and declared jobs are all there is.
+"""No cluster: the objects are in memory, and all jobs are declared by their managers.
 
-Also the picture that a real cluster's reader keeps: what exists, who owns it, who listens.
+Also the object cache that the reader of a real cluster keeps: objects, owners and listeners.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from taskd.clusterd.cluster.interface import (
 
 
 class ObjectCache:
-    """Objects by key and by owner. Setting one tells every listener what changed."""
+    """Objects by key and by owner. Setting one notifies all listeners."""
 
     def __init__(self) -> None:
         self._objects: dict[Key, Json] = {}
@@ -52,7 +52,7 @@ class ObjectCache:
             inbox.put_nowait(Changed(key, before, body))
 
     def changes(self) -> AsyncIterator[Changed]:
-        """All that happens after this call, also what happens before the first is awaited."""
+        """All changes after this call, even those before the first one is awaited."""
         inbox: asyncio.Queue[Changed] = asyncio.Queue()
         self._listeners.add(inbox)
         return self._drain(inbox)
@@ -77,16 +77,16 @@ class InMemoryCluster(ObjectCache):
     async def close(self) -> None: ...
 
     async def patch(self, key: Key, patch: Mapping[str, Any], version: str | None = None) -> Json:
-        there = self.get(key)
-        if there is None:
+        current = self.get(key)
+        if current is None:
             raise ClusterRefused(f"{key} does not exist")
-        if version is not None and version_of(there) != version:
+        if version is not None and version_of(current) != version:
             raise ClusterRefused(f"{key} has changed since it was read")
-        return self._put(key, merged(there, patch), there)
+        return self._put(key, merged(current, patch), current)
 
     async def create(self, key: Key, body: Json) -> Json:
         if self.get(key) is not None:
-            raise ClusterRefused(f"{key} exists already")
+            raise ClusterRefused(f"{key} already exists")
         return self._put(key, named(key, body), None)
 
     async def delete(self, key: Key) -> None:

@@ -1,4 +1,4 @@
-"""Watching directories through the kernel: the name of each file that changed, as it changes."""
+"""Watches directories with inotify: reports each file that changes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO, IN_DELETE = 0x8, 0x40, 0x80, 0x200
 IN_Q_OVERFLOW = 0x4000
 HEAD = struct.Struct("iIII")
 
-Told = Callable[[Path | None], None]
-"""Called with the path that changed, or with None when changes were lost: read everything."""
+OnChange = Callable[[Path | None], None]
+"""Called with the path that changed, or with None if changes were lost: read everything."""
 
 
 class Watch:
     """One inotify descriptor in the running event loop."""
 
-    def __init__(self, directories: Sequence[Path], told: Told) -> None:
+    def __init__(self, directories: Sequence[Path], on_change: OnChange) -> None:
         self._libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
         self._descriptor = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._descriptor < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1 failed")
-        self._told = told
+        self._on_change = on_change
         self._directories: dict[int, Path] = {}
         mask = IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE
         for directory in directories:
@@ -52,6 +52,6 @@ class Watch:
             name = data[at + HEAD.size : at + HEAD.size + length].rstrip(b"\0")
             at += HEAD.size + length
             if mask & IN_Q_OVERFLOW:
-                self._told(None)
+                self._on_change(None)
             elif name and number in self._directories:
-                self._told(self._directories[number] / os.fsdecode(name))
+                self._on_change(self._directories[number] / os.fsdecode(name))

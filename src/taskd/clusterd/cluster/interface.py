@@ -1,7 +1,7 @@
-"""The cluster as clusterd sees it: objects of four kinds, patched by merge, watched for changes.
+"""The interface to a cluster: objects of four kinds, changed by merge patches, watched.
 
-Whoever runs the cluster is behind this one interface: a directory of YAML files (files.py),
-nobody at all (bare.py), or Kubernetes. The names of labels and keys are objects.py's business.
+Implementations: a directory of YAML files (yaml_directory.py), or no cluster (in_memory.py).
+The names of labels, annotations and keys are in objects.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """Where an object is. A node has no namespace."""
+    """Identifies an object. A node has no namespace."""
 
     kind: Kind
     namespace: str
@@ -46,7 +46,7 @@ class Changed:
 
 
 class ClusterUnreachable(Transient):
-    """The cluster did not take the write; the same write later may succeed."""
+    """The cluster did not accept the write; the same write may succeed later."""
 
 
 class ClusterRefused(Permanent):
@@ -54,7 +54,7 @@ class ClusterRefused(Permanent):
 
 
 class Cluster(Protocol):
-    """Reads come from a local picture and never wait. Writes wait until they are done."""
+    """Reads come from a local cache and never wait. Writes wait until they are done."""
 
     async def start(self) -> None: ...
 
@@ -69,7 +69,7 @@ class Cluster(Protocol):
         ...
 
     async def patch(self, key: Key, patch: Mapping[str, Any], version: str | None = None) -> Json:
-        """Merge; None deletes a key. With a version: only if the object is still that one."""
+        """Merge; None deletes a key. With a version: only if the object still has that version."""
         ...
 
     async def create(self, key: Key, body: Json) -> Json: ...
@@ -77,7 +77,7 @@ class Cluster(Protocol):
     async def delete(self, key: Key) -> None: ...
 
     def changes(self) -> AsyncIterator[Changed]:
-        """What happens from now on."""
+        """All changes from now on."""
         ...
 
 
@@ -88,25 +88,25 @@ def merged(target: Mapping[str, Any], patch: Mapping[str, Any]) -> Json:
         if value is None:
             result.pop(name, None)
         elif isinstance(value, Mapping):
-            there = result.get(name)
-            result[name] = merged(there if isinstance(there, dict) else {}, value)
+            old = result.get(name)
+            result[name] = merged(old if isinstance(old, dict) else {}, value)
         else:
             result[name] = deepcopy(value)
     return result
 
 
 def key_of(body: Mapping[str, Any]) -> Key:
-    """Raises ValueError for what is not one of our four kinds, or has no name."""
+    """Raises ValueError if the object is not of one of the four kinds, or has no name."""
     metadata = body.get("metadata")
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
-        raise ValueError("it has no metadata.name")  # noqa: TRY004 - content, not a type
+        raise ValueError("metadata.name is missing")  # noqa: TRY004 - content, not a type
     kind = Kind(str(body.get("kind")))
     namespace = "" if kind is Kind.NODE else str(metadata.get("namespace", "default"))
     return Key(kind, namespace, metadata["name"])
 
 
 def owner_of(body: Mapping[str, Any]) -> tuple[str, str]:
-    """(uid, name) of the object that controls this one; empty when none does."""
+    """(uid, name) of the object that controls this one; empty if there is none."""
     for reference in _list(_map(body.get("metadata")).get("ownerReferences")):
         if _map(reference).get("controller"):
             return str(_map(reference).get("uid", "")), str(_map(reference).get("name", ""))

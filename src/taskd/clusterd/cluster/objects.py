@@ -1,6 +1,6 @@
-"""What the cluster's objects say, in our words: labels, annotations and keys have their names here.
+"""Translates cluster objects to our values and back; defines labels, annotations and keys.
 
-Pure translation, in both directions. cluster.py fetches and patches; sense.py and act.py use both.
+Pure functions. interface.py reads and patches the objects; sense.py and act.py use both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEVICE_KEYS = (
 )
 TRACE_MOUNT = "/user/cluster-info/datatrace-config"
 DECLARED = "taskd/declared"
-"""On a PodGroup that a job's manager has told us of: no scheduler stands behind it."""
+"""Annotation of a PodGroup that a job's manager has declared: the job has no scheduler."""
 FAULT_JOB_INFO = Key(Kind.CONFIG_MAP, "cluster-system", "fault-job-info")
 
 
@@ -42,9 +42,9 @@ class JobFacts:
     phase: str = ""
     platform: PlatformSeen = field(default_factory=PlatformSeen)
     pod_names: Mapping[str, str] = field(default_factory=dict)
-    """By uid."""
+    """Names by uid."""
     trace_mounted: bool = False
-    """Every pod reads the profiling switch from its ConfigMap."""
+    """All pods mount the ConfigMap with the profiling switch."""
 
     @property
     def pods_seen(self) -> PodsSeen:
@@ -52,7 +52,7 @@ class JobFacts:
 
 
 def facts_of(group: Json, pods: Iterable[Json]) -> JobFacts:
-    """Raises ValueError, with the words that are wrong, when the strategies cannot be read."""
+    """Raises ValueError, which names the wrong words, if the settings cannot be read."""
     owner, name = owner_of(group)
     labels, notes = _labels(group), _annotations(group)
     pods = list(pods)
@@ -79,7 +79,7 @@ def facts_of(group: Json, pods: Iterable[Json]) -> JobFacts:
 
 
 def pod_of(body: Json) -> Pod | None:
-    """None for a pod that has no place in the job yet."""
+    """None: the pod has no rank index yet."""
     notes = _annotations(body)
     index = _number(notes.get(RANK_INDEX))
     if index is None:
@@ -125,13 +125,13 @@ def reset_data(
     again: bool,
     now: int,
 ) -> dict[str, str]:
-    """The keys to write. Raises ValueError when a hot reset owns the map at present."""
+    """The keys to write. Raises ValueError while a hot reset uses the ConfigMap."""
     try:
         old = json.loads(_text(before, "reset.json"))
     except ValueError as error:
-        raise ValueError(f"reset.json is not readable: {error}") from error
+        raise ValueError(f"reset.json is not valid JSON: {error}") from error
     if any(entry.get("Policy") in ("reset", "restart") for entry in _maps(_at(old, "RankList"))):
-        raise ValueError("a hot reset is going on")
+        raise ValueError("a hot reset is running")
     faults = operation is ResetOperation.FAULT
     retries = _number(_at(old, "RetryTime")) or 0
     body = {
@@ -164,14 +164,14 @@ def _reset_rank(rank: int) -> Json:
 
 
 def fault_job_info(facts: JobFacts, pods: Iterable[Json], nodes: Iterable[str], now: int) -> str:
-    """By super pod: the lost nodes' device ids, and the healthy nodes that hold on to them."""
+    """By super pod: the lost nodes' device ids, and the healthy nodes that must release them."""
     lost = set(nodes)
     pods_of: dict[str, list[tuple[str, Json]]] = {}
     for pod in pods:
         devices = _devices(pod)
         node = _text(pod, "spec", "nodeName")
         pods_of.setdefault(_text(devices, "super_pod_id"), []).append((node, devices))
-    told = {
+    content = {
         super_pod: {
             "SdIds": [
                 _text(device, "super_device_id")
@@ -187,7 +187,7 @@ def fault_job_info(facts: JobFacts, pods: Iterable[Json], nodes: Iterable[str], 
         for super_pod, members in pods_of.items()
         if any(node in lost for node, _ in members)
     }
-    return json.dumps(told)
+    return json.dumps(content)
 
 
 # The data-trace ConfigMap
@@ -197,7 +197,7 @@ def trace_key(facts: JobFacts) -> Key:
     return Key(Kind.CONFIG_MAP, facts.namespace, f"data-trace-{facts.name}")
 
 
-# Reading parts of objects that anybody may have written
+# Reading parts of objects that other programs have written
 
 
 def _at(body: object, *path: str) -> Any:
@@ -236,11 +236,11 @@ def _devices(body: Json) -> Json:
     notes = _annotations(body)
     for key in DEVICE_KEYS:
         try:
-            told = json.loads(notes.get(key, ""))
+            devices = json.loads(notes.get(key, ""))
         except ValueError:
             continue
-        if isinstance(told, dict):
-            return told
+        if isinstance(devices, dict):
+            return devices
     return {}
 
 

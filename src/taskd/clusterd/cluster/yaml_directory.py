@@ -1,8 +1,8 @@
-"""A cluster in a directory: one YAML file an object, written atomically, watched by the kernel.
+"""A cluster in a directory: one YAML file per object, written atomically, watched with inotify.
 
     podgroups/<namespace>.<name>.yaml   pods/…   configmaps/…   nodes/<name>.yaml
 
-Drop a file in, edit it or remove it, and clusterd sees what it would see in Kubernetes.
+Add, edit or remove a file, and clusterd sees what it would see in Kubernetes.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class YamlCluster(ObjectCache):
         try:
             for folder in folders:
                 folder.mkdir(parents=True, exist_ok=True)
-            self._watch = Watch(folders, self._told)
+            self._watch = Watch(folders, self._file_changed)
         except OSError as error:
             raise ClusterUnreachable(
-                f"the cluster directory {self._directory} cannot be used: {error}"
+                f"cannot use the cluster directory {self._directory}: {error}"
             ) from error
         self._read_all()
 
@@ -73,20 +73,20 @@ class YamlCluster(ObjectCache):
             path = self._path(key)
             while True:
                 self._read(path)
-                there = self.get(key)
-                if there is None:
+                current = self.get(key)
+                if current is None:
                     raise ClusterRefused(f"{key} does not exist")
-                if version is not None and version_of(there) != version:
+                if version is not None and version_of(current) != version:
                     raise ClusterRefused(f"{key} has changed since it was read")
-                body = merged(there, patch)
-                count_version(body, there)
-                if await self._write(key, path, body, there):
+                body = merged(current, patch)
+                count_version(body, current)
+                if await self._write(key, path, body, current):
                     return body
 
     async def create(self, key: Key, body: Json) -> Json:
         async with self._writing.hold(key):
             if self.get(key) is not None:
-                raise ClusterRefused(f"{key} exists already")
+                raise ClusterRefused(f"{key} already exists")
             whole = named(key, body)
             count_version(whole, None)
             await self._write(key, self._path(key), whole, None)
@@ -98,7 +98,7 @@ class YamlCluster(ObjectCache):
             try:
                 await asyncio.to_thread(path.unlink, missing_ok=True)
             except OSError as error:
-                raise ClusterUnreachable(f"{key} cannot be removed: {error}") from error
+                raise ClusterUnreachable(f"cannot remove {key}: {error}") from error
             self._gone(path)
 
     def _path(self, key: Key) -> Path:
@@ -107,20 +107,23 @@ class YamlCluster(ObjectCache):
         return self._paths.get(key, usual)
 
     async def _write(self, key: Key, path: Path, body: Json, before: Json | None) -> bool:
-        """False when somebody else has written in the meantime."""
+        """False: another process has written the file in the meantime."""
         try:
             written = await asyncio.to_thread(_replace, path, body, before)
         except OSError as error:
-            raise ClusterUnreachable(f"{key} cannot be written: {error}") from error
-        # What is there now, not what we wrote: somebody may have removed it since.
+            raise ClusterUnreachable(f"cannot write {key}: {error}") from error
+        # Read what is there now, not what we wrote: another process may have removed it since.
         self._read(path)
         return written
 
-    # From the disk into the picture
+    # From the disk into the cache
 
-    def _told(self, path: Path | None) -> None:
+    def _file_changed(self, path: Path | None) -> None:
         if path is None:
-            log.warning("changes in %s came too fast; reading all of it again", self._directory)
+            log.warning(
+                "directory=%s changed too fast for inotify: reading all files again",
+                self._directory,
+            )
             self._read_all()
         elif path.suffix == SUFFIX and not path.name.startswith("."):
             self._read(path)
@@ -139,12 +142,12 @@ class YamlCluster(ObjectCache):
             self._gone(path)
             return
         except (OSError, yaml.YAMLError) as error:
-            log.warning("%s is not readable, its last good content stays: %s", path, error)
+            log.warning("file=%s cannot be read, keeping its last valid content: %s", path, error)
             return
         try:
             key = key_of(body if isinstance(body, dict) else {})
         except ValueError as error:
-            log.warning("%s is not an object of a cluster: %s", path, error)
+            log.warning("file=%s is not a cluster object: %s", path, error)
             return
         if self._keys.get(path, key) != key:
             self._gone(path)
@@ -166,13 +169,13 @@ def _yaml_in(folder: Path) -> list[Path]:
 
 
 def _replace(path: Path, body: Json, before: Json | None) -> bool:
-    """Whole or not at all: readers see the old file until the new one is on the disk."""
+    """Replace atomically: readers see the old file until the new one is on disk."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with fresh.open("wb") as file:
         file.write(yaml.dump(body, Dumper=DUMPER, sort_keys=False, encoding="utf-8"))
         file.flush()
         os.fsync(file.fileno())
-    # Others write without our lock: what they wrote during the fsync must not be undone.
+    # Other processes write without our lock: do not undo what they wrote during the fsync.
     if before is not None and yaml.load(path.read_bytes(), Loader=LOADER) != before:
         fresh.unlink()
         return False

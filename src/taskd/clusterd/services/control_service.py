@@ -1,4 +1,4 @@
-"""The Control service: declare a job, see what is true of it now, retell what was decided."""
+"""The Control service: declare and end jobs, report faults, show status and history."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from taskd.wire._pb.control_pb2_grpc import ControlServicer
 from taskd.wire.recover_codec import MAX_RANK, MAX_TEXT
 
 
-class Control(ControlServicer):
+class ControlService(ControlServicer):
     def __init__(self, jobs: JobRegistry, journal: Journal, authority: Authority) -> None:
         self._jobs, self._journal, self._authority = jobs, journal, authority
 
     async def DeclareJob(self, request: pb.JobDeclaration, context: Any) -> pb.Answer:
         try:
-            told = declare.declaration_of(request)
+            declaration = declare.declaration_of(request)
         except ValueError as error:
             return _answer(Answer.of(RecoverCode.InvalidReqParam, str(error)))
-        return _answer(await self._jobs.declare(told))
+        return _answer(await self._jobs.declare(declaration))
 
     async def EndJob(self, request: pb.JobEnd, context: Any) -> pb.Answer:
         job = JobId(request.job)
-        because = request.because[:MAX_TEXT] or f"it ended with {request.exit_code}"
+        because = request.because[:MAX_TEXT] or f"the job ended with exit code {request.exit_code}"
         return _answer(await self._jobs.end(job, because))
 
     async def PublishProgress(self, request: pb.JobProgress, context: Any) -> pb.Answer:
@@ -52,18 +52,18 @@ class Control(ControlServicer):
             return _answer(Answer.of(RecoverCode.UnRegistry))
         wrong = [slow.rank for slow in request.stragglers if not 0 <= slow.rank < MAX_RANK]
         if wrong:
-            return _answer(Answer.of(RecoverCode.InvalidReqParam, f"wrong ranks: {wrong}"))
+            return _answer(Answer.of(RecoverCode.InvalidReqParam, f"invalid ranks: {wrong}"))
         ranks = sorted({slow.rank for slow in request.stragglers})
-        told = "; ".join(slow.evidence for slow in request.stragglers)[:MAX_TEXT]
+        evidence = "; ".join(slow.evidence for slow in request.stragglers)[:MAX_TEXT]
         state = type(owner.state).__name__
         entry = Entry(
             job=owner.job,
             incident=owner.state.job.incident,
             at=wall(),
-            event=f"SubHealth {', '.join(map(str, ranks)) or 'nobody'}",
+            event=f"SubHealth {', '.join(map(str, ranks)) or 'none'}",
             before=state,
             after=state,
-            because=told or "no rank holds the others up any more",
+            because=evidence or "no rank slows the others down any more",
         )
         try:
             await self._journal.tell(entry)
@@ -78,8 +78,8 @@ class Control(ControlServicer):
             return _answer(Answer.of(RecoverCode.UnRegistry))
         wrong = [f.rank for f in request.faults if not 0 <= f.rank < MAX_RANK]
         if wrong or not request.faults:
-            return _answer(Answer.of(RecoverCode.InvalidReqParam, f"wrong ranks: {wrong}"))
-        by = f"reported by {request.reporter or 'hand'}"
+            return _answer(Answer.of(RecoverCode.InvalidReqParam, f"invalid ranks: {wrong}"))
+        by = f"reported by {request.reporter or 'an operator'}"
         faults = tuple(
             Fault(
                 Rank(fault.rank),
@@ -90,7 +90,7 @@ class Control(ControlServicer):
         )
         return _answer(await owner.ask(FaultReport(faults)))
 
-    # What is true now
+    # Status and history
 
     async def Jobs(self, request: pb.JobsRequest, context: Any) -> pb.JobList:
         sent = dict(context.invocation_metadata() or ())
@@ -108,37 +108,39 @@ class Control(ControlServicer):
 
     async def Watch(self, request: pb.JobRequest, context: Any) -> None:
         owner = await self._owner(request.job, context)
-        news = owner.changes()
+        changed = owner.changes()
         try:
             await context.send_initial_metadata(SUBSCRIBED)
             over = False
             while not over:
                 over = owner.closed
                 if over and self._jobs.get(request.job) is owner:
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is being stopped")
-                news.clear()
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+                changed.clear()
                 await context.write(self._status(owner))
                 if not over:
-                    await news.wait()
+                    await changed.wait()
         finally:
-            owner.unwatch(news)
+            owner.unwatch(changed)
 
     async def Replay(self, request: pb.ReplayRequest, context: Any) -> None:
         entries = await self._journal.history(request.job, request.incident)
         if not entries and self._jobs.get(request.job) is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no job {request.job!r} is remembered")
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"the journal has no job {request.job!r}"
+            )
         for entry in entries:
             await context.write(history_line(entry))
 
     async def _owner(self, job: str, context: Any) -> JobOwner:
         owner = self._jobs.get(job)
         if owner is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no job {job!r} is served here")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"job {job!r} is not served here")
         assert owner is not None
         return owner
 
     def _line(self, owner: JobOwner) -> pb.JobLine:
-        state, told = owner.state, owner.progress
+        state, progress = owner.state, owner.progress
         facts = self._jobs.facts(owner.job)
         line = pb.JobLine(
             job=owner.job,
@@ -151,13 +153,13 @@ class Control(ControlServicer):
             world=sum(len(pod.ranks) for pod in state.job.members),
             changed_unix_ms=round(owner.changed_at * 1000),
         )
-        if told is not None:
-            line.world = told.world or line.world
-            line.step, line.steps_per_s = told.step, told.steps_per_s
+        if progress is not None:
+            line.world = progress.world or line.world
+            line.step, line.steps_per_s = progress.step, progress.steps_per_s
         return line
 
     def _status(self, owner: JobOwner) -> pb.JobStatus:
-        state, told = owner.state, owner.progress
+        state, progress = owner.state, owner.progress
         round_ = getattr(state, "round", None)
         status = pb.JobStatus(
             line=self._line(owner),
@@ -183,11 +185,11 @@ class Control(ControlServicer):
             ],
             decision=state.job.sequence,
         )
-        if told is not None:
-            status.manager, status.profiling = told.summary, told.profiling
-            status.ranks.extend(told.ranks)
-            status.operation = told.operation
-            status.stragglers.extend(told.stragglers)
+        if progress is not None:
+            status.manager, status.profiling = progress.summary, progress.profiling
+            status.ranks.extend(progress.ranks)
+            status.operation = progress.operation
+            status.stragglers.extend(progress.stragglers)
         return status
 
 

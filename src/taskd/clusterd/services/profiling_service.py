@@ -1,7 +1,7 @@
 """The TrainingDataTrace service: which parts of a job's training are recorded.
 
-The switch is kept, so that it can be asked for and is told to whoever subscribes later; pods that
-mount it read it from their ConfigMap as well.
+The switch is kept in the journal, so that it can be queried and is sent to later subscribers. Pods
+that mount its ConfigMap read it from there as well.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Problem(Exception):
         self.code, self.message = code, message
 
 
-class Trace(TrainingDataTraceServicer):
+class ProfilingService(TrainingDataTraceServicer):
     def __init__(self, jobs: JobRegistry, cluster: Cluster, journal: Journal) -> None:
         self._jobs, self._cluster, self._journal = jobs, cluster, journal
         self._switches: dict[JobId, pb.ProfilingSwitch] = {}
-        self._lines: dict[JobId, Channel[pb.ProfilingSwitch]] = {}
+        self._channels: dict[JobId, Channel[pb.ProfilingSwitch]] = {}
         jobs.on_forgotten.append(self._forget)
 
     async def start(self) -> None:
@@ -51,12 +51,12 @@ class Trace(TrainingDataTraceServicer):
 
     def _forget(self, job: JobId) -> None:
         self._switches.pop(job, None)
-        if job in self._lines:
-            self._lines.pop(job).end(End.OVER)
+        if job in self._channels:
+            self._channels.pop(job).end(End.OVER)
 
     def close(self) -> None:
-        for line in self._lines.values():
-            line.end(End.OVER)
+        for channel in self._channels.values():
+            channel.end(End.OVER)
 
     async def ModifyTrainingDataTraceSwitch(
         self, request: pb.DataTypeReq, context: Any
@@ -68,8 +68,8 @@ class Trace(TrainingDataTraceServicer):
         except Problem as problem:
             return pb.DataTypeRes(message=problem.message, code=problem.code)
         self._switches[facts.job] = switch
-        if facts.job in self._lines:
-            self._lines[facts.job].put(switch)
+        if facts.job in self._channels:
+            self._channels[facts.job].put(switch)
         return pb.DataTypeRes(message="the switch is set", code=TraceCode.OK)
 
     async def GetTrainingDataTraceSwitch(
@@ -89,28 +89,29 @@ class Trace(TrainingDataTraceServicer):
     async def SubscribeDataTraceSwitch(self, request: pb.ProfilingClientInfo, context: Any) -> None:
         job = JobId(request.jobId)
         if self._jobs.get(job) is None and self._jobs.facts(job) is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such job is known")
-        if job not in self._lines and len(self._lines) >= MAX_SUBSCRIBERS:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "the job is not known")
+        if job not in self._channels and len(self._channels) >= MAX_SUBSCRIBERS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many subscribers")
-        line = self._lines.setdefault(job, Channel(WAITING))
-        listener = line.open()
+        channel = self._channels.setdefault(job, Channel(WAITING))
+        listener = channel.open()
         if job in self._switches:
             listener.put(self._switches[job])
         try:
             await context.send_initial_metadata(SUBSCRIBED)
             while True:
-                told = await listener.next(QUIET_S)
-                if isinstance(told, End):
+                item = await listener.next(QUIET_S)
+                if isinstance(item, End):
                     await context.abort(
-                        grpc.StatusCode.ABORTED, "somebody else listens, or the end"
+                        grpc.StatusCode.ABORTED,
+                        "another client has subscribed, or the job or the server has ended",
                     )
-                elif told is not None:
+                elif item is not None:
                     await context.write(
-                        pb.DataStatusRes(message=UPDATED, profilingSwitch=told, code=TraceCode.OK)
+                        pb.DataStatusRes(message=UPDATED, profilingSwitch=item, code=TraceCode.OK)
                     )
         finally:
-            if line.close(listener):
-                self._lines.pop(job, None)
+            if channel.close(listener):
+                self._channels.pop(job, None)
 
     def _find(self, ns_name: str) -> JobFacts:
         namespace, slash, name = ns_name.partition("/")
@@ -118,20 +119,20 @@ class Trace(TrainingDataTraceServicer):
             raise Problem(TraceCode.BadParameter, "jobNsName must be namespace/name")
         facts = self._jobs.named(namespace, name)
         if facts is None:
-            raise Problem(TraceCode.NotFound, f"there is no job {ns_name}")
+            raise Problem(TraceCode.NotFound, f"unknown job {ns_name}")
         return facts
 
     async def _store(self, facts: JobFacts, switch: pb.ProfilingSwitch) -> None:
-        """The map first: what was refused must not come back with the next start."""
+        """The ConfigMap first: a refused switch must not come back after a restart."""
         text = json.dumps({name: getattr(switch, name) for name in FIELDS})
-        told = ""
+        written = ""
         try:
             if facts.trace_mounted:
                 await self._write_map(facts, text)
-                told = f"{trace_key(facts)} has the new switch, and yet: "
+                written = f"{trace_key(facts)} has the new switch, but: "
             await self._journal.note(note_name(facts.job), text)
         except (JournalFailed, ClusterRefused, ClusterUnreachable) as error:
-            raise Problem(TraceCode.ServerFault, f"{told}{error}") from error
+            raise Problem(TraceCode.ServerFault, f"{written}{error}") from error
 
     async def _write_map(self, facts: JobFacts, text: str) -> None:
         key = trace_key(facts)
@@ -156,5 +157,7 @@ def note_name(job: JobId) -> str:
 def _checked(switch: pb.ProfilingSwitch) -> pb.ProfilingSwitch:
     wrong = [name for name in FIELDS if getattr(switch, name) not in VALUES]
     if wrong:
-        raise Problem(TraceCode.BadParameter, f"{', '.join(wrong)}: only on and off are known")
+        raise Problem(
+            TraceCode.BadParameter, f"{', '.join(wrong)}: invalid value (expected on or off)"
+        )
     return switch

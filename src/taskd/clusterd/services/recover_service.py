@@ -1,7 +1,7 @@
-"""The Recover service: each method turns its request into an event and asks the job's owner.
+"""The Recover service: each method turns its request into an event for the job's owner.
 
-Names, codes and texts are Ascend's. What is ours: a subscription lasts for as long as the job,
-and a report is answered when its decision is on disk.
+Names, codes and texts are Ascend's. Two differences: a subscription lasts as long as the job, and a
+report is answered when its decision is on disk.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ REPLY_S = 15 * 60.0
 OPERATING = Pausing | SwitchingNic | StressTesting | Resuming
 WHY = {
     End.TAKEN_OVER: (grpc.StatusCode.ABORTED, "another client has subscribed to this job"),
-    End.TOO_SLOW: (grpc.StatusCode.RESOURCE_EXHAUSTED, "the signals are not taken fast enough"),
+    End.TOO_SLOW: (grpc.StatusCode.RESOURCE_EXHAUSTED, "the client reads its signals too slowly"),
     End.OVER: (grpc.StatusCode.UNAVAILABLE, "the job or the server has ended"),
 }
 
 
-class Recover(RecoverServicer):
+class RecoverService(RecoverServicer):
     def __init__(self, jobs: JobRegistry) -> None:
         self._jobs = jobs
 
@@ -108,7 +108,7 @@ class Recover(RecoverServicer):
     ) -> pb.Status:
         owner, facts = self._jobs.get(job), self._jobs.facts(JobId(job))
         if owner is None or facts is None:
-            return _status(Answer.of(RecoverCode.OMParamInvalid, "no such job is registered here"))
+            return _status(Answer.of(RecoverCode.OMParamInvalid, "the job is not registered here"))
         try:
             event = read(request, facts.pods)
         except codec.InvalidRequest as problem:
@@ -126,30 +126,32 @@ class Recover(RecoverServicer):
         await context.write(pb.StressTestResponse(jobID=request.jobID, msg=text))
 
     async def _reply(self, job: str, operation: Operation, context: Any) -> str:
-        """How the operation went: once it is known, or at once where nobody has asked yet."""
+        """The result of the operation: at once if it is known and unread, otherwise when it is."""
         owner = await self._owner(job, context)
         if operation in owner.unread:
             return owner.unread.pop(operation).text
         state = owner.state
         if not isinstance(state, OPERATING) or state.task.operation != operation:
             await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, f"no {operation} is going on for {job!r}"
+                grpc.StatusCode.FAILED_PRECONDITION, f"no {operation} is running for job {job!r}"
             )
-        line = owner.replies[operation]
-        listener = line.open()
+        channel = owner.replies[operation]
+        listener = channel.open()
         try:
-            told = await listener.next(REPLY_S)
+            item = await listener.next(REPLY_S)
         finally:
-            line.close(listener)
-        match told:
+            channel.close(listener)
+        match item:
             case ReplyOperator(text=text):
                 owner.unread.pop(operation, None)
                 return text
             case End():
-                return await _abort(context, *WHY[told])
+                return await _abort(context, *WHY[item])
             case None:
                 return await _abort(
-                    context, grpc.StatusCode.DEADLINE_EXCEEDED, f"the {operation} has no result"
+                    context,
+                    grpc.StatusCode.DEADLINE_EXCEEDED,
+                    f"the {operation} gave no result in time",
                 )
 
     # Streams to the job
@@ -157,32 +159,32 @@ class Recover(RecoverServicer):
     async def SubscribeProcessManageSignal(self, request: pb.ClientInfo, context: Any) -> None:
         owner = await self._owner(request.jobId, context)
 
-        def alive() -> pb.ProcessManageSignal:
+        def keep_alive() -> pb.ProcessManageSignal:
             round_ = getattr(owner.state, "round", None)
             return codec.keep_alive(
                 owner.job, round_.uuid if round_ else "", owner.state.job.incident
             )
 
-        def said(told: Signal) -> pb.ProcessManageSignal:
-            return codec.signal_message(owner.job, told)
+        def encode(order: Signal) -> pb.ProcessManageSignal:
+            return codec.signal_message(owner.job, order)
 
-        await _serve(owner, owner.signals, Stream.SIGNALS, context, said, alive)
+        await _serve(owner, owner.signals, Stream.SIGNALS, context, encode, keep_alive)
 
     async def SubscribeNotifySwitch(self, request: pb.ClientInfo, context: Any) -> None:
         owner = await self._owner(request.jobId, context)
 
-        def said(told: SendSwitchRanks) -> pb.SwitchRankList:
-            return codec.switch_message(owner.job, told)
+        def encode(order: SendSwitchRanks) -> pb.SwitchRankList:
+            return codec.switch_message(owner.job, order)
 
-        await _serve(owner, owner.nic, Stream.NIC, context, said)
+        await _serve(owner, owner.nic, Stream.NIC, context, encode)
 
     async def SubscribeNotifyExecStressTest(self, request: pb.ClientInfo, context: Any) -> None:
         owner = await self._owner(request.jobId, context)
 
-        def said(told: SendStressRanks) -> pb.StressTestRankParams:
-            return codec.stress_message(owner.job, told)
+        def encode(order: SendStressRanks) -> pb.StressTestRankParams:
+            return codec.stress_message(owner.job, order)
 
-        await _serve(owner, owner.stress, Stream.STRESS, context, said)
+        await _serve(owner, owner.stress, Stream.STRESS, context, encode)
 
     async def _owner(self, job: str, context: Any) -> JobOwner:
         owner = self._jobs.get(job)
@@ -193,33 +195,33 @@ class Recover(RecoverServicer):
 
 async def _serve(
     owner: JobOwner,
-    line: Channel[T],
+    channel: Channel[T],
     stream: Stream,
     context: Any,
-    said: Callable[[T], Any],
-    alive: Callable[[], Any] | None = None,
+    encode: Callable[[T], Any],
+    keep_alive: Callable[[], Any] | None = None,
 ) -> None:
-    """Pass on what the line carries until the client goes; tell the owner what was delivered."""
-    listener = line.open()
+    """Forward the channel's items until the client disconnects; post what was delivered."""
+    listener = channel.open()
     owner.post(Subscribed(stream))
-    under_way: T | None = None
+    sending: T | None = None
     try:
         await context.send_initial_metadata(SUBSCRIBED)
         while True:
-            told = await listener.next(KEEP_ALIVE_S)
-            if isinstance(told, End):
-                await context.abort(*WHY[told])
-            elif told is not None:
-                under_way = told
-                await context.write(said(told))
-                under_way = None
-                owner.post(SignalDelivered(told.sequence))
-            elif alive is not None:
-                await context.write(alive())
+            item = await listener.next(KEEP_ALIVE_S)
+            if isinstance(item, End):
+                await context.abort(*WHY[item])
+            elif item is not None:
+                sending = item
+                await context.write(encode(item))
+                sending = None
+                owner.post(SignalDelivered(item.sequence))
+            elif keep_alive is not None:
+                await context.write(keep_alive())
     finally:
-        if under_way is not None:
-            owner.post(SignalFailed(under_way.sequence))
-        if line.close(listener):
+        if sending is not None:
+            owner.post(SignalFailed(sending.sequence))
+        if channel.close(listener):
             owner.post(Unsubscribed(stream))
 
 
