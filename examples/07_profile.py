@@ -30,7 +30,7 @@ with tempfile.TemporaryDirectory() as folder:
     with training("train_ddp.py", STEPS, PACE_S) as job:
         job.at_step(20)
         taskd("profile", job.id, "on")
-        job.until(lambda view: "on 4 ranks" in view.get("profiling", ""), "all ranks were recorded")
+        job.until(lambda view: "on 4 ranks" in view["profiling"], "all ranks were recorded")
         job.at_step(80)
         taskd("profile", job.id, "off")
         recorded = job.end()

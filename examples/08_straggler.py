@@ -44,13 +44,13 @@ with tempfile.TemporaryDirectory() as folder:
         throttled = threading.Thread(target=throttle, args=(pids(view)[THROTTLED], over))
         throttled.start()
         try:
-            view = job.until(lambda view: bool(view.get("stragglers")), "a straggler was named")
+            view = job.until(lambda view: bool(view["stragglers"]), "a straggler was named")
         finally:
             over.set()
             throttled.join()
         for straggler in view["stragglers"]:
             say(straggler["evidence"])
-        named = [(slow.get("rank", 0), slow["cause"]) for slow in view["stragglers"]]
+        named = [(slow["rank"], slow["cause"]) for slow in view["stragglers"]]
         if named != [(THROTTLED, "compute")]:
             raise SystemExit(f"expected rank {THROTTLED} with cause compute, got {named}")
         disturbed = job.end()

@@ -55,9 +55,7 @@ class Job:
 
     def at_step(self, step: int) -> dict[str, Any]:
         return self.until(
-            lambda view: (
-                int(view["line"].get("step", 0)) >= step and view["line"]["state"] == "Idle"
-            ),
+            lambda view: view["line"]["step"] >= step and view["line"]["state"] == "Idle",
             f"step {step}",
         )
 
@@ -66,8 +64,8 @@ class Job:
 
         def trains(view: dict[str, Any]) -> bool:
             at_rest = view["line"]["state"] in ("Idle", "Shrunk")
-            size = view["line"].get("world", 0)
-            return at_rest and size == ranks and view.get("manager", "").startswith("Training")
+            size = view["line"]["world"]
+            return at_rest and size == ranks and view["manager"].startswith("Training")
 
         view = self.until(trains, f"{ranks} ranks trained")
         say(f"{ranks} ranks at step {view['line']['step']}: {_last(view)}")
@@ -75,14 +73,14 @@ class Job:
 
     def send_signal(self, rank: int, sig: signal.Signals, view: dict[str, Any]) -> None:
         pid = pids(view)[rank]
-        self.incident = int(view["line"].get("incident", 0))
+        self.incident = view["line"]["incident"]
         say(f"{sig.name} to rank {rank} (pid {pid}) at step {view['line']['step']}")
         os.kill(pid, sig)
 
     def cut_links(self, rank: int, view: dict[str, Any]) -> None:
         """Cut every connection between this rank and the others, as a flapping link does."""
         known = pids(view)
-        self.incident = int(view["line"].get("incident", 0))
+        self.incident = view["line"]["incident"]
         theirs = {port for other in known if other != rank for port in _ports(known[other])}
         count = 0
         for link, peer in _links(known[rank]):
@@ -93,7 +91,7 @@ class Job:
 
     def lose_node(self, node: int, view: dict[str, Any]) -> None:
         """Kill the node's launcher. Its ranks and their memory are lost with it."""
-        self.incident = int(view["line"].get("incident", 0))
+        self.incident = view["line"]["incident"]
         say(f"SIGKILL to node {node} at step {view['line']['step']}")
         self.nodes[node].kill()
         self.nodes[node].wait()
@@ -107,8 +105,8 @@ class Job:
         """Wait until the job has recovered from the last fault, and show the account of it."""
 
         def over(view: dict[str, Any]) -> bool:
-            incident = int(view["line"].get("incident", 0))
-            reported = f"last: incident {incident}," in view.get("manager", "")
+            incident = view["line"]["incident"]
+            reported = f"last: incident {incident}," in view["manager"]
             return incident > self.incident and view["line"]["state"] == "Idle" and reported
 
         view = self.until(over, "it recovered")
@@ -203,7 +201,7 @@ def _free_port() -> int:
 
 
 def pids(view: dict[str, Any]) -> dict[int, int]:
-    return {known.get("rank", 0): known["pid"] for known in view["ranks"]}
+    return {known["rank"]: known["pid"] for known in view["ranks"]}
 
 
 def _ports(pid: int) -> set[int]:
