@@ -92,9 +92,7 @@ def main(store_port: int, orders: Orders) -> None:
                 train_step(ddp, optimizer, step, rank)
                 log.done(rank, step)
                 step += 1
-        except (
-            RuntimeError
-        ):  # cut, or a dead peer was noticed before the line of the driver arrived
+        except RuntimeError:  # cut, or gloo noticed the dead peer before the line arrived
             retired.append(ddp)
             dist.destroy_process_group()
 
