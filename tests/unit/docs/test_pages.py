@@ -1,13 +1,15 @@
-"""README, CONTRIBUTING and the examples agree with what is in the repository."""
+"""What the README and the documentation mention exists: links, files, settings, numbers."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from tests import ROOT
 
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 README = (ROOT / "README.md").read_text()
 BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text()
 ROWS = {
@@ -48,3 +50,24 @@ def test_readme_lists_every_example() -> None:
     shared = {"demo.py", "machines.py", "watched.py"}
     examples = {path.name for path in (ROOT / "examples").glob("*.py")} - shared
     assert set(re.findall(r"`(\w+\.py)`", README)) & examples == examples
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_mentioned_files_exist(page: Path) -> None:
+    """`core/manager/repair_plan.py`, or without `.py`, below src/taskd; others below the root."""
+    packages = {path.name for path in (ROOT / "src" / "taskd").iterdir() if path.is_dir()}
+    for name in re.findall(r"`([\w.]+(?:/[\w.]+)+)`", page.read_text()):
+        if name.endswith((".py", ".txt", ".json", ".proto", ".sh")):
+            found = any((ROOT / top / name).exists() for top in ("", "src/taskd", "docs"))
+        elif name.split("/")[0] in packages:
+            found = any((ROOT / "src/taskd" / path).exists() for path in (name, f"{name}.py"))
+        else:
+            continue
+        assert found, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_mentioned_settings_exist(page: Path) -> None:
+    known = (ROOT / "docs" / "reference" / "settings.md").read_text()
+    for name in re.findall(r"\bTASKD_[A-Z0-9_]*[A-Z0-9]\b", page.read_text()):
+        assert re.search(rf"\b{name}\b", known), name
