@@ -7,6 +7,7 @@ everything else at the start. A test compares the two tables, so that they stay 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from taskd.config import environ
@@ -54,206 +55,135 @@ def _words(text: str) -> list[str]:
     return [word.replace("\0", ",") for word in text.replace(",,", "\0").split(",")]
 
 
-_OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("--nnodes", {"default": "1:1"}, "number of nodes, or MIN:MAX: the job starts with MAX nodes"),
-    ("--nproc-per-node", {"default": "1"}, "workers per node: a number, auto, cpu, gpu or xpu"),
-    (
-        "--rdzv-backend",
-        {"default": "static"},
-        "static (every node is given its rank) or c10d (nodes draw their ranks)",
-    ),
-    ("--rdzv-endpoint", {"default": ""}, "HOST:PORT of the first node"),
-    ("--rdzv-id", {"default": "none"}, "name of the job"),
-    ("--rdzv-conf", {"default": ""}, "KEY=VALUE,…; keys: timeout, join_timeout, is_host"),
-    (
-        "--max-restarts",
-        {"type": int, "default": 0},
-        "how often all ranks may be restarted; 0: no limit",
-    ),
-    ("--monitor-interval", {"type": float, "default": 0.1}, "ignored: exits are noticed at once"),
-    ("--event-log-handler", {"default": "null"}, "where torchelastic's events go: null or console"),
-    ("--role", {"default": "default"}, "role name of the workers"),
-    ("--log-dir", {"default": None}, "directory for log and error files"),
-    (
-        "--redirects",
-        {"default": "0"},
-        "streams that go to files: 0 none, 1 stdout, 2 stderr, 3 both; per rank: 0:1,1:2",
-    ),
-    (
-        "--tee",
-        {"default": "0"},
-        "streams that go to files and to the console; values as for --redirects",
-    ),
-    (
-        "--local-ranks-filter",
-        {"default": ""},
-        "local ranks whose output is shown on the console, such as 0,1; default: all",
-    ),
-    (
-        "--duplicate-stdout-filters",
-        {"type": _words, "default": []},
-        "also collect the stdout lines that contain one of these words",
-    ),
-    (
-        "--duplicate-stderr-filters",
-        {"type": _words, "default": []},
-        "also collect the stderr lines that contain one of these words",
-    ),
-    (
-        "--node-rank",
-        {"type": int, "default": 0},
-        "rank of this node; with c10d, give it to all nodes or to none",
-    ),
-    ("--master-addr", {"default": "127.0.0.1"}, "address of the first node"),
+_STREAMS = "0: none, 1: stdout, 2: stderr, 3: both; per local rank: 0:1,1:2"
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+_TORCHRUN: tuple[tuple[str, object, str], ...] = (
+    ("--nnodes", "1:1", "number of nodes, or MIN:MAX: the job starts with MAX nodes"),
+    ("--nproc-per-node", "1", "workers per node: a number, auto, cpu, gpu or xpu"),
+    ("--rdzv-backend", "static", "static: nodes are given their ranks; c10d: nodes draw them"),
+    ("--rdzv-endpoint", "", "HOST:PORT of the first node"),
+    ("--rdzv-id", "none", "name of the job"),
+    ("--rdzv-conf", "", "KEY=VALUE,…; keys: timeout, join_timeout, is_host"),
+    ("--max-restarts", 0, "how often all ranks may be restarted; 0: no limit"),
+    ("--monitor-interval", 0.1, "ignored: exits are noticed at once"),
+    ("--event-log-handler", "null", "where torchelastic's events go: null or console"),
+    ("--role", "default", "role name of the workers"),
+    ("--log-dir", None, "directory for log and error files"),
+    ("--redirects", "0", f"streams that go to files; {_STREAMS}"),
+    ("--tee", "0", f"streams that go to files and to the console; {_STREAMS}"),
+    ("--local-ranks-filter", "", "local ranks shown on the console, such as 0,1; default: all"),
+    ("--duplicate-stdout-filters", [], "also collect the stdout lines with one of these words"),
+    ("--duplicate-stderr-filters", [], "also collect the stderr lines with one of these words"),
+    ("--node-rank", 0, "rank of this node; with c10d, give it to all nodes or to none"),
+    ("--master-addr", "127.0.0.1", "address of the first node"),
     (
         "--master-port",
-        {"type": int, "default": None},
-        "port of the store on the first node; default: any free port, or 29500 if there are "
-        "several nodes",
+        None,
+        "port of the store there; default: a free one (29500 with several nodes)",
     ),
-    (
-        "--local-addr",
-        {"default": None},
-        "name of this machine when nodes draw their ranks (c10d); default: its host name",
-    ),
-    (
-        "--signals-to-handle",
-        {"default": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
-        "signals that stop the job, separated by commas",
-    ),
-    (
-        "--shutdown-timeout",
-        {"type": int, "default": None},
-        "seconds between SIGTERM and SIGKILL when workers are stopped; default: 30",
-    ),
+    ("--local-addr", None, "name of this machine when nodes draw ranks; default: its host name"),
+    ("--signals-to-handle", _SIGNALS, "signals that stop the job, separated by commas"),
+    ("--shutdown-timeout", None, "seconds from SIGTERM to SIGKILL for the workers; default: 30"),
 )
-_FLAGS = (
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "--max-restarts": int,
+    "--monitor-interval": float,
+    "--duplicate-stdout-filters": _words,
+    "--duplicate-stderr-filters": _words,
+    "--node-rank": int,
+    "--master-port": int,
+    "--shutdown-timeout": int,
+}
+_TORCHRUN_FLAGS = (
     ("--standalone", "run on this node only, with any free port"),
     ("--no-python", "the program is not a Python script"),
-    (
-        "--run-path",
-        "accepted for compatibility: forked workers always run the script in their own process",
-    ),
-    (
-        "--virtual-local-rank",
-        "every worker sees only its own device, as device 0, and LOCAL_RANK is 0",
-    ),
+    ("--run-path", "accepted for compatibility: forked workers always run the script this way"),
+    ("--virtual-local-rank", "every worker sees only its own device, with local rank 0"),
+    ("--module", "run a module, as `python -m` does"),
 )
-_SHORT = {"--redirects": "-r", "--tee": "-t"}
+_SHORT = {"--redirects": "-r", "--tee": "-t", "--module": "-m"}
+_START_METHOD = (
+    "fork: workers are forked from a process that has already imported torch (fast); "
+    "spawn, forkserver: every worker is a new process, for scripts that cannot be forked"
+)
+_UNSUPPORTED = (
+    ("--logs-specs", "not supported: use --log-dir and --redirects"),
+    ("--numa-binding", "not supported: use numactl"),
+)
+_OURS: tuple[tuple[str, str, Any, str], ...] = (
+    (
+        "--strategies",
+        "NAME,…",
+        "",
+        "allowed reactions to a fault, such as retry,dump; default: all",
+    ),
+    ("--clusterd", "HOST:PORT", "", "address of clusterd; default: one inside the manager"),
+    ("--preload", "MODULE,…", [], "import these modules once, before workers are forked"),
+    ("--job-id", "NAME", "", "name of the job; default: the value of --rdzv-id"),
+    ("--manager-port", "PORT", 0, "its port; default: a free one (9601 with several nodes)"),
+    ("--join-timeout", "SECONDS", 0.0, "how long to wait until all nodes join; default: 900"),
+    ("--nics", "PRIMARY,BACKUP", "", "network interfaces for the ranks' process groups"),
+    ("--metrics", "HOST:PORT", "", "address where the manager serves Prometheus metrics"),
+    ("--state-dir", "FOLDER", "", "folder for the journal, for `taskd replay`"),
+)
+_OUR_FLAGS = (
+    (
+        "--spare",
+        "a spare node, which takes over a lost node's ranks; the next: --node-rank NNODES+1",
+    ),
+    ("--precheck", "stress-test every rank and link after all ranks have done their first step"),
+    ("--nic-failover", "switch to the backup interface if no group forms over the primary"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_torchruns(parser.add_argument_group("options of torchrun"))
     _add_ours(parser.add_argument_group("options of TaskD"))
-    parser.add_argument(
-        "training_script", help="script, module (-m) or program (--no-python) to run"
-    )
-    parser.add_argument(
-        "training_script_args", nargs=argparse.REMAINDER, help="arguments of the script"
-    )
+    script = "script, module (-m) or program (--no-python) to run"
+    parser.add_argument("training_script", help=script)
+    rest = argparse.REMAINDER
+    parser.add_argument("training_script_args", nargs=rest, help="arguments of the script")
 
 
 def _add_torchruns(group: argparse._ArgumentGroup) -> None:
-    for name, options, text in _OPTIONS:
-        names = _spellings(name)
-        if name in _SHORT:
-            names.insert(0, _SHORT[name])
-        group.add_argument(*names, action=FromEnvironment, help=text, **options)
-    for name, text in _FLAGS:
+    for name, default, text in _TORCHRUN:
+        group.add_argument(
+            *_spellings(name),
+            action=FromEnvironment,
+            type=_TYPES.get(name, str),
+            default=default,
+            help=text,
+        )
+    for name, text in _TORCHRUN_FLAGS:
         group.add_argument(*_spellings(name), action=Flag, help=text)
-    group.add_argument("-m", "--module", action=Flag, help="run a module, as `python -m` does")
     group.add_argument(
         *_spellings("--start-method"),
         action=FromEnvironment,
         default=FORK,
         choices=[SPAWN, FORK, "forkserver"],
-        help="fork: workers are forked from a process that has already imported torch (fast); "
-        "spawn, forkserver: every worker is a new process, for scripts that cannot be forked",
+        help=_START_METHOD,
     )
-    group.add_argument(
-        *_spellings("--logs-specs"),
-        default=None,
-        help="not supported: use --log-dir and --redirects",
-    )
-    group.add_argument(
-        *_spellings("--numa-binding"), default=None, help="not supported: use numactl"
-    )
+    for name, text in _UNSUPPORTED:
+        group.add_argument(*_spellings(name), default=None, help=text)
 
 
 def _add_ours(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--strategies",
-        default="",
-        metavar="NAME,…",
-        help="allowed reactions to a fault, such as retry,recover-in-place,dump; default: all",
-    )
-    group.add_argument(
-        "--clusterd",
-        default="",
-        metavar="HOST:PORT",
-        help="address of clusterd; default: one inside the manager",
-    )
-    group.add_argument(
-        "--spare",
-        action="store_true",
-        help="start a spare node, which takes over the ranks of a lost node; give the second spare "
-        "--node-rank NNODES+1, and so on",
-    )
-    group.add_argument(
-        "--preload",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import this module once, before workers are forked; may be repeated",
-    )
-    group.add_argument(
-        "--job-id", default="", help="name of the job; default: the value of --rdzv-id"
-    )
-    group.add_argument(
-        "--manager-port",
-        type=int,
-        default=None,
-        help="port of the manager on the first node; default: any free port, or 9601 if there are "
-        "several nodes",
-    )
-    group.add_argument(
-        "--join-timeout",
-        type=float,
-        default=None,
-        help="seconds to wait until all nodes have joined; default: 900",
-    )
-    group.add_argument(
-        "--precheck",
-        action="store_true",
-        help="stress-test every rank and link after all ranks have done their first step",
-    )
-    group.add_argument(
-        "--nics",
-        default="",
-        metavar="PRIMARY,BACKUP",
-        help="network interfaces for the ranks' process groups",
-    )
-    group.add_argument(
-        "--nic-failover",
-        action="store_true",
-        help="switch to the backup interface when no group can be formed over the primary",
-    )
-    group.add_argument(
-        "--metrics",
-        default="",
-        metavar="HOST:PORT",
-        help="address where the manager serves Prometheus metrics",
-    )
-    group.add_argument(
-        "--dump-dir",
-        default=environ.get("TASKD_DUMP_DIR", "taskd-dump"),
-        help="directory for emergency checkpoints, from which the next start continues",
-    )
-    group.add_argument(
-        "--state-dir", default="", help="directory for the journal, for `taskd replay`"
-    )
+    for name, metavar, default, text in _OURS:
+        if isinstance(default, list):
+            group.add_argument(name, metavar=metavar, default=[], action="append", help=text)
+        elif isinstance(default, str):
+            group.add_argument(name, metavar=metavar, default=default, help=text)
+        else:  # a number: without the option, the default depends on other options
+            kind = type(default)
+            group.add_argument(name, metavar=metavar, default=None, type=kind, help=text)
+    for name, text in _OUR_FLAGS:
+        group.add_argument(name, action="store_true", help=text)
+    dump_dir = environ.get("TASKD_DUMP_DIR", "taskd-dump")
+    text = "folder for emergency checkpoints, from which the next start continues"
+    group.add_argument("--dump-dir", metavar="FOLDER", default=dump_dir, help=text)
 
 
 def _spellings(name: str) -> list[str]:
-    underscored = "--" + name[2:].replace("-", "_")
-    return [name] if underscored == name else [name, underscored]
+    """The short form if there is one, then with dashes, then with underscores."""
+    names = [_SHORT[name]] if name in _SHORT else []
+    return list(dict.fromkeys([*names, name, "--" + name[2:].replace("-", "_")]))
