@@ -360,7 +360,7 @@ class World:
 
     def _knocked(self, node: int, life: int) -> None:
         if self.agents[node] is None and life == self.manager_life:
-            self.tell_manager(NodeGone(NodeRank(node), "nobody listens at its door"))
+            self.tell_manager(NodeGone(NodeRank(node), "its liveness port is closed"))
 
     def _silent(self, node: int, life: int) -> None:
         if self.agents[node] is None and life == self.manager_life:

@@ -4,7 +4,7 @@ An agent opens a liveness port on the address by which the manager reaches it. W
 connection breaks, the manager probes the port. If the kernel refuses, the process has ended for
 certain. If the port accepts, the agent is alive: the manager keeps the connection open, and its end
 means another probe. No answer proves nothing. Used by `agent/node.py` and
-`manager/node_probes.py`.
+`manager/node_liveness.py`.
 """
 
 from __future__ import annotations

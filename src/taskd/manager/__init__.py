@@ -1,1 +1,1 @@
-"""One a job: knows every node and rank; coordinates stop, repair and resume."""
+"""The manager, one per job: knows every node and rank; coordinates stop, repair and resume."""

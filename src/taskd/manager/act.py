@@ -1,4 +1,4 @@
-"""Commands to the world: messages on the bus, reports to clusterd."""
+"""The manager's actions: messages on the bus, reports to clusterd."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 class Act:
     def __init__(
-        self, bus: Bus, clusterd: ClusterdClient | None, happened: Callable[[Event], None]
+        self, bus: Bus, clusterd: ClusterdClient | None, emit: Callable[[Event], None]
     ) -> None:
-        self._bus, self._clusterd, self._happened = bus, clusterd, happened
+        self._bus, self._clusterd, self._emit = bus, clusterd, emit
         self._sending: set[asyncio.Task[None]] = set()
 
-    def tell(self, to: Position, body: Body) -> None:
-        """For those who cannot wait."""
+    def send(self, to: Position, body: Body) -> None:
+        """Send without waiting, for callers that are not coroutines."""
         task = asyncio.ensure_future(self.perform(SendMessage(to, body)))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
@@ -33,17 +33,18 @@ class Act:
     async def perform(self, command: Command) -> None:
         match command:
             case SendMessage(to, body):
-                # Not waited for: whoever is not linked says hello again, and is told again then.
+                # No acknowledgement needed: a disconnected peer sends a hello later, and the
+                # order is repeated then.
                 sent = await self._bus.send(to, body, sync=False)
                 if sent.code != NetCode.OK:
-                    log.warning("%s for %s: %s", type(body).__name__, to, sent.code.sentence)
+                    log.warning("%s: %s not sent: %s", to, type(body).__name__, sent.code.sentence)
             case FaultReport() | StopReport() | StrategiesReport() | ResultReport():
                 if self._clusterd is not None:
                     self._clusterd.report(command)
                 elif isinstance(command, FaultReport):
                     because = "; ".join(f"rank {f.rank} {f.cause}" for f in command.faults)
-                    self._happened(
-                        StopRequested(1, f"{because}, and there is no clusterd to decide")
+                    self._emit(
+                        StopRequested(1, f"{because}, and no clusterd is configured to decide")
                     )
             case Finish(exit_code, because):
-                log.info("the job has ended with %d: %s", exit_code, because)
+                log.info("job ended: exit_code=%d: %s", exit_code, because)

@@ -1,8 +1,8 @@
-"""The manager's line to clusterd: Init, Register, the stream of signals; reports, in order.
+"""The manager's connection to clusterd: Init, Register, the stream of signals, reports in order.
 
-Everything has a deadline. The stream is opened anew whenever it breaks or falls silent; clusterd
-then says again what is still to be answered. A report is tried until it is answered; what the
-answer means for the job is not decided here but by the next signal.
+Every call has a deadline. The stream is opened again whenever it breaks or becomes silent; clusterd
+then repeats the signals that have no answer yet. A report is retried until it is answered. What
+the answer means for the job is decided by the next signal, not here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ UNKNOWN_JOB = {RecoverCode.UnRegistry, RecoverCode.UnInit, RecoverCode.JobNotExi
 BUSY = {RecoverCode.RateLimited, RecoverCode.SignalQueueBusy, RecoverCode.EventQueueBusy}
 MAX_TRIES = 20
 UNIMPLEMENTED_S = 60.0
-"""How long to leave a server alone that does not know a call."""
+"""The pause before a call is tried again that the server does not implement."""
 
 _RECOVER: Any = RecoverStub
 _CONTROL: Any = ControlStub
@@ -54,7 +54,7 @@ _TRACE: Any = TrainingDataTraceStub
 
 
 class ClusterdClient:
-    """One job's line. `listen` and `deliver` run for as long as the manager does."""
+    """The connection of one job. `listen` and `deliver` run as long as the manager does."""
 
     def __init__(self, address: str, config: ManagerConfig) -> None:
         self._config = config
@@ -73,7 +73,7 @@ class ClusterdClient:
         self._reports: deque[Report | Reply] = deque()
         self._reported = asyncio.Event()
         self.declaration: control.JobDeclaration | None = None
-        """Said before Init to a clusterd that has no cluster to read it from."""
+        """Sent before Init, for a clusterd that has no cluster to read the job from."""
 
     async def close(self) -> None:
         await self._channel.close(None)
@@ -84,18 +84,18 @@ class ClusterdClient:
     # Signals
 
     async def listen(self, take: Callable[[Signal], None], subscribed: Callable[[], None]) -> None:
-        """Hand over every signal, for ever."""
+        """Pass on every signal. Runs forever."""
         tries = self._tries()
         async for _ in tries:
             try:
                 if await self._join():
                     subscribed()
                     tries.reset()
-                    await self._follow(take)
+                    await self._follow_signals(take)
             except aio.AioRpcError as error:
                 log.warning("clusterd: %s: %s", error.code().name, error.details())
             except TimeoutError:
-                log.warning("clusterd has been silent for %g s", self._config.silence_s)
+                log.warning("clusterd: no signal for %g s, reconnecting", self._config.silence_s)
 
     async def _join(self) -> bool:
         if self.declaration is not None:
@@ -103,7 +103,7 @@ class ClusterdClient:
         for name in ("Init", "Register"):
             status = await self._call(getattr(self._recover, name), self._who)
             if status.code != RecoverCode.OK:
-                log.warning("clusterd answered %s with %d: %s", name, status.code, status.info)
+                log.warning("clusterd: %s: code=%d: %s", name, status.code, status.info)
                 return False
         return True
 
@@ -113,56 +113,52 @@ class ClusterdClient:
         except aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
-            log.info("this clusterd takes no declarations: its cluster describes the job")
+            log.info("clusterd: accepts no job declarations: it reads the job from its cluster")
             self.declaration = None
             return
         if answer.code != RecoverCode.OK:
-            log.warning("the declaration was answered with %d: %s", answer.code, answer.info)
+            log.warning("clusterd: DeclareJob: code=%d: %s", answer.code, answer.info)
 
-    async def _follow(self, take: Callable[[Signal], None]) -> None:
+    async def _follow_signals(self, take: Callable[[Signal], None]) -> None:
         stream = self._recover.SubscribeProcessManageSignal(self._who, metadata=self._metadata)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._config.silence_s) as patience:
-                async for told in stream:
+                async for message in stream:
                     patience.reschedule(loop.time() + self._config.silence_s)
-                    if not told.jobId or told.jobId == self._config.job_id:
-                        take(codec.signal_of(told))
+                    if not message.jobId or message.jobId == self._config.job_id:
+                        take(codec.signal_of(message))
         finally:
             stream.cancel()
 
     async def follow_switch(self, take: Callable[[Part, str], None]) -> None:
-        """Hand over the switch of profiling whenever it changes, for ever."""
+        """Pass on the profiling switch whenever it changes. Runs forever."""
         who = profiling.ProfilingClientInfo(jobId=self._config.job_id, role=ROLE)
-        tries = self._tries()
-        async for _ in tries:
-            try:
-                stream = self._trace.SubscribeDataTraceSwitch(who, metadata=self._metadata)
-                async for told in stream:
-                    tries.reset()
-                    switch = told.profilingSwitch
-                    take(parts_of({key: getattr(switch, key) for key in KEYS}), "clusterd")
-            except aio.AioRpcError as error:
-                log.debug("the switch of profiling: %s: %s", error.code().name, error.details())
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    tries.pause_next(UNIMPLEMENTED_S)
+
+        def received(message: Any) -> None:
+            switch = message.profilingSwitch
+            take(parts_of({key: getattr(switch, key) for key in KEYS}), "clusterd")
+
+        await self._follow_stream(self._trace.SubscribeDataTraceSwitch, who, received)
 
     async def follow_orders(self, name: str, take: Callable[[Any], None]) -> None:
-        """Hand over the operations that clusterd asks for on this stream, for ever."""
+        """Pass on the operations that clusterd requests on this stream. Runs forever."""
+        await self._follow_stream(getattr(self._recover, name), self._who, take)
+
+    async def _follow_stream(self, subscribe: Any, who: Any, take: Callable[[Any], None]) -> None:
         tries = self._tries()
         async for _ in tries:
             try:
-                stream = getattr(self._recover, name)(self._who, metadata=self._metadata)
-                async for told in stream:
+                async for message in subscribe(who, metadata=self._metadata):
                     tries.reset()
-                    take(told)
+                    take(message)
             except aio.AioRpcError as error:
-                log.debug("%s: %s: %s", name, error.code().name, error.details())
+                log.debug("clusterd: stream: %s: %s", error.code().name, error.details())
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     tries.pause_next(UNIMPLEMENTED_S)
 
-    async def ask_stress(self, ops: Sequence[int]) -> tuple[int, str]:
-        """Ask for a stress test of all nodes, as an operator would; (code, info)."""
+    async def request_stress_test(self, ops: Sequence[int]) -> tuple[int, str]:
+        """Request a stress test of all nodes, as an operator would. Returns (code, info)."""
         request = codec.stress_request(self._config.job_id, ops)
         answer = await self._call(self._recover.StressTest, request)
         return answer.code, answer.info
@@ -170,7 +166,7 @@ class ClusterdClient:
     # Reports
 
     def report(self, report: Report | Reply) -> None:
-        """Taken over now, delivered in order."""
+        """Queue a report; `deliver` sends the reports in order."""
         self._reports.append(report)
         self._reported.set()
 
@@ -179,40 +175,40 @@ class ClusterdClient:
             await self._reported.wait()
             self._reported.clear()
             while self._reports:
-                await self._insist(self._reports.popleft())
+                await self._deliver_retrying(self._reports.popleft())
 
-    async def _insist(self, report: Report | Reply) -> None:
+    async def _deliver_retrying(self, report: Report | Reply) -> None:
         async for _ in self._tries(MAX_TRIES):
             try:
                 if await self._deliver(report):
                     return
             except aio.AioRpcError as error:
-                log.warning("%s: %s", type(report).__name__, error.details())
-            if self._is_overtaken(report):
-                log.info("%s is overtaken by a newer one", type(report).__name__)
+                log.warning("clusterd: %s: %s", type(report).__name__, error.details())
+            if self._is_outdated(report):
+                log.info("clusterd: %s dropped: a newer one exists", type(report).__name__)
                 return
-        log.error("%s could not be delivered", type(report).__name__)
+        log.error("clusterd: %s could not be delivered", type(report).__name__)
 
-    def _is_overtaken(self, report: Report | Reply) -> bool:
-        """A fault report says all that is known; only the newest is worth insisting on."""
+    def _is_outdated(self, report: Report | Reply) -> bool:
+        """A fault report contains all known faults: only the newest one must be retried."""
         return any(type(other) is type(report) for other in self._reports)
 
     async def _deliver(self, report: Report | Reply) -> bool:
-        """True: answered, for good or ill."""
+        """True: clusterd has answered, with success or an error that a retry cannot change."""
         name, request = codec.report_request(self._config.job_id, report)
         status = await self._call(getattr(self._recover, name), request)
         if status.code == RecoverCode.OK:
             return True
-        log.warning("%s: answered %d: %s", type(report).__name__, status.code, status.info)
+        log.warning("clusterd: %s: code=%d: %s", type(report).__name__, status.code, status.info)
         if status.code in UNKNOWN_JOB:
             await self._join()
             return False
         return status.code not in BUSY
 
-    # For people
+    # Status
 
     async def publish(self, progress: control.JobProgress) -> bool:
-        """False: this clusterd does not want to know."""
+        """False: this clusterd does not accept progress."""
         try:
             await self._call(self._control.PublishProgress, progress)
         except aio.AioRpcError as error:
@@ -220,10 +216,10 @@ class ClusterdClient:
         return True
 
     async def report_sub_health(self, slow: Iterable[control.Straggler]) -> bool:
-        """All ranks that hold the others up. False: not told, to be tried again."""
-        told = control.SubHealth(job=self._config.job_id, stragglers=slow)
+        """Report all stragglers. False: not delivered, try again."""
+        report = control.SubHealth(job=self._config.job_id, stragglers=slow)
         try:
-            answer = await self._call(self._control.ReportSubHealth, told)
+            answer = await self._call(self._control.ReportSubHealth, report)
         except aio.AioRpcError as error:
             return error.code() is grpc.StatusCode.UNIMPLEMENTED
         return bool(answer.code == RecoverCode.OK)
@@ -233,7 +229,7 @@ class ClusterdClient:
         try:
             await self._call(self._control.EndJob, end)
         except aio.AioRpcError as error:
-            log.info("clusterd was not told that the job has ended: %s", error.details())
+            log.info("clusterd: EndJob not delivered: %s", error.details())
 
     async def _call(self, method: Any, request: Any) -> Any:
         return await method(request, timeout=self._config.rpc_timeout_s, metadata=self._metadata)

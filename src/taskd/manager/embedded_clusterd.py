@@ -1,9 +1,9 @@
-"""clusterd in the manager's own process, for jobs that have no cluster.
+"""clusterd inside the manager's process, for jobs without a cluster.
 
-It is the same server behind the same wire, on a loopback port, with its journal in the state
-directory; so a manager that is restarted finds every decision again, and `taskd status` finds it
-by the job's name. It asks for a token that only the job's owner can read: a loopback port is open
-to every user of the machine. Loaded only when it is wanted.
+It is the same gRPC server on a loopback port, with its journal in the state directory. So a
+restarted manager finds all earlier decisions, and `taskd status` finds it by the job's name. It
+requires a token that only the job's owner can read, because a loopback port is open to every user
+of the machine. Imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -32,61 +32,60 @@ JOURNAL, PORT_FILE = "clusterd.journal", "clusterd.json"
 
 @asynccontextmanager
 async def clusterd(config: ManagerConfig) -> AsyncIterator[ManagerConfig]:
-    """Yields what was given, with the address (the one of its former life if that is free) and
-    the token."""
+    """Run it; yields the config with its address and token. The previous port is used if free."""
     state = config.state_dir
     token = config.clusterd_token or token_for(config.token or token_hex(32), OPERATOR)
-    wanted = ServerConfig(
-        listen=f"{LOOPBACK}:{_former_port(state)}", tokens=Tokens({token: OPERATOR})
+    server_config = ServerConfig(
+        listen=f"{LOOPBACK}:{_previous_port(state)}", tokens=Tokens({token: OPERATOR})
     )
     if state is not None:
         state.mkdir(parents=True, exist_ok=True)
-        wanted = replace(wanted, journal=state / JOURNAL)
+        server_config = replace(server_config, journal=state / JOURNAL)
     async with AsyncExitStack() as stack:
-        server = await _served(stack, wanted)
-        _remember(state, server.port)
+        server = await _start(stack, server_config)
+        _save_port(state, server.port)
         _announce(config.job_id, server.address, token)
         try:
             yield replace(
                 config,
                 clusterd=server.address,
                 clusterd_token=token,
-                clusterd_tls=ClusterdTlsSettings(),  # the loopback of this very process
+                clusterd_tls=ClusterdTlsSettings(),  # the loopback interface of this process
             )
         finally:
             with suppress(OSError, SettingsError):
                 locate.withdraw(config.job_id)
 
 
-async def _served(stack: AsyncExitStack, wanted: ServerConfig) -> Server:
+async def _start(stack: AsyncExitStack, server_config: ServerConfig) -> Server:
     try:
-        return await stack.enter_async_context(serve(wanted))
+        return await stack.enter_async_context(serve(server_config))
     except SettingsError:
-        if wanted.listen.endswith(":0"):
+        if server_config.listen.endswith(":0"):
             raise
-        anywhere = replace(wanted, listen=f"{LOOPBACK}:0")
-        return await stack.enter_async_context(serve(anywhere))
+        any_port = replace(server_config, listen=f"{LOOPBACK}:0")
+        return await stack.enter_async_context(serve(any_port))
 
 
 def _announce(job: str, address: str, token: str) -> None:
-    """For `taskd status` and its like, typed on this machine. The job can do without."""
+    """For `taskd status` and other commands on this machine. The job does not need it."""
     try:
         locate.announce(job, address, token)
     except (OSError, SettingsError) as error:
-        log.warning("`taskd status` will not find the job by itself: %s", error)
+        log.warning("`taskd status` needs --clusterd for this job: %s", error)
 
 
-def _remember(state: Path | None, port: int) -> None:
+def _save_port(state: Path | None, port: int) -> None:
     if state is not None:
         (state / PORT_FILE).write_text(json.dumps({"port": port}))
 
 
-def _former_port(state: Path | None) -> int:
+def _previous_port(state: Path | None) -> int:
     if state is None:
         return 0
     try:
-        told = json.loads((state / PORT_FILE).read_text())
+        saved = json.loads((state / PORT_FILE).read_text())
     except (OSError, ValueError):
         return 0
-    port = told.get("port") if isinstance(told, dict) else None
+    port = saved.get("port") if isinstance(saved, dict) else None
     return port if isinstance(port, int) and 0 < port < 65536 else 0

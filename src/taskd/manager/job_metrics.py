@@ -1,4 +1,4 @@
-"""What the manager of one job tells Prometheus: steps, goodput, incidents, phases, stragglers."""
+"""The manager's Prometheus metrics: steps, goodput, incidents, phases, stragglers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class JobMetrics:
         self._goodput = Goodput(monotonic())
         self._incidents = IncidentCounters()
 
-    def beat(self) -> None:
-        """A node has told how its ranks are doing."""
+    def update(self) -> None:
+        """Update the counters after a heartbeat."""
         seen = self._look()
         steps = [progress.step for progress in seen.progress.values()]
         self._goodput = self._goodput.at(max(steps, default=0), monotonic())
@@ -29,14 +29,19 @@ class JobMetrics:
 
     def metrics(self) -> Iterable[Metric]:
         seen = self._look()
-        told = progress_of(self._config, seen)
+        progress = progress_of(self._config, seen)
         now, goodput, job = monotonic(), self._goodput, self._config.job_id
-        yield one("taskd_step", "The highest committed step.", told.step, job=job)
+        yield one("taskd_step", "The highest committed step.", progress.step, job=job)
         yield one("taskd_steps_total", "Steps committed.", goodput.steps, "counter", job=job)
-        yield one("taskd_steps_per_second", "The usual pace.", goodput.steps_per_s, job=job)
+        yield one(
+            "taskd_steps_per_second",
+            "Usual number of steps per second.",
+            goodput.steps_per_s,
+            job=job,
+        )
         yield one(
             "taskd_goodput_ratio",
-            "Share of this manager's life spent in committed steps.",
+            "Share of this manager's uptime spent in committed steps.",
             goodput.share(now),
             job=job,
         )
@@ -48,10 +53,14 @@ class JobMetrics:
             job=job,
         )
         yield one(
-            "taskd_wall_seconds_total", "Time lived.", now - goodput.began, "counter", job=job
+            "taskd_wall_seconds_total",
+            "Uptime of this manager.",
+            now - goodput.began,
+            "counter",
+            job=job,
         )
-        yield one("taskd_world_size", "Ranks that train together.", told.world, job=job)
-        phases = Counter(rank.phase for rank in told.ranks)
+        yield one("taskd_world_size", "Ranks that train together.", progress.world, job=job)
+        phases = Counter(rank.phase for rank in progress.ranks)
         yield Metric(
             "taskd_ranks",
             "Ranks by phase.",
@@ -61,24 +70,26 @@ class JobMetrics:
         yield from self._incidents.metrics(job)
         yield Metric(
             "taskd_straggler",
-            "1 for each rank that holds the others up.",
+            "1 for each straggler.",
             tuple(
                 Sample(1, {"job": job, "rank": str(slow.rank), "cause": slow.cause})
-                for slow in told.stragglers
+                for slow in progress.stragglers
             ),
         )
         yield one(
             "taskd_operation_running",
-            "1 while a stress test or a link switch runs.",
+            "1 while a stress test or a NIC switch runs.",
             float(bool(seen.operation)),
             job=job,
         )
         state = type(seen.state).__name__
-        yield one("taskd_manager_state", "1 for the state it is in.", 1, job=job, state=state)
+        yield one(
+            "taskd_manager_state", "1 for the manager's current state.", 1, job=job, state=state
+        )
 
 
 class IncidentCounters:
-    """Sums that never fall, over records of which only the newest are kept."""
+    """Counters over all incidents, although the manager keeps only the newest records."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -86,12 +97,12 @@ class IncidentCounters:
         self._last: IncidentRecord | None = None
 
     def count(self, records: Sequence[IncidentRecord]) -> None:
-        """Those that have ended since the last call; call it more often than they are dropped."""
-        news = list(takewhile(lambda record: record is not self._last, reversed(records)))
-        for record in news:
+        """Count the incidents since the last call. Must be called before records are dropped."""
+        new = list(takewhile(lambda record: record is not self._last, reversed(records)))
+        for record in new:
             key = record.strategy or "none", record.outcome or "open"
             self._counts[key] += 1
-            self._seconds[key] += _took_s(record)  # type: ignore[assignment]
+            self._seconds[key] += _duration_s(record)  # type: ignore[assignment]
         self._last = records[-1] if records else self._last
 
     def metrics(self, job: str) -> Iterable[Metric]:
@@ -105,9 +116,11 @@ class IncidentCounters:
             )
             yield Metric(name, text, samples, "counter")
         if self._last is not None:
-            newest = _took_s(self._last)
-            yield one("taskd_last_recovery_seconds", "The newest of these.", newest, job=job)
+            newest = _duration_s(self._last)
+            yield one(
+                "taskd_last_recovery_seconds", "Duration of the newest recovery.", newest, job=job
+            )
 
 
-def _took_s(record: IncidentRecord) -> float:
+def _duration_s(record: IncidentRecord) -> float:
     return record.timestamps[-1][1] - record.timestamps[0][1]

@@ -1,4 +1,4 @@
-"""How the job is doing, for people: published to clusterd, written down at the end.
+"""The job's status for operators: published to clusterd, written to summary.json.
 
 Built from the machine's state and the ranks' heartbeats; nothing is decided here.
 """
@@ -17,7 +17,7 @@ from taskd.core.manager import copy_placement as placement
 from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.states import Job, State
 from taskd.manager.clusterd_client import ClusterdClient
-from taskd.manager.profiling_orders import ProfilingControl
+from taskd.manager.profiling_control import ProfilingControl
 from taskd.manager.settings import ManagerConfig
 from taskd.model.ids import Rank
 from taskd.model.manager import IncidentRecord
@@ -37,7 +37,7 @@ class JobSnapshot:
     state: State
     because: str
     progress: Mapping[int, Progress]
-    recording: ProfilingControl | None = None
+    profiling: ProfilingControl | None = None
     operation: str = ""
 
 
@@ -60,31 +60,39 @@ async def publish(
     look: Callable[[], JobSnapshot],
     changed: asyncio.Event,
 ) -> None:
-    """Soon after the job's state has changed; its steps now and then.
+    """Publish the progress soon after the job's state has changed, and its steps regularly.
 
-    Not at once: a recovery changes it several times, and has better things to do.
+    Not at once: a recovery changes the state several times and must not be slowed down.
     """
-    last_told: tuple[object, ...] = ()
-    ailing: frozenset[tuple[int, str]] = frozenset()
+    last_published: tuple[object, ...] = ()
+    reported_slow: frozenset[tuple[int, str]] = frozenset()
     last_step, last_at = 0, monotonic()
     while True:
         if await wait_until(changed, config.publish_s):
             await asyncio.sleep(min(SETTLING_S, config.publish_s))
         changed.clear()
         seen = look()
-        told = progress_of(config, seen)
-        slow = frozenset((item.rank, item.cause) for item in told.stragglers)
-        if slow != ailing and await clusterd.report_sub_health(told.stragglers):
-            ailing = slow
-        ranks = [(r.rank, r.phase, r.pid) for r in told.ranks]
-        key = (told.step, told.summary, told.world, told.profiling, told.operation, ranks, slow)
-        if key == last_told:
+        progress = progress_of(config, seen)
+        slow = frozenset((item.rank, item.cause) for item in progress.stragglers)
+        if slow != reported_slow and await clusterd.report_sub_health(progress.stragglers):
+            reported_slow = slow
+        ranks = [(r.rank, r.phase, r.pid) for r in progress.ranks]
+        key = (
+            progress.step,
+            progress.summary,
+            progress.world,
+            progress.profiling,
+            progress.operation,
+            ranks,
+            slow,
+        )
+        if key == last_published:
             continue
         now = monotonic()
-        told.steps_per_s = max(0.0, (told.step - last_step) / (now - last_at))
-        last_told, last_step, last_at = key, told.step, now
-        if not await clusterd.publish(told):
-            await asyncio.Event().wait()  # it never will; that is no reason to end
+        progress.steps_per_s = max(0.0, (progress.step - last_step) / (now - last_at))
+        last_published, last_step, last_at = key, progress.step, now
+        if not await clusterd.publish(progress):
+            await asyncio.Event().wait()  # it never will, but this task must not end
 
 
 def progress_of(config: ManagerConfig, seen: JobSnapshot) -> control.JobProgress:
@@ -96,16 +104,16 @@ def progress_of(config: ManagerConfig, seen: JobSnapshot) -> control.JobProgress
     if at_risk := _at_risk(job):
         summary += f" | {at_risk}"
     if job.past_incidents:
-        summary += f" | last: {tell(job.past_incidents[-1])}"
+        summary += f" | last: {describe_incident(job.past_incidents[-1])}"
     return control.JobProgress(
         job=config.job_id,
         step=max((rank.step for rank in ranks), default=0),
         world=len(job.world),
         summary=summary,
         ranks=ranks,
-        profiling="" if seen.recording is None else seen.recording.tell(),
+        profiling="" if seen.profiling is None else seen.profiling.describe(),
         operation=seen.operation,
-        stragglers=[] if seen.recording is None else seen.recording.stragglers.current(),
+        stragglers=[] if seen.profiling is None else seen.profiling.stragglers.current(),
     )
 
 
@@ -132,17 +140,17 @@ def _rank(seen: JobSnapshot, rank: Rank) -> control.RankStatus:
 
 
 def _at_risk(job: Job) -> str:
-    """What would be lost with a single node, replicas alone considered."""
+    """Shards that the loss of a single node would destroy, if only replicas are considered."""
     views = [job.view.ranks[rank] for rank in job.world]
     alone = placement.shards_on_one_node(
         (view.shard, view.node) for view in views if view.said_hello
     )
     nodes = ", ".join(str(node) for node in sorted(set(alone.values())))
-    return f"{len(alone)} shards have no replica beyond their node ({nodes})" if alone else ""
+    return f"{len(alone)} shards have no replica on another node (nodes {nodes})" if alone else ""
 
 
-def tell(record: IncidentRecord) -> str:
-    """One incident in one line, its parts in milliseconds."""
+def describe_incident(record: IncidentRecord) -> str:
+    """One incident in one line, with its phases in milliseconds."""
     ranks = ", ".join(str(fault.rank) for fault in record.faults) or "none"
     parts = " ".join(f"{name} {ms:.0f}" for name, ms in record.phases_ms().items())
     total = (record.timestamps[-1][1] - record.timestamps[0][1]) * 1000.0
@@ -156,12 +164,12 @@ def tell(record: IncidentRecord) -> str:
 
 
 def write_ready(config: ManagerConfig, port: int, clusterd: str) -> None:
-    told = {"pid": os.getpid(), "port": port, "clusterd": clusterd}
+    ports = {"pid": os.getpid(), "port": port, "clusterd": clusterd}
     if config.ready_file is not None:
-        _write(config.ready_file.parent, config.ready_file.name, told)
+        _write(config.ready_file.parent, config.ready_file.name, ports)
     if config.ready_fd is not None:
-        with os.fdopen(config.ready_fd, "w") as line:
-            line.write(f"{json.dumps(told)}\n")
+        with os.fdopen(config.ready_fd, "w") as pipe:
+            pipe.write(f"{json.dumps(ports)}\n")
 
 
 def write_summary(config: ManagerConfig, state: State) -> None:
@@ -181,22 +189,22 @@ def write_summary(config: ManagerConfig, state: State) -> None:
         }
         for record in state.job.past_incidents
     ]
-    told = {
+    summary = {
         "job": config.job_id,
         "exit_code": getattr(state, "exit_code", None),
         "because": getattr(state, "because", ""),
         "attempts": state.job.attempt,
         "incidents": records,
     }
-    _write(config.state_dir, SUMMARY, told)
+    _write(config.state_dir, SUMMARY, summary)
 
 
-def _write(directory: Any, name: str, told: object) -> None:
-    """Whole or not at all. A full disk is no reason to stop a job."""
+def _write(directory: Any, name: str, content: object) -> None:
+    """Write atomically. A full disk must not stop the job."""
     target, draft = directory / name, directory / f".{name}.{os.getpid()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(told, indent=1))
+        draft.write_text(json.dumps(content, indent=1))
         draft.replace(target)
     except OSError as error:
-        log.warning("%s cannot be written: %s", target, error)
+        log.warning("cannot write %s: %s", target, error)

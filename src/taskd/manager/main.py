@@ -1,8 +1,8 @@
-"""One job's manager: bus above all nodes, line to clusterd, the machine between them.
+"""The manager process of one job: the bus to all nodes, the connection to clusterd, the machine.
 
 `serve` blocks until the job has ended and returns its exit code; `python -m taskd.manager`, the
-launcher and `start_taskd_manager()` all call it. The manager keeps nothing on disk that it needs:
-killed at any moment, its next life learns what is true from agents, workers and clusterd.
+launcher and `start_taskd_manager()` all call it. The manager needs no state on disk: after a crash
+its next incarnation rebuilds its view from agents, workers and clusterd.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ async def run(config: ManagerConfig) -> int:
             stack.push_async_callback(clusterd.close)
             clusterd.declaration = status.declaration(config)
         status.write_ready(config, bus.port, address)
-        log.info("job %s: listening on port %d, clusterd %s", config.job_id, bus.port, address)
-        return await Manager(config, bus, clusterd).live()
+        log.info("job %s: listening: port=%d clusterd=%s", config.job_id, bus.port, address)
+        return await Manager(config, bus, clusterd).run()
 
 
 class Manager:
@@ -78,7 +78,7 @@ class Manager:
             None
             if clusterd is None
             else Operations(
-                self._act.tell,
+                self._act.send,
                 clusterd,
                 self._places,
                 config.operations,
@@ -107,100 +107,100 @@ class Manager:
     def state(self) -> State:
         return self._driver.state
 
-    async def live(self) -> int:
-        """Until the job has ended, or somebody ends us: the job goes on without a manager then."""
+    async def run(self) -> int:
+        """Run until the job has ended, or until a signal comes: the job continues in that case."""
         if self._clusterd is not None and is_wanted(environ):
-            self._mindio = MindioController(self._clusterd.report, self._act.tell, self._nodes)
+            self._mindio = MindioController(self._clusterd.report, self._act.send, self._nodes)
             self._mindio.start("mindspore" if environ.get("MS_WORKER_NUM") else "pytorch")
-        tasks = [asyncio.create_task(work) for work in self._work()]
+        tasks = [asyncio.create_task(work) for work in self._tasks()]
         driving = asyncio.create_task(self._driver.run_until(Ended))
-        asked = _asked_to_leave()
+        stop = _stop_signal()
         try:
-            await asyncio.wait({driving, asked, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({driving, stop, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
                     task.result()
             if not driving.done():
-                log.info("asked to leave; the job goes on")
+                log.info("received a signal to stop; the job continues without a manager")
                 return 0
             ended = driving.result()
-            await self._farewell(ended)
+            await self._report_end(ended)
             return ended.exit_code
         finally:
-            for task in (*tasks, driving, asked):
+            for task in (*tasks, driving, stop):
                 task.cancel()
-            await asyncio.gather(*tasks, driving, asked, return_exceptions=True)
+            await asyncio.gather(*tasks, driving, stop, return_exceptions=True)
             if self._mindio is not None:
                 await self._mindio.close()
             if self._plugins is not None:
                 await self._plugins.close()
 
-    def _work(self) -> list[Any]:
-        recording = self._sense.recording
-        work: list[Any] = [self._sense.hear(), self._sense.watch(), recording.keep()]
+    def _tasks(self) -> list[Any]:
+        profiling = self._sense.profiling
+        work: list[Any] = [self._sense.receive(), self._sense.watch_connections(), profiling.run()]
         if self._plugins is not None:
             work.append(self._run_plugins(self._plugins))
         if self._clusterd is not None:
             inbox = self._sense.inbox
 
-            def take(told: Signal) -> None:
-                if self._mindio is not None and told.type not in OWN_SIGNALS:
-                    self._mindio.handle(told)
+            def take(signal_: Signal) -> None:
+                if self._mindio is not None and signal_.type not in OWN_SIGNALS:
+                    self._mindio.handle(signal_)
                 else:
-                    inbox.put_nowait(SignalReceived(told))
+                    inbox.put_nowait(SignalReceived(signal_))
 
             work += [
                 self._clusterd.listen(take, lambda: inbox.put_nowait(Subscribed())),
                 self._clusterd.deliver(),
-                self._clusterd.follow_switch(recording.set),
+                self._clusterd.follow_switch(profiling.set_parts),
                 status.publish(self._clusterd, self._config, self._snapshot, self._changed),
             ]
             if self._operations is not None:
-                work += self._operations.work()
+                work += self._operations.tasks()
         if self._config.metrics:
             work.append(self._serve_metrics())
         return work
 
     async def _serve_metrics(self) -> None:
-        meter = JobMetrics(self._config, self._snapshot)
-        self._sense.on_beat = meter.beat
-        async with metrics.serve(self._config.metrics, meter.metrics):
+        job_metrics = JobMetrics(self._config, self._snapshot)
+        self._sense.on_heartbeat = job_metrics.update
+        async with metrics.serve(self._config.metrics, job_metrics.metrics):
             await asyncio.Event().wait()
 
     async def _run_plugins(self, plugins: Plugins) -> None:
         await plugins.run()
-        await asyncio.Event().wait()  # when all are disabled, that is no reason to end
+        await asyncio.Event().wait()  # if all plugins are disabled, the manager continues
 
     def _find_plugins(self) -> Plugins | None:
         directory = self._config.plugin_dir
         if directory is None:
             return None
         if not directory.is_dir():
-            log.warning("plugin_dir %s is no directory", directory)
+            log.warning("plugin_dir %s is not a directory: no plugins are loaded", directory)
             return None
 
         def node_of(rank: int) -> int | None:
             view = self.state.job.view.ranks.get(Rank(rank))
             return None if view is None else view.node
 
-        return Plugins(directory, self._act.tell, node_of)
+        return Plugins(directory, self._act.send, node_of)
 
     def _nodes(self) -> list[NodeRank]:
         return [node for node, view in self.state.job.view.nodes.items() if view.present]
 
     def _places(self) -> dict[Rank, NodeRank]:
-        """The ranks that train now, and their nodes."""
+        """The ranks that take part in training, and their nodes."""
         job = self.state.job
         return {rank: job.view.ranks[rank].node for rank in job.running()}
 
     def _snapshot(self) -> status.JobSnapshot:
         operation = "" if self._operations is None else self._operations.describe()
-        progress, recording = self._sense.progress, self._sense.recording
-        return status.JobSnapshot(self.state, self.because, progress, recording, operation)
+        progress, profiling = self._sense.progress, self._sense.profiling
+        return status.JobSnapshot(self.state, self.because, progress, profiling, operation)
 
     def _step(self, state: State, event: Event, now: float) -> Outcome | None:
         if isinstance(event, MessageReceived):
-            self._sense.taken()
+            self._sense.message_handled()
         if self._mindio is not None and not self._mindio.is_for_machine(event):
             return None
         return machine.step(state, event, now, self._config.job)
@@ -209,32 +209,32 @@ class Manager:
         if transition.state_changed:
             self.because = transition.outcome.because
             self._changed.set()
-            self._sense.recording.stragglers.disturbed()
+            self._sense.profiling.stragglers.job_disturbed()
 
     def _commands_done(self, transition: Transition[State, Event, Command]) -> None:
         before, state = transition.before, transition.outcome.state
         if self._operations is not None:
-            self._operations.job_is(state)
+            self._operations.job_changed(state)
         if self._plugins is not None and state is not before:
             self._plugins.show(snapshot_of(self._config.job_id, state, self.because))
         if state.job.past_incidents != before.job.past_incidents:
             self._changed.set()
             status.write_summary(self._config, state)
 
-    async def _farewell(self, ended: Ended) -> None:
+    async def _report_end(self, ended: Ended) -> None:
         status.write_summary(self._config, ended)
         if self._clusterd is not None:
             await self._clusterd.publish(status.progress_of(self._config, self._snapshot()))
             await self._clusterd.end_job(ended.exit_code, ended.because)
 
 
-def _asked_to_leave() -> asyncio.Task[bool]:
-    """SIGTERM or SIGINT. Not to be had outside the main thread; there, nobody sends them to us."""
-    asked = asyncio.Event()
+def _stop_signal() -> asyncio.Task[bool]:
+    """Wait for SIGTERM or SIGINT. Outside the main thread signals cannot be handled."""
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         try:
-            loop.add_signal_handler(signum, asked.set)
+            loop.add_signal_handler(signum, stop.set)
         except (ValueError, RuntimeError):
             log.debug("not in the main thread: %s is not handled", signum.name)
-    return asyncio.create_task(asked.wait())
+    return asyncio.create_task(stop.wait())

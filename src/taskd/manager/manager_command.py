@@ -1,4 +1,4 @@
-"""`taskd manager` and `python -m taskd.manager`: the manager as a process of its own."""
+"""`taskd manager` and `python -m taskd.manager`: run the manager as a separate process."""
 
 from __future__ import annotations
 
@@ -29,57 +29,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-restarts", type=int, default=0, help="0: no limit")
     parser.add_argument("--listen", default=f"{host}:{PORT}", help="host:port; port 0: any")
     parser.add_argument("--clusterd", default="embedded", help="host:port, or `embedded`")
-    parser.add_argument("--strategies", default="", help="comma list; empty: all")
+    parser.add_argument("--strategies", default="", help="comma-separated list; empty: all")
     parser.add_argument("--state-dir", type=Path, help="journal and summary")
     parser.add_argument("--plugin-dir", type=Path)
     parser.add_argument("--ready-file", type=Path, help="written once it listens")
-    parser.add_argument("--ready-fd", type=int, help="told through once it listens")
+    parser.add_argument("--ready-fd", type=int, help="written to once it listens")
     parser.add_argument("--dump-dir", default="taskd-dump")
     parser.add_argument("--join-timeout", type=float, default=600.0, help="seconds")
     parser.add_argument("--profiling-switch", default=switch_file())
-    parser.add_argument("--precheck", action="store_true", help="stress-test all ranks first")
+    parser.add_argument(
+        "--precheck", action="store_true", help="stress-test all ranks after their first step"
+    )
     parser.add_argument("--metrics", default="", help="host:port to serve Prometheus on")
     parser.add_argument("--rescheduling", action="store_true", help="lost nodes may come back")
 
 
-def config_of(told: argparse.Namespace) -> ManagerConfig:
+def config_of(args: argparse.Namespace) -> ManagerConfig:
     try:
         job = replace(
             load(JobConfig, prefix="TASKD_MANAGER"),
-            nodes=told.nodes,
-            ranks_per_node=told.procs_per_node,
-            max_restarts=told.max_restarts,
-            dump_dir=told.dump_dir,
-            join_timeout_s=told.join_timeout,
-            rescheduling=told.rescheduling,
+            nodes=args.nodes,
+            ranks_per_node=args.procs_per_node,
+            max_restarts=args.max_restarts,
+            dump_dir=args.dump_dir,
+            join_timeout_s=args.join_timeout,
+            rescheduling=args.rescheduling,
         )
     except ValueError as error:
         raise SettingsError([str(error)]) from None
     return ManagerConfig(
-        job_id=told.job_id,
-        listen=told.listen,
+        job_id=args.job_id,
+        listen=args.listen,
         token=environ.get("TASKD_TOKEN", ""),
-        clusterd=told.clusterd,
+        clusterd=args.clusterd,
         clusterd_token=environ.get("TASKD_CLUSTERD_TOKEN", ""),
-        strategies=tuple(filter(None, told.strategies.split(","))),
-        state_dir=told.state_dir,
-        plugin_dir=told.plugin_dir,
-        ready_file=told.ready_file,
-        ready_fd=told.ready_fd,
-        profiling_switch=told.profiling_switch,
+        strategies=tuple(filter(None, args.strategies.split(","))),
+        state_dir=args.state_dir,
+        plugin_dir=args.plugin_dir,
+        ready_file=args.ready_file,
+        ready_fd=args.ready_fd,
+        profiling_switch=args.profiling_switch,
         liveness=load(LivenessConfig),
         silence=load(SilenceConfig, prefix="TASKD_SILENCE"),
         stragglers=load(StragglerConfig, prefix="TASKD_STRAGGLER"),
         operations=load(OperationsConfig, prefix="TASKD_OPERATIONS"),
-        precheck=told.precheck,
-        metrics=told.metrics,
+        precheck=args.precheck,
+        metrics=args.metrics,
         job=job,
     )
 
 
-def run(told: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     make_room()
-    return serve(config_of(told))
+    return serve(config_of(args))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

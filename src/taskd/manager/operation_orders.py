@@ -1,7 +1,7 @@
-"""The manager's part in operations: hears clusterd's orders and the ranks' answers, replies.
+"""Operations in the manager: receives clusterd's requests and the ranks' results, and replies.
 
-`core/manager/operation_progress.py` decides. The streams and replies are on the line to clusterd
-(`manager/clusterd_client.py`); the pause around an operation is the job's own machine's.
+`core/manager/operation_progress.py` decides. `manager/clusterd_client.py` has the streams and sends
+the replies; the pause around an operation belongs to the manager's own machine.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ log = logging.getLogger(__name__)
 class Operations:
     def __init__(
         self,
-        tell: Callable[[Position, Body], None],
+        send: Callable[[Position, Body], None],
         clusterd: ClusterdClient,
         places: Callable[[], Mapping[Rank, NodeRank]],
         config: OperationsConfig,
-        happened: Callable[[NodesMarkedBad], None],
+        emit: Callable[[NodesMarkedBad], None],
     ) -> None:
-        self._happened = happened
-        self._tell, self._clusterd, self._places = tell, clusterd, places
+        self._emit = emit
+        self._send, self._clusterd, self._places = send, clusterd, places
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._driver: Driver[machine.State, Event, Command] = Driver(
             machine.Idle(),
@@ -71,52 +71,52 @@ class Operations:
     def describe(self) -> str:
         return machine.describe(self._driver.state)
 
-    def heard(self, src: Position, body: Body) -> None:
+    def handle(self, src: Position, body: Body) -> None:
         if isinstance(body, NodeHeartbeat) and self.precheck is not None:
-            self.precheck.beaten.set()
+            self.precheck.heartbeat.set()
         if src.role != Role.WORKER or not src.process_rank.isdecimal():
             return
         if isinstance(body, NicSwitched | StressTested | KeptAlive):
             self._inbox.put_nowait(WorkerReplied(Rank(int(src.process_rank)), body))
 
-    def job_is(self, state: JobState) -> None:
-        """The job's machine has moved on."""
+    def job_changed(self, state: JobState) -> None:
+        """The manager's machine has taken a step."""
         paused = isinstance(state, Paused)
         if self._paused and not paused:
             self._inbox.put_nowait(PauseEnded())
         self._paused = paused
 
-    def _nic_asked(self, message: pb.SwitchRankList) -> None:
+    def _nic_requested(self, message: pb.SwitchRankList) -> None:
         order = codec.switch_of(message)
         request = NicSwitchRequested(str(uuid.uuid4()), order.ranks, order.to_backup)
         self._inbox.put_nowait(request)
 
-    def _stress_asked(self, message: pb.StressTestRankParams) -> None:
+    def _stress_requested(self, message: pb.StressTestRankParams) -> None:
         ops = codec.stress_of(message).ops
         self._inbox.put_nowait(StressTestRequested(str(uuid.uuid4()), ops))
 
-    def work(self) -> list[Coroutine[Any, Any, None]]:
-        """What has to run for as long as the manager does."""
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """The coroutines that run as long as the manager does."""
         early = [] if self.precheck is None else [self.precheck.run()]
         return [
             *early,
-            self._clusterd.follow_orders("SubscribeNotifySwitch", self._nic_asked),
-            self._clusterd.follow_orders("SubscribeNotifyExecStressTest", self._stress_asked),
+            self._clusterd.follow_orders("SubscribeNotifySwitch", self._nic_requested),
+            self._clusterd.follow_orders("SubscribeNotifyExecStressTest", self._stress_requested),
             self._driver.run(),
         ]
 
     async def _perform(self, command: Command) -> None:
         match command:
             case SendToWorker(to, body):
-                self._tell(to, body)
+                self._send(to, body)
             case NicResult():
                 self._clusterd.report(command)
             case StressResult(results):
-                self._condemn(results)
+                self._mark_bad_nodes(results)
                 self._clusterd.report(command)
 
-    def _condemn(self, results: Mapping[Rank, Results]) -> None:
-        """Before clusterd hears of it and begins the round that moves the ranks away."""
+    def _mark_bad_nodes(self, results: Mapping[Rank, Results]) -> None:
+        """Mark nodes as bad, before clusterd gets the result and begins to move the ranks away."""
         places = self._places()
         found = {
             rank: one.text
@@ -127,13 +127,13 @@ class Operations:
         if found:
             evidence = "; ".join(f"rank {rank}: {text}" for rank, text in found.items())
             nodes = frozenset(places[rank] for rank in found)
-            self._happened(NodesMarkedBad(nodes, evidence))
+            self._emit(NodesMarkedBad(nodes, evidence))
 
 
 class Precheck:
-    """A stress test of all ranks at the job's start, asked for as an operator would.
+    """A stress test of all ranks at the start of the job, requested like an operator does.
 
-    Not before each rank has done a step: until then a rank may be busy with what cannot be
+    Only after the first step of each rank: before that a rank may do something that cannot be
     interrupted, such as reading its data for the first time.
     """
 
@@ -141,28 +141,28 @@ class Precheck:
         self, clusterd: ClusterdClient, look: Callable[[], Job], progress: Mapping[int, Progress]
     ) -> None:
         self._clusterd, self._look, self._progress = clusterd, look, progress
-        self.beaten = asyncio.Event()
-        """Set by whoever hears the nodes' beats."""
+        self.heartbeat = asyncio.Event()
+        """Set when a heartbeat comes."""
 
     async def run(self) -> None:
-        while not await self._asked():
-            self.beaten.clear()
-            await self.beaten.wait()
+        while not await self._requested():
+            self.heartbeat.clear()
+            await self.heartbeat.wait()
         await asyncio.Event().wait()
 
-    async def _asked(self) -> bool:
+    async def _requested(self) -> bool:
         job = self._look()
         if job.rebuilt:
-            return True  # our former life has, or the job is long past its start
+            return True  # the manager was restarted: the precheck has run already
         ranks = job.running()
         seen = [self._progress[rank] for rank in ranks if rank in self._progress]
         if len(seen) < len(job.world) or any(one.step < 1 for one in seen):
             return False
         try:
-            code, info = await self._clusterd.ask_stress(sorted(OPS.values()))
+            code, info = await self._clusterd.request_stress_test(sorted(OPS.values()))
         except aio.AioRpcError as error:
-            log.warning("the precheck could not be asked for: %s", error.details())
+            log.warning("precheck: could not be requested: %s", error.details())
             return False
         if code != RecoverCode.OK:
-            log.warning("the precheck was answered with %d: %s", code, info)
+            log.warning("precheck: code=%d: %s", code, info)
         return code != RecoverCode.OMIsRunning

@@ -1,19 +1,19 @@
-"""Plugins of the user's: Python files in `plugin_dir` that look at the job and send messages.
+"""User plugins: Python files in `plugin_dir` that observe the job and send messages.
 
-A file offers `plugin`, an object with
+A file defines `plugin`, an object with
 
-    name                    a text that no other plugin has, for the log
-    predicate(snapshot)     True: it wants to act on what it sees
+    name                    a unique name, for the log
+    predicate(snapshot)     True: the plugin wants to act on this snapshot
     handle()                act; return FINAL when done, PROCESS to be called again next time
     pull_messages()         what to send: pairs of a receiver and a message
-    release()               the manager ends, or the plugin is done with
+    release()               called when the manager ends
 
 A receiver is `Agent3`, `Worker7` or a `Position`; a message is a value of `taskd.model.messages`.
-Plugins decide nothing about recovery, which is clusterd's; they add to it.
+Plugins do not decide about recovery, clusterd does; they add to it.
 
-They run in a thread of their own, one after another, on the newest snapshot only. One that raises,
-or takes too long, is disabled with a line in the log, and harms nothing: what it raises ends in
-the future of its call.
+They run in a separate thread, one after another, on the newest snapshot only. A plugin that raises
+or takes too long is disabled with an error in the log and does no harm: its exception ends in the
+future of its call.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class RankSnapshot:
     phase: str
     step: int
     fault: str
-    """Empty when nothing is wrong with it."""
+    """The cause of its fault; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a plugin is shown. A value: nothing it does to it changes the job."""
+    """What a plugin sees of the job. Changing it has no effect on the job."""
 
     job_id: str
     state: str
@@ -71,8 +71,8 @@ class Plugin(Protocol):
     def release(self) -> None: ...
 
 
-class Broken(SettingsError):
-    """A plugin does not do what the contract says."""
+class PluginError(SettingsError):
+    """A plugin violates the contract above."""
 
     def __init__(self, problem: str) -> None:
         super().__init__([problem])
@@ -112,12 +112,12 @@ class Plugins:
         self._plugins: dict[str, Plugin] = {}
         self._acting: set[str] = set()
         self._newest: Snapshot | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def show(self, snapshot: Snapshot) -> None:
-        """The newest replaces what has not been looked at yet."""
+        """Replace the snapshot that the plugins will see next."""
         self._newest = snapshot
-        self._news.set()
+        self._changed.set()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,11 +126,11 @@ class Plugins:
     async def run(self) -> None:
         await self._load()
         while self._plugins:
-            await self._news.wait()
-            self._news.clear()
+            await self._changed.wait()
+            self._changed.clear()
             assert self._newest is not None
             for name in tuple(self._plugins):
-                await self._look(name, self._newest)
+                await self._run_plugin(name, self._newest)
 
     async def close(self) -> None:
         for name in tuple(self._plugins):
@@ -145,24 +145,26 @@ class Plugins:
                 continue
             name, plugin = loaded
             if name in files:
-                log.error("plugin %s is disabled: %s is named %s", path.name, files[name], name)
+                log.error(
+                    "plugin %s is disabled: %s is also named %s", path.name, files[name], name
+                )
                 continue
-            log.info("plugin %s of %s", name, path.name)
+            log.info("plugin %s loaded from %s", name, path.name)
             files[name], self._plugins[name] = path.name, plugin
 
-    async def _look(self, name: str, snapshot: Snapshot) -> None:
+    async def _run_plugin(self, name: str, snapshot: Snapshot) -> None:
         messages = await self._call(name, lambda: self._turn(name, snapshot))
         for receiver, body in messages or ():
             self._send(receiver, body)
 
     def _turn(self, name: str, snapshot: Snapshot) -> list[tuple[Position, Body]]:
-        """In the plugins' thread."""
+        """Runs in the plugins' thread."""
         plugin = self._plugins[name]
         if name not in self._acting and not plugin.predicate(snapshot):
             return []
         self._acting.add(name)
         if (stage := plugin.handle()) not in (PROCESS, FINAL):
-            raise Broken(f"handle() returned {stage!r}, neither {PROCESS!r} nor {FINAL!r}")
+            raise PluginError(f"handle() returned {stage!r}, expected {PROCESS!r} or {FINAL!r}")
         if stage == FINAL:
             self._acting.discard(name)
         return [(self._place(receiver), _body(body)) for receiver, body in plugin.pull_messages()]
@@ -177,19 +179,21 @@ class Plugins:
                     return Position(role, number)
                 if (node := self._node_of(int(number))) is not None:
                     return Position(role, str(node), number)
-        raise Broken(f"{receiver!r} is no receiver: write Agent<node>, Worker<rank> or a Position")
+        raise PluginError(
+            f"invalid receiver {receiver!r}: expected Agent<node>, Worker<rank> or a Position"
+        )
 
     async def _call(self, name: str, work: Callable[[], T]) -> T | None:
-        """None: it raised or took too long, and is disabled."""
+        """Returns None if the plugin raised or took too long; it is disabled then."""
         future = asyncio.wrap_future(self._thread.run(_as_task(work)))
         await asyncio.wait((future,), timeout=self._limit_s)
         if future.done() and (error := future.exception()) is None:
             return future.result()
         if not future.done():
-            # Its thread is lost; the others go on in a new one.
+            # Its thread is blocked; the other plugins continue in a new one.
             self._thread = LoopThread(THREAD)
             future.add_done_callback(lambda late: late.cancelled() or late.exception())
-            self._disable(name, f"it has not returned in {self._limit_s:g} s")
+            self._disable(name, f"it has not returned within {self._limit_s:g} s")
         else:
             self._disable(name, f"{type(error).__name__}: {error}")
         return None
@@ -201,34 +205,34 @@ class Plugins:
 
 
 async def _as_task(work: Callable[[], T]) -> T:
-    """What it raises ends in the task. SystemExit would end the thread as well."""
+    """Exceptions end in the task, but SystemExit would also end the thread."""
     try:
         return work()
     except SystemExit as ended:
-        raise Broken(f"it called exit({ended.code})") from None
+        raise PluginError(f"it called exit({ended.code})") from None
 
 
 def _load(path: Path) -> tuple[str, Plugin]:
     spec = importlib.util.spec_from_file_location(f"taskd_plugin_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise Broken(f"{path} cannot be loaded")
+        raise PluginError(f"{path} cannot be imported as Python")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     plugin: Any = getattr(module, "plugin", None)
     wanted = ("name", "predicate", "handle", "pull_messages", "release")
     missing = [name for name in wanted if not hasattr(plugin, name)]
     if missing:
-        raise Broken(f"its `plugin` lacks {', '.join(missing)}")
+        raise PluginError(f"its `plugin` lacks {', '.join(missing)}")
     if type(named := plugin.name) is not str or not named:
-        raise Broken(f"its name must be a text, got {named!r}")
+        raise PluginError(f"its name must be a non-empty string, got {named!r}")
     return named, plugin
 
 
 def _body(body: object) -> Body:
     if not isinstance(body, BODIES):
-        raise Broken(f"{type(body).__name__} is no message of taskd.model.messages")
+        raise PluginError(f"{type(body).__name__} is not a message of taskd.model.messages")
     try:
         decode(encode(cast(Body, body)), Role.MANAGER)
     except (TypeError, ValueError, AttributeError) as error:
-        raise Broken(f"{body!r} cannot be sent: {error}") from error
+        raise PluginError(f"{body!r} cannot be sent: {error}") from error
     return cast(Body, body)

@@ -1,4 +1,4 @@
-"""What the manager of one job needs to know when it starts."""
+"""The settings of the manager."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taskd.worker.settings import SWITCH
 
 PORT = 9601
 EMBEDDED = "embedded"
-"""In place of clusterd's address: run it in the manager's own process."""
+"""Instead of clusterd's address: run clusterd inside the manager's process."""
 
 
 def switch_file() -> str:
@@ -30,51 +30,51 @@ class ManagerConfig:
     """The job's name, the same for all its processes."""
 
     listen: str = f"127.0.0.1:{PORT}"
-    """host:port for the nodes' proxies; port 0 takes a free one."""
+    """host:port for the nodes' proxies; port 0: any free port."""
 
     token: str = ""
-    """The job's secret. Empty: peers are not checked."""
+    """The job's secret. Empty: peers are not authenticated."""
 
     tls: Tls | None = field(default_factory=tls_from_environment)
-    """Files for mutual TLS on the bus, from TASKD_TLS_CA and its like."""
+    """Files for mutual TLS on the bus, from TASKD_TLS_CA and the other TASKD_TLS variables."""
 
     clusterd: str = ""
-    """host:port of clusterd, or `embedded`. Empty: there is none, and faults end the job."""
+    """host:port of clusterd, or `embedded`. Empty: no clusterd; every fault ends the job."""
 
     clusterd_token: str = ""
-    """What clusterd asks of this job's manager."""
+    """The token that clusterd requires from this job's manager."""
 
     clusterd_tls: ClusterdTlsSettings = field(default_factory=from_environment)
 
     strategies: tuple[str, ...] = ()
-    """Declared to a clusterd that has no cluster to read them from. Empty: all of them."""
+    """Strategies to declare to a clusterd that cannot read them from a cluster. Empty: all."""
 
     state_dir: Path | None = None
-    """Where an embedded clusterd keeps its journal, and where summary.json is written."""
+    """Directory for the journal of an embedded clusterd and for summary.json."""
 
     ready_file: Path | None = None
     """Written once the manager listens: its ports as JSON."""
 
     ready_fd: int | None = None
-    """Or told through this descriptor, inherited from whoever started us."""
+    """The same, written to this file descriptor inherited from the parent process."""
 
     plugin_dir: Path | None = None
-    """Python files with plugins."""
+    """Directory with plugins, as Python files."""
 
     rpc_timeout_s: float = 5.0
     """How long clusterd may take to answer one call."""
 
     silence_s: float = 20.0
-    """Without even a keep-alive for this long, clusterd is called anew."""
+    """Reconnect to clusterd when not even a keep-alive has come for this long."""
 
     node_silence_s: float = 3.0
-    """How long a node may be without a link before it counts as lost."""
+    """How long a node may be disconnected before it counts as lost."""
 
     publish_s: float = 1.0
-    """How often clusterd is told which steps the ranks have done."""
+    """How often the ranks' steps are published to clusterd."""
 
     profiling_switch: str = field(default_factory=switch_file)
-    """The file with Ascend's switch of profiling; it need not exist."""
+    """The file with Ascend's profiling switch; it need not exist."""
 
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
 
@@ -85,9 +85,9 @@ class ManagerConfig:
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
     precheck: bool = False
-    """Stress-test every rank once it has done its first step."""
+    """Stress-test all ranks after their first step."""
 
     metrics: str = ""
-    """host:port where metrics are served for Prometheus; empty: nowhere."""
+    """host:port of the Prometheus metrics endpoint; empty: none."""
 
     job: JobConfig = field(default_factory=JobConfig)

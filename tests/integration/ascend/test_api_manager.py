@@ -64,7 +64,7 @@ def test_manager_serves_while_the_call_blocks(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, errors
-        assert "listening on port 9601" in (tmp_path / "log" / "manager.log").read_text()
+        assert "listening: port=9601" in (tmp_path / "log" / "manager.log").read_text()
     finally:
         process.kill()
         process.communicate()

@@ -9,7 +9,7 @@ import sys
 from taskd.agent.run.plan import free_port
 from taskd.bus import liveness_port
 from taskd.bus.liveness_port import LivenessPort
-from taskd.manager.node_probes import NodeProbes
+from taskd.manager.node_liveness import NodeProbes
 from taskd.model.ids import NodeRank
 from taskd.model.manager import Event, NodeGone
 from taskd.model.messages import AgentHello
@@ -46,10 +46,10 @@ def test_node_is_gone_when_its_agent_is_killed_and_not_before() -> None:
     async def live() -> None:
         events: asyncio.Queue[Event] = asyncio.Queue()
         probes = NodeProbes(events.put_nowait)
-        probes.heard(hello(address))
+        probes.agent_joined(hello(address))
         async with asyncio.timeout(PATIENCE_S):
-            await probes.tried(NODE)
-        probes.unlinked(NODE)
+            await probes.wait_for_probe(NODE)
+        probes.node_disconnected(NODE)
         for _ in range(liveness_port.MAX_CONNECTIONS):
             assert await liveness_port.is_reachable(
                 address, PATIENCE_S
@@ -72,12 +72,12 @@ def test_refusal_of_a_port_that_never_accepted_proves_nothing() -> None:
     async def live() -> None:
         events: asyncio.Queue[Event] = asyncio.Queue()
         probes = NodeProbes(events.put_nowait)
-        probes.heard(hello(f"127.0.0.1:{free_port()}"))
+        probes.agent_joined(hello(f"127.0.0.1:{free_port()}"))
         async with asyncio.timeout(PATIENCE_S):
-            await probes.tried(NODE)
-        probes.unlinked(NODE)
+            await probes.wait_for_probe(NODE)
+        probes.node_disconnected(NODE)
         async with asyncio.timeout(PATIENCE_S):
-            await probes.tried(NODE)
+            await probes.wait_for_probe(NODE)
         assert events.empty()
 
     asyncio.run(live())
@@ -89,10 +89,10 @@ def test_agent_that_has_reconnected_is_not_probed() -> None:
         assert mine is not None
         events: asyncio.Queue[Event] = asyncio.Queue()
         probes = NodeProbes(events.put_nowait)
-        probes.heard(hello(mine.address))
-        await probes.tried(NODE)
-        probes.unlinked(NODE)
-        probes.linked(NODE)
+        probes.agent_joined(hello(mine.address))
+        await probes.wait_for_probe(NODE)
+        probes.node_disconnected(NODE)
+        probes.node_connected(NODE)
         mine.close()
         assert not await liveness_port.is_reachable(mine.address, PATIENCE_S)
         assert events.empty()

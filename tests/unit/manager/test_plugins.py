@@ -114,8 +114,8 @@ def test_a_plugin_sees_acts_speaks_and_is_released(tmp_path: Path) -> None:
         ("import a_module_that_is_not_there", "ModuleNotFoundError"),
         ("raise SystemExit(3)", "it called exit(3)"),
         ("plugin = object()", "lacks name, predicate"),
-        (named("['x']"), "its name must be a text, got ['x']"),
-        (named("''"), "its name must be a text, got ''"),
+        (named("['x']"), "its name must be a non-empty string, got ['x']"),
+        (named("''"), "its name must be a non-empty string, got ''"),
         (named("property(lambda self: 1 / 0)"), "ZeroDivisionError"),
     ],
 )
@@ -143,10 +143,10 @@ def test_a_file_that_offers_no_plugin_is_passed_over(
     [
         (bad(predicate="1 / 0"), "ZeroDivisionError"),
         (bad(handle="raise RuntimeError('no')"), "RuntimeError: no"),
-        (bad(handle="return 'maybe'"), "neither 'process' nor 'final'"),
-        (bad(pull="return [('Agent0', 'hello')]"), "str is no message"),
-        (bad(pull="return [('Nobody', None)]"), "is no receiver"),
-        (bad(pull="return [('Worker99', None)]"), "is no receiver"),
+        (bad(handle="return 'maybe'"), "expected 'process' or 'final'"),
+        (bad(pull="return [('Agent0', 'hello')]"), "str is not a message"),
+        (bad(pull="return [('Nobody', None)]"), "invalid receiver"),
+        (bad(pull="return [('Worker99', None)]"), "invalid receiver"),
         (bad(pull="return 5"), "TypeError"),
         (
             bad(pull=f"{KEPT}; return [('Agent0', KeptAlive(fault_ranks=5))]"),
@@ -193,7 +193,7 @@ def test_the_first_of_two_plugins_with_one_name_stays(
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(play())
-    assert "plugin b.py is disabled: a.py is named greeter" in caplog.text
+    assert "plugin b.py is disabled: a.py is also named greeter" in caplog.text
 
 
 def test_a_plugin_that_never_returns_is_left_behind(tmp_path: Path) -> None:
