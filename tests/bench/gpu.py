@@ -63,7 +63,7 @@ def _snapshots() -> list[Row]:
         number = iter(range(1_000_000))
 
         def copy() -> None:
-            snapshots.begin(next(number), 0)
+            snapshots.start(next(number), 0)
             snapshots.wait()
 
         first = [_timed(copy) for _ in range(2)]
@@ -74,7 +74,7 @@ def _snapshots() -> list[Row]:
 
         def copied() -> None:
             step()
-            snapshots.begin(next(number), 0)
+            snapshots.start(next(number), 0)
 
         plain, with_copies = _in_turns(step, copied, snapshots.wait)
     return [
@@ -147,7 +147,7 @@ def _protection(ranks: int, width: int, depth: int, batch: int) -> Row:
 
 
 async def _train(folder: Path, ranks: int, args: dict[str, Any]) -> None:
-    world = World(stretches, folder, size=ranks, told=args, run_s=300.0)
+    world = World(stretches, folder, size=ranks, args=args, run_s=300.0)
     try:
         await world.run()
     finally:

@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
 from tests.bench.rows import Row
-from tests.integration.torch.world import Script, World, join_natively
+from tests.integration.torch.world import Script, World, join_plain_group
 
 WORLD, WARM_UP = 2, 6
 WIDTH, DEPTH, BATCH = 1664, 4, 16
@@ -128,7 +128,7 @@ def _run(script: Script, **args: Any) -> dict[str, Any]:
 
 
 async def _play(script: Script, folder: Path, args: dict[str, Any]) -> None:
-    world = World(script, folder, size=WORLD, told=args, run_s=600.0)
+    world = World(script, folder, size=WORLD, args=args, run_s=600.0)
     try:
         await world.run()
     finally:
@@ -203,7 +203,7 @@ def pairs(args: dict[str, Any]) -> None:
 def alone(args: dict[str, Any]) -> None:
     """Run steps of one kind only, until memory has stopped growing."""
     if args["kind"] == "plain":
-        join_natively()
+        join_plain_group()
         model = DDP(_build())
         work = _worker(model, _optimizer(model))
     else:

@@ -1,8 +1,8 @@
-"""What the ranks of a small world have written down of each step, and whether it can be true.
+"""Checks the step logs of the ranks of a small world: no step is lost, none is done twice.
 
-A line of a rank's log (`torch_scripts.witness`) tells its life, the incident and the step in which
-a step began, and both again after it. Without an incident a step is committed, and the next one
-follows; an incident may move a rank only to where its plan resumes, and not far.
+A line of a rank's log (`scripts.record_commit`) holds its incarnation, the incident and the step at
+which a step began, and both again after it. Without an incident a step is committed, and the next
+one follows; an incident may move a rank only to where its plan resumes, and not far.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.integration.torch.world import World
 
 @dataclass(frozen=True)
 class Entry:
-    life: int
+    incarnation: int
     incident: int
     step: int
     incident_after: int
@@ -25,27 +25,29 @@ class Entry:
 
 @dataclass
 class Walk:
-    """One rank on its way through the steps, from life to life."""
+    """Follows one rank through its steps, across its incarnations."""
 
     resumed: Mapping[int, int]
     taken_back: int
-    life: int = 0
+    incarnation: int = 0
     incident: int = 0
     at: int = 0
 
     def follow(self, entry: Entry) -> None:
-        assert entry.life == self.life or entry.incident > self.incident, f"nobody began {entry}"
-        self._move(entry.incident)  # between two steps, or into a new life
+        assert entry.incarnation == self.incarnation or entry.incident > self.incident, (
+            f"no incident began {entry}"
+        )
+        self._move(entry.incident)  # between two steps, or in a new incarnation
         assert entry.step == self.at, f"{entry} does not follow step {self.at}"
         if entry.incident_after == entry.incident:
             self.at += 1
         else:
             self._move(entry.incident_after)
         assert entry.step_after == self.at, f"{entry} does not lead to step {self.at}"
-        self.life = entry.life
+        self.incarnation = entry.incarnation
 
     def _move(self, incident: int) -> None:
-        """To where the newest incident resumed. The peers are one step ahead at most."""
+        """To the step at which the newest incident resumed. Peers are at most one step ahead."""
         since = incident - self.incident
         if since:
             step = self.resumed[incident]
@@ -57,19 +59,21 @@ class Walk:
 
 
 def check(world: World, steps: int, taken_back: int) -> None:
-    """No step is lost, and none is done twice but those that a plan took back.
+    """No step is lost, and none is done twice except those that a plan took back.
 
-    `taken_back`: how many steps that a living rank has committed a plan may undo.
+    `taken_back`: how many committed steps of a living rank a plan may undo.
     """
     resumed = _resumed(world)
-    for told in world.heard:
-        if isinstance(told, Parked) and told.whole and told.incident in resumed:
-            committed = told.step - 1 if told.undo else told.step
-            assert resumed[told.incident] >= committed - taken_back, f"steps are lost: {told}"
-    for rank, lives in world.lives.items():
+    for body in world.received:
+        if isinstance(body, Parked) and body.whole and body.incident in resumed:
+            committed = body.step - 1 if body.undo else body.step
+            assert resumed[body.incident] >= committed - taken_back, f"steps are lost: {body}"
+    for rank, incarnations in world.incarnations.items():
         lines = (world.folder / f"commits-{rank}").read_text().splitlines()
         log = [Entry(*map(int, line.split())) for line in lines]
-        assert {entry.life for entry in log} == set(range(lives + 1)), f"the lives of rank {rank}"
+        assert {entry.incarnation for entry in log} == set(range(incarnations + 1)), (
+            f"the incarnations of rank {rank}"
+        )
         walk = Walk(resumed, taken_back)
         for entry in log:
             walk.follow(entry)
@@ -77,8 +81,12 @@ def check(world: World, steps: int, taken_back: int) -> None:
 
 
 def _resumed(world: World) -> dict[int, int]:
-    """The step at which each incident resumed. All who were repaired must have said the same."""
-    told = {(int(one.incident), int(one.step)) for one in world.heard if isinstance(one, Repaired)}
-    resumed = dict(told)
-    assert len(resumed) == len(told), f"the ranks resumed at different steps: {sorted(told)}"
+    """The step at which each incident resumed. All repaired ranks must have reported the same."""
+    reported = {
+        (int(one.incident), int(one.step)) for one in world.received if isinstance(one, Repaired)
+    }
+    resumed = dict(reported)
+    assert len(resumed) == len(reported), (
+        f"the ranks resumed at different steps: {sorted(reported)}"
+    )
     return resumed

@@ -1,19 +1,22 @@
 """In-process recovery for PyTorch: lose a rank, lose no step.
 
-import taskd.torch as taskd
+    import taskd.torch as taskd
 
-job = taskd.init()
-model = DDP(build_model())
-optimizer = torch.optim.AdamW(model.parameters())
-job.protect(model=model, optimizer=optimizer)
+    job = taskd.init()
+    model = DDP(build_model())
+    optimizer = torch.optim.AdamW(model.parameters())
+    job.protect(model=model, optimizer=optimizer)
 
-for step in job.steps(10_000):
-    with step:
-        loss_fn(model(batch(step))).backward()
-        optimizer.step()
+    for step in job.steps(10_000):
+        with step:
+            loss_fn(model(batch(step))).backward()
+            optimizer.step()
+
+Importing this module also puts a hook behind all optimizers of torch, which records steps when
+profiling is switched on.
 """
 
-from taskd.torch.compat import UnknownTorch
+from taskd.errors import UnknownTorch
 from taskd.torch.guard import Corrupt
 from taskd.torch.init import init
 from taskd.torch.job import Job

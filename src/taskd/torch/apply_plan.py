@@ -1,13 +1,13 @@
-"""Carries out the manager's plan in this process: meet, give or take state, go on.
+"""Carries out the manager's repair plan in this process: form groups, send or receive state, open.
 
-`mending.py` calls it in the training thread; the plan was made by `core/manager/repair_plan.py`.
-Anything that goes wrong is raised as `Transient` and told to the manager, which makes a new plan.
+`recovery.py` calls it in the training thread; the plan was made by `core/manager/repair_plan.py`.
+Anything that goes wrong is raised as `Transient` and reported to the manager, which makes a new
+plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
@@ -17,147 +17,144 @@ from taskd.model.messages import Repair
 from taskd.model.strategies import WireStrategy
 from taskd.model.worker import LocalRepairDone
 from taskd.runtime.clock import monotonic
-from taskd.torch.copies import snapshot_file as page
-from taskd.torch.copies.snapshots import Snapshots
-from taskd.torch.groups.all_groups import Groups
-from taskd.torch.groups.store import Meeting
+from taskd.torch.context import JobContext
+from taskd.torch.copies import snapshot_file
+from taskd.torch.copies.snapshot_file import SnapshotInfo
+from taskd.torch.copies.snapshots import LocalState
+from taskd.torch.groups.store import Rendezvous
 from taskd.torch.guard import Guard
-from taskd.torch.operations import nic_switch as switch
-from taskd.torch.state import state_link as courier
-from taskd.torch.state import transfer as state
-from taskd.torch.state.protected import Protected
-from taskd.torch.state.state_link import Wanted
-from taskd.torch.state.transfer import Parcel
+from taskd.torch.operations import nic_switch
+from taskd.torch.state import pieces, state_link, transfer
+from taskd.torch.state.state_link import Receive, Send, StateRequest
+from taskd.torch.state.transfer import StateImage
 
 
 class CannotRepair(Transient):
-    """The plan does not fit what is true here."""
+    """The plan does not fit the state of this rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What this rank has: of which step, which shard, and which copies lie on its node."""
+def apply(plan: Repair, context: JobContext, at_rendezvous: Callable[[], None]) -> LocalRepairDone:
+    """Returns when this rank holds the plan's step and its groups are open.
 
-    rank: int
-    shard: str
-    step: int | None
-    """None: no state at all, as in a replacement that has just been started."""
-    kept: Protected
-    snapshots: Snapshots | None
-
-
-def carry_out(
-    plan: Repair,
-    mine: Holding,
-    groups: Groups,
-    default_store: str,
-    at_the_meeting: Callable[[Meeting], None],
-    guard: Guard | None,
-) -> LocalRepairDone:
-    """Returns when this rank stands at the plan's step and its groups are open."""
-    begun = monotonic()
+    `at_rendezvous` is called when all ranks have met and exchanged their state.
+    """
+    mine, groups, guard = context.local_state, context.groups, context.guard
+    started = monotonic()
     if mine.step != plan.resume and any(mine.rank in others for others in plan.helpers.values()):
-        raise CannotRepair(f"this rank holds step {mine.step}, and is to help with {plan.resume}")
-    takers = [taker for taker, giver in plan.sources.items() if giver == mine.rank]
-    parcel = _parcel(plan, mine) if takers else None
-    helped = [taker for taker, others in plan.helpers.items() if mine.rank in others]
-    if helped and state.is_large(mine.kept):
-        parcel = parcel or Parcel(mine.kept, plan.resume, plan.incident, mine.shard)
-        takers += helped
+        raise CannotRepair(
+            f"this rank holds step {mine.step}, but the plan wants it to help with {plan.resume}"
+        )
+    receivers = [receiver for receiver, sender in plan.sources.items() if sender == mine.rank]
+    image = _sealed_image(plan, mine) if receivers else None
+    helped = [receiver for receiver, others in plan.helpers.items() if mine.rank in others]
+    if helped and pieces.is_large(mine.protected):
+        image = image or StateImage(mine.protected, plan.resume, plan.incident, mine.shard)
+        receivers += helped
     timeout = timedelta(seconds=plan.timeout_s)
-    store = plan.store or default_store
-    if plan.strategy != WireStrategy.CONTINUE:
-        ranks = [member.rank for member in plan.members]
-        switch.settle(store, plan.incident, ranks, mine.rank, fresh=mine.step is None)
+    store = plan.store or context.settings.store
     members = tuple(sorted(member.rank for member in plan.members))
-    place = f"{plan.incident}/"
+    if plan.strategy != WireStrategy.CONTINUE:
+        nic_switch.agree_on_interface(
+            store, plan.incident, members, mine.rank, is_new=mine.step is None
+        )
+    prefix = f"{plan.incident}/"
     if guard is not None:
         try:
-            guard.tell(store, place, timeout)
+            guard.publish(store, prefix, timeout)
         except RuntimeError as error:
-            raise CannotRepair(f"nobody can be told whose state is wrong: {error}") from error
-    groups.meet(plan.incident, store, place, timeout, members)
-    met = monotonic()
+            raise CannotRepair(f"cannot tell the peers whose state is wrong: {error}") from error
+    groups.form_all(plan.incident, store, prefix, timeout, members)
+    formed = monotonic()
     try:
         if guard is not None:
-            _be_told(guard, mine, groups.meeting)
-        _exchange(plan, mine, groups.meeting, takers, parcel)
-        at_the_meeting(groups.meeting)
+            _check_own_verdict(guard, mine, groups.rendezvous)
+        _exchange_state(plan, mine, groups.rendezvous, receivers, image)
+        at_rendezvous()
     except RuntimeError as error:
         raise CannotRepair(groups.why or str(error)) from error
     if mine.snapshots is not None:
         mine.snapshots.forget_after(plan.resume)
     groups.open()
-    return LocalRepairDone(plan.incident, Step(plan.resume), met - begun, monotonic() - met)
+    return LocalRepairDone(plan.incident, Step(plan.resume), formed - started, monotonic() - formed)
 
 
-def _be_told(guard: Guard, mine: Holding, meeting: Meeting) -> None:
-    """The groups may have broken before we heard that our state differs from others'."""
-    right = guard.heard(meeting, mine.rank)
-    if right is None or mine.step is None or mine.step <= right:
+def _check_own_verdict(guard: Guard, mine: LocalState, rendezvous: Rendezvous) -> None:
+    """The groups may have broken before we learned that our state differs from our replica's."""
+    last_good = guard.last_good_step(rendezvous, mine.rank)
+    if last_good is None or mine.step is None or mine.step <= last_good:
         return
-    mine.kept.step = None
+    mine.protected.step = None
     if mine.snapshots is not None:
-        mine.snapshots.distrust([mine.rank], right)
-    raise CannotRepair(f"the state of this rank differs from its replica's since step {right}")
+        mine.snapshots.distrust([mine.rank], last_good)
+    raise CannotRepair(f"the state of this rank differs from its replica's since step {last_good}")
 
 
-def _parcel(plan: Repair, mine: Holding) -> Parcel | None:
-    """Sealed while the others are still on their way."""
+def _sealed_image(plan: Repair, mine: LocalState) -> StateImage | None:
+    """Sealed before the rendezvous, while the others are still on their way."""
     if mine.step != plan.resume:
         return None
-    parcel = Parcel(mine.kept, plan.resume, plan.incident, mine.shard)
-    parcel.seal()
-    return parcel
+    image = StateImage(mine.protected, plan.resume, plan.incident, mine.shard)
+    image.seal()
+    return image
 
 
-def _exchange(
-    plan: Repair, mine: Holding, meeting: Meeting, takers: list[Rank], parcel: Parcel | None
+def _exchange_state(
+    plan: Repair,
+    mine: LocalState,
+    rendezvous: Rendezvous,
+    receivers: list[Rank],
+    image: StateImage | None,
 ) -> None:
-    aside = mine.step is not None
-    given: list[page.Found] = []
-
+    keep_own = mine.step is not None
+    sent: list[SnapshotInfo] = []
     helpers = plan.helpers.get(Rank(mine.rank), ())
-    givers = 1 + len(helpers)
+    senders = 1 + len(helpers)
 
-    def ask(helper: Rank, lot: int, fetch: Callable[[courier.Receive], None]) -> None:
-        courier.take(meeting, helper, Wanted(mine.shard, givers, lot), fetch)
+    def fetch_share(helper: Rank, share: int, use: Callable[[Receive], None]) -> None:
+        state_link.fetch(rendezvous, helper, StateRequest(mine.shard, senders, share), use)
 
-    def read(receive: courier.Receive) -> None:
-        asks = [partial(ask, helper) for helper in helpers]
-        state.take(mine.kept, plan.resume, plan.incident, mine.shard, receive, aside, asks)
+    def read(receive: Receive) -> None:
+        fetches = [partial(fetch_share, helper) for helper in helpers]
+        transfer.receive_state(
+            mine.protected, plan.resume, plan.incident, mine.shard, receive, keep_own, fetches
+        )
 
-    def write(wanted: Wanted, send: courier.Send) -> None:
-        kept = mine.snapshots
-        copy = kept.find(wanted.shard, plan.resume) if kept is not None else None
-        if parcel is not None and wanted.shard == mine.shard:
-            parcel.give(send, wanted.givers, wanted.lot)
+    def write(request: StateRequest, send: Send) -> None:
+        snapshots = mine.snapshots
+        copy = snapshots.find(request.shard, plan.resume) if snapshots is not None else None
+        if image is not None and request.shard == mine.shard:
+            image.send(send, request.senders, request.share)
         elif copy is not None:
-            given.append(copy)
-            page.send(copy, send)
+            sent.append(copy)
+            snapshot_file.send_file(copy, send)
         else:
-            raise CannotRepair(f"nothing here of shard {wanted.shard!r} at step {plan.resume}")
+            raise CannotRepair(
+                f"this node has no copy of shard {request.shard!r} at step {plan.resume}"
+            )
 
     source = plan.sources.get(Rank(mine.rank))
     if source is not None:
-        courier.take(meeting, source, Wanted(mine.shard, givers), read)
+        state_link.fetch(rendezvous, source, StateRequest(mine.shard, senders), read)
     elif mine.step != plan.resume:
-        _find_own(plan, mine, read)
-    if not takers:
+        _load_own_copy(plan, mine, read)
+    if not receivers:
         return
     try:
-        courier.give(meeting, mine.rank, takers, write)
+        state_link.serve(rendezvous, mine.rank, receivers, write)
     except PeerUnreachable:
-        # Perhaps it was refused. The next plan must not count on it again.
-        for copy in given:
-            if mine.snapshots is not None and not page.is_sound(copy):
-                mine.snapshots.refuse(copy)
+        # The receiver may have refused a damaged copy. The next plan must not rely on it again.
+        for copy in sent:
+            if mine.snapshots is not None and not snapshot_file.is_intact(copy):
+                mine.snapshots.reject(copy)
         raise
 
 
-def _find_own(plan: Repair, mine: Holding, read: Callable[[courier.Receive], None]) -> None:
-    """Go back by a copy of our own."""
+def _load_own_copy(plan: Repair, mine: LocalState, read: Callable[[Receive], None]) -> None:
+    """Go back to an earlier step with our own copy."""
     found = mine.snapshots.find(mine.shard, plan.resume) if mine.snapshots is not None else None
     if mine.snapshots is None or found is None:
-        raise CannotRepair(f"this rank holds step {mine.step}, the plan resumes at {plan.resume}")
+        raise CannotRepair(
+            f"this rank holds step {mine.step} and has no copy of step {plan.resume}, at which "
+            "the plan resumes"
+        )
     mine.snapshots.read(found, read)

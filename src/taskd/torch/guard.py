@@ -1,9 +1,9 @@
-"""Watches for silent corruption: do the replicas still hold the same bits?
+"""Detects silent data corruption: do all replicas still hold the same bits?
 
-Every so many steps, at the gate before the update (`step.py`), each rank tells all others the
-fingerprint of its state. A rank that is named there has not yet spoilt anything by this step: the
-step is abandoned by all, the named rank takes the state of a peer, and the step is replayed.
-`core/worker/state_vote.py` judges.
+In every so many steps, at the gate before the update (`step_cycle.py`), each rank sends the
+fingerprint of its state to all others. A rank whose state differs has not spoilt anything by this
+step: all ranks abandon the step, the rank receives the state of a peer, and the step is replayed.
+`core/worker/state_vote.py` decides which rank is wrong.
 """
 
 from __future__ import annotations
@@ -17,62 +17,81 @@ import torch.distributed as dist
 from taskd.core.worker.state_vote import Fingerprint, Verdict, judge
 from taskd.model.ids import Rank
 from taskd.torch.groups.all_groups import Groups
-from taskd.torch.groups.store import Meeting
-from taskd.torch.state import transfer as state
+from taskd.torch.groups.store import Rendezvous
+from taskd.torch.state import pieces
 from taskd.torch.state.protected import Protected
 
-WRONG = "wrong"
-"""The key at a meeting under which ranks stand that are not to be believed."""
+VERDICT_KEY = "wrong"
+"""The key at a rendezvous under which the ranks with a wrong state are listed."""
 
 
 class Corrupt(Exception):
-    """Raised by a script inside a step: this rank's state is wrong and is to be replaced.
+    """Raise this inside a step when the state of this rank is wrong and must be replaced.
 
-    The step is abandoned, the state comes from a peer or from a copy, and the step is replayed.
+    Use it when the script finds out by itself that the weights are wrong, for example with a check
+    of its own or after an error that the device reports. The step is abandoned on all ranks; this
+    rank receives the state of a replica, or of a snapshot, and the step is replayed. Copies of the
+    wrong state are not used.
+
+    In a job without a manager it ends the process like any other exception.
+
+    Args:
+        *args: The reason, which appears in the log, in `taskd status` and in the incident record.
+
+    Example:
+        ```python
+        with step:
+            loss = loss_fn(model(batch(step)))
+            loss.backward()
+            if not weights_are_plausible(model):
+                raise taskd.Corrupt("norm of the embedding is 1e9")
+            optimizer.step()
+        ```
     """
 
 
 class Guard:
     """One rank's part in the comparison."""
 
-    def __init__(self, every: int, shard: str, kept: Protected, groups: Groups) -> None:
-        self._every, self._kept, self._groups = every, kept, groups
+    def __init__(self, every: int, shard: str, protected: Protected, groups: Groups) -> None:
+        self._every, self._protected, self._groups = every, protected, groups
         self._shard = crc32(shard.encode())
-        self._agreed = -1
-        self.found: Verdict | None = None
-        """What is to be told at the next meeting: somebody may not have heard it."""
+        self._last_agreed = -1
+        self.verdict: Verdict | None = None
+        """To be published at the next rendezvous: some ranks may not have received it."""
 
     def is_due(self, step: int) -> bool:
         return step % self._every == 0
 
     def compare(self, step: int) -> Verdict | None:
-        """What all ranks together say of the state at this step. None: the groups broke."""
+        """The verdict of all ranks about the state at this step. None: the groups broke."""
         world = self._groups.world.shape
-        # Where the host can talk to its peers, the device is waited for once: for the fingerprint.
+        # Where gloo is available, the device is waited for only once: for the fingerprint.
         device = "cpu" if "cpu" in world.backends else next(iter(world.backends))
-        mine = [self._shard, state.fingerprint(self._kept), self._agreed]
-        told = [torch.empty(len(mine), dtype=torch.int64, device=device) for _ in world.ranks]
-        dist.all_gather(told, torch.tensor(mine, device=device))
-        self._groups.land()
-        if self._groups.trouble():
+        mine = [self._shard, pieces.fingerprint(self._protected), self._last_agreed]
+        received = [torch.empty(len(mine), dtype=torch.int64, device=device) for _ in world.ranks]
+        dist.all_gather(received, torch.tensor(mine, device=device))
+        self._groups.wait_for_devices()
+        if self._groups.is_broken():
             return None
-        each = torch.stack(told).tolist()
+        rows = torch.stack(received).tolist()
         verdict = judge(
-            {Rank(rank): Fingerprint(*one) for rank, one in zip(world.ranks, each, strict=True)}
+            {Rank(rank): Fingerprint(*row) for rank, row in zip(world.ranks, rows, strict=True)}
         )
         if not verdict.named:
-            self._agreed = step
+            self._last_agreed = step
         return verdict
 
-    def tell(self, address: str, place: str, timeout: timedelta) -> None:
-        """Before the others are met: whose state was found to differ, and from where on."""
-        if self.found is not None:
-            named = ",".join(map(str, self.found.named))
-            Meeting(address, place, timeout).store.set(WRONG, f"{self.found.agreed} {named}")
+    def publish(self, address: str, prefix: str, timeout: timedelta) -> None:
+        """Before the groups are formed: which ranks have a wrong state, and since when."""
+        if self.verdict is not None:
+            named = ",".join(map(str, self.verdict.named))
+            store = Rendezvous(address, prefix, timeout).store
+            store.set(VERDICT_KEY, f"{self.verdict.agreed} {named}")
 
-    def heard(self, meeting: Meeting, rank: int) -> int | None:
-        """When all have met: the last step of ours that is right, if somebody has told so of us."""
-        if not meeting.store.check([WRONG]):
+    def last_good_step(self, rendezvous: Rendezvous, rank: int) -> int | None:
+        """The last step of this rank that is right, if a peer has published that it is wrong."""
+        if not rendezvous.store.check([VERDICT_KEY]):
             return None
-        agreed, named = meeting.store.get(WRONG).decode().split()
+        agreed, named = rendezvous.store.get(VERDICT_KEY).decode().split()
         return int(agreed) if rank in map(int, named.split(",")) else None

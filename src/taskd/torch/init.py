@@ -1,7 +1,7 @@
-"""How a training process becomes part of its job.
+"""How a training process joins its job.
 
-`init` decides how much there is to join: a job of ours (resilient groups and a line to the
-manager), some other launcher's (plain groups), or nothing at all. `job.py` is what the script gets.
+`init` decides how much there is to join: a job with a manager (resilient groups and a connection to
+it), a job of another launcher (plain groups), or nothing. `job.py` is what the script gets.
 """
 
 from __future__ import annotations
@@ -13,17 +13,22 @@ import torch
 import torch.distributed as dist
 
 from taskd import config
-from taskd.model.ids import Incarnation, NodeRank, Rank
+from taskd.bus.endpoint import BusConfig
+from taskd.model.ids import Incarnation, NodeRank, Rank, worker
 from taskd.model.worker import Identity
-from taskd.torch import compat as seam
-from taskd.torch.groups import resilient_group as group
-from taskd.torch.groups import transport
+from taskd.torch import compat
+from taskd.torch.context import JobContext
+from taskd.torch.groups import resilient_group, transport
 from taskd.torch.job import Job
-from taskd.torch.operations import interfaces as nic
-from taskd.torch.operations import parked_operations as operations
-from taskd.torch.recovery import Mending
-from taskd.torch.start_mark import Begun
+from taskd.torch.operations import interfaces
+from taskd.torch.operations.device_tests import StressSettings, StressTest
+from taskd.torch.operations.nic_switch import Switcher
+from taskd.torch.recovery import Recovery
+from taskd.torch.start_mark import StartMark
+from taskd.worker import bus_connection
 from taskd.worker.manager_connection import ManagerConnection
+from taskd.worker.operations.nic_order import NicSwitcher
+from taskd.worker.operations.stress_order import StressTester
 from taskd.worker.settings import WorkerSettings
 
 TIMEOUT = timedelta(minutes=30)
@@ -34,60 +39,106 @@ def init(
     timeout: timedelta = TIMEOUT,
     device_id: torch.device | None = None,
 ) -> Job:
-    """Join the job. Without one, or without any launcher, training is simply not protected.
+    """Join the job and initialise `torch.distributed`.
 
-    `device_id`: the device that this process keeps to, which `dist.split_group` needs to know.
+    Call it once, instead of `dist.init_process_group`, before any process group or DDP model is
+    created. Under `taskd run`, or torchrun with TaskD's agent, the default group and all groups
+    that are created from it are resilient: they survive the loss of a rank. Under any other
+    launcher the script runs with torch's own groups, and without a launcher as a single process;
+    faults are then not repaired, and nothing else changes.
+
+    Args:
+        backend: As in `dist.init_process_group`: "gloo", "nccl", "cpu:gloo,cuda:nccl" or a plugin
+            such as "hccl". None: gloo for the CPU, and NCCL for CUDA where there is a GPU.
+        timeout: As in `dist.init_process_group`. It is an upper limit; a lost rank is noticed
+            within milliseconds.
+        device_id: The device that this process uses, which `dist.split_group` needs to know.
+
+    Returns:
+        The job. Call [`Job.protect`][taskd.torch.Job.protect] next.
+
+    Raises:
+        UnknownTorch: The installed torch lacks a name that TaskD relies on; the message gives the
+            name and the supported versions.
+        SettingsError: A `TASKD_*` variable has an invalid value.
+
+    Example:
+        ```python
+        import taskd.torch as taskd
+
+        job = taskd.init("nccl")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        model = DDP(build_model().cuda())
+        ```
     """
     settings = config.load(WorkerSettings)
     rank = int(config.environ.get("RANK", "0"))
     world_size = int(config.environ.get("WORLD_SIZE", "1"))
-    job = Job(settings, rank, world_size)
     if settings.proxy:
-        _join(job, settings, backend, timeout, device_id)
+        compat.check()
+    context = JobContext(settings, rank, world_size)
+    recovery = None
+    if settings.proxy:
+        recovery = _join(context, backend, timeout, device_id)
     elif world_size > 1:
         dist.init_process_group(backend, timeout=timeout, device_id=device_id)
-    return job
+    return Job(context, recovery)
 
 
 def _join(
-    job: Job,
-    settings: WorkerSettings,
-    backend: str | None,
-    timeout: timedelta,
-    device_id: torch.device | None,
-) -> None:
-    seam.check()
+    context: JobContext, backend: str | None, timeout: timedelta, device_id: torch.device | None
+) -> Recovery:
+    settings, groups = context.settings, context.groups
     address = settings.store or "{MASTER_ADDR}:{MASTER_PORT}".format_map(dict(config.environ))
     attempt = config.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    begun = Begun(address, attempt)
-    started_alone = config.environ.get("RESTART_FAULT_PROCESS_TYPE") == "worker"
-    joining = begun.is_set(is_expected=started_alone)
+    start_mark = StartMark(address, attempt)
+    is_replacement = config.environ.get("RESTART_FAULT_PROCESS_TYPE") == "worker"
+    joining = start_mark.is_set(is_expected=is_replacement)
     me = Identity(
-        Rank(job.rank), NodeRank(settings.node_rank), Incarnation(settings.incarnation), os.getpid()
+        Rank(context.rank),
+        NodeRank(settings.node_rank),
+        Incarnation(settings.incarnation),
+        os.getpid(),
     )
-    groups = job._groups
-    job._link = ManagerConnection(settings, me, joining, groups.abort, job._copying.look)
-    job._mending = Mending(job, job._link, begun)
-    backends = transport.choose(backend)
-    group.register(groups, backends)
-    nics = nic.setup(settings)
+    manager = context.manager = ManagerConnection(
+        settings, me, joining, groups.abort, context.copies.list_on_node
+    )
+    recovery = Recovery(context, manager, start_mark)
+    backends = transport.choose_backends(backend)
+    resilient_group.register(groups, backends)
+    nics = interfaces.configure(settings)
     if nics.failover:
-        nics.watch(job._on_fault)
-    operations.offer(settings, job.rank, address, backends, lambda: job.members)
+        nics.watch(context.on_fault)
+    _register_operations(context, address, backends)
     if joining:
-        job._holds = None
+        context.held_step = None
     else:
-        groups.meet(settings.incident, address, f"start/{attempt}/", timeout)
+        groups.form_all(settings.incident, address, f"start/{attempt}/", timeout)
         groups.open()
-    groups.setup.begin(begun.store, job.rank)
+    groups.setup.start(start_mark.store, context.rank)
     dist.init_process_group(
-        group.BACKEND,
+        resilient_group.BACKEND,
         store=groups.store,
-        rank=job.rank,
-        world_size=job.world_size,
+        rank=context.rank,
+        world_size=context.world_size,
         timeout=timeout,
         device_id=device_id,
     )
     groups.world.bound_device_id = device_id
     if not joining:
-        begun.set()
+        start_mark.set()
+    return recovery
+
+
+def _register_operations(context: JobContext, store: str, backends: dict[str, str]) -> None:
+    """Follow the manager's orders for stress tests and link switches from now on.
+
+    They come over the connection to the manager, which exists already.
+    """
+    settings, rank = context.settings, context.rank
+    test = StressTest(config.load(StressSettings, prefix="TASKD_STRESS"), store, backends)
+    tester = StressTester(Rank(rank), test.operations())
+    bus = BusConfig(me=worker(settings.node_rank, rank), upstream=settings.proxy)
+    bus_connection.subscribe(tester, bus)
+    switcher = Switcher(rank, store, backends, lambda: context.members)
+    bus_connection.subscribe(NicSwitcher(switcher.switch), bus)

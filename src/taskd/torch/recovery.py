@@ -1,153 +1,159 @@
-"""From a broken step to the one where the job goes on: stand still, be told, do it.
+"""From a broken step to the one where the job resumes: park, wait for an order, carry it out.
 
-`job.py` calls it in the training thread when the groups are in trouble. What to do comes from the
-manager (`worker/manager_connection.py`); `apply_plan.py` carries out its plans,
-`state/emergency_checkpoint.py` writes the last checkpoint.
+`step_cycle.py` calls it in the training thread when the groups are broken. The orders come from the
+manager (`worker/manager_connection.py`); `apply_plan.py` carries out repairs,
+`state/emergency_checkpoint.py` writes the emergency checkpoint.
 """
 
 from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from taskd.errors import Permanent, Transient
-from taskd.model.ids import Step as Committed
+from taskd.model.ids import Step as CommittedStep
 from taskd.model.messages import Dump, Leave, Repair
 from taskd.model.worker import DumpFinished, GiveUp, Order, ThreadParked
-from taskd.torch import apply_plan as repair
-from taskd.torch.apply_plan import Holding
-from taskd.torch.groups import ddp_buckets as buckets
-from taskd.torch.groups.store import Meeting
-from taskd.torch.operations import nic_switch as switch
-from taskd.torch.start_mark import Begun
-from taskd.torch.state import emergency_checkpoint as dump
-from taskd.torch.state import sharded
+from taskd.torch import apply_plan
+from taskd.torch.context import JobContext
+from taskd.torch.groups import ddp_buckets
+from taskd.torch.operations import nic_switch
+from taskd.torch.start_mark import StartMark
+from taskd.torch.state import emergency_checkpoint, sharded
 from taskd.worker.manager_connection import ManagerConnection
-
-if TYPE_CHECKING:
-    from taskd.torch.job import Job
 
 log = logging.getLogger(__name__)
 
-DUMP_TIMEOUT_S = 600.0
+CHECKPOINT_TIMEOUT_S = 600.0
 
 
 class NotRepaired(Permanent):
-    """A fault could not be repaired from inside: the process ends as it would have without us."""
+    """A fault could not be repaired inside the process.
+
+    Raised by `Step` and `Job.steps` when the manager has given up, or was not reachable for too
+    long. The process ends as it would have ended without TaskD, and the launcher decides what
+    follows: usually all ranks restart from the last checkpoint. There is no need to catch it.
+
+    Example:
+        The message gives the reason and the fault before it::
+
+            NotRepaired: no order from the manager for 60 s; before that: RuntimeError: ...
+    """
 
 
-class Mending:
-    """One for each job that has a manager."""
+class Recovery:
+    """Recovers one job that has a manager."""
 
-    def __init__(self, job: Job, link: ManagerConnection, begun: Begun) -> None:
-        self._job, self._link, self._begun = job, link, begun
+    def __init__(
+        self, context: JobContext, manager: ManagerConnection, start_mark: StartMark
+    ) -> None:
+        self._context, self._manager, self._start_mark = context, manager, start_mark
         self._order: Order | GiveUp | None = None
-        """An order that came while we stood inside a step, to be carried out at its end."""
-        self._sized_for = job.world_size
+        """An order that came while we were parked inside a step, to be carried out at its end."""
+        self._sized_for = context.world_size
 
     def may_finish(self) -> bool:
-        """Stand inside a step whose sums are complete, until the plan says which way it goes.
+        """Park inside a step whose sums are complete, until the plan says which way it goes.
 
-        True: the job goes on with the step after this one.
+        True: the job resumes at the step after this one.
         """
-        job = self._job
-        after = Committed(job.step + 1)
-        self._order = self._stand(
-            ThreadParked(after, whole=True, undo=True, copies=job._copying.held())
-        )
+        context = self._context
+        after = CommittedStep(context.step + 1)
+        copies = context.copies.finish_and_list()
+        self._order = self._park(ThreadParked(after, whole=True, undo=True, copies=copies))
         match self._order:
             case Repair(resume=at) | Dump(step=at):
                 return at == after
             case _:
                 return False
 
-    def mend(self) -> None:
-        """Stand still until the job is whole again. Returns at the step where it goes on."""
+    def run(self) -> None:
+        """Park until the job is repaired. Returns at the step where it resumes."""
+        context = self._context
         while True:
             order, self._order = self._order, None
             if order is None:
-                held = self._job._holds
-                copies = self._job._copying.held()
-                order = self._stand(
-                    ThreadParked(Committed(held or 0), held is not None, copies=copies)
+                held = context.held_step
+                copies = context.copies.finish_and_list()
+                order = self._park(
+                    ThreadParked(CommittedStep(held or 0), held is not None, copies=copies)
                 )
             match order:
-                case Repair() if self._repaired(order):
+                case Repair() if self._repair(order):
                     return
                 case Repair():
                     continue
                 case Leave(because=because):
-                    log.info("leaving: %s", because)
+                    log.info("leaving the job: %s", because)
                     raise SystemExit(0)
                 case Dump():
-                    self._dump(order)
+                    self._write_checkpoint(order)
                     raise SystemExit(0)
                 case GiveUp(because=because):
-                    raise NotRepaired(f"{because}; before that: {self._job._groups.why}")
+                    raise NotRepaired(f"{because}; before that: {context.groups.why}")
 
-    def meet_buddy(self, meeting: Meeting) -> None:
-        job = self._job
-        job._copying.meet_buddy(meeting, job._groups.world.shape.ranks)
+    def choose_buddy(self) -> None:
+        """Choose the rank that keeps our second copies, at the current rendezvous."""
+        groups = self._context.groups
+        self._context.copies.choose_buddy(groups.rendezvous, groups.world.shape.ranks)
 
-    def _stand(self, stood: ThreadParked) -> Order | GiveUp:
-        self._job._beacon.phase("parked", self._job._incident)
-        if stood.whole:  # a replacement has nothing to tell
-            self._begun.renew()
-        return self._link.park(stood)
+    def _park(self, parked: ThreadParked) -> Order | GiveUp:
+        self._context.beacon.phase("parked", self._context.incident)
+        if parked.whole:  # a replacement does not know whether the job has started
+            self._start_mark.renew()
+        return self._manager.park(parked)
 
-    def _repaired(self, plan: Repair) -> bool:
-        job = self._job
-        job._copying.wait()
-        job._incident = plan.incident
-        job._beacon.phase("repairing", plan.incident)
-        store = job._settings.store
-        job._kept_now.step = job._holds
+    def _repair(self, plan: Repair) -> bool:
+        """False: it failed, and the manager makes another plan."""
+        context = self._context
+        context.copies.wait()
+        context.incident = plan.incident
+        context.beacon.phase("repairing", plan.incident)
+        context.protected.step = context.held_step
         try:
-            mended = repair.carry_out(
-                plan, self._holding(), job._groups, store, self.meet_buddy, job._guard
-            )
+            done = apply_plan.apply(plan, context, self.choose_buddy)
         except Transient as error:
-            job._holds = job._kept_now.step  # perhaps it had been given another state already
-            self._link.repair_failed(plan.incident, str(error))
+            context.held_step = context.protected.step  # it may have received a state already
+            self._manager.repair_failed(plan.incident, str(error))
             return False
-        if job._guard is not None:
-            job._guard.found = None
-        job.step = job._holds = plan.resume
-        self._admit(tuple(sorted(member.rank for member in plan.members)))
-        job._copying.committed(job.step, plan.incident)
-        self._link.step = Committed(job.step)
-        job._beacon.stepped(job.step)
-        job._beacon.phase("between steps", plan.incident)
-        self._link.repaired(mended)
+        if context.guard is not None:
+            context.guard.verdict = None
+        context.step = context.held_step = plan.resume
+        self._set_members(tuple(sorted(member.rank for member in plan.members)))
+        context.copies.on_commit(context.step, plan.incident)
+        self._manager.step = CommittedStep(context.step)
+        context.beacon.stepped(context.step)
+        context.beacon.phase("between steps", plan.incident)
+        self._manager.repaired(done)
         return True
 
-    def _holding(self) -> Holding:
-        job = self._job
-        return Holding(job.rank, job._shard, job._holds, job._kept_now, job._copying.snapshots)
-
-    def _admit(self, members: tuple[int, ...]) -> None:
+    def _set_members(self, members: tuple[int, ...]) -> None:
         """The job may have another size now."""
-        job = self._job
+        context = self._context
         if len(members) != self._sized_for:
-            for wrapped in job._kept_now.reducers():
-                buckets.renew(wrapped, job._groups)
+            for model in context.protected.ddp_models():
+                ddp_buckets.resize(model, context.groups)
             self._sized_for = len(members)
-        job.members = sharded.by_replica(job._kept_now, members)
+        context.members = sharded.by_replica(context.protected, members)
 
-    def _dump(self, order: Dump) -> None:
-        """Write the last checkpoint together with the other survivors."""
-        job = self._job
-        job._beacon.phase("leaving", order.incident)
+    def _write_checkpoint(self, order: Dump) -> None:
+        """Write the emergency checkpoint together with the other survivors."""
+        context = self._context
+        context.beacon.phase("leaving", order.incident)
         ranks = tuple(sorted(member.rank for member in order.members))
-        address, timeout = job._settings.store, timedelta(seconds=DUMP_TIMEOUT_S)
+        address, timeout = context.settings.store, timedelta(seconds=CHECKPOINT_TIMEOUT_S)
         because = ""
         try:
-            switch.settle(address, order.incident, ranks, job.rank, may_leave=True)
-            job._groups.gather(order.incident, address, f"{order.incident}/", timeout, ranks)
-            job._groups.open()
-            dump.save(self._holding(), order.step, order.incident, order.directory)
+            nic_switch.agree_on_interface(
+                address, order.incident, ranks, context.rank, may_leave=True
+            )
+            prefix = f"{order.incident}/"
+            context.groups.form_default(order.incident, address, prefix, timeout, ranks)
+            context.groups.open()
+            emergency_checkpoint.save(
+                context.local_state, order.step, order.incident, order.directory
+            )
         except Transient as error:
             because = str(error)
-        self._link.dump_finished(DumpFinished(order.incident, order.step, because))
-        self._link.close()
+        self._manager.dump_finished(DumpFinished(order.incident, order.step, because))
+        self._manager.close()

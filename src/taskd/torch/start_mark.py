@@ -1,8 +1,8 @@
-"""The mark in the job's store that an attempt has begun: who starts from now on joins the others.
+"""The mark in the job's store that an attempt has started: ranks that start later join the others.
 
-The store is a process that can be lost like any other, and the one in its place knows nothing. So
-whoever stands still in an incident looks whether the mark is there, and sets it again; and a
-replacement waits a little for it.
+The store is a process that can be lost like any other, and its successor is empty. So every rank
+that is parked in an incident checks whether the mark is there and sets it again; and a replacement
+waits a little for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import threading
 from datetime import timedelta
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,9 @@ KEY = "begun"
 PATIENCE = timedelta(seconds=3)
 
 
-class Begun:
+class StartMark:
+    """The mark of one attempt."""
+
     def __init__(self, address: str, attempt: str) -> None:
         self._address, self._attempt = address, attempt
         self.store = self._connect()
@@ -30,7 +32,7 @@ class Begun:
         return PrefixStore(f"attempt/{self._attempt}/", store)
 
     def is_set(self, is_expected: bool) -> bool:
-        """`is_expected`: this process takes the place of one that was lost."""
+        """`is_expected`: this process replaces one that was lost."""
         if self.store.check([KEY]):
             return True
         if not is_expected:
@@ -38,7 +40,10 @@ class Begun:
         try:
             self.store.wait([KEY], PATIENCE)
         except RuntimeError:
-            log.warning("this rank was started alone, but the job has not begun: it starts as all")
+            log.warning(
+                "this rank was started as a replacement, but the job has not started: "
+                "it starts together with all other ranks"
+            )
             return False
         return True
 
@@ -46,17 +51,17 @@ class Begun:
         self.store.set(KEY, "1")
 
     def renew(self) -> None:
-        """At leisure: nobody waits for it but a replacement that cannot know better."""
-        threading.Thread(target=self._renew, name="taskd-begun", daemon=True).start()
+        """Set it again, in a thread: only a replacement on a new store needs it."""
+        threading.Thread(target=self._renew, name="taskd-start-mark", daemon=True).start()
 
     def _renew(self) -> None:
         try:
             if self.store.check([KEY]):
                 return
         except RuntimeError:
-            log.info("the store was lost; the new one is told that the job has begun")
+            log.info("store was lost: setting the start mark in the new one")
         try:
             self.store = self._connect()
             self.set()
         except RuntimeError as error:
-            log.warning("the store cannot be told that the job has begun: %s", error)
+            log.warning("cannot set the start mark in the store: %s", error)

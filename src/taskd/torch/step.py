@@ -1,59 +1,57 @@
-"""One training step as a context: it commits, or it never was.
+"""One training step as a context: it is committed as a whole, or it leaves no trace.
 
-The gates: the optimizer's pre-hook leaves the step when its groups have lost a collective or the
-job was told to stop, so that garbage never reaches the weights; the post-hook marks the update.
-`job.py` owns the steps, `mending.py` mends what broke in them.
+`Job.steps` yields them; `step_cycle.py` does the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from taskd.errors import SettingsError
 from taskd.torch.state import sharded
 
 if TYPE_CHECKING:
-    from taskd.torch.job import Job
-
-
-class Abandon(BaseException):
-    """Leaves a step from within. The step takes it back; user code never sees it."""
+    from taskd.torch.step_cycle import StepCycle
 
 
 class Step(int):
-    """The number of the step, and the context in which it is done."""
+    """The number of a training step, and the context in which it runs.
 
-    _job: Job
+    `Job.steps` yields steps; a script does not create them. A step is an `int`, so it can be used
+    directly as an index, in a checkpoint or in a log line. What happens inside `with step:` is
+    committed as a whole when the block ends. If a rank is lost before that, the step is abandoned
+    on all ranks, the job is repaired, and the same step is yielded again: weights, optimizer
+    state, buffers, random numbers and all other protected state are as they were before it.
 
-    def __new__(cls, number: int, job: Job) -> Step:
+    The block may call the optimizer at most once per optimizer, and everything that must not happen
+    twice (writing a checkpoint, logging to a tracker) belongs after the block.
+
+    Example:
+        ```python
+        for step in job.steps(10_000):
+            with step:
+                optimizer.zero_grad()
+                loss = loss_fn(model(batch(step)))
+                loss.backward()
+                optimizer.step()
+            if step % 100 == 0:
+                print(f"step {step}: loss {loss.item():.4f}")
+        ```
+    """
+
+    _cycle: StepCycle
+
+    def __new__(cls, number: int, cycle: StepCycle) -> Step:
         self = super().__new__(cls, number)
-        self._job = job
+        self._cycle = cycle
         return self
 
     def __enter__(self) -> Step:
-        self._job._begin()
+        """Begin the step."""
+        self._cycle.begin()
         return self
-
-    @property
-    def share(self) -> float:
-        """Multiply each part's loss by this: then the gradients are those of the whole batch."""
-        job = self._job
-        return len(job.members) / job.world_size if job.elastic == "accumulate" else 1.0
-
-    def parts(self, model: Any = None) -> Iterator[int]:
-        """The parts of this step's batch that fall to this rank, by the number of their rank.
-
-        One, its own; more when ranks are missing, so that every sample is still used once. All
-        backward passes but the last are kept from exchanging gradients.
-        """
-        mine = self._job._parts()
-        for part in mine[:-1]:
-            with _unsummed(model):
-                yield part
-        yield mine[-1]
 
     def __exit__(
         self,
@@ -61,99 +59,70 @@ class Step(int):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        return self._job._end(error)
+        """Commit the step, or abandon it and repair the job.
+
+        Returns:
+            True if an exception was handled: the step was abandoned and will be yielded again.
+
+        Raises:
+            NotRepaired: The fault could not be repaired while this process is running.
+        """
+        return self._cycle.end(error)
+
+    @property
+    def share(self) -> float:
+        """The factor by which to multiply the loss of each part.
+
+        With it, the gradients are those of the complete batch, also when ranks are missing and
+        their parts are computed by others. It is 1.0 while no rank is missing, and with
+        `elastic="scale"`.
+
+        Example:
+            ```python
+            with step:
+                for part in step.parts(model):
+                    loss = loss_fn(model(batch(step, part))) * step.share
+                    loss.backward()
+                optimizer.step()
+            ```
+        """
+        return self._cycle.context.loss_share()
+
+    def parts(self, model: Any = None) -> Iterator[int]:
+        """Yield the parts of this step's batch that this rank has to compute.
+
+        A batch has one part per rank of the job's original size, named by the rank number. A rank
+        normally gets one part, its own. When ranks are missing (an elastic job that continues
+        without a lost node), their parts are divided between the remaining ranks, so that every
+        sample is still used once; `share` weights them.
+
+        Args:
+            model: The protected model. All backward passes but the last then skip the gradient
+                exchange (`no_sync` for DDP, no all-reduce between replicas for HSDP), as usual
+                for gradient accumulation. Without it, every pass exchanges gradients.
+
+        Yields:
+            The number of each part. Load the data of rank `part`, compute its loss, multiply it by
+            `share` and call `backward()` before taking the next one.
+
+        Example:
+            ```python
+            for part in step.parts(model):
+                loss = loss_fn(model(batch(step, part))) * step.share
+                loss.backward()
+            ```
+        """
+        mine = self._cycle.context.parts()
+        for part in mine[:-1]:
+            with _without_exchange(model):
+                yield part
+        yield mine[-1]
 
 
-def _unsummed(model: Any) -> AbstractContextManager[Any]:
-    """Backward passes in here keep their gradients from the other replicas."""
+def _without_exchange(model: Any) -> AbstractContextManager[Any]:
+    """Backward passes in here do not exchange gradients with other replicas."""
     if hasattr(model, "no_sync"):
         return model.no_sync()  # type: ignore[no-any-return]
     if hasattr(model, "set_requires_all_reduce"):
-        return sharded.unsummed(model)
+        return sharded.reduce_within_replica(model)
     return nullcontext()
-
-
-class Gates:
-    """The hooks in the optimizers and models of one job."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self.updated = 0
-        """How many optimizers have finished in the current step."""
-        self.finishing = False
-        """The groups are broken, but the step has everything it needs and is to be finished."""
-        self.updating = False
-        """An optimizer has been let through in this step: weights may have changed."""
-        self._passed = False
-        """All that has to be exchanged in this step has been."""
-
-    def begin(self) -> None:
-        self.updated, self.updating = 0, False
-        self._passed, self.finishing = False, False
-
-    def end(self) -> None:
-        """The step was left well; also one whose optimizer a grad scaler has skipped."""
-        if not self._passed and self._job._groups.absorbing:
-            self._pass()
-
-    def hook(self, optimizer: Any) -> None:
-        optimizer.register_step_pre_hook(self._before_update)
-        optimizer.register_step_post_hook(self._after)
-
-    def watch(self, model: Any) -> None:
-        """Not even begin a pass whose result nobody can use."""
-        model.register_forward_pre_hook(self._before, prepend=True)
-
-    def _before_update(self, optimizer: Any, args: tuple[Any, ...], told: dict[str, Any]) -> Any:
-        """`args` begin with the optimizer. A closure does all that belongs before the gate."""
-        closure = told.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None or not self._job._groups.absorbing:
-            self._gate()
-            return None
-        return args[:1], {**told, "closure": self._gated(optimizer, closure)}
-
-    def _gated(self, optimizer: Any, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure with the gate behind it. One evaluation is all that can be taken back."""
-        evaluated = False
-
-        def once() -> Any:
-            nonlocal evaluated
-            if evaluated:
-                raise SettingsError(
-                    [
-                        f"{type(optimizer).__name__} cannot be protected: it changes the weights, "
-                        "evaluates its closure again, and a fault in between could not be undone"
-                    ]
-                )
-            evaluated = True
-            loss = closure()
-            self._gate()
-            return loss
-
-        return once
-
-    def _gate(self) -> None:
-        if self._job._groups.absorbing and not self._passed:
-            self._pass()  # from here on the step may count elsewhere: no turning back
-        else:
-            self._before()
-        self.updating = True
-
-    def _pass(self) -> None:
-        """All that has to be exchanged before this step can count."""
-        self._job._share_buffers()
-        self._job._groups.land()
-        self._before()
-        guard = self._job._guard
-        if guard is not None and guard.is_due(self._job.step):
-            self._job._compare(guard)
-        self._job._vote()
-        self._passed = True
-
-    def _before(self, *_: Any) -> None:
-        groups = self._job._groups
-        if groups.absorbing and groups.trouble() and not self.finishing:
-            raise Abandon
-
-    def _after(self, *_: Any) -> None:
-        self.updated += 1

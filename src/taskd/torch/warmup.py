@@ -1,10 +1,10 @@
-"""A replacement's first moments, played through with nobody else on the stage.
+"""Warms a standby up: the first moments of a replacement, run without any peer.
 
 A forked process pays for its first connection, model, backward pass and update with page faults,
 lazy imports and set-up inside gRPC and torch: half of the processor time that it takes to the end
-of its first step. The understudy (`agent/zygote/zygote.py`) has paid before it is needed. Nothing
-of it stays: groups and threads are gone, and random numbers are seeded anew when the process gets
-its part.
+of its first step. A standby (`agent/zygote/zygote.py`) has paid before it is needed. Nothing of it
+remains: groups and threads are gone, and random numbers are seeded again when the process becomes
+a rank.
 """
 
 from __future__ import annotations
@@ -25,74 +25,76 @@ from taskd.errors import TaskdError
 from taskd.model.ids import manager, worker
 from taskd.model.messages import RequestHello
 from taskd.runtime.loop_thread import LoopThread
-from taskd.torch.groups import ddp_buckets as buckets
-from taskd.torch.groups import resilient_group as group
+from taskd.torch.context import JobContext
+from taskd.torch.groups import ddp_buckets, resilient_group
+from taskd.torch.groups.all_groups import Groups
 from taskd.torch.job import Job
 from taskd.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-JOB, WORLD = "rehearsal", 2
+JOB, WORLD_SIZE = "warmup", 2
 LOOPBACK = "127.0.0.1"
 JOIN_S = 5.0
 
 
 def run() -> None:
-    """Whatever goes wrong here would go wrong again, and be told, when it counts."""
-    line = LoopThread("taskd-rehearsal")
+    """Errors are only logged: they would occur again, and be reported, in the real start."""
+    thread = LoopThread("taskd-warmup")
     try:
-        socket.getaddrinfo(LOOPBACK, 0)  # the first name of a host loads how names are written
-        line.run(_talk()).result()
+        socket.getaddrinfo(LOOPBACK, 0)  # the first lookup loads the codec of host names
+        thread.run(_exchange_message()).result()
         _train()
     except (OSError, RuntimeError, TaskdError) as error:
-        log.info("the rehearsal was cut short: %s", error)
+        log.info("warm-up was not completed: %s", error)
     finally:
-        line.stop()
-        gc.collect()  # gRPC's threads end with the last object of it
+        thread.stop()
+        gc.collect()  # gRPC's threads end with its last object
 
 
-async def _talk() -> None:
-    """A manager and a worker of nobody's job exchange a word."""
-    here = Bus(BusConfig(me=manager(), listen=f"{LOOPBACK}:0", job=JOB))
-    await here.start()
+async def _exchange_message() -> None:
+    """A manager and a worker of no real job exchange a message."""
+    upstream = Bus(BusConfig(me=manager(), listen=f"{LOOPBACK}:0", job=JOB))
+    await upstream.start()
     try:
-        there = Bus(BusConfig(me=worker(0, 0), upstream=f"{LOOPBACK}:{here.port}", job=JOB))
-        await there.start()
+        address = f"{LOOPBACK}:{upstream.port}"
+        downstream = Bus(BusConfig(me=worker(0, 0), upstream=address, job=JOB))
+        await downstream.start()
         try:
-            if await there.join(JOIN_S):
-                await there.send(manager(), RequestHello())
+            if await downstream.join(JOIN_S):
+                await downstream.send(manager(), RequestHello())
         finally:
-            await there.close()
+            await downstream.close()
     finally:
-        await here.close()
+        await upstream.close()
 
 
 def _train() -> None:
     if torch.accelerator.current_accelerator() is not None:
-        # Autograd would count the devices, before anybody has said which of them are visible.
+        # Autograd would count the devices before it is known which of them are visible.
         return
     torch.manual_seed(0)
-    job = Job(WorkerSettings(), rank=0, world_size=WORLD)
-    groups = job._groups
-    group.register(groups, {"cpu": "gloo"})
-    patience, uncaught = timedelta(minutes=1), sys.excepthook
+    context = JobContext(WorkerSettings(), rank=0, world_size=WORLD_SIZE)
+    groups = context.groups
+    resilient_group.register(groups, {"cpu": "gloo"})
+    timeout, excepthook = timedelta(minutes=1), sys.excepthook
     dist.init_process_group(
-        group.BACKEND, store=groups.store, rank=0, world_size=WORLD, timeout=patience
+        resilient_group.BACKEND, store=groups.store, rank=0, world_size=WORLD_SIZE, timeout=timeout
     )
     try:
-        _step(job)
+        _train_steps(Job(context), groups)
     finally:
         dist.destroy_process_group()
-        sys.excepthook = uncaught  # torch's own would name this rank for good
+        sys.excepthook = excepthook  # torch's own would show this rank's number forever
 
 
-def _step(job: Job) -> None:
+def _train_steps(job: Job, groups: Groups) -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))
     optimizer = torch.optim.AdamW(model.parameters())
     # The hooks behind every update belong to the rank that this process becomes.
     update = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]
     job.protect(model=model, optimizer=optimizer)
-    buckets.settle(model, job._groups)
+    ddp_buckets.rebuild_early(model, groups)
     for step in job.steps(2):
         with step:
             optimizer.zero_grad()

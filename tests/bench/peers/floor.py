@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 
 from tests import ROOT
 from tests.bench.peers.trial import (

@@ -7,7 +7,7 @@ this module starts the five processes itself, like srun without `--kill-on-bad-e
 
 from __future__ import annotations
 
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 
 from tests import ROOT
 from tests.bench.peers.ports import free_ports

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std

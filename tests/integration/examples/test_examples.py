@@ -31,7 +31,7 @@ def test_example_ends_with_identical_weights(name: str) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "weights identical to the undisturbed run: yes" in ran.stdout
-    assert "joins a job that has begun" not in ran.stdout, "a warning that the user cannot act on"
+    assert "joins a running job" not in ran.stdout, "a warning that the user cannot act on"
     if name == "03_cut_links.py" and namespaces.possible():
         assert "eth0 cut" in ran.stdout, "namespaces are available, but no cable was cut"
 

@@ -1,4 +1,4 @@
-"""Runs a script in a small world to its end, well or not, and compares how two runs ended."""
+"""Runs a script in a small world to its end, and compares the results of two runs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def run(
     run_s: float = 150.0,
     size: int = 4,
     ranks_per_node: int = 4,
-    **told: Any,
+    **args: Any,
 ) -> World:
     folder.mkdir()
-    world = World(script, folder, size, told, ranks_per_node, run_s)
-    play(world, world.run)
+    world = World(script, folder, size, args, ranks_per_node, run_s)
+    run_scenario(world, world.run)
     return world
 
 
-def lose_and_dump(
+def lose_and_checkpoint(
     folder: Path,
     script: Script,
     *kills: tuple[int, int, int, str],
@@ -34,31 +34,31 @@ def lose_and_dump(
     ranks_per_node: int = 4,
     then: Callable[[World], None] = lambda world: None,
 ) -> World:
-    """A run that loses ranks, and whose survivors may only write down what they have."""
+    """A run that loses ranks, and whose survivors write the emergency checkpoint."""
     folder.mkdir()
-    told = {"steps": steps, "kills": kills}
-    world = World(script, folder, told=told, ranks_per_node=ranks_per_node)
+    args = {"steps": steps, "kills": kills}
+    world = World(script, folder, args=args, ranks_per_node=ranks_per_node)
 
-    async def story() -> None:
+    async def scenario() -> None:
         await world.start()
         await world.until(lambda: len(world.dead) == len(kills), "the deaths", world.run_s)
         then(world)
         await world.dump()
 
-    play(world, story)
+    run_scenario(world, scenario)
     return world
 
 
-def play(world: World, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Nobody of this world is left afterwards, however the story ends."""
+def run_scenario(world: World, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run it and end every process of this world, however the scenario ends."""
 
-    async def live() -> None:
+    async def run_and_stop() -> None:
         try:
-            await story()
+            await scenario()
         finally:
             await world.stop()
 
-    asyncio.run(live())
+    asyncio.run(run_and_stop())
 
 
 def ends(world: World) -> list[Any]:

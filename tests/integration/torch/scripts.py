@@ -1,4 +1,4 @@
-"""Training scripts for the tests, with faults that strike at a chosen moment."""
+"""Training scripts for the tests, with faults that are injected at a chosen moment."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ from taskd.torch.state.sharded import local
 WIDTH, CLASSES, BATCH = 32, 8, 16
 
 
-def happens(told: dict[str, Any], kind: str, *here: int | str) -> bool:
-    """Whether the test wants this fault in this rank, life and place: once, and it is noted."""
-    place = (told["rank"], told["life"], *here)
-    if place not in told.get(kind, ()):
+def is_due(args: dict[str, Any], kind: str, *here: int | str) -> bool:
+    """Whether the test wants this fault in this rank, incarnation and place. True only once."""
+    place = (args["rank"], args["incarnation"], *here)
+    if place not in args.get(kind, ()):
         return False
-    told[kind] = [other for other in told[kind] if other != place]
-    with (Path(told["folder"]) / "faults").open("a") as file:
+    args[kind] = [other for other in args[kind] if other != place]
+    with (Path(args["folder"]) / "faults").open("a") as file:
         file.write(f"{json.dumps([kind, *place])}\n")
     return True
 
 
-def strike(told: dict[str, Any], step: int, moment: str) -> None:
-    """Die here, or lose the links to the peers, if the test wants it. Each fault strikes once."""
-    if happens(told, "kills", int(step), moment):
+def inject_fault(args: dict[str, Any], step: int, moment: str) -> None:
+    """Die here, or lose the connections to the peers, if the test wants it. Each fault once."""
+    if is_due(args, "kills", int(step), moment):
         os.kill(os.getpid(), signal.SIGKILL)
-    if happens(told, "cuts", int(step), moment):
+    if is_due(args, "cuts", int(step), moment):
         for one in sockets.scan():
-            if not one.listening and one.peer_port not in told["ports"]:
-                sockets.cut(one)
+            if not one.listening and one.peer_port not in args["ports"]:
+                sockets.shut_down(one)
 
 
-def corrupt(told: dict[str, Any], step: int, moment: str, tensors: Iterable[torch.Tensor]) -> None:
-    """Flip one bit in the last of these tensors, if the test wants it. Each flip strikes once."""
-    if happens(told, "flips", int(step), moment):
+def flip_bit(args: dict[str, Any], step: int, moment: str, tensors: Iterable[torch.Tensor]) -> None:
+    """Flip one bit in the last of these tensors, if the test wants it. Once."""
+    if is_due(args, "flips", int(step), moment):
         *_, last = tensors
         local(last).view(-1).view(torch.int32)[1] ^= 1 << 12
 
 
-def declare(told: dict[str, Any], step: int) -> None:
-    """Say that this rank's state is wrong, once, if the test wants it."""
-    if happens(told, "declares", int(step)):
+def raise_corrupt(args: dict[str, Any], step: int) -> None:
+    """Report that this rank's state is wrong, once, if the test wants it."""
+    if is_due(args, "declares", int(step)):
         raise taskd.Corrupt("the memory controller says so")
 
 
@@ -66,20 +66,20 @@ class Hiccup(Exception):
 class SmallHiccup(Hiccup): ...
 
 
-def stumble(told: dict[str, Any], step: int, moment: str) -> None:
+def raise_hiccup(args: dict[str, Any], step: int, moment: str) -> None:
     """Raise an exception of the script's own here, once, if the test wants it."""
-    if happens(told, "raises", int(step), moment):
+    if is_due(args, "raises", int(step), moment):
         raise SmallHiccup(f"in step {int(step)}")
 
 
-def witness(told: dict[str, Any], job: taskd.Job, incident: int, step: int) -> None:
-    """Write down where the job stood when a step began, and where it stands after it."""
-    with (Path(told["folder"]) / f"commits-{told['rank']}").open("a") as file:
-        file.write(f"{told['life']} {incident} {int(step)} {job._incident} {job.step}\n")
+def record_commit(args: dict[str, Any], job: taskd.Job, incident: int, step: int) -> None:
+    """Write the incident and step at which a step began, and those after it."""
+    with (Path(args["folder"]) / f"commits-{args['rank']}").open("a") as file:
+        file.write(f"{args['incarnation']} {incident} {int(step)} {job.incident} {job.step}\n")
 
 
-class Tally:
-    """The steps that have gone into the state, in their order. It travels with the state."""
+class StepLog:
+    """The steps that are part of the state, in order. It is transferred with the state."""
 
     def __init__(self) -> None:
         self.done: list[int] = []
@@ -106,12 +106,12 @@ def seed(number: int) -> None:
 
 
 def noise() -> float:
-    """What a script draws from Python and NumPy goes into its weights."""
+    """Random numbers of Python and NumPy that influence the weights."""
     return random.random() * 0.1 + float(np.random.rand()) * 0.1
 
 
 def generators() -> dict[str, Any]:
-    """Where the random numbers of torch, Python and NumPy stand."""
+    """The state of the generators of torch, Python and NumPy."""
     numpy = np.random.get_state(legacy=False)["state"]
     return {
         "torch": torch.get_rng_state(),
@@ -128,50 +128,52 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
     }
 
 
-def ddp(told: dict[str, Any]) -> None:
+def ddp(args: dict[str, Any]) -> None:
     """DDP with dropout over gloo."""
-    seed(1234 + told["rank"])
-    job = taskd.init(told.get("backend"))
+    seed(1234 + args["rank"])
+    job = taskd.init(args.get("backend"))
     net = nn.Sequential(
         nn.Linear(WIDTH, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.Linear(64, CLASSES)
     )
     model = DDP(net, bucket_cap_mb=0.01)  # many buckets, so that their layout matters
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    tally = Tally()
-    job.protect(model=model, optimizer=optimizer, tally=tally, **told.get("protect", {}))
-    optimizer.register_step_pre_hook(lambda *_: strike(told, job.step, "in the optimizer"))
-    optimizer.register_step_post_hook(lambda *_: strike(told, job.step, "after the optimizer"))
-    log = Path(told["folder"]) / f"log-{told['rank']}"
-    strike(told, 1, "joining")
-    for step in job.steps(told["steps"]):
-        incident = job._incident
-        strike(told, step, "between steps")
-        corrupt(told, step, "a weight", net.parameters())
-        corrupt(told, step, "momentum", (one["exp_avg"] for one in optimizer.state.values()))
+    step_log = StepLog()
+    job.protect(model=model, optimizer=optimizer, step_log=step_log, **args.get("protect", {}))
+    optimizer.register_step_pre_hook(lambda *_: inject_fault(args, job.step, "in the optimizer"))
+    optimizer.register_step_post_hook(
+        lambda *_: inject_fault(args, job.step, "after the optimizer")
+    )
+    log = Path(args["folder"]) / f"log-{args['rank']}"
+    inject_fault(args, 1, "joining")
+    for step in job.steps(args["steps"]):
+        incident = job.incident
+        inject_fault(args, step, "between steps")
+        flip_bit(args, step, "a weight", net.parameters())
+        flip_bit(args, step, "momentum", (one["exp_avg"] for one in optimizer.state.values()))
         with step:
-            tally.done.append(int(step))
+            step_log.done.append(int(step))
             optimizer.zero_grad()
-            data, target = batch(told["rank"], step)
-            strike(told, step, "in forward")
-            declare(told, step)
+            data, target = batch(args["rank"], step)
+            inject_fault(args, step, "in forward")
+            raise_corrupt(args, step)
             output = model(data + noise())
-            stumble(told, step, "in forward")
-            output.register_hook(lambda g, s=step: strike(told, s, "in backward"))
+            raise_hiccup(args, step, "in forward")
+            output.register_hook(lambda g, s=step: inject_fault(args, s, "in backward"))
             torch.autograd.backward(nn.functional.cross_entropy(output, target))
-            strike(told, step, "after backward")
-            stumble(told, step, "after backward")
+            inject_fault(args, step, "after backward")
+            raise_hiccup(args, step, "after backward")
             optimizer.step()
-            corrupt(told, step, "a weight, updated", net.parameters())
-        witness(told, job, incident, step)
+            flip_bit(args, step, "a weight, updated", net.parameters())
+        record_commit(args, job, incident, step)
         if job.step > step:
             with log.open("a") as file:
                 file.write(f"{job.step}\n")
-    end = {**digest(net, optimizer), "done": tally.done}
-    torch.save(end, Path(told["folder"]) / f"end-{told['rank']}.pt")
+    end = {**digest(net, optimizer), "done": step_log.done}
+    torch.save(end, Path(args["folder"]) / f"end-{args['rank']}.pt")
 
 
-def setup(told: dict[str, Any]) -> None:
-    """What scripts agree on before they train: a seed, a flag, a plan, a place to write to."""
+def setup(args: dict[str, Any]) -> None:
+    """A set-up with collectives: ranks agree on a seed, a flag, a plan and a folder."""
     job = taskd.init()
     seed = torch.tensor([random.SystemRandom().randrange(1 << 40) if job.rank == 0 else 0])
     dist.broadcast(seed, src=0)
@@ -194,44 +196,44 @@ def setup(told: dict[str, Any]) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     job.protect(model=model, optimizer=optimizer)
     drawn = torch.zeros(())
-    for step in job.steps(told["steps"]):
+    for step in job.steps(args["steps"]):
         with step:
             optimizer.zero_grad()
             drawn = torch.rand(BATCH, WIDTH)
-            strike(told, step, "in forward")
+            inject_fault(args, step, "in forward")
             torch.autograd.backward(model(drawn).square().mean())
             optimizer.step()
     end = {**digest(net, optimizer), "agreed": agreed, "drawn": drawn}
-    torch.save(end, Path(told["folder"]) / f"end-{told['rank']}.pt")
+    torch.save(end, Path(args["folder"]) / f"end-{args['rank']}.pt")
 
 
-def closure(told: dict[str, Any]) -> None:
-    """All of the step happens inside the optimizer, as under some frameworks."""
+def closure(args: dict[str, Any]) -> None:
+    """All of the step is_due inside the optimizer, as under some frameworks."""
     seed(1234)
     job = taskd.init()
     net = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, CLASSES))
     model = DDP(net, bucket_cap_mb=0.01)
-    optimizer = told["optimizer"](model.parameters(), lr=1e-2)
+    optimizer = args["optimizer"](model.parameters(), lr=1e-2)
     job.protect(model=model, optimizer=optimizer)
-    for step in job.steps(told["steps"]):
+    for step in job.steps(args["steps"]):
 
         def whole(step: taskd.Step = step) -> torch.Tensor:
             optimizer.zero_grad()
-            data, target = batch(told["rank"], step)
+            data, target = batch(args["rank"], step)
             output = model(data)
-            output.register_hook(lambda g: strike(told, step, "in backward"))
+            output.register_hook(lambda g: inject_fault(args, step, "in backward"))
             loss = nn.functional.cross_entropy(output, target)
             torch.autograd.backward(loss)
-            strike(told, step, "after backward")
+            inject_fault(args, step, "after backward")
             return loss
 
         with step:
             optimizer.step(whole)
-    torch.save(digest(net, optimizer), Path(told["folder"]) / f"end-{told['rank']}.pt")
+    torch.save(digest(net, optimizer), Path(args["folder"]) / f"end-{args['rank']}.pt")
 
 
 class Position:
-    """Where a data loader would be: changed by reading, restored with the rest."""
+    """The position of a data loader: reading changes it, and it is restored with the rest."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -247,9 +249,9 @@ class Position:
         self.at = state["at"]
 
 
-def everything(told: dict[str, Any]) -> None:
+def everything(args: dict[str, Any]) -> None:
     """BatchNorm, dropout, accumulation, autocast, grad scaler, scheduler, and a data position."""
-    seed(99 + told["rank"])
+    seed(99 + args["rank"])
     job = taskd.init()
     net = nn.Sequential(
         nn.Linear(WIDTH, 64),
@@ -260,30 +262,32 @@ def everything(told: dict[str, Any]) -> None:
     )
     model = DDP(net, bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=told["steps"])
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args["steps"])
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
     data = Position()
     job.protect(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, data=data)
-    optimizer.register_step_pre_hook(lambda *_: strike(told, job.step, "in the optimizer"))
-    optimizer.register_step_post_hook(lambda *_: strike(told, job.step, "after the optimizer"))
-    for step in job.steps(told["steps"]):
-        strike(told, step, "between steps")
+    optimizer.register_step_pre_hook(lambda *_: inject_fault(args, job.step, "in the optimizer"))
+    optimizer.register_step_post_hook(
+        lambda *_: inject_fault(args, job.step, "after the optimizer")
+    )
+    for step in job.steps(args["steps"]):
+        inject_fault(args, step, "between steps")
         with step:
             for part in range(3):
-                inputs, target = data.next(told["rank"])
+                inputs, target = data.next(args["rank"])
                 inputs = inputs + noise()
                 synced = contextlib.nullcontext() if part == 2 else model.no_sync()
                 with synced, torch.autocast("cpu", dtype=torch.bfloat16):
-                    strike(told, step, "in forward")
+                    inject_fault(args, step, "in forward")
                     output = model(inputs)
                     loss = nn.functional.cross_entropy(output.float(), target) / 3
                 if part == 2:
-                    output.register_hook(lambda g, s=step: strike(told, s, "in backward"))
+                    output.register_hook(lambda g, s=step: inject_fault(args, s, "in backward"))
                 with contextlib.nullcontext() if part == 2 else model.no_sync():
                     torch.autograd.backward(scaler.scale(loss))
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            strike(told, step, "after backward")
+            inject_fault(args, step, "after backward")
             scaler.step(optimizer)
             scaler.update()
             scheduler.step()
@@ -295,20 +299,20 @@ def everything(told: dict[str, Any]) -> None:
         data.at,
         optimizer.param_groups[0]["lr"],
     ]
-    torch.save(end, Path(told["folder"]) / f"end-{told['rank']}.pt")
+    torch.save(end, Path(args["folder"]) / f"end-{args['rank']}.pt")
 
 
-def hsdp(told: dict[str, Any]) -> None:
+def hsdp(args: dict[str, Any]) -> None:
     """FSDP2 on a mesh of two replicas of two shards each."""
-    _fully_sharded(told, (2, 2), ("replicate", "shard"))
+    _fully_sharded(args, (2, 2), ("replicate", "shard"))
 
 
-def fsdp(told: dict[str, Any]) -> None:
-    """FSDP2 over all ranks: no shard exists twice."""
-    _fully_sharded(told, (4,), ("shard",))
+def fsdp(args: dict[str, Any]) -> None:
+    """FSDP2 over all ranks: every shard exists once."""
+    _fully_sharded(args, (4,), ("shard",))
 
 
-def _fully_sharded(told: dict[str, Any], shape: tuple[int, ...], names: tuple[str, ...]) -> None:
+def _fully_sharded(args: dict[str, Any], shape: tuple[int, ...], names: tuple[str, ...]) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -323,29 +327,31 @@ def _fully_sharded(told: dict[str, Any], shape: tuple[int, ...], names: tuple[st
     fully_shard(net[1], mesh=mesh)
     fully_shard(net, mesh=mesh)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    tally = Tally()
-    job.protect(model=net, optimizer=optimizer, tally=tally, **told.get("protect", {}))
-    optimizer.register_step_pre_hook(lambda *_: strike(told, job.step, "in the optimizer"))
-    optimizer.register_step_post_hook(lambda *_: strike(told, job.step, "after the optimizer"))
-    for step in job.steps(told["steps"]):
-        incident = job._incident
-        strike(told, step, "between steps")
-        corrupt(told, step, "a weight", net.parameters())
+    step_log = StepLog()
+    job.protect(model=net, optimizer=optimizer, step_log=step_log, **args.get("protect", {}))
+    optimizer.register_step_pre_hook(lambda *_: inject_fault(args, job.step, "in the optimizer"))
+    optimizer.register_step_post_hook(
+        lambda *_: inject_fault(args, job.step, "after the optimizer")
+    )
+    for step in job.steps(args["steps"]):
+        incident = job.incident
+        inject_fault(args, step, "between steps")
+        flip_bit(args, step, "a weight", net.parameters())
         with step:
-            tally.done.append(int(step))
+            step_log.done.append(int(step))
             optimizer.zero_grad()
-            data, target = batch(told["rank"], step)
-            strike(told, step, "in forward")
-            declare(told, step)
+            data, target = batch(args["rank"], step)
+            inject_fault(args, step, "in forward")
+            raise_corrupt(args, step)
             output = net(data + noise())
-            stumble(told, step, "in forward")
-            output.register_hook(lambda g, s=step: strike(told, s, "in backward"))
+            raise_hiccup(args, step, "in forward")
+            output.register_hook(lambda g, s=step: inject_fault(args, s, "in backward"))
             torch.autograd.backward(nn.functional.cross_entropy(output, target))
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            strike(told, step, "after backward")
-            stumble(told, step, "after backward")
+            inject_fault(args, step, "after backward")
+            raise_hiccup(args, step, "after backward")
             optimizer.step()
-        witness(told, job, incident, step)
+        record_commit(args, job, incident, step)
     end = {
         "model": {name: local(value).clone() for name, value in net.state_dict().items()},
         "optimizer": [
@@ -353,27 +359,27 @@ def _fully_sharded(told: dict[str, Any], shape: tuple[int, ...], names: tuple[st
             for p in net.parameters()
         ],
         "random": generators(),
-        "done": tally.done,
+        "done": step_log.done,
     }
-    torch.save(end, Path(told["folder"]) / f"end-{told['rank']}.pt")
+    torch.save(end, Path(args["folder"]) / f"end-{args['rank']}.pt")
 
 
-def elastic(told: dict[str, Any]) -> None:
-    """DDP that shares out the parts of missing ranks; records which samples it used."""
+def elastic(args: dict[str, Any]) -> None:
+    """DDP that divides the parts of missing ranks; records which samples it used."""
     torch.manual_seed(5)
     job = taskd.init()
     net = nn.Sequential(nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, CLASSES))
     model = DDP(net, bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     job.protect(model=model, optimizer=optimizer)
-    log = Path(told["folder"]) / f"used-{told['rank']}"
-    for step in job.steps(told["steps"]):
+    log = Path(args["folder"]) / f"used-{args['rank']}"
+    for step in job.steps(args["steps"]):
         used = []
         with step:
             optimizer.zero_grad()
             for part in step.parts(model):
                 data, target = batch(part, step)
-                strike(told, step, "in forward")
+                inject_fault(args, step, "in forward")
                 loss = nn.functional.cross_entropy(model(data), target) * step.share
                 torch.autograd.backward(loss)
                 used.append(part)
@@ -381,5 +387,5 @@ def elastic(told: dict[str, Any]) -> None:
         if job.step > step:
             with log.open("a") as file:
                 file.writelines(f"{int(step)} {part}\n" for part in used)
-        threading.Event().wait(told.get("pace_s", 0.0))
-    torch.save(digest(net, optimizer), Path(told["folder"]) / f"end-{told['rank']}.pt")
+        threading.Event().wait(args.get("pace_s", 0.0))
+    torch.save(digest(net, optimizer), Path(args["folder"]) / f"end-{args['rank']}.pt")

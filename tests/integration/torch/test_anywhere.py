@@ -1,7 +1,6 @@
-"""One script, three ways to start it: by itself, by torchrun, by `taskd run`. It is never changed.
+"""One unchanged script under three launchers: plain Python, torchrun and `taskd run`.
 
-Random numbers belong to the step, not to the launcher: who trains on the same ranks gets the same
-weights.
+Random numbers depend on the step, not on the launcher: the same ranks give the same weights.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from tests.integration.run.run_job import run as taskd_run
 
 SCRIPT = str(ROOT / "examples/train_ddp.py")
 STEPS = 8
-ALONE = (sys.executable,)
+PYTHON = (sys.executable,)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 @pytest.mark.parametrize(
     ("command", "ranks"),
-    [pytest.param(ALONE, 1, id="python"), pytest.param(TORCHRUN, 2, id="torchrun")],
+    [pytest.param(PYTHON, 1, id="python"), pytest.param(TORCHRUN, 2, id="torchrun")],
 )
-def test_the_launcher_makes_no_difference(
+def test_weights_do_not_depend_on_the_launcher(
     command: tuple[str, ...], ranks: int, tmp_path: Path
 ) -> None:
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""Buffers are exchanged by us instead of DDP; they must be what DDP would have made of them."""
+"""TaskD exchanges buffers instead of DDP; the result must be the same as with DDP."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
-from taskd.torch.groups import ddp_buffers as buffers
+from taskd.torch.groups import ddp_buffers
 from tests.integration.torch.runs import run, same
-from tests.integration.torch.scripts import BATCH, WIDTH, batch, strike
-from tests.integration.torch.world import join_natively
+from tests.integration.torch.scripts import BATCH, WIDTH, batch, inject_fault
+from tests.integration.torch.world import join_plain_group
 
 STEPS, SIZE = 6, 2
 
 
 class Smoothed(nn.Module):
-    """Keeps means of what it has seen: of several types, changed in place, and put in anew."""
+    """Keeps running means in buffers of several types, changed in place or replaced."""
 
     in_place: torch.Tensor
-    anew: torch.Tensor
-    turned: torch.Tensor
+    replaced: torch.Tensor
+    transposed: torch.Tensor
     seen: torch.Tensor
     any: torch.Tensor
     own: torch.Tensor
@@ -34,8 +34,8 @@ class Smoothed(nn.Module):
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
         self.register_buffer("in_place", torch.zeros(WIDTH))
-        self.register_buffer("anew", torch.zeros(WIDTH, dtype=torch.float64))
-        self.register_buffer("turned", torch.zeros(3, WIDTH).t())
+        self.register_buffer("replaced", torch.zeros(WIDTH, dtype=torch.float64))
+        self.register_buffer("transposed", torch.zeros(3, WIDTH).t())
         self.register_buffer("seen", torch.tensor(0))
         self.register_buffer("any", torch.tensor([False, True, False]))
         self.register_buffer("none", torch.zeros(0))
@@ -44,12 +44,12 @@ class Smoothed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             self.in_place.mul_(0.9).add_(x.mean(0), alpha=0.1)
-            self.anew = 0.9 * self.anew + 0.1 * x.mean(0).double()
-            self.turned.add_(x.mean())
+            self.replaced = 0.9 * self.replaced + 0.1 * x.mean(0).double()
+            self.transposed.add_(x.mean())
             self.seen += BATCH
             self.any = self.any.roll(1)
             self.own += x.sum()
-        scale = (self.in_place + self.anew.float() + self.turned[:, 0]).sigmoid()
+        scale = (self.in_place + self.replaced.float() + self.transposed[:, 0]).sigmoid()
         y: torch.Tensor = self.linear(x)
         return y * scale * (1 + 1e-3 * self.seen)
 
@@ -72,32 +72,32 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
     optimizer.zero_grad()
 
 
-def native(told: dict[str, Any]) -> None:
-    join_natively()
+def plain_ddp(args: dict[str, Any]) -> None:
+    join_plain_group()
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
         _step(model, optimizer, step)
     if dist.get_rank() == 0:
-        _tell(told, model)
+        _save(args, model)
     dist.barrier()
 
 
-def protected(told: dict[str, Any]) -> None:
-    buffers.SMALL = told["small"]
+def protected(args: dict[str, Any]) -> None:
+    ddp_buffers.MAX_MESSAGE_BYTES = args["max_bytes"]
     job = taskd.init()
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job.protect(model=model, optimizer=optimizer)
     for step in job.steps(STEPS):
         with step:
-            strike(told, step, "in forward")
+            inject_fault(args, step, "in forward")
             _step(model, optimizer, int(step))
-    _tell(told, model)
+    _save(args, model)
 
 
-def _tell(told: dict[str, Any], model: Any) -> None:
-    torch.save(model.module.state_dict(), Path(told["folder"]) / f"end-{told['rank']}")
+def _save(args: dict[str, Any], model: Any) -> None:
+    torch.save(model.module.state_dict(), Path(args["folder"]) / f"end-{args['rank']}")
 
 
 def _ends(folder: Path) -> list[dict[str, torch.Tensor]]:
@@ -107,18 +107,20 @@ def _ends(folder: Path) -> list[dict[str, torch.Tensor]]:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     folder = tmp_path_factory.mktemp("native") / "run"
-    run(folder, native, size=SIZE)
+    run(folder, plain_ddp, size=SIZE)
     return _ends(folder)[0]
 
 
-@pytest.mark.parametrize("small", [buffers.SMALL, 0], ids=["as one message", "by DDP's own"])
+@pytest.mark.parametrize(
+    "max_bytes", [ddp_buffers.MAX_MESSAGE_BYTES, 0], ids=["as one message", "by DDP"]
+)
 @pytest.mark.parametrize("kills", [[], [(0, 0, 3, "in forward")]], ids=["calm", "rank 0 is lost"])
-def test_they_are_what_ddp_would_have_made_of_them(
-    kills: list[Any], small: int, plain: dict[str, torch.Tensor], tmp_path: Path
+def test_buffers_are_the_same_as_with_plain_ddp(
+    kills: list[Any], max_bytes: int, plain: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    run(tmp_path / "run", protected, size=SIZE, kills=kills, small=small)
+    run(tmp_path / "run", protected, size=SIZE, kills=kills, max_bytes=max_bytes)
     first, second = _ends(tmp_path / "run")
-    own = {"own": torch.zeros(1)}  # it belongs to its rank alone, and is lost with it
+    own = {"own": torch.zeros(1)}  # it belongs to one rank only and is lost with it
     assert same(plain | own, first | own)
     assert same(first | own, second | own)
     assert kills or not same(first, second)

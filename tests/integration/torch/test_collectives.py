@@ -1,7 +1,7 @@
-"""Every collective of torch goes through the resilient group, and survives a peer that dies in it.
+"""Every collective of torch works in a resilient group, and survives a peer that dies in it.
 
 The same script runs three times: over plain gloo, over our groups, and over our groups with a rank
-that dies as each kind of collective begins. What the ranks got must be the same in every bit.
+that dies as each kind of collective begins. The results must be identical in every bit.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
 from tests.integration.torch.runs import run, same
-from tests.integration.torch.scripts import strike
-from tests.integration.torch.world import World, join_natively
+from tests.integration.torch.scripts import inject_fault
+from tests.integration.torch.world import World, join_plain_group
 
 RANKS, WIDTH = 4, 8
 
 
-class Place:
-    """Where a rank stands: its number, the groups it has made, and what it brings to a step."""
+class Member:
+    """One rank: its number, its groups, and its input to a step."""
 
     def __init__(self, rank: int, *, native: bool = False) -> None:
         self.rank, self.step = rank, 0
         self.left, self.right = (rank - 1) % RANKS, (rank + 1) % RANKS
         halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         self.half = halves[rank // 2]
-        # Natively gloo's own way to split a group is not safe; who is in it is what counts.
-        # torch names it by the groups that this process is in, which are not the same everywhere.
+        # gloo's own way to split a group is not safe, so the native run uses another group of the
+        # same ranks. torch names a split by the groups of this process, which differ by rank.
         dist.new_group([0])
         world: Any = dist.group.WORLD
         mine, name = [0, 1] if rank < 2 else [2, 3], f"the {len(_world.pg_names)}th"
@@ -47,7 +47,7 @@ class Place:
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
 
     def mine(self, width: int = WIDTH) -> torch.Tensor:
-        """Other numbers on each rank and in each step."""
+        """Different numbers on each rank and in each step."""
         dice = torch.Generator().manual_seed(self.step * RANKS + self.rank)
         return torch.randn(width, generator=dice)
 
@@ -62,7 +62,7 @@ class Place:
         return self.rank == 0
 
 
-Collective = Callable[[Place], Any]
+Collective = Callable[[Member], Any]
 COLLECTIVES: dict[str, Collective] = {}
 
 
@@ -72,7 +72,7 @@ def collective(run_it: Collective) -> Collective:
 
 
 @collective
-def all_reduce(at: Place) -> Any:
+def all_reduce(at: Member) -> Any:
     summed, largest = at.mine(), at.mine()
     dist.all_reduce(summed)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
@@ -80,7 +80,7 @@ def all_reduce(at: Place) -> Any:
 
 
 @collective
-def all_reduce_aside(at: Place) -> Any:
+def all_reduce_async(at: Member) -> Any:
     mine = at.mine()
     work = dist.all_reduce(mine, async_op=True)
     assert work is not None
@@ -89,84 +89,84 @@ def all_reduce_aside(at: Place) -> Any:
 
 
 @collective
-def reduce(at: Place) -> Any:
+def reduce(at: Member) -> Any:
     mine = at.mine()
     dist.reduce(mine, dst=2)
-    return mine if at.rank == 2 else None  # the others' is not defined
+    return mine if at.rank == 2 else None  # undefined on the other ranks
 
 
 @collective
-def broadcast(at: Place) -> Any:
+def broadcast(at: Member) -> Any:
     mine = at.mine()
     dist.broadcast(mine, src=1)
     return mine
 
 
 @collective
-def all_gather(at: Place) -> Any:
+def all_gather(at: Member) -> Any:
     room = at.room()
     dist.all_gather(room, at.mine())
     return room
 
 
 @collective
-def all_gather_into_tensor(at: Place) -> Any:
+def all_gather_into_tensor(at: Member) -> Any:
     room = torch.zeros(RANKS * WIDTH)
     dist.all_gather_into_tensor(room, at.mine())
     return room
 
 
 @collective
-def reduce_scatter(at: Place) -> Any:
+def reduce_scatter(at: Member) -> Any:
     room = torch.zeros(WIDTH // RANKS)
     dist.reduce_scatter(room, at.parts())
     return room
 
 
 @collective
-def reduce_scatter_tensor(at: Place) -> Any:
+def reduce_scatter_tensor(at: Member) -> Any:
     room = torch.zeros(WIDTH // RANKS)
     dist.reduce_scatter_tensor(room, at.mine())
     return room
 
 
 @collective
-def all_to_all(at: Place) -> Any:
+def all_to_all(at: Member) -> Any:
     room = at.room(width=WIDTH // RANKS)
     dist.all_to_all(room, at.parts())
     return room
 
 
 @collective
-def all_to_all_single(at: Place) -> Any:
-    """Of unequal parts: rank r gets r + 1 numbers from each."""
+def all_to_all_single(at: Member) -> Any:
+    """With unequal parts: rank r gets r + 1 numbers from each."""
     room = torch.zeros(RANKS * (at.rank + 1))
     dist.all_to_all_single(room, at.mine(10), [at.rank + 1] * RANKS, [1, 2, 3, 4])
     return room
 
 
 @collective
-def gather(at: Place) -> Any:
+def gather(at: Member) -> Any:
     room = at.room() if at.is_first else None
     dist.gather(at.mine(), room)
     return room
 
 
 @collective
-def scatter(at: Place) -> Any:
+def scatter(at: Member) -> Any:
     room = torch.zeros(WIDTH // RANKS)
     dist.scatter(room, at.parts() if at.is_first else None)
     return room
 
 
 @collective
-def barrier(at: Place) -> Any:
+def barrier(at: Member) -> Any:
     dist.barrier()
 
 
 @collective
-def send_and_recv(at: Place) -> Any:
-    """Round the ring; the last one does not know who sends."""
+def send_and_recv(at: Member) -> Any:
+    """Around the ring; the last rank receives from any source."""
     token = at.mine()
     if not at.is_first:
         source = None if at.rank == RANKS - 1 else at.left
@@ -178,7 +178,7 @@ def send_and_recv(at: Place) -> Any:
 
 
 @collective
-def isend_and_irecv(at: Place) -> Any:
+def isend_and_irecv(at: Member) -> Any:
     room = torch.zeros(WIDTH)
     works = [dist.isend(at.mine(), at.right, tag=3), dist.irecv(room, at.left, tag=3)]
     for work in works:
@@ -188,7 +188,7 @@ def isend_and_irecv(at: Place) -> Any:
 
 
 @collective
-def batch_isend_irecv(at: Place) -> Any:
+def batch_isend_irecv(at: Member) -> Any:
     room = torch.zeros(WIDTH)
     pair = [dist.P2POp(dist.isend, at.mine(), at.right), dist.P2POp(dist.irecv, room, at.left)]
     for work in dist.batch_isend_irecv(pair):
@@ -197,34 +197,34 @@ def batch_isend_irecv(at: Place) -> Any:
 
 
 @collective
-def objects(at: Place) -> Any:
-    everybody: list[Any] = [None] * RANKS
-    dist.all_gather_object(everybody, {"rank": at.rank, "step": at.step})
-    plan = [f"as rank 3 says in step {at.step}" if at.rank == 3 else None]
+def objects(at: Member) -> Any:
+    of_all: list[Any] = [None] * RANKS
+    dist.all_gather_object(of_all, {"rank": at.rank, "step": at.step})
+    plan = [f"from rank 3 in step {at.step}" if at.rank == 3 else None]
     dist.broadcast_object_list(plan, src=3)
     share: list[Any] = [None]
     dist.scatter_object_list(share, [f"for {rank}" for rank in range(RANKS)] if at.is_first else [])
     pile: list[Any] | None = [None] * RANKS if at.is_first else None
     dist.gather_object(at.rank * 10, pile)
-    return [everybody, plan, share, pile]
+    return [of_all, plan, share, pile]
 
 
 @collective
-def all_reduce_coalesced(at: Place) -> Any:
+def all_reduce_coalesced(at: Member) -> Any:
     tensors = [at.mine(), at.mine(3)]
     dist.all_reduce_coalesced(tensors)
     return tensors
 
 
 @collective
-def all_gather_coalesced(at: Place) -> Any:
+def all_gather_coalesced(at: Member) -> Any:
     room = [[torch.zeros(WIDTH), torch.zeros(3)] for _ in range(RANKS)]
     dist.all_gather_coalesced(room, [at.mine(), at.mine(3)])
     return room
 
 
 @collective
-def coalescing_manager(at: Place) -> Any:
+def coalescing_manager(at: Member) -> Any:
     sums = [at.mine(), at.mine(3)]
     with _coalescing_manager():
         for one in sums:
@@ -241,7 +241,7 @@ def coalescing_manager(at: Place) -> Any:
 
 
 @collective
-def functional_collectives(at: Place) -> Any:
+def functional_collectives(at: Member) -> Any:
     world: Any = dist.group.WORLD
     mine = at.mine()
     return [
@@ -260,7 +260,7 @@ def functional_collectives(at: Place) -> Any:
 
 
 @collective
-def in_a_group_of_some(at: Place) -> Any:
+def in_a_subgroup(at: Member) -> Any:
     mine, room = at.mine(), at.room(2)
     dist.all_reduce(mine, group=at.half)
     dist.all_gather(room, mine, group=at.half)
@@ -269,7 +269,7 @@ def in_a_group_of_some(at: Place) -> Any:
 
 
 @collective
-def in_a_group_that_was_split_off(at: Place) -> Any:
+def in_a_split_group(at: Member) -> Any:
     mine, room = at.mine(), at.room(2)
     at.split.allreduce([mine]).wait()
     at.split.allgather([room], [mine]).wait()
@@ -277,7 +277,7 @@ def in_a_group_that_was_split_off(at: Place) -> Any:
 
 
 @collective
-def on_a_mesh(at: Place) -> Any:
+def on_a_mesh(at: Member) -> Any:
     mine = at.mine()
     dist.all_reduce(mine, group=at.mesh.get_group("row"))
     dist.all_reduce(mine, group=at.mesh.get_group("column"))
@@ -293,71 +293,71 @@ def _arrived(pending: torch.Tensor) -> torch.Tensor:
 # The script
 
 
-def every_collective(told: dict[str, Any]) -> None:
-    """In each step, all of them; then an update. Natively without recovery, if the test says so."""
-    warnings.simplefilter("ignore", FutureWarning)  # torch renames some of them
-    rank = told["rank"]
-    if told.get("native"):
-        store = join_natively()
-        at = Place(rank, native=True)
-        for at.step in range(told["steps"]):
-            _write(told, at.step, {name: do(at) for name, do in COLLECTIVES.items()})
-        # Who leaves closes its connections, and a peer might still be in the last collective.
+def every_collective(args: dict[str, Any]) -> None:
+    """All collectives in each step, then an update. With `native`: over plain gloo."""
+    warnings.simplefilter("ignore", FutureWarning)  # torch has renamed some of them
+    rank = args["rank"]
+    if args.get("native"):
+        store = join_plain_group()
+        at = Member(rank, native=True)
+        for at.step in range(args["steps"]):
+            _write(args, at.step, {name: do(at) for name, do in COLLECTIVES.items()})
+        # A rank that ends closes its connections, and a peer might still be in the last collective.
         store.set(f"done/{rank}", "")
         store.wait([f"done/{other}" for other in range(RANKS)])
         return
     job = taskd.init()
-    at = Place(rank)
+    at = Member(rank)
     net = nn.Linear(WIDTH, 1)
     model = DDP(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job.protect(model=model, optimizer=optimizer)
-    for step in job.steps(told["steps"]):
+    for step in job.steps(args["steps"]):
         at.step, got = int(step), dict[str, Any]()
         with step:
             for name, do in COLLECTIVES.items():
-                strike(told, step, name)
+                inject_fault(args, step, name)
                 got[name] = do(at)
             optimizer.zero_grad()
             torch.autograd.backward(model(at.mine()).square().mean())
             optimizer.step()
         if job.step > step:
-            _write(told, at.step, got)
+            _write(args, at.step, got)
 
 
-def all_reduce_between_steps(told: dict[str, Any]) -> None:
-    """Between two steps one of two ranks dies, and the other waits for it: what does it see?"""
-    if told.get("native"):
-        join_natively()
-        _lose_a_peer(told)
+def all_reduce_between_steps(args: dict[str, Any]) -> None:
+    """Between two steps one of two ranks dies while the other waits for it in a collective."""
+    if args.get("native"):
+        join_plain_group()
+        _lose_a_peer(args)
         return
     job = taskd.init()
     model = DDP(nn.Linear(WIDTH, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job.protect(model=model, optimizer=optimizer)
-    lost = told["life"] > 0
-    for step in job.steps(told["steps"]):
+    lost = args["incarnation"] > 0
+    for step in job.steps(args["steps"]):
         if step == 1 and not lost:
             lost = True
-            _lose_a_peer(told)
+            _lose_a_peer(args)
         with step:
             torch.autograd.backward(model(torch.ones(WIDTH)).square().mean())
             optimizer.step()
 
 
-def _lose_a_peer(told: dict[str, Any]) -> None:
-    strike(told, 1, "between steps")
+def _lose_a_peer(args: dict[str, Any]) -> None:
+    inject_fault(args, 1, "between steps")
     try:
         dist.all_reduce(torch.ones(WIDTH))
     except RuntimeError as error:
         kind = f"{type(error).__module__}.{type(error).__qualname__}"
-        (Path(told["folder"]) / "raised").write_text(kind)
+        (Path(args["folder"]) / "raised").write_text(kind)
 
 
-def a_wrong_collective(told: dict[str, Any]) -> None:
-    """A list of the wrong sizes, inside a step."""
-    if told.get("native"):
-        join_natively()
+def a_wrong_collective(args: dict[str, Any]) -> None:
+    """A list of wrong sizes, inside a step."""
+    if args.get("native"):
+        join_plain_group()
         step: Any = nullcontext()
     else:
         job = taskd.init()
@@ -368,11 +368,11 @@ def a_wrong_collective(told: dict[str, Any]) -> None:
         with step:
             dist.all_gather([torch.zeros(WIDTH), torch.zeros(5)], torch.ones(WIDTH))
     except RuntimeError as error:
-        (Path(told["folder"]) / f"raised-{told['rank']}").write_text(str(error))
+        (Path(args["folder"]) / f"raised-{args['rank']}").write_text(str(error))
 
 
-def _write(told: dict[str, Any], step: int, got: dict[str, Any]) -> None:
-    torch.save(got, Path(told["folder"]) / f"got-{step}-{told['rank']}.pt")
+def _write(args: dict[str, Any], step: int, got: dict[str, Any]) -> None:
+    torch.save(got, Path(args["folder"]) / f"got-{step}-{args['rank']}.pt")
 
 
 def got(folder: Path, step: int, rank: int) -> dict[str, Any]:
@@ -387,13 +387,13 @@ STEPS = len(COLLECTIVES)
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What plain gloo gives."""
+    """The results of plain gloo."""
     folder = tmp_path_factory.mktemp("native") / "run"
     run(folder, every_collective, steps=STEPS, native=True)
     return folder
 
 
-def assert_got_the_same(native: Path, folder: Path, steps: int) -> None:
+def assert_same_results(native: Path, folder: Path, steps: int) -> None:
     for step in range(steps):
         for rank in range(RANKS):
             wanted, found = got(native, step, rank), got(folder, step, rank)
@@ -401,47 +401,49 @@ def assert_got_the_same(native: Path, folder: Path, steps: int) -> None:
                 assert same(wanted[name], found[name]), f"{name} of rank {rank} in step {step}"
 
 
-def test_undisturbed_they_give_what_gloo_gives(native: Path, tmp_path: Path) -> None:
+def test_results_are_the_same_as_with_gloo(native: Path, tmp_path: Path) -> None:
     world = run(tmp_path / "run", every_collective, steps=2)
     assert world.incident == 0
-    assert_got_the_same(native, world.folder, 2)
+    assert_same_results(native, world.folder, 2)
 
 
-def test_a_rank_dies_in_each_of_them_and_the_results_stay(native: Path, tmp_path: Path) -> None:
-    """In step n a rank dies as the n-th kind begins; each rank in its turn."""
+def test_results_are_the_same_when_a_rank_dies_in_each_collective(
+    native: Path, tmp_path: Path
+) -> None:
+    """In step n a rank dies as the n-th collective begins; the ranks take turns."""
     kills = [(n % RANKS, n // RANKS, n, name) for n, name in enumerate(COLLECTIVES)]
     world = run(tmp_path / "run", every_collective, steps=STEPS, kills=kills)
-    assert sum(world.lives.values()) == len(kills)
-    assert_got_the_same(native, world.folder, STEPS)
+    assert sum(world.incarnations.values()) == len(kills)
+    assert_same_results(native, world.folder, STEPS)
 
 
-def test_outside_a_step_errors_are_raised_as_by_gloo(tmp_path: Path) -> None:
-    """The one that is left catches it, goes on into its next step, and is repaired there."""
+def test_errors_outside_a_step_are_raised_as_by_gloo(tmp_path: Path) -> None:
+    """The surviving rank catches it, enters its next step, and is repaired there."""
     kills = [(1, 0, 1, "between steps")]
-    told = {"native": True, "kills": kills}
+    args = {"native": True, "kills": kills}
     (tmp_path / "native").mkdir()
-    native = World(all_reduce_between_steps, tmp_path / "native", 2, told=told)
+    native = World(all_reduce_between_steps, tmp_path / "native", 2, args=args)
 
-    async def live() -> None:
+    async def scenario() -> None:
         try:
             await native.start()
             await native.until(lambda: (native.done, native.dead) == ({0}, {1}), "an error")
         finally:
             await native.stop()
 
-    asyncio.run(live())
+    asyncio.run(scenario())
     ours = run(tmp_path / "ours", all_reduce_between_steps, size=2, steps=3, kills=kills)
     raised = (ours.folder / "raised").read_text()
     assert raised == (native.folder / "raised").read_text()
-    assert ours.lives == {0: 0, 1: 1}
+    assert ours.incarnations == {0: 0, 1: 1}
 
 
-def test_a_wrong_argument_is_raised_also_inside_a_step(tmp_path: Path) -> None:
-    """It is a mistake of the script and no fault: a replay would only make it again."""
+def test_wrong_argument_is_raised_also_inside_a_step(tmp_path: Path) -> None:
+    """It is a mistake of the script, not a fault: a replay would repeat it."""
     native = run(tmp_path / "native", a_wrong_collective, size=2, native=True)
     ours = run(tmp_path / "ours", a_wrong_collective, size=2)
     for rank in range(2):
-        told = [(world.folder / f"raised-{rank}").read_text() for world in (native, ours)]
-        assert told[0] == told[1]
-        assert "invalid tensor size" in told[1]
+        errors = [(world.folder / f"raised-{rank}").read_text() for world in (native, ours)]
+        assert errors[0] == errors[1]
+        assert "invalid tensor size" in errors[1]
     assert ours.incident == 0

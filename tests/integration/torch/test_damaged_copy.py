@@ -1,6 +1,6 @@
-"""A copy in shared memory rots, and its rank dies: it is refused, and the next source is asked.
+"""A snapshot is damaged and its rank dies: the snapshot is refused, and the next source is used.
 
-The rank itself flips a bit of chosen files when its newest copy is whole, and dies at once.
+The rank flips a bit in chosen files when its newest snapshot is complete, and then dies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from taskd.model.ids import Rank
 from taskd.runtime.clock import monotonic
-from taskd.torch.copies import snapshot_file as page
+from taskd.torch.copies import snapshot_file
 from taskd.torch.state.sealed import DIGEST
 from tests.integration.torch import scripts
 from tests.integration.torch.runs import assert_same, ends, run
@@ -25,30 +25,30 @@ STEPS = 8
 LOST, AT = Rank(1), 5
 """The rank that dies, and the step that it dies in."""
 IN_A_TENSOR = -2
-IN_ITS_MANIFEST = page.HEAD + 8 + DIGEST + 40
+IN_ITS_MANIFEST = snapshot_file.HEAD + 8 + DIGEST + 40
 
 
-def rotten_fsdp(told: dict[str, Any]) -> None:
-    """`rot` names files by their node, rank and step, and says where in them a bit flips."""
-    strike = scripts.strike
+def damaged_fsdp(args: dict[str, Any]) -> None:
+    """`damage` lists files by node, name and step, and the place where a bit is flipped."""
+    inject_fault = scripts.inject_fault
 
-    def rotting(told: dict[str, Any], step: Any, moment: str) -> None:
-        if (told["rank"], told["life"], int(step), moment) in told["kills"]:
-            step._job._copying.wait()
-            for node, name, of_step, place in told["rot"]:
-                _flip(_copy(Path(told["folder"]) / f"node-{node}", name, of_step), place)
-        strike(told, step, moment)
+    def damaging(args: dict[str, Any], step: Any, moment: str) -> None:
+        if (args["rank"], args["incarnation"], int(step), moment) in args["kills"]:
+            step._cycle.context.copies.wait()
+            for node, name, of_step, place in args["damage"]:
+                _flip(_copy(Path(args["folder"]) / f"node-{node}", name, of_step), place)
+        inject_fault(args, step, moment)
 
-    scripts.strike = rotting
-    scripts.fsdp(told)
+    scripts.inject_fault = damaging
+    scripts.fsdp(args)
 
 
 def _copy(memory: Path, name: str, step: int) -> Path:
-    """A buddy may still be about to put it in its place."""
+    """The buddy may still be receiving it."""
     deadline = monotonic() + PATIENCE_S
     while monotonic() < deadline:
         for path in memory.glob(f"snapshot-{name}.[01]"):
-            found = page.look(path)
+            found = snapshot_file.inspect(path)
             if found is not None and found.step == step:
                 return path
         threading.Event().wait(0.01)
@@ -68,16 +68,16 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return ends(run(tmp_path_factory.mktemp("calm") / "run", scripts.fsdp, steps=STEPS))
 
 
-def rot(folder: Path, ranks_per_node: int, *files: tuple[int, str, int, int]) -> World:
-    """One rank dies before anybody can have finished the step, and these files are damaged."""
+def damage(folder: Path, ranks_per_node: int, *files: tuple[int, str, int, int]) -> World:
+    """One rank dies before any rank can have finished the step, and these files are damaged."""
     kills = [(LOST, 0, AT, "after backward")]
     return run(
-        folder, rotten_fsdp, ranks_per_node=ranks_per_node, steps=STEPS, kills=kills, rot=files
+        folder, damaged_fsdp, ranks_per_node=ranks_per_node, steps=STEPS, kills=kills, damage=files
     )
 
 
 def plans(world: World) -> list[tuple[int, int]]:
-    """Where each plan went on, and from which node the lost rank's shard came.
+    """The step of each plan, and the node that the lost rank's shard came from.
 
     A replacement that was given a damaged one may find the next by itself. A plan may be made a
     second time, when ranks have said what lies on their node before one of them refused it.
@@ -88,22 +88,22 @@ def plans(world: World) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("place", [IN_A_TENSOR, IN_ITS_MANIFEST])
 def test_the_copy_before_it_is_used(place: int, calm: list[Any], tmp_path: Path) -> None:
-    """One node: everybody goes back a step."""
-    world = rot(tmp_path / "run", 4, (0, "1", AT, place))
+    """One node: all ranks go back one step."""
+    world = damage(tmp_path / "run", 4, (0, "1", AT, place))
     assert plans(world) == [(AT, 0), (AT - 1, 0)]
     assert_same(calm, world)
 
 
-def test_the_buddys_copy_is_used(calm: list[Any], tmp_path: Path) -> None:
+def test_buddys_copy_is_used(calm: list[Any], tmp_path: Path) -> None:
     """Two nodes: no step is lost."""
-    world = rot(tmp_path / "run", 2, (0, "1", AT, IN_A_TENSOR))
+    world = damage(tmp_path / "run", 2, (0, "1", AT, IN_A_TENSOR))
     assert plans(world) == [(AT, 0), (AT, 1)]
     assert_same(calm, world)
 
 
-def test_one_source_after_the_other_is_used(calm: list[Any], tmp_path: Path) -> None:
-    """Both copies are damaged; and one that a survivor needs to go back to the step before."""
-    world = rot(
+def test_sources_are_used_one_after_the_other(calm: list[Any], tmp_path: Path) -> None:
+    """Both copies are damaged, and one that a survivor needs to return to the step before."""
+    world = damage(
         tmp_path / "run",
         2,
         (0, "1", AT, IN_A_TENSOR),

@@ -1,4 +1,4 @@
-"""The survivors of a loss write one complete checkpoint; the next start goes on from it."""
+"""The survivors of a loss write one complete checkpoint; the next start resumes from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.torch import scripts
-from tests.integration.torch.runs import assert_same, ends, lose_and_dump, run
+from tests.integration.torch.runs import assert_same, ends, lose_and_checkpoint, run
 from tests.integration.torch.world import Script, World
 
 STEPS = 8
@@ -21,7 +21,7 @@ Calm = Callable[[Script], list[Any]]
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
-    """How a script ends that nothing happens to."""
+    """How a script ends that nothing is_due to."""
 
     @cache
     def end(script: Script) -> list[Any]:
@@ -41,22 +41,22 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
         (scripts.fsdp, "in the optimizer"),  # the survivors are a step ahead of the copy
     ],
 )
-def test_the_next_start_goes_on_where_the_last_one_ended(
+def test_next_start_resumes_from_the_emergency_checkpoint(
     script: Script, moment: str, calm: Calm, tmp_path: Path
 ) -> None:
-    lost = lose_and_dump(tmp_path / "lost", script, (1, 0, 4, moment), steps=STEPS)
-    assert [told.because for told in lost.dumped.values()] == [""] * 3
+    lost = lose_and_checkpoint(tmp_path / "lost", script, (1, 0, 4, moment), steps=STEPS)
+    assert [report.because for report in lost.dumped.values()] == [""] * 3
     assert list((tmp_path / "dump").glob("step-*/taskd.json"))
     resumed = run(tmp_path / "resumed", script, steps=STEPS)
     assert_same(calm(script), resumed)
     assert not list((tmp_path / "dump").glob("step-*/taskd.json")), "it must not be used again"
 
 
-def test_what_a_lost_node_held_is_written_from_its_buddies_copies(
+def test_shards_of_a_lost_node_are_written_from_the_buddies_copies(
     calm: Calm, tmp_path: Path
 ) -> None:
     kills = [(rank, 0, 4, "in backward") for rank in (0, 1)]
-    lost = lose_and_dump(
+    lost = lose_and_checkpoint(
         tmp_path / "lost",
         scripts.fsdp,
         *kills,
@@ -64,36 +64,36 @@ def test_what_a_lost_node_held_is_written_from_its_buddies_copies(
         then=lambda world: world.lose_node(0, to=2),
         steps=STEPS,
     )
-    assert [told.because for told in lost.dumped.values()] == [""] * 2
+    assert [report.because for report in lost.dumped.values()] == [""] * 2
     assert list((tmp_path / "dump").glob("step-*/taskd.json"))
     assert_same(calm(scripts.fsdp), run(tmp_path / "resumed", scripts.fsdp, steps=STEPS))
 
 
 def damage(world: World) -> None:
-    """One bit of all that is left of rank 1 is another; its heads still look whole."""
+    """Flip one bit in all copies of rank 1; their headers still look complete."""
     for copy in world.memory(0).glob("snapshot-1.*"):
         content = bytearray(copy.read_bytes())
         content[-1] ^= 1
         copy.write_bytes(content)
 
 
-def test_a_part_that_nobody_has_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+def test_missing_shard_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     kill = (1, 0, 4, "in the optimizer")
-    lost = lose_and_dump(tmp_path / "lost", scripts.fsdp, kill, then=damage, steps=STEPS)
-    because = "nobody has step 4 of what rank 1 held"
-    assert [told.because for told in lost.dumped.values()] == [because] * 3
+    lost = lose_and_checkpoint(tmp_path / "lost", scripts.fsdp, kill, then=damage, steps=STEPS)
+    because = "no survivor has a copy of step 4 of rank 1"
+    assert [report.because for report in lost.dumped.values()] == [because] * 3
     assert not (tmp_path / "dump").exists()
 
 
-def test_a_checkpoint_of_another_model_is_not_used(tmp_path: Path) -> None:
+def test_checkpoint_of_another_model_is_not_used(tmp_path: Path) -> None:
     short: list[Any] = ends(run(tmp_path / "calm", scripts.ddp, steps=2))
-    lose_and_dump(tmp_path / "lost", scripts.everything, (1, 0, 4, "in forward"), steps=STEPS)
+    lose_and_checkpoint(tmp_path / "lost", scripts.everything, (1, 0, 4, "in forward"), steps=STEPS)
     assert_same(short, run(tmp_path / "other", scripts.ddp, steps=2))
 
 
-def test_half_a_checkpoint_is_not_used(tmp_path: Path) -> None:
+def test_incomplete_checkpoint_is_not_used(tmp_path: Path) -> None:
     short: list[Any] = ends(run(tmp_path / "calm", scripts.ddp, steps=3))
-    lose_and_dump(tmp_path / "lost", scripts.ddp, (1, 0, 2, "in forward"), steps=STEPS)
-    for note in (tmp_path / "dump").glob("step-*/taskd.json"):
-        note.write_text("{")
+    lose_and_checkpoint(tmp_path / "lost", scripts.ddp, (1, 0, 2, "in forward"), steps=STEPS)
+    for info in (tmp_path / "dump").glob("step-*/taskd.json"):
+        info.write_text("{")
     assert_same(short, run(tmp_path / "next", scripts.ddp, steps=3))

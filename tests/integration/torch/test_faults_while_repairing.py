@@ -1,4 +1,4 @@
-"""A second fault while the first is dealt with: in the giving of state, in a copy, in a checkpoint.
+"""A second fault during a repair: while state is sent, copied, or written to a checkpoint.
 
 The real code runs up to a chosen byte, and there the process dies by SIGKILL.
 """
@@ -17,15 +17,15 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from taskd.model.ids import Rank
-from taskd.torch.state import state_link as courier
-from taskd.torch.state.transfer import Parcel
+from taskd.torch.state import state_link
+from taskd.torch.state.transfer import StateImage
 from tests.integration.run import run_job
 from tests.integration.torch import scripts
 from tests.integration.torch.runs import assert_same, ends, run
 from tests.integration.torch.world import Script, World
 
 STEPS = 6
-LIVES = {0: 0, 1: 0, 2: 0, 3: 0}
+INCARNATIONS = {0: 0, 1: 0, 2: 0, 3: 0}
 
 
 def die() -> NoReturn:
@@ -33,19 +33,19 @@ def die() -> NoReturn:
     raise AssertionError("not reached")
 
 
-def put(place: Any, name: str, torn: Callable[..., None]) -> None:
-    setattr(place, name, torn)
+def put(owner: Any, name: str, torn: Callable[..., None]) -> None:
+    setattr(owner, name, torn)
 
 
-def dies_giving(told: dict[str, Any]) -> None:
-    """Rank and life, and after how many bytes of its state."""
-    rank, life, bytes_left = told["dies_giving"]
-    give = courier.give
+def dies_sending(args: dict[str, Any]) -> None:
+    """The rank and incarnation that dies, and after how many bytes of its state."""
+    rank, incarnation, bytes_left = args["dies_sending"]
+    serve = state_link.serve
 
-    def torn(meeting: Any, me: int, takers: Any, write: courier.Write) -> None:
+    def torn(rendezvous: Any, me: int, receivers: Any, write: state_link.Write) -> None:
         left = bytes_left
 
-        def write_some(wanted: courier.Wanted, send: courier.Send) -> None:
+        def write_some(request: state_link.StateRequest, send: state_link.Send) -> None:
             def send_some(view: memoryview) -> None:
                 nonlocal left
                 raw = view.cast("B")
@@ -54,56 +54,56 @@ def dies_giving(told: dict[str, Any]) -> None:
                 if left <= 0:
                     die()
 
-            write(wanted, send_some)
+            write(request, send_some)
 
-        give(meeting, me, takers, write_some)
+        serve(rendezvous, me, receivers, write_some)
 
-    if (told["rank"], told["life"]) == (rank, life):
-        put(courier, "give", torn)
+    if (args["rank"], args["incarnation"]) == (rank, incarnation):
+        put(state_link, "serve", torn)
 
 
-def dies_copying(told: dict[str, Any]) -> None:
-    """Rank, life, and of which step it writes half a copy into shared memory."""
-    rank, life, step = told["dies_copying"]
-    lay = Parcel.lay
+def dies_copying(args: dict[str, Any]) -> None:
+    """The rank and incarnation that dies, and the step of which it writes only half a copy."""
+    rank, incarnation, step = args["dies_copying"]
+    write_into = StateImage.write_into
 
-    def torn(parcel: Parcel, place: torch.Tensor) -> None:
-        if parcel._draft.step != step:
-            lay(parcel, place)
+    def torn(image: StateImage, target: torch.Tensor) -> None:
+        if image._draft.step != step:
+            write_into(image, target)
             return
-        whole, half = torch.empty_like(place), place.numel() // 2
-        lay(parcel, whole)
-        place[:half] = whole[:half]
+        whole, half = torch.empty_like(target), target.numel() // 2
+        write_into(image, whole)
+        target[:half] = whole[:half]
         die()
 
-    if (told["rank"], told["life"]) == (rank, life):
-        put(Parcel, "lay", torn)
+    if (args["rank"], args["incarnation"]) == (rank, incarnation):
+        put(StateImage, "write_into", torn)
 
 
-def dies_writing(told: dict[str, Any]) -> None:
-    """The rank that dies when the others wait for its part of the checkpoint."""
-    if told["rank"] == told["dies_writing"]:
+def dies_writing(args: dict[str, Any]) -> None:
+    """The rank that dies while the others wait for its part of the checkpoint."""
+    if args["rank"] == args["dies_writing"]:
         put(FileSystemWriter, "write_data", lambda *_: die())
 
 
-def torn_ddp(told: dict[str, Any]) -> None:
-    _tear(told, scripts.ddp)
+def torn_ddp(args: dict[str, Any]) -> None:
+    _tear(args, scripts.ddp)
 
 
-def torn_fsdp(told: dict[str, Any]) -> None:
-    _tear(told, scripts.fsdp)
+def torn_fsdp(args: dict[str, Any]) -> None:
+    _tear(args, scripts.fsdp)
 
 
-def _tear(told: dict[str, Any], script: Script) -> None:
+def _tear(args: dict[str, Any], script: Script) -> None:
     tears: dict[str, Callable[[dict[str, Any]], None]] = {
-        "dies_giving": dies_giving,
+        "dies_sending": dies_sending,
         "dies_copying": dies_copying,
         "dies_writing": dies_writing,
     }
     for name, tear in tears.items():
-        if name in told:
-            tear(told)
-    script(told)
+        if name in args:
+            tear(args)
+    script(args)
 
 
 @pytest.fixture(scope="module")
@@ -116,62 +116,64 @@ def fsdp(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return ends(run(tmp_path_factory.mktemp("fsdp") / "run", scripts.fsdp, steps=STEPS))
 
 
-def givers(world: World) -> list[Mapping[Rank, Rank]]:
-    """Who takes from whom, in each plan that was made."""
+def sources(world: World) -> list[Mapping[Rank, Rank]]:
+    """Which rank receives from which, in each plan."""
     return [plan.sources for plan in world.plans]
 
 
-def test_the_source_dies_while_it_sends(ddp: list[Any], tmp_path: Path) -> None:
-    """The taker is left with half a state and is given a whole one by another source."""
+def test_source_dies_while_it_sends(ddp: list[Any], tmp_path: Path) -> None:
+    """The receiver has half a state, and receives a complete one from another source."""
     world = run(
         tmp_path / "run",
         torn_ddp,
         steps=STEPS,
         kills=[(2, 0, 3, "in backward")],
-        dies_giving=(0, 0, 40_000),
+        dies_sending=(0, 0, 40_000),
     )
-    first, second = givers(world)
+    first, second = sources(world)
     assert first == {2: 0}
     assert second.keys() == {0, 2}
     assert set(second.values()) <= {1, 3}
-    assert world.lives == {**LIVES, 0: 1, 2: 1}
+    assert world.incarnations == {**INCARNATIONS, 0: 1, 2: 1}
     assert_same(ddp, world)
 
 
-def test_the_source_of_a_copy_dies_while_it_sends(fsdp: list[Any], tmp_path: Path) -> None:
-    """What it gave lies in the node's memory still, and so does its own last copy."""
+def test_source_of_a_copy_dies_while_it_sends(fsdp: list[Any], tmp_path: Path) -> None:
+    """The copy that it sent is still in the node's memory, and so is its own last copy."""
     world = run(
         tmp_path / "run",
         torn_fsdp,
         steps=STEPS,
         kills=[(2, 0, 3, "in backward")],
-        dies_giving=(0, 0, 10_000),
+        dies_sending=(0, 0, 10_000),
     )
-    first, second = givers(world)
+    first, second = sources(world)
     assert first == {2: 0}
     assert 0 in second
     assert set(second.values()) <= {1, 3}
-    assert world.lives == {**LIVES, 0: 1, 2: 1}
+    assert world.incarnations == {**INCARNATIONS, 0: 1, 2: 1}
     assert_same(fsdp, world)
 
 
-def test_a_rank_dies_in_the_middle_of_its_snapshot(fsdp: list[Any], tmp_path: Path) -> None:
-    """Half a copy counts as none: all go back to the step of the one before it."""
+def test_rank_dies_in_the_middle_of_its_snapshot(fsdp: list[Any], tmp_path: Path) -> None:
+    """Half a copy is not used: all ranks return to the step of the copy before it."""
     world = run(tmp_path / "run", torn_fsdp, steps=STEPS, dies_copying=(1, 0, 4))
     (plan,) = world.plans
     assert plan.resume == 3
-    assert world.lives == {**LIVES, 1: 1}
+    assert world.incarnations == {**INCARNATIONS, 1: 1}
     assert_same(fsdp, world)
 
 
-def test_a_rank_dies_while_the_last_checkpoint_is_written(ddp: list[Any], tmp_path: Path) -> None:
-    """The others end and say why; half a checkpoint is not gone on from."""
+def test_rank_dies_while_the_emergency_checkpoint_is_written(
+    ddp: list[Any], tmp_path: Path
+) -> None:
+    """The others end and report why; half a checkpoint is not used."""
     folder = tmp_path / "lost"
     folder.mkdir()
-    told = {"steps": STEPS, "kills": [(1, 0, 3, "in backward")], "dies_writing": 3}
-    world = World(torn_ddp, folder, told=told)
+    args = {"steps": STEPS, "kills": [(1, 0, 3, "in backward")], "dies_writing": 3}
+    world = World(torn_ddp, folder, args=args)
 
-    async def live() -> None:
+    async def scenario() -> None:
         try:
             await world.start()
             await world.until(lambda: bool(world.dead), "a death", world.run_s)
@@ -183,9 +185,9 @@ def test_a_rank_dies_while_the_last_checkpoint_is_written(ddp: list[Any], tmp_pa
         finally:
             await world.stop()
 
-    asyncio.run(live())
+    asyncio.run(scenario())
     assert world.dead == {1, 3}
-    assert all(told.because for told in world.dumped.values()), world.dumped
+    assert all(report.because for report in world.dumped.values()), world.dumped
     assert not list((tmp_path / "dump").glob("step-*/taskd.json"))
     assert_same(ddp, run(tmp_path / "next", scripts.ddp, steps=STEPS))
 
@@ -224,8 +226,8 @@ WITH_ITS_OWN_CHECKPOINT = """
 """
 
 
-def test_a_shard_that_nobody_holds_is_the_scripts_own_checkpoints_business(tmp_path: Path) -> None:
-    """Every shard exists once and no copies are made: all ranks are started anew."""
+def test_shard_without_holder_restarts_from_the_scripts_own_checkpoint(tmp_path: Path) -> None:
+    """Every shard exists once and no copies are made: all ranks restart."""
     path = run_job.script(tmp_path, WITH_ITS_OWN_CHECKPOINT)
     ended = run_job.run(tmp_path, "--nproc-per-node=2", path)
     assert ended.code == 0, ended.err

@@ -1,4 +1,4 @@
-"""Plain FSDP2: every shard exists once. Copies in shared memory outlive the rank that held it."""
+"""Plain FSDP2: every shard exists once. Snapshots in shared memory outlive the rank."""
 
 from __future__ import annotations
 
@@ -31,26 +31,28 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         "after the optimizer",
     ],
 )
-def test_a_rank_is_killed(moment: str, calm: list[Any], tmp_path: Path) -> None:
+def test_result_is_identical_after_a_kill(moment: str, calm: list[Any], tmp_path: Path) -> None:
     kills = [(1, 0, 2, moment), (0, 0, 5, moment)]
     world = run(tmp_path / "run", scripts.fsdp, steps=STEPS, kills=kills)
-    assert world.lives == {0: 1, 1: 1, 2: 0, 3: 0}
+    assert world.incarnations == {0: 1, 1: 1, 2: 0, 3: 0}
     assert_same(calm, world)
 
 
-def test_all_but_one_are_killed(calm: list[Any], tmp_path: Path) -> None:
+def test_result_is_identical_after_all_but_one_are_killed(calm: list[Any], tmp_path: Path) -> None:
     kills = [(rank, 0, 3, "in backward") for rank in (0, 1, 3)]
     assert_same(calm, run(tmp_path / "run", scripts.fsdp, steps=STEPS, kills=kills))
 
 
-def test_a_link_flaps(calm: list[Any], tmp_path: Path) -> None:
+def test_cut_connection_costs_no_process(calm: list[Any], tmp_path: Path) -> None:
     cuts = [(1, 0, 2, "in forward"), (3, 0, 4, "in backward")]
     world = run(tmp_path / "run", scripts.fsdp, steps=STEPS, cuts=cuts)
-    assert sum(world.lives.values()) == 0
+    assert sum(world.incarnations.values()) == 0
     assert_same(calm, world)
 
 
-def test_snapshots_every_third_step_go_back_further(calm: list[Any], tmp_path: Path) -> None:
+def test_result_is_identical_with_a_snapshot_every_third_step(
+    calm: list[Any], tmp_path: Path
+) -> None:
     kills = [(2, 0, 5, "in backward")]
     world = run(
         tmp_path / "run",
@@ -62,22 +64,24 @@ def test_snapshots_every_third_step_go_back_further(calm: list[Any], tmp_path: P
     assert_same(calm, world)
 
 
-def test_a_whole_node_is_lost_with_its_memory(calm: list[Any], tmp_path: Path) -> None:
+def test_result_is_identical_after_the_loss_of_a_node_and_its_memory(
+    calm: list[Any], tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     kills = [(2, 0, 4, "in backward"), (3, 0, 4, "in backward")]
-    told = {"steps": STEPS, "kills": kills}
-    world = World(scripts.fsdp, folder, told=told, ranks_per_node=2)
+    args = {"steps": STEPS, "kills": kills}
+    world = World(scripts.fsdp, folder, args=args, ranks_per_node=2)
 
-    async def live() -> None:
+    async def scenario() -> None:
         try:
             await world.start()
             await world.until(lambda: world.dead == {2, 3}, "two deaths", world.run_s)
             world.lose_node(1, to=2)
-            await world.mend()
+            await world.recover()
             await world.until(lambda: len(world.done) == 4, "the end", world.run_s)
         finally:
             await world.stop()
 
-    asyncio.run(live())
+    asyncio.run(scenario())
     assert_same(calm, world)

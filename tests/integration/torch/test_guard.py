@@ -1,4 +1,4 @@
-"""Silent corruption: a flipped bit is found before it reaches anybody, and leaves no trace."""
+"""Silent data corruption: a flipped bit is found before it reaches other ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integration.torch.world import World
 
 STEPS = 8
 GUARDED = {"guard_every": 1}
-HEARS_AFTER_S = 2.0
+VERDICT_DELAY_S = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,8 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return ends(run(tmp_path_factory.mktemp("calm") / "run", ddp, steps=STEPS))
 
 
-def nobody_died(world: World) -> bool:
-    return set(world.lives.values()) == {0}
+def no_rank_died(world: World) -> bool:
+    return set(world.incarnations.values()) == {0}
 
 
 @pytest.mark.parametrize(
@@ -42,30 +42,30 @@ def nobody_died(world: World) -> bool:
     ],
     ids=str,
 )
-def test_a_flipped_bit_is_repaired_from_a_peer(
+def test_flipped_bit_is_repaired_from_a_peer(
     flip: tuple[int, int, int, str], calm: list[Any], tmp_path: Path
 ) -> None:
     world = run(tmp_path / "run", ddp, steps=STEPS, protect=GUARDED, flips=[flip])
     assert_same(calm, world)
-    assert nobody_died(world)
-    named = [line for line in world.story if "kind='corrupt'" in line]
+    assert no_rank_died(world)
+    named = [line for line in world.history if "kind='corrupt'" in line]
     assert len(named) == 1
     assert f"the state of rank {flip[0]} differs" in named[0]
 
 
-def test_without_the_guard_it_spreads(calm: list[Any], tmp_path: Path) -> None:
+def test_flipped_bit_spreads_without_the_guard(calm: list[Any], tmp_path: Path) -> None:
     world = run(tmp_path / "run", ddp, steps=STEPS, flips=[(2, 0, 3, "a weight")])
     with pytest.raises(AssertionError, match="of rank"):
         assert_same(calm, world)
 
 
-def test_a_guard_that_looks_rarely_still_makes_all_the_same(tmp_path: Path) -> None:
+def test_rare_comparison_still_makes_all_ranks_equal(tmp_path: Path) -> None:
     flips = [(2, 0, 2, "a weight")]
     world = run(tmp_path / "run", ddp, steps=STEPS, protect={"guard_every": 4}, flips=flips)
     first, *others = ends(world)
     for other in others:
         assert_models_equal(first, other)
-    assert any("at step 4 the state of rank 2 differs" in line for line in world.story)
+    assert any("at step 4 the state of rank 2 differs" in line for line in world.history)
 
 
 def assert_models_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -73,70 +73,68 @@ def assert_models_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert value.equal(other["model"][name]), name
 
 
-def test_a_rank_that_says_so_itself_is_repaired(calm: list[Any], tmp_path: Path) -> None:
+def test_rank_that_raises_corrupt_is_repaired(calm: list[Any], tmp_path: Path) -> None:
     world = run(tmp_path / "run", ddp, steps=STEPS, declares=[(1, 0, 4)])
     assert_same(calm, world)
-    assert nobody_died(world)
-    assert any("the memory controller says so" in line for line in world.story)
+    assert no_rank_died(world)
+    assert any("the memory controller says so" in line for line in world.history)
 
 
-def test_a_fault_in_the_same_step(calm: list[Any], tmp_path: Path) -> None:
+def test_flipped_bit_and_lost_rank_in_the_same_step(calm: list[Any], tmp_path: Path) -> None:
     flips, kills = [(2, 0, 3, "a weight")], [(0, 0, 3, "after backward")]
     world = run(tmp_path / "run", ddp, steps=STEPS, protect=GUARDED, flips=flips, kills=kills)
     assert_same(calm, world)
 
 
-def test_two_replicas_go_back_to_where_they_agreed(tmp_path: Path) -> None:
-    """Nobody knows which of the two is right; the copies of the last comparison are."""
+def test_two_replicas_without_majority_return_to_the_last_agreed_step(tmp_path: Path) -> None:
+    """It is not known which of the two is right; the copies of the last comparison are."""
     calm = ends(run(tmp_path / "calm", hsdp, steps=STEPS))
-    told = {"guard_every": 1, "snapshot_every": 1}
-    world = run(tmp_path / "run", hsdp, steps=STEPS, protect=told, flips=[(0, 0, 3, "a weight")])
+    options = {"guard_every": 1, "snapshot_every": 1}
+    world = run(tmp_path / "run", hsdp, steps=STEPS, protect=options, flips=[(0, 0, 3, "a weight")])
     assert_same(calm, world)
-    assert nobody_died(world)
-    named = [line for line in world.story if "kind='corrupt'" in line]
+    assert no_rank_died(world)
+    named = [line for line in world.history if "kind='corrupt'" in line]
     assert "the states of ranks 0, 2 differ, and none has a majority" in named[0]
-    assert any("resume=2" in line for line in world.story)
+    assert any("resume=2" in line for line in world.history)
 
 
-def slow_of_hearing(told: dict[str, Any]) -> None:
-    """Rank 0 hears of a difference after the others; if they end the step first, not at all. Rank 1
-    may die of it."""
-    hears = Guard.compare
+def late_verdict(args: dict[str, Any]) -> None:
+    """Rank 0 gets the verdict after the others, or not at all if they end the step first. Rank 1
+    dies when it gets it, if the test wants it."""
+    compare = Guard.compare
 
-    def hears_late(self: Guard, step: int) -> Verdict | None:
-        verdict = hears(self, step)
+    def compare_late(self: Guard, step: int) -> Verdict | None:
+        verdict = compare(self, step)
         if verdict is None or not verdict.named:
             return verdict
-        deadline = monotonic() + HEARS_AFTER_S
-        while monotonic() < deadline and not self._groups.trouble():
+        deadline = monotonic() + VERDICT_DELAY_S
+        while monotonic() < deadline and not self._groups.is_broken():
             os.sched_yield()
-        return None if self._groups.trouble() else verdict
+        return None if self._groups.is_broken() else verdict
 
-    def hears_and_dies(self: Guard, step: int) -> Verdict | None:
-        verdict = hears(self, step)
+    def compare_and_die(self: Guard, step: int) -> Verdict | None:
+        verdict = compare(self, step)
         if verdict is not None and verdict.named:
             os.kill(os.getpid(), signal.SIGKILL)
         return verdict
 
-    if told["rank"] == 0:
-        setattr(Guard, "compare", hears_late)  # noqa: B010
-    if told["rank"] == 1 and told["life"] == 0 and told.get("dies"):
-        setattr(Guard, "compare", hears_and_dies)  # noqa: B010
-    hsdp(told)
+    if args["rank"] == 0:
+        setattr(Guard, "compare", compare_late)  # noqa: B010
+    if args["rank"] == 1 and args["incarnation"] == 0 and args.get("dies"):
+        setattr(Guard, "compare", compare_and_die)  # noqa: B010
+    hsdp(args)
 
 
-@pytest.mark.parametrize("dies", [False, True], ids=["", "a third one dies"])
-def test_of_two_that_differ_none_is_believed_because_it_has_heard_nothing(
-    dies: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("dies", [False, True], ids=["", "a third rank dies"])
+def test_rank_without_the_verdict_is_not_trusted_either(dies: bool, tmp_path: Path) -> None:
     calm = ends(run(tmp_path / "calm", hsdp, steps=STEPS))
-    told: dict[str, Any] = {
+    args: dict[str, Any] = {
         "protect": GUARDED | {"snapshot_every": 1},
         "flips": [(0, 0, 3, "a weight")],
     }
-    world = run(tmp_path / "run", slow_of_hearing, steps=STEPS, dies=dies, **told)
+    world = run(tmp_path / "run", late_verdict, steps=STEPS, dies=dies, **args)
     assert_same(calm, world)
-    assert any("resume=2" in line for line in world.story)
+    assert any("resume=2" in line for line in world.history)
 
 
 TRAIN = """
@@ -170,7 +168,7 @@ def weights(ended: Ended) -> list[str]:
     return [line.split("weights ")[1] for line in ended.out.splitlines() if "weights" in line]
 
 
-def test_a_flipped_bit_under_taskd_run(tmp_path: Path) -> None:
+def test_flipped_bit_under_taskd_run(tmp_path: Path) -> None:
     path = script(tmp_path, TRAIN)
     undisturbed = weights(job_run(tmp_path, "--nproc-per-node=4", path))
     ended = job_run(tmp_path, "--nproc-per-node=4", path, FLIP="2.0.5")
@@ -179,8 +177,8 @@ def test_a_flipped_bit_under_taskd_run(tmp_path: Path) -> None:
     assert "incident 1: rank 2 (corrupt) -> retry" in ended.err
 
 
-def test_two_that_differ_and_have_no_copies_begin_again(tmp_path: Path) -> None:
-    """Writing a checkpoint of either, or going on with it, could be wrong: the job is restarted."""
+def test_two_replicas_that_differ_without_copies_restart(tmp_path: Path) -> None:
+    """A checkpoint of either, or continuing with it, could be wrong: the job restarts."""
     path = script(tmp_path, TRAIN)
     undisturbed = weights(job_run(tmp_path, "--nproc-per-node=2", path))
     ended = job_run(tmp_path, "--nproc-per-node=2", path, FLIP="1.0.5")

@@ -1,4 +1,4 @@
-"""An exception that is worth another try strikes inside the update: the weights are half new."""
+"""An exception from `retry_on` is raised inside the update: some weights are new, some are old."""
 
 from __future__ import annotations
 
@@ -15,21 +15,28 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import taskd.torch as taskd
 from taskd.torch.state.sharded import local
 from tests.integration.torch.runs import assert_same, ends, run
-from tests.integration.torch.scripts import CLASSES, WIDTH, Hiccup, batch, strike, stumble
+from tests.integration.torch.scripts import (
+    CLASSES,
+    WIDTH,
+    Hiccup,
+    batch,
+    inject_fault,
+    raise_hiccup,
+)
 from tests.integration.torch.world import Script
 
 STEPS = 5
 
 
-def replicated(told: dict[str, Any]) -> None:
-    _train(told, sharded=False)
+def replicated(args: dict[str, Any]) -> None:
+    _train(args, sharded=False)
 
 
-def sharded(told: dict[str, Any]) -> None:
-    _train(told, sharded=True)
+def sharded(args: dict[str, Any]) -> None:
+    _train(args, sharded=True)
 
 
-def _train(told: dict[str, Any], sharded: bool) -> None:
+def _train(args: dict[str, Any], sharded: bool) -> None:
     torch.manual_seed(7)
     job = taskd.init()
     net = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, CLASSES))
@@ -39,35 +46,35 @@ def _train(told: dict[str, Any], sharded: bool) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     job.protect(model=model, optimizer=optimizer, retry_on=(Hiccup,))
 
-    def half(*_: Any) -> None:
-        """Behind the gate: some weights are new, the rest will never be."""
+    def update_half(*_: Any) -> None:
+        """After the gate: change some weights, and perhaps raise before the rest."""
         before = [local(one).clone() for one in net.parameters()]
         with torch.no_grad():
             local(next(net.parameters())).add_(1.0)
-        stumble(told, job.step, "in the optimizer")
+        raise_hiccup(args, job.step, "in the optimizer")
         with torch.no_grad():
             for one, value in zip(net.parameters(), before, strict=True):
                 local(one).copy_(value)
 
-    optimizer.register_step_pre_hook(half)
-    for step in job.steps(told["steps"]):
+    optimizer.register_step_pre_hook(update_half)
+    for step in job.steps(args["steps"]):
         with step:
             optimizer.zero_grad()
-            data, target = batch(told["rank"], step)
+            data, target = batch(args["rank"], step)
             output = model(data)
-            output.register_hook(lambda g, s=step: strike(told, s, "in backward"))
+            output.register_hook(lambda g, s=step: inject_fault(args, s, "in backward"))
             torch.autograd.backward(nn.functional.cross_entropy(output, target))
             optimizer.step()
     end = [local(one).detach().clone() for one in net.parameters()]
-    torch.save({"weights": end}, Path(told["folder"]) / f"end-{told['rank']}.pt")
+    torch.save({"weights": end}, Path(args["folder"]) / f"end-{args['rank']}.pt")
 
 
 @pytest.mark.parametrize("script", [replicated, sharded])
-def test_half_an_update_is_not_taken_for_the_state_before_it(
+def test_half_an_update_does_not_count_as_the_state_before_it(
     script: Script, tmp_path: Path
 ) -> None:
     calm = ends(run(tmp_path / "calm", script, steps=STEPS))
     world = run(tmp_path / "run", script, steps=STEPS, raises=[(1, 0, 2, "in the optimizer")])
     assert world.incident == 1
-    assert sum(world.lives.values()) == 0
+    assert sum(world.incarnations.values()) == 0
     assert_same(calm, world)

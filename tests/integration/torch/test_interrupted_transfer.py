@@ -1,4 +1,4 @@
-"""A repair is cut short when a rank has its new state already: it holds another step by then."""
+"""A repair is interrupted when a rank has already received its state: it now holds another step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from taskd.runtime.clock import monotonic
-from taskd.torch.state import state_link as courier
-from taskd.torch.state import transfer as state
+from taskd.torch.state import state_link, transfer
 from tests.integration.torch import scripts
 from tests.integration.torch.runs import assert_same, ends, run
 from tests.integration.torch.test_faults_while_repairing import die, put
@@ -18,62 +17,62 @@ from tests.integration.torch.world import PATIENCE_S
 STEPS = 6
 
 
-def one_is_left(told: dict[str, Any]) -> None:
-    """Rank 0 dies in step 4, when rank 2 is still in step 3 and stays there.
+def late_rank(args: dict[str, Any]) -> None:
+    """Rank 0 dies in step 4 while rank 2 is still in step 3 and stays there.
 
-    Rank 2 is given what the others hold. When it has that, and before anybody knows, they die.
+    Rank 2 receives the state of the others. When it has it, and before it is reported, they die.
     """
-    taken = Path(told["folder"]) / "taken"
-    if told["life"] == 0 and told["rank"] == 2:
-        _stay_behind(taken)
-    elif told["life"] == 0:
-        _die_giving(taken)
-    scripts.ddp(told)
+    received_mark = Path(args["folder"]) / "received"
+    if args["incarnation"] == 0 and args["rank"] == 2:
+        _stay_behind(received_mark)
+    elif args["incarnation"] == 0:
+        _die_sending(received_mark)
+    scripts.ddp(args)
 
 
-def _stay_behind(taken: Path) -> None:
-    strike, adopt = scripts.strike, state._adopt
-    jobs: list[Any] = []
+def _stay_behind(received_mark: Path) -> None:
+    inject, load = scripts.inject_fault, transfer._load
+    contexts: list[Any] = []
 
-    def late(told: dict[str, Any], step: Any, moment: str) -> None:
-        if not jobs and (int(step), moment) == (3, "after backward"):
-            jobs.append(step._job)
-            _until(step._job._groups.trouble)
-        strike(told, step, moment)
+    def late(args: dict[str, Any], step: Any, moment: str) -> None:
+        if not contexts and (int(step), moment) == (3, "after backward"):
+            contexts.append(step._cycle.context)
+            _until(step._cycle.context.groups.is_broken)
+        inject(args, step, moment)
 
-    def slow(*args: Any) -> None:
-        adopt(*args)
-        taken.touch()
-        _until(lambda: bool(jobs[0]._groups.why))
+    def slow(*arguments: Any) -> None:
+        load(*arguments)
+        received_mark.touch()
+        _until(lambda: bool(contexts[0].groups.why))
 
-    put(scripts, "strike", late)
-    put(state, "_adopt", slow)
+    put(scripts, "inject_fault", late)
+    put(transfer, "_load", slow)
 
 
-def _die_giving(taken: Path) -> None:
-    give = courier.give
+def _die_sending(received_mark: Path) -> None:
+    serve = state_link.serve
 
-    def torn(meeting: Any, me: int, takers: list[int], write: courier.Write) -> None:
-        def write_all(wanted: Any, send: courier.Send) -> None:
-            if 2 in takers:
-                write(wanted, send)
-            _until(taken.exists)
+    def torn(rendezvous: Any, me: int, receivers: list[int], write: state_link.Write) -> None:
+        def write_all(request: Any, send: state_link.Send) -> None:
+            if 2 in receivers:
+                write(request, send)
+            _until(received_mark.exists)
             die()
 
-        give(meeting, me, takers, write_all)
+        serve(rendezvous, me, receivers, write_all)
 
-    put(courier, "give", torn)
+    put(state_link, "serve", torn)
 
 
-def _until(what: Callable[[], bool]) -> None:
+def _until(condition: Callable[[], bool]) -> None:
     deadline = monotonic() + PATIENCE_S
-    while not what() and monotonic() < deadline:
+    while not condition() and monotonic() < deadline:
         threading.Event().wait(0.005)
 
 
-def test_a_state_that_was_taken_counts_as_what_it_is(tmp_path: Path) -> None:
+def test_received_state_counts_as_the_step_that_it_is(tmp_path: Path) -> None:
     calm = ends(run(tmp_path / "calm", scripts.ddp, steps=STEPS))
     kills = [(0, 0, 4, "in forward")]
-    world = run(tmp_path / "run", one_is_left, steps=STEPS, kills=kills)
+    world = run(tmp_path / "run", late_rank, steps=STEPS, kills=kills)
     assert [plan.resume for plan in world.plans] == [4, 4]
     assert_same(calm, world)

@@ -1,4 +1,4 @@
-"""A rank is killed; the others stay, a new one joins, and not a bit of the result is different."""
+"""A rank is killed; the others stay, a replacement joins, and the result is identical."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_the_result_is_the_same_in_every_bit(moment: str, calm: list[Any], tmp_path: Path) -> None:
+def test_result_is_identical_after_a_kill(moment: str, calm: list[Any], tmp_path: Path) -> None:
     world = run(tmp_path / "run", scripts.ddp, steps=8, kills=[(2, 0, 3, moment)])
-    assert world.lives == {0: 0, 1: 0, 2: 1, 3: 0}
+    assert world.incarnations == {0: 0, 1: 0, 2: 1, 3: 0}
     assert_same(calm, world)
 
 
@@ -39,7 +39,7 @@ def test_the_result_is_the_same_in_every_bit(moment: str, calm: list[Any], tmp_p
         pytest.param([(0, 0, 0, "in backward")], id="rank 0 in its first step"),
         pytest.param([(1, 0, 7, "after the optimizer")], id="in the last step"),
         pytest.param([(0, 0, 4, "in backward"), (3, 0, 4, "in backward")], id="two at once"),
-        pytest.param([(1, 0, 2, "in forward"), (1, 1, 3, "in backward")], id="the same again"),
+        pytest.param([(1, 0, 2, "in forward"), (1, 1, 3, "in backward")], id="the same rank twice"),
         pytest.param(
             [(0, 0, 4, "in forward"), (1, 0, 4, "in forward"), (2, 0, 4, "in backward")],
             id="all but one",
@@ -50,26 +50,28 @@ def test_the_result_is_the_same_in_every_bit(moment: str, calm: list[Any], tmp_p
         ),
     ],
 )
-def test_harder_losses(kills: list[Any], calm: list[Any], tmp_path: Path) -> None:
+def test_result_is_identical_after_several_kills(
+    kills: list[Any], calm: list[Any], tmp_path: Path
+) -> None:
     world = run(tmp_path / "run", scripts.ddp, steps=8, kills=kills)
-    assert sum(world.lives.values()) == len(kills)
+    assert sum(world.incarnations.values()) == len(kills)
     assert_same(calm, world)
 
 
 @pytest.mark.parametrize("moment", ["in forward", "in backward", "after backward"])
-def test_a_link_that_flaps_costs_no_process(moment: str, calm: list[Any], tmp_path: Path) -> None:
+def test_cut_connection_costs_no_process(moment: str, calm: list[Any], tmp_path: Path) -> None:
     world = run(tmp_path / "run", scripts.ddp, steps=8, cuts=[(1, 0, 3, moment), (2, 0, 5, moment)])
     assert world.incident >= 2
-    assert sum(world.lives.values()) == 0
+    assert sum(world.incarnations.values()) == 0
     assert_same(calm, world)
 
 
-def test_no_step_is_lost_and_none_is_done_twice(tmp_path: Path) -> None:
+def test_no_step_is_lost_and_none_is_committed_twice(tmp_path: Path) -> None:
     kills = [(2, 0, 3, "in backward"), (1, 0, 5, "after the optimizer")]
     world = run(tmp_path / "run", scripts.ddp, steps=8, kills=kills)
     for rank in range(world.size):
         lines = (world.folder / f"log-{rank}").read_text().splitlines()
         committed = [int(line) for line in lines]
         assert committed == sorted(set(committed)), f"rank {rank}: {committed}"
-        if world.lives[rank] == 0:
+        if world.incarnations[rank] == 0:
             assert committed == list(range(1, 9)), f"rank {rank}: {committed}"

@@ -1,4 +1,4 @@
-"""Optimizers of every kind: what they keep is moved, and a lost step never reaches them."""
+"""Optimizers of every kind: their state is transferred, and a lost step never reaches them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 
 from taskd.errors import SettingsError
 from taskd.torch.state.protected import Protected
@@ -25,28 +25,28 @@ ADAMW = torch.optim.AdamW
     ("kind", "moment"),
     [("kills", "in backward"), ("cuts", "in backward"), ("cuts", "after backward")],
 )
-def test_a_step_that_is_done_in_a_closure(kind: str, moment: str, tmp_path: Path) -> None:
+def test_step_in_a_closure_is_replayed(kind: str, moment: str, tmp_path: Path) -> None:
     calm = ends(run(tmp_path / "calm", closure, steps=STEPS, optimizer=ADAMW))
     faults: dict[str, Any] = {kind: [(1, 0, 3, moment)]}
     assert_same(calm, run(tmp_path / "run", closure, steps=STEPS, optimizer=ADAMW, **faults))
 
 
 @pytest.mark.parametrize("variant", ["fused", "foreach", "amsgrad"])
-def test_variants(variant: str, tmp_path: Path) -> None:
-    told: dict[str, Any] = {variant: True}
-    optimizer = partial(ADAMW, **told)
+def test_result_is_identical_with_every_variant_of_adamw(variant: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {variant: True}
+    optimizer = partial(ADAMW, **options)
     calm = ends(run(tmp_path / "calm", closure, steps=STEPS, optimizer=optimizer))
     kills = [(1, 0, 3, "in backward")]
     assert_same(calm, run(tmp_path / "run", closure, steps=STEPS, optimizer=optimizer, kills=kills))
 
 
-def test_one_that_updates_several_times_in_a_step_is_refused(tmp_path: Path) -> None:
+def test_optimizer_with_several_updates_per_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ended with 1"):
         run(tmp_path / "run", closure, steps=1, optimizer=torch.optim.LBFGS, run_s=30.0)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_one_that_is_spread_over_the_ranks_is_refused() -> None:
+def test_zero_redundancy_optimizer_is_refused() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)

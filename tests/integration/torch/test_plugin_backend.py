@@ -1,6 +1,6 @@
-"""A backend that another package has registered with torch, as torch_npu does with HCCL.
+"""A backend that another package has registered with torch, such as HCCL of torch_npu.
 
-The stand-in is gloo under another name, created in each of the two ways that torch knows.
+The test backend is gloo under another name, created in each of the two ways that torch has.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from tests.integration.torch.runs import assert_same, ends, run
 from tests.integration.torch.scripts import ddp
@@ -19,12 +19,12 @@ from tests.integration.torch.scripts import ddp
 STEPS = 6
 
 
-def plugged(told: dict[str, Any]) -> None:
-    """DDP over a backend that we know nothing of but its name."""
+def over_plugin(args: dict[str, Any]) -> None:
+    """DDP over a backend of which only the name is known."""
 
     def create(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
-        with (Path(told["folder"]) / f"created-{told['rank']}").open("a") as file:
-            file.write(f"{told['life']} {rank} of {size}\n")
+        with (Path(args["folder"]) / f"created-{args['rank']}").open("a") as file:
+            file.write(f"{args['incarnation']} {rank} of {size}\n")
         return dist.ProcessGroupGloo(store, rank, size, timeout)
 
     def create_extended(of: Any, options: object) -> dist.ProcessGroupGloo:
@@ -32,11 +32,11 @@ def plugged(told: dict[str, Any]) -> None:
         assert of.group_id
         return create(of.store, of.group_rank, of.group_size, of.timeout)
 
-    extended = told["extended"]
+    extended = args["extended"]
     dist.Backend.register_backend(
         "standin", create_extended if extended else create, extended_api=extended, devices=["cpu"]
     )
-    ddp({**told, "backend": "standin"})
+    ddp({**args, "backend": "standin"})
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +45,14 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 @pytest.mark.parametrize("extended", [False, True])
-def test_a_rank_is_killed(extended: bool, calm: list[Any], tmp_path: Path) -> None:
+def test_result_is_identical_after_a_kill(extended: bool, calm: list[Any], tmp_path: Path) -> None:
     kills = [(1, 0, 3, "in forward")]
-    world = run(tmp_path / "run", plugged, size=2, steps=STEPS, kills=kills, extended=extended)
-    assert world.lives == {0: 0, 1: 1}
+    world = run(tmp_path / "run", over_plugin, size=2, steps=STEPS, kills=kills, extended=extended)
+    assert world.incarnations == {0: 0, 1: 1}
     assert created(world.folder / "created-0") == ["0 0 of 2", "0 0 of 2"]
     assert created(world.folder / "created-1") == ["0 1 of 2", "1 1 of 2"]
     assert_same(calm, world)
 
 
-def created(note: Path) -> list[str]:
-    return note.read_text().splitlines()
+def created(log: Path) -> list[str]:
+    return log.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""`protect(retry_on=…)`: an exception of a listed kind costs a replay of the step, no process."""
+"""`protect(retry_on=…)`: a listed exception causes a replay of the step and ends no process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 @pytest.mark.parametrize("moment", ["in forward", "after backward"])
-def test_a_listed_exception_is_tried_again(moment: str, calm: list[Any], tmp_path: Path) -> None:
-    """A subclass of what is listed counts, on two ranks in turn, at any place in the step."""
+def test_listed_exception_replays_the_step(moment: str, calm: list[Any], tmp_path: Path) -> None:
+    """Also a subclass of a listed exception, on two ranks, at any place in the step."""
     world = run(
         tmp_path / "run",
         scripts.ddp,
@@ -30,14 +30,14 @@ def test_a_listed_exception_is_tried_again(moment: str, calm: list[Any], tmp_pat
         raises=[(1, 0, 2, moment), (3, 0, 4, moment)],
         protect={"retry_on": (OSError, Hiccup)},
     )
-    told = [body for body in world.heard if isinstance(body, WorkerFailed)]
-    said = {(one.rank, one.evidence) for one in told if one.kind == "exception"}
-    assert said == {(1, "SmallHiccup: in step 2"), (3, "SmallHiccup: in step 4")}
-    assert sum(world.lives.values()) == 0
+    reports = [body for body in world.received if isinstance(body, WorkerFailed)]
+    raised = {(one.rank, one.evidence) for one in reports if one.kind == "exception"}
+    assert raised == {(1, "SmallHiccup: in step 2"), (3, "SmallHiccup: in step 4")}
+    assert sum(world.incarnations.values()) == 0
     assert_same(calm, world)
 
 
-def test_any_other_exception_ends_the_process_as_always(calm: list[Any], tmp_path: Path) -> None:
+def test_other_exception_ends_the_process(calm: list[Any], tmp_path: Path) -> None:
     world = run(
         tmp_path / "run",
         scripts.ddp,
@@ -45,5 +45,5 @@ def test_any_other_exception_ends_the_process_as_always(calm: list[Any], tmp_pat
         raises=[(1, 0, 2, "in forward")],
         protect={"retry_on": (OSError,)},
     )
-    assert world.lives[1] == 1
+    assert world.incarnations[1] == 1
     assert_same(calm, world)

@@ -1,4 +1,4 @@
-"""A script with checkpoints of its own says where it begins; the job goes on from the furthest."""
+"""A script with its own checkpoints says where it starts; the job resumes from the latest step."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
 from taskd.errors import SettingsError
-from tests.integration.torch.runs import assert_same, ends, lose_and_dump, play, run
-from tests.integration.torch.scripts import WIDTH, batch, digest, seed, strike
+from tests.integration.torch.runs import assert_same, ends, lose_and_checkpoint, run, run_scenario
+from tests.integration.torch.scripts import WIDTH, batch, digest, inject_fault, seed
 from tests.integration.torch.world import World
 
 STEPS = 8
 
 
-def with_checkpoints(told: dict[str, Any]) -> None:
-    """Loads its own checkpoint, if there is one, and saves one after the step that it is told."""
-    rank, folder = told["rank"], Path(told["folder"])
+def with_checkpoints(args: dict[str, Any]) -> None:
+    """Loads its own checkpoint, if there is one, and saves one after step `save_at`."""
+    rank, folder = args["rank"], Path(args["folder"])
     own = folder.parent / "own.pt"
     seed(7)
     job = taskd.init()
@@ -35,21 +35,21 @@ def with_checkpoints(told: dict[str, Any]) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         done = saved["step"]
     job.protect(model=model, optimizer=optimizer)
-    begun = []
-    for step in job.steps(told["steps"], start=told.get("starts", {}).get(rank, done)):
-        begun.append(int(step))
-        strike(told, step, "between steps")
+    started = []
+    for step in job.steps(args["steps"], start=args.get("starts", {}).get(rank, done)):
+        started.append(int(step))
+        inject_fault(args, step, "between steps")
         with step:
             optimizer.zero_grad()
             data, target = batch(rank, step)
-            strike(told, step, "in forward")
+            inject_fault(args, step, "in forward")
             torch.autograd.backward(nn.functional.cross_entropy(model(data), target))
             optimizer.step()
-        if rank == 0 and job.step == told.get("save_at"):
+        if rank == 0 and job.step == args.get("save_at"):
             state = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**state, "step": job.step}, own)
     torch.save(digest(net, optimizer), folder / f"end-{rank}.pt")
-    (folder / f"first-{rank}").write_text(str(begun[0]))
+    (folder / f"first-{rank}").write_text(str(started[0]))
 
 
 def first_steps(world: World) -> list[int]:
@@ -62,21 +62,17 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return ends(run(folder, with_checkpoints, steps=STEPS))
 
 
-def test_a_rank_lost_in_the_very_first_step_comes_back_to_it(
-    calm: list[Any], tmp_path: Path
-) -> None:
+def test_rank_lost_in_the_first_step_resumes_there(calm: list[Any], tmp_path: Path) -> None:
     run(tmp_path / "before", with_checkpoints, steps=4, save_at=4)
     kills = [(1, 0, 4, "in forward"), (0, 0, 6, "between steps")]
     world = run(tmp_path / "after", with_checkpoints, steps=STEPS, kills=kills)
     assert_same(calm, world)
-    assert world.lives == {0: 1, 1: 1, 2: 0, 3: 0}
+    assert world.incarnations == {0: 1, 1: 1, 2: 0, 3: 0}
     assert first_steps(world) == [6, 4, 4, 4]
 
 
-def test_an_older_dump_does_not_undo_what_the_script_has_loaded(
-    calm: list[Any], tmp_path: Path
-) -> None:
-    lose_and_dump(tmp_path / "dumped", with_checkpoints, (1, 0, 2, "in forward"), steps=STEPS)
+def test_older_emergency_checkpoint_is_not_used(calm: list[Any], tmp_path: Path) -> None:
+    lose_and_checkpoint(tmp_path / "dumped", with_checkpoints, (1, 0, 2, "in forward"), steps=STEPS)
     old = tmp_path / "dump"
     old.rename(tmp_path / "aside")
     run(tmp_path / "before", with_checkpoints, steps=4, save_at=4)
@@ -84,33 +80,35 @@ def test_an_older_dump_does_not_undo_what_the_script_has_loaded(
     world = run(tmp_path / "after", with_checkpoints, steps=STEPS)
     assert first_steps(world) == [4] * 4
     assert_same(calm, world)
-    assert list(old.glob("step-2/taskd.json")), "it was not used, so it is not used up"
+    assert list(old.glob("step-2/taskd.json")), "it was not used, so it is not marked as used"
 
 
-def test_a_later_dump_is_gone_on_from(calm: list[Any], tmp_path: Path) -> None:
+def test_later_emergency_checkpoint_is_used(calm: list[Any], tmp_path: Path) -> None:
     run(tmp_path / "before", with_checkpoints, steps=2, save_at=2)
-    lose_and_dump(tmp_path / "dumped", with_checkpoints, (1, 0, 5, "in forward"), steps=STEPS)
+    lose_and_checkpoint(tmp_path / "dumped", with_checkpoints, (1, 0, 5, "in forward"), steps=STEPS)
     world = run(tmp_path / "after", with_checkpoints, steps=STEPS)
     assert first_steps(world) == [5] * 4
     assert_same(calm, world)
 
 
-def noting_refusals(told: dict[str, Any]) -> None:
+def recording_refusals(args: dict[str, Any]) -> None:
     try:
-        with_checkpoints(told)
+        with_checkpoints(args)
     except SettingsError as error:
-        (Path(told["folder"]) / f"refused-{told['rank']}").write_text(str(error))
+        (Path(args["folder"]) / f"refused-{args['rank']}").write_text(str(error))
         raise
 
 
-def test_ranks_that_begin_at_different_steps_are_told_so(tmp_path: Path) -> None:
-    world = World(noting_refusals, tmp_path, told={"steps": STEPS, "starts": {2: 3}})
+def test_different_start_steps_are_refused(tmp_path: Path) -> None:
+    world = World(recording_refusals, tmp_path, args={"steps": STEPS, "starts": {2: 3}})
 
-    async def story() -> None:
+    async def scenario() -> None:
         await world.start()
-        await world.until(lambda: len(world.dead) == world.size, "an end", world.run_s)
+        await world.until(
+            lambda: len(world.dead) == world.size, "the end of all ranks", world.run_s
+        )
 
-    play(world, story)
+    run_scenario(world, scenario)
     for rank in range(world.size):
-        told = (tmp_path / f"refused-{rank}").read_text()
-        assert told == "steps(start=…) must be the same on all ranks, got (0, 0, 3, 0)"
+        refusal = (tmp_path / f"refused-{rank}").read_text()
+        assert refusal == "steps(start=…) must be the same on all ranks, got (0, 0, 3, 0)"

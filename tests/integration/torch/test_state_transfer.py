@@ -1,4 +1,4 @@
-"""What state looks like on its way, and what is refused: in one process, without any peer."""
+"""Transfer of state and snapshots, and what is refused: in one process, without any peer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from taskd.torch.copies import snapshot_file as page
-from taskd.torch.copies.snapshot_file import HEAD, Reader
+from taskd.torch.copies import snapshot_file
+from taskd.torch.copies.snapshot_file import HEAD, SnapshotReader
 from taskd.torch.copies.snapshots import Snapshots
-from taskd.torch.state import sealed
-from taskd.torch.state import transfer as state
+from taskd.torch.state import sealed, transfer
 from taskd.torch.state.protected import Protected
 from taskd.torch.state.sealed import BadState
-from taskd.torch.state.transfer import Parcel
+from taskd.torch.state.transfer import StateImage
 
 
 def trained(seed: int, steps: int = 2) -> Protected:
@@ -33,13 +32,13 @@ def trained(seed: int, steps: int = 2) -> Protected:
     return Protected(model, optimizer, None, {"scheduler": scheduler})
 
 
-def pour(parcel: Parcel) -> bytearray:
+def to_bytes(image: StateImage) -> bytearray:
     out = bytearray()
-    parcel.give(lambda piece: out.extend(piece.cast("B")))
+    image.send(lambda piece: out.extend(piece.cast("B")))
     return out
 
 
-class Tap:
+class ByteSource:
     def __init__(self, content: bytes | bytearray) -> None:
         self._content, self._at = content, 0
 
@@ -47,31 +46,31 @@ class Tap:
         flat = place.cast("B")
         part = self._content[self._at : self._at + flat.nbytes]
         if len(part) < flat.nbytes:
-            raise BadState("the end")
+            raise BadState("end of data")
         flat[:] = part
         self._at += flat.nbytes
 
 
 def same(one: Protected, other: Protected) -> bool:
-    def pieces(kept: Protected) -> bytearray:
-        return pour(Parcel(kept, 0, 0, ""))
+    def content(protected: Protected) -> bytearray:
+        return to_bytes(StateImage(protected, 0, 0, ""))
 
-    return pieces(one) == pieces(other)
-
-
-def test_the_taker_becomes_the_giver_in_every_bit() -> None:
-    giver, taker = trained(1), trained(2, steps=0)
-    assert not same(giver, taker)
-    content = pour(Parcel(giver, 2, 5, ""))
-    state.take(taker, 2, 5, "", Tap(content), aside=False)
-    assert same(giver, taker)
-    assert taker.parts["scheduler"].state_dict() == giver.parts["scheduler"].state_dict()
+    return content(one) == content(other)
 
 
-def test_the_length_is_what_is_sent() -> None:
-    parcel = Parcel(trained(1), 2, 5, "")
-    parcel.seal()
-    assert len(pour(parcel)) == parcel.length
+def test_receiver_has_every_bit_of_the_sender() -> None:
+    sender, receiver = trained(1), trained(2, steps=0)
+    assert not same(sender, receiver)
+    content = to_bytes(StateImage(sender, 2, 5, ""))
+    transfer.receive_state(receiver, 2, 5, "", ByteSource(content), keep_own=False)
+    assert same(sender, receiver)
+    assert receiver.parts["scheduler"].state_dict() == sender.parts["scheduler"].state_dict()
+
+
+def test_length_is_the_number_of_bytes_sent() -> None:
+    image = StateImage(trained(1), 2, 5, "")
+    image.seal()
+    assert len(to_bytes(image)) == image.length
 
 
 @pytest.mark.parametrize(
@@ -79,81 +78,92 @@ def test_the_length_is_what_is_sent() -> None:
     [(3, 5, ""), (2, 4, ""), (2, 5, "another")],
     ids=["another step", "a later incident", "another shard"],
 )
-def test_what_was_not_asked_for_is_refused(step: int, incident: int, shard: str) -> None:
-    content = pour(Parcel(trained(1), 2, 5, ""))
-    with pytest.raises(BadState, match="asked for"):
-        state.take(trained(2), step, incident, shard, Tap(content), aside=True)
+def test_state_that_was_not_requested_is_refused(step: int, incident: int, shard: str) -> None:
+    content = to_bytes(StateImage(trained(1), 2, 5, ""))
+    with pytest.raises(BadState, match="expected step"):
+        transfer.receive_state(
+            trained(2), step, incident, shard, ByteSource(content), keep_own=True
+        )
 
 
 @pytest.mark.parametrize("where", [0.3, 0.6, 0.99])
-def test_a_flipped_bit_is_found_and_the_taker_stays_as_it_was(where: float) -> None:
-    content = pour(Parcel(trained(1), 2, 5, ""))
+def test_flipped_bit_is_refused_and_the_receiver_is_unchanged(where: float) -> None:
+    content = to_bytes(StateImage(trained(1), 2, 5, ""))
     content[int(len(content) * where)] ^= 1
-    taker, before = trained(2), trained(2)
+    receiver, before = trained(2), trained(2)
     with pytest.raises(BadState):
-        state.take(taker, 2, 5, "", Tap(content), aside=True)
-    assert same(taker, before)
+        transfer.receive_state(receiver, 2, 5, "", ByteSource(content), keep_own=True)
+    assert same(receiver, before)
 
 
 def test_all_zero_weights_with_a_valid_step_are_refused() -> None:
-    giver = trained(1)
-    content = pour(Parcel(giver, 2, 5, ""))
-    size = sum(p.numel() * p.element_size() for p in giver.parameters)
+    sender = trained(1)
+    content = to_bytes(StateImage(sender, 2, 5, ""))
+    size = sum(p.numel() * p.element_size() for p in sender.parameters)
     content[-size:] = bytes(size)
     with pytest.raises(BadState, match="checksum"):
-        state.take(trained(2), 2, 5, "", Tap(content), aside=True)
+        transfer.receive_state(trained(2), 2, 5, "", ByteSource(content), keep_own=True)
 
 
-def test_a_state_that_another_job_has_sealed_is_not_even_opened(
+def test_state_sealed_by_another_job_is_not_unpickled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever reaches torch's store could offer one; opening it would run what is in it."""
+    """Any process can write to torch's store; unpickling would run its code."""
     opened: list[str] = []
 
     class Trap:
         def __reduce__(self) -> tuple[object, ...]:
-            return opened.append, ("run by whoever opens it",)
+            return opened.append, ("code that runs when it is unpickled",)
 
     def offered(seal: str) -> bytearray:
         monkeypatch.setenv("TASKD_SEAL", seal)
         sealed._key.cache_clear()
-        letter = sealed.seal(Trap())
-        return bytearray(len(letter).to_bytes(8, "little") + letter)
+        data = sealed.seal(Trap())
+        return bytearray(len(data).to_bytes(8, "little") + data)
 
-    stranger, ours = offered("a stranger's key"), offered("ours")
+    foreign, ours = offered("another key"), offered("ours")
     try:
-        with pytest.raises(BadState, match="not of this job"):
-            state.check(Tap(stranger))
+        with pytest.raises(BadState, match="comes from another job"):
+            transfer.verify(ByteSource(foreign))
         assert not opened
         with pytest.raises(AttributeError):
-            state.check(Tap(ours))
-        with pytest.raises(BadState, match="is none"):
-            state.check(Tap(b"\xff" * 64))
+            transfer.verify(ByteSource(ours))
+        with pytest.raises(BadState, match="invalid manifest"):
+            transfer.verify(ByteSource(b"\xff" * 64))
     finally:
         monkeypatch.undo()
         sealed._key.cache_clear()
 
 
-def test_a_cut_connection_leaves_the_taker_as_it_was() -> None:
-    content = pour(Parcel(trained(1), 2, 5, ""))
-    taker, before = trained(2), trained(2)
+def test_cut_connection_leaves_the_receiver_unchanged() -> None:
+    content = to_bytes(StateImage(trained(1), 2, 5, ""))
+    receiver, before = trained(2), trained(2)
     with pytest.raises(BadState):
-        state.take(taker, 2, 5, "", Tap(content[: len(content) // 2]), aside=True)
-    assert same(taker, before)
+        transfer.receive_state(
+            receiver, 2, 5, "", ByteSource(content[: len(content) // 2]), keep_own=True
+        )
+    assert same(receiver, before)
 
 
-def test_another_model_is_refused() -> None:
+def test_state_of_another_model_is_refused() -> None:
     other = nn.Linear(4, 4)
-    taker = Protected(other, torch.optim.SGD(other.parameters(), 0.1), None, {})
-    with pytest.raises(BadState, match="models are not the same"):
-        state.take(taker, 2, 5, "", Tap(pour(Parcel(trained(1), 2, 5, ""))), aside=True)
+    receiver = Protected(other, torch.optim.SGD(other.parameters(), 0.1), None, {})
+    with pytest.raises(BadState, match="the models differ"):
+        transfer.receive_state(
+            receiver,
+            2,
+            5,
+            "",
+            ByteSource(to_bytes(StateImage(trained(1), 2, 5, ""))),
+            keep_own=True,
+        )
 
 
-def test_two_snapshots_are_kept_and_the_older_makes_room(tmp_path: Path) -> None:
-    kept = trained(1)
-    mine = Snapshots(tmp_path, 0, "a", kept)
+def test_two_snapshots_are_kept_and_the_older_is_overwritten(tmp_path: Path) -> None:
+    protected = trained(1)
+    mine = Snapshots(tmp_path, 0, "a", protected)
     for step in (1, 2, 3):
-        mine.begin(step, 0)
+        mine.start(step, 0)
     mine.wait()
     assert {copy.step for copy in mine.copies()} == {2, 3}
     assert len(list(tmp_path.iterdir())) == 2
@@ -161,9 +171,9 @@ def test_two_snapshots_are_kept_and_the_older_makes_room(tmp_path: Path) -> None
     assert {copy.step for copy in mine.copies()} == {2}
 
 
-def test_a_torn_snapshot_does_not_exist(tmp_path: Path) -> None:
+def test_incomplete_snapshot_is_not_listed(tmp_path: Path) -> None:
     mine = Snapshots(tmp_path, 0, "a", trained(1))
-    mine.begin(1, 0)
+    mine.start(1, 0)
     mine.wait()
     (path,) = tmp_path.iterdir()
     content = bytearray(path.read_bytes())
@@ -174,54 +184,54 @@ def test_a_torn_snapshot_does_not_exist(tmp_path: Path) -> None:
     assert mine.copies() == ()
 
 
-def test_a_damaged_snapshot_is_found_out_and_never_offered_again(tmp_path: Path) -> None:
-    kept = trained(1)
-    mine = Snapshots(tmp_path, 0, "a", kept)
-    mine.begin(1, 0)
+def test_damaged_snapshot_is_detected_and_not_offered_again(tmp_path: Path) -> None:
+    protected = trained(1)
+    mine = Snapshots(tmp_path, 0, "a", protected)
+    mine.start(1, 0)
     mine.wait()
     found = mine.find("a", 1)
     assert found is not None
-    assert page.is_sound(found)
+    assert snapshot_file.is_intact(found)
     content = bytearray(found.path.read_bytes())
     content[HEAD + found.length // 2] ^= 4
     found.path.write_bytes(content)
-    assert not page.is_sound(found)
-    reader = Reader(found)
+    assert not snapshot_file.is_intact(found)
+    reader = SnapshotReader(found)
     with pytest.raises(BadState):
-        state.take(trained(2), 1, 0, "a", reader.receive, aside=True)
+        transfer.receive_state(trained(2), 1, 0, "a", reader.receive, keep_own=True)
     reader.close()
-    mine.refuse(found)
+    mine.reject(found)
     assert mine.copies() == ()
 
 
-def test_a_full_shared_memory_costs_the_snapshot_and_nothing_else(
+def test_full_shared_memory_skips_only_the_snapshot(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = trained(1)
+    protected = trained(1)
     mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(tmp_path)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("a file system cannot be mounted here")
+        pytest.skip("cannot mount a file system on this machine")
     try:
-        mine = Snapshots(tmp_path, 0, "a", kept)
-        mine.begin(1, 0)
+        mine = Snapshots(tmp_path, 0, "a", protected)
+        mine.start(1, 0)
         mine.wait()
         assert mine.copies() == ()
         assert "No space left" in caplog.text
         subprocess.run(["mount", "-o", "remount,size=4m", tmp_path], check=True)
-        mine.begin(2, 0)
+        mine.start(2, 0)
         mine.wait()
         assert {copy.step for copy in mine.copies()} == {2}
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
-def test_a_state_that_grows_gets_a_larger_file(tmp_path: Path) -> None:
-    kept = trained(1)
-    mine = Snapshots(tmp_path, 0, "a", kept)
+def test_state_that_grows_gets_a_larger_file(tmp_path: Path) -> None:
+    protected = trained(1)
+    mine = Snapshots(tmp_path, 0, "a", protected)
     for step in range(1, 4):
-        kept.optimizers[0].param_groups[0]["note"] = "x" * 5000 * step
-        mine.begin(step, 0)
+        protected.optimizers[0].param_groups[0]["note"] = "x" * 5000 * step
+        mine.start(step, 0)
     mine.wait()
     found = mine.find("a", 3)
     assert found is not None
-    assert page.is_sound(found)
+    assert snapshot_file.is_intact(found)

@@ -1,4 +1,4 @@
-"""The job shrinks around a lost rank and grows back; every sample of every step is used once."""
+"""The job shrinks after a loss and grows back; every sample of every step is used once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ STEPS = 40
 
 
 @pytest.mark.parametrize("lost", [(2,), (0,), (1, 3)])
-def test_shrink_and_grow_back(lost: tuple[int, ...], tmp_path: Path) -> None:
+def test_every_sample_is_used_once_while_ranks_are_missing(
+    lost: tuple[int, ...], tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     kills = [(rank, 0, 5, "in forward") for rank in lost]
-    told = {"steps": STEPS, "kills": kills, "pace_s": 0.05}
-    world = World(scripts.elastic, folder, told=told)
+    args = {"steps": STEPS, "kills": kills, "pace_s": 0.05}
+    world = World(scripts.elastic, folder, args=args)
 
-    async def live() -> None:
+    async def scenario() -> None:
         try:
             await world.start()
             await world.until(lambda: world.dead == set(lost), "the loss", world.run_s)
@@ -41,7 +43,7 @@ def test_shrink_and_grow_back(lost: tuple[int, ...], tmp_path: Path) -> None:
         finally:
             await world.stop()
 
-    asyncio.run(live())
+    asyncio.run(scenario())
     used = Counter(
         line for rank in range(4) for line in (folder / f"used-{rank}").read_text().splitlines()
     )
@@ -51,23 +53,23 @@ def test_shrink_and_grow_back(lost: tuple[int, ...], tmp_path: Path) -> None:
     for name, tensor in calm[0]["model"].items():
         for rank in range(4):
             assert torch.equal(ended[0]["model"][name], ended[rank]["model"][name])
-        # The same batches, summed in another order: the same training up to rounding.
+        # The same batches summed in another order: equal up to rounding.
         assert torch.allclose(tensor, ended[0]["model"][name], rtol=1e-3, atol=1e-5), name
 
 
-def with_a_group_made_later(told: dict[str, Any]) -> None:
-    """When a rank is lost, two of the others found a group, by the numbers that torch has then."""
+def with_a_late_group(args: dict[str, Any]) -> None:
+    """When a rank is lost, two of the others create a group, by the rank numbers of that time."""
     job = taskd.init()
     model = DDP(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     job.protect(model=model, optimizer=optimizer)
     pair, sums = None, []
-    for step in job.steps(told["steps"]):
+    for step in job.steps(args["steps"]):
         if pair is None and len(job.members) == 3:
             pair = dist.new_group([0, 1])
-        number = torch.tensor([float(told["rank"])])
+        number = torch.tensor([float(args["rank"])])
         with step:
-            scripts.strike(told, step, "in forward")
+            scripts.inject_fault(args, step, "in forward")
             optimizer.zero_grad()
             torch.autograd.backward(model(torch.ones(4)).square().mean())
             if pair is not None and job.rank in (1, 2):
@@ -75,24 +77,24 @@ def with_a_group_made_later(told: dict[str, Any]) -> None:
             optimizer.step()
         if job.step > step and pair is not None:
             sums.append(int(number))
-        threading.Event().wait(told["pace_s"])
-    (Path(told["folder"]) / f"sums-{told['rank']}").write_text(" ".join(map(str, set(sums))))
+        threading.Event().wait(args["pace_s"])
+    (Path(args["folder"]) / f"sums-{args['rank']}").write_text(" ".join(map(str, set(sums))))
 
 
-def test_a_group_made_while_ranks_are_missing_survives_the_next_incident(tmp_path: Path) -> None:
-    told = {"steps": STEPS, "kills": [(0, 0, 3, "in forward")], "pace_s": 0.05}
-    world = World(with_a_group_made_later, tmp_path, told=told)
+def test_group_created_while_ranks_are_missing_survives_the_next_incident(tmp_path: Path) -> None:
+    args = {"steps": STEPS, "kills": [(0, 0, 3, "in forward")], "pace_s": 0.05}
+    world = World(with_a_late_group, tmp_path, args=args)
 
-    async def live() -> None:
+    async def scenario() -> None:
         try:
             await world.start()
             await world.until(lambda: world.dead == {0}, "the loss", world.run_s)
             await world.shrink()
-            await world.mend()
+            await world.recover()
             await world.until(lambda: len(world.done) == 3, "the end", world.run_s)
         finally:
             await world.stop()
 
-    asyncio.run(live())
-    told_sums = [(tmp_path / f"sums-{rank}").read_text() for rank in (1, 2, 3)]
-    assert told_sums == ["3", "3", "3"], "1 + 2, and rank 3 by itself"
+    asyncio.run(scenario())
+    sums = [(tmp_path / f"sums-{rank}").read_text() for rank in (1, 2, 3)]
+    assert sums == ["3", "3", "3"], "1 + 2, and rank 3 by itself"

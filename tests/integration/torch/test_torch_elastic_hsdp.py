@@ -17,17 +17,17 @@ from torch.distributed.fsdp import fully_shard
 import taskd.torch as taskd
 from taskd.torch.state.sharded import local
 from tests.integration.torch.runs import ends, run
-from tests.integration.torch.scripts import CLASSES, WIDTH, batch, strike
+from tests.integration.torch.scripts import CLASSES, WIDTH, batch, inject_fault
 from tests.integration.torch.world import World
 
 STEPS = 20
 
 
-def elastic_hsdp(told: dict[str, Any]) -> None:
+def elastic_hsdp(args: dict[str, Any]) -> None:
     """FSDP2 with replicas that share out the parts of missing ranks; records what it used."""
     torch.manual_seed(5)
     job = taskd.init()
-    mesh = DeviceMesh("cpu", told["mesh"], mesh_dim_names=("replicate", "shard"))
+    mesh = DeviceMesh("cpu", args["mesh"], mesh_dim_names=("replicate", "shard"))
     net = nn.Sequential(
         nn.Linear(WIDTH, 64), nn.Sequential(nn.Linear(64, 64), nn.Tanh()), nn.Linear(64, CLASSES)
     )
@@ -35,26 +35,26 @@ def elastic_hsdp(told: dict[str, Any]) -> None:
     fully_shard(net, mesh=mesh)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     job.protect(model=net, optimizer=optimizer)
-    log = Path(told["folder"]) / f"used-{told['rank']}"
-    for step in job.steps(told["steps"]):
+    log = Path(args["folder"]) / f"used-{args['rank']}"
+    for step in job.steps(args["steps"]):
         used = []
         with step:
             optimizer.zero_grad()
             for part in step.parts(net):
                 data, target = batch(part, step)
-                strike(told, step, "in forward")
+                inject_fault(args, step, "in forward")
                 loss = nn.functional.cross_entropy(net(data), target) * step.share
                 torch.autograd.backward(loss)
                 used.append(part)
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            strike(told, step, "after backward")
+            inject_fault(args, step, "after backward")
             optimizer.step()
         if job.step > step:
             with log.open("a") as file:
                 file.writelines(f"{int(step)} {part}\n" for part in used)
-        threading.Event().wait(told.get("pace_s", 0.0))
+        threading.Event().wait(args.get("pace_s", 0.0))
     end = {name: local(value).clone() for name, value in net.state_dict().items()}
-    torch.save(end, Path(told["folder"]) / f"end-{told['rank']}.pt")
+    torch.save(end, Path(args["folder"]) / f"end-{args['rank']}.pt")
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_a_replica_leaves_and_comes_back(
     folder = tmp_path / "run"
     folder.mkdir()
     size = sum(map(len, mesh))
-    told = {"steps": STEPS, "mesh": mesh, "kills": [(lost, 0, 5, moment)], "pace_s": 0.05}
-    world = World(elastic_hsdp, folder, size, told=told)
+    args = {"steps": STEPS, "mesh": mesh, "kills": [(lost, 0, 5, moment)], "pace_s": 0.05}
+    world = World(elastic_hsdp, folder, size, args=args)
     shrunk: list[dict[int, int]] = []
 
     async def live() -> None:
@@ -80,7 +80,7 @@ def test_a_replica_leaves_and_comes_back(
             await world.start()
             await world.until(lambda: world.dead == {lost}, "the loss", world.run_s)
             await world.shrink()
-            shrunk.append({rank: told.step for rank, told in world.committed.items()})
+            shrunk.append({rank: args.step for rank, args in world.committed.items()})
             assert world.left == dict.fromkeys(leaving, 0)
             await world.grow()
             await world.until(lambda: len(world.done) == size, "the end", world.run_s)
@@ -93,7 +93,7 @@ def test_a_replica_leaves_and_comes_back(
     # Who stood before the update, with all sums, could still finish the step without the others.
     finished = moment == "after backward" and committed == dict.fromkeys(staying, 7)
     assert finished or committed == dict.fromkeys(staying, 6)
-    assert world.lives == {rank: int(rank not in staying) for rank in range(size)}
+    assert world.incarnations == {rank: int(rank not in staying) for rank in range(size)}
     used = Counter(
         line for rank in range(size) for line in (folder / f"used-{rank}").read_text().splitlines()
     )

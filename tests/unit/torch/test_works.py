@@ -1,4 +1,4 @@
-"""torch/groups/works.py: handles of collectives, and what becomes of those that fail too late."""
+"""torch/groups/works.py: handles of collectives, and collectives that fail too late."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from taskd.torch.groups.all_groups import Groups, Mode
-from taskd.torch.groups.works import Guarded
+from taskd.torch.groups.works import GlooWork
 
 
 class Pending(dist.Work):
@@ -22,42 +22,42 @@ class Pending(dist.Work):
         return self.future
 
 
-def live(told: list[str]) -> Groups:
-    groups = Groups(2, told.append, lambda begun, done: None)
+def live(reasons: list[str]) -> Groups:
+    groups = Groups(2, reasons.append, lambda begun, done: None)
     groups.mode, groups.absorbing = Mode.LIVE, True
     return groups
 
 
-def test_a_collective_that_fails_breaks_the_groups_and_is_told_once() -> None:
-    told: list[str] = []
-    groups = live(told)
+def test_failed_collective_breaks_the_groups_and_is_reported_once() -> None:
+    reasons: list[str] = []
+    groups = live(reasons)
     first, second = Pending(), Pending()
-    works = [Guarded(groups, one, list) for one in (first, second)]
+    works = [GlooWork(groups, one, list) for one in (first, second)]
     first.future.set_exception(RuntimeError("connection closed"))
     second.future.set_exception(RuntimeError("connection closed, too"))
     assert groups.mode is Mode.BROKEN
-    assert told == ["RuntimeError: connection closed"]
+    assert reasons == ["RuntimeError: connection closed"]
     assert all(work.wait() for work in works)
 
 
-def test_one_that_was_given_up_long_ago_does_not_break_the_groups_of_today() -> None:
-    told: list[str] = []
-    groups = live(told)
+def test_late_failure_of_an_abandoned_collective_is_ignored() -> None:
+    reasons: list[str] = []
+    groups = live(reasons)
     forgotten = Pending()
-    work = Guarded(groups, forgotten, list)
-    work.give_up()
+    work = GlooWork(groups, forgotten, list)
+    work.abandon()
     assert work.wait()
     forgotten.future.set_exception(RuntimeError("timed out"))
     assert groups.mode is Mode.LIVE
-    assert told == []
+    assert reasons == []
 
 
-def test_a_step_that_ends_as_the_groups_break_knows_of_it() -> None:
+def test_leaving_a_step_reports_that_the_groups_are_broken() -> None:
     groups = live([])
     groups.abort(1, "a newer incident")
-    assert groups.leave()
+    assert groups.leave_step()
     groups = live([])
-    assert not groups.leave()
+    assert not groups.leave_step()
     groups.abort(1, "between steps")
     assert groups.mode is Mode.LIVE, "the script's own collectives run on"
-    assert groups.trouble()
+    assert groups.is_broken()

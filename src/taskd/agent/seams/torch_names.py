@@ -104,6 +104,11 @@ def log_line_prefix_template(agent: Any) -> str | None:
     return getattr(agent, "_log_line_prefix_template", None)
 
 
+def shutdown_timeout_s(agent: Any, default: float) -> float:
+    """The default in a torch that has no such option."""
+    return float(getattr(agent, "_shutdown_timeout", default))
+
+
 def start_method(agent: Any) -> str:
     return str(agent._start_method)
 

@@ -48,6 +48,7 @@ JOIN_S, REQUIRED_JOIN_S = 10.0, 180.0
 """How long to wait for a manager: by default, and with TASKD_PROCESS_ENABLE=on."""
 
 PERMISSION_S = 900.0
+SHUTDOWN_S = 30.0
 
 
 def install() -> bool:
@@ -215,7 +216,7 @@ class _Seam:
             strategies=(),
             logs=_log_settings(self.logs, size),
             signals=tuple(signal.Signals[name] for name in handled.split(",") if name),
-            grace_s=float(getattr(agent, "_shutdown_timeout", 30)),
+            grace_s=torch_names.shutdown_timeout_s(agent, SHUTDOWN_S),
             join_timeout_s=PERMISSION_S,
             virtual_local_rank=bool(getattr(spec, "virtual_local_rank", False)),
             state_dir="",

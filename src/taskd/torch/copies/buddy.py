@@ -1,9 +1,9 @@
 """A second copy of each snapshot on another node: a lost node takes its shared memory along.
 
-Each rank keeps copies for others and sends its own to a rank on another node
-(`core/manager/copy_placement.py` says whom to ask first). The keepers' addresses are in the store
-of the current meeting. Sending follows the local copy in the same thread, so it costs the
-training nothing but the link.
+Each rank keeps copies for others and sends its own to a rank on another node, its buddy
+(`core/manager/copy_placement.py` says which ranks to try first). The addresses are in the store of
+the current rendezvous. Sending follows the local copy in the same thread, so it costs training
+nothing but bandwidth.
 """
 
 from __future__ import annotations
@@ -19,111 +19,112 @@ from pathlib import Path
 
 from taskd import config
 from taskd.core.manager import copy_placement as placement
-from taskd.torch.copies import snapshot_file as page
-from taskd.torch.copies import snapshots
-from taskd.torch.groups.store import Meeting
+from taskd.torch.copies import snapshot_file, snapshots
+from taskd.torch.groups.store import Rendezvous
 
 log = logging.getLogger(__name__)
 
 SECRET_BYTES = 16
-_WHO = struct.Struct("<16sQQ")
+_HEADER = struct.Struct("<16sQQ")
 """Secret, rank, length of the file that follows."""
 TIMEOUT_S = 30.0
 CHUNK = 1 << 20
 
 
-class Keeper:
-    """Takes the copies of others into this node's memory, for the life of the process."""
+class Buddy:
+    """Keeps copies of other ranks in this node's memory, and sends ours to another node."""
 
     def __init__(self, folder: Path, rank: int, node: int) -> None:
         self._folder, self._rank, self._node = folder, rank, node
         self._secret = secrets.token_bytes(SECRET_BYTES)
-        self._door: socket.socket | None = None
-        self._buddy: tuple[str, int, bytes] | None = None
+        self._server: socket.socket | None = None
+        self._target: tuple[str, int, bytes] | None = None
         self._distrusted: frozenset[int] = frozenset()
 
-    def announce(self, meeting: Meeting) -> None:
-        """Say where we are, at each meeting anew: others may have come since."""
+    def announce(self, rendezvous: Rendezvous) -> None:
+        """Publish our address, at each rendezvous again: other ranks may have joined."""
         self._distrusted = frozenset()
-        if self._door is None:
-            self._door = socket.create_server((meeting.my_host(), 0))
-            threading.Thread(target=self._open, name="taskd-keeper", daemon=True).start()
-        host, port = self._door.getsockname()[:2]
-        told = f"{self._node} {host} {port} {self._secret.hex()}"
-        meeting.store.set(f"keeper/{self._rank}", told)
+        if self._server is None:
+            self._server = socket.create_server((rendezvous.local_host(), 0))
+            threading.Thread(
+                target=self._accept, args=(self._server,), name="taskd-buddy", daemon=True
+            ).start()
+        host, port = self._server.getsockname()[:2]
+        address = f"{self._node} {host} {port} {self._secret.hex()}"
+        rendezvous.store.set(f"buddy/{self._rank}", address)
 
-    def choose(self, meeting: Meeting, ranks: list[int]) -> bool:
-        """Find the buddy among all who have announced themselves. False: there is no other node."""
+    def choose(self, rendezvous: Rendezvous, ranks: list[int]) -> bool:
+        """Choose where our copies go, among all that have announced. False: no other node."""
         per_node = int(config.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self._buddy = None
+        self._target = None
         for rank in placement.buddy_candidates(self._rank, ranks, per_node):
-            node, host, port, secret = meeting.store.get(f"keeper/{rank}").decode().split()
+            node, host, port, secret = rendezvous.store.get(f"buddy/{rank}").decode().split()
             if int(node) != self._node:
-                self._buddy = host, int(port), bytes.fromhex(secret)
+                self._target = host, int(port), bytes.fromhex(secret)
                 return True
         return False
 
     def send(self, path: Path) -> None:
-        """Give the buddy a copy of this file. A copy that fails is made again with the next."""
-        if self._buddy is None:
+        """Send a copy of this file. If it fails, the next snapshot tries again."""
+        if self._target is None:
             return
-        host, port, secret = self._buddy
+        host, port, secret = self._target
         try:
             with (
                 path.open("rb") as file,
-                socket.create_connection((host, port), TIMEOUT_S) as link,
+                socket.create_connection((host, port), TIMEOUT_S) as connection,
             ):
                 length = path.stat().st_size
-                link.sendall(_WHO.pack(secret, self._rank, length))
-                link.sendfile(file)
+                connection.sendall(_HEADER.pack(secret, self._rank, length))
+                connection.sendfile(file)
         except OSError as error:
-            log.warning("no copy of the snapshot on another node: %s", error)
+            log.warning("snapshot has no second copy on another node: %s", error)
 
     def distrust(self, ranks: Collection[int]) -> None:
-        """Until the next meeting, keep nothing of these ranks: it may have been sent before."""
+        """Until the next rendezvous, keep nothing of these ranks: it may be on its way already."""
         self._distrusted = frozenset(ranks)
 
-    def _open(self) -> None:
-        assert self._door is not None
+    def _accept(self, server: socket.socket) -> None:
         while True:
             try:
-                guest, _ = self._door.accept()
+                connection, _ = server.accept()
             except OSError:
                 return
-            threading.Thread(target=self._keep, args=(guest,), daemon=True).start()
+            threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
 
-    def _keep(self, guest: socket.socket) -> None:
-        with suppress(OSError), guest:
-            guest.settimeout(TIMEOUT_S)
-            secret, rank, length = _WHO.unpack(_exactly(guest, _WHO.size))
+    def _receive(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            connection.settimeout(TIMEOUT_S)
+            header = _read_exactly(connection, _HEADER.size)
+            secret, rank, length = _HEADER.unpack(header)
             if not secrets.compare_digest(secret, self._secret):
                 return
             draft = self._folder / f"draft-{rank}-{threading.get_ident()}"
             try:
-                _store(guest, draft, length)
-                found = page.look(draft)
-                if found is not None and rank not in self._distrusted:
-                    draft.rename(snapshots.place_of(self._folder, f"{rank}.kept"))
+                _write_file(connection, draft, length)
+                info = snapshot_file.inspect(draft)
+                if info is not None and rank not in self._distrusted:
+                    draft.rename(snapshots.next_file(self._folder, f"{rank}.kept"))
             finally:
                 draft.unlink(missing_ok=True)
 
 
-def _store(guest: socket.socket, draft: Path, length: int) -> None:
+def _write_file(connection: socket.socket, draft: Path, length: int) -> None:
     with draft.open("wb") as file:
         left = length
         while left:
-            chunk = guest.recv(min(CHUNK, left))
+            chunk = connection.recv(min(CHUNK, left))
             if not chunk:
-                raise OSError("the sender is gone")
+                raise OSError("the sender has closed the connection")
             file.write(chunk)
             left -= len(chunk)
 
 
-def _exactly(guest: socket.socket, length: int) -> bytes:
-    got = b""
-    while len(got) < length:
-        part = guest.recv(length - len(got))
+def _read_exactly(connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        part = connection.recv(length - len(data))
         if not part:
-            raise OSError("the sender is gone")
-        got += part
-    return got
+            raise OSError("the sender has closed the connection")
+        data += part
+    return data

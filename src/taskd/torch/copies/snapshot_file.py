@@ -1,8 +1,8 @@
 """One file of shared memory with one copy of a rank's state in it, and how it is read.
 
-The file stays mapped as long as the process lives: its memory is reserved, faulted in and made
-known to the device once, and from then on a copy costs what the link to the device costs. The
-first word is written last; `snapshots.py` decides when to write and which of its files to use.
+The file stays mapped as long as the process runs: its memory is reserved, faulted in and pinned
+once, and from then on a copy costs as much as the link to the device. The first word is written
+last; `snapshots.py` decides when to write and into which of its files.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pathlib import Path
 
 import torch
 
-from taskd.torch.state import transfer as state
+from taskd.torch.state import transfer
 from taskd.torch.state.sealed import BadState
-from taskd.torch.state.state_link import Receive
-from taskd.torch.state.transfer import Parcel
+from taskd.torch.state.state_link import Receive, Send
+from taskd.torch.state.transfer import StateImage
 
 log = logging.getLogger(__name__)
 
 MAGIC = 0x3150414E53445354  # "TSDSNAP1"
 HEAD = 256
 _HEAD = struct.Struct("<QQQQ160s")
-_WHOLE = struct.Struct("<Q")
-"""The first word: MAGIC when the rest is whole, 0 while it is being written."""
+_FIRST_WORD = struct.Struct("<Q")
+"""MAGIC when the file is complete, 0 while it is being written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A whole copy that lies in the folder."""
+class SnapshotInfo:
+    """A complete copy in the folder."""
 
     path: Path
     step: int
@@ -40,7 +40,7 @@ class Found:
     length: int
 
 
-class Page:
+class SnapshotWriter:
     """A file that this process writes."""
 
     def __init__(self, path: Path) -> None:
@@ -50,27 +50,27 @@ class Page:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._is_pinned = False
 
-    def write(self, shard: str, step: int, parcel: Parcel) -> None:
-        """In place: the file keeps its memory from one time to the next."""
-        parcel.seal()
-        size = HEAD + parcel.length
+    def write(self, shard: str, step: int, image: StateImage) -> None:
+        """In place: the file keeps its memory from one copy to the next."""
+        image.seal()
+        size = HEAD + image.length
         if self._map is None or os.fstat(self._file).st_size != size or len(self._map) != size:
             self._close()
             self._open(size)
-        if parcel.on_device and not self._is_pinned:
+        if image.on_device and not self._is_pinned:
             self._pin()
-        page = self._map
-        assert page is not None
-        page[: _WHOLE.size] = _WHOLE.pack(0)
-        parcel.lay(self._bytes[HEAD:])
-        head = _HEAD.pack(0, step, parcel.length, os.getpid(), shard.encode()[:160])
-        page[_WHOLE.size : _HEAD.size] = head[_WHOLE.size :]
-        page[: _WHOLE.size] = _WHOLE.pack(MAGIC)
+        target = self._map
+        assert target is not None
+        target[: _FIRST_WORD.size] = _FIRST_WORD.pack(0)
+        image.write_into(self._bytes[HEAD:])
+        head = _HEAD.pack(0, step, image.length, os.getpid(), shard.encode()[:160])
+        target[_FIRST_WORD.size : _HEAD.size] = head[_FIRST_WORD.size :]
+        target[: _FIRST_WORD.size] = _FIRST_WORD.pack(MAGIC)
 
     def _open(self, size: int) -> None:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._file, size)
-        # All of it now: memory that is not there when it is written to would end the process.
+        # Reserve all of it now: writing to memory that is not available would end the process.
         os.posix_fallocate(self._file, 0, size)
         self._map = mmap.mmap(self._file, size)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
@@ -88,22 +88,38 @@ class Page:
             self._file = -1
 
     def _pin(self) -> None:
-        """Let the device write here by itself."""
+        """Let the device write here directly."""
         self._is_pinned = True
-        told = torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
+        code = torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
             self._bytes.data_ptr(), self._bytes.numel(), 0
         )
-        if int(told):
-            log.warning("%s cannot be pinned (CUDA error %d): copies are slow", self._path, told)
+        if int(code):
+            log.warning(
+                "%s cannot be pinned, so copies are slow: cuda_error=%d", self._path, int(code)
+            )
 
 
-def spoil(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.write(_WHOLE.pack(0))
+class SnapshotReader:
+    """Reads a copy as if it came over a connection."""
+
+    def __init__(self, info: SnapshotInfo) -> None:
+        self._file = info.path.open("rb")
+        self._file.seek(HEAD)
+
+    def receive(self, target: memoryview) -> None:
+        target = target.cast("B")
+        while target.nbytes:
+            got = self._file.readinto(target)
+            if not got:
+                raise BadState("the copy is shorter than its manifest says")
+            target = target[got:]
+
+    def close(self) -> None:
+        self._file.close()
 
 
-def look(path: Path) -> Found | None:
-    """None when it is torn, or being written."""
+def inspect(path: Path) -> SnapshotInfo | None:
+    """None when the file is incomplete, or being written."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD.size)
@@ -115,14 +131,15 @@ def look(path: Path) -> Found | None:
     magic, step, length, _, shard = _HEAD.unpack(head)
     if magic != MAGIC or size != HEAD + length:
         return None
-    return Found(path, step, shard.rstrip(b"\0").decode(), length)
+    return SnapshotInfo(path, step, shard.rstrip(b"\0").decode(), length)
 
 
-def is_sound(found: Found) -> bool:
-    """Whether every sum in it matches."""
-    reader = Reader(found)
+def is_intact(info: SnapshotInfo) -> bool:
+    """Whether every checksum in it matches."""
+    reader = SnapshotReader(info)
+    receive: Receive = reader.receive
     try:
-        state.check(reader.receive)
+        transfer.verify(receive)
     except BadState:
         return False
     finally:
@@ -130,34 +147,17 @@ def is_sound(found: Found) -> bool:
     return True
 
 
-class Reader:
-    """Reads a copy as if it came over a connection."""
-
-    def __init__(self, found: Found) -> None:
-        self._file = found.path.open("rb")
-        self._file.seek(HEAD)
-
-    @property
-    def receive(self) -> Receive:
-        return self._read
-
-    def _read(self, place: memoryview) -> None:
-        place = place.cast("B")
-        while place.nbytes:
-            got = self._file.readinto(place)
-            if not got:
-                raise BadState("the copy ends too early")
-            place = place[got:]
-
-    def close(self) -> None:
-        self._file.close()
+def invalidate(path: Path) -> None:
+    """Mark the file as incomplete, so that it is never used again."""
+    with path.open("r+b") as file:
+        file.write(_FIRST_WORD.pack(0))
 
 
-def send(found: Found, to: Receive) -> None:
-    """Give a copy away as it is; the taker checks it."""
-    with found.path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as page:
-        whole = memoryview(page)
+def send_file(info: SnapshotInfo, send: Send) -> None:
+    """Send a copy as it is; the receiver checks it."""
+    with info.path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        whole = memoryview(mapped)
         try:
-            to(whole[HEAD : HEAD + found.length])
+            send(whole[HEAD : HEAD + info.length])
         finally:
             whole.release()

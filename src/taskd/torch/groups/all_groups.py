@@ -1,10 +1,10 @@
-"""All process groups of this process as one: alive, alone, or broken together.
+"""All process groups of this process as one: they are live, solo or broken together.
 
-A step that lost one collective is lost as a whole, so there is one mode for all groups. `group.py`
-asks it on every call, the gates (`step.py`) before every update; `repair.py` and the worker's
-thread change it.
+A step that lost one collective is lost as a whole, so there is one mode for all groups.
+`resilient_group.py` asks for it on every call, the gates (`step_cycle.py`) before every update;
+`apply_plan.py` and the thread that talks to the manager change it.
 
-    alone --meet--> mending --open--> live --absorb, abort--> broken --meet--> mending …
+    solo --form_all--> repairing --open--> live --absorb, abort--> broken --form_all--> repairing …
 """
 
 from __future__ import annotations
@@ -17,73 +17,73 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from taskd.errors import Transient
-from taskd.torch.groups import gloo_threads as threads
-from taskd.torch.groups.device_collectives import Landing
-from taskd.torch.groups.store import Meeting, SharedStore
-from taskd.torch.setup_results import Setup
+from taskd.torch.groups.in_flight import DeviceCollectives, GlooCollectives
+from taskd.torch.groups.store import CurrentStore, Rendezvous
+from taskd.torch.setup_results import SetupResults
 
 if TYPE_CHECKING:
     from taskd.torch.groups.resilient_group import ResilientGroup
-    from taskd.torch.groups.works import Guarded, Streamed
+    from taskd.torch.groups.works import DeviceWork, GlooWork
 
-
-GLANCE_S = 0.005
-"""How often gloo's threads are looked at while they do not report their end."""
-MISUSE = "ProcessGroupGloo::"
-"""How gloo begins its complaints about arguments, before it asks any peer."""
+WRONG_ARGUMENT = "ProcessGroupGloo::"
+"""How gloo's messages about wrong arguments begin; it checks them before it talks to any peer."""
 
 
 class Mode(Enum):
-    ALONE = "alone"
-    """Not met yet: collectives see ourselves only."""
-    MENDING = "mending"
-    """Met again, but not yet of one state: collectives are the repair's own."""
+    SOLO = "solo"
+    """No rendezvous yet: a collective sees this rank only."""
+    REPAIRING = "repairing"
+    """Groups are formed, but states still differ: collectives belong to the repair."""
     LIVE = "live"
     BROKEN = "broken"
 
 
 class GroupsAborted(Transient):
-    """Forming the groups was cut short: there is a newer incident."""
+    """Forming the groups was interrupted by a newer incident."""
 
 
 class Groups:
-    """The registry that every resilient group of this process belongs to."""
+    """The registry of all resilient groups of this process."""
 
     def __init__(
-        self, world: int, on_fault: Callable[[str], None], on_collective: Callable[[int, int], None]
+        self,
+        world_size: int,
+        on_fault: Callable[[str], None],
+        on_collective: Callable[[int, int], None],
     ) -> None:
-        self.mode = Mode.ALONE
+        """`on_fault` gets the reason of a break, `on_collective` how many have begun and ended."""
+        self.mode = Mode.SOLO
         self.absorbing = False
-        """Inside a protected step: errors are remembered, not raised."""
+        """Inside a protected step: errors are recorded, not raised."""
         self.begun = 0
-        """Collectives entered, and `done` those that ended: what the beacon shows."""
+        """Collectives entered; `done` counts those that ended. The beacon shows both."""
         self.done = 0
-        self._flying: set[Guarded] = set()
-        self._landing = Landing(self._ask)
-        self._landed = threading.Condition()
-        self.store = SharedStore(world)
-        self.setup = Setup()
+        self.store = CurrentStore(world_size)
+        self.setup = SetupResults()
         self.why = ""
+        """Why the groups are broken; empty while they are not."""
+        self._gloo = GlooCollectives()
+        self._devices = DeviceCollectives(self._find_device_error)
         self._on_fault, self._on_collective = on_fault, on_collective
         self._all: list[ResilientGroup] = []
-        self._meeting: Meeting | None = None
-        self._pending = ""
-        """Why the groups are to be aborted once the next step begins."""
-        self._told = 0
-        """The newest incident that we were told of."""
+        self._rendezvous: Rendezvous | None = None
+        self._pending_abort = ""
+        """Why the groups are to be aborted when the next step begins."""
+        self._newest_incident = 0
+        """The newest incident that `abort` was called for."""
         self._splits: Counter[tuple[int, ...]] = Counter()
         self._lock = threading.Lock()
 
     def add(self, group: ResilientGroup) -> None:
         self._all.append(group)
-        if self.mode is not Mode.ALONE and self._meeting is not None:
-            group.form(self._meeting.store)
+        if self.mode is not Mode.SOLO and self._rendezvous is not None:
+            group.form(self._rendezvous.store)
 
     def discard(self, group: ResilientGroup) -> None:
         self._all = [other for other in self._all if other is not group]
 
     def name_split(self, ranks: tuple[int, ...]) -> str:
-        """The same on all of these ranks: they make their groups in the same order."""
+        """The same name on all of these ranks: they create their groups in the same order."""
         self._splits[ranks] += 1
         return f"split/{'-'.join(map(str, ranks))}/{self._splits[ranks]}"
 
@@ -93,195 +93,191 @@ class Groups:
         return self._all[0]
 
     @property
-    def meeting(self) -> Meeting:
-        """Where the current groups met."""
-        assert self._meeting is not None
-        return self._meeting
+    def rendezvous(self) -> Rendezvous:
+        """Where the current groups were formed."""
+        assert self._rendezvous is not None
+        return self._rendezvous
 
-    def meet(
+    # Forming
+
+    def form_all(
         self,
         incident: int,
         address: str,
-        place: str,
+        prefix: str,
         timeout: timedelta,
         members: tuple[int, ...] = (),
     ) -> None:
-        """Form all groups anew at this store, in the order in which the script made them.
+        """Form all groups again at this store, in the order in which the script created them.
 
-        `members` are the ranks that are in the job from now on; none: all, as ever.
+        `members` are the ranks that are in the job from now on; empty: no change.
         """
-        self._prepare(incident, address, place, timeout)
+        self._prepare(incident, address, prefix, timeout)
         for group in self._all:
             if members:
-                group.become(members)
+                group.set_members(members)
         self._form(self._all)
 
-    def gather(
-        self, incident: int, address: str, place: str, timeout: timedelta, members: tuple[int, ...]
+    def form_default(
+        self, incident: int, address: str, prefix: str, timeout: timedelta, members: tuple[int, ...]
     ) -> None:
-        """Form the default group only, of some ranks only."""
-        self._prepare(incident, address, place, timeout)
-        self.world.become(members)
+        """Form only the default group, of these ranks."""
+        self._prepare(incident, address, prefix, timeout)
+        self.world.set_members(members)
         self._form([self.world])
 
-    def _prepare(self, incident: int, address: str, place: str, timeout: timedelta) -> None:
+    def _prepare(self, incident: int, address: str, prefix: str, timeout: timedelta) -> None:
         with self._lock:
-            if self._told > incident:
-                raise GroupsAborted(f"incident {self._told} has come before {incident} was met")
-            self.mode, self.why, self._pending = Mode.MENDING, "", ""
-            self._meeting = None
+            if self._newest_incident > incident:
+                raise GroupsAborted(
+                    f"incident {self._newest_incident} began before the groups of incident "
+                    f"{incident} were formed"
+                )
+            self.mode, self.why, self._pending_abort = Mode.REPAIRING, "", ""
+            self._rendezvous = None
         for group in self._all:
             group.abort()
-        at_rest = self.settle()
+        idle = self.wait_for_gloo()
         for group in self._all:
-            group.drop(at_rest)
-        meeting = Meeting(address, place, timeout)
+            group.drop(idle)
+        rendezvous = Rendezvous(address, prefix, timeout)
         with self._lock:
             if self.why:
                 raise GroupsAborted(self.why)
-            self._meeting = meeting
-        self.store.point_at(meeting.store)
+            self._rendezvous = rendezvous
+        self.store.point_at(rendezvous.store)
 
     def _form(self, groups: list[ResilientGroup]) -> None:
         try:
             for group in groups:
-                group.form(self.meeting.store)
+                group.form(self.rendezvous.store)
         except RuntimeError as error:
             raise GroupsAborted(self.why or str(error)) from error
 
     def open(self) -> None:
-        """Everything is of one state again: the groups belong to the training."""
+        """All ranks have the same state again: give the groups back to training."""
         with self._lock:
             if self.why:
                 raise GroupsAborted(self.why)
             self.mode = Mode.LIVE
 
-    def absorb(self, error: RuntimeError, met: Meeting | None = None) -> None:
-        """A collective has failed inside a step. The first failure is told; the peers notice.
+    # Breaking
 
-        `met`: where its group had met. What fails late says nothing about the groups of today.
+    def absorb(self, error: RuntimeError, formed_at: Rendezvous | None = None) -> None:
+        """Record the failure of a collective inside a step, and free all that wait.
+
+        Only the first failure is reported; the peers notice it by themselves. `formed_at`: where
+        the collective's group was formed. A late failure of an old group is ignored.
         """
-        if str(error).startswith(MISUSE) and not self.trouble():
-            raise error  # the script's own mistake: no replay would make it right
+        if str(error).startswith(WRONG_ARGUMENT) and not self.is_broken():
+            raise error  # a mistake of the script: replaying the step would not help
         why = f"{type(error).__name__}: {error}"
         with self._lock:
-            if met not in (None, self._meeting) or not self._flip(why):
-                return  # it fails with the first one, which frees them all
-            free = self._waiting()
-        self._on_fault(why)  # before the training thread is freed, which would say that it stands
+            if formed_at not in (None, self._rendezvous) or not self._mark_broken(why):
+                return  # it fails because of the first one, which frees them all
+            free = self._free_waiting()
+        self._on_fault(why)  # before the training thread is freed, which reports that it is parked
         free()
 
     def abort(self, incident: int, why: str) -> None:
-        """Free the training thread from whatever collective it waits in. From any thread.
+        """Free the training thread from the collective that it waits in. From any thread.
 
-        Between steps the user's own collectives run, whose errors would be raised: there the
+        Between two steps the script's own collectives run, whose errors would be raised: there the
         groups are left alone until the next step begins.
         """
         with self._lock:
-            if incident < self._told:
+            if incident < self._newest_incident:
                 return
-            self._told = incident
+            self._newest_incident = incident
             if self.mode is Mode.LIVE and not self.absorbing:
-                self._pending = why
+                self._pending_abort = why
                 return
-            self._flip(why)
-            free = self._waiting()
+            self._mark_broken(why)
+            free = self._free_waiting()
         free()
 
-    def enter(self) -> None:
-        """A protected step begins."""
+    def is_broken(self) -> bool:
+        """Also when an abort is pending."""
+        return self.mode is Mode.BROKEN or bool(self._pending_abort)
+
+    # Steps
+
+    def enter_step(self) -> None:
         with self._lock:
             self.absorbing = True
-            if not self._pending:
+            if not self._pending_abort:
                 return
-            self._flip(self._pending)
-            free = self._waiting()
+            self._mark_broken(self._pending_abort)
+            free = self._free_waiting()
         free()
 
-    def leave(self) -> bool:
-        """It has ended, well or not. Whether the groups are in trouble at that very moment."""
+    def leave_step(self) -> bool:
+        """Whether the groups are broken at the very moment at which the step ends."""
         with self._lock:
             self.absorbing = False
-            trouble = self.trouble()
-        self._landing.forget()
+            broken = self.is_broken()
+        self._devices.clear()
         self.done = self.begun
-        return trouble
+        return broken
 
-    def trouble(self) -> bool:
-        return self.mode is Mode.BROKEN or bool(self._pending)
+    def barrier(self) -> None:
+        """Wait until every member has come this far, or the groups are broken."""
+        self.world.barrier().wait()
+        self.wait_for_devices()
 
-    def begin(self, work: Guarded) -> None:
-        """gloo has this collective now, and its memory."""
+    # Collectives in flight
+
+    def gloo_started(self, work: GlooWork) -> None:
+        """gloo uses this collective's memory from now on."""
         self._on_collective(self.begun, self.done)
-        with self._landed:
-            self._flying.add(work)
+        self._gloo.add(work)
 
-    def end(self, work: Guarded) -> None:
-        """gloo is done with it."""
+    def gloo_ended(self, work: GlooWork) -> None:
         self.done += 1
         self._on_collective(self.begun, self.done)
-        with self._landed:
-            self._flying.discard(work)
-            if not self._flying:
-                self._landed.notify_all()
+        self._gloo.remove(work)
 
-    def launch(self, work: Streamed) -> None:
-        """A device has this collective now."""
+    def wait_for_gloo(self) -> bool:
+        """After an abort: wait until gloo uses no memory any more. False: some never end."""
+        return self._gloo.wait()
+
+    def device_started(self, work: DeviceWork) -> None:
         self._on_collective(self.begun, self.done)
-        self._landing.launch(work)
+        self._devices.add(work)
 
-    def land(self) -> None:
-        """Whatever devices had to do for this step is done, or has failed."""
-        if self._landing.land():
+    def wait_for_devices(self) -> None:
+        """Return when the devices have done, or failed, all collectives of this step."""
+        if self._devices.wait():
             self.done = self.begun
             self._on_collective(self.begun, self.done)
 
-    def arrive(self) -> None:
-        """Wait until every member has come this far, or there is trouble."""
-        self.world.barrier().wait()
-        self.land()
-
-    def _ask(self) -> None:
-        met = self._meeting
+    def _find_device_error(self) -> None:
+        rendezvous = self._rendezvous
         if self.absorbing and self.mode is Mode.LIVE:
             for group in self._all:
-                if problem := group.problem():
-                    self.absorb(RuntimeError(problem), met)
+                if error := group.device_error():
+                    self.absorb(RuntimeError(error), rendezvous)
                     return
 
-    def settle(self) -> bool:
-        """After an abort: wait until gloo touches no memory any more. False: some never end."""
-        before: dict[int, str] = {}
-        with self._landed:
-            while self._flying:
-                if not self._landed.wait(GLANCE_S):
-                    now = threads.at_work()
-                    if threads.asleep(before, now):
-                        self._flying.clear()
-                        return False
-                    before = now
-        return True
-
-    def _flip(self, why: str) -> bool:
-        """From here on nothing that the groups give is used. Under the lock; False: it is so."""
+    def _mark_broken(self, why: str) -> bool:
+        """No result of the groups is used from here on. Under the lock; False: it was broken."""
         first = not self.why
         self.mode, self.why = Mode.BROKEN, self.why or why
         return first
 
-    def _waiting(self) -> Callable[[], None]:
-        """What frees those who wait now, in a collective or at the store. Under the lock: by the
-        time it is called they may have been freed otherwise, and wait for something new."""
-        meeting, transports = self._meeting, [group.transport for group in self._all]
-        with self._landed:
-            flying = list(self._flying)
+    def _free_waiting(self) -> Callable[[], None]:
+        """What frees the threads that wait now, in a collective or at the store. Under the lock: by
+        the time it is called they may have been freed already, and wait for something new."""
+        rendezvous, transports = self._rendezvous, [group.transport for group in self._all]
+        works = self._gloo.current()
 
         def free() -> None:
-            if meeting is not None:
-                meeting.cut()
+            if rendezvous is not None:
+                rendezvous.abort()
             for transport in transports:
                 if transport is not None:
                     transport.abort()
-            for work in flying:
-                work.give_up()
+            for work in works:
+                work.abandon()
 
         return free

@@ -1,28 +1,28 @@
-"""Makes DDP's bucket layout the same in every life of every rank.
+"""Makes DDP's bucket layout the same in every incarnation of every rank.
 
 DDP rearranges its buckets after its first iteration. A rank that joins later would still have the
-first layout; the sums would be cut, and rounded, differently. So one pass over zero gradients is
-run on every rank before training, while its groups ask nobody: DDP then settles at once, by the
+first layout, and its sums would be split, and rounded, differently. So every rank runs one pass
+over zero gradients before training, without communication: DDP then rearranges at once, by the
 order of the parameters and nothing else, and never again.
 """
 
 from __future__ import annotations
 
 import mmap
-from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from taskd.torch import compat
 from taskd.torch.groups.all_groups import Groups, Mode
 
 
-def settle(model: DistributedDataParallel, groups: Groups) -> None:
-    """Let DDP rearrange its buckets now, without talking to anybody."""
+def rebuild_early(model: DistributedDataParallel, groups: Groups) -> None:
+    """Let DDP rearrange its buckets now, without communication."""
     if model.find_unused_parameters:
-        return  # it keeps its first layout for life
+        return  # such a DDP keeps its first layout
     before = groups.mode
-    groups.mode = Mode.MENDING  # not alone: this is no part of the script's set-up (`setup.py`)
+    groups.mode = Mode.REPAIRING  # not SOLO: this is not part of the set-up (`setup_results.py`)
     try:
         model.reducer.prepare_for_backward([])
         parameters = [p for p in model.module.parameters() if p.requires_grad]
@@ -31,36 +31,34 @@ def settle(model: DistributedDataParallel, groups: Groups) -> None:
         with torch.enable_grad():
             roots = [p.view_as(p) for p in parameters]
         torch.autograd.backward(roots, _zeros(parameters))
-        model.reducer._rebuild_buckets()
+        compat.rebuild_buckets(model.reducer)
     finally:
         groups.mode = before
     for parameter in parameters:
         parameter.grad = None
 
 
+def resize(model: DistributedDataParallel, groups: Groups) -> None:
+    """The number of ranks has changed: DDP's reducer keeps the number that it divides by."""
+    compat.rebuild_reducer(model)
+    rebuild_early(model, groups)
+
+
 def _zeros(parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
     """A zero gradient for each, all in the same memory.
 
-    On the CPU it comes from the kernel, not from malloc: a large block that malloc gets back makes
-    it keep the blocks that follow, and the optimizer's state would lie between gradients.
+    On the CPU it comes from the kernel, not from malloc: a large block that is returned to malloc
+    makes it keep the blocks that follow, and the optimizer's state would lie between gradients.
     """
     longest: dict[tuple[torch.device, torch.dtype], int] = {}
     for one in parameters:
         kind = one.device, one.dtype
         longest[kind] = max(longest.get(kind, 1), one.numel())
-    memory = {kind: _memory(*kind, length) for kind, length in longest.items()}
+    memory = {kind: _zero_memory(*kind, length) for kind, length in longest.items()}
     return [memory[p.device, p.dtype].as_strided(p.size(), p.stride()) for p in parameters]
 
 
-def _memory(device: torch.device, dtype: torch.dtype, length: int) -> torch.Tensor:
+def _zero_memory(device: torch.device, dtype: torch.dtype, length: int) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(length, dtype=dtype, device=device)
     return torch.frombuffer(mmap.mmap(-1, length * dtype.itemsize), dtype=dtype)
-
-
-def renew(model: Any, groups: Groups) -> None:
-    """For another number of ranks: DDP's reducer remembers by how many it divides."""
-    parameters, sparse = model._build_params_for_reducer()
-    names = model._build_debug_param_to_name_mapping(parameters)
-    model._ddp_init_helper(parameters, sparse, names, model.static_graph)
-    settle(model, groups)

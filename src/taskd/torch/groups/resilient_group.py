@@ -1,8 +1,8 @@
 """The process group that DDP, FSDP and user code see: torch's own, made resilient.
 
 It is a `torch.distributed.ProcessGroup` registered as the backend "taskd". Each operation goes to
-the transport of the current incident. Inside a protected step errors are absorbed; outside of it
-they are raised, as natively. `groups.py` holds the mode that all groups share.
+the transport of the current incident. Inside a protected step errors are recorded; outside they
+are raised, as by torch's own groups. `all_groups.py` holds the mode that all groups share.
 """
 
 from __future__ import annotations
@@ -16,64 +16,65 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 from torch.distributed import distributed_c10d as c10d
 
+from taskd.torch import compat
 from taskd.torch.groups.all_groups import Groups, Mode
-from taskd.torch.groups.coalesced import Joint, teach_batches
-from taskd.torch.groups.solo_results import ALONE, Alone
-from taskd.torch.groups.transport import Shape, Splittable, Transport, alone
-from taskd.torch.groups.works import Finished, Guarded, Spoilt, Streamed
+from taskd.torch.groups.coalesced import CoalescedBlock, patch_batch_isend_irecv
+from taskd.torch.groups.solo_results import SOLO_EFFECTS, SoloEffect
+from taskd.torch.groups.transport import Shape, SplittableNccl, Transport, solo_group
+from taskd.torch.groups.works import DeviceWork, Fallback, Finished, GlooWork
 
 BACKEND = "taskd"
 
 
 class ResilientGroup(dist.ProcessGroup):
-    """One group. What it is stays; what carries it is replaced at every incident."""
+    """One process group. It stays for the whole job; each incident gives it a new transport."""
 
     def __init__(self, groups: Groups, shape: Shape) -> None:
         super().__init__(shape.rank, shape.size)  # type: ignore[call-arg]
-        self.shape, self._full = shape, shape.ranks
+        self.shape, self._all_ranks = shape, shape.ranks
         self._groups = groups
         self.transport: Transport | None = None
         """Of the current incident."""
-        self._alone: dist.ProcessGroup | None = None
-        self._joint: Joint | None = None
+        self._solo: dist.ProcessGroup | None = None
+        self._block: CoalescedBlock | None = None
         self._name, self._desc = shape.name, "undefined"
         only_gloo = set(shape.backends.values()) == {"gloo"}
-        self._handle: type[Guarded | Streamed] = Guarded if only_gloo else Streamed
+        self._work_type: type[GlooWork | DeviceWork] = GlooWork if only_gloo else DeviceWork
 
     def form(self, store: Store) -> None:
         self.transport = Transport(self.shape, store)
         self.transport.form()
 
-    def become(self, members: tuple[int, ...]) -> None:
-        """Of the ranks that the script made it of, those that are in the job now.
+    def set_members(self, members: tuple[int, ...]) -> None:
+        """Keep those of the script's ranks that are in the job now.
 
         torch sees the job's ranks numbered without gaps, in their old order.
         """
-        ranks = tuple(rank for rank in self._full if rank in members)
-        me = self.shape.ranks[self.shape.rank]
-        self.shape = replace(self.shape, ranks=ranks, rank=ranks.index(me))
-        c10d._world.pg_group_ranks[self] = {members.index(r): at for at, r in enumerate(ranks)}
+        ranks = tuple(rank for rank in self._all_ranks if rank in members)
+        own = self.shape.ranks[self.shape.rank]
+        self.shape = replace(self.shape, ranks=ranks, rank=ranks.index(own))
+        compat.set_group_ranks(self, {members.index(r): at for at, r in enumerate(ranks)})
 
-    def drop(self, at_rest: bool) -> None:
-        """Let go of the transport of the last incident."""
-        self._leave_joint()
+    def drop(self, idle: bool) -> None:
+        """Discard the transport of the last incident. `idle`: as in `Transport.discard`."""
+        self._close_block()
         if self.transport is not None:
-            self.transport.bury(at_rest)
+            self.transport.discard(idle)
             self.transport = None
 
     @property
     def inner(self) -> dist.ProcessGroup:
-        """The group underneath; one of our own while there are no peers."""
+        """The group underneath; one that holds only this rank while there are no peers."""
         if self.transport is not None:
             return self.transport.inner
-        if self._alone is None:
-            self._alone = alone(list(self.shape.backends))
-        return self._alone
+        if self._solo is None:
+            self._solo = solo_group(list(self.shape.backends))
+        return self._solo
 
-    def _run(self, name: str, effect: Alone, args: tuple[Any, ...], kwargs: Any) -> dist.Work:
+    def _run(self, name: str, effect: SoloEffect, args: tuple[Any, ...], kwargs: Any) -> dist.Work:
         groups = self._groups
         if groups.mode is Mode.LIVE:
             groups.begun += 1
@@ -81,68 +82,68 @@ class ResilientGroup(dist.ProcessGroup):
             if not groups.absorbing:
                 groups.done += 1
                 native = operation(*args, **kwargs)
-                if self._joint is not None:
-                    self._joint.add(name, args)
+                if self._block is not None:
+                    self._block.add(name, args)
                     return native
-                return groups.setup.keep(self._name, name, args, native)  # type: ignore[return-value]
-            spoilt = partial(effect, self.shape.rank, args)
+                return groups.setup.record(self._name, name, args, native)  # type: ignore[return-value]
+            fallback = partial(effect, self.shape.rank, args)
             try:
-                return self._guarded(operation(*args, **kwargs), spoilt)
+                return self._protected_work(operation(*args, **kwargs), fallback)
             except RuntimeError as error:
                 groups.absorb(error)
         elif groups.mode is Mode.BROKEN and not groups.absorbing:
             raise dist.DistBackendError(f"the process group was aborted: {groups.why}")
-        elif groups.mode is Mode.ALONE and self._joint is not None:
-            self._joint.add(name, args)
-        elif groups.mode is Mode.ALONE:
-            recalled = groups.setup.recall(self._name, name, args)
-            if recalled is not None:
-                return Finished(recalled)
+        elif groups.mode is Mode.SOLO and self._block is not None:
+            self._block.add(name, args)
+        elif groups.mode is Mode.SOLO:
+            outputs = groups.setup.replay(self._name, name, args)
+            if outputs is not None:
+                return Finished(outputs)
         return Finished(effect(self.shape.rank, args))
 
-    def _guarded(self, work: dist.Work | None, spoilt: Spoilt) -> dist.Work:
-        """None: it is in the stream that the caller works in, who need not wait for it."""
-        return self._handle(self._groups, Finished([]) if work is None else work, spoilt)
+    def _protected_work(self, work: dist.Work | None, fallback: Fallback) -> dist.Work:
+        """`work` is None when it is in the caller's own stream, which need not wait for it."""
+        return self._work_type(self._groups, Finished([]) if work is None else work, fallback)
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """What follows is to be taken as one, until `_end_coalescing`."""
+        """Run what follows as one operation, until `_end_coalescing`."""
         inner = self.inner if self._groups.mode is Mode.LIVE else None
         if inner is not None:
-            inner._start_coalescing(device)
-        self._joint = Joint(inner, device)
+            compat.start_coalescing(inner, device)
+        self._block = CoalescedBlock(inner, device)
 
-    def _leave_joint(self) -> None:
-        """An exception has left such a block in the middle, and torch does not end it then."""
-        joint, self._joint = self._joint, None
-        if joint is not None:
-            c10d._world.pg_coalesce_state.pop(self, None)
-            if joint.inner is not None:
+    def _close_block(self) -> None:
+        """Close a block that an exception has left in the middle: torch does not do so."""
+        block, self._block = self._block, None
+        if block is not None:
+            compat.forget_coalescing(self)
+            if block.inner is not None:
                 with suppress(RuntimeError):
-                    joint.inner._end_coalescing(joint.device)
+                    compat.end_coalescing(block.inner, block.device)
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
-        groups, joint, self._joint = self._groups, self._joint, None
-        assert joint is not None, "_end_coalescing without _start_coalescing"
-        outputs = joint.outputs
-        if joint.inner is None:
-            if groups.mode is Mode.ALONE:
-                groups.setup.recall(self._name, "coalesced", (outputs,))
+        groups, block, self._block = self._groups, self._block, None
+        assert block is not None, "_end_coalescing without _start_coalescing"
+        outputs = block.outputs
+        if block.inner is None:
+            if groups.mode is Mode.SOLO:
+                groups.setup.replay(self._name, "coalesced", (outputs,))
             return Finished(outputs)
         try:
-            work: dist.Work | None = joint.inner._end_coalescing(device)
+            work = compat.end_coalescing(block.inner, device)
         except RuntimeError as error:
             if not groups.absorbing:
                 raise
             groups.absorb(error)
             return Finished(outputs)
         if groups.absorbing:
-            return self._guarded(work, lambda: outputs)
-        return groups.setup.keep(self._name, "coalesced", (outputs,), work)  # type: ignore[return-value]
+            return self._protected_work(work, lambda: outputs)
+        return groups.setup.record(self._name, "coalesced", (outputs,), work)  # type: ignore[return-value]
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        self._run("barrier", ALONE["barrier"], (), {}).wait()
+        self._run("barrier", SOLO_EFFECTS["barrier"], (), {}).wait()
 
     def split_group(
         self,
@@ -153,9 +154,9 @@ class ResilientGroup(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
     ) -> dist.ProcessGroup | None:
-        """A child of some of our ranks. Formed at the meeting like any other group.
+        """A child group of some of our ranks, formed at the rendezvous like any other group.
 
-        Under a name of our own: torch's depends on how many groups this process is in.
+        It gets a name of our own: torch's depends on how many groups this process is in.
         """
         if self.shape.rank not in ranks:
             return None
@@ -173,14 +174,13 @@ class ResilientGroup(dist.ProcessGroup):
                 backends=backends,
             ),
         )
-        child._set_group_name(group_name or child.shape.name)
-        child._set_group_desc(group_desc or "undefined")
+        compat.name_group(child, group_name or child.shape.name, group_desc or "undefined")
         child.bound_device_id = self.bound_device_id
         self._groups.add(child)
         return child
 
-    # What torch asks of a group besides communication. The C++ base answers from its registered
-    # backends and we register none, so that a rebuilt one is never mixed up with the old.
+    # What torch asks of a group besides communication. The C++ base class answers from its
+    # registered backends; we register none, so that a new one is never confused with the old.
 
     def getBackendName(self) -> str:
         return BACKEND
@@ -225,10 +225,10 @@ class ResilientGroup(dist.ProcessGroup):
         return [torch.device(device) for device in self.shape.backends]
 
     def _get_backend(self, device: torch.device) -> Any:
-        real = self.inner._get_backend(device)
+        real = compat.backend_of(self.inner, device)
         is_nccl = self.shape.backends.get(device.type) == "nccl"
         if is_nccl and (self.transport is None or self.bound_device_id is not None):
-            return Splittable(real)
+            return SplittableNccl(real)
         return real
 
     def get_group_store(self) -> Store:
@@ -240,9 +240,9 @@ class ResilientGroup(dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         self.inner.set_timeout(timeout)
 
-    def problem(self) -> str:
-        """What the library underneath has against going on. Nothing: nothing that it knows of."""
-        return "" if self.transport is None else self.transport.problem()
+    def device_error(self) -> str:
+        """An error that the library underneath has noticed and not raised; empty: none."""
+        return "" if self.transport is None else self.transport.device_error()
 
     def abort(self) -> None:
         if self.transport is not None:
@@ -251,10 +251,10 @@ class ResilientGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         self._groups.discard(self)
         self.abort()
-        self.drop(self._groups.settle())
+        self.drop(self._groups.wait_for_gloo())
 
 
-def _operation(name: str, effect: Alone) -> Callable[..., dist.Work]:
+def _operation(name: str, effect: SoloEffect) -> Callable[..., dist.Work]:
     def operation(self: ResilientGroup, *args: Any, **kwargs: Any) -> dist.Work:
         return self._run(name, effect, args, kwargs)
 
@@ -262,27 +262,28 @@ def _operation(name: str, effect: Alone) -> Callable[..., dist.Work]:
     return operation
 
 
-for _name, _effect in ALONE.items():
+for _name, _effect in SOLO_EFFECTS.items():
     setattr(ResilientGroup, _name, _operation(_name, _effect))
 
 
 def register(groups: Groups, backends: dict[str, str]) -> None:
     """Make "taskd" a backend of torch.distributed that creates resilient groups."""
-    teach_batches(lambda group: isinstance(group, ResilientGroup))
+    patch_batch_isend_irecv(lambda group: isinstance(group, ResilientGroup))
 
-    def create(told: Any, options: Any) -> ResilientGroup:
-        ranks = tuple(told.global_ranks_in_group)
-        # torch numbers the ranks that are in the job now; we name them as the job was started.
-        ranks = tuple(groups.world.shape.ranks[at] for at in ranks) or tuple(range(told.group_size))
-        shape = Shape(told.group_id, ranks, told.group_rank, told.timeout, backends)
+    def create(request: Any, options: Any) -> ResilientGroup:
+        # torch numbers the ranks that are in the job now; we use the ranks of the job's start.
+        current = request.global_ranks_in_group
+        ranks = tuple(groups.world.shape.ranks[at] for at in current)
+        ranks = ranks or tuple(range(request.group_size))
+        shape = Shape(request.group_id, ranks, request.group_rank, request.timeout, backends)
         group = ResilientGroup(groups, shape)
-        if told.global_ranks_in_group:
+        if current:
             group.bound_device_id = groups.world.bound_device_id
         groups.add(group)
         return group
 
-    if BACKEND.upper() in c10d.Backend._plugins:
-        plugin = c10d.Backend._plugins[BACKEND.upper()]
-        c10d.Backend._plugins[BACKEND.upper()] = plugin._replace(creator_fn=create)
+    plugins = compat.plugins()
+    if BACKEND.upper() in plugins:
+        plugins[BACKEND.upper()] = plugins[BACKEND.upper()]._replace(creator_fn=create)
         return
     c10d.Backend.register_backend(BACKEND, create, extended_api=True, devices=list(backends))

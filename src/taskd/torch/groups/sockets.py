@@ -1,8 +1,8 @@
-"""Finds this process's own sockets, to cut a gloo group off within milliseconds.
+"""Finds this process's own sockets, so that a gloo group can be aborted within milliseconds.
 
 gloo's `abort()` leaves a rank blocked until its timeout. Shutting down the group's connected
-sockets frees it at once; touching the listening one would crash the process. `transport.py` says
-which ports are the group's.
+sockets frees it at once; touching the listening one would crash the process. `transport.py` knows
+which ports belong to the group.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-FOLDER = "/proc/self/fd"
-DEAD_S = 3
+DESCRIPTORS = "/proc/self/fd"
+KEEPALIVE_S = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A TCP socket of this process. The inode says whether the number still means the same."""
+class SocketInfo:
+    """A TCP socket of this process. The inode tells whether the descriptor is still the same."""
 
     fd: int
     inode: int
@@ -30,16 +30,16 @@ class Found:
     """0 when it is not connected."""
 
 
-def scan(known: frozenset[int] = frozenset()) -> list[Found]:
+def scan(known: frozenset[int] = frozenset()) -> list[SocketInfo]:
     """Every TCP socket of this process whose inode is not among the known ones."""
     found = []
     for fd in _descriptors():
         try:
-            inode = _socket(fd)
+            inode = _socket_inode(fd)
             if inode is not None and inode not in known:
-                found.append(_look(fd, inode))
+                found.append(_inspect(fd, inode))
         except OSError:
-            continue  # closed since, or no TCP socket
+            continue  # closed in the meantime, or not a TCP socket
     return [one for one in found if one is not None]
 
 
@@ -48,39 +48,39 @@ def inodes() -> frozenset[int]:
     found = set()
     for fd in _descriptors():
         with suppress(OSError):
-            found.add(_socket(fd))
+            found.add(_socket_inode(fd))
     return frozenset(inode for inode in found if inode is not None)
 
 
-def cut(one: Found) -> bool:
+def shut_down(one: SocketInfo) -> bool:
     """Shut a connected socket down in both directions, if it is still the same one."""
     try:
-        mine = os.dup(one.fd)
+        duplicate = os.dup(one.fd)
     except OSError:
         return False
     try:
-        if one.listening or os.fstat(mine).st_ino != one.inode:
+        if one.listening or os.fstat(duplicate).st_ino != one.inode:
             return False
-        with socket.socket(fileno=os.dup(mine)) as handle:
+        with socket.socket(fileno=os.dup(duplicate)) as handle:
             handle.shutdown(socket.SHUT_RDWR)
         return True
     except OSError:
         return False
     finally:
-        os.close(mine)
+        os.close(duplicate)
 
 
-def watch(one: Found) -> None:
-    """Let a connection fail when its peer has not answered the kernel for `DEAD_S`."""
+def enable_keepalive(one: SocketInfo) -> None:
+    """Let a connection fail when its peer has not answered the kernel for `KEEPALIVE_S`."""
     with suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as handle:
         handle.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
         handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, DEAD_S)
-        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_S * 1000)
+        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_S)
+        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, KEEPALIVE_S * 1000)
 
 
-def host(one: Found) -> str:
+def local_address(one: SocketInfo) -> str:
     """Our own address at this socket."""
     with socket.socket(fileno=os.dup(one.fd)) as handle:
         address = str(handle.getsockname()[0])
@@ -88,17 +88,17 @@ def host(one: Found) -> str:
 
 
 def _descriptors() -> Iterator[int]:
-    for name in os.listdir(FOLDER):
+    for name in os.listdir(DESCRIPTORS):
         yield int(name)
 
 
-def _socket(fd: int) -> int | None:
-    """Its inode; None: it is something else."""
-    what = os.fstat(fd)
-    return what.st_ino if stat.S_ISSOCK(what.st_mode) else None
+def _socket_inode(fd: int) -> int | None:
+    """None: the descriptor is not a socket."""
+    status = os.fstat(fd)
+    return status.st_ino if stat.S_ISSOCK(status.st_mode) else None
 
 
-def _look(fd: int, inode: int) -> Found | None:
+def _inspect(fd: int, inode: int) -> SocketInfo | None:
     with socket.socket(fileno=os.dup(fd)) as handle:
         if handle.type != socket.SOCK_STREAM or handle.family == socket.AF_UNIX:
             return None
@@ -108,4 +108,4 @@ def _look(fd: int, inode: int) -> Found | None:
             peer_port = handle.getpeername()[1]
         except OSError:
             peer_port = 0
-    return Found(fd, inode, listening, port, peer_port)
+    return SocketInfo(fd, inode, listening, port, peer_port)

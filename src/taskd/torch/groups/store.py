@@ -1,8 +1,8 @@
-"""Where the groups of one incident meet: a connection of our own to the job's TCPStore.
+"""Where the groups of one incident meet: a separate connection to the job's TCPStore.
 
-Every incident gets a new connection and a prefix of its own, so that no key of an older group is
-ever read again, and cutting the connection frees whoever waits at it. `groups.py` opens meetings,
-`transport.py` forms groups at them.
+Every incident gets a new connection and its own key prefix, so that no key of an older group is
+ever read again, and cutting the connection frees every thread that waits on it. `all_groups.py`
+opens a rendezvous, `transport.py` forms groups at it.
 """
 
 from __future__ import annotations
@@ -12,64 +12,63 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 
 from taskd.torch.groups import sockets
 
 
-class Meeting:
+class Rendezvous:
     """One incident's view of the store."""
 
-    def __init__(self, address: str, place: str, timeout: timedelta) -> None:
+    def __init__(self, address: str, prefix: str, timeout: timedelta) -> None:
         host, _, port = address.rpartition(":")
         before = sockets.inodes()
         store = TCPStore(
             host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=timeout
         )
-        links = [one for one in sockets.scan(before) if one.peer_port == int(port)]
-        self._links, self._more = links, list[socket.socket]()
-        self._is_cut = False
-        self.store = PrefixStore(place, store)
+        self._connections = [one for one in sockets.scan(before) if one.peer_port == int(port)]
+        self._tracked: list[socket.socket] = []
+        self._is_aborted = False
+        self.store = PrefixStore(prefix, store)
         self.timeout = timeout
 
-    def cut(self) -> None:
-        """Free whoever waits at the store. It answers nobody afterwards."""
-        self._is_cut = True
-        for link in self._links:
-            sockets.cut(link)
-        for more in self._more:
-            _shut(more)
+    def abort(self) -> None:
+        """Free every thread that waits on the store. It cannot be used afterwards."""
+        self._is_aborted = True
+        for connection in self._connections:
+            sockets.shut_down(connection)
+        for one in self._tracked:
+            _shut_down(one)
 
-    def guard(self, more: socket.socket) -> socket.socket:
-        """Another socket of this incident, to be cut with the rest."""
-        self._more.append(more)
-        if self._is_cut:
-            _shut(more)
-        return more
+    def track(self, one: socket.socket) -> socket.socket:
+        """Another socket of this incident, to be shut down with the rest."""
+        self._tracked.append(one)
+        if self._is_aborted:
+            _shut_down(one)
+        return one
 
-    def my_host(self) -> str:
+    def local_host(self) -> str:
         """The address under which this process reaches the store, and peers reach it."""
-        for link in self._links:
-            return sockets.host(link)
+        for connection in self._connections:
+            return sockets.local_address(connection)
         return "127.0.0.1"
 
 
-def _shut(one: socket.socket) -> None:
+def _shut_down(one: socket.socket) -> None:
     with suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
 
 
-class SharedStore(Store):
-    """The store that torch sees: always the one of the current meeting.
+class CurrentStore(Store):
+    """The store that torch sees: always the one of the current rendezvous.
 
-    torch keeps its default store for life and uses it for each `new_group`; ranks that stayed and
-    ranks that came later must then find the same one.
+    torch keeps its default store for the whole process and uses it in each `new_group`; ranks that
+    stayed and ranks that joined later must then find the same one.
     """
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world_size: int) -> None:
         super().__init__()
-        self._world = world
-        self._inner: Store = AloneStore(world)
+        self._inner: Store = SoloStore(world_size)
 
     def point_at(self, inner: Store) -> None:
         self._inner = inner
@@ -99,13 +98,13 @@ class SharedStore(Store):
         return self._inner.check(keys)
 
 
-class AloneStore(SharedStore):
-    """For a replacement that has met nobody yet: every barrier is already complete."""
+class SoloStore(CurrentStore):
+    """For a replacement that has not met its peers yet: every barrier is already complete."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world_size: int) -> None:
         Store.__init__(self)
-        self._world = world
+        self._world_size = world_size
         self._inner = HashStore()
 
     def add(self, key: str, amount: int) -> int:
-        return max(self._inner.add(key, amount), self._world)
+        return max(self._inner.add(key, amount), self._world_size)

@@ -1,4 +1,4 @@
-"""Handles of collectives in flight. `group.py` makes them, DDP, FSDP and user code wait on them."""
+"""Handles of collectives in flight. `resilient_group.py` makes them; DDP, FSDP and scripts wait."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from taskd.torch import compat
+
 if TYPE_CHECKING:
     from taskd.torch.groups.all_groups import Groups
 
 NO_TIMEOUT = timedelta(0)
 """How c10d spells "as long as the group's own timeout"."""
 
-Spoilt = Callable[[], list[torch.Tensor]]
+Fallback = Callable[[], list[torch.Tensor]]
 """Puts plausible values where the failed collective left torn ones, and returns its outputs."""
 
 
-class _Quiet(dist.Work):
+class _SilentWork(dist.Work):
     """A handle that never raises. The trampoline to C++ knows `wait` and `get_future` only; the
     other methods are for Python callers."""
 
@@ -44,8 +46,8 @@ class _Quiet(dist.Work):
         self.wait()
 
 
-class Finished(_Quiet):
-    """A collective that is over before it began, since nobody else takes part."""
+class Finished(_SilentWork):
+    """A collective that is complete from the start, since no other rank takes part."""
 
     def __init__(self, outputs: list[torch.Tensor]) -> None:
         super().__init__()
@@ -63,27 +65,27 @@ class Finished(_Quiet):
         return self._outputs
 
 
-class Guarded(_Quiet):
-    """A collective over gloo inside a protected step: it ends, well or not, and never raises.
+class GlooWork(_SilentWork):
+    """A collective over gloo inside a protected step: it always ends and never raises.
 
-    Whoever waits, waits for a future of ours, not for gloo: a gloo that has lost a connection in
-    the middle of a message forgets to wake the thread that waits for it. `give_up` ends the wait at
-    once; errors go to `Groups`, which the optimizer's gate asks before any garbage is used.
+    Callers wait for a future of ours, not for gloo: a gloo that has lost a connection in the middle
+    of a message does not wake the thread that waits for it. `abandon` ends the wait at once; errors
+    go to `Groups`, which the optimizer's gate asks before any of the results is used.
     """
 
-    def __init__(self, groups: Groups, inner: dist.Work, spoilt: Spoilt) -> None:
+    def __init__(self, groups: Groups, inner: dist.Work, fallback: Fallback) -> None:
         super().__init__()
-        self._groups, self._inner, self._spoilt = groups, inner, spoilt
+        self._groups, self._inner, self._fallback = groups, inner, fallback
         self._future: Future[Any] = Future()
         self._once = threading.Lock()
-        self._over = False
-        groups.begin(self)
+        self._ended = False
+        groups.gloo_started(self)
         try:
-            inner.get_future().add_done_callback(self._ended)
+            inner.get_future().add_done_callback(self._on_done)
         except RuntimeError:  # point-to-point works have no future
-            threading.Thread(target=self._watch, name="taskd-work", daemon=True).start()
-        if groups.trouble():
-            self.give_up()  # broken since the call began: nobody else would end this wait
+            threading.Thread(target=self._wait_inner, name="taskd-work", daemon=True).start()
+        if groups.is_broken():
+            self.abandon()  # broken since the call began: nothing else would end this wait
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         self._future.wait()
@@ -99,72 +101,72 @@ class Guarded(_Quiet):
         return self._future.done()
 
     def _source_rank(self) -> int:
-        return 0 if self._groups.trouble() else self._inner._source_rank()
+        return 0 if self._groups.is_broken() else compat.source_rank(self._inner)
 
-    def give_up(self) -> None:
-        """Let whoever waits go on. gloo may still hold the memory: see `Groups.settle`."""
+    def abandon(self) -> None:
+        """Free the waiting thread. gloo may still use the memory: see `GlooCollectives.wait`."""
         self._finish(None)
 
-    def _ended(self, future: Future[Any]) -> None:
+    def _on_done(self, future: Future[Any]) -> None:
         try:
             outputs = future.value()
         except RuntimeError as error:
-            self._failed(error)
+            self._on_error(error)
             outputs = None
-        self._groups.end(self)
+        self._groups.gloo_ended(self)
         self._finish(outputs)
 
-    def _watch(self) -> None:
+    def _wait_inner(self) -> None:
         try:
             self._inner.wait()
         except RuntimeError as error:
-            self._failed(error)
-        self._groups.end(self)
+            self._on_error(error)
+        self._groups.gloo_ended(self)
         self._finish([])
 
-    def _failed(self, error: RuntimeError) -> None:
-        """What has been given up fails late, and says nothing about the groups of today."""
-        if not self._over:
+    def _on_error(self, error: RuntimeError) -> None:
+        """An abandoned collective fails late and says nothing about the current groups."""
+        if not self._ended:
             self._groups.absorb(error)
 
     def _finish(self, outputs: list[torch.Tensor] | None) -> None:
         with self._once:
-            if self._over:
+            if self._ended:
                 return
-            self._over = True
-        self._future.set_result(self._spoilt() if outputs is None else outputs)
+            self._ended = True
+        self._future.set_result(self._fallback() if outputs is None else outputs)
 
 
-class Streamed(_Quiet):
-    """The same over NCCL and its like, which wait on the device and can be aborted natively.
+class DeviceWork(_SilentWork):
+    """The same over NCCL and similar libraries, which wait on the device and abort natively.
 
-    Whoever waits on the host is past it long before the device is: the gate waits for the device
-    (`Groups.land`) before any garbage is used.
+    The host passes `wait` long before the device is done: the gate waits for the device
+    (`Groups.wait_for_devices`) before any of the results is used.
     """
 
-    def __init__(self, groups: Groups, inner: dist.Work, spoilt: Spoilt) -> None:
+    def __init__(self, groups: Groups, inner: dist.Work, fallback: Fallback) -> None:
         super().__init__()
-        self._groups, self._inner, self._spoilt = groups, inner, spoilt
-        self._met = groups.meeting
-        groups.launch(self)
+        self._groups, self._inner, self._fallback = groups, inner, fallback
+        self._rendezvous = groups.rendezvous
+        groups.device_started(self)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         try:
             self._inner.wait(timeout)
         except RuntimeError as error:
-            self._groups.absorb(error, self._met)
-            self._spoilt()
+            self._groups.absorb(error, self._rendezvous)
+            self._fallback()
         return True
 
     def get_future(self) -> Future[Any]:
-        return self._inner.get_future().then(self._settled)
+        return self._inner.get_future().then(self._value)
 
-    def _settled(self, future: Future[Any]) -> list[torch.Tensor]:
+    def _value(self, future: Future[Any]) -> list[torch.Tensor]:
         try:
             outputs: list[torch.Tensor] = future.value()
         except RuntimeError as error:
-            self._groups.absorb(error, self._met)
-            outputs = self._spoilt()
+            self._groups.absorb(error, self._rendezvous)
+            outputs = self._fallback()
         return outputs
 
     def is_completed(self) -> bool:

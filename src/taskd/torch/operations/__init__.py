@@ -1,1 +1,1 @@
-"""Stress tests and link switches, carried out while the rank is parked."""
+"""Stress tests and link switches, which a rank carries out while it is parked."""

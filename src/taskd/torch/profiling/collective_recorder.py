@@ -1,10 +1,10 @@
-"""Sees every collective of the process while it is recorded, wherever it is started from.
+"""Records every collective of the process while a recording is on, wherever it is started from.
 
 torch's process groups call their backends through the dispatcher (`c10d::allreduce_` and so on). A
-kernel of ours, registered for a key that comes before the device's own, sees the call, passes it
-on, and notes when its future is done. Taken away again, the dispatcher's table is what it was.
+kernel of ours, registered for a dispatch key that comes before the device's own, sees the call,
+passes it on, and records when its future is done. Removing it restores the dispatcher's table.
 
-Waits that Python code makes are timed as well; those inside C++ show as the step's tail
+Waits in Python code are timed as well; those inside C++ appear as the end of the step
 (`worker/profiling/pace.py`).
 """
 
@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from taskd.model.profiling import Part
 from taskd.runtime.clock import monotonic_ns
+from taskd.torch import compat
 from taskd.torch.groups import works
 from taskd.torch.profiling.device_times import Devices
 from taskd.worker.profiling.framework_hooks import Timing
@@ -50,7 +51,7 @@ OPERATIONS = (
     "recv_any_source_",
 )
 BLOCKING = {"broadcast", "barrier"}
-"""Whoever starts these waits for them at once: DDP for its buffers, before it computes."""
+"""The caller waits for these at once, as DDP for its buffers before it computes."""
 BEFORE_DEVICES = "Autograd"
 
 _LIBRARY: Any = torch.library.Library
@@ -58,7 +59,9 @@ _WORK: Any = dist.Work
 _GROUP: Any = dist.ProcessGroup
 
 
-class Collectives:
+class CollectiveRecorder:
+    """Installed when it is created."""
+
     def __init__(self, timing: Timing, devices: Devices | None) -> None:
         self._timing, self._devices = timing, devices
         self._recorder = timing.recorder
@@ -68,19 +71,18 @@ class Collectives:
             if hasattr(torch.ops.c10d, name):
                 kernel = self._kernel(name)
                 self._library.impl(name, kernel, BEFORE_DEVICES, with_keyset=True)
-        self._waits = [_Timed(owner, timing.recorder) for owner in (dist.Work, works.Guarded)]
+        self._waits = [_TimedWait(owner, timing.recorder) for owner in (dist.Work, works.GlooWork)]
 
     def remove(self) -> None:
-        self._library._destroy()
+        compat.remove_kernels(self._library)
         for timed in self._waits:
             timed.remove()
 
     def _kernel(self, name: str) -> Callable[..., Any]:
         operation: Any = getattr(torch.ops.c10d, name).default
-        places = {argument.name: at for at, argument in enumerate(operation._schema.arguments)}
+        places = compat.argument_positions(operation)
         group_at, async_at = places["process_group"], places.get("async_op", len(places))
         plain, recorded = name.strip("_"), self._recorded
-        after: Any = torch._C._after_autograd_keyset
 
         def kernel(keyset: Any, *args: Any) -> Any:
             turn, start = self._recorder.timer.current, monotonic_ns()
@@ -91,20 +93,20 @@ class Collectives:
             turn.collectives += 1
             if devices is None and not blocking:
                 turn.launch(start)
-            result = operation.redispatch(keyset & after, *args)
+            result = operation.redispatch(compat.below_autograd(keyset), *args)
             try:
                 group = _GROUP.unbox(args[group_at])
                 work = _WORK.unbox(result[-1] if isinstance(result, tuple) else result)
-                told = collective(
+                label = collective(
                     plain,
                     group.group_name,
-                    group._get_sequence_number_for_group(),
+                    compat.sequence_number(group),
                     0 if tensor is None else tensor.numel(),
                     "" if tensor is None else str(tensor.dtype).removeprefix("torch."),
                 )
                 thread = threading.get_native_id()
                 if devices is not None and begun is not None:
-                    devices.end(begun, work, told, recorded)
+                    devices.end(begun, work, label, recorded)
                     return result
 
                 def done(_: Any) -> None:
@@ -114,19 +116,19 @@ class Collectives:
                     else:
                         turn.end(end)
                     if recorded:
-                        self._timing.add(COMMUNICATION, told, start, end, thread)
+                        self._timing.add(COMMUNICATION, label, start, end, thread)
 
                 work.get_future().add_done_callback(done)
             except RuntimeError as error:
-                # Point-to-point works have no future; theirs and unknown ones have no end.
+                # Point-to-point works have no future, so their end is not known.
                 log.debug("%s is not recorded: %s", plain, error)
             return result
 
         return kernel
 
 
-class _Timed:
-    """Work.wait, with a watch in hand."""
+class _TimedWait:
+    """Replaces `wait` of a class of works by one that measures the time."""
 
     def __init__(self, owner: Any, recorder: Recorder) -> None:
         self._owner, self._original = owner, owner.__dict__["wait"]

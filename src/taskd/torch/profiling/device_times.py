@@ -1,8 +1,8 @@
-"""Times on a CUDA device: events in the streams, looked at later, never waited for.
+"""Times on a CUDA device: events in the streams, read later, never waited for.
 
-The host runs ahead of the device, so its clock says nothing about when a collective ran. An event
-before and one behind it do; a third, whose time on the host is known, ties the two clocks.
-The recorder's thread asks now and then which events have passed.
+The host runs ahead of the device, so its clock does not tell when a collective ran. One event
+before it and one after it do; a third, whose host time is known, relates the two clocks. The
+recorder's thread asks now and then which events have passed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from taskd.runtime.clock import monotonic_ns
 from taskd.worker.profiling.recorder import Recorder
 from taskd.worker.profiling.records import COMMUNICATION, DEFAULT, DEVICE, Span
 
-NS_A_MS = 1_000_000
+NS_PER_MS = 1_000_000
 
 
 class Anchor:
-    """An event, and the host's time when it had just passed. Asked for by the recorder's thread."""
+    """An event, and the host's time when it had just passed. Used by the recorder's thread."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -32,7 +32,7 @@ class Anchor:
     def ns(self, event: Any) -> int:
         """The host's monotonic time of an event that has passed."""
         if self._event is None:
-            # On a stream of our own with nothing else in it: this waits for no work of training.
+            # On a separate empty stream: this does not wait for any work of training.
             fresh: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             before = monotonic_ns()
             with torch.cuda.device(self.device):
@@ -40,7 +40,7 @@ class Anchor:
                 fresh.synchronize()
             self._ns = (before + monotonic_ns()) // 2
             self._event = fresh
-        return self._ns + int(self._event.elapsed_time(event) * NS_A_MS)
+        return self._ns + int(self._event.elapsed_time(event) * NS_PER_MS)
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class _Step:
 
 
 class Devices:
-    """Of the one device that this rank uses."""
+    """Times of the one device that this rank uses."""
 
     def __init__(self, recorder: Recorder, offset: int) -> None:
         self.recorder, self._offset = recorder, offset
@@ -98,7 +98,7 @@ class Devices:
         self.stepped_ns = 0
 
     def begin(self) -> _Begun | None:
-        """Before a collective. None: in the middle of a graph's capture, where nothing is timed."""
+        """Before a collective. None while a CUDA graph is captured: nothing is timed there."""
         if torch.cuda.is_current_stream_capturing():
             return None
         stream = torch.cuda.current_stream()
@@ -107,7 +107,7 @@ class Devices:
         return _Begun(event, stream.stream_id)
 
     def end(self, begun: _Begun, work: Any, name: str, recorded: bool) -> None:
-        """Behind it. A done-callback of a device's future runs at once, on a stream that waits."""
+        """After it. A done-callback of a device's future runs at once, on a stream that waits."""
         thread = threading.get_native_id()
 
         def done(_: Any) -> None:

@@ -1,10 +1,10 @@
-"""What is seen of a training step, and only while something is recorded.
+"""Records the parts of a training step, only while a recording is on.
 
-`install` puts all of this in place at the end of one step, `remove` takes it away at the end of
-another; a script that is not recorded runs torch's own code untouched.
+`install` sets the hooks at the end of one step, `remove` removes them at the end of another;
+without a recording a script runs torch's own code.
 
     communication   a kernel before torch's own in the dispatcher's table of `c10d`: it sees every
-                    collective, also those that DDP starts from C++ (`collectives.py`)
+                    collective, also those that DDP starts from C++ (`collective_recorder.py`)
     step            from the end of an optimizer's step to the end of its next
     forward         the outermost modules: the classes of those called in the first step
     data loading    `next()` of a DataLoader's iterator
@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from taskd.model.profiling import Part
 from taskd.runtime.clock import monotonic_ns
-from taskd.torch.profiling.collective_recorder import Collectives
+from taskd.torch import compat
+from taskd.torch.profiling.collective_recorder import CollectiveRecorder
 from taskd.torch.profiling.device_times import Devices
 from taskd.worker.profiling.framework_hooks import OutermostCall, Timing, Undo, patch
 from taskd.worker.profiling.recorder import Recorder
@@ -42,15 +42,16 @@ class TorchHooks:
         self._devices: Devices | None = None
 
     def install(self, parts: Part, recorder: Recorder) -> None:
+        compat.check_profiling()
         timing = self._timing = Timing(parts, recorder)
         cuda: Any = torch.cuda
         self._devices = Devices(recorder, timing.offset) if cuda.is_initialized() else None
         with ExitStack() as stack:
-            stack.callback(Collectives(timing, self._devices).remove)
+            stack.callback(CollectiveRecorder(timing, self._devices).remove)
             if parts & Part.FORWARD:
                 self._forwards = _Forwards(self._forward)
                 stack.callback(self._forwards.remove)
-            stack.callback(patch(_BaseDataLoaderIter, "__next__", self._timed_next))
+            stack.callback(patch(compat.data_loader_iterator(), "__next__", self._timed_next))
             stack.callback(patch(torch, "save", self._timed_save))
             dcp: Any = sys.modules.get("torch.distributed.checkpoint")
             if dcp is not None:
@@ -125,7 +126,7 @@ class _Forwards:
         self._roots: set[type] = set()
         self._seeking: list[Any] = []
         self._undo: list[Undo] = []
-        if _has_compiled():
+        if compat.has_compiled():
             self._undo.append(patch(DistributedDataParallel, "forward", self._calls.wrap))
         else:
             self._seeking = [
@@ -134,7 +135,7 @@ class _Forwards:
             ]
 
     def settle(self) -> None:
-        """A step has ended: the classes that were called in it from outside are watched now."""
+        """A step has ended: from now on watch the classes that were called from outside in it."""
         if not self._seeking or not self._roots:
             return
         self._stop_seeking()
@@ -158,8 +159,3 @@ class _Forwards:
 
     def _leave_any(self, module: Any, args: Any, output: Any) -> None:
         self._calls.leave()
-
-
-def _has_compiled() -> bool:
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters.get("frames"))

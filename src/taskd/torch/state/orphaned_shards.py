@@ -1,8 +1,8 @@
 """Shards of which only copies are left: which they are, and which survivor writes each of them.
 
-Where no shard exists twice, a lost rank takes its part of the state along, but not the copies of it
-in shared memory. The survivors that write a last checkpoint (`dump.py`) call `adopt` together;
-each reads the copies that fall to it, and `planner.py` puts them into the checkpoint.
+Where no shard exists twice, a lost rank's state is gone, but not the copies of it in shared memory.
+The survivors that write the emergency checkpoint call `read_orphans` together; each reads the
+copies that are assigned to it, and `checkpoint_planner.py` puts them into the checkpoint.
 """
 
 from __future__ import annotations
@@ -17,117 +17,119 @@ import torch
 import torch.distributed as dist
 
 from taskd.errors import Transient
-from taskd.torch.apply_plan import Holding
-from taskd.torch.copies.snapshot_file import Found
-from taskd.torch.state import transfer as state
+from taskd.torch.copies.snapshot_file import SnapshotInfo
+from taskd.torch.copies.snapshots import LocalState
+from taskd.torch.state import transfer
+from taskd.torch.state.pieces import Key
 from taskd.torch.state.protected import Protected
 from taskd.torch.state.sealed import BadState
 from taskd.torch.state.sharded import is_distributed
 from taskd.torch.state.state_link import Receive
 
-Key = tuple[str, int, str]
-"""As in `state.Piece`."""
 Part = tuple[int, ...]
-"""A part of the model, told by the ranks that held it in the whole job."""
+"""A part of the model, named by the ranks that held it in the complete job."""
 T = TypeVar("T")
 
 
-class CannotDump(Transient):
-    """The checkpoint could not be written, or not be read."""
+class CheckpointFailed(Transient):
+    """The emergency checkpoint could not be written or read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """What a lost rank held, read from a copy."""
+    """The state of a lost rank, read from a copy."""
 
     rank: int
     tensors: dict[Key, torch.Tensor]
 
 
-def adopt(mine: Holding, stands: bool, step: int, incident: int) -> list[Orphan]:
-    """What this rank is to write beside its own. All survivors call it together.
+def read_orphans(mine: LocalState, has_step: bool, step: int, incident: int) -> list[Orphan]:
+    """What this rank has to write in addition to its own part. All survivors call it together.
 
-    `stands`: our own state is that of the step. A copy that turns out damaged is left to the next
-    who has one, so this ends when every part was read by one of us, or one by nobody.
+    `has_step`: our own state is that of the step. A damaged copy is left to the next rank that has
+    one, so this ends when every part was read by one rank, or when no rank has a part.
     """
-    standing = [rank for rank in _gathered(mine.rank if stands else None) if rank is not None]
-    if not standing:
-        raise CannotDump(f"no survivor stands at step {step}")
-    orphaned = {part for part in _parts(mine.kept) if not set(part) & set(standing)}
+    holders = [rank for rank in _gather(mine.rank if has_step else None) if rank is not None]
+    if not holders:
+        raise CheckpointFailed(f"no survivor holds step {step}")
+    orphaned = {part for part in _parts(mine.protected) if not set(part) & set(holders)}
     read: dict[Part, Orphan] = {}
     while True:
         offered = {part for part in orphaned if _copy(mine, part, step) is not None}
-        told = _gathered((orphaned, offered, set(read)))
-        unread = _union(t[0] for t in told) - _union(t[2] for t in told)
+        replies = _gather((orphaned, offered, set(read)))
+        unread = _union(reply[0] for reply in replies) - _union(reply[2] for reply in replies)
         if not unread:
             return list(read.values())
-        lost = unread - _union(t[1] for t in told)
+        lost = unread - _union(reply[1] for reply in replies)
         if lost:
-            raise CannotDump(f"nobody has step {step} of what {_named(lost)} held")
-        for part, reader in readers(unread, [t[1] for t in told]).items():
+            raise CheckpointFailed(f"no survivor has a copy of step {step} of {_named(lost)}")
+        for part, reader in assign_readers(unread, [reply[1] for reply in replies]).items():
             if reader == dist.get_rank():
                 read |= _read(mine, part, step, incident)
 
 
-def readers(unread: Iterable[Part], offers: Sequence[set[Part]]) -> dict[Part, int]:
-    """Which of those that offer a part reads it: one with as little to do as can be."""
-    busy: Counter[int] = Counter()
-    chosen = {}
+def assign_readers(unread: Iterable[Part], offers: Sequence[set[Part]]) -> dict[Part, int]:
+    """For each part, one of the ranks that offer it: the one with the least to read so far."""
+    assigned: Counter[int] = Counter()
+    readers = {}
     for part in sorted(unread):
-        able = [one for one, offered in enumerate(offers) if part in offered]
-        chosen[part] = min(able, key=lambda one: (busy[one], one))
-        busy[chosen[part]] += 1
-    return chosen
+        able = [rank for rank, offered in enumerate(offers) if part in offered]
+        readers[part] = min(able, key=lambda rank: (assigned[rank], rank))
+        assigned[readers[part]] += 1
+    return readers
 
 
 def coordinate(mesh: Any, rank: int) -> list[int] | None:
-    """Where that rank stands in a mesh, which may be another one than ours."""
+    """Where that rank is in a mesh, which may be another one than ours."""
     found: list[list[int]] = (mesh.mesh == rank).nonzero().tolist()
     return found[0] if found else None
 
 
-def _parts(kept: Protected) -> list[Part]:
+def _parts(protected: Protected) -> list[Part]:
     """All parts of the model that this rank knows of: those of its own meshes."""
-    cut: list[Any] = [one for one in kept.parameters if is_distributed(one)]
+    distributed: list[Any] = [one for one in protected.parameters if is_distributed(one)]
     places: dict[int, list[Any]] = {}
-    for mesh, placements in dict.fromkeys((one.device_mesh, one.placements) for one in cut):
+    for mesh, placements in dict.fromkeys((one.device_mesh, one.placements) for one in distributed):
         for rank in mesh.mesh.flatten().tolist():
             here = zip(coordinate(mesh, rank) or (), placements, strict=True)
             along = tuple(at for at, how in here if not how.is_replicate())
             places.setdefault(rank, []).append((mesh, placements, along))
-    held: dict[tuple[Any, ...], list[int]] = {}
+    holders: dict[tuple[Any, ...], list[int]] = {}
     for rank, where in sorted(places.items()):
-        held.setdefault(tuple(where), []).append(rank)
-    return [tuple(ranks) for ranks in held.values()]
+        holders.setdefault(tuple(where), []).append(rank)
+    return [tuple(ranks) for ranks in holders.values()]
 
 
-def _copy(mine: Holding, part: Part, step: int) -> Found | None:
+def _copy(mine: LocalState, part: Part, step: int) -> SnapshotInfo | None:
     return mine.snapshots.made_by(part, step) if mine.snapshots is not None else None
 
 
-def _read(mine: Holding, part: Part, step: int, incident: int) -> dict[Part, Orphan]:
-    """Nothing, if the copy is damaged."""
+def _read(mine: LocalState, part: Part, step: int, incident: int) -> dict[Part, Orphan]:
+    """Empty if the copy is damaged."""
     found = _copy(mine, part, step)
     if mine.snapshots is None or found is None:
         return {}
     try:
-        tensors = mine.snapshots.read(found, partial(_unpacked, step, incident))
+        tensors = mine.snapshots.read(found, partial(_unpack, step, incident))
     except BadState:
         return {}
     return {part: Orphan(part[0], tensors)}
 
 
-def _unpacked(step: int, incident: int, receive: Receive) -> dict[Key, torch.Tensor]:
-    manifest, pieces = state.unpack(receive)
+def _unpack(step: int, incident: int, receive: Receive) -> dict[Key, torch.Tensor]:
+    manifest, pieces = transfer.unpack(receive)
     if manifest.step != step or manifest.incident > incident:
-        raise BadState(f"a copy of step {manifest.step} in incident {manifest.incident}")
+        raise BadState(
+            f"expected a copy of step {step} up to incident {incident}, got step {manifest.step} "
+            f"of incident {manifest.incident}"
+        )
     return {piece.key: tensor for piece, tensor in pieces}
 
 
-def _gathered(mine: T) -> list[T]:
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, mine)
-    return told
+def _gather(mine: T) -> list[T]:
+    replies: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(replies, mine)
+    return replies
 
 
 def _union(sets: Iterable[set[Part]]) -> set[Part]:

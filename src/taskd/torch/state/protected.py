@@ -1,7 +1,7 @@
-"""What the user asked to have protected, and how its pieces are reached.
+"""What the script asked to protect, and how its pieces are reached.
 
-`undo.py` remembers the small ones for a step, `state.py` moves all of them between ranks,
-`dump.py` writes them to a checkpoint.
+`undo.py` saves the small ones for a step, `transfer.py` moves all of them between ranks,
+`emergency_checkpoint.py` writes them to a checkpoint.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from taskd.errors import SettingsError
-from taskd.torch.groups import ddp_buffers as buffers
+from taskd.torch import compat
+from taskd.torch.groups import ddp_buffers
 
 
 class Stateful(Protocol):
-    """Anything that can say and take back its state: schedulers, samplers, objects of the user."""
+    """Anything with `state_dict` and `load_state_dict`: schedulers, samplers, your own objects."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any) -> Any: ...
 
 
 class Protected:
-    """The pieces of one training job in this process."""
+    """The protected objects of one training job in this process."""
 
     def __init__(
         self,
@@ -43,18 +44,18 @@ class Protected:
         self.step: int | None = None
         """In a repair: the step whose state this is. None: of no step, or partly of another."""
         self.parameters = list(dict.fromkeys(p for m in self.models for p in m.parameters()))
-        self._homes = [home for model in self.models for home in buffers.homes(model)]
+        self._slots = [slot for model in self.models for slot in ddp_buffers.buffer_slots(model)]
         _check(self)
 
     def buffers(self) -> list[torch.Tensor]:
         """Every buffer of every model."""
-        return buffers.found(self._homes)
+        return ddp_buffers.read_slots(self._slots)
 
-    def put_buffers(self, those: Iterable[torch.Tensor]) -> None:
-        for (module, name), buffer in zip(self._homes, those, strict=True):
-            module._buffers[name] = buffer
+    def put_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
+        for (module, name), buffer in zip(self._slots, buffers, strict=True):
+            compat.buffers_of(module)[name] = buffer
 
-    def reducers(self) -> list[DistributedDataParallel]:
+    def ddp_models(self) -> list[DistributedDataParallel]:
         return [model for model in self.models if isinstance(model, DistributedDataParallel)]
 
 
@@ -64,25 +65,25 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, Sequence) else [value]
 
 
-def _check(kept: Protected) -> None:
+def _check(protected: Protected) -> None:
     problems = [
-        f"protect({name}=…) needs state_dict and load_state_dict, {type(part).__name__} has not"
-        for name, part in kept.parts.items()
+        f"protect({name}=…): {type(part).__name__} has no state_dict and load_state_dict"
+        for name, part in protected.parts.items()
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict"))
     ]
-    if any(model.static_graph for model in kept.reducers()):
+    if any(model.static_graph for model in protected.ddp_models()):
         problems.append(
-            "DDP(static_graph=True) cannot be protected: "
-            "a rank that joins later would not know the graph that the others have recorded"
+            "DDP(static_graph=True) cannot be protected: a rank that joins later would not know "
+            "the graph that the others have recorded; leave static_graph out"
         )
     zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
-    if zero and any(isinstance(one, zero.ZeroRedundancyOptimizer) for one in kept.optimizers):
+    if zero and any(isinstance(one, zero.ZeroRedundancyOptimizer) for one in protected.optimizers):
         problems.append(
             "ZeroRedundancyOptimizer cannot be protected: each rank holds another part of its "
-            "state, and nobody could give it to a replacement; use fully_shard"
+            "state, and no rank could give it to a replacement; use fully_shard"
         )
-    known = set(kept.parameters)
-    for optimizer in kept.optimizers:
+    known = set(protected.parameters)
+    for optimizer in protected.optimizers:
         for group in optimizer.param_groups:
             if not known.issuperset(group["params"]):
                 problems.append("the optimizer has parameters that no protected model has")

@@ -1,7 +1,7 @@
-"""Objects that ranks leave for each other, under the job's key.
+"""Objects that ranks leave for each other in the store, authenticated with the job's key.
 
-torch's store asks nobody who he is, so whoever reaches it could offer something of his own, and
-unpickling is running what somebody has written: what does not bear the seal is not unpickled.
+torch's store does not authenticate its clients, and unpickling runs code: without a valid seal
+nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIGEST = 16
 
 
 class BadState(Transient):
-    """What came is not what was asked for."""
+    """The received state is damaged, or not the requested one."""
 
 
 def seal(value: object) -> bytes:
@@ -28,10 +28,10 @@ def seal(value: object) -> bytes:
     return _digest(body) + body
 
 
-def unseal(letter: bytes | bytearray) -> Any:
-    body = bytes(letter[DIGEST:])
-    if not compare_digest(_digest(body), letter[:DIGEST]):
-        raise BadState("it is damaged, or not of this job")
+def unseal(sealed: bytes | bytearray) -> Any:
+    body = bytes(sealed[DIGEST:])
+    if not compare_digest(_digest(body), sealed[:DIGEST]):
+        raise BadState("the data is damaged, or comes from another job")
     return pickle.loads(body)
 
 
@@ -41,5 +41,5 @@ def _digest(body: bytes) -> bytes:
 
 @cache
 def _key() -> bytes:
-    """Empty for a job without one."""
+    """Empty for a job without a key."""
     return load(WorkerSettings).seal.encode()[: blake2b.MAX_KEY_SIZE]

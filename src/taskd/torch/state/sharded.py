@@ -1,8 +1,8 @@
-"""What is special about sharded models: who holds which part, and how FSDP2 forgets a lost step.
+"""What is special about sharded models: which rank holds which shard, and where replicas are.
 
-`job.py` tells the manager which shard this rank holds, so that a lost rank gets its state from one
-that holds the same. The modules of distributed tensors are slow to import; nothing here imports
-them, since a model that needs them has done so.
+`job.py` tells the manager which shard this rank holds, so that a lost rank gets its state from a
+rank that holds the same. The modules of distributed tensors are slow to import; nothing here
+imports them, since a model that needs them has already done so.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from typing import Any
 import torch
 from torch import nn
 
-from taskd.core.manager.copy_placement import survives_node_loss
-from taskd.torch.compat import UnknownTorch
-from taskd.torch.state import fsdp_reset as fsdp
+from taskd.core.manager import copy_placement
+from taskd.torch import compat
 from taskd.torch.state.protected import Protected
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
-    """Whether it is the local part of a DTensor."""
+    """Whether it is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it."""
+    """The part of the tensor that this rank holds."""
     tensor = tensor.detach()
-    return tensor._local_tensor if is_distributed(tensor) else tensor  # type: ignore[attr-defined]
+    return compat.local_tensor(tensor) if is_distributed(tensor) else tensor
 
 
-def describe(kept: Protected) -> tuple[str, int]:
-    """The shard that this rank holds, and the complete copy of the state that it belongs to.
+def describe(protected: Protected) -> tuple[str, int]:
+    """The name of this rank's shard, and the number of the replica that it belongs to.
 
-    Two ranks hold the same shard when every parameter lies the same way and they stand at the same
-    place along the dimensions that cut it. Nothing is cut: the shard is empty, as under DDP.
+    Two ranks hold the same shard when every parameter is distributed the same way and they have the
+    same coordinates along the mesh dimensions that shard it. Without sharding, as under DDP, the
+    name is empty.
     """
     cuts: list[Any] = []
-    copies: set[tuple[int, ...]] = set()
-    for index, parameter in enumerate(kept.parameters):
+    replicas: set[tuple[int, ...]] = set()
+    for index, parameter in enumerate(protected.parameters):
         if is_distributed(parameter):
-            cut, copy = _place(parameter)
+            cut, replica = _coordinates(parameter)
             cuts.append((index, tuple(local(parameter).shape), cut))
-            copies.add(copy)
+            replicas.add(replica)
     if not any(cut for _, _, cut in cuts):
         return "", -1
     places = {cut for _, _, cut in cuts if cut}
     readable = "-".join(f"{at}of{size}" for at, size in max(places, key=len))
     shard = f"{readable}.{blake2b(repr(cuts).encode(), digest_size=4).hexdigest()}"
-    return shard, _number(max(copies, key=len))
+    return shard, _number(max(replicas, key=len))
 
 
-def has_replicas(kept: Protected) -> bool:
-    """Whether every shard lives on more than one rank."""
-    distributed: list[Any] = [one for one in kept.parameters if is_distributed(one)]
+def has_replicas(protected: Protected) -> bool:
+    """Whether every shard is on more than one rank."""
+    distributed: list[Any] = [one for one in protected.parameters if is_distributed(one)]
     return all(
         any(
             placement.is_replicate() and size > 1
@@ -67,25 +67,28 @@ def has_replicas(kept: Protected) -> bool:
     )
 
 
-def outlives_a_node(kept: Protected, size: int, per_node: int) -> bool:
-    """Whether each shard has a replica on another node, or at all where there is one node only."""
-    return all(survives_node_loss(ranks, size, per_node) for ranks in _holders(kept))
+def survives_node_loss(protected: Protected, world_size: int, per_node: int) -> bool:
+    """Whether each shard has a replica on another node, or any replica if there is one node."""
+    return all(
+        copy_placement.survives_node_loss(ranks, world_size, per_node)
+        for ranks in _holders(protected)
+    )
 
 
-def _holders(kept: Protected) -> Iterator[list[int]]:
-    """For each parameter that is cut: the ranks that hold the same part of it as this one."""
-    for parameter in kept.parameters:
+def _holders(protected: Protected) -> Iterator[list[int]]:
+    """For each distributed parameter: the ranks that hold the same part of it as this one."""
+    for parameter in protected.parameters:
         if is_distributed(parameter):
             mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
-            here = zip(mesh.get_coordinate(), placements, strict=True)
-            where = tuple(slice(None) if how.is_replicate() else at for at, how in here)
+            own = zip(mesh.get_coordinate(), placements, strict=True)
+            where = tuple(slice(None) if how.is_replicate() else at for at, how in own)
             yield mesh.mesh[where].flatten().tolist()
 
 
-def by_replica(kept: Protected, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """These ranks, one replica after the other. Those that share one must go through their passes
-    together, so they have to be dealt equally many parts of a batch."""
-    for parameter in kept.parameters:
+def by_replica(protected: Protected, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """These ranks, one replica after the other. The ranks of one replica must run their passes
+    together, so they have to get equally many parts of a batch."""
+    for parameter in protected.parameters:
         if is_distributed(parameter):
             mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
             copied = [dim for dim, how in enumerate(placements) if how.is_replicate()]
@@ -97,41 +100,42 @@ def by_replica(kept: Protected, ranks: tuple[int, ...]) -> tuple[int, ...]:
     return ranks
 
 
-def _place(parameter: Any) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
-    """Where this rank stands along the dimensions that cut, and along those that copy."""
+def _coordinates(parameter: Any) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+    """Where this rank is along the mesh dimensions that shard, and along those that replicate."""
     mesh = parameter.device_mesh
-    here, sizes = mesh.get_coordinate(), mesh.shape
-    cut, copy = list[tuple[int, int]](), list[int]()
+    own, sizes = mesh.get_coordinate(), mesh.shape
+    cut, replica = list[tuple[int, int]](), list[int]()
     for dim, placement in enumerate(parameter.placements):
         if placement.is_replicate():
-            copy += [here[dim], sizes[dim]]
+            replica += [own[dim], sizes[dim]]
         else:
-            cut.append((here[dim], sizes[dim]))
-    return tuple(cut), tuple(copy)
+            cut.append((own[dim], sizes[dim]))
+    return tuple(cut), tuple(replica)
 
 
-def _number(copy: tuple[int, ...]) -> int:
-    """Coordinates along the copying dimensions, as one number."""
+def _number(replica: tuple[int, ...]) -> int:
+    """Coordinates along the replicating dimensions, as one number."""
     number = 0
-    for at, size in zip(copy[::2], copy[1::2], strict=True):
+    for at, size in zip(replica[::2], replica[1::2], strict=True):
         number = number * size + at
     return number
 
 
-def check(kept: Protected) -> None:
-    """Refuse what could not be brought back after a lost step, before there is one."""
-    for model in kept.models:
-        if not all(fsdp.can_reset(state) for state in _states(model)):
-            raise UnknownTorch(
-                f"fully_shard of torch {torch.__version__} cannot forget a lost step: "
-                "protect sharded models with torch 2.11 or newer, or leave protect() out "
-                "and let a fault restart the ranks from your own checkpoint"
-            )
+def check(protected: Protected, with_checkpoint: bool) -> None:
+    """Refuse a torch that could not bring this model back after a lost step, before there is one.
+
+    `with_checkpoint`: also look for what the emergency checkpoint needs, whose modules take 0.2 s
+    to import. A replacement leaves that out: its predecessor has looked.
+    """
+    for model in protected.models:
+        compat.check_fsdp(compat.fsdp_states(model))
+    if with_checkpoint and any(is_distributed(one) for one in protected.parameters):
+        compat.check_sharded()
 
 
 @contextmanager
-def unsummed(model: Any) -> Iterator[None]:
-    """Backward passes in here are summed within the replica only, the next one with all."""
+def reduce_within_replica(model: Any) -> Iterator[None]:
+    """Gradients of the backward passes in here are summed within the replica only."""
     model.set_requires_all_reduce(False)
     try:
         yield
@@ -139,25 +143,7 @@ def unsummed(model: Any) -> Iterator[None]:
         model.set_requires_all_reduce(True)
 
 
-def forget(model: nn.Module) -> None:
-    """Bring FSDP2 back to where it stands between two steps, wherever it was left."""
-    for state in _states(model):
-        _forget(state)
-
-
-def _states(model: nn.Module) -> list[Any]:
-    """What FSDP2 keeps for each module that it has sharded."""
-    loaded = sys.modules.get("torch.distributed.fsdp._fully_shard._fully_shard")
-    if loaded is None:
-        return []
-    return [one._get_fsdp_state() for one in model.modules() if isinstance(one, loaded.FSDPModule)]
-
-
-def _forget(state: Any) -> None:
-    if state._is_root:  # known since its first pass; before that there is nothing to forget
-        fsdp.reset(state)
-    for group in fsdp.groups(state):
-        for one in group.fsdp_params:
-            one.unsharded_accumulated_grad = None
-            if hasattr(one, "_unsharded_param"):
-                one._unsharded_param.grad = None
+def reset(model: nn.Module) -> None:
+    """Bring FSDP2 back to where it is between two steps, wherever it was interrupted."""
+    for state in compat.fsdp_states(model):
+        compat.reset_fsdp(state)

@@ -1,8 +1,8 @@
-"""Carries state between two ranks over a TCP connection of its own, at the speed of the link.
+"""Carries state between two ranks over a separate TCP connection, at the speed of the link.
 
-Not over the groups: a gloo that loses its peer in the middle of a message does not come back (see
-`works.py`), and a large state is always in the middle of one. The giver says in the store where it
-waits and under which secret; the meeting cuts both ends when the incident is over.
+Not over the groups: a gloo that loses its peer in the middle of a message does not return (see
+`works.py`), and a large state is always in the middle of one. The sender publishes its address and
+a secret in the store; the rendezvous aborts both ends when the incident is over.
 """
 
 from __future__ import annotations
@@ -14,93 +14,100 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from taskd.errors import PeerRefused, PeerUnreachable, TaskdError
-from taskd.torch.groups.store import Meeting
+from taskd.torch.groups.store import Rendezvous
 
-SECRET_BYTES, WANTED_BYTES = 32, 160
+SECRET_BYTES, REQUEST_BYTES = 32, 160
 
 Send = Callable[[memoryview], None]
 Receive = Callable[[memoryview], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a taker asks a giver for: a shard, or one lot of it where several give."""
+class StateRequest:
+    """What a receiver asks a sender for: a shard, or one share of it where several send."""
 
     shard: str
-    givers: int = 1
-    lot: int = 0
+    senders: int = 1
+    share: int = 0
 
     def __str__(self) -> str:
-        return f"{self.lot} {self.givers} {self.shard}"
+        return f"{self.share} {self.senders} {self.shard}"
 
     @staticmethod
-    def read(text: str) -> Wanted:
-        lot, givers, shard = text.split(" ", 2)
-        return Wanted(shard, int(givers), int(lot))
+    def parse(text: str) -> StateRequest:
+        share, senders, shard = text.split(" ", 2)
+        return StateRequest(shard, int(senders), int(share))
 
 
-Write = Callable[[Wanted, Send], None]
+Write = Callable[[StateRequest, Send], None]
 
 
-def give(meeting: Meeting, rank: int, takers: Sequence[int], write: Write) -> None:
-    """Serve each of the takers once, side by side, and return when all have everything."""
+def serve(rendezvous: Rendezvous, rank: int, receivers: Sequence[int], write: Write) -> None:
+    """Serve each receiver once, in parallel, and return when all have everything."""
     secret = secrets.token_bytes(SECRET_BYTES)
-    door = meeting.guard(socket.create_server((meeting.my_host(), 0), backlog=len(takers)))
-    with door:
-        door.settimeout(meeting.timeout.total_seconds())
-        host, port = door.getsockname()[:2]
-        meeting.store.set(f"state/{rank}", f"{host} {port} {secret.hex()}")
+    server = rendezvous.track(
+        socket.create_server((rendezvous.local_host(), 0), backlog=len(receivers))
+    )
+    with server:
+        server.settimeout(rendezvous.timeout.total_seconds())
+        host, port = server.getsockname()[:2]
+        rendezvous.store.set(f"state/{rank}", f"{host} {port} {secret.hex()}")
         problems: list[str] = []
         threads = []
-        for _ in takers:
+        for _ in receivers:
             try:
-                guest, _ = door.accept()
+                connection, _ = server.accept()
             except OSError as error:
-                raise PeerUnreachable(f"nobody came for the state: {error}") from error
-            # Many tensors are small: none of them is to wait for the next.
-            guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            guest.settimeout(meeting.timeout.total_seconds())
-            meeting.guard(guest)
-            serve = threading.Thread(target=_serve, args=(guest, secret, write, problems))
-            serve.start()
-            threads.append(serve)
+                raise PeerUnreachable(f"no receiver connected for the state: {error}") from error
+            # Many tensors are small: none of them may wait for the next.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(rendezvous.timeout.total_seconds())
+            rendezvous.track(connection)
+            thread = threading.Thread(target=_serve_one, args=(connection, secret, write, problems))
+            thread.start()
+            threads.append(thread)
         for thread in threads:
             thread.join()
     if problems:
         raise PeerUnreachable("; ".join(problems))
 
 
-def _serve(guest: socket.socket, secret: bytes, write: Write, problems: list[str]) -> None:
+def _serve_one(connection: socket.socket, secret: bytes, write: Write, problems: list[str]) -> None:
     try:
-        with guest:
-            told = bytearray(SECRET_BYTES + WANTED_BYTES)
-            _read(guest, memoryview(told))
-            if not secrets.compare_digest(told[:SECRET_BYTES], secret):
-                raise PeerRefused("a stranger asked for the state")
-            write(Wanted.read(told[SECRET_BYTES:].rstrip(b"\0").decode()), guest.sendall)
-            _read(guest, memoryview(bytearray(1)))  # the taker has it all
+        with connection:
+            request = bytearray(SECRET_BYTES + REQUEST_BYTES)
+            _read(connection, memoryview(request))
+            if not secrets.compare_digest(request[:SECRET_BYTES], secret):
+                raise PeerRefused("a process with a wrong secret asked for the state")
+            text = request[SECRET_BYTES:].rstrip(b"\0").decode()
+            write(StateRequest.parse(text), connection.sendall)
+            _read(connection, memoryview(bytearray(1)))  # the receiver has everything
     except (OSError, TaskdError) as error:
-        problems.append(f"a taker was not served: {error}")
+        problems.append(f"a receiver did not get the state: {error}")
 
 
-def take(meeting: Meeting, source: int, wanted: Wanted, read: Callable[[Receive], None]) -> None:
-    """Ask the giver, and tell it when everything has come."""
-    host, port, secret = meeting.store.get(f"state/{source}").decode().split()
+def fetch(
+    rendezvous: Rendezvous, source: int, request: StateRequest, read: Callable[[Receive], None]
+) -> None:
+    """Ask the sender, and tell it when everything has arrived."""
+    host, port, secret = rendezvous.store.get(f"state/{source}").decode().split()
+    limit_s = rendezvous.timeout.total_seconds()
     try:
-        with socket.create_connection((host, int(port)), meeting.timeout.total_seconds()) as link:
-            meeting.guard(link)
-            link.sendall(bytes.fromhex(secret) + str(wanted).encode().ljust(WANTED_BYTES, b"\0"))
-            read(lambda place: _read(link, place))
-            link.sendall(b"!")
+        with socket.create_connection((host, int(port)), limit_s) as connection:
+            rendezvous.track(connection)
+            text = str(request).encode().ljust(REQUEST_BYTES, b"\0")
+            connection.sendall(bytes.fromhex(secret) + text)
+            read(lambda target: _read(connection, target))
+            connection.sendall(b"!")
     except OSError as error:
-        raise PeerUnreachable(f"rank {source}, which gave the state, was lost: {error}") from error
+        raise PeerUnreachable(f"lost rank {source} while it sent the state: {error}") from error
 
 
-def _read(link: socket.socket, place: memoryview) -> None:
-    """Fill the whole place."""
-    place = place.cast("B")
-    while place.nbytes:
-        got = link.recv_into(place)
+def _read(connection: socket.socket, target: memoryview) -> None:
+    """Fill the whole target."""
+    target = target.cast("B")
+    while target.nbytes:
+        got = connection.recv_into(target)
         if not got:
-            raise PeerUnreachable("the connection was closed in the middle")
-        place = place[got:]
+            raise PeerUnreachable("the peer closed the connection before everything was sent")
+        target = target[got:]

@@ -1,8 +1,9 @@
 """Moves the whole training state from one rank to another, and refuses what does not match.
 
-Every parcel tells its step, incident and checksum. A rank that holds something worth keeping takes
-the new state aside first and makes it its own only when all of it has come and fits; a
-replacement, which holds nothing, takes it in place. `repair.py` says who gives to whom.
+Every image carries its step, incident and checksums. A rank that holds a state worth keeping
+receives the new one into new tensors and replaces its own only when all of it has arrived and
+fits; a replacement, which holds nothing, receives in place. `apply_plan.py` decides which rank
+sends to which.
 """
 
 from __future__ import annotations
@@ -10,44 +11,40 @@ from __future__ import annotations
 import math
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from taskd.torch.state import pieces
+from taskd.torch.state.pieces import Key, checksum, checksums, optimized, raw_bytes
 from taskd.torch.state.protected import Protected
-from taskd.torch.state.raw_bytes import raw
 from taskd.torch.state.sealed import DIGEST, BadState, seal, unseal
 from taskd.torch.state.sharded import is_distributed, local
-from taskd.torch.state.side_stream import Side
 from taskd.torch.state.state_link import Receive, Send
 
-MOST_PLAIN = 2**32
-"""So much that is no tensor, in bytes, is believed to be one rank's state."""
-LARGE = 64 << 20
-"""Bytes of state that are worth more than one giver."""
-PLACE = 0x9E3779B97F4A7C15
-"""Odd, so that no bit is lost: the same tensors in another order are not the same state."""
+MAX_MANIFEST_BYTES = 2**32
+"""A longer manifest cannot be one rank's state."""
 
-Ask = Callable[[int, Callable[[Receive], None]], None]
-"""Given the number of a lot: reach the helper that has it, and read what it sends."""
+Fetch = Callable[[int, Callable[[Receive], None]], None]
+"""Gets the number of a share: connects to the helper that sends it and reads what it sends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One tensor of the state."""
 
-    key: tuple[str, int, str]
-    """Kind (parameter, buffer, optimizer), place in order, name."""
+    key: Key
     shape: tuple[int, ...]
     dtype: torch.dtype
     sharded: bool
     """It is the local part of a distributed tensor."""
     on_host: bool
-    """An optimizer may keep its counters there, or with the weights."""
+    """An optimizer may keep its counters in host memory, or with the weights."""
 
     @property
     def size(self) -> int:
@@ -56,7 +53,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a parcel holds. Small things are in it, tensors follow."""
+    """What an image holds. Small values are in it, the tensors follow."""
 
     step: int
     incident: int
@@ -64,341 +61,280 @@ class Manifest:
     pieces: tuple[Piece, ...]
     sums: tuple[int, ...]
     plain: dict[str, Any]
-    """Everything that is no tensor."""
+    """Everything that is not a tensor."""
 
 
-# Giving
+# Sending
 
 
-class Parcel:
-    """The state of one step, ready to be given to any number of takers.
+class StateImage:
+    """The state of one step, ready to be sent to any number of receivers.
 
-    Made in the training thread, at once: it refers to weights and optimizer state, which do not
+    Created in the training thread, at once: it refers to weights and optimizer state, which do not
     change until the next update, and copies all that a forward pass may change. `seal` does the
-    long part, the checksums, in whatever thread, and on the device where the state lives.
+    long part, the checksums, in any thread, and on the device where the state is.
     """
 
-    def __init__(self, kept: Protected, step: int, incident: int, shard: str) -> None:
+    def __init__(self, protected: Protected, step: int, incident: int, shard: str) -> None:
         self._tensors: list[torch.Tensor] = []
-        pieces = []
-        for key, tensor in _tensors(kept):
+        described = []
+        for key, tensor in pieces.tensors(protected):
             own = local(tensor)
             self._tensors.append(own.clone() if key[0] == "buffer" else own)
             on_host = own.device.type == "cpu"
             shape = tuple(own.shape)
-            pieces.append(Piece(key, shape, own.dtype, is_distributed(tensor), on_host))
-        plain = pickle.loads(pickle.dumps(plain_state(kept)))
-        self._draft = Manifest(step, incident, shard, tuple(pieces), (), plain)
-        self._letter = b""
+            described.append(Piece(key, shape, own.dtype, is_distributed(tensor), on_host))
+        plain = pickle.loads(pickle.dumps(pieces.plain_state(protected)))
+        self._draft = Manifest(step, incident, shard, tuple(described), (), plain)
+        self._sealed = b""
         self._once = threading.Lock()
-        self._side = Side(self._tensors)
+        self._side = _SideStream(self._tensors)
 
     def seal(self) -> None:
+        """Compute the checksums. Does nothing the second time."""
         with self._once:
-            if not self._letter:
+            if not self._sealed:
                 with self._side.work():
-                    self._tensors = [raw(tensor) for tensor in self._tensors]
-                    manifest = replace(self._draft, sums=_checksums(self._tensors))
-                self._letter = seal(manifest)
+                    self._tensors = [raw_bytes(tensor) for tensor in self._tensors]
+                    manifest = replace(self._draft, sums=checksums(self._tensors))
+                self._sealed = seal(manifest)
 
     @property
     def on_device(self) -> bool:
-        """Some of it is not in the memory of the host."""
+        """Some of it is not in host memory."""
         return self._side.is_needed
 
     @property
     def length(self) -> int:
         """In bytes, once sealed."""
-        return 8 + len(self._letter) + sum(tensor.numel() for tensor in self._tensors)
+        return 8 + len(self._sealed) + sum(tensor.numel() for tensor in self._tensors)
 
-    def give(self, send: Send, givers: int = 1, lot: int = 0) -> None:
-        """All of it, or one of several givers' lots. The first giver tells what is in all."""
-        if lot == 0:
+    def send(self, send: Send, senders: int = 1, share: int = 0) -> None:
+        """Send all of it, or one of several senders' shares. The first sends the manifest too."""
+        if share == 0:
             self.seal()
             send(memoryview(self._head()))
         with self._side.work():
-            for index in share_out(self._draft.pieces, givers)[lot]:
+            for index in split(self._draft.pieces, senders)[share]:
                 if self._tensors[index].numel():
-                    send(raw(self._tensors[index]).cpu().numpy().data)
+                    send(raw_bytes(self._tensors[index]).cpu().numpy().data)
 
-    def lay(self, place: torch.Tensor) -> None:
-        """Write what `give` would send into these bytes: by the device itself, where it can."""
+    def write_into(self, target: torch.Tensor) -> None:
+        """Write what `send` would send into these bytes: by the device itself, where it can."""
         self.seal()
         head = self._head()
         at = len(head)
-        place[:at] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        target[:at] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         with self._side.work():
             for tensor in self._tensors:
-                place[at : at + tensor.numel()].copy_(tensor, non_blocking=True)
+                target[at : at + tensor.numel()].copy_(tensor, non_blocking=True)
                 at += tensor.numel()
 
     def _head(self) -> bytes:
-        return len(self._letter).to_bytes(8, "little") + self._letter
+        return len(self._sealed).to_bytes(8, "little") + self._sealed
 
 
-# Taking
+def split(described: Sequence[Piece], senders: int) -> list[range]:
+    """Which pieces each sender sends: about equal shares, or one share if the state is small."""
+    total = sum(piece.size for piece in described)
+    if senders < 2 or total < pieces.MULTI_SENDER_BYTES:
+        return [range(len(described))]
+    ends, at, size = [], 0, 0
+    for share in range(1, senders):
+        while at < len(described) and size < total * share / senders:
+            size += described[at].size
+            at += 1
+        ends.append(at)
+    starts = [0, *ends]
+    return [range(*both) for both in zip(starts, [*ends, len(described)], strict=True)]
 
 
-def take(
-    kept: Protected,
+class _SideStream:
+    """Work on tensors beside training: on a device, in a separate stream.
+
+    A copy of the state must not wait for the kernels of the next step, nor they for it. The stream
+    starts after everything that was queued on the devices when it was created, in the training
+    thread; the work may be done in any thread.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._streams = [_stream_after(one) for one in {t.device for t in tensors if t.is_cuda}]
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether any tensor is on a device."""
+        return bool(self._streams)
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """On exit, all work of the block is done."""
+        with ExitStack() as stack:
+            for stream in self._streams:
+                stack.enter_context(torch.cuda.stream(stream))
+            yield
+            for stream in self._streams:
+                stream.synchronize()
+
+
+def _stream_after(device: torch.device) -> Any:
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
+
+
+# Receiving
+
+
+def receive_state(
+    protected: Protected,
     step: int,
     incident: int,
     shard: str,
     receive: Receive,
-    aside: bool,
-    helpers: Sequence[Ask] = (),
+    keep_own: bool,
+    helpers: Sequence[Fetch] = (),
 ) -> None:
-    """Receive that state, or raise and, if `aside`, be none the worse for it.
+    """Receive that state, or raise; with `keep_own`, the own state is then unchanged.
 
-    A copy may be of an earlier incident than the one it is asked for in, never of a later one.
-    `helpers` are asked for their lots of a large state while the first giver's comes in.
+    A copy may be of an earlier incident than the one that it is requested in, never of a later one.
+    `helpers` send their shares of a large state while the first sender's comes in.
     """
-    manifest = _open(receive)
+    manifest = _read_manifest(receive)
     if (manifest.step, manifest.shard) != (step, shard) or manifest.incident > incident:
         raise BadState(
-            f"asked for step {step} of shard {shard!r} in incident {incident}, got step "
+            f"expected step {step} of shard {shard!r} in incident {incident}, got step "
             f"{manifest.step} of shard {manifest.shard!r} in incident {manifest.incident}"
         )
-    places = _places(kept, manifest, aside)
-    lots = share_out(manifest.pieces, 1 + len(helpers))
+    targets = _targets(protected, manifest, keep_own)
+    shares = split(manifest.pieces, 1 + len(helpers))
 
-    def fetch(lot: range, source: Receive) -> None:
-        for index in lot:
-            _fetch(places[index], source)
-            if checksum(raw(places[index])) != manifest.sums[index]:
-                raise BadState(f"the checksum of {manifest.pieces[index].key} does not match")
+    def read(share: range, source: Receive) -> None:
+        for index in share:
+            _read_tensor(targets[index], source)
+            _verify(targets[index], manifest, index)
 
-    with ThreadPoolExecutor(max(1, len(lots) - 1)) as beside:
-        asked = [
-            beside.submit(ask, number, partial(fetch, lot))
-            for number, (ask, lot) in enumerate(zip(helpers, lots[1:], strict=False), 1)
+    with ThreadPoolExecutor(max(1, len(shares) - 1)) as pool:
+        fetched = [
+            pool.submit(fetch, number, partial(read, share))
+            for number, (fetch, share) in enumerate(zip(helpers, shares[1:], strict=False), 1)
         ]
-        fetch(lots[0], receive)
-        for one in asked:
+        read(shares[0], receive)
+        for one in fetched:
             one.result()
-    _adopt(kept, manifest, places)
+    _load(protected, manifest, targets)
 
 
-def check(receive: Receive) -> None:
-    """Read a parcel and keep nothing of it; raise if it is damaged."""
+def verify(receive: Receive) -> None:
+    """Read an image and discard it; raise BadState if it is damaged."""
     for _ in unpack(receive)[1]:
         pass
 
 
 def unpack(receive: Receive) -> tuple[Manifest, Iterator[tuple[Piece, torch.Tensor]]]:
-    """What a parcel holds, whoever's it is. Its pieces come one by one, until one is damaged."""
-    manifest = _open(receive)
+    """The contents of any rank's image. The tensors come one by one, until one is damaged."""
+    manifest = _read_manifest(receive)
     return manifest, _unpacked(manifest, receive)
 
 
 def _unpacked(manifest: Manifest, receive: Receive) -> Iterator[tuple[Piece, torch.Tensor]]:
-    for piece, told in zip(manifest.pieces, manifest.sums, strict=True):
-        place = torch.empty(piece.shape, dtype=piece.dtype)
-        _fetch(place, receive)
-        if checksum(raw(place)) != told:
-            raise BadState(f"the checksum of {piece.key} does not match")
-        yield piece, place
+    for index, piece in enumerate(manifest.pieces):
+        target = torch.empty(piece.shape, dtype=piece.dtype)
+        _read_tensor(target, receive)
+        _verify(target, manifest, index)
+        yield piece, target
 
 
-def is_large(kept: Protected) -> bool:
-    """Whether several give parts of this state to one who needs it."""
-    return _is_large(sum(local(tensor).nbytes for _, tensor in _tensors(kept)))
-
-
-def _is_large(size: int) -> bool:
-    return size >= LARGE
-
-
-def share_out(pieces: Sequence[Piece], givers: int) -> list[range]:
-    """Which pieces each giver sends, in its order: about equal lots, or one if all is small."""
-    total = sum(piece.size for piece in pieces)
-    if givers < 2 or not _is_large(total):
-        return [range(len(pieces))]
-    ends, at, size = [], 0, 0
-    for lot in range(1, givers):
-        while at < len(pieces) and size < total * lot / givers:
-            size += pieces[at].size
-            at += 1
-        ends.append(at)
-    starts = [0, *ends]
-    return [range(*both) for both in zip(starts, [*ends, len(pieces)], strict=True)]
-
-
-def _open(receive: Receive) -> Manifest:
+def _read_manifest(receive: Receive) -> Manifest:
     head = bytearray(8)
     receive(memoryview(head))
     length = int.from_bytes(head, "little")
-    if not DIGEST < length <= MOST_PLAIN:
-        raise BadState(f"a manifest of {length} bytes is none")
-    letter = bytearray(length)
-    receive(memoryview(letter))
-    manifest: Manifest = unseal(letter)
+    if not DIGEST < length <= MAX_MANIFEST_BYTES:
+        raise BadState(
+            f"invalid manifest: its length is {length} bytes, expected more than {DIGEST} and at "
+            f"most {MAX_MANIFEST_BYTES}"
+        )
+    sealed = bytearray(length)
+    receive(memoryview(sealed))
+    manifest: Manifest = unseal(sealed)
     return manifest
 
 
 @torch.no_grad()
-def _fetch(place: torch.Tensor, receive: Receive) -> None:
-    if not place.numel():
+def _read_tensor(target: torch.Tensor, receive: Receive) -> None:
+    if not target.numel():
         return
-    if place.is_contiguous() and place.device.type == "cpu":
-        receive(raw(place).numpy().data)
+    if target.is_contiguous() and target.device.type == "cpu":
+        receive(raw_bytes(target).numpy().data)
         return
-    landing = torch.empty(place.shape, dtype=place.dtype)
-    receive(raw(landing).numpy().data)
-    place.copy_(landing)
+    staging = torch.empty(target.shape, dtype=target.dtype)
+    receive(raw_bytes(staging).numpy().data)
+    target.copy_(staging)
 
 
-def _places(kept: Protected, manifest: Manifest, aside: bool) -> list[torch.Tensor]:
-    """Where each piece is to land: on our own tensor, or on a new one."""
-    own = {key: local(tensor) for key, tensor in _tensors(kept)}
-    places = []
+def _verify(target: torch.Tensor, manifest: Manifest, index: int) -> None:
+    if checksum(raw_bytes(target)) != manifest.sums[index]:
+        raise BadState(f"the checksum of {manifest.pieces[index].key} does not match")
+
+
+def _targets(protected: Protected, manifest: Manifest, keep_own: bool) -> list[torch.Tensor]:
+    """Where each piece is received: into our own tensor, or into a new one."""
+    own = {key: local(tensor) for key, tensor in pieces.tensors(protected)}
+    targets = []
     for piece in manifest.pieces:
         mine = own.get(piece.key)
         fits = mine is not None and (tuple(mine.shape), mine.dtype) == (piece.shape, piece.dtype)
         if piece.key[0] != "optimizer" and not fits:
-            raise BadState(f"{piece.key} has another shape here: the models are not the same")
-        if mine is not None and fits and not aside:
-            places.append(mine)
+            raise BadState(f"{piece.key} has another shape on this rank: the models differ")
+        if mine is not None and fits and not keep_own:
+            targets.append(mine)
         else:
-            device = _home(kept, piece).device if mine is None else mine.device
-            places.append(torch.empty(piece.shape, dtype=piece.dtype, device=device))
-    return places
+            device = _device_for(protected, piece) if mine is None else mine.device
+            targets.append(torch.empty(piece.shape, dtype=piece.dtype, device=device))
+    return targets
 
 
-def _home(kept: Protected, piece: Piece) -> torch.Tensor:
-    """The tensor that tells on which device a new optimizer tensor belongs."""
+def _device_for(protected: Protected, piece: Piece) -> torch.device:
+    """Where a new tensor of an optimizer belongs."""
     if piece.on_host:
-        return torch.empty(0)
-    return local(_optimized(kept)[piece.key[1]][1])
+        return torch.device("cpu")
+    return local(optimized(protected)[piece.key[1]][1]).device
 
 
 @torch.no_grad()
-def _adopt(kept: Protected, manifest: Manifest, places: list[torch.Tensor]) -> None:
-    """From here on it is our own."""
-    kept.step = None
-    own = dict(_tensors(kept))
-    optimized = _optimized(kept)
+def _load(protected: Protected, manifest: Manifest, received: list[torch.Tensor]) -> None:
+    """Make the received state our own."""
+    protected.step = None
+    own = dict(pieces.tensors(protected))
+    parameters = optimized(protected)
     fresh: dict[int, dict[str, Any]] = {}
-    for piece, place in zip(manifest.pieces, places, strict=True):
+    for piece, tensor in zip(manifest.pieces, received, strict=True):
         kind, index, name = piece.key
         if kind == "optimizer":
-            parameter = optimized[index][1]
-            value = _like(parameter, place) if piece.sharded else place
+            parameter = parameters[index][1]
+            value = _distributed_like(parameter, tensor) if piece.sharded else tensor
             fresh.setdefault(index, {})[name] = value
-        elif (mine := local(own[piece.key])) is not place:
-            mine.copy_(place)
+        elif (mine := local(own[piece.key])) is not tensor:
+            mine.copy_(tensor)
     for index, values in manifest.plain["optimizer"].items():
         fresh.setdefault(index, {}).update(values)
-    for index, (optimizer, parameter) in enumerate(optimized):
+    for index, (optimizer, parameter) in enumerate(parameters):
         if index in fresh:
             optimizer.state[parameter] = fresh[index]
         else:
             optimizer.state.pop(parameter, None)
-    adopt_plain(kept, manifest.plain)
-    kept.step = manifest.step
+    pieces.load_plain_state(protected, manifest.plain)
+    protected.step = manifest.step
 
 
-def adopt_plain(kept: Protected, plain: dict[str, Any]) -> None:
-    for optimizer, groups in zip(kept.optimizers, plain["groups"], strict=True):
-        for group, told in zip(optimizer.param_groups, groups, strict=True):
-            group.update(told)
-    for scaler, told in zip(kept.scalers, plain["scalers"], strict=True):
-        scaler.load_state_dict(told)
-        scaler._per_optimizer_states.clear()
-    for name, part in kept.parts.items():
-        part.load_state_dict(plain["parts"][name])
-    for parameter in kept.parameters:
-        parameter.grad = None
-
-
-def fingerprint(kept: Protected) -> int:
-    """One number for all weights and optimizer state: another one if any bit is another.
-
-    Buffers are left out: a forward pass changes them on each rank by its own batch.
-    """
-    raws = [raw(local(tensor)) for key, tensor in _tensors(kept) if key[0] != "buffer"]
-    number = 0
-    for one in _checksums(raws):
-        number = (number * PLACE + one) % (1 << 63)
-    return number
-
-
-# The pieces
-
-
-def _tensors(kept: Protected) -> Iterator[tuple[tuple[str, int, str], torch.Tensor]]:
-    """Every tensor of the state, in an order that is the same on every rank."""
-    for index, parameter in enumerate(kept.parameters):
-        yield ("parameter", index, ""), parameter.detach()
-    for index, buffer in enumerate(kept.buffers()):
-        yield ("buffer", index, ""), buffer
-    for index, (optimizer, parameter) in enumerate(_optimized(kept)):
-        for name, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                yield ("optimizer", index, name), value
-
-
-def _optimized(kept: Protected) -> list[tuple[torch.optim.Optimizer, torch.nn.Parameter]]:
-    return [
-        (optimizer, parameter)
-        for optimizer in kept.optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ]
-
-
-def plain_state(kept: Protected) -> dict[str, Any]:
-    optimizer = {
-        index: {
-            name: value
-            for name, value in optimizer.state.get(parameter, {}).items()
-            if not isinstance(value, torch.Tensor)
-        }
-        for index, (optimizer, parameter) in enumerate(_optimized(kept))
-        if parameter in optimizer.state
-    }
-    groups = [
-        [{name: value for name, value in group.items() if name != "params"} for group in groups]
-        for groups in (optimizer.param_groups for optimizer in kept.optimizers)
-    ]
-    return {
-        "optimizer": optimizer,
-        "groups": groups,
-        "scalers": [scaler.state_dict() for scaler in kept.scalers],
-        "parts": {name: part.state_dict() for name, part in kept.parts.items()},
-    }
-
-
-def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+def _distributed_like(parameter: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     from torch.distributed.tensor import DTensor
 
     assert isinstance(parameter, DTensor)
     return DTensor.from_local(
-        local,
+        own,
         parameter.device_mesh,
         parameter.placements,
         run_check=False,
         shape=parameter.shape,
         stride=parameter.stride(),
     )
-
-
-def checksum(data: torch.Tensor) -> int:
-    """The sum of its 64-bit words: as fast as memory, and no zero or stale payload passes."""
-    return _checksums([data])[0]
-
-
-def _checksums(raws: list[torch.Tensor]) -> tuple[int, ...]:
-    """One for each. A device is waited for once, not once for each tensor."""
-    sums = [_sum(one) for one in raws]
-    on_devices = [one for one in sums if one.device.type != "cpu"]
-    fetched = iter(torch.stack(on_devices).tolist() if on_devices else ())
-    told = (int(one) if one.device.type == "cpu" else next(fetched) for one in sums)
-    return tuple(one & 0xFFFFFFFFFFFFFFFF for one in told)
-
-
-def _sum(data: torch.Tensor) -> torch.Tensor:
-    whole = data.numel() // 8 * 8
-    if data.data_ptr() % 8:
-        data = data.clone()
-    return data[:whole].view(torch.int64).sum() + data[whole:].sum(dtype=torch.int64) * 31

@@ -1,8 +1,8 @@
-"""An abandoned step leaves no trace: what its beginning must remember, as cheaply as it can be.
+"""An abandoned step leaves no trace: what has to be saved at its beginning, as cheaply as possible.
 
-The gate (`step.py`) lets nothing reach the weights before the update, so weights and optimizer
-state need no copy. The rest of what a forward and a backward pass touch is small, except the
-gradients, which belong to the step and are dropped with it.
+The gates (`step_cycle.py`) let nothing reach the weights before the update, so weights and
+optimizer state need no copy. The rest of what a forward and a backward pass change is small, except
+the gradients, which belong to the step and are dropped with it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from taskd.torch import compat
 from taskd.torch.state.protected import Protected
 
 
 class Undo:
-    """The state of affairs when the current step began."""
+    """The small state as it was when the current step began."""
 
     def __init__(self, protected: Protected) -> None:
         self._protected = protected
@@ -28,45 +29,48 @@ class Undo:
         self._parts: dict[str, Any] = {}
 
     @torch.no_grad()
-    def remember(self, gradients_carry: bool) -> None:
-        """Called as a step begins. `gradients_carry`: the last step has not used them up."""
-        kept = self._protected
-        buffers = kept.buffers()
+    def save(self, with_gradients: bool) -> None:
+        """Called when a step begins. `with_gradients`: the last step has not used them up."""
+        protected = self._protected
+        buffers = protected.buffers()
         if len(buffers) != len(self._copies):
             self._copies = [torch.empty_like(buffer) for buffer in buffers]
         self._buffers = buffers
         if buffers:
-            torch._foreach_copy_(self._copies, buffers)
+            compat.copy_all(self._copies, buffers)
         self._gradients = None
-        if gradients_carry:
+        if with_gradients:
             self._gradients = [
-                None if p.grad is None else p.grad.detach().clone() for p in kept.parameters
+                None if p.grad is None else p.grad.detach().clone() for p in protected.parameters
             ]
         self._groups = [
             [_without_parameters(group) for group in optimizer.param_groups]
-            for optimizer in kept.optimizers
+            for optimizer in protected.optimizers
         ]
-        self._scalers = [(_copy(one._scale), _copy(one._growth_tracker)) for one in kept.scalers]
-        self._parts = {name: deepcopy(part.state_dict()) for name, part in kept.parts.items()}
+        self._scalers = []
+        for scaler in protected.scalers:
+            scale, growth = compat.scaler_state(scaler)
+            self._scalers.append((_copy(scale), _copy(growth)))
+        self._parts = {name: deepcopy(part.state_dict()) for name, part in protected.parts.items()}
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Make it as if the step had not begun."""
-        kept = self._protected
-        kept.put_buffers(self._buffers)
+        """Bring back what `save` has saved."""
+        protected = self._protected
+        protected.put_buffers(self._buffers)
         if self._buffers:
-            torch._foreach_copy_(self._buffers, self._copies)
-        for index, parameter in enumerate(kept.parameters):
+            compat.copy_all(self._buffers, self._copies)
+        for index, parameter in enumerate(protected.parameters):
             parameter.grad = None if self._gradients is None else self._gradients[index]
-        for optimizer, groups in zip(kept.optimizers, self._groups, strict=True):
+        for optimizer, groups in zip(protected.optimizers, self._groups, strict=True):
             for group, before in zip(optimizer.param_groups, groups, strict=True):
                 for name in group.keys() - before.keys() - {"params"}:
                     del group[name]
                 group.update(before)
-        for scaler, (scale, growth) in zip(kept.scalers, self._scalers, strict=True):
-            scaler._scale, scaler._growth_tracker = _copy(scale), _copy(growth)
-            scaler._per_optimizer_states.clear()
-        for name, part in kept.parts.items():
+        for scaler, (scale, growth) in zip(protected.scalers, self._scalers, strict=True):
+            compat.set_scaler_state(scaler, _copy(scale), _copy(growth))
+            compat.forget_scaler_step(scaler)
+        for name, part in protected.parts.items():
             part.load_state_dict(self._parts[name])
 
 

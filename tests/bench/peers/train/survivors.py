@@ -18,7 +18,7 @@ from queue import SimpleQueue
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.bench.peers.links import connections, cut

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from nvidia_resiliency_ext import inprocess
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.bench.peers.links import connections, cut

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 
 from taskd.agent.run.node_ranks import claim, machine_id
 from taskd.agent.run.node_ranks import draw as draw_rank

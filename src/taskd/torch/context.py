@@ -1,0 +1,91 @@
+"""What the parts of one job share in a training process.
+
+`init.py` creates it; `job.py`, `step_cycle.py`, `recovery.py` and `apply_plan.py` work on it. The
+script never sees it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from taskd.model.faults import FaultCause
+from taskd.runtime.beacon import Beacon
+from taskd.torch.copies.copy_schedule import CopySchedule
+from taskd.torch.copies.snapshots import LocalState
+from taskd.torch.groups.all_groups import Groups
+from taskd.torch.guard import Guard
+from taskd.torch.state.protected import Protected
+from taskd.worker.manager_connection import ManagerConnection
+from taskd.worker.settings import WorkerSettings
+
+
+class JobContext:
+    """One per job: settings, groups, copies, and the position of the training."""
+
+    def __init__(self, settings: WorkerSettings, rank: int, world_size: int) -> None:
+        self.settings, self.rank, self.world_size = settings, rank, world_size
+        self.members = tuple(range(world_size))
+        """The ranks that are in the job now, by their numbers at its start."""
+        self.elastic = "accumulate"
+        """What happens to the parts of missing ranks: see `Job.protect`."""
+        self.step = 0
+        """Steps committed."""
+        self.held_step: int | None = 0
+        """The step whose state this rank holds; None: no usable state, as in a new replacement."""
+        self.incident = settings.incident
+        self.beacon = Beacon(settings.beacon)
+        self.groups = Groups(world_size, self.on_fault, self.beacon.collectives)
+        self.copies = CopySchedule(Path(settings.beacon).parent if settings.beacon else None)
+        self.manager: ManagerConnection | None = None
+        """The connection to the manager; None: the job has no manager."""
+        self.guard: Guard | None = None
+        self.shard = ""
+        """The name of this rank's shard; empty: the model is not sharded."""
+        self._protected: Protected | None = None
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether the script has called `protect`."""
+        return self._protected is not None
+
+    @property
+    def protected(self) -> Protected:
+        assert self._protected is not None
+        return self._protected
+
+    @protected.setter
+    def protected(self, protected: Protected) -> None:
+        self._protected = protected
+
+    @property
+    def local_state(self) -> LocalState:
+        """What this rank could give to others."""
+        return LocalState(
+            self.rank, self.shard, self.held_step, self.protected, self.copies.snapshots
+        )
+
+    def needs_recovery(self) -> bool:
+        return self.groups.is_broken() or self.held_step is None
+
+    def on_fault(self, why: str) -> None:
+        """The groups, or the network interface, are broken: tell the manager."""
+        if self.manager is not None:
+            self.manager.step_failed(FaultCause.COMMUNICATION, why)
+
+    def mark_corrupt(self, evidence: str) -> None:
+        """This rank's state is wrong: it must get another one."""
+        self.held_step = None
+        if self.manager is not None:
+            self.manager.step_failed(FaultCause.CORRUPT, evidence)
+
+    def parts(self) -> list[int]:
+        """The parts of a batch for this rank: its own, and its share of the missing ranks'."""
+        missing = [rank for rank in range(self.world_size) if rank not in self.members]
+        if self.elastic == "scale":
+            missing = []
+        place = self.members.index(self.rank)
+        return [self.rank, *missing[place :: len(self.members)]]
+
+    def loss_share(self) -> float:
+        """The factor for the loss of one part: see `Step.share`."""
+        return len(self.members) / self.world_size if self.elastic == "accumulate" else 1.0

@@ -1,0 +1,80 @@
+"""A replacement receives a large state from several ranks at once, one share from each."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from taskd.torch.state import pieces, state_link
+from taskd.torch.state.state_link import StateRequest
+from taskd.torch.state.transfer import Piece, split
+from tests.integration.torch import scripts
+from tests.integration.torch.runs import assert_same, ends, run
+
+STEPS = 6
+
+
+def from_several(args: dict[str, Any]) -> None:
+    """Every state counts as large, and each rank writes down what it has requested."""
+    pieces.MULTI_SENDER_BYTES = 1
+    fetch, serve = state_link.fetch, state_link.serve
+    log = Path(args["folder"]) / f"fetched-{args['rank']}"
+
+    def logged(rendezvous: Any, source: int, request: StateRequest, read: Any) -> None:
+        fetch(rendezvous, source, request, read)
+        with log.open("a") as file:
+            file.write(f"{source} {request.share} of {request.senders}\n")
+
+    def dying(*arguments: Any) -> None:
+        if (args["rank"], args["incarnation"]) == tuple(args["dies_sending"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        serve(*arguments)
+
+    setattr(state_link, "fetch", logged)  # noqa: B010 - for the lifetime of this process
+    if args.get("dies_sending"):
+        setattr(state_link, "serve", dying)  # noqa: B010
+    scripts.ddp(args)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return ends(run(tmp_path_factory.mktemp("calm") / "run", scripts.ddp, steps=STEPS))
+
+
+def test_replacement_receives_from_all_survivors(calm: list[Any], tmp_path: Path) -> None:
+    kills = [(2, 0, 3, "in backward")]
+    world = run(tmp_path / "run", from_several, steps=STEPS, kills=kills)
+    fetched = sorted((world.folder / "fetched-2").read_text().splitlines())
+    assert fetched == ["0 0 of 3", "1 1 of 3", "3 2 of 3"]
+    assert_same(calm, world)
+
+
+def test_sender_dies_before_it_has_sent_its_share(calm: list[Any], tmp_path: Path) -> None:
+    kills = [(2, 0, 3, "in backward")]
+    world = run(tmp_path / "run", from_several, steps=STEPS, kills=kills, dies_sending=(3, 0))
+    assert world.incarnations[3] == 1
+    assert world.incident >= 2
+    assert_same(calm, world)
+
+
+def described(*sizes: int) -> list[Piece]:
+    return [
+        Piece(("parameter", at, ""), (size,), torch.uint8, sharded=False, on_host=True)
+        for at, size in enumerate(sizes)
+    ]
+
+
+def test_shares_are_about_equal_and_cover_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "MULTI_SENDER_BYTES", 100)
+    assert split(described(10, 10, 10), 3) == [range(3)], "too small to be split"
+    assert split(described(100, 100), 1) == [range(2)]
+    assert split(described(*[10] * 30), 3) == [range(10), range(10, 20), range(20, 30)]
+    for sizes in ([500, 1, 1, 1], [1, 1, 1, 500], [0, 200, 0, 0], [200]):
+        shares = split(described(*sizes), 4)
+        assert [index for share in shares for index in share] == list(range(len(sizes)))
+        assert len(shares) == 4
