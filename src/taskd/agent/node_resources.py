@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from taskd.agent.run.plan import Plan
+from taskd.agent.worker_environment import base_environment
 from taskd.agent.zygote.worker_processes import WorkerProcesses
 from taskd.runtime.clock import wall
 
@@ -43,6 +45,17 @@ class NodeResources:
     """The listening socket of the store, if this node has to serve it."""
     serves_store: bool = False
     """Whether the store dies with this node."""
+
+
+def worker_processes(plan: Plan, folders: tuple[str, str]) -> WorkerProcesses:
+    """The node's zygote and workers, not started yet."""
+    return WorkerProcesses(
+        plan.program,
+        preload=() if plan.spawn else plan.preload,
+        spawn=plan.spawn,
+        remove=folders,
+        env=base_environment(plan),
+    )
 
 
 @contextmanager

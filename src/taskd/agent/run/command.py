@@ -16,12 +16,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from taskd.agent.node_resources import NodeResources, run_folders
+from taskd.agent.node_resources import NodeResources, run_folders, worker_processes
 from taskd.agent.run import arguments, node_ranks, plan, rendezvous
 from taskd.agent.run.plan import Plan
 from taskd.agent.run.supervisor import Supervisor
 from taskd.agent.worker_environment import base_environment
-from taskd.agent.zygote.worker_processes import WorkerProcesses
 from taskd.config import environ
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
@@ -39,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = plan.read(args)
     _set_up_log()
     with run_folders() as folders:
-        return _launch(chosen, *folders)
+        return _launch(chosen, folders)
 
 
 def _claim(chosen: Plan) -> socket.socket:
@@ -62,14 +61,9 @@ class Started:
     """The manager's, on the first node."""
 
 
-def _launch(chosen: Plan, run_dir: str, beacons: str) -> int:
-    processes = WorkerProcesses(
-        chosen.program,
-        preload=() if chosen.spawn else chosen.preload,
-        spawn=chosen.spawn,
-        remove=(run_dir, beacons),
-        env=base_environment(chosen),
-    )
+def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
+    run_dir, beacons = folders
+    processes = worker_processes(chosen, folders)
     listen_host = LOOPBACK if chosen.nodes == 1 else rendezvous.wildcard_address(chosen.master_addr)
     claim = None if chosen.draws_rank else _claim(chosen)
     listener = _listener(chosen, listen_host)

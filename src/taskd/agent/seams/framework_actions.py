@@ -12,12 +12,13 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from taskd.agent.main import Agent
+from taskd.errors import SettingsError
 from taskd.model import messages as m
 from taskd.model.agent import (
     Command,
@@ -64,6 +65,17 @@ class Framework(Protocol):
 
     def start(self, ranks: tuple[Rank, ...]) -> None: ...
     def kill(self, ranks: tuple[Rank, ...], pids: tuple[int, ...]) -> None: ...
+
+
+Callbacks = dict[str, Callable[..., Any]]
+"""The registered functions by their documented names."""
+
+
+def require(callbacks: Callbacks, *names: str) -> None:
+    """Raises SettingsError if some of these functions are not registered."""
+    if missing := [name for name in names if name not in callbacks]:
+        problems = [f"{name} is not registered: call register_func" for name in missing]
+        raise SettingsError(problems)
 
 
 class FrameworkActions:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, cast
 
-from taskd.agent.seams.framework_actions import RankStatus
+from taskd.agent.seams.framework_actions import Callbacks, RankStatus, require
 from taskd.agent.seams.hosted_agent import AgentConfig, join_and_train
 from taskd.config import environ
 from taskd.core.agent.machine import WorkersConfig
@@ -42,8 +42,6 @@ RESTARTS = 32767
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """Signals that `msrun` does not handle, or handles in a loop that is not running now."""
-
-Callbacks = dict[str, Callable[..., Any]]
 
 
 def local_ranks() -> tuple[Rank, ...]:
@@ -132,11 +130,7 @@ class MsAgent:
 
     def start(self) -> NoReturn:
         """Run the node's part of the job, then exit the interpreter with its exit code."""
-        missing = [n for n in (KILL, START_ALL, START_SOME, LOOK) if n not in self.callbacks]
-        if missing:
-            raise SettingsError(
-                [f"{name} is not registered: call register_func" for name in missing]
-            )
+        require(self.callbacks, KILL, START_ALL, START_SOME, LOOK)
         ranks = local_ranks() or monitored_ranks(self.callbacks[LOOK])
         if not ranks:
             raise SettingsError(

@@ -15,16 +15,13 @@ from typing import Any
 
 from taskd.agent.run.plan import UNLIMITED_RESTARTS
 from taskd.agent.seams import torch_names
-from taskd.agent.seams.framework_actions import RankStatus
+from taskd.agent.seams.framework_actions import Callbacks, RankStatus, require
 from taskd.agent.seams.hosted_agent import AgentConfig, join_and_train
 from taskd.config import environ
 from taskd.core.agent.machine import WorkersConfig
-from taskd.errors import SettingsError
 from taskd.model.ids import Rank
 
 KILL, START_ALL, RESTART, LOOK = "KILL_WORKER", "START_ALL_WORKER", "RESTART", "MONITOR"
-
-Callbacks = dict[str, Callable[..., Any]]
 
 
 @dataclass
@@ -91,11 +88,7 @@ class PtAgent:
 
     def invoke_run(self, role: str) -> Any:
         """Torch's RunResult on success; otherwise exits the interpreter with the exit code."""
-        missing = [n for n in (KILL, START_ALL, RESTART, LOOK) if n not in self.callbacks]
-        if missing:
-            raise SettingsError(
-                [f"{name} is not registered: call register_func" for name in missing]
-            )
+        require(self.callbacks, KILL, START_ALL, RESTART, LOOK)
         spec = torch_names.worker_group(self.agent).spec
         size = spec.local_world_size
         ranks = tuple(Rank(self.node * size + local) for local in range(size))

@@ -23,14 +23,12 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api as launcher
 
 from taskd.agent.node import NodeRun
-from taskd.agent.node_resources import NodeResources, run_folders
+from taskd.agent.node_resources import NodeResources, run_folders, worker_processes
 from taskd.agent.run.plan import PRELOAD, UNLIMITED_RESTARTS, LogSettings, Plan
 from taskd.agent.seams import torch_names
 from taskd.agent.seams.torchrun_contexts import uses_agent_store
-from taskd.agent.worker_environment import base_environment
 from taskd.agent.worker_output import WorkerOutput
 from taskd.agent.zygote.program import Program
-from taskd.agent.zygote.worker_processes import WorkerProcesses
 from taskd.bus.security import membership
 from taskd.config import environ
 from taskd.core.agent.machine import Done, State
@@ -149,13 +147,7 @@ class _Seam:
             # Torch's rendezvous blocks until every node has joined.
             await asyncio.to_thread(torch_names.rendezvous, self.agent)
             plan = self._plan()
-            processes = WorkerProcesses(
-                self.program,
-                preload=() if plan.spawn else plan.preload,
-                spawn=plan.spawn,
-                remove=self.folders,
-                env=base_environment(plan),
-            )
+            processes = worker_processes(plan, self.folders)
             processes.open()
             group = self.agent.worker_group()
             resources = NodeResources(
