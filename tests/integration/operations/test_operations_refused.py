@@ -9,10 +9,10 @@ from tests.integration.operations.test_operations import Running, running, weigh
 
 REFUSED = {
     # An unknown job
-    ("stress", "nobody"): (1, "nobody"),
-    ("nic", "nobody", "--to", "backup"): (1, "nobody"),
-    ("profile", "nobody", "on"): (1, "nobody"),
-    ("trace", "nobody"): (1, "no records of job nobody"),
+    ("stress", "no-such-job"): (1, "no-such-job"),
+    ("nic", "no-such-job", "--to", "backup"): (1, "no-such-job"),
+    ("profile", "no-such-job", "on"): (1, "no-such-job"),
+    ("trace", "no-such-job"): (1, "no records of job no-such-job"),
     # An unknown rank
     ("nic", "JOB", "--rank", "7", "--to", "backup"): (
         1,
