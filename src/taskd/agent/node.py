@@ -63,7 +63,9 @@ class NodeRun:
         config = WorkersConfig(permission_timeout_s=self._permission_s, grace_s=plan.grace_s)
         self.agent = Agent(self.bus, self.proxy.bus, config, observer=self.observer)
         self._handle_signals()
-        failed = Interrupted("the zygote keeps dying before it is ready", signal.SIGTERM)
+        failed = Interrupted(
+            "stopped because its zygote keeps dying before it is ready", signal.SIGTERM
+        )
         self.resources.processes.on_lost = lambda: self.agent.enqueue(failed)
         self.resources.processes.watch()
         try:
