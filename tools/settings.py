@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
@@ -226,7 +227,8 @@ def _variables(
 
 
 def _section(group: Group, rows: list[tuple[str, Field]]) -> str:
-    lines = [f"### {group.name}\n", f"`{group.module}`. {group.sentence}".rstrip(". ") + ".\n"]
+    about = f"`{group.module}`. {group.sentence}".rstrip(". ") + "."
+    lines = [f"### {group.name}\n", fill(about, 100) + "\n"]
     lines += ["| name | type | default | |", "|---|---|---|---|"]
     for name, field in rows:
         cells = (f"`{name}`", f"`{field.kind}`", field.default, field.sentence)

@@ -51,7 +51,7 @@ How this was measured:
 - *NVIDIA* ({PACKAGES["nvrx"][0]}): in-job restart by `ft_launcher`, checking every 0.1 s;
   in-process restart by its wrapper with a fifth process in reserve, all intervals at 0.1 s instead
   of seconds, every lazy import done before, and our method to free ranks from gloo, which it lacks.
-- *torchft* ({PACKAGES["torchft"][0]}): a lighthouse and one torchrun for each rank, as in its own
+- *torchft* ({PACKAGES["torchft"][0]}): a lighthouse and one torchrun per rank, as in its own
   example; heartbeats are valid for 1 s instead of 5, joining waits 1 s instead of 60, its clock
   ticks every 20 ms instead of 100. With a spare, a fifth replica computes all the time.
 """

@@ -71,3 +71,9 @@ def test_mentioned_settings_exist(page: Path) -> None:
     known = (ROOT / "docs" / "reference" / "settings.md").read_text()
     for name in re.findall(r"\bTASKD_[A-Z0-9_]*[A-Z0-9]\b", page.read_text()):
         assert re.search(rf"\b{name}\b", known), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_wrap_at_100_columns(page: Path) -> None:
+    lines = page.read_text().splitlines()
+    assert not [line for line in lines if len(line) > 100 and not line.startswith("|")]
