@@ -1,8 +1,8 @@
-"""What clusterd's machine of one job is told, and what it orders.
+"""Events and commands of clusterd's machine of one job.
 
-Events come from the job's client (reports, streams), from the operator, from the cluster (whole
-pictures, so that one that was missed does no harm) and from the clock. Commands go to the job's
-streams, to the operator and to the cluster. `core/clusterd` decides; `clusterd/` carries.
+Events come from the job's client (reports, streams), from the operator, from the cluster (always
+complete views, so that a missed one does no harm) and from the clock. Commands go to the job's
+streams, to the operator and to the cluster. `core/clusterd` decides; `clusterd/` does the I/O.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from taskd.model.operations import NicResult, StressResult
 from taskd.model.strategies import Strategy, WireStrategy
 from taskd.model.types import Tick
 
-# What is known of a job
+# Facts about a job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobConfig:
-    """What the PodGroup (or, with no cluster, the manager) says about the job."""
+    """The job's recovery settings, from its PodGroup or, without a cluster, from its manager."""
 
     strategies: tuple[Strategy, ...] = (Strategy.EXIT,)
     cluster: bool = False
-    """A scheduler stands behind the job, which replaces pods and reads our labels."""
+    """The job has a scheduler, which replaces pods and reads our labels."""
     platform: bool = False
     """An AI platform names the strategy and confirms the faults."""
     sub_health: str = "ignore"
@@ -35,7 +35,7 @@ class JobConfig:
     rescheduling: bool = False
     """The scheduler may replace single pods or the whole job by itself."""
     super_pod: bool = False
-    """Healthy nodes hold resources of the lost one, and release them when told."""
+    """Healthy nodes hold resources of a lost node, and release them on request."""
     reschedule_timeout_s: float | None = None
     resources_timeout_s: float | None = None
 
@@ -46,14 +46,14 @@ class Pod:
     uid: str
     name: str = ""
     node: str = ""
-    """The machine's name."""
+    """Name of the machine."""
     ranks: tuple[Rank, ...] = ()
-    """Pods may be of different size: each says which ranks it holds."""
+    """Pods may have different sizes: each lists its ranks."""
     devices: tuple[str, ...] = ()
-    """The device under each rank, in the same order; empty until they are assigned."""
+    """The device of each rank, in the same order; empty until they are assigned."""
     running: bool = True
     backup: bool = False
-    """Made by a hot switch, not yet a member of the job."""
+    """Created by a hot switch, not yet a member of the job."""
 
 
 # Events
@@ -64,36 +64,36 @@ class JobRegistered:
     job: JobId
     config: JobConfig
     seed: str
-    """Random, from outside: makes the job's uuids unique."""
+    """Random; makes the job's uuids unique."""
     name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JobDeleted:
-    """The job is over: it said so, or the cluster no longer knows it."""
+    """The job is over: its manager has said so, or the cluster no longer knows it."""
 
     because: str = "the cluster has deleted the job"
 
 
 @dataclass(frozen=True, slots=True)
 class FaultsSeen:
-    """The cluster's whole picture of the job's faults at present; empty when it is healthy."""
+    """All faults of the job that the cluster sees now; empty if the job is healthy."""
 
     faults: tuple[SeenFault, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PodsSeen:
-    """The cluster's whole picture of the job's pods at present."""
+    """All pods of the job that the cluster has now."""
 
     pods: tuple[Pod, ...]
     phase: str = "Running"
-    """The PodGroup's."""
+    """Phase of the PodGroup."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlatformSeen:
-    """The platform's annotations at present; None: the key is absent."""
+    """The platform's annotations now; None: the key is absent."""
 
     strategy: str | None = None
     confirm: str | None = None
@@ -218,12 +218,12 @@ Event = (
 )
 
 
-# Commands. `sequence` counts the commands of one job; it is given in one place, by `step`.
+# Commands. `sequence` numbers the commands of one job; only `step` assigns it.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signal:
-    """To the job's client. Kept, and said again on every subscription, until it is answered."""
+    """To the job's client. Kept, and sent again on every subscription, until it is answered."""
 
     uuid: str
     incident: Incident
@@ -270,7 +270,7 @@ class ResetOperation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WriteResetConfig:
-    """For agents that read reset-config. Failing to write it never stops a round."""
+    """For agents that read reset-config. A failed write never stops a round."""
 
     operation: ResetOperation
     ranks: tuple[Rank, ...] = ()
@@ -296,7 +296,7 @@ class AnnotatePodGroup:
 @dataclass(frozen=True, slots=True)
 class LabelPod:
     pod: str
-    """The uid: a pod of the same name that has come since is another."""
+    """The uid, because a newer pod may have the same name."""
     key: str
     value: str
     sequence: int = 0
@@ -320,7 +320,7 @@ class AnnotateNode:
 
 @dataclass(frozen=True, slots=True)
 class WriteFaultJobInfo:
-    """So that the healthy nodes of a super pod release what belongs to the lost ones."""
+    """Makes the healthy nodes of a super pod release the resources of the lost ones."""
 
     nodes: tuple[str, ...]
     sequence: int = 0
