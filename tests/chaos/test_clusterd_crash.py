@@ -129,7 +129,7 @@ async def living(job: Job) -> AsyncIterator[Job]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_killed_again_and_again_every_round_still_ends(tmp_path: Path, seed: int) -> None:
+def test_every_round_ends_although_clusterd_is_killed_repeatedly(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     journal = tmp_path / "journal"
     with process(journal, "127.0.0.1:0") as (_, port):
@@ -160,7 +160,7 @@ async def _faults(job: Job) -> None:
         await job.until_finished(number)
 
 
-def test_taken_up_at_every_single_point_of_a_round(tmp_path: Path) -> None:
+def test_round_continues_after_a_crash_at_every_point(tmp_path: Path) -> None:
     """The files as they are after each decision are what a kill right there would leave."""
     points: list[tuple[str, Path, int]] = []
 
@@ -214,7 +214,7 @@ def test_taken_up_at_every_single_point_of_a_round(tmp_path: Path) -> None:
         asyncio.run(again(*point))
 
 
-def test_a_full_disk_is_said_and_survived(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_survived(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
 
     async def main(running: subprocess.Popen[str], address: str) -> None:
@@ -266,7 +266,7 @@ def make_read_only(running: subprocess.Popen[str], disk: Path) -> None:
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_a_disk_that_is_read_only_at_the_start_is_said(tmp_path: Path, used: bool) -> None:
+def test_read_only_disk_is_reported_at_start(tmp_path: Path, used: bool) -> None:
     """Whether or not there is a journal on it."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -281,7 +281,7 @@ def test_a_disk_that_is_read_only_at_the_start_is_said(tmp_path: Path, used: boo
     assert {path.name: path.read_bytes() for path in disk.iterdir()} == before
 
 
-def test_a_disk_that_becomes_read_only_is_said_and_the_last_good_state_stands(
+def test_disk_that_becomes_read_only_keeps_the_last_state(
     tmp_path: Path,
 ) -> None:
     """As a kernel does it that has found an error in the file system."""
@@ -327,7 +327,7 @@ def test_a_disk_that_becomes_read_only_is_said_and_the_last_good_state_stands(
         asyncio.run(goes_on(f"127.0.0.1:{port}"))
 
 
-def test_a_journal_that_cannot_be_used_is_said_before_anything_is_served(tmp_path: Path) -> None:
+def test_unusable_journal_is_reported_before_serving(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="cannot be"):
         process(tmp_path / "nowhere" / "journal", "127.0.0.1:0").__enter__()
 

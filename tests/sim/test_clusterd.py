@@ -95,7 +95,7 @@ def test_every_round_ends(first: int) -> None:
     batches.add(first)
 
 
-def test_the_map_is_the_territory() -> None:
+def test_edges_walked_equal_edges_drawn() -> None:
     """Of what the seeds above have walked."""
     if len(batches) < SEEDS // BATCH:
         pytest.skip("only all seeds together walk every edge")
@@ -104,7 +104,7 @@ def test_the_map_is_the_territory() -> None:
     assert drawn - walked == set()
 
 
-def test_a_seed_always_tells_the_same_story() -> None:
+def test_simulation_is_deterministic_for_a_seed() -> None:
     assert chaos(7).story == chaos(7).story
 
 

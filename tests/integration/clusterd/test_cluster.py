@@ -69,7 +69,7 @@ async def _until(client: Client, method: str, code: int) -> None:
             pass
 
 
-def test_register_takes_back_pause(objects: Objects) -> None:
+def test_register_resets_the_label_pause(objects: Objects) -> None:
     objects.group(labels={"process-recover-enable": "pause"})
 
     async def main() -> None:
@@ -80,7 +80,7 @@ def test_register_takes_back_pause(objects: Objects) -> None:
     asyncio.run(main())
 
 
-def test_a_pod_is_replaced_and_the_old_files_tell_each_step(objects: Objects) -> None:
+def test_pod_replacement_writes_every_step_to_reset_config(objects: Objects) -> None:
     objects.group("recover,dump")
     objects.reset_config()
 
@@ -118,7 +118,7 @@ def test_a_pod_is_replaced_and_the_old_files_tell_each_step(objects: Objects) ->
     asyncio.run(main())
 
 
-def test_pause_is_a_lease_that_ends_when_the_scheduler_has_restarted_the_job(
+def test_label_pause_is_reset_after_the_scheduler_restarted_the_job(
     objects: Objects,
 ) -> None:
     objects.group("recover")
@@ -198,7 +198,7 @@ def test_platform_mode_asks_confirms_and_waits_for_the_rank_table(objects: Objec
     asyncio.run(main())
 
 
-def test_a_hot_switch_moves_an_ailing_pod(objects: Objects) -> None:
+def test_hot_switch_moves_a_sub_healthy_pod(objects: Objects) -> None:
     objects.group(labels={"subHealthyStrategy": "hotSwitch"})
 
     def pod_notes(name: str = "train-1") -> Json:
@@ -245,7 +245,7 @@ def test_a_hardware_fault_in_the_cluster_starts_a_round_by_itself(objects: Objec
     asyncio.run(main())
 
 
-def test_a_damaged_device_report_is_ignored_and_the_last_good_one_stands(
+def test_damaged_device_report_is_ignored_and_the_last_valid_one_counts(
     objects: Objects, caplog: pytest.LogCaptureFixture
 ) -> None:
     objects.group()
@@ -318,9 +318,7 @@ def test_a_profiling_switch_reaches_subscriber_and_config_map(objects: Objects) 
     asyncio.run(main())
 
 
-def test_a_switch_that_the_cluster_did_not_take_is_refused_for_good(
-    objects: Objects, tmp_path: Path
-) -> None:
+def test_switch_refused_by_the_cluster_is_not_kept(objects: Objects, tmp_path: Path) -> None:
     """500, and neither this life nor the next one applies it."""
     objects.group()
     mount_trace(objects)
@@ -345,7 +343,7 @@ def test_a_switch_that_the_cluster_did_not_take_is_refused_for_good(
     asyncio.run(main())
 
 
-def test_a_switch_that_is_in_the_map_but_could_not_be_kept_is_told_so(objects: Objects) -> None:
+def test_switch_written_but_not_journaled_is_reported(objects: Objects) -> None:
     objects.group()
     mount_trace(objects)
 
@@ -403,7 +401,7 @@ def calm(objects: Objects) -> None:
     objects.write("Pod", "calm-0", {"metadata": about, "spec": {"nodeName": "host5"}})
 
 
-def test_a_write_that_takes_for_ever_holds_up_no_other_job(objects: Objects) -> None:
+def test_hanging_write_does_not_delay_other_jobs(objects: Objects) -> None:
     """Not even its own: what it has been told goes on to be decided."""
     objects.group()
     calm(objects)
@@ -434,9 +432,7 @@ def test_a_write_that_takes_for_ever_holds_up_no_other_job(objects: Objects) -> 
 
 
 @pytest.mark.parametrize("strategy", ["hotSwitch", "graceExit", "ignore"])
-def test_a_straggler_is_sub_health_and_the_jobs_strategy_says_what_follows(
-    objects: Objects, strategy: str
-) -> None:
+def test_straggler_counts_as_sub_healthy(objects: Objects, strategy: str) -> None:
     objects.group("dump", labels={"subHealthyStrategy": strategy})
     slow = control_pb2.Straggler(rank=2, cause="compute", evidence="rank 2 comes last")
 

@@ -241,7 +241,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.code:d}-{way.get.__name__}")
-def test_a_code_and_how_to_get_it(way: Way, tmp_path: Path) -> None:
+def test_every_code_can_be_produced(way: Way, tmp_path: Path) -> None:
     objects = Objects(tmp_path / "cluster")
     for node in range(2):
         objects.pod(node)
@@ -290,7 +290,7 @@ async def ordered(
 
 
 @pytest.mark.parametrize("told", TOLD, ids=lambda told: f"{told.code:d}-{told.order}")
-def test_a_code_that_a_client_reports_and_what_follows(told: Told) -> None:
+def test_every_reported_code_has_its_effect(told: Told) -> None:
     offers = OFFERS if told.order == "retry" else (told.order, "exit")
 
     async def main() -> None:
@@ -336,7 +336,7 @@ def test_429_is_a_status_of_grpc() -> None:
     asyncio.run(main())
 
 
-def test_no_code_is_a_dead_letter() -> None:
+def test_every_code_is_covered() -> None:
     shown = {way.code for way in WAYS} | {told.code for told in TOLD}
     shown |= {RecoverCode.ProcessNotReady, RecoverCode.RateLimited}
     elsewhere = {

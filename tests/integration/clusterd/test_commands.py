@@ -79,7 +79,7 @@ async def a_round(client: Client) -> None:
     )
 
 
-def test_what_people_see(place: Path, server: str) -> None:
+def test_commands_show_jobs_status_and_history(place: Path, server: str) -> None:
     async def prepare() -> None:
         async with connected(server, "key") as client:
             await a_round(client)
@@ -195,7 +195,7 @@ def test_a_watch_outlives_a_restart_and_ends_with_the_job(place: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_watch_of_a_job_that_has_left_ends_quietly(place: Path) -> None:
+def test_watch_of_an_ended_job_ends_without_error(place: Path) -> None:
     """The clusterd inside a manager ends with its job, and takes its announcement back."""
     script = """
 import asyncio, sys
@@ -254,7 +254,7 @@ asyncio.run(main())
     asyncio.run(main())
 
 
-def test_a_journal_is_retold_without_a_server(place: Path) -> None:
+def test_replay_reads_a_journal_without_a_server(place: Path) -> None:
     words = ["clusterd", "--listen", "127.0.0.1:0", "--journal", str(place / "journal")]
     running = subprocess.Popen(
         [sys.executable, "-m", "taskd", *words],
@@ -281,7 +281,7 @@ def test_a_journal_is_retold_without_a_server(place: Path) -> None:
     assert "no journal" in missing.stderr
 
 
-def test_every_wrong_setting_is_said(place: Path) -> None:
+def test_all_invalid_settings_are_reported_at_once(place: Path) -> None:
     words = ["--listen", "127.0.0.1:0", "--journal", str(place / "journal")]
     wrong = taskd(
         place,

@@ -206,7 +206,7 @@ def _for(request: Message, job: str, factor: int) -> Message:
     return sent
 
 
-def test_anything_in_any_order(caplog: pytest.LogCaptureFixture) -> None:
+def test_random_requests_in_any_order(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     plenty = Rate(1e9, 1e9)
     config = ServerConfig(job_rate=plenty, unknown_caller_rate=plenty)
@@ -445,7 +445,7 @@ async def comes_to_rest(objects: Objects, server: Server, client: Client) -> Non
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_anything_beside_a_cluster_in_which_anything_happens(
+def test_random_requests_and_random_cluster_changes(
     name: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.ERROR)
@@ -470,7 +470,7 @@ def test_anything_beside_a_cluster_in_which_anything_happens(
     assert {SETTINGS[name].reaches, "Stopping", "Idle"} <= states
 
 
-def test_bytes_that_are_no_message_at_all() -> None:
+def test_random_bytes_are_refused() -> None:
     async def main() -> None:
         async with serve(ServerConfig()) as server, connected(server.address) as client:
             for module, service in SERVICES:

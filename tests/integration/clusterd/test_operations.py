@@ -68,7 +68,7 @@ def test_links_are_switched_while_the_job_is_paused() -> None:
     asyncio.run(main())
 
 
-def test_the_result_of_an_operation_waits_for_who_asks_late() -> None:
+def test_result_of_an_operation_is_kept_for_a_late_subscriber() -> None:
     async def main() -> None:
         recovery = RecoveryConfig(operation_timeout_s=0.3)
         async with started(ServerConfig(recovery=recovery)) as (server, client):
@@ -98,7 +98,7 @@ def test_the_result_of_an_operation_waits_for_who_asks_late() -> None:
         (pb.SwitchNics(jobID="nobody"), "no such job"),
     ],
 )
-def test_413_says_what_is_wrong_with_a_switch(request_: pb.SwitchNics, says: str) -> None:
+def test_413_names_what_is_wrong_with_a_nic_switch(request_: pb.SwitchNics, says: str) -> None:
     async def main() -> None:
         async with started() as (server, client):
             await running(client, server)
@@ -168,7 +168,7 @@ def test_the_operations_of_a_stress_test_are_checked(param: pb.StressTestParam, 
 # Profiling switch
 
 
-def test_the_profiling_switch_is_checked_kept_and_told_to_new_subscribers(tmp_path: Path) -> None:
+def test_profiling_switch_is_checked_kept_and_sent_to_new_subscribers(tmp_path: Path) -> None:
     config = ServerConfig(journal=tmp_path / "journal")
     name = "default/job"
     info = profiling_pb2.ProfilingClientInfo(jobId="job", role="taskd")
@@ -207,7 +207,7 @@ def test_the_profiling_switch_is_checked_kept_and_told_to_new_subscribers(tmp_pa
     asyncio.run(main())
 
 
-def test_the_switch_of_a_job_that_ended_is_not_the_next_ones(tmp_path: Path) -> None:
+def test_profiling_switch_does_not_outlive_its_job(tmp_path: Path) -> None:
     """Also when it never registered."""
     config = ServerConfig(journal=tmp_path / "journal")
     asked = profiling_pb2.DataStatusReq(jobNsName="default/job")
@@ -276,7 +276,7 @@ def test_progress_is_shown_and_watched() -> None:
     asyncio.run(main())
 
 
-def test_an_ended_job_makes_room_and_can_still_be_retold() -> None:
+def test_ended_job_makes_room_and_keeps_its_history() -> None:
     async def main() -> None:
         async with started() as (server, client):
             signals = await running(client, server)
@@ -303,7 +303,7 @@ def test_an_ended_job_makes_room_and_can_still_be_retold() -> None:
     asyncio.run(main())
 
 
-def test_faults_by_hand() -> None:
+def test_operator_can_report_faults() -> None:
     async def main() -> None:
         async with started() as (server, client):
             report = control_pb2.FaultReport(job="job")
@@ -320,7 +320,7 @@ def test_faults_by_hand() -> None:
     asyncio.run(main())
 
 
-def test_health_is_served_where_it_is_wanted() -> None:
+def test_health_service_is_optional() -> None:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     async def main() -> None:

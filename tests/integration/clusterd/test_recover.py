@@ -117,7 +117,7 @@ def test_400_408_and_0_follow_the_order_init_register_report() -> None:
     asyncio.run(main())
 
 
-def test_401_for_what_nobody_waits_for_and_506_for_what_is_over() -> None:
+def test_401_for_unexpected_reports_and_506_for_ended_rounds() -> None:
     async def main() -> None:
         async with started() as (server, client):
             await client.declare("retry", "recover-in-place")
@@ -140,7 +140,7 @@ def test_401_for_what_nobody_waits_for_and_506_for_what_is_over() -> None:
     asyncio.run(main())
 
 
-def test_409_for_ranks_that_are_none_and_the_good_ones_count() -> None:
+def test_409_if_all_ranks_are_invalid_otherwise_the_valid_ones_count() -> None:
     async def main() -> None:
         async with started() as (server, client):
             await client.join()
@@ -156,7 +156,7 @@ def test_409_for_ranks_that_are_none_and_the_good_ones_count() -> None:
     asyncio.run(main())
 
 
-def test_409_for_lists_that_no_job_could_have() -> None:
+def test_409_for_too_long_lists() -> None:
     async def main() -> None:
         async with started() as (_, client):
             await client.join()
@@ -168,7 +168,7 @@ def test_409_for_lists_that_no_job_could_have() -> None:
     asyncio.run(main())
 
 
-def test_500_when_as_many_jobs_are_served_as_may_be() -> None:
+def test_500_at_the_maximum_number_of_jobs() -> None:
     async def main() -> None:
         async with started(ServerConfig(max_jobs=2)) as (server, client):
             codes = []
@@ -182,7 +182,7 @@ def test_500_when_as_many_jobs_are_served_as_may_be() -> None:
     asyncio.run(main())
 
 
-def test_504_while_the_subscriber_does_not_take_its_signals() -> None:
+def test_504_while_the_subscriber_does_not_read_its_signals() -> None:
     async def main() -> None:
         small = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536)]
         async with (
@@ -230,7 +230,7 @@ def test_505_when_reports_of_one_job_come_faster_than_they_are_handled() -> None
     asyncio.run(main())
 
 
-def test_506_for_those_who_wait_while_the_job_ends() -> None:
+def test_506_for_callers_that_wait_while_the_job_ends() -> None:
     async def main() -> None:
         async with started() as (server, client):
             await client.join()
@@ -265,7 +265,7 @@ def test_507_for_the_report_that_comes_after_its_deadline() -> None:
 # Streams
 
 
-def test_an_unanswered_signal_is_said_again_to_whoever_subscribes() -> None:
+def test_unanswered_signal_is_sent_again_to_a_new_subscriber() -> None:
     async def main() -> None:
         async with started() as (server, client):
             await client.join()
@@ -282,7 +282,7 @@ def test_an_unanswered_signal_is_said_again_to_whoever_subscribes() -> None:
     asyncio.run(main())
 
 
-def test_a_second_subscriber_takes_over_and_the_first_is_told() -> None:
+def test_second_subscriber_replaces_the_first() -> None:
     async def main() -> None:
         async with started() as (server, client):
             await client.join()
@@ -374,7 +374,7 @@ def test_too_many_calls_of_one_job_are_refused_and_others_are_not() -> None:
     asyncio.run(main())
 
 
-def test_strangers_share_what_one_address_may_ask() -> None:
+def test_unknown_callers_of_one_address_share_a_rate() -> None:
     async def main() -> None:
         config = ServerConfig(unknown_caller_rate=Rate(1, 10))
         async with started(config) as (_, client):
@@ -390,7 +390,7 @@ def test_strangers_share_what_one_address_may_ask() -> None:
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
-def test_one_ipv6_address_is_one_stranger_whatever_its_port() -> None:
+def test_ipv6_address_counts_as_one_caller_for_all_ports() -> None:
     """And another address is another: it does not end at its first colon."""
     config = ServerConfig(listen="[::]:0", unknown_caller_rate=Rate(0.001, 10))
     apart = [("grpc.use_local_subchannel_pool", 1)]
@@ -418,7 +418,7 @@ def test_one_ipv6_address_is_one_stranger_whatever_its_port() -> None:
     asyncio.run(main())
 
 
-def test_a_flood_from_one_job_does_not_hold_up_another() -> None:
+def test_flood_of_one_job_does_not_delay_another() -> None:
     async def main() -> None:
         async with started() as (server, client), connected(server.address, job="calm") as calm:
             await client.join()
@@ -451,7 +451,7 @@ def test_a_flood_from_one_job_does_not_hold_up_another() -> None:
     asyncio.run(main())
 
 
-def test_nothing_that_is_missing_is_a_problem() -> None:
+def test_empty_requests_are_answered() -> None:
     async def main() -> None:
         async with started() as (server, client):
             await client.join()

@@ -95,7 +95,7 @@ def of_operator(job: str) -> list[tuple[str, Any]]:
     ]
 
 
-def test_every_method_is_the_jobs_or_the_operators() -> None:
+def test_every_method_is_for_a_job_or_for_the_operator() -> None:
     services = (
         pb.DESCRIPTOR.services_by_name["Recover"],
         profiling_pb2.DESCRIPTOR.services_by_name["TrainingDataTrace"],
@@ -105,7 +105,7 @@ def test_every_method_is_the_jobs_or_the_operators() -> None:
     assert {method for method, _ in of_job("a") + of_operator("a")} == there - {"JobRegistry"}
 
 
-def test_a_jobs_token_opens_that_job_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_job_token_gives_access_to_that_job_only(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         config = ServerConfig(tokens=Tokens({}, SECRET))
         async with (
@@ -149,11 +149,11 @@ def test_a_job_sees_itself_in_the_list_and_the_operator_sees_all() -> None:
 
 
 @pytest.mark.parametrize("token", [A[:-1], A + "x", BOSS.replace(OPERATOR, "job:a"), "job:a.", "é"])
-def test_a_token_that_was_made_up_opens_nothing(token: str) -> None:
+def test_invalid_token_gives_no_access(token: str) -> None:
     assert Tokens({}, SECRET).scope_of(token) is None
 
 
-def test_a_token_file_that_everybody_can_read_is_told_of(
+def test_world_readable_token_file_is_warned_about(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "tokens"
@@ -182,7 +182,7 @@ def test_tokens_from_a_file(tmp_path: Path) -> None:
         Tokens.load(file)
 
 
-def test_a_stranger_cannot_use_up_a_jobs_share() -> None:
+def test_unknown_caller_cannot_use_up_a_jobs_rate() -> None:
     async def main() -> None:
         config = ServerConfig(tokens=Tokens({}, SECRET))
         async with started(config, job="a", token=A) as (server, client):
@@ -249,7 +249,7 @@ def channel(port: int, ca: str, pair: tuple[str, str] | None = None) -> aio.Chan
     return aio.secure_channel(f"localhost:{port}", credentials)
 
 
-def test_a_client_certificate_is_worth_the_scope_in_its_name(tmp_path: Path) -> None:
+def test_client_certificate_has_the_scope_of_its_common_name(tmp_path: Path) -> None:
     issuer = Issuer(tmp_path)
     key, crt = issuer.issue("clusterd")
     config = ServerConfig(tls=Tls(ca=issuer.ca, server_key=key, server_crt=crt))
@@ -288,7 +288,7 @@ def test_tls_of_the_server_alone_with_tokens(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     async def main() -> None:
         tls = Tls(ca="", server_key=str(tmp_path / "no.key"), server_crt=str(tmp_path / "no.crt"))
         with pytest.raises(SettingsError, match=r"no\.key"):
@@ -298,7 +298,7 @@ def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+def test_occupied_port_is_reported(tmp_path: Path) -> None:
     async def main() -> None:
         async with started() as (server, _):
             for listen, why in (
@@ -324,7 +324,7 @@ class Broken(RecoverServicer):
         raise RuntimeError("a bug")
 
 
-def test_a_bug_of_ours_is_answered_logged_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         guard = AdmissionInterceptor(Authority(), lambda _: False, monotonic)
         server = aio.server(interceptors=[guard])

@@ -22,7 +22,7 @@ from tests.integration.certificates import Authority
 from tests.integration.clusterd.client import WAIT_S
 
 
-def test_manager_command_and_recover_client_show_their_certificates(
+def test_manager_command_and_recover_client_present_their_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority(tmp_path, "ours")
@@ -61,7 +61,7 @@ def test_manager_command_and_recover_client_show_their_certificates(
     DLRecoverManager.instance = None
 
 
-def test_what_is_wrong_with_the_files_is_said_at_once(
+def test_all_invalid_certificate_files_are_reported_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert credentials(from_environment()) is None

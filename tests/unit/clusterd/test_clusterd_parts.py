@@ -49,7 +49,7 @@ from taskd.runtime.journal import Journal
 from taskd.wire.recover_codec import rank_of
 
 
-def test_the_newest_listener_hears_and_the_older_is_told_why_not() -> None:
+def test_new_listener_replaces_the_old_one() -> None:
     async def main() -> None:
         line: Channel[int] = Channel(2)
         line.put(0)
@@ -67,7 +67,7 @@ def test_the_newest_listener_hears_and_the_older_is_told_why_not() -> None:
     asyncio.run(main())
 
 
-def test_a_listener_that_is_too_slow_hears_what_was_said_before_it_is_dropped() -> None:
+def test_slow_listener_gets_its_backlog_before_it_is_dropped() -> None:
     async def main() -> None:
         line: Channel[int] = Channel(2)
         slow = line.open()
@@ -81,7 +81,7 @@ def test_a_listener_that_is_too_slow_hears_what_was_said_before_it_is_dropped() 
     asyncio.run(main())
 
 
-def test_a_bucket_fills_with_time_and_a_costly_call_leaves_a_debt() -> None:
+def test_bucket_refills_over_time_and_can_go_negative() -> None:
     now = [0.0]
     buckets = Buckets(Rate(per_second=2, burst=4), keys=2, clock=lambda: now[0])
     assert [buckets.take("a") for _ in range(5)] == [True] * 4 + [False]
@@ -94,7 +94,7 @@ def test_a_bucket_fills_with_time_and_a_costly_call_leaves_a_debt() -> None:
     assert buckets.take("b")
 
 
-def test_only_so_many_keys_are_kept() -> None:
+def test_number_of_buckets_is_limited() -> None:
     buckets = Buckets(Rate(1, 1), keys=100, clock=lambda: 0.0)
     for number in range(10_000):
         assert buckets.take(str(number))
@@ -111,21 +111,21 @@ class Caller:
         return self.address
 
 
-def test_a_machine_is_told_from_another_by_its_whole_address() -> None:
+def test_callers_are_distinguished_by_their_whole_address() -> None:
     same = {_host(Caller(f"ipv6:%5Bfd00::7%5D:{port}")) for port in (1024, 1025, 50_000)}
     assert len(same) == 1
     others = ["ipv6:%5Bfd00::8%5D:1024", "ipv6:%5Bfd01::7%5D:1024", "ipv4:10.0.0.7:1024"]
     assert len(same | {_host(Caller(address)) for address in others}) == 4
 
 
-def test_the_clock_of_the_journal_does_not_jump_with_the_wall_clock() -> None:
+def test_journal_clock_does_not_jump_with_the_wall_clock() -> None:
     wall, ticking = [1000.0], [5.0]
     clock = steady_wall(lambda: wall[0], lambda: ticking[0])
     wall[0], ticking[0] = 9.0, 8.0
     assert clock() == 1003.0
 
 
-def test_a_turn_is_one_users_and_other_keys_do_not_wait() -> None:
+def test_keyed_lock_excludes_the_same_key_only() -> None:
     async def main() -> None:
         turns: KeyedLock[str] = KeyedLock()
         inside, order = 0, []
@@ -174,7 +174,7 @@ async def joined(jobs: JobRegistry, name: str) -> int:
     return (await jobs.register(JobId(name))).code
 
 
-def test_a_job_that_nobody_listens_for_makes_room_after_a_long_time() -> None:
+def test_abandoned_job_makes_room() -> None:
     async def main() -> None:
         now = [0.0]
         journal = Journal(None)
@@ -194,7 +194,7 @@ def test_a_job_that_nobody_listens_for_makes_room_after_a_long_time() -> None:
     asyncio.run(main())
 
 
-def test_writes_that_were_ordered_are_done_after_a_restart() -> None:
+def test_ordered_writes_are_done_after_a_restart() -> None:
     """What was decided before the crash but not done by then is done by the next life, once."""
 
     async def main() -> None:
@@ -235,7 +235,7 @@ class Away(InMemoryCluster):
 
 
 @pytest.mark.parametrize("refusals", [2, 4])
-def test_an_entry_that_could_not_be_removed_is_tried_again_and_then_told_of(
+def test_failed_cluster_write_is_retried_and_then_reported(
     refusals: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskd.clusterd.job_owner.WRITE_PAUSES_S", (0.0, 0.0, 0.0))
@@ -341,7 +341,7 @@ GROUP = {
 }
 
 
-def test_facts_of_a_job_with_strange_objects() -> None:
+def test_facts_are_read_from_incomplete_objects() -> None:
     strange = [
         pod(),
         pod(metadata={"name": "q", "annotations": None}),
@@ -355,7 +355,7 @@ def test_facts_of_a_job_with_strange_objects() -> None:
     assert not facts.enabled
 
 
-def test_the_reset_map_counts_retries_and_keeps_out_of_a_hot_reset() -> None:
+def test_reset_config_counts_retries_and_respects_a_hot_reset() -> None:
     before = {"reset.json": json.dumps({"RetryTime": 4, "RankList": None})}
     again = reset_data(before, ResetOperation.RESTART_ALL, (), again=False, now=9)
     assert json.loads(again["reset.json"])["RetryTime"] == 5
@@ -373,7 +373,7 @@ def test_the_reset_map_counts_retries_and_keeps_out_of_a_hot_reset() -> None:
         reset_data({}, ResetOperation.CLEAR, (), again=False, now=9)
 
 
-def test_who_must_release_what_in_a_super_pod() -> None:
+def test_fault_job_info_lists_what_a_super_pod_must_release() -> None:
     other = pod(spec={"nodeName": "m"})
     told = json.loads(fault_job_info(facts_of(GROUP, [pod()]), [pod(), other], ["n"], 5))
     assert told["4"]["SdIds"] == ["77"]
@@ -391,7 +391,7 @@ def test_who_must_release_what_in_a_super_pod() -> None:
         {"DeviceInfoCfg": json.dumps({"DeviceInfo": {"DeviceList": {"a-Fault": "[1]"}}})},
     ],
 )
-def test_a_device_report_that_makes_no_sense_reports_nothing(data: dict[str, str]) -> None:
+def test_invalid_device_report_has_no_faults(data: dict[str, str]) -> None:
     assert list(device_faults({"data": data})) == []
     assert not is_valid({"data": data})
 
@@ -410,7 +410,7 @@ def checked(report: str) -> dict[str, Any]:
     return {"data": {"DeviceInfoCfg": report.replace("CODE", code)}}
 
 
-def test_a_device_report_is_whole_when_its_code_fits_its_text() -> None:
+def test_device_report_is_valid_if_its_check_code_matches() -> None:
     whole = checked(REPORT)
     assert is_valid(whole)
     text = whole["data"]["DeviceInfoCfg"]
@@ -428,7 +428,7 @@ def test_a_device_report_is_whole_when_its_code_fits_its_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.0", "x", "10000000", "9" * 40, "\u0663"])
-def test_what_is_no_rank(text: str) -> None:
+def test_invalid_ranks_are_recognized(text: str) -> None:
     assert rank_of(text) is None
 
 
@@ -458,7 +458,7 @@ OBJECTS = st.fixed_dictionaries(
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(OBJECTS, st.lists(OBJECTS, max_size=2))
-def test_objects_can_hold_anything(group: Any, pods: list[Any]) -> None:
+def test_objects_with_any_content_are_read(group: Any, pods: list[Any]) -> None:
     """Whoever can write a file can write nonsense: it is refused, or passed over."""
     whole = {"kind": "PodGroup", **group}
     metadata = whole.get("metadata")
@@ -477,7 +477,7 @@ def test_objects_can_hold_anything(group: Any, pods: list[Any]) -> None:
             reset_data(body.get("data"), ResetOperation.FAULT, (1,), again=True, now=1)
 
 
-def test_a_mistake_of_ours_costs_one_event(caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_costs_one_event(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         journal = Journal(None)
         jobs = make_jobs([0.0], journal, InMemoryCluster())
@@ -494,7 +494,7 @@ def test_a_mistake_of_ours_costs_one_event(caplog: pytest.LogCaptureFixture) -> 
     assert "cannot decide" in caplog.text
 
 
-def test_a_clock_that_was_set_back_makes_no_wait_longer(caplog: pytest.LogCaptureFixture) -> None:
+def test_clock_set_back_does_not_lengthen_waits(caplog: pytest.LogCaptureFixture) -> None:
     clock = steady_wall(lambda: 1_000.0, lambda: 5.0, not_before=9_000.0)
     assert clock() == 9_000.0
     assert "set back by 8000 s" in caplog.text

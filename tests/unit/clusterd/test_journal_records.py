@@ -96,7 +96,7 @@ def walk(seed: int) -> list[tuple[Record, Record, m.Event, Outcome]]:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_every_state_on_the_way_comes_back(seed: int) -> None:
+def test_every_state_of_a_random_walk_is_restored(seed: int) -> None:
     notes: dict[str, str] = {}
     for before, after, told, made in walk(seed):
         written = records.write(JOB, before, after, told, made, 0.0)
@@ -108,12 +108,12 @@ def test_every_state_on_the_way_comes_back(seed: int) -> None:
         assert len(written.record) < 20_000
 
 
-def test_the_walks_together_see_many_states() -> None:
+def test_random_walks_cover_many_states() -> None:
     seen = {type(after.state).__name__ for seed in range(25) for _, after, _, _ in walk(seed)}
     assert len(seen) >= 15, sorted(seen)
 
 
-def test_an_ended_job_takes_its_notes_along() -> None:
+def test_notes_are_deleted_with_the_job() -> None:
     record = records.first(JOB)
     outcome = step(record.state, m.JobDeleted(), 0.0, CONFIG)
     written = records.write(JOB, record, Record(outcome.state), m.JobDeleted(), outcome, 0.0)
@@ -126,7 +126,7 @@ def test_a_record_of_another_version_is_refused_by_name() -> None:
         records.read(JOB, '{"~":"Record","state":{"~":"Dreaming"}}', {})
 
 
-def test_history_is_told_in_one_line_however_much_there_is() -> None:
+def test_history_entry_fits_on_one_line() -> None:
     many = m.FaultReport(tuple(Fault(Rank(n), evidence="x") for n in range(1000)))
     assert "… 1000 in all" in records.describe(many)
     assert len(records.describe(many)) < 500

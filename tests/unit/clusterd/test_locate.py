@@ -16,7 +16,7 @@ def _a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("TASKD_CLUSTERD", raising=False)
 
 
-def test_what_was_announced_is_found_by_name_and_without() -> None:
+def test_announced_job_is_found_with_and_without_its_name() -> None:
     announce("one", "127.0.0.1:1")
     announce("two", "127.0.0.1:2", "token")
     assert find("one").address == "127.0.0.1:1"
@@ -26,7 +26,7 @@ def test_what_was_announced_is_found_by_name_and_without() -> None:
     assert find().job == "one"
 
 
-def test_a_wrong_name_is_answered_with_the_right_ones() -> None:
+def test_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(SettingsError, match="none of your jobs is running"):
         find()
     announce("one", "127.0.0.1:1")
@@ -34,7 +34,7 @@ def test_a_wrong_name_is_answered_with_the_right_ones() -> None:
         find("other")
 
 
-def test_what_others_can_write_is_not_believed(tmp_path: Path) -> None:
+def test_folder_writable_by_others_is_refused(tmp_path: Path) -> None:
     (tmp_path / "taskd").mkdir(mode=0o777)
     (tmp_path / "taskd").chmod(0o777)
     with pytest.raises(SettingsError, match="only you can write"):

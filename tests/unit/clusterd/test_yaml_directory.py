@@ -61,7 +61,7 @@ async def until(changes: AsyncIterator[Changed], key: Key) -> Changed:
     raise AssertionError("no change")
 
 
-def test_what_is_there_is_found_by_key_and_by_owner(tmp_path: Path) -> None:
+def test_objects_are_found_by_key_and_by_owner(tmp_path: Path) -> None:
     put(tmp_path, group(a="1"))
 
     async def main() -> None:
@@ -75,7 +75,7 @@ def test_what_is_there_is_found_by_key_and_by_owner(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_files_that_come_change_and_go_are_told_without_asking(tmp_path: Path) -> None:
+def test_file_changes_are_reported(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(tmp_path) as cluster:
             changes = cluster.changes()
@@ -127,9 +127,7 @@ def test_a_file_under_another_name_is_written_back_under_that_name(tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["{", "- 1", "kind: Pod", "kind: Cat\nmetadata: {name: x}", ""])
-def test_a_broken_file_is_passed_over_and_the_last_good_content_stays(
-    tmp_path: Path, text: str
-) -> None:
+def test_invalid_file_keeps_its_last_valid_content(tmp_path: Path, text: str) -> None:
     path = put(tmp_path, group(a="1"))
 
     async def main() -> None:
@@ -144,7 +142,7 @@ def test_a_broken_file_is_passed_over_and_the_last_good_content_stays(
     asyncio.run(main())
 
 
-def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_failed_write_raises(tmp_path: Path) -> None:
     put(tmp_path, group(a="1"))
 
     async def main() -> None:
@@ -156,7 +154,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_directory_that_cannot_be_used_is_said_at_the_start(tmp_path: Path) -> None:
+def test_unusable_directory_is_reported_at_start(tmp_path: Path) -> None:
     (tmp_path / "podgroups").write_text("a file")
 
     async def main() -> None:

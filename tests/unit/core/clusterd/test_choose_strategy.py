@@ -28,7 +28,7 @@ QUESTIONS = st.builds(
 
 
 @given(QUESTIONS)
-def test_the_choice_is_the_first_without_objection(question: Question) -> None:
+def test_first_strategy_without_objection_is_chosen(question: Question) -> None:
     choice = choose(question)
     wanted = [s for s in LADDER if s in question.configured or s is Strategy.EXIT]
     assert choice.strategy == next(s for s in wanted if not objection_to(s, question))
@@ -37,7 +37,7 @@ def test_the_choice_is_the_first_without_objection(question: Question) -> None:
 
 
 @given(QUESTIONS)
-def test_nothing_is_chosen_that_is_not_configured_and_offered(question: Question) -> None:
+def test_only_configured_and_offered_strategies_are_chosen(question: Question) -> None:
     strategy = choose(question).strategy
     if strategy is not Strategy.EXIT:
         assert strategy in question.configured
@@ -45,7 +45,7 @@ def test_nothing_is_chosen_that_is_not_configured_and_offered(question: Question
 
 
 @given(QUESTIONS)
-def test_a_failure_leads_down_the_ladder_and_never_up(question: Question) -> None:
+def test_failed_strategy_is_followed_by_a_later_one(question: Question) -> None:
     failed = [a.strategy for a in question.history if not a.interrupted]
     if failed:
         lowest = max(map(LADDER.index, failed))
@@ -54,13 +54,13 @@ def test_a_failure_leads_down_the_ladder_and_never_up(question: Question) -> Non
 
 
 @given(QUESTIONS)
-def test_a_platform_is_only_ever_confirmed(question: Question) -> None:
+def test_with_a_platform_only_its_strategy_or_exit_is_chosen(question: Question) -> None:
     strategy = choose(question).strategy
     if question.platform is not None:
         assert strategy.on_wire in (question.platform, "exit")
 
 
-def test_the_whole_ladder_one_failure_at_a_time() -> None:
+def test_each_failure_moves_one_step_down_the_ladder() -> None:
     history: tuple[Attempt, ...] = ()
     climbed = []
     for _ in LADDER:

@@ -38,7 +38,7 @@ from taskd.model.types import Tick
 from tests.unit.core.clusterd.recovering import Machine, at
 
 
-def test_a_round_without_any_wait() -> None:
+def test_round_without_settling_times_never_waits() -> None:
     """On a plain machine every answer is followed by the next order at once."""
     machine = Machine("recover-in-place")
     orders = []
@@ -56,7 +56,7 @@ def test_a_round_without_any_wait() -> None:
     assert {signal.incident for signal in orders} == {1}
 
 
-def test_a_uuid_is_spelled_as_upstream_spells_it_and_new_in_every_round() -> None:
+def test_uuid_has_upstream_format_and_is_new_in_every_round() -> None:
     machine = Machine()
     machine.fault(3)
     first = machine.uuid
@@ -65,7 +65,7 @@ def test_a_uuid_is_spelled_as_upstream_spells_it_and_new_in_every_round() -> Non
     assert machine.uuid != first
 
 
-def test_the_same_fault_told_twice_is_one() -> None:
+def test_duplicate_fault_report_changes_nothing() -> None:
     machine = Machine()
     machine.fault(3)
     state = machine.state
@@ -74,7 +74,7 @@ def test_the_same_fault_told_twice_is_one() -> None:
     assert not outcome.commands
 
 
-def test_a_new_rank_begins_a_new_incident_with_all_that_is_known() -> None:
+def test_fault_of_another_rank_starts_an_incident_with_all_faults() -> None:
     machine = Machine()
     machine.fault(3)
     machine.fault(1)
@@ -83,7 +83,7 @@ def test_a_new_rank_begins_a_new_incident_with_all_that_is_known() -> None:
     assert [fault.rank for fault in machine.order.faults] == [1, 3]
 
 
-def test_a_duplicate_is_taken_for_granted_and_a_stale_report_refused() -> None:
+def test_duplicate_report_is_accepted_and_stale_report_refused() -> None:
     machine = Machine()
     machine.fault(3)
     old = machine.uuid
@@ -97,7 +97,7 @@ def test_a_duplicate_is_taken_for_granted_and_a_stale_report_refused() -> None:
     at(machine, Stopping)
 
 
-def test_reports_are_refused_when_nobody_waits_for_them() -> None:
+def test_unexpected_reports_are_refused() -> None:
     machine = Machine()
     for report in (
         StopReport(0),
@@ -121,7 +121,7 @@ def test_a_report_without_a_uuid_is_checked_by_state_and_strategy() -> None:
 
 
 @pytest.mark.parametrize("cut", ["stop", "negotiate", "repair"])
-def test_an_unanswered_order_is_said_again_with_its_own_number(cut: str) -> None:
+def test_unanswered_order_is_sent_again_with_the_same_number(cut: str) -> None:
     machine = Machine()
     machine.fault(3)
     if cut != "stop":
@@ -133,7 +133,7 @@ def test_an_unanswered_order_is_said_again_with_its_own_number(cut: str) -> None
     assert machine.order == order
 
 
-def test_the_clock_alone_changes_nothing_before_the_deadline() -> None:
+def test_tick_before_the_deadline_changes_nothing() -> None:
     machine = Machine()
     machine.fault(3)
     state = machine.state
@@ -141,7 +141,7 @@ def test_the_clock_alone_changes_nothing_before_the_deadline() -> None:
     assert machine.send(Tick()).state == state
 
 
-def test_a_strategy_that_new_faults_cut_short_again_and_again_is_given_up() -> None:
+def test_strategy_interrupted_too_often_is_given_up() -> None:
     """A replacement that dies at once must not be tried for ever."""
     machine = Machine("recover-in-place,dump")
     for _ in range(4):
@@ -152,7 +152,7 @@ def test_a_strategy_that_new_faults_cut_short_again_and_again_is_given_up() -> N
     assert "new faults interrupted it 3 times" in machine.outcome.because
 
 
-def test_a_success_clears_the_slate() -> None:
+def test_success_clears_the_history() -> None:
     machine = Machine("recover-in-place,dump")
     for _ in range(5):
         machine.fault(3)
@@ -162,7 +162,7 @@ def test_a_success_clears_the_slate() -> None:
         at(machine, Idle)
 
 
-def test_two_kinds_of_passing_faults_together_are_not_retried() -> None:
+def test_retryable_faults_of_two_kinds_are_not_retried() -> None:
     machine = Machine("retry,recover-in-place")
     told = (Fault(Rank(1), FaultKind.MEMORY), Fault(Rank(2), FaultKind.NETWORK))
     machine.send(FaultReport(told))
@@ -171,7 +171,7 @@ def test_two_kinds_of_passing_faults_together_are_not_retried() -> None:
     assert machine.order.extra == "recover-in-place"
 
 
-def test_a_shrunk_job_is_told_to_grow_when_it_offers_to() -> None:
+def test_shrunk_job_is_ordered_to_grow_when_it_offers_to() -> None:
     """With no cluster, only the job knows that its ranks have a place again."""
     machine = Machine("elastic-training")
     machine.fault(3)
@@ -186,7 +186,7 @@ def test_a_shrunk_job_is_told_to_grow_when_it_offers_to() -> None:
 
 
 @pytest.mark.parametrize("strategies", ["elastic-training", "recover", "dump,recover"])
-def test_with_no_scheduler_a_dead_process_takes_nobody_along(strategies: str) -> None:
+def test_without_scheduler_only_the_dead_process_is_replaced(strategies: str) -> None:
     machine = Machine(strategies, pods=(4,), cluster=False)
     machine.fault(3)
     machine.stopped()
@@ -196,7 +196,7 @@ def test_with_no_scheduler_a_dead_process_takes_nobody_along(strategies: str) ->
     assert [fault.rank for fault in machine.order.faults] == [3]
 
 
-def test_a_broken_device_still_takes_its_machine_along() -> None:
+def test_broken_device_replaces_its_whole_node() -> None:
     machine = Machine("recover", pods=(2, 2), cluster=False)
     machine.send(FaultReport((Fault(Rank(3), in_place=False),)))
     machine.stopped()
@@ -204,7 +204,7 @@ def test_a_broken_device_still_takes_its_machine_along() -> None:
     assert [fault.rank for fault in machine.order.faults] == [2, 3]
 
 
-def test_a_rank_that_left_stays_lost_when_another_fails() -> None:
+def test_removed_rank_stays_lost_when_another_fails() -> None:
     machine = Machine("retry,recover-in-place,elastic-training")
     machine.fault(3, kind=FaultKind.MEMORY)
     machine.stopped()
@@ -222,7 +222,7 @@ def test_a_rank_that_left_stays_lost_when_another_fails() -> None:
 @pytest.mark.parametrize(
     ("code", "strategy"), [(405, "recover"), (406, "downgrade"), (499, "exit")]
 )
-def test_what_a_failed_retry_leaves_open(code: int, strategy: str) -> None:
+def test_code_of_a_failed_retry_limits_the_next_strategies(code: int, strategy: str) -> None:
     machine = Machine(
         "retry,recover,elastic-training,dump" if code != 499 else "retry,recover,dump"
     )
@@ -239,7 +239,7 @@ def test_what_a_failed_retry_leaves_open(code: int, strategy: str) -> None:
     assert machine.order.strategy == strategy
 
 
-def test_an_ended_job_hears_its_end_again_until_it_has_heard_it() -> None:
+def test_order_to_exit_is_repeated_until_it_is_delivered() -> None:
     machine = Machine("")
     machine.fault(3)
     machine.stopped()
@@ -281,7 +281,7 @@ def test_a_fault_gets_worse_but_never_better() -> None:
     assert merged == Fault(Rank(1), FaultKind.ORDINARY, hardware=True, in_place=False)
 
 
-def test_a_job_that_is_to_leave_an_ailing_device_saves_first() -> None:
+def test_job_on_a_sub_healthy_device_saves_before_it_exits() -> None:
     machine = Machine("dump", pods=(2, 2), sub_health="graceExit")
     machine.send(FaultsSeen((SeenFault(Rank(3), "40F84E00", "SubHealthFault"),)))
     assert machine.order.type == "saveAndExit"
@@ -290,7 +290,7 @@ def test_a_job_that_is_to_leave_an_ailing_device_saves_first() -> None:
     at(other, Idle)
 
 
-def test_every_command_that_needs_one_has_a_number_of_its_own() -> None:
+def test_every_numbered_command_has_a_unique_number() -> None:
     machine = Machine("recover-in-place", pods=(2, 2))
     numbers = []
     for told in (machine.fault(3), machine.stopped(), machine.offers()):
@@ -300,7 +300,7 @@ def test_every_command_that_needs_one_has_a_number_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("state", [Stopping, Negotiating, Replacing])
-def test_silence_ends_the_job_with_its_reason(state: type[State]) -> None:
+def test_missing_answer_ends_the_job_with_a_reason(state: type[State]) -> None:
     machine = Machine("recover-in-place")
     machine.fault(3)
     if state is not Stopping:
@@ -317,7 +317,7 @@ def test_silence_ends_the_job_with_its_reason(state: type[State]) -> None:
     assert machine.send(StopReport(1, uuid)).answer == RecoverCode.ControllerEventCancel
 
 
-def test_signals_carry_no_surprises() -> None:
+def test_signals_match_upstream_fields() -> None:
     """A signal's fields are plain values: it can be sent and journalled as it is."""
     machine = Machine("retry")
     machine.fault(3, kind=FaultKind.MEMORY)

@@ -70,19 +70,19 @@ def handed_over(machine: Machine) -> None:
 class TestPauseIsALease:
     """2: a PodGroup that carries `pause` when clusterd or the round dies never recovers again."""
 
-    def test_paused_is_not_switched_off(self) -> None:
+    def test_label_pause_counts_as_enabled(self) -> None:
         assert is_on({"process-recover-enable": "pause"})
         assert not is_on({"process-recover-enable": "off"})
         assert not is_on({})
 
-    def test_the_kill_restores_it(self) -> None:
+    def test_kill_resets_the_label(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         handed_over(machine)
         machine.wait(135)
         at(machine, Killing)
         assert machine.said(LabelPodGroup)[0].value == "on"
 
-    def test_a_write_that_failed_or_was_lost_is_repeated(self) -> None:
+    def test_failed_or_lost_label_write_is_repeated(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         handed_over(machine)
         machine.see_pods(phase="Pending")
@@ -101,7 +101,7 @@ class TestPauseIsALease:
         assert not machine.wait(30).commands
         assert machine.state.deadline == float("inf")
 
-    def test_registering_repairs_it_but_not_under_the_scheduler(self) -> None:
+    def test_registration_resets_the_label_unless_the_scheduler_restarts(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         assert machine.register().commands[0] == LabelPodGroup(
             "process-recover-enable", "on", machine.state.job.sequence
@@ -122,7 +122,7 @@ class TestStreamsOutliveRounds:
         at(machine, Negotiating)
         assert machine.state.job.incident == before
 
-    def test_a_fault_that_persists_begins_another_round_when_the_first_was_in_vain(self) -> None:
+    def test_persisting_fault_starts_another_round_after_a_failed_one(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         machine.send(seen(3))
         machine.wait(10)
@@ -135,7 +135,7 @@ class TestStreamsOutliveRounds:
         machine.wait(30)
         at(machine, PreExiting)
 
-    def test_one_that_was_dealt_with_does_not(self) -> None:
+    def test_handled_fault_does_not_start_another_round(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         machine.send(seen(3, "RestartBusiness"))
         machine.wait(10)
@@ -172,7 +172,7 @@ class TestEscalation:
         assert machine.uuid != before
         assert [fault.rank for fault in machine.order.faults] == [1, 3]
 
-    def test_in_the_middle_of_an_operation_the_operator_is_told(self) -> None:
+    def test_fault_during_an_operation_is_replied_to_the_operator(self) -> None:
         machine = Machine("retry")
         machine.send(OperatorAskedNic((Rank(0),), (True,)))
         machine.stopped()
@@ -185,7 +185,7 @@ class TestEscalation:
 class TestHardwareFaults:
     """5: a hardware fault starts no round; one signal is sent, and all depends on its delivery."""
 
-    def test_the_round_begins_also_when_the_client_says_nothing(self) -> None:
+    def test_round_begins_without_a_report_of_the_client(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         machine.send(seen(3))
         at(machine, PreExiting)
@@ -195,12 +195,12 @@ class TestHardwareFaults:
         machine.wait(10)
         assert machine.order.type == "stopTrain"
 
-    def test_with_nobody_subscribed_it_is_stopped_at_once(self) -> None:
+    def test_without_subscriber_the_job_is_stopped_at_once(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         machine.send(Unsubscribed(), seen(3))
         at(machine, Stopping)
 
-    def test_the_neighbours_that_left_are_no_new_incident(self) -> None:
+    def test_neighbours_that_exited_are_not_a_new_incident(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         machine.send(seen(3))
         machine.fault(2, 3)
@@ -208,7 +208,7 @@ class TestHardwareFaults:
         assert machine.order.incident == 1
 
 
-def test_7_no_signal_is_waited_for_for_ever() -> None:
+def test_7_every_wait_for_a_signal_ends() -> None:
     machine = Machine("recover", pods=(2, 2))
     machine.send(Unsubscribed())
     machine.fault(3)
@@ -223,7 +223,7 @@ def test_7_no_signal_is_waited_for_for_ever() -> None:
     assert machine.order.type == "killMaster"
 
 
-def test_12_results_nobody_asked_for_are_refused() -> None:
+def test_12_unexpected_results_are_refused() -> None:
     machine = Machine("retry")
     assert machine.send(NicResult(True)).answer == RecoverCode.OrderMix
     assert machine.send(StressResult({})).answer == RecoverCode.OrderMix
@@ -262,12 +262,12 @@ class TestShrinking:
         at(machine, Shrinking)
         return machine
 
-    def test_success_at_once(self) -> None:
+    def test_shrinking_succeeds_at_once(self) -> None:
         machine = self.shrinking()
         machine.reports(0, "downgrade")
         at(machine, Shrunk)
 
-    def test_twice_more_ranks_leave(self) -> None:
+    def test_more_ranks_leave_twice(self) -> None:
         machine = self.shrinking()
         machine.reports(201, "downgrade", 2)
         machine.reports(201, "downgrade", 1)
@@ -276,12 +276,12 @@ class TestShrinking:
         assert isinstance(machine.state, Shrunk)
         assert machine.state.round.ranks == (1, 2)
 
-    def test_a_report_of_something_else_is_refused_and_the_wait_goes_on(self) -> None:
+    def test_unexpected_report_is_refused_and_the_wait_continues(self) -> None:
         machine = self.shrinking()
         assert machine.reports(0, "recover").answer == RecoverCode.OrderMix
         at(machine, Shrinking)
 
-    def test_silence_ends_it(self) -> None:
+    def test_missing_report_ends_the_shrinking(self) -> None:
         machine = self.shrinking()
         machine.wait(900)
         at(machine, HandedOver)
@@ -348,14 +348,14 @@ class TestUnexpectedCodes:
 class TestStopCodes:
     """22: every code but 404 counts as a completed stop."""
 
-    def test_not_ready(self) -> None:
+    def test_processes_not_ready_kills_the_job(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         machine.fault(3)
         machine.stopped(404)
         assert machine.order.type == "killMaster"
 
     @pytest.mark.parametrize("code", [1, 499, 500])
-    def test_not_stopped(self, code: int) -> None:
+    def test_failed_stop_gives_up(self, code: int) -> None:
         machine = Machine("recover", pods=(2, 2))
         machine.fault(3)
         machine.stopped(code)
@@ -375,7 +375,7 @@ class TestReportsAreChecked:
             assert machine.reports(0, strategy).answer == RecoverCode.OrderMix
         at(machine, Replacing)
 
-    def test_deliveries_are_told_apart_by_number(self) -> None:
+    def test_deliveries_are_matched_by_number(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         machine.fault(3)
         stop = machine.order
@@ -388,7 +388,7 @@ class TestReportsAreChecked:
 class TestPodsThatChange:
     """24: an unchanged pod counts as replaced; a change is seen once, and lost on a failure."""
 
-    def test_the_same_pods_again_prove_nothing(self) -> None:
+    def test_unchanged_pods_do_not_count_as_replaced(self) -> None:
         machine = Machine("recover-in-place", pods=(2, 2))
         machine.send(FaultReport((Fault(Rank(3), in_place=False), Fault(Rank(0)))))
         machine.stopped()
@@ -444,7 +444,7 @@ def test_26_a_job_does_not_shrink_around_its_first_pod() -> None:
     assert "node 0 is lost" in machine.outcome.because
 
 
-def test_27_without_a_retry_on_offer_the_next_strategy_is_tried() -> None:
+def test_27_next_strategy_is_used_if_retry_is_not_offered() -> None:
     machine = Machine("retry,recover,dump")
     machine.fault(3, kind=FaultKind.NETWORK)
     machine.stopped()
@@ -455,7 +455,7 @@ def test_27_without_a_retry_on_offer_the_next_strategy_is_tried() -> None:
 class TestPlatform:
     """28: before the platform has answered, passing faults are treated as deaths."""
 
-    def test_nobody_is_told_to_leave_for_a_passing_fault(self) -> None:
+    def test_no_node_is_replaced_for_a_retryable_fault(self) -> None:
         machine = Machine("retry,recover", pods=(2, 2), platform=True)
         machine.send(seen(3, "RestartBusiness", "80E01801"))
         assert not machine.said(Signal)
@@ -484,7 +484,7 @@ class TestPlatform:
         assert machine.order.actions == ("change_strategy", "fault_nodes_restart")
         assert machine.order.nodes == (NodeRank(0), NodeRank(1))
 
-    def test_a_confirmation_of_somebody_else_is_not_overwritten(self) -> None:
+    def test_foreign_confirmation_is_not_overwritten(self) -> None:
         machine = Machine("retry,recover", pods=(2, 2), platform=True)
         machine.send(PlatformSeen(strategy="recover", confirm="7:1"))
         machine.fault(3)
@@ -493,7 +493,7 @@ class TestPlatform:
         at(machine, HandedOver)
 
     @pytest.mark.parametrize("asked", ["strategy", "faults"])
-    def test_its_silence_ends(self, asked: str) -> None:
+    def test_silent_platform_ends_the_round(self, asked: str) -> None:
         machine = Machine("retry,recover", pods=(2, 2), platform=True)
         if asked == "faults":
             machine.send(PlatformSeen(strategy="recover"))
@@ -511,7 +511,7 @@ class TestPlatform:
         assert late.answer == expected[asked]
 
 
-def test_29_passing_faults_are_handled_without_retry_configured() -> None:
+def test_29_retryable_faults_are_handled_without_retry_configured() -> None:
     machine = Machine("recover-in-place")
     machine.fault(3, kind=FaultKind.NETWORK)
     at(machine, Stopping)
@@ -531,7 +531,7 @@ def test_30_blanks_in_the_list_are_tolerated_and_mistakes_named() -> None:
 class TestRestartIsProven:
     """31: a job that still runs after `pause` counts as restarted."""
 
-    def test_running_on_is_no_restart(self) -> None:
+    def test_phase_running_alone_is_not_a_restart(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         handed_over(machine)
         machine.see_pods()
@@ -540,7 +540,7 @@ class TestRestartIsProven:
         machine.see_pods()
         at(machine, Idle)
 
-    def test_new_pods_count_once_the_job_was_told_to_exit(self) -> None:
+    def test_new_pods_count_as_restart_after_the_order_to_exit(self) -> None:
         machine = Machine("", pods=(2, 2))
         machine.fault(3)
         machine.stopped()
@@ -554,7 +554,7 @@ class TestRestartIsProven:
         machine.see_pods()
         at(machine, Idle)
 
-    def test_a_job_restarted_by_others_is_stopped_anew(self) -> None:
+    def test_job_restarted_by_the_scheduler_is_stopped_again(self) -> None:
         """Whoever was told to stand still is gone; those who came since train."""
         machine = Machine("recover", pods=(2, 2))
         machine.fault(3)
@@ -564,7 +564,7 @@ class TestRestartIsProven:
         assert machine.order.incident == 2
 
 
-def test_32_a_wait_that_is_over_leaves_nothing_behind() -> None:
+def test_32_finished_wait_leaves_no_state_behind() -> None:
     """A late answer of the old round finds nobody, and the new round is not touched."""
     machine = Machine("recover-in-place")
     machine.fault(3)
@@ -593,7 +593,7 @@ class TestHotSwitch:
         machine.wait(600)
         assert machine.order.uuid not in ("", first)
 
-    def test_node_0_stays(self) -> None:
+    def test_node_0_is_not_moved(self) -> None:
         machine = Machine("recover", pods=(2, 2), sub_health="hotSwitch")
         machine.send(seen(0, "SubHealthFault"))
         at(machine, Idle)
@@ -602,17 +602,17 @@ class TestHotSwitch:
 class TestOddRanks:
     """36: one rank that cannot be read empties the whole list."""
 
-    def test_a_rank_of_nobody_is_left_out_alone(self) -> None:
+    def test_unknown_rank_is_skipped_and_the_others_count(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         machine.fault(3, 999, -1)
         assert [fault.rank for fault in machine.order.faults] == [3]
 
-    def test_a_report_of_nobody_begins_nothing(self) -> None:
+    def test_report_without_known_ranks_starts_nothing(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         machine.fault(999)
         at(machine, Idle)
 
-    def test_an_entry_of_the_platform_that_cannot_be_read_is_left_out_alone(self) -> None:
+    def test_invalid_platform_entry_is_skipped_and_the_others_count(self) -> None:
         machine = Machine("recover", pods=(2, 2), platform=True)
         machine.send(PlatformSeen(strategy="recover"))
         machine.fault(3)
@@ -628,7 +628,7 @@ class TestOddRanks:
         at(machine, Stopping)
 
 
-def test_37_pods_need_not_be_alike() -> None:
+def test_37_pods_may_have_different_sizes() -> None:
     machine = Machine("recover", pods=(1, 3, 2))
     machine.fault(4)
     machine.stopped()
@@ -640,7 +640,7 @@ def test_37_pods_need_not_be_alike() -> None:
 @pytest.mark.parametrize(
     "levels", [("SubHealthFault", "SeparateNPU"), ("SeparateNPU", "SubHealthFault")]
 )
-def test_38_and_40_what_ails_a_device_does_not_hide_that_it_is_broken(
+def test_38_and_40_sub_health_does_not_hide_a_broken_device(
     levels: tuple[str, str], sub_health: str
 ) -> None:
     """Whichever is listed first, and whatever is to be done about ailing devices."""
@@ -661,14 +661,14 @@ class TestNetworkFaults:
 
     down = SeenFault(Rank(3), "81078603", "NotHandleFault")
 
-    def test_the_job_is_taken_at_its_word_without_any_evidence(self) -> None:
+    def test_report_without_evidence_is_accepted(self) -> None:
         machine = Machine("retry,recover", pods=(2, 2))
         machine.fault(3, kind=FaultKind.NETWORK)
         machine.stopped()
         machine.offers()
         assert machine.order.strategy == "retry"
 
-    def test_what_the_device_says_of_its_link_is_in_the_picture(self) -> None:
+    def test_link_fault_of_a_device_is_seen(self) -> None:
         machine = Machine("retry,recover", pods=(2, 2))
         machine.send(FaultsSeen((self.down,)))
         assert machine.state.job.seen == (self.down,)
@@ -706,18 +706,20 @@ class TestOperations:
             OperatorAskedStress({Rank(0): (2,)}),
         ],
     )
-    def test_nonsense_is_refused(self, event: OperatorAskedNic | OperatorAskedStress) -> None:
+    def test_invalid_operations_are_refused(
+        self, event: OperatorAskedNic | OperatorAskedStress
+    ) -> None:
         machine = Machine("retry", pods=(2, 2))
         assert machine.send(event).answer == RecoverCode.OMParamInvalid
         at(machine, Idle)
 
-    def test_one_at_a_time(self) -> None:
+    def test_one_operation_at_a_time(self) -> None:
         machine = Machine("retry")
         machine.send(OperatorAskedNic((Rank(0),), (True,)))
         outcome = machine.send(OperatorAskedStress({Rank(0): (0,)}))
         assert outcome.answer == RecoverCode.OMIsRunning
 
-    def test_a_failed_pause_is_taken_back(self) -> None:
+    def test_failed_pause_resumes_the_ranks(self) -> None:
         machine = Machine("retry")
         machine.send(OperatorAskedNic((Rank(0),), (True,)))
         machine.stopped(499)
@@ -726,7 +728,7 @@ class TestOperations:
         at(machine, Idle)
         assert machine.said(ReplyOperator)[0].text == "om failed, pause train failed"
 
-    def test_a_job_that_cannot_go_on_is_ended(self) -> None:
+    def test_job_that_cannot_resume_is_ended(self) -> None:
         machine = Machine("retry")
         machine.send(OperatorAskedNic((Rank(0),), (True,)))
         machine.stopped()
@@ -748,9 +750,7 @@ class TestOperations:
             (["0", "yes", "silence"], "switch nic failed, continue train timeout"),
         ],
     )
-    def test_the_operator_is_told_in_the_words_that_are_known(
-        self, told: list[str], text: str
-    ) -> None:
+    def test_operator_gets_upstream_texts(self, told: list[str], text: str) -> None:
         machine = Machine("retry")
         machine.send(OperatorAskedNic((Rank(0),), (True,)))
         for number, word in enumerate(told):
@@ -789,7 +789,7 @@ def test_settling_times_apply_only_where_they_are_set() -> None:
     at(plain, Negotiating)
 
 
-def test_no_wait_may_be_negative_and_no_deadline_0() -> None:
+def test_negative_waits_and_zero_deadlines_are_refused() -> None:
     with pytest.raises(ValueError, match="flush_s must be 0 or positive, got -1"):
         RecoveryConfig(flush_s=-1.0)
     with pytest.raises(ValueError, match="stop_timeout_s must be positive, got 0"):
