@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from dataclasses import asdict, fields
 from importlib import import_module
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import taskd
 from taskd.model.codes import RecoverCode
 from taskd.python.cython_api import cython_api
 from taskd.python.framework.common import type as types
@@ -20,6 +22,7 @@ from taskd.python.toolkit.fault_checker.fault_check import FaultProcessor
 from taskd.python.toolkit.recover_module.shared_data import SharedData
 from taskd.python.toolkit.validator.file_process import safe_get_file_info
 
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 PATHS = {
     "taskd": "__version__",
     "taskd.api": "init_taskd_manager start_taskd_manager init_taskd_worker start_taskd_worker "
@@ -145,6 +148,18 @@ def test_documented_names_exist(path: str, names: str) -> None:
     module = import_module(path)
     missing = [name for name in names.split() if not hasattr(module, name)]
     assert not missing
+
+
+def test_documented_packages_only_reexport() -> None:
+    source = Path(taskd.__file__).parents[1]
+    folders = ("taskd/api", "taskd/python", "mindx_elastic")
+    modules = [path for folder in folders for path in sorted((source / folder).rglob("*.py"))]
+    with_code = [
+        path.stem
+        for path in modules
+        if any(isinstance(node, DEFINITIONS) for node in ast.parse(path.read_text()).body)
+    ]
+    assert with_code == ["cython_api"], "only the loader of the library beside it has code"
 
 
 @pytest.mark.parametrize(("path", "values"), VALUES.items(), ids=VALUES)
