@@ -98,15 +98,18 @@ def test_killed_worker_is_recovered_by_the_registered_callbacks(tmp_path: Path) 
 
 def test_workers_may_finish_one_after_another(tmp_path: Path) -> None:
     """Torch reports nothing about the first worker until the last one has ended."""
-    os.mkfifo(tmp_path / "go")
+    os.mkfifo(tmp_path / "started")
+    os.mkfifo(tmp_path / "watched")
     worker = """
         import os, select
         if os.environ["RANK"] == "0":
             open("pid", "w").write(str(os.getpid()))
-            open("go", "w").close()
+            open("started", "w").close()
+            open("watched").read()
         else:
-            open("go").read()
+            open("started").read()
             pidfd = os.pidfd_open(int(open("pid").read()))
+            open("watched", "w").close()
             select.select([pidfd], [], [])
             print("last", flush=True)
     """
