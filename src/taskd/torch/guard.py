@@ -33,10 +33,8 @@ class Corrupt(Exception):
     rank receives the state of a replica, or of a snapshot, and the step is replayed. Copies of the
     wrong state are not used.
 
-    In a job without a manager it ends the process like any other exception.
-
-    Args:
-        *args: The reason, which appears in the log, in `taskd status` and in the incident record.
+    The message of the exception is the reason; it appears in the log, in `taskd status` and in the
+    incident record. In a job without a manager the exception ends the process like any other.
 
     Example:
         ```python
