@@ -73,7 +73,7 @@ def kill(process: psutil.Process) -> None:
     psutil.wait_procs([process], timeout=30)
 
 
-def test_training_goes_on_while_the_manager_is_away(tmp_path: Path) -> None:
+def test_training_continues_without_the_manager(tmp_path: Path) -> None:
     _, undisturbed = Stage(tmp_path / "plain").end()
     stage = Stage(tmp_path / "killed", 5)
     stage.reach(5)
@@ -89,7 +89,7 @@ def test_training_goes_on_while_the_manager_is_away(tmp_path: Path) -> None:
     assert "0 faults" in ended.err
 
 
-def test_the_next_life_of_the_manager_mends_the_job(tmp_path: Path) -> None:
+def test_restarted_manager_repairs_the_job(tmp_path: Path) -> None:
     _, undisturbed = Stage(tmp_path / "plain").end()
     stage = Stage(tmp_path / "killed", 5, 15)
     stage.reach(5)
@@ -105,7 +105,7 @@ def test_the_next_life_of_the_manager_mends_the_job(tmp_path: Path) -> None:
     assert "recover-in-place" in ended.err
 
 
-def test_the_manager_and_a_rank_die_together(tmp_path: Path) -> None:
+def test_manager_and_a_rank_die_together(tmp_path: Path) -> None:
     _, undisturbed = Stage(tmp_path / "plain").end()
     stage = Stage(tmp_path / "killed", 5)
     stage.reach(5)
@@ -119,7 +119,7 @@ def test_the_manager_and_a_rank_die_together(tmp_path: Path) -> None:
     assert weights == undisturbed
 
 
-def test_the_manager_dies_again_and_again_in_the_middle_of_repairs(tmp_path: Path) -> None:
+def test_manager_dies_repeatedly_during_repairs(tmp_path: Path) -> None:
     _, undisturbed = Stage(tmp_path / "plain").end()
     steps = (5, 10, 15, 20, 25)
     stage = Stage(tmp_path / "killed", *steps)
@@ -161,7 +161,7 @@ class Server:
         self._popen.wait(30)
 
 
-def test_clusterd_dies_with_a_rank_and_decides_when_it_is_back(tmp_path: Path) -> None:
+def test_clusterd_dies_with_a_rank_and_decides_after_its_restart(tmp_path: Path) -> None:
     _, undisturbed = Stage(tmp_path / "plain").end()
     server = Server(tmp_path)
     server.start()

@@ -40,7 +40,7 @@ def weights(text: str) -> list[str]:
     return sorted(line for line in text.splitlines() if "weights" in line)
 
 
-def test_a_job_outlives_everything_around_it(tmp_path: Path) -> None:
+def test_job_survives_kills_of_all_its_processes(tmp_path: Path) -> None:
     """First safe: the weights are those of an undisturbed run. Then progressing: it ends."""
     path = script(tmp_path, PROTECTED)
     undisturbed = run(tmp_path, "--nproc-per-node=3", path)
@@ -65,7 +65,7 @@ def test_a_job_outlives_everything_around_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["taskd:zygote", "taskd:store"])
-def test_a_restarted_job_outlives_its_nursery(tmp_path: Path, name: str) -> None:
+def test_restarted_job_survives_the_death_of_its_zygote(tmp_path: Path, name: str) -> None:
     """Workers die with the zygote and come from a new one; without a store they go on."""
     path = script(
         tmp_path,

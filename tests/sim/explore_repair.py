@@ -64,7 +64,7 @@ class Proc:
         """All that its future depends on, apart from its name."""
         told = tuple((type(order).__name__, order.incident) for order in self.inbox)
         machine_ = self.machine
-        stood = getattr(machine_, "stood", None)
+        stood = getattr(machine_, "at", None)
         copies = stood.copies if stood else getattr(machine_, "copies", ())
         return (
             self.life,

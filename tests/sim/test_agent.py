@@ -17,17 +17,17 @@ def play(seed: int) -> World:
 
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed{seed}")
-def test_every_node_ends_and_nothing_lives_on(seed: int) -> None:
+def test_every_node_ends_and_no_process_survives(seed: int) -> None:
     world = play(seed)
     assert isinstance(world.state, Done)
     assert not world.living, "\n".join(world.story)
 
 
-def test_the_map_is_the_territory() -> None:
+def test_legal_edges_equal_edges_taken() -> None:
     walked = set().union(*(play(seed).edges for seed in SEEDS))
     drawn = {(source, target) for source, targets in LEGAL.items() for target in targets}
     assert walked == drawn
 
 
-def test_a_seed_always_tells_the_same_story() -> None:
+def test_a_seed_is_deterministic() -> None:
     assert play(7).story == play(7).story

@@ -28,7 +28,7 @@ def test_no_interleaving_loses_a_step_or_resumes_wrongly(
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("ranks", "faults", "steps"), [*SMALL, *LARGE], ids=str)
-def test_where_no_shard_exists_twice_only_the_step_in_flight_is_lost(
+def test_without_replicas_only_the_current_step_is_lost(
     ranks: int, faults: int, steps: int
 ) -> None:
     explorer = ShardedExplorer(ranks, faults, steps)
@@ -39,7 +39,7 @@ def test_where_no_shard_exists_twice_only_the_step_in_flight_is_lost(
 
 @pytest.mark.parametrize("kind", [Explorer, ShardedExplorer])
 @pytest.mark.parametrize(("ranks", "faults", "steps"), [(2, 2, 1), (3, 1, 1)], ids=str)
-def test_worlds_that_count_as_one_have_the_same_future(
+def test_worlds_treated_as_equal_have_the_same_future(
     ranks: int, faults: int, steps: int, kind: type[Explorer]
 ) -> None:
     """Else the walk would turn back where it has not been."""
@@ -59,13 +59,13 @@ def test_worlds_that_count_as_one_have_the_same_future(
 
 
 @pytest.mark.parametrize("missing", ["vote", "wait"])
-def test_without_the_vote_or_the_wait_state_is_lost(missing: str) -> None:
+def test_planted_bugs_lose_state(missing: str) -> None:
     explorer = ShardedExplorer(2, 1, 2, votes=missing != "vote", waits=missing != "wait")
     with pytest.raises(AssertionError, match="lost, with"):
         explorer.run()
 
 
-def test_a_plan_that_throws_a_step_away_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_that_drops_a_step_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def timid(holders: Iterable[Holder], seats: Iterable[Placement] = ()) -> Plan | Impossible:
         low = min(holder.step for holder in holders)
         return plan([holder for holder in holders if holder.step == low], seats)
@@ -75,7 +75,7 @@ def test_a_plan_that_throws_a_step_away_is_noticed(monkeypatch: pytest.MonkeyPat
         Explorer(3, 1, 2).run()
 
 
-def test_a_plan_that_leaves_a_rank_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_that_leaves_a_rank_behind_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(holders: Iterable[Holder], seats: Iterable[Placement] = ()) -> Plan | Impossible:
         made = plan(holders, seats)
         if isinstance(made, Impossible):

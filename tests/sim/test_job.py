@@ -58,7 +58,7 @@ def test_one_killed_rank_never_costs_a_step_or_a_restart() -> None:
         assert len(world.finished) == world.size
 
 
-def test_nor_does_it_when_the_manager_is_killed_around_the_same_time() -> None:
+def test_one_killed_rank_and_a_killed_manager_never_cost_a_step_or_a_restart() -> None:
     for seed in range(300):
         world = World(seed, friendly=True)
         world.steps = 60
@@ -71,7 +71,7 @@ def test_nor_does_it_when_the_manager_is_killed_around_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("manager_dies", [False, True])
-def test_a_job_shrinks_around_a_lost_node_and_grows_back(manager_dies: bool) -> None:
+def test_job_shrinks_after_a_lost_node_and_grows_back(manager_dies: bool) -> None:
     grown = 0
     for seed in range(200):
         world = World(seed, only="elastic-training")
@@ -91,7 +91,7 @@ def test_a_job_shrinks_around_a_lost_node_and_grows_back(manager_dies: bool) -> 
     assert grown > 150
 
 
-def test_a_spare_node_keeps_the_world_whole() -> None:
+def test_spare_node_keeps_the_world_complete() -> None:
     for seed in range(200):
         world = World(seed, only="recover")
         world.steps = 100
@@ -105,14 +105,14 @@ def test_a_spare_node_keeps_the_world_whole() -> None:
             assert len(world.finished) == world.size, tale
 
 
-def test_without_trouble_every_job_ends_well() -> None:
+def test_every_job_without_faults_finishes() -> None:
     for seed in range(20):
         world = World(seed)
         world.run(until=END_S)
         assert world.exit_code == 0, "\n".join(world.record)
 
 
-def test_a_seed_always_tells_the_same_story() -> None:
+def test_a_seed_is_deterministic() -> None:
     assert chaos(7).record == chaos(7).record
 
 
@@ -126,7 +126,7 @@ RARE = {
 """Legal, tested by tests/unit/core/manager/test_machine.py, and seldom met by chance."""
 
 
-def test_the_map_is_the_territory() -> None:
+def test_legal_edges_equal_edges_taken() -> None:
     walked = set().union(*(chaos(seed).edges for seed in range(1000)))
     drawn = {(source, target) for source, targets in LEGAL.items() for target in targets}
     by_order = {(source, target) for source in LEGAL for target in BY_ORDER}

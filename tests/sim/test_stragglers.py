@@ -11,7 +11,7 @@ SEEDS = 60
 
 
 @pytest.mark.parametrize("cause", [*Cause, None], ids=lambda cause: str(cause or "even"))
-def test_the_right_rank_with_the_right_cause(cause: Cause | None) -> None:
+def test_straggler_is_found_with_the_right_cause(cause: Cause | None) -> None:
     wrong = []
     for seed in range(SEEDS):
         world = World.of(seed, cause)

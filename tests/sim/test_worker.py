@@ -8,7 +8,7 @@ from taskd.model.ids import Incident
 from tests.sim.worker_world import ME, World, explore
 
 
-def test_every_interleaving_is_safe_and_every_drawn_edge_is_walked() -> None:
+def test_every_interleaving_is_safe_and_every_legal_edge_is_taken() -> None:
     trains = explore(World(states.Training(ME, Incident(0))), incidents=3)
     joins = explore(World(states.Joining(ME, Incident(0)), thread="leaving"), incidents=3)
     assert trains.worlds > 500

@@ -58,7 +58,7 @@ SAID: list[tuple[Position, m.Body]] = [
 ]
 
 
-def test_nobody_speaks_for_another_or_breaks_the_manager(tmp_path: Path) -> None:
+def test_bad_messages_are_rejected_and_do_not_break_the_manager(tmp_path: Path) -> None:
     async def play() -> None:
         async with managing(tmp_path, "--strategies", "recover-in-place") as port:
             honest = AscendAgent(port)
@@ -77,7 +77,7 @@ def test_nobody_speaks_for_another_or_breaks_the_manager(tmp_path: Path) -> None
     asyncio.run(play())
 
 
-def test_text_that_is_no_text_is_told_on_legibly(tmp_path: Path) -> None:
+def test_invalid_unicode_is_replaced_by_question_marks(tmp_path: Path) -> None:
     """An exception's message may hold what is no character; the fault counts all the same."""
 
     async def play() -> None:

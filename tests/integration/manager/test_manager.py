@@ -68,7 +68,7 @@ class AscendAgent:
             return (await self.bus.receive()).body
 
 
-def test_ascends_agents_are_permitted_restarted_and_sent_away(tmp_path: Path) -> None:
+def test_ascend_agents_start_restart_and_exit(tmp_path: Path) -> None:
     async def play() -> None:
         async with managing(tmp_path, "--strategies", "recover-in-place") as port:
             peer = AscendAgent(port)
@@ -84,7 +84,7 @@ def test_ascends_agents_are_permitted_restarted_and_sent_away(tmp_path: Path) ->
     asyncio.run(play())
 
 
-def test_a_clusterd_of_ascends_is_no_reason_to_leave(tmp_path: Path) -> None:
+def test_manager_works_with_ascends_clusterd(tmp_path: Path) -> None:
     """It knows neither our progress reports nor our declarations, and says so."""
     server, asked = Running(), queue.Queue[str]()
     server.on_unknown(asked.put)
@@ -107,7 +107,7 @@ def test_a_clusterd_of_ascends_is_no_reason_to_leave(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_a_port_that_is_taken_is_said_and_is_no_reason_to_hang(tmp_path: Path) -> None:
+def test_used_port_is_an_error_and_the_manager_exits(tmp_path: Path) -> None:
     async def play() -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -126,7 +126,7 @@ def test_a_port_that_is_taken_is_said_and_is_no_reason_to_hang(tmp_path: Path) -
     asyncio.run(play())
 
 
-def test_wrong_settings_are_told_at_once() -> None:
+def test_invalid_settings_are_reported_at_once() -> None:
     async def play() -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -141,7 +141,7 @@ def test_wrong_settings_are_told_at_once() -> None:
     asyncio.run(play())
 
 
-def test_a_restarted_manager_finds_its_embedded_clusterd_at_the_same_place(tmp_path: Path) -> None:
+def test_embedded_clusterd_of_a_restarted_manager_keeps_its_port(tmp_path: Path) -> None:
     async def play() -> None:
         ports = []
         for _ in range(2):
@@ -154,7 +154,7 @@ def test_a_restarted_manager_finds_its_embedded_clusterd_at_the_same_place(tmp_p
     asyncio.run(play())
 
 
-def test_the_manager_needs_neither_torch_nor_much_memory(tmp_path: Path) -> None:
+def test_manager_does_not_import_torch_and_needs_little_memory(tmp_path: Path) -> None:
     bare = "import asyncio, grpc.aio, resource; print(resource.getrusage(0).ru_maxrss)"
 
     async def play() -> None:

@@ -64,7 +64,7 @@ def clusterd(journal: Path) -> Iterator[tuple[int, int]]:
         process.stderr.close()
 
 
-def test_clusterd_tells_of_all_its_jobs(tmp_path: Path) -> None:
+def test_clusterd_serves_metrics_of_all_its_jobs(tmp_path: Path) -> None:
     with clusterd(tmp_path / "journal") as (port, metrics):
         assert of(scrape(metrics), "taskd_clusterd_jobs") == 0
         samples = asyncio.run(a_round(port, metrics))
@@ -109,7 +109,7 @@ async def a_round(port: int, metrics: int) -> Samples:
         return await asyncio.to_thread(scrape, metrics)
 
 
-def test_a_job_tells_its_steps() -> None:
+def test_manager_serves_metrics_of_its_job() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]

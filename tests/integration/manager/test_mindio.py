@@ -71,7 +71,7 @@ def calls(folder: Path) -> list[list[object]]:
     return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
 
 
-def test_mindio_mends_a_rank_in_place(tmp_path: Path) -> None:
+def test_mindio_repairs_a_rank_in_place(tmp_path: Path) -> None:
     package(tmp_path)
 
     async def play() -> None:
@@ -107,7 +107,7 @@ def test_mindio_mends_a_rank_in_place(tmp_path: Path) -> None:
     assert ["change_strategy", "recover"] in calls(tmp_path)
 
 
-def test_without_mindio_the_documented_module_says_so() -> None:
+def test_documented_module_fails_clearly_without_mindio() -> None:
     async def play() -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -45,7 +45,7 @@ def write(path: Path, name: object, ranks: object) -> None:
     path.write_text(textwrap.dedent(OTHER).format(name=repr(name), ranks=repr(ranks), notes=notes))
 
 
-def test_the_documented_plugin_beside_broken_ones(tmp_path: Path) -> None:
+def test_documented_plugin_works_beside_broken_ones(tmp_path: Path) -> None:
     plugins = tmp_path / "plugins"
     plugins.mkdir()
     write(plugins / "a.py", "sends what cannot be sent", 5)

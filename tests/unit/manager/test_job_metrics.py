@@ -22,7 +22,7 @@ def sums(incidents: IncidentCounters) -> dict[str, float]:
     }
 
 
-def test_sums_go_on_when_old_stories_are_dropped() -> None:
+def test_counters_continue_when_old_records_are_dropped() -> None:
     incidents, records = IncidentCounters(), tuple[IncidentRecord, ...]()
     assert sums(incidents) == {}
     for number in range(3 * KEPT):
@@ -38,7 +38,7 @@ def test_sums_go_on_when_old_stories_are_dropped() -> None:
     }
 
 
-def test_stories_that_look_alike_are_two() -> None:
+def test_equal_records_are_counted_twice() -> None:
     incidents = IncidentCounters()
     first, second = record(1), record(1)
     incidents.count((first,))

@@ -88,7 +88,7 @@ def named(name: str) -> str:
     return text.replace("'bad'", name).replace('"bad"', name)
 
 
-def test_a_plugin_sees_acts_speaks_and_is_released(tmp_path: Path) -> None:
+def test_plugin_sees_acts_sends_and_is_released(tmp_path: Path) -> None:
     async def play() -> None:
         write(tmp_path, "greet.py", GOOD, log=tmp_path / "log")
         stage = Stage(tmp_path)
@@ -119,7 +119,7 @@ def test_a_plugin_sees_acts_speaks_and_is_released(tmp_path: Path) -> None:
         (named("property(lambda self: 1 / 0)"), "ZeroDivisionError"),
     ],
 )
-def test_a_file_that_offers_no_plugin_is_passed_over(
+def test_file_without_a_plugin_is_skipped(
     tmp_path: Path, text: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play() -> None:
@@ -158,7 +158,7 @@ def test_a_file_that_offers_no_plugin_is_passed_over(
         ),
     ],
 )
-def test_a_plugin_that_misbehaves_is_disabled_and_the_others_go_on(
+def test_plugin_that_misbehaves_is_disabled_and_the_others_continue(
     tmp_path: Path, words: dict[str, str], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play() -> None:
@@ -177,7 +177,7 @@ def test_a_plugin_that_misbehaves_is_disabled_and_the_others_go_on(
     assert why in caplog.text
 
 
-def test_the_first_of_two_plugins_with_one_name_stays(
+def test_first_of_two_plugins_with_the_same_name_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play() -> None:
@@ -196,7 +196,7 @@ def test_the_first_of_two_plugins_with_one_name_stays(
     assert "plugin b.py is disabled: a.py is also named greeter" in caplog.text
 
 
-def test_a_plugin_that_never_returns_is_left_behind(tmp_path: Path) -> None:
+def test_plugin_that_never_returns_is_disabled(tmp_path: Path) -> None:
     async def play() -> None:
         hang = "import threading; threading.Event().wait(60)"
         write(tmp_path, "a.py", BAD, **bad(handle=hang))

@@ -85,7 +85,7 @@ def kill(rank: int, life: int) -> KillWorker:
     return KillWorker(Rank(rank), Incarnation(life))
 
 
-def test_nothing_starts_without_permission() -> None:
+def test_no_rank_starts_without_permission() -> None:
     play = Play()
     hello = play.hear(ManagerConnected())
     assert hello == (
@@ -98,7 +98,7 @@ def test_nothing_starts_without_permission() -> None:
     assert play.state.node.remaining == 4
 
 
-def test_the_manager_hears_of_the_start_once_all_are_there() -> None:
+def test_start_is_reported_once_all_ranks_run() -> None:
     play = Play()
     play.hear(m.StartWorkers(5))
     assert play.start(2, 0) == ()
@@ -111,14 +111,14 @@ def test_the_manager_hears_of_the_start_once_all_are_there() -> None:
 
 
 @pytest.mark.parametrize("order", [m.StartWorkers(-1), m.RestartAgent(-1)])
-def test_without_a_budget_nothing_starts(order: Event) -> None:
+def test_no_rank_starts_without_a_restart_budget(order: Event) -> None:
     play = Play()
     assert play.hear(order) == ()
     assert isinstance(play.state, Done)
     assert play.state.exit_code == 1
 
 
-def test_permission_does_not_wait_for_ever() -> None:
+def test_wait_for_permission_has_a_deadline() -> None:
     play = Play()
     play.now = 900.0
     play.hear(Tick())
@@ -126,7 +126,7 @@ def test_permission_does_not_wait_for_ever() -> None:
     assert "no permission" in play.state.because
 
 
-def test_a_death_is_told_and_waits_for_an_order() -> None:
+def test_death_is_reported_and_waits_for_an_order() -> None:
     play = Play().running()
     assert play.end(2, 0) == (SendToManager(exited(2, 0)),)
     assert play.state.deadline == CONFIG.order_timeout_s
@@ -136,7 +136,7 @@ def test_a_death_is_told_and_waits_for_an_order() -> None:
     assert "no order for the dead ranks" in play.state.because
 
 
-def test_only_the_dead_are_replaced() -> None:
+def test_only_dead_ranks_are_replaced() -> None:
     elsewhere = m.Member(Rank(7), NodeRank(3), Incarnation(1))
     play = Play().running()
     play.end(2, 0)
@@ -148,14 +148,14 @@ def test_only_the_dead_are_replaced() -> None:
     assert isinstance(told[0].body, m.WorkersStarted)
 
 
-def test_a_hung_rank_is_replaced_only_once_it_is_dead() -> None:
+def test_hung_rank_is_replaced_only_after_its_exit() -> None:
     play = Play().running()
     order = m.ReplaceWorkers(Incident(1), (member(2, 1),))
     assert play.hear(order) == (kill(2, 0),)
     assert play.end(2, 0) == (start_worker(2, 1, incident=1),)
 
 
-def test_an_order_that_comes_twice_is_answered_twice_and_done_once() -> None:
+def test_repeated_order_is_answered_twice_and_carried_out_once() -> None:
     play = Play().running()
     play.end(2, 0)
     order = m.ReplaceWorkers(Incident(1), (member(2, 1),))
@@ -165,13 +165,13 @@ def test_an_order_that_comes_twice_is_answered_twice_and_done_once() -> None:
     assert isinstance(again.body, m.WorkersStarted)
 
 
-def test_an_older_incident_is_refused() -> None:
+def test_order_of_an_older_incident_is_rejected() -> None:
     play = Play().running()
     play.hear(m.ReplaceWorkers(Incident(4), (member(2, 1),)))
     assert play.hear(m.ReplaceWorkers(Incident(3), (member(3, 1),))) == ()
 
 
-def test_a_restart_starts_nobody_before_all_are_dead_and_the_store_is_new() -> None:
+def test_restart_begins_after_all_exits_and_with_a_new_store() -> None:
     play = Play().running()
     play.end(2, 0)
     order = m.RestartJob(Incident(1), 1, (member(2, 1), member(3, 1)))
@@ -183,7 +183,7 @@ def test_a_restart_starts_nobody_before_all_are_dead_and_the_store_is_new() -> N
     )
 
 
-def test_a_restart_of_an_attempt_that_runs_changes_nothing() -> None:
+def test_restart_of_the_running_attempt_changes_nothing() -> None:
     play = Play().running()
     play.end(2, 0)
     play.hear(m.RestartJob(Incident(1), 1, ()))
@@ -192,7 +192,7 @@ def test_a_restart_of_an_attempt_that_runs_changes_nothing() -> None:
     assert isinstance(told, SendToManager)
 
 
-def test_a_process_that_came_too_late_is_killed() -> None:
+def test_process_that_started_too_late_is_killed() -> None:
     play = Play()
     play.hear(m.StartWorkers(5))
     play.start(2, 0)
@@ -203,7 +203,7 @@ def test_a_process_that_came_too_late_is_killed() -> None:
     assert commands[0] == RenewStore(1)
 
 
-def test_ascends_orders() -> None:
+def test_orders_of_ascends_manager_are_carried_out() -> None:
     play = Play().running()
     assert play.hear(m.RestartWorkers((Rank(3), Rank(9)))) == (kill(3, 0),)
     assert play.end(3, 0) == (start_worker(3, 1),)
@@ -222,7 +222,7 @@ def test_ascends_orders() -> None:
     assert play.state.exit_code == 1
 
 
-def test_the_node_ends_when_the_manager_says_so() -> None:
+def test_node_ends_when_the_manager_orders_it() -> None:
     play = Play().running()
     play.end(2, 0, 0)
     play.end(3, 0, 0)
@@ -232,7 +232,7 @@ def test_the_node_ends_when_the_manager_says_so() -> None:
     assert (play.state.exit_code, play.state.because) == (0, "all is done")
 
 
-def test_a_finished_node_does_not_wait_for_ever() -> None:
+def test_finished_node_has_a_deadline() -> None:
     play = Play().running()
     play.end(2, 0, 0)
     play.end(3, 0, 0)
@@ -242,7 +242,7 @@ def test_a_finished_node_does_not_wait_for_ever() -> None:
     assert play.state.exit_code == 0
 
 
-def test_once_means_please_and_twice_means_now() -> None:
+def test_first_interrupt_signals_and_second_kills() -> None:
     play = Play().running()
     asked = play.hear(Interrupted("stopped by Ctrl-C", 2))
     assert asked == (
@@ -259,7 +259,7 @@ def test_once_means_please_and_twice_means_now() -> None:
     assert isinstance(play.state, Done)
 
 
-def test_who_ignores_sigterm_is_killed_in_the_end() -> None:
+def test_worker_that_ignores_sigterm_is_killed() -> None:
     play = Play().running()
     play.hear(m.EndJob(1, "no hope"))
     play.end(2, 0)
@@ -267,7 +267,7 @@ def test_who_ignores_sigterm_is_killed_in_the_end() -> None:
     assert play.hear(Tick()) == (kill(3, 0),)
 
 
-def test_a_start_that_fails_is_a_death() -> None:
+def test_failed_start_counts_as_a_death() -> None:
     play = Play()
     play.hear(m.StartWorkers(5))
     (told,) = play.hear(WorkerStartFailed(Rank(2), Incarnation(0), "no memory"))
@@ -276,7 +276,7 @@ def test_a_start_that_fails_is_a_death() -> None:
     assert "no memory" in told.body.evidence
 
 
-def test_a_new_manager_hears_of_the_living_and_the_dead() -> None:
+def test_new_manager_gets_running_and_ended_ranks() -> None:
     play = Play().running()
     play.end(2, 0)
     alive = (m.LocalWorker(Rank(3), Incarnation(0), 3),)
@@ -287,14 +287,14 @@ def test_a_new_manager_hears_of_the_living_and_the_dead() -> None:
     )
 
 
-def test_a_condemned_node_tells_every_new_manager() -> None:
+def test_bad_node_reports_it_to_every_new_manager() -> None:
     play = Play().running()
     assert play.hear(m.NodeMarkedBad("rank 2: 1 of 9 products were wrong")) == ()
     (said,) = (one for one in play.hear(ManagerConnected()) if isinstance(one, SendHello))
     assert said.condemned == "rank 2: 1 of 9 products were wrong"
 
 
-def test_a_new_agent_takes_over_lives_that_were_counted_before() -> None:
+def test_new_agent_continues_the_count_of_incarnations() -> None:
     play = Play()
     order = m.RestartJob(Incident(3), 2, (member(2, 4), member(3, 2)))
     assert play.hear(order) == (start_worker(2, 4, 2, 3), start_worker(3, 2, 2, 3))

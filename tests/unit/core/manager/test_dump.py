@@ -30,7 +30,7 @@ def parks(play: Play, rank: int, step: int, *copies: tuple[str, int]) -> Play:
     return play.hear(worker(rank // 2, rank), parked)
 
 
-def test_one_that_stands_elsewhere_writes_what_it_has_copies_of() -> None:
+def test_rank_at_another_step_writes_the_copies_it_holds() -> None:
     play = sharded()
     parks(play, 0, 7, ("c", 7))
     parks(play, 1, 7, ("c", 7))
@@ -42,7 +42,7 @@ def test_one_that_stands_elsewhere_writes_what_it_has_copies_of() -> None:
     assert (dump.step, [member.rank for member in dump.members]) == (7, [0, 1, 2])
 
 
-def test_a_shard_without_any_copy_leaves_nothing_to_write() -> None:
+def test_dump_is_impossible_when_a_shard_has_no_copy() -> None:
     play = sharded()
     for rank in range(3):
         parks(play, rank, 7)

@@ -7,7 +7,7 @@ import pytest
 from taskd.core.manager.goodput import Goodput
 
 
-def test_steady_steps_are_all_good() -> None:
+def test_steady_steps_give_full_goodput() -> None:
     good = Goodput(0.0)
     for step in range(1, 101):
         good = good.at(step, float(step))
@@ -15,7 +15,7 @@ def test_steady_steps_are_all_good() -> None:
     assert good.steps_per_s == pytest.approx(1.0)
 
 
-def test_a_pause_is_lost_and_the_step_in_it_counts_once() -> None:
+def test_pause_is_lost_time_but_its_step_counts_once() -> None:
     good = Goodput(0.0)
     for step in range(1, 51):
         good = good.at(step, float(step))
@@ -24,12 +24,12 @@ def test_a_pause_is_lost_and_the_step_in_it_counts_once() -> None:
     assert good.steps == 50
 
 
-def test_the_start_is_no_work() -> None:
+def test_start_of_the_job_does_not_count_as_work() -> None:
     good = Goodput(0.0).at(0, 1.0).at(1, 31.0).at(2, 32.0)
     assert good.productive_s == pytest.approx(1.0)
 
 
-def test_steps_that_are_told_twice_or_backwards_change_nothing() -> None:
+def test_repeated_or_older_steps_change_nothing() -> None:
     good = Goodput(0.0).at(5, 1.0).at(6, 2.0)
     assert good.at(6, 9.0) is good
     assert good.at(3, 9.0) is good

@@ -52,7 +52,7 @@ class Watch:
         return found
 
 
-def test_the_one_that_others_wait_for_is_named_in_time() -> None:
+def test_rank_that_others_wait_for_is_named_in_time() -> None:
     watch = Watch()
     still = watch.at_step
     told = [progress(rank, still, waiting=True) for rank in (0, 1, 3)]
@@ -66,52 +66,52 @@ def test_the_one_that_others_wait_for_is_named_in_time() -> None:
     assert watch.idle <= 1.0 + 3 * STEP_S + 2 * BEAT_S
 
 
-def test_a_life_is_named_once() -> None:
+def test_incarnation_is_named_only_once() -> None:
     watch = Watch()
     told = [progress(0, watch.at_step, waiting=True), progress(1, watch.at_step)]
     assert watch.stand(10.0, *told)
     assert not watch.stand(10.0, *told)
 
 
-def test_a_stopped_process_is_named_even_inside_a_collective() -> None:
+def test_stopped_process_is_named_even_inside_a_collective() -> None:
     watch = Watch()
     told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
     (hung,) = watch.stand(10.0, *told, progress(3, watch.at_step, waiting=True, stopped=True))
     assert (hung.rank, "its process is stopped" in hung.evidence) == (3, True)
 
 
-def test_the_one_in_an_older_collective_is_named() -> None:
+def test_rank_in_an_older_collective_is_named() -> None:
     watch = Watch()
     told = [progress(rank, watch.at_step, waiting=True, collective=90) for rank in (0, 1, 2)]
     (hung,) = watch.stand(10.0, *told, progress(3, watch.at_step, waiting=True, collective=89))
     assert hung.rank == 3
 
 
-def test_when_all_wait_in_one_collective_nobody_is_named() -> None:
+def test_no_rank_is_named_when_all_wait_in_the_same_collective() -> None:
     watch = Watch()
     told = [progress(rank, watch.at_step, waiting=True, collective=90) for rank in range(4)]
     assert not watch.stand(30.0, *told)
 
 
-def test_nobody_is_named_while_nobody_waits() -> None:
+def test_no_rank_is_named_while_no_rank_waits() -> None:
     watch = Watch()
     assert not watch.stand(30.0, *(progress(rank, watch.at_step) for rank in range(4)))
 
 
-def test_a_rank_at_work_has_time() -> None:
+def test_busy_rank_has_a_longer_limit() -> None:
     watch = Watch()
     told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
     assert not watch.stand(250.0, *told, progress(3, watch.at_step, busy=True))
 
 
-def test_a_native_loop_without_end_is_named_in_the_end() -> None:
+def test_endless_native_loop_is_named_after_the_longer_limit() -> None:
     watch = Watch()
     told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
     found = watch.stand(400.0, *told, progress(3, watch.at_step, busy=True))
     assert [type(each) for each in found] == [Hung]
 
 
-def test_a_loop_in_python_that_all_wait_for_is_named_in_time() -> None:
+def test_python_loop_that_all_wait_for_is_named_in_time() -> None:
     watch = Watch()
     told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
     spins = progress(3, watch.at_step, busy=True, spinning=True)
@@ -120,7 +120,7 @@ def test_a_loop_in_python_that_all_wait_for_is_named_in_time() -> None:
     assert watch.idle <= 1.0 + 3 * STEP_S + 0.5 + 2 * BEAT_S
 
 
-def test_a_loop_in_python_has_time_while_others_go_their_way() -> None:
+def test_python_loop_has_the_longer_limit_while_others_progress() -> None:
     watch = Watch()
     told = [progress(0, watch.at_step, waiting=True), progress(1, watch.at_step)]
     spins = progress(3, watch.at_step, busy=True, spinning=True)
@@ -130,7 +130,7 @@ def test_a_loop_in_python_has_time_while_others_go_their_way() -> None:
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_who_does_new_things_is_never_named(busy: bool) -> None:
+def test_rank_that_does_new_things_is_never_named(busy: bool) -> None:
     """It saves a checkpoint, say, for ten minutes, and is seen at it every half second."""
     watch = Watch()
     idle_s = 0.0
@@ -143,7 +143,7 @@ def test_who_does_new_things_is_never_named(busy: bool) -> None:
 
 
 @pytest.mark.parametrize("pace", [2, 10])
-def test_slow_but_moving_is_never_named(pace: int) -> None:
+def test_slow_rank_with_progress_is_never_named(pace: int) -> None:
     watch = Watch()
     for _ in range(40):
         watch.at_step += 1
@@ -156,7 +156,7 @@ def test_slow_but_moving_is_never_named(pace: int) -> None:
             assert watch.beat(*told, slow) == ()
 
 
-def test_the_limit_follows_the_usual_step() -> None:
+def test_limit_grows_with_the_usual_step() -> None:
     watch = Watch()
     for _ in range(40):
         watch.now += 2.0
@@ -167,20 +167,20 @@ def test_the_limit_follows_the_usual_step() -> None:
     assert watch.stand(9.0, *told, progress(3, watch.at_step))
 
 
-def test_nobody_is_judged_before_the_pace_is_known() -> None:
+def test_no_rank_is_judged_before_the_pace_is_known() -> None:
     watch = Watch.__new__(Watch)
     watch.state, watch.now, watch.size, watch.at_step = State(), 0.0, 2, 1
     told = [progress(0, 1, waiting=True), progress(1, 1)]
     assert not watch.stand(100.0, *told)
 
 
-def test_who_stands_still_by_order_is_not_judged() -> None:
+def test_parked_rank_is_not_judged() -> None:
     watch = Watch()
     told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
     assert not watch.stand(30.0, *told, progress(3, watch.at_step, judged=False))
 
 
-def test_a_rank_named_before_gets_twice_the_time() -> None:
+def test_limit_doubles_for_a_rank_named_before() -> None:
     watch = Watch()
     told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
     watch.stand(10.0, *told, progress(3, watch.at_step))
@@ -190,7 +190,7 @@ def test_a_rank_named_before_gets_twice_the_time() -> None:
     assert watch.idle > 1.7 * first
 
 
-def test_a_dead_lifes_beat_is_not_believed() -> None:
+def test_heartbeat_of_a_former_incarnation_is_ignored() -> None:
     watch = Watch()
     new = replace(progress(3, watch.at_step), incarnation=Incarnation(1))
     watch.beat(new)
@@ -198,7 +198,7 @@ def test_a_dead_lifes_beat_is_not_believed() -> None:
     assert watch.state.ranks[Rank(3)].progress == new
 
 
-def test_a_node_whose_beats_stay_away_has_no_hung_ranks_for_that() -> None:
+def test_missing_heartbeats_do_not_make_a_rank_hung() -> None:
     watch = Watch()
     still = watch.at_step
     watch.beat(progress(4, still), node=1)
@@ -208,7 +208,7 @@ def test_a_node_whose_beats_stay_away_has_no_hung_ranks_for_that() -> None:
         assert watch.beat(*told) == ()
 
 
-def test_a_rank_that_its_node_does_not_speak_of_any_more_is_forgotten() -> None:
+def test_rank_missing_from_its_nodes_heartbeat_is_dropped() -> None:
     watch = Watch()
     watch.beat(*(progress(rank, watch.at_step) for rank in range(3)))
     assert set(watch.state.ranks) == {0, 1, 2}

@@ -179,22 +179,22 @@ def change(strategy: str, **more: object) -> Signal:
 # Starting
 
 
-def test_an_agent_that_asks_is_permitted_to_start() -> None:
+def test_agent_gets_permission_to_start() -> None:
     play = Play().agent_joins(0)
     assert play.asked(m.StartWorkers) == [m.StartWorkers(3)]
 
 
-def test_ascends_agents_never_say_hello_and_are_permitted_too() -> None:
+def test_ascend_agent_gets_permission_without_a_hello() -> None:
     play = Play().hear(agent(0), m.AgentRegistered()).hear(agent(0), m.RestartsLeft(32767))
     assert play.asked(m.StartWorkers) == [m.StartWorkers(32767)]
 
 
-def test_a_budget_of_nought_means_no_limit() -> None:
+def test_restart_budget_of_zero_means_no_limit() -> None:
     play = Play(JobConfig(nodes=1, max_restarts=0)).hear(agent(0), m.RestartsLeft(0))
     assert play.asked(m.StartWorkers) == [m.StartWorkers(32767)]
 
 
-def test_the_permission_waits_while_clusterd_withholds_it() -> None:
+def test_permission_waits_while_clusterd_withholds_starts() -> None:
     play = Play(JobConfig()).agent_joins(0).started(0)
     play = Play(replace(CONFIG, nodes=1)).training()
     play.orders(signal("pauseStartAgent", uuid="p"))
@@ -204,13 +204,13 @@ def test_the_permission_waits_while_clusterd_withholds_it() -> None:
     assert play.asked(m.StartWorkers) == [m.StartWorkers(2)]
 
 
-def test_training_begins_when_every_rank_is_up() -> None:
+def test_training_begins_when_all_ranks_run() -> None:
     play = Play().agent_joins(0).agent_joins(1).started(0)
     assert isinstance(play.state, Gathering)
     assert isinstance(play.started(1).state, Training)
 
 
-def test_a_node_that_never_joins_ends_the_job() -> None:
+def test_node_that_never_joins_ends_the_job() -> None:
     play = Play().agent_joins(0).started(0).late()
     assert isinstance(play.state, Ending)
     assert play.asked(m.EndJob) == [m.EndJob(1, "nodes 1 did not start their ranks in time")]
@@ -219,7 +219,7 @@ def test_a_node_that_never_joins_ends_the_job() -> None:
 # A fault, step by step
 
 
-def test_a_death_is_reported_with_its_evidence() -> None:
+def test_death_is_reported_with_its_evidence() -> None:
     play = Play().training().dies(3)
 
     assert isinstance(play.state, Reported)
@@ -227,7 +227,7 @@ def test_a_death_is_reported_with_its_evidence() -> None:
     assert [(f.rank, f.kind, f.evidence) for f in report.faults] == [(3, "1", "signal 9: boom")]
 
 
-def test_the_stop_order_parks_everybody() -> None:
+def test_stop_order_parks_all_ranks() -> None:
     play = Play().stopping()
 
     assert play.last.commands[0] == SendMessage(
@@ -237,13 +237,13 @@ def test_the_stop_order_parks_everybody() -> None:
     assert play.state.running == {0, 1, 2}
 
 
-def test_the_stop_is_complete_when_the_last_survivor_stands() -> None:
+def test_stop_is_complete_when_the_last_survivor_has_parked() -> None:
     play = Play().stopping().parks(0, 1)
     assert not play.last.commands
     assert [(r.uuid, r.code) for r in play.parks(2).asked(StopReport)] == [("u1", 0)]
 
 
-def test_a_rank_that_does_not_park_is_a_new_fault() -> None:
+def test_rank_that_does_not_park_is_a_new_fault() -> None:
     play = Play().stopping().parks(0, 1).late()
 
     [report] = play.asked(FaultReport)
@@ -252,13 +252,13 @@ def test_a_rank_that_does_not_park_is_a_new_fault() -> None:
     assert isinstance(play.state, Deciding)
 
 
-def test_clusterd_is_told_what_is_possible() -> None:
+def test_possible_strategies_are_reported_to_clusterd() -> None:
     play = Play().deciding().orders(ASK)
     [report] = play.asked(StrategiesReport)
     assert report.strategies == ("recover", "downgrade", "dump", "exit")
 
 
-def test_in_place_only_the_dead_rank_is_replaced() -> None:
+def test_recover_in_place_replaces_only_the_dead_rank() -> None:
     play = Play().deciding().orders(ASK).orders(IN_PLACE)
 
     replaced, repair = play.last.commands
@@ -271,13 +271,13 @@ def test_in_place_only_the_dead_rank_is_replaced() -> None:
     assert repair.body.store == "host0:29500"
 
 
-def test_the_replacement_gets_the_plan_when_it_says_hello() -> None:
+def test_replacement_gets_the_plan_after_its_hello() -> None:
     play = Play().repairing().started(1).hello(3, "joining")
     [repair] = play.asked(m.Repair)
     assert repair.sources == {3: 2}
 
 
-def test_success_is_one_more_step_of_everybody() -> None:
+def test_recovery_succeeds_when_all_ranks_have_committed_a_step() -> None:
     play = Play().repairing().started(1).hello(3, "joining")
     play.says(m.Repaired, 0, 1, 2, 3)
     assert isinstance(play.state, Resuming)
@@ -288,12 +288,12 @@ def test_success_is_one_more_step_of_everybody() -> None:
     assert [(r.code, r.strategy) for r in play.asked(ResultReport)] == [(0, "recover")]
 
 
-def test_a_step_committed_before_others_are_known_to_be_repaired_counts() -> None:
+def test_step_committed_before_others_are_repaired_counts() -> None:
     play = Play().repairing().started(1).hello(3, "joining").says(m.Committed, 0, 1, 2, 3, step=8)
     assert isinstance(play.state, Training)
 
 
-def test_the_story_of_the_incident_has_its_parts() -> None:
+def test_incident_record_has_all_phases() -> None:
     play = Play().repairing().started(1).hello(3, "joining")
     play.says(m.Repaired, 0, 1, 2, 3).says(m.Committed, 0, 1, 2, 3, step=8)
 
@@ -311,13 +311,13 @@ def test_the_story_of_the_incident_has_its_parts() -> None:
 # Faults meet faults
 
 
-def test_a_death_while_stopping_is_not_waited_for() -> None:
+def test_rank_that_dies_while_stopping_is_not_waited_for() -> None:
     play = Play().stopping().parks(0, 1).dies(2)
     assert isinstance(play.state, Deciding)
     assert play.asked(FaultReport)
 
 
-def test_a_death_while_repairing_goes_back_to_the_start() -> None:
+def test_death_while_repairing_leads_back_to_reported() -> None:
     play = Play().repairing().dies(0)
     assert isinstance(play.state, Reported)
 
@@ -328,7 +328,7 @@ def test_a_death_while_repairing_goes_back_to_the_start() -> None:
     assert play.state.job.past_incidents[0].outcome == "superseded"
 
 
-def test_a_replacement_that_never_came_gets_yet_another_life() -> None:
+def test_replacement_that_never_started_gets_another_incarnation() -> None:
     play = Play().repairing().dies(0)
     play.orders(signal("stopTrain", "stop_train", incident=2, uuid="u2", sequence=4)).parks(1, 2)
     play.orders(replace(IN_PLACE, incident=Incident(2), uuid="u2", sequence=6))
@@ -337,7 +337,7 @@ def test_a_replacement_that_never_came_gets_yet_another_life() -> None:
     assert lives == {0: 1, 3: 2}
 
 
-def test_answers_to_an_older_incident_are_not_believed() -> None:
+def test_replies_to_an_older_incident_are_ignored() -> None:
     play = Play().repairing().dies(0)
     play.orders(signal("stopTrain", "stop_train", incident=2, uuid="u2", sequence=4))
     stale = m.Parked(Rank(1), Incarnation(0), Incident(1), Step(7), True)
@@ -348,14 +348,14 @@ def test_answers_to_an_older_incident_are_not_believed() -> None:
     assert play.state.running == {1, 2}
 
 
-def test_a_former_life_is_sent_away() -> None:
+def test_former_incarnation_must_leave() -> None:
     play = Play().repairing()
     play.lives[3] = 0
     [leave] = play.hello(3).asked(m.Leave)
     assert leave.life == 0, "the address names the rank; its next life must not obey"
 
 
-def test_a_failed_collective_waits_for_the_death_that_explains_it() -> None:
+def test_failed_collective_waits_for_the_death_that_explains_it() -> None:
     play = Play().training()
     failed = m.WorkerFailed(
         Rank(0), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
@@ -368,7 +368,7 @@ def test_a_failed_collective_waits_for_the_death_that_explains_it() -> None:
     assert {f.rank: f.kind for f in report.faults} == {3: "1"}
 
 
-def test_a_failed_collective_with_no_death_is_a_link_fault_and_can_be_retried() -> None:
+def test_failed_collective_without_a_death_is_a_network_fault_and_can_be_retried() -> None:
     play = Play().training()
     failed = m.WorkerFailed(
         Rank(0), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
@@ -383,7 +383,7 @@ def test_a_failed_collective_with_no_death_is_a_link_fault_and_can_be_retried() 
     assert (repair.strategy, repair.sources) == ("retry", {})
 
 
-def test_nobody_waits_for_a_death_when_every_rank_has_spoken() -> None:
+def test_no_wait_for_a_death_when_all_ranks_have_reported() -> None:
     play = Play().training()
     for rank in range(4):
         assert not play.asked(FaultReport)
@@ -395,7 +395,7 @@ def test_nobody_waits_for_a_death_when_every_rank_has_spoken() -> None:
     assert {f.kind for f in report.faults} == {"2"}
 
 
-def test_a_corrupt_rank_is_repaired_from_a_peer_by_retry() -> None:
+def test_retry_repairs_a_corrupt_rank_from_a_peer() -> None:
     play = Play().training()
     failed = m.WorkerFailed(Rank(1), Incarnation(0), Incident(0), FaultCause.CORRUPT, "bits differ")
     play.hear(worker(0, 1), failed).orders(STOP).parks(0, 1, 2, 3).orders(change("retry"))
@@ -403,7 +403,7 @@ def test_a_corrupt_rank_is_repaired_from_a_peer_by_retry() -> None:
     assert repair.sources == {1: 0}
 
 
-def test_a_hung_rank_is_not_asked_to_park_and_is_replaced() -> None:
+def test_hung_rank_is_replaced_without_parking() -> None:
     play = Play().training().tell(RankHung(Rank(2), "no progress for 9 s")).orders(STOP)
     assert isinstance(play.state, Stopping)
     assert play.state.running == {0, 1, 3}
@@ -411,13 +411,13 @@ def test_a_hung_rank_is_not_asked_to_park_and_is_replaced() -> None:
     assert [w.rank for w in play.asked(m.ReplaceWorkers)[0].workers] == [2]
 
 
-def test_a_silent_node_takes_its_ranks_with_it() -> None:
+def test_ranks_of_a_silent_node_are_lost() -> None:
     play = Play().training().tell(NodeSilent(NodeRank(1), "no heartbeat for 2 s"))
     [report] = play.asked(FaultReport)
     assert [(f.rank, f.cause) for f in report.faults] == [(2, "silent"), (3, "silent")]
 
 
-def test_a_node_without_a_link_that_alone_is_waited_for_is_not_waited_for_long() -> None:
+def test_disconnected_node_is_waited_for_only_briefly_when_it_is_the_last() -> None:
     play = Play().stopping().tell(NodeDisconnected(NodeRank(1)))
     play.parks(0, 1)
     assert play.state.deadline - play.now < 1.0
@@ -427,7 +427,7 @@ def test_a_node_without_a_link_that_alone_is_waited_for_is_not_waited_for_long()
     assert [(f.rank, f.cause) for f in report.faults] == [(2, "silent"), (3, "exited")]
 
 
-def test_a_node_that_is_linked_again_gets_its_time_back() -> None:
+def test_node_that_reconnects_gets_the_full_time_again() -> None:
     play = Play().stopping().tell(NodeDisconnected(NodeRank(1))).parks(0, 1)
     play.tell(NodeConnected(NodeRank(1)))
     assert play.state.deadline - play.now > 10.0
@@ -435,13 +435,13 @@ def test_a_node_that_is_linked_again_gets_its_time_back() -> None:
     assert isinstance(play.state, Deciding)
 
 
-def test_an_agent_that_asks_again_has_lost_its_ranks() -> None:
+def test_agent_that_requests_a_start_again_has_lost_its_ranks() -> None:
     play = Play().training().hear(agent(1), m.RestartsLeft(3))
     assert isinstance(play.state, Reported)
     assert not play.asked(m.StartWorkers)
 
 
-def test_two_failed_repairs_in_a_row_do_not_wait_for_ever() -> None:
+def test_two_failed_repairs_in_a_row_have_a_deadline() -> None:
     play = Play().repairing()
     told = m.RepairFailed(Rank(1), Incarnation(0), Incident(1), "the source hung up")
     play.hear(worker(0, 1), told)
@@ -454,7 +454,7 @@ def test_two_failed_repairs_in_a_row_do_not_wait_for_ever() -> None:
 # The other strategies
 
 
-def test_without_protection_everybody_is_restarted_and_one_restart_is_spent() -> None:
+def test_unprotected_ranks_are_all_restarted_and_use_one_restart() -> None:
     play = Play().training(protected=False).dies(3).orders(STOP)
     assert play.asked(StopReport)
     assert play.orders(ASK).asked(StrategiesReport)[0].strategies == ("recover", "exit")
@@ -473,7 +473,7 @@ def test_without_protection_everybody_is_restarted_and_one_restart_is_spent() ->
     assert (record.strategy, record.outcome) == ("recover-in-place", "restarted")
 
 
-def test_a_used_up_budget_leaves_only_the_exit() -> None:
+def test_only_exit_is_possible_when_the_restart_budget_is_used_up() -> None:
     play = Play(replace(CONFIG, max_restarts=1)).training(protected=False)
     for incident in (1, 2):
         play.dies(3)
@@ -487,11 +487,11 @@ def test_a_used_up_budget_leaves_only_the_exit() -> None:
     assert play.asked(StrategiesReport)[0].strategies == ("exit",)
 
 
-def test_repair_in_place_costs_nothing() -> None:
+def test_in_process_repair_uses_no_restart() -> None:
     assert Play().repairing().state.job.restarts_left == 3
 
 
-def test_a_job_that_makes_no_progress_is_not_repaired_for_ever() -> None:
+def test_job_without_progress_is_not_repaired_forever() -> None:
     play = Play(replace(CONFIG, fruitless_limit=2)).training()
     strategies: list[tuple[str, ...]] = []
     for incident in (1, 2, 3):
@@ -507,7 +507,7 @@ def test_a_job_that_makes_no_progress_is_not_repaired_for_ever() -> None:
     assert [("recover" in offered) for offered in strategies] == [True, True, False]
 
 
-def test_a_lost_node_is_waited_for_when_the_strategy_is_to_replace_it() -> None:
+def test_recover_waits_for_a_lost_node() -> None:
     play = Play(replace(CONFIG, rescheduling=True)).training()
     play.tell(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
     play.orders(IN_PLACE)
@@ -519,7 +519,7 @@ def test_a_lost_node_is_waited_for_when_the_strategy_is_to_replace_it() -> None:
     assert [w.rank for w in play.state.plan.replaced] == [2, 3]
 
 
-def test_shrinking_reports_who_is_left_out_and_goes_on_at_once() -> None:
+def test_shrinking_reports_the_isolated_ranks_and_continues_at_once() -> None:
     play = Play().training().tell(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
     play.orders(change("downgrade", extra='{"scale-in-strategy": "DP"}'))
 
@@ -531,7 +531,7 @@ def test_shrinking_reports_who_is_left_out_and_goes_on_at_once() -> None:
     assert [(r.code, r.strategy) for r in play.asked(ResultReport)] == [(0, "downgrade")]
 
 
-def test_the_job_grows_back_when_the_node_returns() -> None:
+def test_job_grows_back_when_the_node_returns() -> None:
     play = Play().training().tell(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
     play.orders(change("downgrade")).says(m.Committed, 0, 1, step=8)
     play.hear(agent(1), m.AgentHello(NodeRank(1), "host1", (), ""))
@@ -550,7 +550,7 @@ def test_the_job_grows_back_when_the_node_returns() -> None:
     assert play.state.plan.resume == 9
 
 
-def test_a_dump_is_written_by_those_that_hold_the_step() -> None:
+def test_dump_is_written_by_the_ranks_that_hold_the_step() -> None:
     play = Play().stopping().parks(0, 1, step=8).parks(2).orders(change("dump"))
     assert isinstance(play.state, Dumping)
     [dump] = play.asked(m.Dump)
@@ -566,13 +566,13 @@ def test_a_dump_is_written_by_those_that_hold_the_step() -> None:
     assert (record.strategy, record.outcome) == ("dump", "ended")
 
 
-def test_a_dump_that_fails_is_reported() -> None:
+def test_failed_dump_is_reported() -> None:
     play = Play().deciding().orders(change("dump"))
     play.hear(worker(0, 0), m.Dumped(Rank(0), Incident(1), Step(7), "disk full"))
     assert [r.code for r in play.asked(ResultReport)] == [407]
 
 
-def test_a_death_while_writing_is_a_new_fault() -> None:
+def test_death_while_dumping_is_a_new_fault() -> None:
     play = Play().deciding().orders(change("dump")).dies(0)
     assert isinstance(play.state, Reported)
 
@@ -586,7 +586,7 @@ def test_save_and_exit_stops_writes_and_ends() -> None:
     assert isinstance(play.state, Ending)
 
 
-def test_a_pause_for_an_operation_ends_with_continue() -> None:
+def test_pause_for_an_operation_ends_with_continue() -> None:
     play = Play().training().orders(signal("stopTrain", "pause_train", sequence=1))
     play.parks(0, 1, 2, 3)
     assert isinstance(play.state, Paused)
@@ -596,13 +596,13 @@ def test_a_pause_for_an_operation_ends_with_continue() -> None:
     assert [(r.code, r.strategy) for r in play.asked(ResultReport)] == [(0, "continue")]
 
 
-def test_a_pause_that_nobody_ends_ends_by_itself() -> None:
+def test_pause_ends_by_itself_after_its_deadline() -> None:
     play = Play().training().orders(signal("stopTrain", "pause_train", timeout_s=900))
     play.parks(0, 1, 2, 3).late()
     assert isinstance(play.state, Repairing)
 
 
-def test_an_early_stop_before_a_device_goes() -> None:
+def test_ranks_stop_before_their_device_is_reset() -> None:
     faults = (Fault(Rank(3)),)
     play = Play().training()
     play.orders(signal("preExitProcess", uuid="x", faults=faults, nodes=(NodeRank(1),)))
@@ -612,7 +612,7 @@ def test_an_early_stop_before_a_device_goes() -> None:
 # Endings
 
 
-def test_the_job_ends_well_when_every_rank_has() -> None:
+def test_job_finishes_when_all_ranks_have() -> None:
     play = Play().training()
     for rank in range(4):
         play.dies(rank, code=0, signal=None)
@@ -622,20 +622,20 @@ def test_the_job_ends_well_when_every_rank_has() -> None:
     assert play.asked(Finish) == [Finish(0, "all ranks have finished")]
 
 
-def test_agents_that_do_not_leave_do_not_keep_the_manager() -> None:
+def test_manager_ends_although_agents_do_not_leave() -> None:
     play = Play().training().orders(signal("killMaster", uuid="k")).late()
     assert isinstance(play.state, Ended)
     assert play.state.exit_code == 1
 
 
-def test_ascends_agents_are_told_to_exit_by_their_own_code() -> None:
+def test_ascend_agents_exit_by_their_own_message() -> None:
     play = Play(JobConfig()).hear(agent(0), m.AgentRegistered()).hear(agent(0), m.RestartsLeft(1))
     play.hear(agent(0), m.RanksFailed((Rank(0),)))
     play.orders(signal("killMaster", uuid="k", incident=0))
     assert play.asked(m.ExitAgent) == [m.ExitAgent()]
 
 
-def test_ascends_agents_are_restarted_by_their_own_code() -> None:
+def test_ascend_agents_restart_by_their_own_message() -> None:
     play = Play(JobConfig()).hear(agent(0), m.AgentRegistered()).hear(agent(0), m.RestartsLeft(5))
     play.hear(agent(0), m.RanksFailed((Rank(0),)))
     assert play.asked(FaultReport)
@@ -648,12 +648,12 @@ def test_ascends_agents_are_restarted_by_their_own_code() -> None:
 # Signals
 
 
-def test_a_signal_that_comes_twice_is_carried_out_once() -> None:
+def test_repeated_signal_is_carried_out_once() -> None:
     play = Play().stopping().orders(STOP)
     assert not play.last.commands
 
 
-def test_a_clusterd_that_does_not_count_is_counted_for() -> None:
+def test_manager_numbers_incidents_for_a_clusterd_that_does_not() -> None:
     play = Play().training().dies(3)
     play.orders(signal("stopTrain", "stop_train", incident=0, uuid="a"))
     assert play.state.job.incident == 1
@@ -665,7 +665,7 @@ def test_a_clusterd_that_does_not_count_is_counted_for() -> None:
     assert play.state.job.incident == 2
 
 
-def test_a_clusterd_that_has_lost_count_is_counted_for() -> None:
+def test_manager_continues_the_count_of_a_clusterd_that_lost_it() -> None:
     play = Play().repairing().started(1).hello(3, "joining").says(m.Committed, 0, 1, 2, 3, step=8)
     play.dies(0).orders(signal("stopTrain", "stop_train", incident=1, uuid="fresh"))
     assert play.state.job.incident == 2
@@ -674,14 +674,14 @@ def test_a_clusterd_that_has_lost_count_is_counted_for() -> None:
     assert isinstance(play.state, Repairing)
 
 
-def test_an_order_of_an_older_incident_is_ignored() -> None:
+def test_order_of_an_older_incident_is_ignored() -> None:
     play = Play().repairing().dies(0)
     play.orders(signal("stopTrain", "stop_train", incident=2, uuid="u2", sequence=4))
     play.orders(replace(IN_PLACE, sequence=5))
     assert isinstance(play.state, Stopping)
 
 
-def test_the_next_strategy_comes_under_a_new_uuid() -> None:
+def test_next_strategy_comes_with_a_new_uuid() -> None:
     play = Play().deciding().orders(IN_PLACE)
     play.late()
     play.orders(change("dump", uuid="u1b"))
@@ -691,12 +691,12 @@ def test_the_next_strategy_comes_under_a_new_uuid() -> None:
     assert play.state.job.uuid == "u1b"
 
 
-def test_the_fault_is_said_again_to_a_clusterd_that_has_been_away() -> None:
+def test_fault_is_reported_again_after_clusterd_was_away() -> None:
     play = Play().training().dies(3).tell(Subscribed())
     assert play.asked(FaultReport)
 
 
-def test_a_job_without_clusterd_ends_when_it_has_waited_too_long() -> None:
+def test_job_ends_when_clusterd_does_not_answer_for_too_long() -> None:
     play = Play().training().dies(3)
     while isinstance(play.state, Reported):
         play.late()
@@ -714,7 +714,7 @@ def rebuilt() -> Play:
     return play
 
 
-def test_a_restarted_manager_learns_that_all_is_well_and_touches_nothing() -> None:
+def test_restarted_manager_does_nothing_when_all_ranks_train() -> None:
     play = rebuilt().agent_joins(0, running=True).agent_joins(1, running=True)
     assert isinstance(play.state, Gathering)
     for rank in range(4):
@@ -723,7 +723,7 @@ def test_a_restarted_manager_learns_that_all_is_well_and_touches_nothing() -> No
     assert isinstance(play.state, Training)
 
 
-def test_a_restarted_manager_decides_nothing_before_it_knows_all() -> None:
+def test_restarted_manager_decides_nothing_before_its_view_is_complete() -> None:
     play = rebuilt().orders(IN_PLACE)
     assert isinstance(play.state, Gathering)
     play.agent_joins(0, running=True).agent_joins(1, running=True).dies(3)
@@ -734,7 +734,7 @@ def test_a_restarted_manager_decides_nothing_before_it_knows_all() -> None:
     assert isinstance(play.state, Repairing)
 
 
-def test_what_was_said_to_the_former_manager_comes_first_and_is_not_acted_upon_yet() -> None:
+def test_messages_for_the_former_manager_are_not_acted_on_yet() -> None:
     play = rebuilt()
     failed = m.WorkerFailed(
         Rank(0), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
@@ -751,7 +751,7 @@ def test_what_was_said_to_the_former_manager_comes_first_and_is_not_acted_upon_y
     assert "dump" in play.asked(StrategiesReport)[0].strategies
 
 
-def test_old_answers_do_not_stand_in_for_a_hello() -> None:
+def test_old_replies_do_not_replace_a_hello() -> None:
     play = rebuilt().agent_joins(0, running=True).agent_joins(1, running=True)
     for rank in range(3):
         play.hello(rank)
@@ -760,7 +760,7 @@ def test_old_answers_do_not_stand_in_for_a_hello() -> None:
     assert isinstance(play.hello(3).state, Training)
 
 
-def test_a_replacement_on_its_way_is_not_asked_twice_to_stand() -> None:
+def test_joining_replacement_counts_as_parked() -> None:
     play = rebuilt()
     play.lives[3] = 1
     play.agent_joins(0, running=True).agent_joins(1, running=True)
@@ -777,7 +777,7 @@ def test_a_replacement_on_its_way_is_not_asked_twice_to_stand() -> None:
     assert play.state.plan.sources == {3: 2}
 
 
-def test_a_restarted_manager_takes_up_the_repair_that_was_finished_without_it() -> None:
+def test_restarted_manager_accepts_a_repair_that_finished_without_it() -> None:
     play = rebuilt()
     play.lives[3] = 1
     play.agent_joins(0, running=True).agent_joins(1, running=True)
@@ -789,7 +789,7 @@ def test_a_restarted_manager_takes_up_the_repair_that_was_finished_without_it() 
     assert [r.code for r in play.asked(ResultReport)] == [0]
 
 
-def test_a_repair_that_was_half_done_is_begun_again_as_a_new_incident() -> None:
+def test_half_done_repair_starts_again_as_a_new_incident() -> None:
     play = rebuilt()
     play.lives[3] = 1
     play.agent_joins(0, running=True).agent_joins(1, running=True)
@@ -802,7 +802,7 @@ def test_a_repair_that_was_half_done_is_begun_again_as_a_new_incident() -> None:
     assert [(f.rank, f.kind) for f in report.faults] == [(2, "2"), (3, "2")]
 
 
-def test_a_node_that_does_not_come_back_to_a_restarted_manager_is_silent() -> None:
+def test_node_that_does_not_reconnect_to_a_restarted_manager_is_silent() -> None:
     play = rebuilt().agent_joins(0, running=True).hello(0).hello(1).late()
     [report] = play.asked(FaultReport)
     assert [(f.rank, f.cause) for f in report.faults] == [(2, "silent"), (3, "silent")]

@@ -69,7 +69,7 @@ happened: st.SearchStrategy[Event] = st.one_of(
 
 
 @given(st.lists(happened, max_size=12))
-def test_the_machine_bears_whatever_is_believed(events: list[Event]) -> None:
+def test_machine_handles_every_accepted_message(events: list[Event]) -> None:
     config = JobConfig(nodes=2, ranks_per_node=2)
     state = machine.begin(config, 0.0)
     for number, event in enumerate(events):
@@ -107,13 +107,13 @@ FIRST, NONE = Incarnation(0), Incident(0)
         (Position(Role.PROXY, "0"), m.NodeHeartbeat(NodeRank(1), ()), "the sender is not node 1"),
     ],
 )
-def test_everybody_speaks_for_himself_in_numbers_that_can_be(
+def test_message_about_another_rank_or_with_invalid_numbers_is_rejected(
     src: Position, body: m.Body, why: str
 ) -> None:
     assert problem_in(src, body) == why
 
 
-def test_a_beat_with_the_paces_of_recorded_ranks_is_believed() -> None:
+def test_heartbeat_with_paces_is_accepted() -> None:
     """Found in a real run: looking for a flag in a range took minutes."""
     paces = tuple(Pace(Rank(number), Incarnation(0), EVERYTHING, steps=7) for number in range(2))
     assert problem_in(at_node(0), m.NodeHeartbeat(NodeRank(0), (), paces=paces)) == ""

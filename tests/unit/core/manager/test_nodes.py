@@ -38,7 +38,7 @@ def joins(play: Play, node: NodeRank, *, warm: bool) -> Play:
     return play.hear(agent(node), m.AgentHello(node, f"host{node}", (), "", warm=warm))
 
 
-def test_a_node_that_is_gone_for_certain_is_reported_at_once() -> None:
+def test_node_that_has_ended_for_certain_is_reported_at_once() -> None:
     play = Play().training().tell(NodeDisconnected(NodeRank(1)))
     assert isinstance(play.state, Training)
     play.tell(NodeGone(NodeRank(1), "nobody listens there"))
@@ -47,20 +47,20 @@ def test_a_node_that_is_gone_for_certain_is_reported_at_once() -> None:
     assert [(fault.rank, fault.cause) for fault in report.faults] == [(2, "lost"), (3, "lost")]
 
 
-def test_the_job_does_not_stop_for_a_node_that_is_still_getting_ready() -> None:
+def test_job_does_not_grow_before_the_node_has_warmed_up() -> None:
     play = joins(shrunk(), NodeRank(1), warm=False)
     assert not play.asked(StrategiesReport)
     play = joins(play, NodeRank(1), warm=True)
     assert offers(play) == [("upgrade",)]
 
 
-def test_a_spare_node_starts_nothing_before_it_is_needed() -> None:
+def test_spare_node_starts_nothing_before_it_is_needed() -> None:
     play = joins(Play().training(), SPARE, warm=True)
     assert not play.asked(m.StartWorkers)
     assert isinstance(play.state, Training)
 
 
-def test_a_spare_node_takes_the_seats_of_a_lost_one() -> None:
+def test_spare_node_takes_over_the_ranks_of_a_lost_node() -> None:
     play = joins(Play().training(), SPARE, warm=True)
     play.tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
     assert isinstance(play.state, Repairing)
@@ -69,7 +69,7 @@ def test_a_spare_node_takes_the_seats_of_a_lost_one() -> None:
     assert {member.rank for member in play.state.plan.members} == {0, 1, 2, 3}
 
 
-def test_a_spare_node_that_comes_late_is_taken_when_it_comes() -> None:
+def test_spare_node_that_joins_late_is_used() -> None:
     play = Play(replace(CONFIG, rescheduling=True)).training()
     play.tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
     assert isinstance(play.state, Awaiting)
@@ -77,12 +77,12 @@ def test_a_spare_node_that_comes_late_is_taken_when_it_comes() -> None:
     assert isinstance(play.state, Repairing)
 
 
-def test_a_spare_lets_a_shrunk_job_grow() -> None:
+def test_spare_node_lets_a_shrunk_job_grow() -> None:
     play = joins(shrunk(), SPARE, warm=True)
     assert offers(play) == [("upgrade",)]
 
 
-def test_a_node_whose_ranks_have_moved_becomes_the_spare() -> None:
+def test_node_whose_ranks_have_moved_becomes_a_spare() -> None:
     play = joins(Play().training(), SPARE, warm=True)
     play.tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
     joins(play, NodeRank(1), warm=True)
@@ -115,7 +115,7 @@ def offers(play: Play) -> list[tuple[str, ...]]:
     return [offer.strategies for offer in play.asked(StrategiesReport)]
 
 
-def test_a_node_that_is_lost_again_while_the_job_grows_has_to_wait() -> None:
+def test_job_waits_before_it_grows_again_onto_a_node_that_was_lost() -> None:
     play = falls_back(grows(joins(shrunk(), NodeRank(1), warm=True), "u2"), "u3")
     assert joins(play, NodeRank(1), warm=True).state.deadline == play.state.job.grown_at + 10.0
     assert offers(play) == []
@@ -124,26 +124,26 @@ def test_a_node_that_is_lost_again_while_the_job_grows_has_to_wait() -> None:
     assert play.state.deadline == play.state.job.grown_at + 20.0
 
 
-def test_nobody_stands_still_for_a_node_that_has_left_again() -> None:
+def test_job_does_not_stop_for_a_node_that_has_left_again() -> None:
     play = joins(shrunk(), NodeRank(1), warm=True).tell(NodeGone(NodeRank(1), "refused"))
     play.orders(change("upgrade", uuid="u2")).parks(0, 1, step=9)
     [report] = play.asked(ResultReport)
     assert (report.code, report.strategy) == (406, "upgrade")
 
 
-def test_a_job_that_is_about_to_end_does_not_grow() -> None:
+def test_job_that_is_about_to_finish_does_not_grow() -> None:
     play = shrunk().dies(0, code=0)
     assert offers(joins(play, NodeRank(1), warm=True)) == []
 
 
-def test_a_rank_that_comes_when_the_job_has_gone_on_without_it_is_sent_away() -> None:
+def test_late_rank_must_leave_when_the_job_has_continued_without_it() -> None:
     play = shrunk()
     play.lives[3] = 1
     [away] = play.hello(3, phase="joining").asked(m.Leave)
     assert away.life == 1
 
 
-def test_a_restarted_manager_learns_that_the_job_has_shrunk() -> None:
+def test_restarted_manager_learns_that_the_job_has_shrunk() -> None:
     play = Play()
     for rank in (0, 1):
         told = m.WorkerHello(
@@ -170,7 +170,7 @@ def ready(event: Event, state: local.State) -> local.Outcome:
     return local.step(state, event, 10.0, WorkersConfig(permission_timeout_s=60.0))
 
 
-def test_a_spare_waits_for_as_long_as_there_is_a_manager() -> None:
+def test_spare_waits_as_long_as_there_is_a_manager() -> None:
     waiting = Waiting(Node(SPARE, (), 5), 70.0)
     linked = ready(ManagerConnected(), waiting)
     assert linked.state.deadline == inf
@@ -178,7 +178,7 @@ def test_a_spare_waits_for_as_long_as_there_is_a_manager() -> None:
     assert ready(ManagerDisconnected(), linked.state).state.deadline == 70.0
 
 
-def test_a_spare_starts_the_ranks_that_it_is_told_to() -> None:
+def test_spare_starts_the_ordered_ranks() -> None:
     order = m.ReplaceWorkers(
         Incident(4), tuple(m.Member(Rank(r), SPARE, Incarnation(2)) for r in (2, 3))
     )
@@ -189,7 +189,7 @@ def test_a_spare_starts_the_ranks_that_it_is_told_to() -> None:
     assert outcome.state.node.ranks == (2, 3)
 
 
-def test_a_node_that_came_back_does_not_start_what_has_moved_away() -> None:
+def test_returning_node_does_not_start_ranks_that_have_moved() -> None:
     order = m.ReplaceWorkers(Incident(4), (m.Member(Rank(0), NodeRank(1), Incarnation(1)),))
     outcome = ready(order, Waiting(Node(NodeRank(1), (Rank(2), Rank(3)), 5)))
     assert [c.rank for c in outcome.commands if isinstance(c, StartWorker)] == [0]

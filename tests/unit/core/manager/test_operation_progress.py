@@ -37,7 +37,7 @@ def go(state: State, event: Event, now: float = 0.0) -> Outcome:
     return step(state, event, PLACES, now, CONFIG)
 
 
-def test_a_stress_test_is_answered_when_the_last_rank_has_spoken() -> None:
+def test_stress_test_is_answered_after_the_last_rank() -> None:
     begun = go(Idle(), TEST)
     order = RunStressTest("u", TEST.ops)
     assert [c.body for c in begun.commands if isinstance(c, SendToWorker)] == [order, order]
@@ -54,7 +54,7 @@ def test_a_stress_test_is_answered_when_the_last_rank_has_spoken() -> None:
     }
 
 
-def test_answers_of_another_test_or_rank_do_not_count() -> None:
+def test_results_of_another_test_or_rank_do_not_count() -> None:
     state = go(Idle(), TEST).state
     for rank, uuid in ((Rank(0), "older"), (Rank(1), "u")):
         after = go(state, WorkerReplied(rank, StressTested(uuid, PASSED)), 1.0)
@@ -62,7 +62,7 @@ def test_answers_of_another_test_or_rank_do_not_count() -> None:
         assert not after.state.results
 
 
-def test_a_rank_that_falls_silent_gets_code_3_and_holds_up_nobody() -> None:
+def test_silent_rank_gets_code_3_and_does_not_block_the_others() -> None:
     state = go(Idle(), TEST).state
     state = go(state, WorkerReplied(Rank(0), KeptAlive()), 8.0).state
     assert state.deadline == 10.0
@@ -75,7 +75,7 @@ def test_a_rank_that_falls_silent_gets_code_3_and_holds_up_nobody() -> None:
     assert reply.results[Rank(3)]["0"].text == "worker heartbeat timeout"
 
 
-def test_a_test_that_never_ends_is_ended() -> None:
+def test_stress_test_has_a_deadline() -> None:
     state = go(Idle(), TEST).state
     for now in range(9, 100, 9):
         for rank in (Rank(0), Rank(3)):
@@ -87,12 +87,12 @@ def test_a_test_that_never_ends_is_ended() -> None:
     assert codes == {TIMED_OUT}
 
 
-def test_a_test_of_strangers_is_answered_at_once() -> None:
+def test_stress_test_of_unknown_ranks_is_answered_at_once() -> None:
     outcome = go(Idle(), StressTestRequested("u", {Rank(9): (0,)}))
     assert outcome.commands == (StressResult({}),)
 
 
-def test_a_switch_needs_every_rank_not_only_those_that_move() -> None:
+def test_nic_switch_needs_all_ranks_not_only_those_that_move() -> None:
     asked = NicSwitchRequested("n", (Rank(1),), (True,))
     begun = go(Idle(), asked)
     assert begun.commands == (SendToWorker(EVERY_WORKER, SwitchNic("n", (Rank(1),), (True,))),)
@@ -105,20 +105,20 @@ def test_a_switch_needs_every_rank_not_only_those_that_move() -> None:
     assert go(state, WorkerReplied(Rank(3), NicSwitched("n", True))).commands == (NicResult(True),)
 
 
-def test_one_rank_that_cannot_move_ends_the_switch() -> None:
+def test_one_rank_that_cannot_switch_ends_the_nic_switch() -> None:
     state = go(Idle(), NicSwitchRequested("n", (Rank(1),), (True,))).state
     assert go(state, WorkerReplied(Rank(2), NicSwitched("n", False))).commands == (
         NicResult(False),
     )
 
 
-def test_a_switch_has_a_deadline() -> None:
+def test_nic_switch_has_a_deadline() -> None:
     state = go(Idle(), NicSwitchRequested("n", (Rank(1),), (True,))).state
     assert isinstance(state, Switching)
     assert go(state, Tick(), 50.0).commands == (NicResult(False),)
 
 
-def test_when_the_pause_ends_so_does_the_operation_without_a_word() -> None:
+def test_end_of_the_pause_drops_the_operation_without_a_reply() -> None:
     state = go(Idle(), TEST).state
     outcome = go(state, PauseEnded(), 1.0)
     assert outcome.state == Idle()

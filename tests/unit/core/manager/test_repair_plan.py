@@ -45,7 +45,7 @@ def made(result: Plan | Impossible) -> Plan:
     return result
 
 
-def test_a_dead_rank_takes_the_state_of_a_survivor() -> None:
+def test_dead_rank_copies_the_state_of_a_survivor() -> None:
     repair = made(plan([holder(0, 7), holder(1, 7)], [seat(2)]))
 
     assert repair.resume == 7
@@ -54,20 +54,20 @@ def test_a_dead_rank_takes_the_state_of_a_survivor() -> None:
     assert [member.rank for member in repair.members] == [0, 1, 2]
 
 
-def test_survivors_that_are_behind_are_repaired_from_one_that_is_ahead() -> None:
+def test_survivors_behind_copy_from_one_that_is_ahead() -> None:
     repair = made(plan([holder(0, 7), holder(1, 8), holder(2, 7)], [seat(3)]))
 
     assert repair.resume == 8
     assert repair.sources == {0: 1, 2: 1, 3: 1}
 
 
-def test_takers_are_spread_over_the_holders() -> None:
+def test_receivers_are_spread_over_the_holders() -> None:
     repair = made(plan([holder(0, 5), holder(1, 5)], [seat(r) for r in range(2, 8)]))
 
     assert Counter(repair.sources.values()) == {0: 3, 1: 3}
 
 
-def test_whoever_else_holds_the_state_helps_to_give_it() -> None:
+def test_other_holders_of_the_state_help_to_send_it() -> None:
     six = made(plan([holder(rank, 5) for rank in range(6)], [seat(6), seat(7)]))
 
     assert six.sources == {6: 0, 7: 1}
@@ -76,7 +76,7 @@ def test_whoever_else_holds_the_state_helps_to_give_it() -> None:
     assert behind.helpers == {}, "nobody else stands at step 8"
 
 
-def test_nobody_helps_with_a_copy() -> None:
+def test_no_rank_helps_with_a_snapshot() -> None:
     kept = (("b", 4),)
     survivors = [holder(0, 4, shard="a", copies=kept), holder(2, 4, shard="a", copies=kept)]
     repair = made(plan(survivors, [seat(1, shard="b")]))
@@ -85,7 +85,7 @@ def test_nobody_helps_with_a_copy() -> None:
     assert repair.helpers == {}
 
 
-def test_a_source_on_the_same_node_is_preferred_until_it_has_much_to_do() -> None:
+def test_source_on_the_same_node_is_preferred_until_it_has_many_receivers() -> None:
     far = [holder(rank, 5, node=1) for rank in range(4, 8)]
     repair = made(plan([holder(0, 5), *far], [seat(1), seat(2), seat(3)]))
 
@@ -94,21 +94,21 @@ def test_a_source_on_the_same_node_is_preferred_until_it_has_much_to_do() -> Non
     assert Counter(more.sources.values())[Rank(0)] == 3
 
 
-def test_a_rank_with_corrupt_state_is_repaired_and_never_a_source() -> None:
+def test_rank_with_corrupt_state_is_repaired_and_never_a_source() -> None:
     repair = made(plan([holder(0, 9, whole=False), holder(1, 8)]))
 
     assert repair.resume == 8
     assert repair.sources == {0: 1}
 
 
-def test_no_survivor_holds_state() -> None:
+def test_plan_is_impossible_when_no_survivor_holds_state() -> None:
     assert plan([holder(0, 0, whole=False)], [seat(1)]) == Impossible(
         "no surviving rank holds any state"
     )
     assert plan([], [seat(1)]) == Impossible("no surviving rank holds any state")
 
 
-def test_each_shard_comes_from_its_own_replica() -> None:
+def test_each_shard_is_copied_from_a_holder_of_that_shard() -> None:
     survivors = [
         holder(0, 4, shard="a", replica=0),
         holder(1, 4, shard="b", replica=0),
@@ -119,12 +119,12 @@ def test_each_shard_comes_from_its_own_replica() -> None:
     assert repair.sources == {3: 1}
 
 
-def test_a_shard_with_no_holder_is_named() -> None:
+def test_shard_without_a_holder_is_named() -> None:
     survivors = [holder(0, 4, shard="a")]
     assert plan(survivors, [seat(1, shard="b")]) == Impossible("no rank holds shard b")
 
 
-def test_shards_at_different_steps_meet_at_the_older_one_if_the_newer_can_undo() -> None:
+def test_shards_at_different_steps_resume_at_the_older_one_if_the_newer_can_undo() -> None:
     apart = [holder(0, 5, shard="a"), holder(1, 4, shard="b")]
     assert plan(apart) == Impossible("all shards exist, but not at the same step")
 
@@ -132,28 +132,28 @@ def test_shards_at_different_steps_meet_at_the_older_one_if_the_newer_can_undo()
     assert (repair.resume, repair.sources) == (4, {})
 
 
-def test_a_snapshot_at_a_buddy_stands_in_for_a_lost_shard() -> None:
+def test_buddys_snapshot_replaces_a_lost_shard() -> None:
     buddy = holder(0, 5, shard="a", copies=(("b", 5), ("b", 4)))
     repair = made(plan([buddy], [seat(1, shard="b")]))
 
     assert (repair.resume, repair.sources) == (5, {1: 0})
 
 
-def test_an_older_snapshot_takes_everybody_back_to_it() -> None:
+def test_all_ranks_resume_at_the_step_of_an_older_snapshot() -> None:
     survivor = holder(0, 5, shard="a", copies=(("b", 3), ("a", 3)))
     repair = made(plan([survivor], [seat(1, shard="b")]))
 
     assert (repair.resume, repair.sources) == (3, {1: 0})
 
 
-def test_a_live_state_is_a_better_source_than_a_snapshot() -> None:
+def test_current_state_is_a_better_source_than_a_snapshot() -> None:
     snapshot = holder(0, 5, shard="a", copies=(("b", 5),))
     repair = made(plan([snapshot, holder(1, 5, node=1, shard="b")], [seat(2, shard="b")]))
 
     assert repair.sources == {2: 1}
 
 
-def test_shrinking_lets_a_whole_replica_go() -> None:
+def test_shrinking_drops_a_whole_replica() -> None:
     survivors = [
         holder(0, 4, shard="a", replica=0),
         holder(1, 4, shard="b", replica=0),
@@ -165,7 +165,7 @@ def test_shrinking_lets_a_whole_replica_go() -> None:
     assert repair.leaving == (2,)
 
 
-def test_shrinking_is_impossible_when_every_replica_is_hit() -> None:
+def test_shrinking_is_impossible_when_every_replica_lost_a_rank() -> None:
     survivors = [holder(0, 4, shard="a", replica=0)]
     lost = [seat(1, shard="b", replica=0)]
     assert shrink(survivors, lost) == Impossible("every replica has lost a rank")
@@ -192,7 +192,7 @@ seats = st.lists(
 
 
 @given(holders, seats)
-def test_whoever_gets_state_gets_its_own_shard_at_the_common_step(
+def test_receivers_copy_their_own_shard_at_the_common_step(
     present: list[Holder], arriving: list[Placement]
 ) -> None:
     result = plan(present, arriving)
@@ -206,7 +206,9 @@ def test_whoever_gets_state_gets_its_own_shard_at_the_common_step(
 
 
 @given(holders, seats)
-def test_no_higher_step_exists_completely(present: list[Holder], arriving: list[Placement]) -> None:
+def test_plan_resumes_at_the_highest_complete_step(
+    present: list[Holder], arriving: list[Placement]
+) -> None:
     shards = {one.shard for one in present} | {one.shard for one in arriving}
     found = complete_step(present, shards)
     above = range(0 if found is None else found + 1, 5)

@@ -52,7 +52,7 @@ class Watch:
         return self.take(Tick())
 
 
-def test_a_late_node_is_asked_then_looked_at_and_silent_if_its_machine_is() -> None:
+def test_late_node_is_probed_and_silent_if_its_machine_does_not_acknowledge() -> None:
     watch = Watch()
     began = watch.now
     assert watch.on() == (ProbeNode(NODE),)
@@ -67,7 +67,7 @@ def test_a_late_node_is_asked_then_looked_at_and_silent_if_its_machine_is() -> N
     assert watch.take(BeatReceived(NODE)) == (NodeIsBack(NODE),)
 
 
-def test_a_starved_agent_on_a_machine_that_confirms_has_time() -> None:
+def test_starved_agent_has_time_while_its_machine_acknowledges() -> None:
     watch = Watch()
     began = watch.now
     assert watch.on() == (ProbeNode(NODE),)
@@ -80,7 +80,7 @@ def test_a_starved_agent_on_a_machine_that_confirms_has_time() -> None:
     assert watch.on() == (ProbeNode(NODE),), "an answer is a sign of life, not a beat"
 
 
-def test_an_agent_that_never_answers_is_silent_though_its_machine_lives() -> None:
+def test_agent_that_never_answers_is_silent_although_its_machine_is_alive() -> None:
     watch = Watch()
     found: tuple[object, ...] = watch.on()
     while not found or not isinstance(found[0], NodeIsSilent):
@@ -89,7 +89,7 @@ def test_an_agent_that_never_answers_is_silent_though_its_machine_lives() -> Non
     assert "its machine is alive" in found[0].evidence
 
 
-def test_where_nobody_knows_the_machine_an_answer_may_take_longer() -> None:
+def test_answer_may_take_longer_without_a_direct_connection() -> None:
     watch = Watch()
     began = watch.now
     watch.on()
@@ -101,7 +101,7 @@ def test_where_nobody_knows_the_machine_an_answer_may_take_longer() -> None:
     assert watch.now - began >= CONFIG.unknown_s
 
 
-def test_what_was_sent_just_now_proves_nothing_yet() -> None:
+def test_data_sent_just_now_proves_nothing_yet() -> None:
     """We may have been so slow ourselves that the question left only now."""
     watch = Watch()
     watch.on()
@@ -110,7 +110,7 @@ def test_what_was_sent_just_now_proves_nothing_yet() -> None:
     assert watch.take(ConnectionInspected(NODE, TcpState(True, 3.4, 0.2))) == ()
 
 
-def test_a_far_or_loaded_network_earns_patience() -> None:
+def test_slow_network_gets_more_time() -> None:
     watch = Watch()
     watch.on()
     watch.on()
@@ -122,13 +122,13 @@ def test_a_far_or_loaded_network_earns_patience() -> None:
     assert loaded.state.deadline == pytest.approx(loaded.now + 1.0)
 
 
-def test_who_left_is_not_judged() -> None:
+def test_node_that_left_is_not_judged() -> None:
     watch = Watch()
     watch.take(NodeLeft(NODE))
     assert watch.state.deadline == inf
 
 
-def test_who_is_hardly_known_has_more_time() -> None:
+def test_new_node_has_more_time() -> None:
     for beats, late_s in ((1, 1.0), (4, 1.0), (5, 0.5)):
         watch = Watch(beats)
         assert watch.state.deadline == pytest.approx(watch.now + late_s)
@@ -230,7 +230,7 @@ class World:
     [(0.0, 0.0, 0.0005), (0.05, 0.0, 0.0005), (0.3, 0.0, 0.002), (0.05, 0.02, 0.001), (0, 0, 0.1)],
     ids=["quiet", "loaded", "starved", "lossy", "far"],
 )
-def test_nobody_is_called_silent_for_being_slow(
+def test_slow_node_is_never_silent(
     seed: int, stall_chance: float, loss: float, delay_s: float
 ) -> None:
     world = World(Random(seed), stall_chance, loss, delay_s)
@@ -239,7 +239,7 @@ def test_nobody_is_called_silent_for_being_slow(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_on_a_quiet_network_a_cut_is_seen_within_a_second(seed: int) -> None:
+def test_cut_is_detected_within_a_second_on_an_idle_network(seed: int) -> None:
     random = Random(seed)
     world = World(random, cut_at=random.uniform(20.0, 60.0))
     world.run(until=100.0)
@@ -249,7 +249,7 @@ def test_on_a_quiet_network_a_cut_is_seen_within_a_second(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_under_load_a_cut_is_still_seen(seed: int) -> None:
+def test_cut_is_detected_under_load(seed: int) -> None:
     world = World(Random(seed), stall_chance=0.05, loss=0.02, cut_at=60.0)
     world.run(until=200.0)
     assert world.silent_at is not None

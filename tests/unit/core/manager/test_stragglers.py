@@ -77,14 +77,14 @@ class Job:
             self.tell(tuple(self.paces.values()))
 
 
-def test_an_even_job_accuses_nobody() -> None:
+def test_balanced_job_has_no_stragglers() -> None:
     job = Job()
     job.run(60)
     assert job.state.slow == {}
     assert not job.found
 
 
-def test_who_waits_least_comes_last() -> None:
+def test_rank_with_the_shortest_wait_is_the_straggler() -> None:
     job = Job()
     job.run(30, wait={2: 0.05})
     (slow,) = job.found
@@ -94,13 +94,13 @@ def test_who_waits_least_comes_last() -> None:
     assert "150.0 ms" in slow.evidence
 
 
-def test_data_loading_is_told_from_computing() -> None:
+def test_slow_data_loading_and_slow_compute_are_distinguished() -> None:
     job = Job()
     job.run(30, wait={1: 0.05}, data={1: 0.16})
     assert [(slow.rank, slow.cause) for slow in job.found] == [(1, Cause.DATA)]
 
 
-def test_a_slow_sender_is_found_when_all_come_in_time() -> None:
+def test_slow_sender_is_found_when_own_times_are_equal() -> None:
     job = Job()
     job.run(30, busy={3: 0.18})
     (slow,) = job.found
@@ -108,19 +108,19 @@ def test_a_slow_sender_is_found_when_all_come_in_time() -> None:
     assert "rank 3 sends to rank 0" in slow.evidence
 
 
-def test_a_link_that_is_slow_in_both_directions_is_its_ranks() -> None:
+def test_rank_with_slow_connections_in_both_directions_is_named() -> None:
     job = Job()
     job.run(30, busy={0: 0.2, 1: 0.18})  # 0 sends to 1, 1 sends to 2
     assert [(slow.rank, slow.cause) for slow in job.found] == [(1, Cause.NETWORK)]
 
 
-def test_saving_a_checkpoint_accuses_nobody() -> None:
+def test_saving_a_checkpoint_makes_no_straggler() -> None:
     job = Job()
     job.run(30, wait={0: 0.02}, save={0: 0.18})
     assert not job.found
 
 
-def test_a_hiccup_accuses_nobody() -> None:
+def test_single_long_pause_makes_no_straggler() -> None:
     job = Job()
     job.run(12)
     job.run(4, wait={1: 0.0})
@@ -128,7 +128,7 @@ def test_a_hiccup_accuses_nobody() -> None:
     assert not job.found
 
 
-def test_since_when() -> None:
+def test_straggler_has_the_time_since_when_it_is_slow() -> None:
     job = Job()
     job.run(20)
     began = job.now
@@ -140,7 +140,7 @@ def test_since_when() -> None:
     assert len(job.found) == 1, "said once"
 
 
-def test_who_recovers_is_cleared() -> None:
+def test_straggler_that_recovers_is_cleared() -> None:
     job = Job()
     job.run(20, wait={2: 0.05})
     job.run(20)
@@ -148,14 +148,14 @@ def test_who_recovers_is_cleared() -> None:
     assert [slow.rank for slow in job.cleared] == [2]
 
 
-def test_a_little_better_is_not_well() -> None:
+def test_straggler_that_is_only_a_little_faster_is_not_cleared() -> None:
     job = Job()
     job.run(20, wait={2: 0.05})
     job.run(20, wait={2: 0.165})
     assert list(job.state.slow) == [2]
 
 
-def test_below_the_threshold() -> None:
+def test_rank_below_the_threshold_is_no_straggler() -> None:
     job = Job()
     job.run(40, wait={2: 0.17})
     assert not job.found
@@ -164,14 +164,14 @@ def test_below_the_threshold() -> None:
     assert [slow.rank for slow in strict.found] == [2]
 
 
-def test_a_disturbed_job_is_measured_anew() -> None:
+def test_interrupted_job_is_measured_again() -> None:
     job = Job()
     job.run(11)
     outcome = step(job.state, JobDisturbed(), job.now, CONFIG)
     assert outcome.state.samples == {}
 
 
-def test_a_new_life_begins_a_new_series() -> None:
+def test_new_incarnation_starts_a_new_series() -> None:
     """Found in a real run: its first pace has nothing before it."""
     job = Job()
     job.run(20, wait={2: 0.05})
@@ -183,28 +183,28 @@ def test_a_new_life_begins_a_new_series() -> None:
     job.tell((again,))
 
 
-def test_a_window_shorter_than_it_takes_to_tell() -> None:
+def test_window_is_extended_until_it_has_enough_steps() -> None:
     """Found in a real run: it was cut down to fewer paces than a judgement needs."""
     job = Job(replace(CONFIG, window_s=2.0))
     job.run(20, wait={2: 0.05})
     assert [slow.rank for slow in job.found] == [2]
 
 
-def test_many_paces_do_not_fill_the_memory() -> None:
+def test_number_of_samples_is_bounded() -> None:
     job = Job(every_s=0.5)
     job.config = replace(CONFIG, window_s=100.0)
     job.run(400)
     assert all(len(series) <= 60 for series in job.state.samples.values())
 
 
-def test_one_rank_has_nobody_to_be_compared_with() -> None:
+def test_single_rank_is_never_a_straggler() -> None:
     job = Job()
     job.paces = {0: job.paces[0]}
     job.run(30, wait={0: 0.0})
     assert not job.found
 
 
-def test_who_is_not_recorded_any_more_is_let_go() -> None:
+def test_straggler_that_is_not_recorded_any_more_is_cleared() -> None:
     job = Job()
     job.run(20, wait={1: 0.05, 2: 0.05})
     accused = set(job.state.slow)
@@ -218,7 +218,7 @@ def test_who_is_not_recorded_any_more_is_let_go() -> None:
     assert not cleared(job.tell(off)), "said once"
 
 
-def test_one_that_is_not_recorded_leaves_the_others_judged() -> None:
+def test_rank_that_is_not_recorded_does_not_affect_the_others() -> None:
     job = Job()
     job.run(20, wait={2: 0.05})
     job.tell((replace(job.paces.pop(0), recorded=NOTHING),))

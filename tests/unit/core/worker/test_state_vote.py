@@ -17,43 +17,43 @@ def prints(*states: int, shards: tuple[int, ...] = (), agreed: int = 4) -> dict[
     }
 
 
-def test_nobody_is_named_when_all_agree() -> None:
+def test_no_rank_is_named_when_all_agree() -> None:
     assert judge(prints(7, 7, 7, 7)).named == ()
 
 
-def test_the_odd_one_out_is_named() -> None:
+def test_single_differing_rank_is_named() -> None:
     verdict = judge(prints(7, 7, 9, 7))
     assert verdict.named == (2,)
     assert verdict.because == "the state of rank 2 differs from that of ranks 0, 1, 3"
     assert verdict.agreed == 4
 
 
-def test_two_that_are_wrong_in_different_ways_are_named() -> None:
+def test_two_ranks_that_differ_in_different_ways_are_named() -> None:
     assert judge(prints(7, 8, 7, 9, 7)).named == (1, 3)
 
 
-def test_without_a_majority_all_are_named() -> None:
+def test_all_ranks_are_named_without_a_majority() -> None:
     verdict = judge(prints(7, 9))
     assert verdict.named == (0, 1)
     assert "none has a majority" in verdict.because
     assert judge(prints(7, 7, 9, 9)).named == (0, 1, 2, 3)
 
 
-def test_each_shard_is_judged_by_itself() -> None:
+def test_each_shard_is_judged_separately() -> None:
     assert judge(prints(7, 1, 7, 2, 7, 1, shards=(0, 1, 0, 1, 0, 1))).named == (3,)
 
 
-def test_a_shard_with_one_holder_has_nothing_to_be_compared_with() -> None:
+def test_shard_with_one_holder_is_not_judged() -> None:
     assert judge(prints(7, 8, 9, shards=(0, 1, 2))).named == ()
 
 
-def test_one_that_has_just_joined_does_not_make_the_others_forget() -> None:
+def test_newly_joined_rank_does_not_lower_the_agreed_step() -> None:
     told = prints(7, 9, agreed=6) | {Rank(2): Fingerprint(0, 5, -1)}
     assert judge(told).agreed == 6
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9))
-def test_a_majority_is_never_named(states: list[int]) -> None:
+def test_majority_is_never_named(states: list[int]) -> None:
     named = set(judge(prints(*states)).named)
     for state in set(states):
         holders = {rank for rank, one in enumerate(states) if one == state}

@@ -32,7 +32,7 @@ def world(count: int, seed: int, slow: set[tuple[int, int]] = frozenset()) -> li
 
 
 @pytest.mark.parametrize("count", range(1, 12))
-def test_every_pair_meets_once_and_nobody_twice_in_a_round(count: int) -> None:
+def test_every_pair_is_tested_once_and_no_rank_twice_per_round(count: int) -> None:
     met = []
     for partners in stress.pair_rounds(ranks(count)):
         assert all(partners[other] == one for one, other in partners.items())
@@ -40,14 +40,14 @@ def test_every_pair_meets_once_and_nobody_twice_in_a_round(count: int) -> None:
     assert sorted(met) == list(combinations(range(count), 2))
 
 
-def test_a_wrong_product_condemns_its_rank_alone() -> None:
+def test_wrong_product_fails_only_its_own_rank() -> None:
     work = [ComputeResult(rank, 100, int(rank == 2), 50.0) for rank in ranks(4)]
     codes = [stress.judge_work(rank, work, FACTOR).code for rank in ranks(4)]
     assert codes == [PASSED, PASSED, FAULTY, PASSED]
     assert "1 of 100 products were wrong" in stress.judge_work(Rank(2), work, FACTOR).text
 
 
-def test_a_rank_far_behind_the_median_is_slow_and_an_uneven_machine_is_not() -> None:
+def test_rank_far_below_the_median_is_slow_but_small_differences_pass() -> None:
     even = [ComputeResult(rank, 100, 0, 40.0 + 15 * rank) for rank in ranks(4)]
     assert {stress.judge_work(rank, even, FACTOR).code for rank in ranks(4)} == {PASSED}
     odd = [ComputeResult(rank, 100, 0, 5.0 if rank == 1 else 50.0) for rank in ranks(4)]
@@ -55,19 +55,19 @@ def test_a_rank_far_behind_the_median_is_slow_and_an_uneven_machine_is_not() -> 
     assert codes == [PASSED, FAULTY, PASSED, PASSED]
 
 
-def test_two_ranks_have_no_median_to_be_behind_of() -> None:
+def test_two_ranks_are_too_few_to_judge_speed() -> None:
     work = [ComputeResult(Rank(0), 9, 0, 1.0), ComputeResult(Rank(1), 9, 0, 100.0)]
     assert stress.judge_work(Rank(0), work, FACTOR).code == PASSED
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_even_links_raise_no_alarm(seed: int) -> None:
+def test_equal_links_pass(seed: int) -> None:
     seen = world(6, seed)
     assert {stress.judge_links(rank, seen, FACTOR).code for rank in ranks(6)} == {PASSED}
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_rank_whose_links_are_all_slow_is_named_alone(seed: int) -> None:
+def test_only_the_rank_with_all_slow_links_is_named(seed: int) -> None:
     bad = Rank(seed % 5)
     slow = {(min(bad, other), max(bad, other)) for other in range(5) if other != bad}
     seen = world(5, seed, slow)
@@ -100,17 +100,17 @@ def test_one_slow_direction_between_two_nodes_is_found(seed: int) -> None:
     assert "MB/s to rank" in verdicts[Rank(min(guilty))].text
 
 
-def test_a_damaged_message_is_a_bad_link_at_any_speed() -> None:
+def test_damaged_message_makes_a_bad_link_at_any_speed() -> None:
     seen = [TransferResult(Rank(0), Rank(1), 1, 900.0), TransferResult(Rank(1), Rank(0), 0, 900.0)]
     codes = {rank: stress.judge_links(rank, seen, FACTOR).code for rank in ranks(2)}
     assert sorted(codes.values()) == [PASSED, FAULTY]
 
 
-def test_a_rank_without_peers_passes() -> None:
+def test_rank_without_peers_passes() -> None:
     assert stress.judge_links(Rank(0), [], FACTOR).code == PASSED
 
 
-def test_a_link_that_is_tested_again_is_as_good_as_its_best() -> None:
+def test_link_tested_twice_counts_with_its_best_rate() -> None:
     first, second = (
         TransferResult(Rank(0), Rank(1), 1, 30.0),
         TransferResult(Rank(0), Rank(1), 0, 900.0),

@@ -58,14 +58,14 @@ def parked(incident: Incident = ONE) -> State:
     return walk(training(), m.Park(incident, "a test"), AT_SEVEN).state
 
 
-def test_park_frees_the_training_thread_and_tells_where_it_stands() -> None:
+def test_park_aborts_collectives_and_reports_the_step() -> None:
     told = walk(training(), m.Park(ONE, "rank 3 died"))
     assert told.commands == (AbortCollectives(ONE, "rank 3 died"),)
     stood = walk(told.state, AT_SEVEN)
     assert stood.commands == (SendToManager(m.Parked(ME.rank, ME.incarnation, ONE, Step(7), True)),)
 
 
-def test_repair_then_the_first_step_ends_the_incident() -> None:
+def test_first_step_after_the_repair_ends_the_incident() -> None:
     ordered = walk(parked(), plan())
     assert ordered.commands == (ExecuteOrder(plan()),)
     mended = walk(ordered.state, LocalRepairDone(ONE, Step(7), 0.1, 0.2))
@@ -89,7 +89,7 @@ def test_repair_then_the_first_step_ends_the_incident() -> None:
         DumpFinished(ONE, Step(7)),
     ],
 )
-def test_what_belongs_to_an_older_incident_is_refused(late: Event) -> None:
+def test_events_of_an_older_incident_are_rejected(late: Event) -> None:
     for state in (training(2), parked(TWO), walk(parked(TWO), plan(TWO)).state):
         outcome = walk(state, late)
         assert outcome.state == state
@@ -97,7 +97,7 @@ def test_what_belongs_to_an_older_incident_is_refused(late: Event) -> None:
         assert "older incident" in outcome.because
 
 
-def test_a_newer_incident_interrupts_a_repair() -> None:
+def test_newer_incident_interrupts_a_repair() -> None:
     repairing = walk(parked(), plan()).state
     outcome = walk(repairing, m.Park(TWO, "again"))
     assert isinstance(outcome.state, states.Parking)
@@ -106,7 +106,7 @@ def test_a_newer_incident_interrupts_a_repair() -> None:
     assert stood.commands == (SendToManager(m.Parked(ME.rank, ME.incarnation, TWO, Step(7), True)),)
 
 
-def test_a_fault_of_its_own_is_reported_once_and_waits_for_its_incident() -> None:
+def test_own_fault_is_reported_once_and_waits_for_its_incident() -> None:
     failed = walk(training(), StepFailed(FaultCause.COMMUNICATION, "connection closed"))
     report = m.WorkerFailed(
         ME.rank, ME.incarnation, Incident(0), FaultCause.COMMUNICATION, "connection closed"
@@ -119,7 +119,7 @@ def test_a_fault_of_its_own_is_reported_once_and_waits_for_its_incident() -> Non
     assert SendToManager(m.Parked(ME.rank, ME.incarnation, ONE, Step(7), True)) in told.commands
 
 
-def test_a_replacement_may_have_its_plan_before_its_first_step() -> None:
+def test_replacement_can_get_its_plan_before_its_first_step() -> None:
     joining: State = states.Joining(ME, ONE)
     waiting = walk(joining, plan())
     assert waiting.commands == ()
@@ -127,14 +127,14 @@ def test_a_replacement_may_have_its_plan_before_its_first_step() -> None:
     assert ready.commands == (ExecuteOrder(plan()),)
 
 
-def test_a_replacement_without_a_plan_says_that_it_is_ready() -> None:
+def test_replacement_without_a_plan_reports_that_it_is_ready() -> None:
     ready = walk(states.Joining(ME, ONE), ThreadParked(Step(0), whole=False))
     assert ready.commands == (
         SendToManager(m.Parked(ME.rank, ME.incarnation, ONE, Step(0), False)),
     )
 
 
-def test_a_replacement_that_is_still_setting_up_has_nothing_to_put_down() -> None:
+def test_joining_replacement_parks_at_once() -> None:
     outcome = walk(states.Joining(ME, ONE, plan()), m.Park(TWO, "another died"))
     assert outcome.commands == (
         SendToManager(m.Parked(ME.rank, ME.incarnation, TWO, Step(0), False)),
@@ -142,7 +142,7 @@ def test_a_replacement_that_is_still_setting_up_has_nothing_to_put_down() -> Non
     assert outcome.state == states.Joining(ME, TWO)
 
 
-def test_a_second_incident_is_told_what_the_node_keeps_by_then() -> None:
+def test_second_incident_gets_the_current_list_of_snapshots() -> None:
     """While we stood, a neighbour finished its copy, and died."""
     late = (m.Copy("3of4", Step(7)),)
     for before in (parked(), states.Joining(ME, ONE)):
@@ -152,13 +152,13 @@ def test_a_second_incident_is_told_what_the_node_keeps_by_then() -> None:
     assert walk(training(), CopiesChanged(late)).state == training()
 
 
-def test_a_plan_for_another_life_is_not_for_us() -> None:
+def test_plan_for_another_incarnation_is_ignored() -> None:
     other = replace(ME, incarnation=Incarnation(1))
     outcome = walk(parked(), plan(me=other))
     assert outcome.state == parked()
 
 
-def test_everything_is_said_again_after_a_broken_link() -> None:
+def test_all_reports_are_repeated_after_a_reconnect() -> None:
     assert _bodies(walk(training(3), ManagerConnected(Step(5)))) == [m.WorkerHello]
     assert _bodies(walk(parked(), ManagerConnected(Step(7)))) == [m.WorkerHello, m.Parked]
     resumed = walk(parked(), plan(), LocalRepairDone(ONE, Step(7))).state
@@ -175,7 +175,7 @@ def _bodies(outcome: Outcome) -> list[type]:
     ]
 
 
-def test_what_it_holds_is_told_as_soon_as_it_is_known() -> None:
+def test_shard_is_reported_as_soon_as_it_is_known() -> None:
     outcome = walk(training(), ShardKnown("shard 1", 3, Step(0)))
     (said,) = outcome.commands
     assert isinstance(said, SendToManager)
@@ -183,7 +183,7 @@ def test_what_it_holds_is_told_as_soon_as_it_is_known() -> None:
     assert (said.body.shard, said.body.replica) == ("shard 1", 3)
 
 
-def test_no_wait_is_without_a_limit() -> None:
+def test_every_wait_has_a_deadline() -> None:
     late = 1e9
     parking = walk(training(), m.Park(ONE, "a test")).state
     assert walk(parking, Tick(), now=late).commands[0] == AbortCollectives(
@@ -200,7 +200,7 @@ def test_no_wait_is_without_a_limit() -> None:
     assert _bodies(outcome) == [m.RepairFailed]
 
 
-def test_the_last_checkpoint() -> None:
+def test_dump_is_reported_and_the_process_leaves() -> None:
     order = m.Dump(ONE, Step(7), "/last", (m.Member(ME.rank, ME.node, ME.incarnation),))
     ordered = walk(parked(), order)
     assert ordered.commands == (ExecuteOrder(order),)
@@ -209,7 +209,7 @@ def test_the_last_checkpoint() -> None:
     assert _bodies(walk(wrote.state, ManagerConnected(Step(7)))) == [m.Dumped]
 
 
-def test_leave_ends_it_from_anywhere() -> None:
+def test_leave_ends_the_process_from_every_state() -> None:
     for state in (training(), parked(), walk(parked(), plan()).state):
         leave = m.Leave(TWO, "the job shrinks")
         outcome = walk(state, leave)
@@ -220,6 +220,6 @@ def test_leave_ends_it_from_anywhere() -> None:
 @pytest.mark.parametrize(
     "name", ["answer_timeout_s", "nudge_s", "order_timeout_s", "dump_timeout_s"]
 )
-def test_limits_are_positive(name: str) -> None:
+def test_timeouts_must_be_positive(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         WorkerConfig(**{name: 0.0})

@@ -23,7 +23,7 @@ def condemned(config: JobConfig | None = None) -> Play:
     return play.orders(stop).parks(0, 1, 2, 3)
 
 
-def test_ranks_that_clusterd_names_are_replaced_though_they_live() -> None:
+def test_living_ranks_named_by_clusterd_are_replaced() -> None:
     play = Play().training().orders(STOP).parks(0, 1, 2, 3).orders(ASKED)
     assert "retry" not in play.asked(StrategiesReport)[0].strategies
     play.orders(change("recover"))
@@ -31,7 +31,7 @@ def test_ranks_that_clusterd_names_are_replaced_though_they_live() -> None:
     assert replaced == [2, 3]
 
 
-def test_nobody_is_seated_on_a_node_that_has_failed_the_test() -> None:
+def test_no_rank_is_placed_on_a_node_marked_as_bad() -> None:
     asked = signal(
         "globalFault", "on_global_rank", incident=2, uuid="u2", sequence=10, faults=NODE_1
     )
@@ -40,7 +40,7 @@ def test_nobody_is_seated_on_a_node_that_has_failed_the_test() -> None:
     assert "downgrade" in offered
 
 
-def test_the_job_goes_on_without_the_node_and_its_ranks_are_sent_home() -> None:
+def test_job_continues_without_the_bad_node_and_its_ranks_leave() -> None:
     asked = signal(
         "globalFault", "on_global_rank", incident=2, uuid="u2", sequence=10, faults=NODE_1
     )
@@ -51,7 +51,7 @@ def test_the_job_goes_on_without_the_node_and_its_ranks_are_sent_home() -> None:
     assert len(play.asked(m.Leave)) == 2
 
 
-def test_the_nodes_agent_remembers_it_for_the_next_manager() -> None:
+def test_agent_repeats_to_a_restarted_manager_that_its_node_is_bad() -> None:
     play = Play().training().tell(FOUND)
     assert play.asked(m.NodeMarkedBad) == [m.NodeMarkedBad(FOUND.evidence)]
     fresh = Play()
@@ -63,12 +63,12 @@ def test_the_nodes_agent_remembers_it_for_the_next_manager() -> None:
     assert fresh.state.job.bad_nodes == FOUND.nodes
 
 
-def test_where_a_cluster_replaces_nodes_none_is_condemned() -> None:
+def test_no_node_is_marked_as_bad_where_a_cluster_replaces_nodes() -> None:
     play = Play(JobConfig(nodes=2, ranks_per_node=2, rescheduling=True)).training().tell(FOUND)
     assert not play.state.job.bad_nodes
 
 
-def test_a_job_that_cannot_be_paused_goes_on_as_if_nothing_had_been_asked() -> None:
+def test_job_that_cannot_be_paused_continues() -> None:
     play = Play().training(protected=False)
     play.orders(signal("stopTrain", "pause_train", sequence=1))
     assert [report.code for report in play.asked(StopReport)] == [499]
