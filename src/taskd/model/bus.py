@@ -1,7 +1,6 @@
-"""What passes over the bus and what its users see of it: parcels, receipts, results, changes.
+"""The values of the message bus: parcels, receipts, results of sends, changes of connections.
 
-`core/bus/relay.py` decides about these values, `bus/endpoint.py` gives them to the rest of the
-program.
+`core/bus/relay.py` decides about them, `bus/endpoint.py` gives them to the rest of the program.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from taskd.model.ids import Position
 from taskd.model.messages import Body
 
 OVERHEAD = 3072
-"""The most that the other fields of a parcel take, once their lengths have been checked."""
+"""The most bytes that the other fields of a parcel take; their lengths are checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """One message on its way. Nobody but its destination reads the body."""
+    """One message on its way. Only its destination decodes the body."""
 
     uuid: str
     mtype: str
@@ -27,11 +26,11 @@ class Parcel:
     dst: Position
     body: str
     patience_s: float
-    """How long the hop that sent it waits for the receipt. Meaningless unless `sync`."""
+    """How long the sending hop waits for the receipt. Used only with `sync`."""
 
     @property
     def size(self) -> int:
-        """At least what it takes on the wire, in bytes."""
+        """An upper bound of its size on the wire, in bytes."""
         body = self.body
         text = len(body) if body.isascii() else len(body.encode(errors="replace"))
         return text + len(self.dst.server_rank) + len(self.dst.process_rank) + OVERHEAD
@@ -39,7 +38,7 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The answer to a `sync` parcel: taken over by `src`, or failed at `src` with this code."""
+    """The answer to a `sync` parcel: `src` accepted it, or it failed at `src` with this code."""
 
     uuid: str
     code: int
@@ -48,11 +47,11 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """How a send ended."""
+    """The result of a send."""
 
     code: NetCode
     source: Position | None
-    """Who says so: the final receiver, or the hop that failed. None: nobody answered in time."""
+    """The process that answered: the destination, or the hop that failed. None: timeout."""
 
     def __bool__(self) -> bool:
         return self.code == NetCode.OK
@@ -69,12 +68,12 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The way up is open: registered, paths announced, stream running. Also after every break."""
+    """Connected to upstream: registered, paths announced, stream open. Also after a reconnect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The way up has broken. The bus is already trying to join again."""
+    """Disconnected from upstream. The bus is already trying to join again."""
 
     because: str = ""
 
@@ -88,7 +87,7 @@ class PeerJoined:
 
 @dataclass(frozen=True, slots=True)
 class PeerLeft:
-    """A direct child's stream has ended. Its routes stay for a while, in case it comes back."""
+    """A direct child's stream has ended. Its routes stay for a while, in case it reconnects."""
 
     peer: Position
 
@@ -98,11 +97,11 @@ Change = Joined | Left | PeerJoined | PeerLeft
 
 @dataclass(frozen=True, slots=True)
 class TcpState:
-    """What the kernel knows of the connection to a neighbour, without the neighbour's help."""
+    """What our kernel knows about the TCP connection to a neighbour."""
 
     unconfirmed: bool
-    """Something that we have sent has not been confirmed by its machine."""
+    """The peer's machine has not acknowledged everything that we sent."""
     quiet_s: float
-    """How long ago its machine last confirmed anything."""
+    """Seconds since the peer's machine last acknowledged anything."""
     usual_s: float
-    """How long a confirmation takes at most, as TCP estimates it."""
+    """How long an acknowledgement takes at most, as TCP estimates it."""

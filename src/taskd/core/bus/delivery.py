@@ -1,20 +1,21 @@
-"""One link between two bus nodes: numbers, repeats after a break, drops what came twice.
+"""One link between two bus nodes: numbers parcels, repeats them after a break, drops duplicates.
 
-Both ends of a link run a `Session`. Each direction counts its parcels from 1. A parcel stays in the
-sender's window until the other end says that it has taken it over, so a broken connection is
-resumed exactly where it broke: nothing is lost, repeated or reordered while both ends live.
+Both ends of a link run a `Session`. Each direction numbers its parcels from 1. A parcel stays in
+the sender's window until the other end confirms it, so a broken connection is resumed exactly where
+it broke: nothing is lost, repeated or reordered while both processes run.
 
     push -> window -> frame -> (connection) -> take -> the node's routing
 
-A `Session` is one life of one end. An end that has lost its memory (a restarted process, or a
-server that has given up on an absent child) begins a new life, and the numbers of both directions
-begin at 1 again. What was still in the window then is a question of direction: a report goes
-up to the next life as well, for it may never have arrived; an order does not, because it was meant
-for the process that has ended, and killing its successor would be a poor service. The
-`Seen` list of the final receiver drops what such a repetition brings twice.
+A `Session` belongs to one incarnation of its end. An end that has lost its memory (a restarted
+process, or a server that has dropped an absent child) starts a new incarnation, and the numbers of
+both directions start at 1 again. What is still in the window then depends on the direction. A
+report goes upstream to the next incarnation as well, because it may never have arrived. An order
+does not go downstream: it was meant for the process that has ended, and an order to kill it must
+not kill its successor. The `Seen` list of the final receiver drops the duplicates of such a
+repetition.
 
-The classes here are mutable, unlike most of core/: a window holds thousands of parcels, and
-a copy for each of them would cost the square of it. They still know no clock and no socket.
+The classes here are mutable, unlike most of core/: a window holds thousands of parcels, and a copy
+for each change would cost quadratic time. They use no clock and no socket.
 """
 
 from __future__ import annotations
@@ -36,27 +37,26 @@ MAX_FRAME_BYTES = 1 << 20
 FRAME_RECEIPTS = 512
 """Receipts in one frame."""
 MAX_INCARNATION = 64
-"""Characters in the name of a life."""
+"""Maximum length of the name of an incarnation, in characters."""
 MAX_RECEIPTS = 8192
-"""Receipts that wait to be written. The oldest gives way: its asker gives up by itself."""
+"""Receipts that wait to be written. The oldest is dropped: what waits for it has a timeout."""
 KEPT_RECEIPTS = 256
-"""Receipts kept for repetition after a break. One that comes twice is for nothing, and harmless,
-so they need no numbers."""
+"""Receipts kept for repetition after a break. A duplicate is ignored, so they have no numbers."""
 MAX_SEEN = 10_000
 CONFIRM_EVERY = 256
-"""So many parcels are taken before a confirmation is due at once."""
+"""After this many parcels a confirmation is sent at once."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """What all lanes of one node may hold together, in bytes."""
+    """What all links of one node may hold together, in bytes."""
 
     limit: int = 1 << 30
     used: int = 0
 
 
 class ProtocolError(Exception):
-    """The other end broke the protocol; the connection must be made anew."""
+    """The other end broke the protocol; the connection must be opened again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,48 +76,48 @@ class Frame:
 
 @dataclass(slots=True)
 class Session:
-    """One end of a link, in one life."""
+    """One end of a link, in one incarnation."""
 
     incarnation: str
     repeat_to_new_incarnation: bool
-    """Whether a window outlives the peer it was meant for: True on the way up, False down."""
+    """Whether the window is sent to the peer's next incarnation: True upstream, False downstream."""
     max_window: int = MAX_WINDOW
     max_bytes: int = MAX_WINDOW_BYTES
     peer_incarnation: str = ""
     connected: bool = False
-    """A connection is open and both have said hello."""
+    """A connection is open and both ends have sent their hello."""
     received: int = 0
-    """The last number of the peer's that was taken over."""
+    """The number of the last parcel taken from the peer."""
     confirmed: int = 0
-    """The last `received` that the peer was told."""
+    """The last `received` that was sent to the peer."""
     budget: Budget = field(default_factory=Budget)
     bytes: int = 0
     _window: deque[Parcel] = field(default_factory=deque)
     _base: int = 1
     """The number of the first parcel in the window."""
     _written: int = 0
-    """How many of the window have been written to the present connection."""
+    """How many of the window have been written to the current connection."""
     _touched: int = 0
-    """How many have been written to any: they may have arrived somewhere."""
+    """How many have been written to any connection: they may have arrived."""
     _receipts: deque[Receipt] = field(default_factory=deque)
     _receipts_written: int = 0
 
     # The connection
 
     def open(self) -> Frame:
-        """A new connection: the first frame to write."""
+        """Start on a new connection; returns the first frame to write."""
         self.connected = False
         self._written = 0
         self._receipts_written = 0
         return Frame(received=self.received, hello=Hello(self.incarnation, self.peer_incarnation))
 
     def hello_received(self, frame: Frame) -> list[Parcel]:
-        """The peer's first frame. Returns the parcels that were lost with its former life."""
+        """The peer's first frame. Returns the parcels lost with its previous incarnation."""
         hello = frame.hello
         if hello is None:
             raise ProtocolError("the first frame has no hello")
         if not 0 < len(hello.incarnation) <= MAX_INCARNATION:
-            raise ProtocolError("the hello names no life")
+            raise ProtocolError("invalid hello: its incarnation must have 1 to 64 characters")
         lost: list[Parcel] = []
         if hello.incarnation != self.peer_incarnation:
             if self.peer_incarnation and not self.repeat_to_new_incarnation:
@@ -155,7 +155,7 @@ class Session:
         return True
 
     def withdraw(self, uuid: str) -> bool:
-        """Take it back. False when it has been written already, and may have arrived."""
+        """Remove it. False: it has been written already, and may have arrived."""
         for index in range(self._touched, len(self._window)):
             if self._window[index].uuid == uuid:
                 self._free(self._window[index].size)
@@ -182,7 +182,7 @@ class Session:
 
     @property
     def has_output(self) -> bool:
-        """Something is worth a frame now; a confirmation alone is only after many parcels."""
+        """A frame should be written now. A confirmation alone waits until many parcels came."""
         return self.connected and (
             self._written < len(self._window)
             or self._receipts_written < len(self._receipts)
@@ -194,7 +194,7 @@ class Session:
         return self.connected and self.received > self.confirmed
 
     def frame(self) -> Frame | None:
-        """All that is queued, as one frame; None when there is nothing to say at all."""
+        """What is queued, as one frame; None: nothing to write."""
         if not self.connected:
             return None
         parcels: list[Parcel] = []
@@ -220,14 +220,14 @@ class Session:
 
     @property
     def is_idle(self) -> bool:
-        """Everything was written and taken over."""
+        """Everything was written and confirmed."""
         return not self._window and self._receipts_written == len(self._receipts)
 
     # Inwards
 
     def take(self, frame: Frame) -> Sequence[Parcel]:
-        """Take over the parcels of the frame. Both hellos have told where each side goes on, so
-        there can be neither a gap nor an overlap."""
+        """Take the parcels of the frame. The two hellos have agreed on the next number of each
+        direction, so a gap or an overlap is an error."""
         self._confirm(frame.received)
         if frame.parcels and frame.first != self.received + 1:
             raise ProtocolError(f"parcel {frame.first} came after {self.received}")
@@ -247,14 +247,14 @@ class Session:
         self._touched = max(0, self._touched - count)
 
     def abandon(self) -> list[Parcel]:
-        """Give up on the peer: what was never confirmed."""
+        """Drop the peer. Returns what was never confirmed."""
         self.connected = False
         return self._empty()
 
 
 @dataclass(slots=True)
 class Queue:
-    """The same for a peer of Ascend's: no numbers, so nothing can be repeated after a break."""
+    """A link to one of Ascend's processes: without numbers, so nothing is repeated after a break."""
 
     max_window: int = MAX_WINDOW
     max_bytes: int = MAX_WINDOW_BYTES
@@ -265,7 +265,7 @@ class Queue:
     _receipts: deque[Receipt] = field(default_factory=deque)
 
     def disconnected(self) -> None:
-        """Its next stream knows nothing of the questions that came over this one."""
+        """The next stream must not get receipts for messages of this one."""
         self.connected = False
         self._receipts.clear()
 
@@ -331,7 +331,7 @@ Link = Session | Queue
 
 
 class Seen:
-    """The last messages that were delivered here, so that none is delivered twice."""
+    """The last messages delivered here, so that none is delivered twice."""
 
     def __init__(self, limit: int = MAX_SEEN) -> None:
         self._limit = limit
@@ -342,7 +342,7 @@ class Seen:
 
     def add(self, parcel: Parcel) -> None:
         if not parcel.uuid:
-            return  # Nothing tells it from another one without a name.
+            return  # without a uuid, it cannot be told from another message
         self._known[(parcel.src, parcel.uuid)] = None
         if len(self._known) > self._limit:
             self._known.popitem(last=False)

@@ -1,12 +1,12 @@
-"""One node of the bus, without its sockets: it takes messages over, passes them on, tells results.
+"""One node of the bus without its sockets: accepts messages, forwards them, reports results.
 
-`core/bus/routing.py` says where a message goes and `core/bus/delivery.py` carries it over one
-link; a `Relay` puts the two together and keeps the questions that are still open.
-`bus/endpoint.py` moves frames between relays over gRPC; tests/sim moves them between hundreds of
-relays in one thread.
+`core/bus/routing.py` decides where a message goes and `core/bus/delivery.py` delivers it over one
+link; a `Relay` combines the two and keeps the messages whose receipt is awaited. `bus/stream.py`
+moves frames between relays over gRPC; tests/sim moves them between hundreds of relays in one
+thread.
 
-A relay never waits. Each call changes its state at once and leaves what the outside has to do in
-`answers`, `changes`, `inbox` and `ready`, to be fetched after the call.
+A relay never waits. Each call changes its state at once and leaves what its owner has to do in
+`answers`, `changes`, `inbox` and `ready`. `bus/relay_loop.py` handles those after each call.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from taskd.model.ids import Position, Role
 T = TypeVar("T")
 Ticket = int
 Asker = Ticket | Hop | None
-"""Who waits for the result: a caller of this process, a neighbour, or nobody."""
+"""What waits for the result: a call in this process, a neighbour, or nothing."""
 MAX_TEXT = 256
-"""Characters in a uuid or a message type."""
+"""Maximum length of a uuid or a message type, in characters."""
 Call = tuple[str, int]
-"""Tells a child's calls apart: the name of its process, and a number that grows with each call."""
+"""Identifies a child's call: its incarnation, and a number that grows with each call."""
 NO_CALL: Call = ("", 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayConfig:
     max_inbox: int = 16_384
-    """Delivered messages that nobody has fetched yet. More are refused with 5001."""
+    """Delivered messages that are not fetched yet. More are refused with 5001."""
     max_inbox_bytes: int = 64 << 20
     max_pending: int = 65_536
     """Messages whose receipt is awaited. More are refused with 6000."""
@@ -55,19 +55,19 @@ class RelayConfig:
     """Messages on their way to one neighbour. More are refused with 6000."""
     max_window_bytes: int = 32 << 20
     max_queued_bytes: int = 1 << 30
-    """On their way to all neighbours together, where one message to many counts for each."""
+    """On their way to all neighbours together; a message to several counts once for each."""
     max_parcel_bytes: int = (8 << 20) - (16 << 10)
-    """The largest message, with its header; a little below what gRPC is set to carry."""
+    """The largest message with its header; a little below gRPC's limit."""
     max_children: int = 5000
     max_routes: int = 100_000
     child_grace_s: float = 5.0
-    """How long a vanished child may take to come back before its routes are withdrawn."""
+    """How long a disconnected child may take to reconnect before its routes are removed."""
     up_grace_s: float = 30.0
-    """How long reports wait for the way up before they are given up."""
+    """How long messages wait for the upstream connection before they are dropped."""
     hop_patience: float = 5 / 6
-    """A hop waits this part of the time that the hop before it waits, so it is the one to tell."""
+    """Each hop waits this fraction of the time of the hop before it, so that it answers first."""
     check_sources: bool = False
-    """Refuse a message whose source is not where it came from."""
+    """Refuse a message whose source is not reached through the neighbour that sent it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _Open:
-    """A message that was handed to a neighbour and whose receipt has not come."""
+    """A message that was passed to a neighbour and whose receipt has not arrived."""
 
     askers: list[Asker]
     deadline: float
@@ -90,17 +90,17 @@ class Relay(Generic[T]):
     me: Position
     top: bool
     read: Callable[[Parcel], T | None]
-    """Reads a message that is for this place; None when its body makes no sense."""
+    """Decodes a message for this process; None: its body is invalid."""
     new_incarnation: Callable[[], str]
     config: RelayConfig = field(default_factory=RelayConfig)
     inbox: deque[T] = field(default_factory=deque)
     answers: list[Answer] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     ready: set[Hop] = field(default_factory=set)
-    """The neighbours for whom there is something to write."""
+    """The neighbours for which there is something to write."""
     links: dict[Hop, Link] = field(default_factory=dict)
     lost: int = 0
-    """Messages without an asker that could not be delivered."""
+    """Messages that could not be delivered and for whose result nothing waits."""
     because: str = ""
     """Why the last of them was lost."""
     routes: Routes = field(init=False)
@@ -122,7 +122,7 @@ class Relay(Generic[T]):
     # Messages
 
     def send(self, parcel: Parcel, ticket: Ticket, now: float) -> None:
-        """A message of this place's own. Exactly one `Answer` follows, now or later."""
+        """A message from this process. Exactly one `Answer` follows, now or later."""
         self._accept(parcel, Side.ME, ticket, now)
 
     def message_received(self, hop: Hop, parcel: Parcel, asker: Asker, now: float) -> None:
@@ -133,7 +133,7 @@ class Relay(Generic[T]):
             self._accept(parcel, hop, asker, now)
 
     def frame_received(self, hop: Hop, frame: Frame, now: float) -> None:
-        """A frame from a neighbour of our own kind. Raises `Confused` on a broken protocol."""
+        """A frame from one of our own processes. Raises `ProtocolError`."""
         session = self.links[hop]
         assert isinstance(session, Session)
         for parcel in session.take(frame):
@@ -144,7 +144,7 @@ class Relay(Generic[T]):
             self.ready.add(hop)
 
     def receipt_received(self, hop: Hop, receipt: Receipt) -> None:
-        """A receipt from a neighbour. One that nobody waits for is dropped."""
+        """A receipt from a neighbour. One that is not awaited is dropped."""
         waiting = self._open.pop((hop, receipt.uuid), None)
         if waiting is None:
             return
@@ -156,7 +156,7 @@ class Relay(Generic[T]):
         dst = as_destination(parcel.dst)
         if isinstance(dst, NetCode):
             return self._answer(asker, parcel.uuid, dst, self.me)
-        if parcel.size > self.config.max_parcel_bytes or not _is_sane(parcel):
+        if parcel.size > self.config.max_parcel_bytes or not _is_valid(parcel):
             return self._answer(asker, parcel.uuid, NetCode.ClientErr, self.me)
         decision = self.routes.decide(dst, came_from)
         many = is_for_many(dst)
@@ -165,25 +165,25 @@ class Relay(Generic[T]):
         if decision.code:
             return self._answer(asker, parcel.uuid, decision.code, self.me, decision.because)
         if not parcel.sync:
-            codes = [self._hand(parcel, hop) for hop in decision.hops]
+            codes = [self._pass_on(parcel, hop) for hop in decision.hops]
             code = next(filter(None, codes), NetCode.OK)
             return self._answer(asker, parcel.uuid, code, self.me)
         (hop,) = decision.hops
         wait_s = parcel.patience_s * (1 if came_from is Side.ME else self.config.hop_patience)
-        code = self._hand(replace(parcel, patience_s=wait_s), hop)
+        code = self._pass_on(replace(parcel, patience_s=wait_s), hop)
         if hop is Side.ME or code:
             return self._answer(asker, parcel.uuid, code, self.me)
         return self._await_receipt((hop, parcel.uuid), asker, now + wait_s)
 
-    def _hand(self, parcel: Parcel, hop: Hop) -> NetCode:
-        """Into the inbox or a neighbour's window."""
+    def _pass_on(self, parcel: Parcel, hop: Hop) -> NetCode:
+        """Put it into the inbox or a neighbour's window."""
         if hop is Side.ME:
             return self._deliver(parcel)
         link = self.links.get(hop)
         if link is None:
             return NetCode.ServerErr if hop is Side.UP else NetCode.NetStreamNotInited
         if parcel.sync and not link.connected and _is_leaf(hop):
-            return NetCode.NetStreamNotInited  # It has most likely died: say so at once.
+            return NetCode.NetStreamNotInited  # it has most likely died: fail at once
         if parcel.sync and len(self._open) >= self.config.max_pending:
             return NetCode.NetworkSendLost
         if not link.push(parcel):
@@ -214,7 +214,7 @@ class Relay(Generic[T]):
 
     def _await_receipt(self, key: tuple[Hop, str], asker: Asker, deadline: float) -> None:
         waiting = self._open.get(key)
-        if waiting:  # The same message again: one receipt answers both.
+        if waiting:  # the same message again: one receipt answers both
             waiting.askers.append(asker)
             return
         self._open[key] = _Open([asker], deadline)
@@ -239,7 +239,7 @@ class Relay(Generic[T]):
             self.ready.add(asker)
 
     def count_lost(self, because: str) -> None:
-        """A message that nobody asks about is gone."""
+        """A message is lost for whose result nothing waits."""
         self.lost += 1
         self.because = because
 
@@ -255,7 +255,7 @@ class Relay(Generic[T]):
     # Neighbours
 
     def register(self, child: Position, now: float, call: Call = NO_CALL) -> NetCode:
-        """A child presents itself. Unless it opens a stream soon, it is forgotten again."""
+        """Add a child. It is removed again unless it opens a stream soon."""
         fault = as_member(child)
         if isinstance(fault, NetCode):
             return fault
@@ -279,7 +279,7 @@ class Relay(Generic[T]):
         replace_all: bool = False,
         call: Call = NO_CALL,
     ) -> NetCode:
-        """A child tells whom it can reach."""
+        """A child announces the positions that it can reach."""
         if self._is_stale(through, call):
             return NetCode.ClientErr
         members = []
@@ -291,22 +291,22 @@ class Relay(Generic[T]):
         if _is_leaf(through) and any(
             routing_key(member) != routing_key(through) for member in members
         ):
-            return NetCode.ClientErr  # Behind a leaf there is nobody.
+            return NetCode.ClientErr  # agents and workers have no children
         if routing_key(through) in self.routes.children:
             self._calls[routing_key(through)] = call
         return self.routes.announce(through, members, replace_all=replace_all)
 
     def _is_stale(self, child: Position, call: Call) -> bool:
-        """A call that comes late, or a second time, must not undo what a newer one has said."""
+        """A late or repeated call must not undo what a newer one has announced."""
         incarnation, number = self._calls.get(routing_key(child), NO_CALL)
         return call[0] == incarnation and call[1] < number
 
     def session(self, hop: Hop) -> Session:
-        """The lane to a neighbour of our own kind, as it was before the last break if it was."""
+        """The link to one of our own processes; it survives a broken connection."""
         link = self.links.get(hop)
         if isinstance(link, Session):
             return link
-        self._give_up(hop)
+        self._abandon(hop)
         session = Session(
             self.new_incarnation(),
             repeat_to_new_incarnation=hop is Side.UP,
@@ -318,24 +318,24 @@ class Relay(Generic[T]):
         return session
 
     def queue(self, hop: Hop) -> Queue:
-        """The lane to a neighbour of Ascend's."""
+        """The link to one of Ascend's processes."""
         link = self.links.get(hop)
         if isinstance(link, Queue):
             return link
-        self._give_up(hop)
+        self._abandon(hop)
         queue = Queue(self.config.max_window, self.config.max_window_bytes, self._budget)
         self.links[hop] = queue
         return queue
 
     def hello_received(self, hop: Hop, frame: Frame) -> None:
-        """A neighbour of our own kind has said hello on a new connection."""
+        """One of our own processes has sent its hello on a new connection."""
         session = self.links[hop]
         assert isinstance(session, Session)
         self._report_lost(hop, session.hello_received(frame))
         self._opened(hop)
 
     def stream_opened(self, hop: Hop) -> None:
-        """The stream to a neighbour of Ascend's is open."""
+        """The stream to one of Ascend's processes is open."""
         self.links[hop].connected = True
         self._opened(hop)
 
@@ -356,18 +356,18 @@ class Relay(Generic[T]):
         grace_s = self.config.up_grace_s if hop is Side.UP else self.config.child_grace_s
         self._expect_until(hop, now + grace_s)
         if was_open:
-            told = Left(because) if isinstance(hop, Side) else PeerLeft(self.position_of(hop))
-            self.changes.append(told)
+            change = Left(because) if isinstance(hop, Side) else PeerLeft(self.position_of(hop))
+            self.changes.append(change)
 
     def _expect_until(self, hop: Hop, deadline: float) -> None:
         self._absent[hop] = deadline
         self._next_absence = min(self._next_absence, deadline)
 
     def position_of(self, hop: Position) -> Position:
-        """A child by the position that it registered with."""
+        """The position with which a child registered."""
         return self.routes.children.get(hop, hop)
 
-    def _give_up(self, hop: Hop) -> None:
+    def _abandon(self, hop: Hop) -> None:
         link = self.links.pop(hop, None)
         if link is not None:
             self._report_lost(hop, link.abandon())
@@ -377,13 +377,13 @@ class Relay(Generic[T]):
             if parcel.sync:
                 self.receipt_received(hop, Receipt(parcel.uuid, NetCode.NetworkSendLost, self.me))
             else:
-                self.count_lost(f"{parcel.dst} is reached through {hop}, which has gone")
+                self.count_lost(f"{parcel.dst} is reached through {hop}, which is gone")
 
     # Time
 
     @property
     def deadline(self) -> float:
-        """When `tick` has something to do, unless something happens before."""
+        """The time of the next `tick`."""
         return min(self._agenda[0][0] if self._agenda else inf, self._next_absence)
 
     def tick(self, now: float) -> None:
@@ -391,7 +391,8 @@ class Relay(Generic[T]):
             item = heapq.heappop(self._agenda)
             if self._is_due(item):
                 hop, uuid = item[2]
-                # What was never written is taken back: it must not arrive after it has failed.
+                # A message that is not written yet is withdrawn: it must not arrive after its
+                # failure was reported.
                 unsent = hop in self.links and self.links[hop].withdraw(uuid)
                 code = NetCode.NetworkSendLost if unsent else NetCode.NetworkAckLost
                 self.receipt_received(hop, Receipt(uuid, code, self.me))
@@ -399,15 +400,15 @@ class Relay(Generic[T]):
             return
         for hop in [hop for hop, until in self._absent.items() if until <= now]:
             del self._absent[hop]
-            self._give_up(hop)
+            self._abandon(hop)
             if isinstance(hop, Position):
                 self.routes.withdraw(hop)
                 self._calls.pop(hop, None)
         self._next_absence = min(self._absent.values(), default=inf)
 
 
-def _is_sane(parcel: Parcel) -> bool:
-    """No field but the body and the destination may be long, and the source is a place."""
+def _is_valid(parcel: Parcel) -> bool:
+    """Only the body and the destination may be long, and the source must be one position."""
     short = len(parcel.uuid) <= MAX_TEXT and len(parcel.mtype) <= MAX_TEXT
     return short and not isinstance(as_member(parcel.src), NetCode)
 

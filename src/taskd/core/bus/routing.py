@@ -1,14 +1,14 @@
-"""Where a message goes next, and what code a bad one gets.
+"""Where a message goes next, and which code an invalid one gets.
 
-A bus node knows its own position, the children that have registered, and for every position
-below it the child through which it is reached. That is all a decision needs:
+A bus node knows its own position, the children that have registered, and for every downstream
+position the child through which it is reached:
 
-    for me            -> me
-    known below       -> down through that child
-    anything else     -> up, or NoRoute at the top, or when it has come from up there
+    for this node           -> this node
+    a downstream position   -> through that child
+    anything else           -> upstream; NoRoute at the top, or when it came from upstream
 
-A message for many (`All`, or a list of ranks) goes to every matching side once. The next hop
-splits it again, and it never goes back where it came from. `core/bus/relay.py` acts on this.
+A message to several positions (`All`, or a list of ranks) goes to every matching neighbour once. The
+next hop splits it again, and it never goes back where it came from. `core/bus/relay.py` uses this.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ MAX_ROUTES = 100_000
 MAX_DIGITS = 9
 MAX_FREE_TEXT = 32
 MAX_LIST = 100_000
-"""No longer list of ranks is looked at, in characters."""
+"""Maximum length of a list of ranks, in characters."""
 
 _ROLES = frozenset(Role)
 
 
 class Side(Enum):
-    """The two directions that are no child."""
+    """The two hops that are not a child."""
 
     ME = "me"
     UP = "up"
 
 
 Hop = Position | Side
-"""A neighbour: a child by its place, or one of the two sides."""
+"""A neighbour: a child by its routing key, or one of the two sides."""
 
 
 def routing_key(position: Position) -> Position:
-    """What a position is known by. Only workers have a process rank that tells them apart;
-    a proxy's is the time of its start."""
+    """The part of a position that identifies it. Only the process rank of workers does; that of a
+    proxy is the time of its start."""
     if position.role == Role.WORKER or position.process_rank == NO_PROCESS:
         return position
     return replace(position, process_rank=NO_PROCESS)
 
 
 def as_destination(given: Position | None) -> Position | NetCode:
-    """The destination in its one normal spelling, or what is wrong with it."""
+    """The destination in normal form, or the code of what is wrong with it."""
     if given is None:
         return NetCode.NilPosition
     if given.role not in _ROLES:
@@ -67,7 +67,7 @@ def as_destination(given: Position | None) -> Position | NetCode:
 
 
 def as_member(given: Position | None) -> Position | NetCode:
-    """A position that a peer claims for itself: one place, never a pattern."""
+    """A position that a peer claims for itself: exactly one, not a pattern."""
     if given is None:
         return NetCode.NilPosition
     if given.role not in _ROLES:
@@ -97,7 +97,7 @@ def _is_one_rank(text: str) -> bool:
 
 
 def _ranks(text: str) -> str | None:
-    """`All`, or the natural numbers of the list in their order without repetition."""
+    """`All`, or the numbers of the list in their order without duplicates."""
     if ALL in text:
         return ALL
     if _is_one_rank(text):
@@ -110,7 +110,7 @@ def _ranks(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A destination for many, taken apart once."""
+    """A destination of several positions, parsed once."""
 
     role: str
     servers: frozenset[str] | None
@@ -134,7 +134,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where one message goes from here. With a code other than OK it goes nowhere."""
+    """The next hops of one message. With a code other than OK it is not forwarded."""
 
     hops: tuple[Hop, ...] = ()
     code: NetCode = NetCode.OK
@@ -143,18 +143,18 @@ class Decision:
 
 @dataclass(slots=True)
 class Routes:
-    """What one node knows about who is where. Bounded: what does not fit is refused."""
+    """The children and downstream positions of one node. Bounded: what does not fit is refused."""
 
     me: Position
     top: bool
-    """Nothing is above this node."""
+    """This node has no upstream."""
     max_children: int = MAX_CHILDREN
     max_routes: int = MAX_ROUTES
     children: dict[Position, Position] = field(default_factory=dict)
-    """Place of each registered child -> the position it registered with."""
+    """Routing key of each registered child -> the position it registered with."""
     _hop_to: dict[Position, Position] = field(default_factory=dict)
     _below: dict[Position, dict[Position, Position]] = field(default_factory=dict)
-    """Child -> place -> the position announced, in the order of announcement."""
+    """Child -> routing key -> the position announced, in the order of announcement."""
 
     def register(self, child: Position) -> NetCode:
         key = routing_key(child)
@@ -166,7 +166,7 @@ class Routes:
     def announce(
         self, through: Position, path: Iterable[Position], *, replace_all: bool = False
     ) -> NetCode:
-        """These positions are reached through this child; `anew` forgets what it said before."""
+        """These positions are reached through this child; `replace_all` drops earlier ones."""
         hop = routing_key(through)
         if hop not in self.children:
             return NetCode.ClientErr
@@ -177,7 +177,7 @@ class Routes:
             key = routing_key(position)
             before = self._hop_to.get(key)
             if key == routing_key(self.me) or (key in self.children and key != hop):
-                continue  # Nobody can be behind a child who is a child itself, or be me.
+                continue  # this node and its children are not behind another child
             if before is None and len(self._hop_to) >= self.max_routes:
                 return NetCode.ExceedMaxRegistryNum
             if before is not None and before != hop:
@@ -187,7 +187,7 @@ class Routes:
         return NetCode.OK
 
     def withdraw(self, child: Position) -> None:
-        """The child has been gone for too long: neither it nor what was below it is reached."""
+        """Remove a child that was disconnected for too long, and everything behind it."""
         hop = routing_key(child)
         self._forget_below(hop)
         self._below.pop(hop, None)
@@ -198,14 +198,14 @@ class Routes:
             del self._hop_to[key]
 
     def below(self) -> tuple[Position, ...]:
-        """Everything that this node can reach downwards, as it was announced."""
+        """All downstream positions, as they were announced."""
         return tuple(position for known in self._below.values() for position in known.values())
 
     def hop_to(self, position: Position) -> Position | None:
         return self._hop_to.get(routing_key(position))
 
     def decide(self, dst: Position, came_from: Hop) -> Decision:
-        """`dst` is in its normal spelling."""
+        """`dst` is in normal form."""
         if is_for_many(dst):
             return self._decide_many(Pattern.of(dst), came_from)
         if dst == routing_key(self.me):
@@ -215,8 +215,8 @@ class Routes:
             return Decision((hop,))
         if hop is None and not self.top and came_from is not Side.UP:
             return Decision((Side.UP,))
-        where = "it came from there" if hop is not None else f"{self.me} knows no path to it"
-        return Decision(code=NetCode.NoRoute, because=f"{dst}: {where}")
+        reason = "it came from there" if hop is not None else f"{self.me} knows no path to it"
+        return Decision(code=NetCode.NoRoute, because=f"{dst}: {reason}")
 
     def _decide_many(self, pattern: Pattern, came_from: Hop) -> Decision:
         hops: dict[Hop, None] = {}
@@ -228,5 +228,5 @@ class Routes:
         if not self.top and came_from is not Side.UP:
             hops[Side.UP] = None
         if not hops:
-            return Decision(code=NetCode.NoRoute, because=f"nobody fits {pattern}")
+            return Decision(code=NetCode.NoRoute, because=f"no position matches {pattern}")
         return Decision(tuple(hops))
