@@ -1,4 +1,4 @@
-"""Settings of each process, and the only place that reads the environment."""
+"""Loads settings from the environment; the only module that reads or writes it."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ environ: Mapping[str, str] = os.environ
 
 
 def quieten_grpc() -> None:
-    """gRPC tells of every closed connection on stderr, which belongs to the user's script.
+    """Keep gRPC from reporting every closed connection on stderr, which is the user's.
 
-    It reads this once, when it is imported. What the user has set, stays.
+    gRPC reads this once, when it is imported. A value that the user has set is kept.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def direct_nccl(interface: str, adapter: str) -> None:
-    """NCCL reads these when it makes a communicator; there is no other way to tell it."""
+    """NCCL reads these when it creates a communicator; it has no other interface for them."""
     os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"
     if adapter:
         os.environ["NCCL_IB_HCA"] = f"={adapter}"
 
 
 def keep_alive_under_nccl() -> None:
-    """What launchers tell torch is to end the process when NCCL has lost a peer of it; and torch
-    holds up the abort to write down what it was at."""
+    """Keep torch from ending the process when NCCL has lost a peer.
+
+    Launchers set it so. And torch would delay the abort to dump its flight recorder.
+    """
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
 
@@ -45,7 +47,8 @@ _TRUE, _FALSE = {"1", "on", "true", "yes"}, {"0", "off", "false", "no"}
 
 
 def load(kind: type[T], environ: Mapping[str, str] = os.environ, prefix: str = "TASKD") -> T:
-    """Read `TASKD_LISTEN`, `TASKD_RECOVERY_STOP_TIMEOUT_S` and so on, or say all that is wrong."""
+    """Read `TASKD_LISTEN`, `TASKD_RECOVERY_STOP_TIMEOUT_S` and so on. SettingsError has all
+    problems."""
     problems: list[str] = []
     config = _load(kind, environ, prefix, problems)
     if config is None:

@@ -1,23 +1,23 @@
-"""Our errors, arranged by who has to act.
+"""Our exceptions, arranged by who has to act.
 
     TaskdError
-    ├── SettingsError      the operator: a setting is missing or wrong
-    ├── Transient          nobody: wait, then try again
+    ├── SettingsError      the operator: a setting is missing or invalid
+    ├── Transient          the program itself: wait, then try again
     │   └── PeerUnreachable
     └── Permanent          the caller: trying again cannot help
-        ├── PeerRefused    the peer understood and said no
+        ├── PeerRefused    the peer understood the request and refused it
         └── UnknownTorch   the installed torch lacks something that we rely on
 
-A fault in training is not an error. It is a value, and it travels as an event.
+A fault in training is not an exception. It is a value that is sent as an event.
 """
 
 
 class TaskdError(Exception):
-    """Catch this to catch everything we raise on purpose."""
+    """The base class of all exceptions that TaskD raises on purpose."""
 
 
 class SettingsError(TaskdError):
-    """Every wrong setting at once, one a line."""
+    """All invalid settings at once, one per line."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))

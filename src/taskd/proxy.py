@@ -1,8 +1,7 @@
-"""The proxy of a node: it forwards between the node's own roles and the manager, nothing else.
+"""The proxy of a node: forwards messages between the processes of the node and the manager.
 
-`Proxy` is for programs that run their own loop (the agent). `start` and `stop` are for processes
-that are not ours, which is what `taskd.api.init_taskd_proxy` serves: one proxy a process, in a
-thread of its own.
+`Proxy` is for programs with their own loop (the agent). `start` and `stop` are for user processes,
+through `taskd.api.init_taskd_proxy`: one proxy per process, in its own thread.
 """
 
 from __future__ import annotations
@@ -36,25 +35,25 @@ class ProxyConfig:
     job: str = ""
     token: str = ""
     tls: Tls | None = field(default_factory=tls_from_environment)
-    """For the way up, which leaves the node; below, only when that is not the loopback."""
+    """For the upstream connection; downstream only if `listen` is not a loopback address."""
 
     @staticmethod
     def of(given: Mapping[str, object], environ: Mapping[str, str]) -> ProxyConfig:
-        """From the documented keys; each may be missing, and a port may be a number or text."""
+        """From the documented keys; each is optional, and a port may be a number or text."""
 
-        def told(key: str) -> str:
+        def text(key: str) -> str:
             value = given.get(key)
             return "" if value is None else str(value)
 
         def address(host_key: str, port_key: str, usual: str, host: str | None = None) -> str:
             default = Address.parse(usual)
-            named = host or (told(host_key) or default.host).strip("[]")
-            port = told(port_key) or str(default.port)
+            chosen = host or (text(host_key) or default.host).strip("[]")
+            port = text(port_key) or str(default.port)
             if not port.isascii() or not port.isdigit() or int(port) > 65535:
-                raise SettingsError([f"{port_key} must be a port, got {port!r}"])
-            return str(Address.parse(str(Address(named, int(port)))))
+                raise SettingsError([f"{port_key} must be a port number, got {port!r}"])
+            return str(Address.parse(str(Address(chosen, int(port)))))
 
-        rank = told("ServerRank") or environ.get("RANK") or environ.get("MS_NODE_RANK") or "0"
+        rank = text("ServerRank") or environ.get("RANK") or environ.get("MS_NODE_RANK") or "0"
         if not rank.isascii() or not rank.isdigit():
             raise SettingsError([f"ServerRank must be a number, got {rank!r}"])
         local = environ.get("LOCAL_PROXY_ENABLE") == "on"
@@ -74,7 +73,7 @@ class Proxy:
     """A proxy in the caller's asyncio loop."""
 
     def __init__(self, config: ProxyConfig) -> None:
-        # Ascend's proxies take the time of their start for a process rank; so do ours.
+        # Like Ascend's proxies, ours use the time of their start as process rank.
         me = Position(Role.PROXY, str(config.server_rank), str(int(wall())))
         self.bus = Bus(
             BusConfig(
@@ -102,7 +101,7 @@ class Proxy:
     async def _read_own(self) -> None:
         while True:
             got = await self.bus.receive()
-            log.info("a message of %s for the proxy itself: %s", got.src, got.body)
+            log.info("proxy received a message: src=%s body=%s", got.src, got.body)
 
     async def close(self) -> None:
         if self._own is not None:
@@ -123,29 +122,29 @@ class Proxy:
 
 
 async def started(config: Mapping[str, object], environ: Mapping[str, str]) -> Proxy:
-    """For an agent that tells its workers the port: the documented one, or any that is free."""
+    """A running proxy on the documented port, or on a free port if that one is in use."""
     proxy = Proxy(ProxyConfig.of(config, environ))
     try:
         await proxy.start()
     except SettingsError as error:
-        log.warning("%s; taking a free port", error)
+        log.warning("%s; using a free port instead", error)
         proxy = Proxy(ProxyConfig.of({**config, "ListenPort": "0"}, environ))
         await proxy.start()
     return proxy
 
 
-class _Threaded:
-    """The one proxy of a process that is not ours."""
+class _ProxyThread:
+    """The proxy of a user process, in its own thread."""
 
     def __init__(self, config: ProxyConfig) -> None:
         self._thread = LoopThread("taskd-proxy")
         try:
-            self.proxy = self._thread.run(self._made(config)).result(START_TIMEOUT_S)
+            self.proxy = self._thread.run(self._start(config)).result(START_TIMEOUT_S)
         except BaseException:
             self._thread.stop()
             raise
 
-    async def _made(self, config: ProxyConfig) -> Proxy:
+    async def _start(self, config: ProxyConfig) -> Proxy:
         self._closed = asyncio.Event()
         proxy = Proxy(config)
         await proxy.start()
@@ -178,25 +177,25 @@ class _Threaded:
 
 
 _lock = threading.Lock()
-_running: _Threaded | None = None
+_running: _ProxyThread | None = None
 
 
 def start(config: ProxyConfig, *, timeout_s: float | None = None) -> bool:
-    """Run the process's proxy and wait until it has joined the manager. A second call waits only.
+    """Start the process's proxy and wait until it is connected. A second call only waits.
 
-    Raises `SettingsError` when it cannot listen; then nothing is left behind. False: it was
-    stopped meanwhile, or has not joined in time; it goes on trying then.
+    Raises `SettingsError` when it cannot listen; then nothing is left running. False: it was
+    stopped meanwhile, or the timeout passed; then it keeps trying to connect.
     """
     global _running
     with _lock:
         if _running is None or not _running.is_ours:
-            _running = _Threaded(config)
+            _running = _ProxyThread(config)
         running = _running
     return running.join(timeout_s)
 
 
 def stop() -> None:
-    """End the process's proxy, also one that is still joining. Without one, nothing happens."""
+    """Stop the process's proxy, also while it is connecting. Without one, do nothing."""
     global _running
     with _lock:
         running, _running = _running, None

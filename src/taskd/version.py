@@ -1,3 +1,3 @@
-"""The one place that knows the version; the build and the command line read it here."""
+"""The version, read by the build and by the command line."""
 
 __version__ = "0.1.0"

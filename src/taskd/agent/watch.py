@@ -22,7 +22,7 @@ from taskd.model.messages import Progress, SetProfiling
 from taskd.model.profiling import NOTHING, Pace, parts_ordered
 from taskd.runtime import beacon
 from taskd.runtime.clock import Clock, monotonic
-from taskd.runtime.profiling_files import Page, forget, read_pace
+from taskd.runtime.profiling_files import SharedSwitch, forget, read_pace
 
 JUDGED = ("training", "between steps")
 """The phases in which a rank without progress may be hung."""
@@ -137,12 +137,12 @@ class ProfilingPages:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._wanted = NOTHING
-        self._pages: dict[WorkerKey, Page] = {}
+        self._pages: dict[WorkerKey, SharedSwitch] = {}
         self._reported: dict[WorkerKey, Pace] = {}
 
     def prepare(self, key: WorkerKey) -> str:
         """The path of the page of a new incarnation, which already says what to record."""
-        page = Page(str(self._folder / f"rank{key[0]}.{key[1]}.probe"))
+        page = SharedSwitch(str(self._folder / f"rank{key[0]}.{key[1]}.probe"))
         page.want(self._wanted)
         self._pages[key] = page
         return page.path

@@ -17,7 +17,7 @@ import grpc
 from taskd.bus.clusterd_tls import ClusterdTlsSettings, credentials, from_environment
 from taskd.config import environ, load
 from taskd.errors import SettingsError
-from taskd.runtime import small_file
+from taskd.runtime import files
 from taskd.runtime.clock import wall
 from taskd.runtime.tokens import bearer
 
@@ -142,7 +142,7 @@ def _credentials(tls: ClusterdTlsSettings) -> grpc.ChannelCredentials | None:
 
 def _read(path: str) -> bytes:
     try:
-        pem = small_file.read(path)
+        pem = files.read_small(path)
     except OSError as error:
         raise ValueError(f"the certificate cannot be read: {error}") from error
     if not pem:

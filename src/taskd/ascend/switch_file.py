@@ -9,7 +9,7 @@ import json
 import logging
 
 from taskd.model.profiling import Part, parts_of
-from taskd.runtime import small_file
+from taskd.runtime import files
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class SwitchFile:
     def look(self) -> Part | None:
         """The requested parts if the file has changed. None: no change, or it cannot be read."""
         try:
-            text = small_file.read(self.path)
+            text = files.read_small(self.path)
             if text == self._text:
                 return None
             self._text = text

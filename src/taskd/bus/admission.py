@@ -1,4 +1,4 @@
-"""The gate before a server: not too many calls, and only from peers who are who they claim."""
+"""Admits calls to the bus server: not too many, and only from peers that prove their position."""
 
 from __future__ import annotations
 
@@ -37,44 +37,47 @@ class Admission:
         self._filled_at = clock()
 
     async def admit(self, context: Context, claimed: Position | None) -> None:
-        """Returns, or ends the call with the status that it deserves."""
+        """Return, or end the call with a gRPC status that says why it was refused."""
         if not self._take_one():
             await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {self._rate} calls a second"
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {self._rate} calls per second"
             )
         if not self._secret and not self._tls:
             return
-        shown = {key: str(value) for key, value in context.invocation_metadata() or ()}
-        problem = self._token_problem(shown, claimed) if self._secret else None
+        metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        problem = self._token_problem(metadata, claimed) if self._secret else None
         if problem is None and self._tls:
             problem = self._certificate_problem(context, claimed)
         if problem is not None:
             status, text = problem
-            log.warning("refused %s, who claims to be %s: %s", context.peer(), claimed, text)
+            log.warning("call refused: peer=%s position=%s: %s", context.peer(), claimed, text)
             await context.abort(status, text)
 
     def _certificate_problem(self, context: Context, claimed: Position | None) -> Problem:
-        shown = context.auth_context().get("peer_uri", ())
-        names = [name.decode(errors="replace") for name in shown]
+        uris = context.auth_context().get("peer_uri", ())
+        names = [uri.decode(errors="replace") for uri in uris]
         if not names_positions(names):
             if self._secret:
-                return None  # The token has told who this is.
-            text = "the certificate names no place (taskd://job/role/rank/rank), and without a "
-            return grpc.StatusCode.PERMISSION_DENIED, text + "token of the job it has to"
+                return None  # the token proves the position
+            text = "without a job token the certificate must name its position "
+            return grpc.StatusCode.PERMISSION_DENIED, text + "(taskd://job/role/rank/rank)"
         if claimed is not None and is_certified(names, self._job, claimed):
             return None
-        return grpc.StatusCode.PERMISSION_DENIED, f"the certificate is not one for {claimed}"
+        return grpc.StatusCode.PERMISSION_DENIED, f"the certificate is not for {claimed}"
 
-    def _token_problem(self, shown: dict[str, str], claimed: Position | None) -> Problem:
-        token, job = shown.get(TOKEN_KEY), shown.get(JOB_KEY, "")
+    def _token_problem(self, metadata: dict[str, str], claimed: Position | None) -> Problem:
+        token, job = metadata.get(TOKEN_KEY), metadata.get(JOB_KEY, "")
         if not token:
-            return grpc.StatusCode.UNAUTHENTICATED, "a token of the job is required"
+            return grpc.StatusCode.UNAUTHENTICATED, "a job token is required"
         if job != self._job:
-            return grpc.StatusCode.PERMISSION_DENIED, "this is another job"
+            return (
+                grpc.StatusCode.PERMISSION_DENIED,
+                "wrong job: this server belongs to another one",
+            )
         if claimed is None:
             return grpc.StatusCode.PERMISSION_DENIED, "a position is required"
         if not check_token(token, self._secret, job, claimed):
-            return grpc.StatusCode.PERMISSION_DENIED, f"the token is not one for {claimed}"
+            return grpc.StatusCode.PERMISSION_DENIED, f"the token is not for {claimed}"
         return None
 
     def _take_one(self) -> bool:

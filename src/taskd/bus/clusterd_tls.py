@@ -1,7 +1,4 @@
-"""How a client of clusterd encrypts: which server it trusts, and which certificate is its own.
-
-Used by the manager, by the commands and by the documented recover clients.
-"""
+"""TLS of clusterd's clients: the manager, the commands and the documented recover clients."""
 
 from __future__ import annotations
 
@@ -19,10 +16,10 @@ class ClusterdTlsSettings:
     """Read from the environment with the prefix `TASKD_CLUSTERD`. Files in PEM form."""
 
     ca: str = ""
-    """The certificate that proves clusterd. Empty: the connection is not encrypted."""
+    """The certificate authority of clusterd. Empty: the connection is not encrypted."""
 
     crt: str = ""
-    """The client's own certificate, for a clusterd that asks for one."""
+    """The client's certificate, for a clusterd that requires one."""
 
     key: str = ""
     """The key of that certificate."""
@@ -32,18 +29,20 @@ def from_environment() -> ClusterdTlsSettings:
     return load(ClusterdTlsSettings, prefix="TASKD_CLUSTERD")
 
 
-def credentials(told: ClusterdTlsSettings) -> grpc.ChannelCredentials | None:
-    """None: nothing is to be encrypted. Raises SettingsError with all that is wrong."""
+def credentials(settings: ClusterdTlsSettings) -> grpc.ChannelCredentials | None:
+    """None: the connection is not encrypted. Raises SettingsError with all problems."""
     problems = []
-    if bool(told.crt) != bool(told.key):
-        problems.append("a client's certificate and its key are given together or not at all")
-    if told.crt and not told.ca:
-        problems.append("a client's certificate needs the one that proves clusterd, too (ca)")
+    if bool(settings.crt) != bool(settings.key):
+        problems.append("set both the client certificate (crt) and its key, or neither")
+    if settings.crt and not settings.ca:
+        problems.append(
+            "a client certificate (crt) also needs the certificate authority of clusterd (ca)"
+        )
     if problems:
         raise SettingsError(problems)
-    if not told.ca:
+    if not settings.ca:
         return None
-    files = [("ca", told.ca)]
-    if told.crt:
-        files += [("the client's key", told.key), ("the client's certificate", told.crt)]
+    files = [("ca", settings.ca)]
+    if settings.crt:
+        files += [("client key", settings.key), ("client certificate", settings.crt)]
     return grpc.ssl_channel_credentials(*read_pem(*files))

@@ -39,7 +39,7 @@ from taskd.model.ids import Position, Role
 from taskd.model.messages import Body
 from taskd.runtime.address import Address
 from taskd.runtime.clock import monotonic
-from taskd.wire.bus_bodies import NotABody, decode, encode
+from taskd.wire.bus_bodies import InvalidBody, decode, encode
 
 __all__ = [
     "Bus",
@@ -309,7 +309,7 @@ class Bus:
 def _read(parcel: Parcel) -> Received | None:
     try:
         body = decode(parcel.body, parcel.src.role)
-    except NotABody as problem:
+    except InvalidBody as problem:
         log.warning("message from %s dropped: its body is invalid: %s", parcel.src, problem)
         return None
     return Received(parcel.src, parcel.dst, parcel.uuid, parcel.mtype, body)

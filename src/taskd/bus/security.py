@@ -1,9 +1,9 @@
-"""Who may speak: mutual TLS, and a token that binds a peer to its job and its place.
+"""Authentication on the bus: mutual TLS, and a token that binds a peer to its job and position.
 
-A job has one secret. A peer shows a token derived from it for its own job, role and ranks, so
-that a token that leaks opens one place only. A certificate can bind its holder in the same way, by
-a name `taskd://job/role/server rank/process rank` in it, where `*` stands for any. Where there is
-no token, it has to: otherwise whoever has a certificate could take any place of any job.
+A job has one secret. A peer sends a token derived from it for its own job, role and ranks, so that
+a leaked token is good for one position only. A certificate can bind its holder in the same way, by
+a name `taskd://job/role/server rank/process rank` in it, where `*` matches any. Without a token it
+must: otherwise any holder of a certificate could take any position of any job.
 Used by the bus (`bus/admission.py`) and by clusterd's server.
 """
 
@@ -25,7 +25,7 @@ from taskd.model.ids import Position
 JOB_KEY, TOKEN_KEY = "taskd-job", "taskd-token"
 SCHEME = "taskd://"
 BADGE = "badge:"
-"""Marks a token that was derived already, by someone who keeps the secret to himself."""
+"""Marks a token that is derived already, for a process that must not know the secret."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,17 +38,17 @@ class Tls:
     client_key: str = ""
     client_crt: str = ""
     server_name: str = ""
-    """The name to expect in the server's certificate, when it is not the one that is dialled."""
+    """The name expected in the server's certificate, if it differs from the host of the address."""
 
 
 def membership(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The job and its secret, as processes of the documented interface are told them."""
+    """The job and its secret, from the environment variables of the documented interface."""
     job = environ.get("TASKD_JOB_ID") or environ.get("MINDX_TASK_ID", "")
     return job, environ.get("TASKD_TOKEN", "")
 
 
 def tls_from_environment() -> Tls | None:
-    """TASKD_TLS_CA, TASKD_TLS_SERVER_KEY and so on; None when no authority is named."""
+    """From TASKD_TLS_CA, TASKD_TLS_SERVER_KEY and so on; None: TASKD_TLS_CA is not set."""
     return load(Tls, prefix="TASKD_TLS") if environ.get("TASKD_TLS_CA") else None
 
 
@@ -57,15 +57,15 @@ def tls_of(config: Mapping[str, Any]) -> Tls | None:
     if not config.get("enable_tls"):
         return tls_from_environment()
     files = config.get("tls_conf")
-    told = dict(files) if isinstance(files, Mapping) else getattr(files, "__dict__", {})
+    given = dict(files) if isinstance(files, Mapping) else getattr(files, "__dict__", {})
     known = {item.name for item in fields(Tls)}
-    if not told.get("ca") or not known.issuperset(told):
+    if not given.get("ca") or not known.issuperset(given):
         raise SettingsError([f"enable_tls needs tls_conf with {', '.join(sorted(known))}"])
-    return Tls(**told)
+    return Tls(**given)
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Clients must show a certificate of the same authority."""
+    """Clients must have a certificate of the same authority."""
     key, crt, ca = read_pem(
         ("server_key", tls.server_key), ("server_crt", tls.server_crt), ("ca", tls.ca)
     )
@@ -80,7 +80,7 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 
 def read_pem(*files: tuple[str, str]) -> list[bytes]:
-    """What is in them, each named by what it is for. Raises SettingsError with all problems."""
+    """The contents of (name, path) pairs. Raises SettingsError with all problems."""
     problems, contents = [], []
     for name, path in files:
         try:
@@ -89,14 +89,14 @@ def read_pem(*files: tuple[str, str]) -> list[bytes]:
             problems.append(f"tls: {name} {path!r} cannot be read: {error.strerror}")
         else:
             if b"-----BEGIN " not in contents[-1]:
-                problems.append(f"tls: {name} {path!r} is no PEM file")
+                problems.append(f"tls: {name} {path!r} is not a PEM file")
     if problems:
         raise SettingsError(problems)
     return contents
 
 
 def make_token(secret: str, job: str, position: Position) -> str:
-    """What a peer at this position shows. A `badge:` token is shown as it is."""
+    """The token of a peer at this position. A `badge:` is used as it is."""
     if secret.startswith(BADGE):
         return secret.removeprefix(BADGE)
     claim = [job, position.role, position.server_rank, position.process_rank]
@@ -105,12 +105,12 @@ def make_token(secret: str, job: str, position: Position) -> str:
 
 
 def make_badge(secret: str, job: str, position: Position) -> str:
-    """A token to hand to the one process that is to take this position, instead of the secret."""
+    """A token for the one process that takes this position, to give it instead of the secret."""
     return BADGE + make_token(secret, job, position)
 
 
 def make_seal(secret: str, job: str) -> str:
-    """The key under which the ranks of this job seal the state that they give each other."""
+    """The key with which the ranks of this job sign the state that they send each other."""
     return hmac.new(secret.encode(), f"state of {job}".encode(), hashlib.sha256).hexdigest()
 
 
@@ -119,15 +119,15 @@ def names_positions(names: Iterable[str]) -> bool:
 
 
 def is_certified(names: Iterable[str], job: str, position: Position) -> bool:
-    """Whether one of the names allows this place."""
-    places = [name.removeprefix(SCHEME).split("/") for name in names if name.startswith(SCHEME)]
+    """Whether one of the names allows this position."""
+    allowed = [name.removeprefix(SCHEME).split("/") for name in names if name.startswith(SCHEME)]
     wanted = (job, position.role, position.server_rank, position.process_rank)
     return any(
         len(parts) == len(wanted)
         and all(part in ("*", want) for part, want in zip(parts, wanted, strict=True))
-        for parts in places
+        for parts in allowed
     )
 
 
-def check_token(shown: str, secret: str, job: str, position: Position) -> bool:
-    return hmac.compare_digest(shown.encode(), make_token(secret, job, position).encode())
+def check_token(token: str, secret: str, job: str, position: Position) -> bool:
+    return hmac.compare_digest(token.encode(), make_token(secret, job, position).encode())

@@ -1,7 +1,7 @@
-"""What the kernel knows of our connections: whether the machine at the other end still answers.
+"""What the kernel knows about our TCP connections: whether the peer's machine still answers.
 
-gRPC owns the sockets and shows only the peer's address, by which the socket is found again. Asked
-rarely, only about a peer that is in doubt.
+gRPC owns the sockets and shows only the peer's address, by which the socket is found. Used rarely,
+only for a peer whose heartbeats are late.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INFO = struct.Struct("=8B24I")
 """The first part of Linux's `struct tcp_info`, the same in every kernel."""
 _UNACKED, _LAST_ACK_RECV, _RTT, _RTTVAR = 12, 20, 23, 24
 LEAST_RTO_S = 0.2
-"""Linux never waits less before it sends once more."""
+"""Linux never waits less before it sends again."""
 
 
 class TcpConnections:
@@ -26,7 +26,7 @@ class TcpConnections:
         self._sockets: dict[tuple[str, int], int] = {}
 
     def look(self, peer: str) -> TcpState | None:
-        """`peer` as gRPC names it. None: there is no such connection that the kernel would know."""
+        """`peer` is gRPC's name of the peer. None: no such TCP connection."""
         address = _address(peer)
         if address is None:
             return None
@@ -46,7 +46,7 @@ def _address(peer: str) -> tuple[str, int] | None:
 
 
 def _plain(host: str) -> str:
-    """gRPC's server listens on IPv6 for both, and so names IPv4 addresses in its words."""
+    """gRPC's server listens on IPv6 for both, so it shows IPv4 addresses as mapped IPv6 ones."""
     return host.lower().removeprefix("::ffff:").partition("%")[0]
 
 
@@ -79,8 +79,8 @@ def _look_at(file: int) -> TcpState | None:
         finally:
             borrowed.detach()
         if len(raw) == _INFO.size:
-            told = _INFO.unpack(raw)
-            usual_s = (told[_RTT] + 4 * told[_RTTVAR]) / 1e6
-            quiet_s = told[_LAST_ACK_RECV] / 1e3
-            return TcpState(told[_UNACKED] > 0, quiet_s, max(LEAST_RTO_S, usual_s))
+            info = _INFO.unpack(raw)
+            usual_s = (info[_RTT] + 4 * info[_RTTVAR]) / 1e6
+            quiet_s = info[_LAST_ACK_RECV] / 1e3
+            return TcpState(info[_UNACKED] > 0, quiet_s, max(LEAST_RTO_S, usual_s))
     return None

@@ -16,7 +16,7 @@ from taskd.clusterd.main import ServerConfig, serve
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.errors import SettingsError
 from taskd.model.strategies import LADDER, parse_strategies
-from taskd.runtime.fd_limit import make_room
+from taskd.runtime.fd_limit import raise_fd_limit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    make_room()
+    raise_fd_limit()
     asyncio.run(_serve(_config(arguments)))
     return 0
 

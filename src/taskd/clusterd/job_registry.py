@@ -38,7 +38,7 @@ from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import Strategy
 from taskd.runtime.clock import Clock
 from taskd.runtime.journal import Journal, JournalFailed
-from taskd.wire.tagged_json import Illegible
+from taskd.wire.tagged_json import UnreadableRecord
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class JobRegistry:
             job = JobId(name)
             try:
                 record = records.read(job, text, notes)
-            except Illegible as error:
+            except UnreadableRecord as error:
                 log.error(
                     "job=%s cannot be restored from the journal and must register again: %s",
                     job,

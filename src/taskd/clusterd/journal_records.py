@@ -73,7 +73,7 @@ def write(
 
 
 def read(job: JobId, text: str, notes: Mapping[str, str]) -> Record:
-    """Raises Illegible if another version wrote what this one cannot read."""
+    """Raises UnreadableRecord if another version wrote what this one cannot read."""
     record: Record = tagged.read(text, TYPES)
     noted = {
         kind: tagged.read(notes[f"{kind}/{job}"], TYPES)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from taskd.config import environ
 from taskd.errors import SettingsError
-from taskd.runtime import private_folder as own_folder
+from taskd.runtime import files
 from taskd.runtime.address import Address
 
 PORT = 8899
@@ -33,7 +33,7 @@ class Place:
 def directory() -> Path:
     """Created if missing. Raises SettingsError if another user could have put files there."""
     base = environ.get("XDG_RUNTIME_DIR", "")
-    return own_folder.make(Path(base) / "taskd" if base else own_folder.place())
+    return files.make_private(Path(base) / "taskd" if base else files.user_folder())
 
 
 def announce(job: str, address: str, token: str = "") -> Path:

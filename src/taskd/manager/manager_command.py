@@ -18,7 +18,7 @@ from taskd.core.manager.stragglers import StragglerConfig
 from taskd.errors import SettingsError, TaskdError
 from taskd.manager.main import serve
 from taskd.manager.settings import PORT, ManagerConfig, switch_file
-from taskd.runtime.fd_limit import make_room
+from taskd.runtime.fd_limit import raise_fd_limit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def config_of(args: argparse.Namespace) -> ManagerConfig:
 
 
 def run(args: argparse.Namespace) -> int:
-    make_room()
+    raise_fd_limit()
     return serve(config_of(args))
 
 

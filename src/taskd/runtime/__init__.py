@@ -1,4 +1,4 @@
-"""The outside world, shared by every process: clock, driver, links, bus, journal, log."""
+"""What every process shares: clock, driver, retry, journal, log, metrics, small files."""
 
 from taskd.config import quieten_grpc
 

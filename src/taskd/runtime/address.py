@@ -18,11 +18,13 @@ class Address:
     def parse(text: str) -> Address:
         host, colon, port = text.rpartition(":")
         if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise SettingsError([f"{text!r} is no address: expected host:port"])
+            raise SettingsError([f"{text!r} is not an address: expected host:port"])
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
         if not host or any(letter.isspace() or letter in "/@[]" for letter in host):
-            raise SettingsError([f"{text!r} is no address: its host is no name and no IP"])
+            raise SettingsError(
+                [f"{text!r} is not an address: its host is neither a name nor an IP address"]
+            )
         return Address(host, int(port))
 
     @property
@@ -35,7 +37,7 @@ class Address:
             return False
 
     def why_not(self) -> str:
-        """Why nobody can listen there. gRPC knows it, and does not say."""
+        """Why listening there fails. gRPC does not report the reason."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
             family, kind, protocol, _, there = found[0]
@@ -45,7 +47,7 @@ class Address:
                 trial.listen()
         except OSError as error:
             return error.strerror or str(error)
-        return "it was not free a moment ago"
+        return "the port was in use a moment ago"
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -1,20 +1,20 @@
-"""The page in shared memory on which a training process shows its progress.
+"""The page in shared memory in which a training process publishes its progress.
 
-One file of 64 bytes a rank, which the agent creates, names in `TASKD_BEACON` and reads whenever it
-likes: no message is sent while all is well. All numbers are little-endian and lie on 8-byte
-boundaries, so that each is written and read in one piece:
+One file of 64 bytes per rank. The agent creates it, names it in `TASKD_BEACON` and reads it when it
+needs to: no message is sent while all is well. All numbers are little-endian and on 8-byte
+boundaries, so that each is written and read atomically:
 
     offset  type  meaning
-         0  u64   MAGIC, written last: before that nothing else counts
+         0  u64   MAGIC, written last: until then the page is not valid
          8  u64   steps committed
         16  u64   collectives entered
-        24  u64   collectives ended; fewer than entered: the rank waits for others
+        24  u64   collectives ended; fewer than entered: the rank waits for other ranks
         32  u64   incident in which it trains
-        40  f64   monotonic clock, in seconds, when anything last moved
+        40  f64   monotonic clock, in seconds, of the last progress
         48  u64   phase: index into PHASES
         56  u64   pid
 
-The monotonic clock is the machine's, the same in every process of it.
+The monotonic clock is the same in all processes of a machine.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _STEP, _ENTERED, _ENDED, _INCIDENT, _MOVED, _PHASE = 8, 16, 24, 32, 40, 48
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What the agent sees."""
+class BeaconReading:
+    """What the agent reads."""
 
     step: int
     entered: int
@@ -54,7 +54,7 @@ class Sight:
 
 
 class Beacon:
-    """The writer's side. Without a path it writes into memory of its own."""
+    """The writer's side. Without a path it writes into private memory."""
 
     def __init__(self, path: str, clock: Clock = monotonic) -> None:
         self._clock = clock
@@ -88,11 +88,11 @@ class Beacon:
         _F64.pack_into(self._page, _MOVED, self._clock())
 
 
-def read(page: bytes | mmap.mmap) -> Sight | None:
-    """The reader's side. None while the process has not put up its beacon."""
+def read(page: bytes | mmap.mmap) -> BeaconReading | None:
+    """The reader's side. None: the process has not written its beacon yet."""
     if len(page) < SIZE:
         return None
     magic, step, entered, ended, incident, moved_at, phase, pid = _ALL.unpack_from(page)
     if magic != MAGIC or phase >= len(PHASES):
         return None
-    return Sight(step, entered, ended, incident, moved_at, PHASES[phase], pid)
+    return BeaconReading(step, entered, ended, incident, moved_at, PHASES[phase], pid)

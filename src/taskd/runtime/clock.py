@@ -15,16 +15,16 @@ wall: Clock = time.time
 monotonic_ns: Callable[[], int] = time.monotonic_ns
 wall_ns: Callable[[], int] = time.time_ns
 CLOCK_REALTIME_COARSE = 5
-"""Of Linux; Python has no name for it."""
+"""Linux's constant; Python has no name for it."""
 
 
 def file_time() -> float:
-    """By the clock that files are stamped with, which is some milliseconds behind `wall`."""
+    """The clock of file timestamps, which is some milliseconds behind `wall`."""
     return time.clock_gettime(CLOCK_REALTIME_COARSE)
 
 
 async def next_before(inbox: asyncio.Queue[T], deadline: float, clock: Clock) -> T | None:
-    """Return the next item, or None once the deadline has passed."""
+    """The next item, or None when the deadline has passed."""
     if not inbox.empty():
         return inbox.get_nowait()
     if deadline == inf:
@@ -37,7 +37,7 @@ async def next_before(inbox: asyncio.Queue[T], deadline: float, clock: Clock) ->
 
 
 async def wait_until(happened: asyncio.Event, at_most_s: float) -> bool:
-    """Whether it happened in that time."""
+    """Wait for the event. False: timeout."""
     try:
         async with asyncio.timeout(at_most_s):
             return await happened.wait()

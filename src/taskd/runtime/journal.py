@@ -1,12 +1,11 @@
-"""The memory of clusterd: what was decided for each job, on disk before it is acted upon.
+"""clusterd's journal: what was decided for each job, on disk before it takes effect.
 
-`jobs` holds the newest record of every job and `notes` what seldom changes: a restart needs no
-more. `entries` holds the history that `taskd replay` retells. All change in one transaction, so a
-record and the story of how it came about cannot disagree, and cutting old entries off is all the
-compaction there is.
+Table `jobs` holds the newest record of every job and `notes` what seldom changes: a restart needs
+no more. `entries` holds the history that `taskd replay` shows. All change in one transaction, so a
+record and its history cannot disagree, and deleting old entries is the only compaction.
 
-One thread writes. Whatever the jobs have handed in while it was busy goes into its next
-transaction: many jobs share one fsync. Knows nothing of recovery; clusterd/journal_records.py does.
+One thread writes. All requests that arrive while it is busy go into its next transaction: many jobs
+share one fsync. What a record means is defined in `clusterd/journal_records.py`.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ ENTRY = (
     "INSERT INTO entries (job, incident, at, event, before, after, because, commands)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
-FOLD_BYTES = 4 * 1024 * 1024
-"""The log is copied into the database, between two transactions, once it has about this size."""
+CHECKPOINT_BYTES = 4 * 1024 * 1024
+"""At about this size the write-ahead log is copied into the database, between transactions."""
 TRANSACTION_BYTES = 16 * 1024
-"""What one transaction adds to the log besides long records: a page in each of four trees."""
+"""What one transaction adds to the log besides long records: a page in each of four B-trees."""
 
 
 class JournalFailed(Transient):
@@ -59,21 +58,21 @@ class JournalFailed(Transient):
 
 
 class JournalUnusable(Permanent):
-    """The file is not a journal of ours, is of a newer version, or is in use by another server."""
+    """The file is not a journal, is of a newer version, or is used by another server."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalConfig:
-    entries_a_job: int = 2_000
-    """How much history of one job is kept; the oldest goes first."""
+    entries_per_job: int = 2_000
+    """How many entries of history are kept per job; the oldest are deleted first."""
 
     ended_jobs: int = 1_000
-    """How many jobs that are over can still be retold."""
+    """How many ended jobs are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a job's history."""
+    """One entry of a job's history."""
 
     job: str
     incident: int
@@ -84,12 +83,12 @@ class Entry:
     because: str
     commands: tuple[str, ...] = ()
     number: int = 0
-    """Given by the journal."""
+    """Assigned by the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A job's new record and the history that led to it: all or nothing."""
+    """A job's new record and the history that led to it, written atomically."""
 
     job: str
     record: str
@@ -97,42 +96,42 @@ class Write:
     entries: tuple[Entry, ...] = ()
     ended: bool = False
     notes: tuple[tuple[str, str | None], ...] = ()
-    """What changes seldom and would be a burden in every record; None removes one."""
+    """What is large and changes seldom, kept out of the record; None removes a note."""
 
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     task: Callable[[sqlite3.Connection], object]
     answer: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
 
 
 class Journal:
-    """Opened by the constructor, which tells at once when the file cannot be used."""
+    """Opened by the constructor, which raises at once when the file cannot be used."""
 
     def __init__(self, path: Path | None, config: JournalConfig | None = None) -> None:
-        """Without a path the journal lives in memory and ends with the process."""
+        """Without a path the journal is in memory and ends with the process."""
         self._path, self._config = path, config or JournalConfig()
-        self._inbox: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_Request | None] = SimpleQueue()
         self._closing = False
         self._connection: sqlite3.Connection | None = _connect(path)
         self._kept: dict[str, int] = {}
         self.last_error: str | None = None
-        self._unfolded = 0
+        self._log_bytes = 0
         self.transactions = 0
-        """Since the start. Fewer than writes: jobs share them."""
+        """Since the start. Fewer than writes, because jobs share them."""
         self._thread = threading.Thread(target=self._work, name="taskd-journal", daemon=True)
         self._thread.start()
 
     async def append(self, write: Write) -> None:
-        """Return once the write would survive the machine's sudden end."""
+        """Return when the write would survive a crash of the machine."""
         await self._ask(partial(self._write, write))
 
-    async def tell(self, entry: Entry) -> None:
-        """Add to a job's history what changed nothing in its record."""
+    async def add_entry(self, entry: Entry) -> None:
+        """Add an entry to a job's history without a new record."""
         await self._ask(partial(self._add, entry))
 
     async def records(self) -> dict[str, str]:
@@ -155,7 +154,7 @@ class Journal:
         await self._ask(lambda connection: _note(connection, name, text))
 
     async def newest(self) -> float:
-        """When anything was written last; 0 when nothing was."""
+        """The time of the last write; 0: nothing was written."""
 
         def read(connection: sqlite3.Connection) -> float:
             return float(connection.execute("SELECT MAX(changed) FROM jobs").fetchone()[0] or 0)
@@ -172,14 +171,14 @@ class Journal:
         return await self._ask(read)
 
     async def history(self, job: str, incident: int = 0) -> list[Entry]:
-        """What is kept of a job, oldest first; of one incident, or of all."""
+        """The history of a job, oldest first; of one incident, or of all (0)."""
         return await self._ask(partial(_history, job, incident))
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
-        """Write what has been handed in, then let go of the file."""
+        """Write all requests that are queued, then close the file."""
         if not self._closing:
             self._closing = True
             self._inbox.put(None)
@@ -190,7 +189,7 @@ class Journal:
             raise JournalFailed("the journal is closed")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        self._inbox.put(_Asked(task, answer, loop))
+        self._inbox.put(_Request(task, answer, loop))
         return await answer
 
     # In the journal's own thread
@@ -198,24 +197,24 @@ class Journal:
     def _work(self) -> None:
         while batch := self._batch():
             try:
-                results = self._transact([asked.task for asked in batch])
-            # What SQLite cannot hold, such as half a character, must not end this thread either.
+                results = self._transact([request.task for request in batch])
+            # A value that SQLite cannot store, such as a lone surrogate, must not end this thread.
             except (sqlite3.Error, JournalUnusable, ValueError, OverflowError) as error:
                 self._fail(batch, error)
                 continue
             self.last_error = None
-            _tell(list(zip(batch, results, strict=True)))
-            self._tidy()
-        self._let_go()
+            _deliver(list(zip(batch, results, strict=True)))
+            self._checkpoint()
+        self._disconnect()
 
-    def _batch(self) -> list[_Asked]:
-        """All that has been handed in by now, at least one; none at all at the end."""
-        asked = self._inbox.get()
+    def _batch(self) -> list[_Request]:
+        """All requests that are queued now, at least one; empty at the end."""
+        request = self._inbox.get()
         batch = []
-        while asked is not None:
-            batch.append(asked)
+        while request is not None:
+            batch.append(request)
             try:
-                asked = self._inbox.get_nowait()
+                request = self._inbox.get_nowait()
             except Empty:
                 return batch
         if batch:
@@ -229,20 +228,19 @@ class Journal:
         results = [task(self._connection) for task in tasks]
         self._connection.execute("COMMIT")
         self.transactions += 1
-        self._unfolded += TRANSACTION_BYTES
+        self._log_bytes += TRANSACTION_BYTES
         return results
 
-    def _fail(self, batch: list[_Asked], error: Exception) -> None:
-        """Give up the transaction; a fresh connection tries again with the next one."""
-        self._let_go()
+    def _fail(self, batch: list[_Request], error: Exception) -> None:
+        """Abort the transaction; the next one uses a new connection."""
+        self._disconnect()
         self._kept.clear()
-        self.last_error = (
-            f"the journal {self._path or 'in memory'} cannot be written: {_told(error, self._path)}"
-        )
-        log.error("%s; the last good state stays in force", self.last_error)
-        _tell([(asked, JournalFailed(self.last_error)) for asked in batch])
+        where, reason = self._path or "in memory", _reason(error, self._path)
+        self.last_error = f"the journal {where} cannot be written: {reason}"
+        log.error("%s; the last written state stays in effect", self.last_error)
+        _deliver([(request, JournalFailed(self.last_error)) for request in batch])
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None and (self._path is not None or self._closing):
             with suppress(sqlite3.Error):
                 self._connection.close()
@@ -259,8 +257,8 @@ class Journal:
         connection.executemany(ENTRY, [_row(entry) for entry in write.entries])
         for name, text in write.notes:
             _note(connection, name, text)
-            self._unfolded += len(text or "")
-        self._unfolded += len(write.record)
+            self._log_bytes += len(text or "")
+        self._log_bytes += len(write.record)
         self._cut(write.job, len(write.entries), connection)
         if write.ended:
             self._cut_ended(write.job, connection)
@@ -270,14 +268,14 @@ class Journal:
         self._cut(entry.job, 1, connection)
 
     def _cut(self, job: str, added: int, connection: sqlite3.Connection) -> None:
-        """Now and then, the oldest entries of a job."""
+        """Delete the oldest entries of a job, once there are a quarter too many."""
         kept = self._kept.get(job)
         if kept is None:
             counted = connection.execute("SELECT COUNT(*) FROM entries WHERE job = ?", (job,))
             kept = int(counted.fetchone()[0])
         else:
             kept += added
-        limit = self._config.entries_a_job
+        limit = self._config.entries_per_job
         if kept > limit + max(limit // 4, 1):
             connection.execute(
                 "DELETE FROM entries WHERE job = ?1 AND number <= (SELECT number FROM entries"
@@ -288,7 +286,7 @@ class Journal:
         self._kept[job] = kept
 
     def _cut_ended(self, job: str, connection: sqlite3.Connection) -> None:
-        """The oldest of the jobs that are over."""
+        """Delete the oldest ended jobs."""
         self._kept.pop(job)
         over = connection.execute(
             "SELECT job FROM jobs WHERE ended ORDER BY changed DESC LIMIT -1 OFFSET ?",
@@ -298,35 +296,35 @@ class Journal:
             connection.execute("DELETE FROM jobs WHERE job = ?", (oldest,))
             connection.execute("DELETE FROM entries WHERE job = ?", (oldest,))
 
-    def _tidy(self) -> None:
-        """Off everybody's path: the callers of this batch have their answers already."""
-        if self._path is None or self._connection is None or self._unfolded < FOLD_BYTES:
+    def _checkpoint(self) -> None:
+        """After the requests of this batch are answered, so that none of them waits for it."""
+        if self._path is None or self._connection is None or self._log_bytes < CHECKPOINT_BYTES:
             return
-        self._unfolded = 0
-        # The log's file keeps its size and is written anew from its start: that makes for a
-        # cheaper fsync than a file that grows.
+        self._log_bytes = 0
+        # The log file keeps its size and is overwritten from its start: that makes fsync cheaper
+        # than a growing file.
         with suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(RESTART)")
 
 
-def _tell(results: list[tuple[_Asked, object]]) -> None:
-    """One wake-up for each loop that waits, however many of its tasks do."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Asked, object]]] = {}
-    for asked, result in results:
-        by_loop.setdefault(asked.loop, []).append((asked, result))
-    for loop, told in by_loop.items():
-        with suppress(RuntimeError):  # the loop has ended, and with it those who asked
-            loop.call_soon_threadsafe(_answer, told)
+def _deliver(results: list[tuple[_Request, object]]) -> None:
+    """One wake-up per waiting loop, however many of its tasks wait."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Request, object]]] = {}
+    for request, result in results:
+        by_loop.setdefault(request.loop, []).append((request, result))
+    for loop, answers in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed, and nothing waits any more
+            loop.call_soon_threadsafe(_answer, answers)
 
 
-def _answer(results: list[tuple[_Asked, object]]) -> None:
-    for asked, result in results:
-        if asked.answer.done():
+def _answer(results: list[tuple[_Request, object]]) -> None:
+    for request, result in results:
+        if request.answer.done():
             continue
         if isinstance(result, JournalFailed):
-            asked.answer.set_exception(result)
+            request.answer.set_exception(result)
         else:
-            asked.answer.set_result(result)
+            request.answer.set_result(result)
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:
@@ -338,10 +336,10 @@ def _connect(path: Path | None) -> sqlite3.Connection:
             where, timeout=2.0, isolation_level=None, check_same_thread=False
         )
     except (sqlite3.Error, OSError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise JournalUnusable(f"the journal {where} cannot be opened: {told}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise JournalUnusable(f"cannot open the journal {where}: {reason}") from error
     try:
-        # Exclusive: a second server on the same file would decide everything twice.
+        # Exclusive: a second server on the same file would make its own decisions.
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -351,15 +349,13 @@ def _connect(path: Path | None) -> sqlite3.Connection:
             connection.executescript(f"BEGIN; {CREATE} PRAGMA user_version = {SCHEMA}; COMMIT;")
         elif version != SCHEMA:
             raise JournalUnusable(
-                f"the journal {where} has version {version}, this program knows {SCHEMA}"
+                f"the journal {where} has version {version}; this program reads version {SCHEMA}"
             )
         connection.execute("BEGIN EXCLUSIVE")
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         connection.close()
-        raise JournalUnusable(
-            f"the journal {where} cannot be used: {_told(error, path)}"
-        ) from error
+        raise JournalUnusable(f"cannot use the journal {where}: {_reason(error, path)}") from error
     except JournalUnusable:
         connection.close()
         raise
@@ -367,19 +363,19 @@ def _connect(path: Path | None) -> sqlite3.Connection:
 
 
 def _create(path: Path) -> None:
-    """What went wrong in a job is nobody else's business; SQLite would let everybody read it."""
+    """Readable by this user only: SQLite would create a file that all users can read."""
     if path.is_dir():
-        raise IsADirectoryError(EISDIR, "it is a directory; name a file in it")
+        raise IsADirectoryError(EISDIR, "it is a directory; give the path of a file in it")
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
-def _told(error: Exception, path: Path | None) -> str:
-    """SQLite calls anything a disk I/O error; who tries to write beside it is told the reason."""
+def _reason(error: Exception, path: Path | None) -> str:
+    """SQLite reports every failure as a disk I/O error; a write next to it shows the reason."""
     if path is not None and isinstance(error, sqlite3.OperationalError):
         try:
-            with TemporaryFile(dir=path.parent, buffering=0) as beside:
-                beside.write(b"?")
+            with TemporaryFile(dir=path.parent, buffering=0) as probe:
+                probe.write(b"?")
         except OSError as reason:
             return f"{error} ({reason.strerror})"
     return str(error)
@@ -397,16 +393,16 @@ def _row(entry: Entry) -> tuple[object, ...]:
         entry.job,
         entry.incident,
         entry.at,
-        _legible(entry.event),
+        _encodable(entry.event),
         entry.before,
         entry.after,
-        _legible(entry.because),
+        _encodable(entry.because),
         json.dumps(entry.commands),
     )
 
 
-def _legible(text: str) -> str:
-    """Reasons may quote names of files and objects, in which anything can stand."""
+def _encodable(text: str) -> str:
+    """Reasons may quote names of files and objects, which need not be valid Unicode."""
     return text.encode(errors="replace").decode()
 
 

@@ -1,9 +1,8 @@
-"""Where the lines of every `taskd.*` logger go, and how they look.
+"""Sets up the `taskd.*` loggers: destinations, levels and format.
 
 A line goes to a rotating file (`runtime/log_file.py`) and to standard output. `attach` raises
-nothing and touches no file, so that it can be called at import. `taskd.python.utils.log` offers
-this under its documented names; the manager, agents and others call `also_to` for a file of
-their own.
+nothing and opens no file, so that it can be called at import. `taskd.python.utils.log` offers this
+under its documented names; the manager, agents and others call `also_to` for their own file.
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ class LogSettings:
     """Read from the environment with the prefix `TASKD`."""
 
     log_path: str = "./taskd_log/"
-    """Directory of the log files; made on the first line, with mode 0750."""
+    """Directory of the log files; created with mode 0750 when the first line is written."""
 
     file_log_level: Level = Level.INFO
-    """The least level that goes to the file."""
+    """The lowest level that goes to the file."""
 
     std_log_level: Level = Level.INFO
-    """The least level that goes to standard output."""
+    """The lowest level that goes to standard output."""
 
     log_stdout: bool = True
-    """Whether lines go to standard output too."""
+    """Whether lines also go to standard output."""
 
 
 def settings(environment: Mapping[str, str] = environ) -> tuple[LogSettings, list[str]]:
-    """What is set, with the default for each wrong value, and a sentence for each of those."""
+    """The settings, with the default for each invalid value, and the problems of those."""
     try:
         return load(LogSettings, environment), []
     except SettingsError as error:
@@ -68,7 +67,8 @@ def settings(environment: Mapping[str, str] = environ) -> tuple[LogSettings, lis
 
 
 class OneLineFormatter(logging.Formatter):
-    """One record, one line: what a peer sent cannot forge a second one, nor fill the disk."""
+    """One line per record, of limited length: text from a peer can neither forge lines nor fill
+    the disk."""
 
     def __init__(self, fmt: str, max_length: int, datefmt: str | None = None) -> None:
         super().__init__(fmt, datefmt)
@@ -82,7 +82,7 @@ class OneLineFormatter(logging.Formatter):
         return super().formatMessage(record)
 
     def formatException(self, ei: object) -> str:
-        # Indented, so that no line of a traceback can look like a record.
+        # Indented, so that no line of a traceback looks like a record.
         text = super().formatException(ei)  # type: ignore[arg-type]
         return "\n".join("    " + line for line in text.splitlines())
 
@@ -95,7 +95,7 @@ _ESCAPES = {
 
 
 class StdoutHandler(logging.StreamHandler[TextIO]):
-    """Writes to whatever standard output is at that moment."""
+    """Writes to the current `sys.stdout`, also after it was replaced."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -107,7 +107,7 @@ class StdoutHandler(logging.StreamHandler[TextIO]):
 
 @cache
 def attach() -> logging.Logger:
-    """Send all `taskd.*` lines to the documented places. More calls change nothing."""
+    """Send all `taskd.*` lines to the documented destinations. Further calls do nothing."""
     chosen, problems = settings()
     ROOT.setLevel(logging.DEBUG)
     also_to("taskd.log", chosen)
@@ -117,7 +117,7 @@ def attach() -> logging.Logger:
         console.setFormatter(OneLineFormatter(FORMAT, MESSAGE_LIMIT, DATE_FORMAT))
         ROOT.addHandler(console)
     if problems:
-        sys.stderr.write(f"taskd: the default is used instead: {'; '.join(problems)}\n")
+        sys.stderr.write(f"taskd: log settings replaced by defaults: {'; '.join(problems)}\n")
     return ROOT
 
 
@@ -127,7 +127,7 @@ def also_to(
     logger: logging.Logger = ROOT,
     backups: int = BACKUPS,
 ) -> RotatingHandler:
-    """Let a logger write to a file of the log directory; the caller may remove the handler."""
+    """Add a file of the log directory to a logger; the caller may remove the handler."""
     chosen = chosen or settings()[0]
     handler = RotatingHandler(
         Path(chosen.log_path) / filename, max_bytes=FILE_LIMIT_BYTES, backups=backups

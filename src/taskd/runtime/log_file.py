@@ -1,8 +1,8 @@
-"""A log file that several processes may share, made when its first line is written.
+"""A log file that several processes may share, created when its first line is written.
 
-A log that cannot be opened must not keep a job from training: then the lines go to standard
-error, after one warning, until the file works again. Whoever finds the file full and gets the
-lock of its directory rotates it; the others follow to the new one. `runtime/log.py` says which
+A log that cannot be opened must not keep a job from training: then the lines go to standard error,
+after one warning, until the file works again. The process that finds the file full and gets the
+lock of its directory rotates it; the others then open the new one. `runtime/log.py` decides which
 lines come here and how they look.
 """
 
@@ -27,7 +27,7 @@ _STAMPED = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}")
 
 
 class RotatingHandler(logging.FileHandler):
-    """Appends to a file that is made when it is first needed, and renamed when it is full."""
+    """Appends to a file that is created when first needed and renamed when full."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class RotatingHandler(logging.FileHandler):
         try:
             line = self.format(record) + self.terminator
         except (TypeError, ValueError, KeyError):
-            # The arguments do not fit the text: the caller's mistake, told as logging tells it.
+            # The arguments do not fit the format: reported in the way of the logging module.
             self.handleError(record)
             return
         try:
@@ -60,7 +60,7 @@ class RotatingHandler(logging.FileHandler):
             self._warned = False
 
     def _ready(self, more: int, now: float) -> TextIOWrapper:
-        """The open file, with room for so many characters more."""
+        """The open file, with room for `more` characters."""
         if self.stream is not None and self._was_replaced(self.stream):
             self.close_file()
         if self.stream is None:
@@ -79,7 +79,9 @@ class RotatingHandler(logging.FileHandler):
         if sys.stderr is None:
             return
         if not self._warned:
-            sys.stderr.write(f"taskd: the log goes to standard error: {error}\n")
+            sys.stderr.write(
+                f"taskd: cannot write the log file, writing to standard error: {error}\n"
+            )
             self._warned = True
         sys.stderr.write(line)
 
@@ -94,7 +96,7 @@ class RotatingHandler(logging.FileHandler):
         return open(descriptor, "a", encoding=self.encoding)
 
     def _was_replaced(self, stream: TextIOWrapper) -> bool:
-        """Whether another process has renamed our file away, or somebody has removed it."""
+        """Whether our file was renamed by another process, or removed."""
         try:
             there = os.stat(self.baseFilename)
         except FileNotFoundError:
@@ -109,11 +111,11 @@ class RotatingHandler(logging.FileHandler):
         return held.st_size > 0 and held.st_size + more > self.max_bytes
 
     def _rotated(self, stream: TextIOWrapper, now: float) -> bool:
-        """Whether there is a new file to be opened now."""
+        """Rotate, unless another process does. True: a new file must be opened."""
         path = Path(self.baseFilename)
         with _locked(path.parent) as mine:
             if not mine:
-                return False  # Another process is at it: one line more may go to the old file.
+                return False  # another process is rotating: one more line may go to the old file
             if not self._was_replaced(stream):
                 self._back_up(path, now)
         return True
@@ -132,7 +134,7 @@ class RotatingHandler(logging.FileHandler):
 
 
 def _backups(path: Path) -> list[tuple[datetime, Path]]:
-    """The backups of a log file with their moments, oldest first."""
+    """The backups of a log file with their times, oldest first."""
     found = ((_moment(path, entry.name), entry) for entry in path.parent.iterdir())
     return sorted((moment, entry) for moment, entry in found if moment)
 
@@ -157,7 +159,7 @@ def _make_directory(path: Path) -> None:
         path.mkdir()
     except FileExistsError:
         return
-    path.chmod(DIRECTORY_MODE)  # Whatever the umask says.
+    path.chmod(DIRECTORY_MODE)  # independent of the umask
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""One asyncio loop in one daemon thread, for processes that are not ours.
+"""One asyncio loop in one daemon thread, for use inside a user's process.
 
-A training script has its own main thread and perhaps its own loop; ours must not disturb either.
-A thread does not survive a fork, so a child must make a `LoopThread` of its own.
+A training script has its own main thread and perhaps its own loop; we must not disturb either.
+A thread does not survive a fork, so a forked child must create its own `LoopThread`.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ class LoopThread:
     def __init__(self, name: str = "taskd") -> None:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._turn, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
 
-    def _turn(self) -> None:
+    def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
         finally:
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
+            remaining = asyncio.all_tasks(self._loop)
+            for task in remaining:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.run_until_complete(asyncio.gather(*remaining, return_exceptions=True))
             self._loop.close()
 
     @property
     def is_ours(self) -> bool:
-        """False in a process that was forked from the one that made it."""
+        """False in a process that was forked from its creator."""
         return os.getpid() == self._pid
 
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start the coroutine in the loop. From any thread of the process that made this one."""
+        """Start the coroutine in the loop, from any thread of the creating process."""
         if not self.is_ours or not self._thread.is_alive():
             work.close()
-            why = "it was stopped" if self.is_ours else "it was made before a fork, elsewhere"
-            raise Permanent(f"this loop is not running: {why}")
+            why = "it was stopped" if self.is_ours else "it belongs to the parent process of a fork"
+            raise Permanent(f"the loop thread is not running: {why}")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:

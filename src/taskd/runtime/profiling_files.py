@@ -1,9 +1,9 @@
-"""Two small files a rank in shared memory, between the agent and a training process.
+"""Two small files per rank in shared memory, between the agent and a training process.
 
-The *page* is one word: which parts the agent wants recorded. A training process looks at it at the
-end of every step, which costs it less than a microsecond; so a job that nobody looks into has no
-thread, no connection and no hook more than a bare one. The *pace* is how the process fares while
-it is recorded; it is replaced as a whole, about once a second.
+The *switch* is one word: which parts the agent wants recorded. A training process reads it at the
+end of every step, which costs less than a microsecond; so a job that is not profiled has no extra
+thread, connection or hook. The *pace* is the process's timing while it is recorded; the file is
+replaced as a whole, about once per second.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import struct
 from pathlib import Path
 
 from taskd.model.profiling import Pace, Part
-from taskd.wire.json_codec import Misfit, from_plain, to_plain
+from taskd.wire.json_codec import TypeMismatch, from_plain, to_plain
 
 SIZE = 64
 _WORD = struct.Struct("<Q")
 PACE_SUFFIX = ".pace"
 
 
-class Page:
-    """Either side's view of the word. Without a path it is memory of this process alone."""
+class SharedSwitch:
+    """The word, for both sides. Without a path it is private memory of this process."""
 
     def __init__(self, path: str = "") -> None:
         self.path = path
@@ -37,7 +37,7 @@ class Page:
         else:
             self._memory = mmap.mmap(-1, SIZE)
         self.word = memoryview(self._memory).cast("Q")
-        """`word[0]` is what is wanted, for readers in a hurry."""
+        """`word[0]` is the switch, for the fastest possible read."""
 
     def want(self, parts: Part) -> None:
         _WORD.pack_into(self._memory, 0, int(parts))
@@ -46,8 +46,8 @@ class Page:
     def wanted(self) -> Part:
         return Part(self.word[0] & 31)
 
-    def tell(self, pace: Pace) -> None:
-        """The worker's side. Whole or not at all."""
+    def publish_pace(self, pace: Pace) -> None:
+        """The worker's side. Replaces the file atomically."""
         if not self.path:
             return
         draft = f"{self.path}{PACE_SUFFIX}.new"
@@ -57,10 +57,10 @@ class Page:
 
 
 def read_pace(path: str) -> Pace | None:
-    """The agent's side. None: nothing has been told yet, or by somebody who speaks otherwise."""
+    """The agent's side. None: no pace yet, or one in a format of another version."""
     try:
         return from_plain(Pace, json.loads(Path(path + PACE_SUFFIX).read_text()))
-    except (OSError, ValueError, Misfit):
+    except (OSError, ValueError, TypeMismatch):
         return None
 
 

@@ -1,7 +1,7 @@
-"""The tokens that clusterd asks for: one opens one job, the operator's opens everything.
+"""Tokens for clusterd: a job's token gives access to that job, the operator's to everything.
 
-Made from the server's secret by whoever starts jobs; shown by clients as
-`authorization: Bearer …`; checked by clusterd/auth.py.
+They are made from the server's secret by the program that starts jobs, sent by clients as
+`authorization: Bearer …` and checked by `clusterd/auth.py`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def job_scope(job: str) -> str:
 
 
 def token_for(secret: str, scope: str) -> str:
-    """Whoever knows the secret can make every token; whoever has a token can make none."""
-    made = hmac.new(secret.encode(), f"taskd clusterd {scope}".encode(), sha256).digest()
-    return f"{scope}.{urlsafe_b64encode(made).decode().rstrip('=')}"
+    """With the secret every token can be made; from a token, no other one."""
+    digest = hmac.new(secret.encode(), f"taskd clusterd {scope}".encode(), sha256).digest()
+    return f"{scope}.{urlsafe_b64encode(digest).decode().rstrip('=')}"
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """The metadata that a client sends along."""
+    """The gRPC metadata with this token."""
     return ((HEADER, BEARER + token),) if token else ()

@@ -1,8 +1,8 @@
 """The JSON inside a bus message <-> the values of `taskd.model.messages`.
 
-Every body is an envelope `{"msg_type", "code", "message", "extension"}`. Ascend's peers know the
-codes below 1000; `message` and `extension` hold text, sometimes JSON again. Our own messages have
-codes from 1000 on and carry their fields as one JSON object in `message`.
+Every body is an envelope `{"msg_type", "code", "message", "extension"}`. The codes below 1000 are
+Ascend's; there `message` and `extension` hold text, which may be JSON again. Our own messages have
+codes from 1000 and hold their fields as one JSON object in `message`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from taskd.model import messages as m
 from taskd.model.ids import Rank, Role
-from taskd.wire.json_codec import Misfit, from_plain, to_plain
+from taskd.wire.json_codec import TypeMismatch, from_plain, to_plain
 
 REGISTER, STATUS, KEEP_ALIVE, ACTION = "REGISTER", "STATUS", "KEEP_ALIVE", "ACTION"
 
@@ -44,8 +44,8 @@ _PROFILING = {700: (False, False), 710: (True, False), 701: (False, True), 711: 
 _SWITCHED = {"switchOK": True, "switchFail": False}
 
 
-class NotABody(ValueError):
-    """The text is no envelope, or its fields do not fit its code; says which."""
+class InvalidBody(ValueError):
+    """The text is not an envelope, or its fields do not fit its code."""
 
 
 def encode(body: m.Body) -> str:
@@ -56,24 +56,24 @@ def encode(body: m.Body) -> str:
 
 
 def decode(text: str, sender: str) -> m.Body:
-    """`sender` is the role of the source: the same code means another thing in each direction."""
+    """`sender` is the role of the source: a code has another meaning in each direction."""
     envelope = _loads(text, "the body")
     if not isinstance(envelope, dict):
-        raise NotABody("the body is no JSON object")
+        raise InvalidBody("the body is not a JSON object")
     msg_type, code = envelope.get("msg_type"), envelope.get("code")
     message, extension = envelope.get("message"), envelope.get("extension") or {}
     if not isinstance(msg_type, str) or not isinstance(message, str):
-        raise NotABody("msg_type and message must be text")
+        raise InvalidBody("msg_type and message must be text")
     if not isinstance(code, int) or isinstance(code, bool):
-        raise NotABody(f"code must be a number, got {code!r}")
+        raise InvalidBody(f"code must be a number, got {code!r}")
     if not _is_text_map(extension):
-        raise NotABody("extension must map text to text")
+        raise InvalidBody("extension must map text to text")
     unknown = m.Unknown(msg_type, code, message, extension)
     if code in OUR_CODES:
         try:
             return from_plain(OUR_CODES[code], _loads(message, f"the message of {code}"))
-        except Misfit as misfit:
-            raise NotABody(str(misfit)) from None
+        except TypeMismatch as misfit:
+            raise InvalidBody(str(misfit)) from None
     if msg_type == ACTION and code in _PROFILING:
         return m.SetProfiling(*_PROFILING[code], _named(extension.get("Parts", "")))
     if msg_type == STATUS and 1400 <= code <= 1422 and code % 10 <= 2:
@@ -112,23 +112,23 @@ def _envelope(body: m.Body) -> tuple[str, int, str, Mapping[str, str]]:
         case m.StopWorkers(ranks):
             return ACTION, 213, json.dumps(list(map(str, ranks))), {}
         case m.SwitchNic(uuid, ranks, to_backup):
-            told = {
+            extension = {
                 "globalRankIDs": json.dumps(list(map(str, ranks))),
                 "globalOps": json.dumps(list(to_backup)),
                 "switchNicUUID": uuid,
             }
-            return ACTION, 204, "", told
+            return ACTION, 204, "", extension
         case m.NicSwitched(uuid, ok):
             return ACTION, 204, "switchOK" if ok else "switchFail", {"switchNicUUID": uuid}
         case m.RunStressTest(uuid, ops):
             per_rank = {str(rank): {"ops": list(which)} for rank, which in ops.items()}
-            told = {"StressTestRankOPStr": json.dumps(per_rank), "stressTestUUID": uuid}
-            return ACTION, 205, "", told
+            extension = {"StressTestRankOPStr": json.dumps(per_rank), "stressTestUUID": uuid}
+            return ACTION, 205, "", extension
         case m.StressTested(uuid, results):
             per_op = {op: {"code": code, "result": text} for op, (code, text) in results.items()}
             return ACTION, 205, json.dumps({"rankResult": per_op}), {"stressTestUUID": uuid}
         case m.SetProfiling(default_domain, communication, parts):
-            # Ascend's workers know the two domains only, and do not look into the extension.
+            # Ascend's workers know only the two domains, and ignore the extension.
             named = {"Parts": ",".join(parts)} if parts else {}
             return ACTION, 700 + 10 * default_domain + communication, "", named
         case m.ProfilingSet(default_state, communication_state):
@@ -136,7 +136,7 @@ def _envelope(body: m.Body) -> tuple[str, int, str, Mapping[str, str]]:
         case m.Unknown(msg_type, code, message, extension):
             return msg_type, code, message, extension
         case _:
-            raise TypeError(f"{type(body).__name__} is no body")
+            raise TypeError(f"{type(body).__name__} is not a message body")
 
 
 def _report(ranks: tuple[Rank, ...], restart_times: int) -> str:
@@ -167,8 +167,8 @@ def _read_ranks(kind: type[m.RestartWorkers | m.StopWorkers]) -> Reader:
         if message and message != "null":
             ranks = _loads(message, "the rank list")
         else:
-            told = _loads(extension.get("FaultRanks") or "{}", "FaultRanks")
-            ranks = list(told) if isinstance(told, dict) else told
+            faults = _loads(extension.get("FaultRanks") or "{}", "FaultRanks")
+            ranks = list(faults) if isinstance(faults, dict) else faults
         return kind(_ranks(ranks))
 
     return read
@@ -178,13 +178,13 @@ def _read_switch_nic(message: str, extension: Mapping[str, str], sender: str) ->
     ranks = _ranks(_loads(extension.get("globalRankIDs") or "[]", "globalRankIDs"))
     ops = _loads(extension.get("globalOps") or "[]", "globalOps")
     if not isinstance(ops, list) or not all(isinstance(op, bool) for op in ops):
-        raise NotABody("globalOps must be a list of true and false")
+        raise InvalidBody("globalOps must be a list of true and false")
     return m.SwitchNic(extension.get("switchNicUUID", ""), ranks, tuple(ops))
 
 
 def _read_nic_switched(message: str, extension: Mapping[str, str], sender: str) -> m.Body:
     if message not in _SWITCHED:
-        raise NotABody(f"expected switchOK or switchFail, got {message[:40]!r}")
+        raise InvalidBody(f"expected switchOK or switchFail, got {message[:40]!r}")
     return m.NicSwitched(extension.get("switchNicUUID", ""), _SWITCHED[message])
 
 
@@ -193,19 +193,19 @@ def _read_stress_test(message: str, extension: Mapping[str, str], sender: str) -
     try:
         ops = {Rank(int(rank)): tuple(map(int, item["ops"])) for rank, item in per_rank.items()}
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-        raise NotABody("StressTestRankOPStr must map ranks to lists of operations") from None
+        raise InvalidBody("StressTestRankOPStr must map ranks to lists of operations") from None
     return m.RunStressTest(extension.get("stressTestUUID", ""), ops)
 
 
 def _read_stress_tested(message: str, extension: Mapping[str, str], sender: str) -> m.Body:
-    told = _loads(message, "the stress test's result")
+    reply = _loads(message, "the stress test's result")
     try:
         results = {
             str(op): (str(item["code"]), str(item["result"]))
-            for op, item in told["rankResult"].items()
+            for op, item in reply["rankResult"].items()
         }
     except (AttributeError, KeyError, TypeError):
-        raise NotABody("rankResult must map operations to a code and a result") from None
+        raise InvalidBody("rankResult must map operations to a code and a result") from None
     return m.StressTested(extension.get("stressTestUUID", ""), results)
 
 
@@ -237,19 +237,19 @@ _READERS: dict[tuple[str, int, bool], Reader] = {
 
 def _loads(text: str, what: str) -> Any:
     try:
-        told = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        raise NotABody(f"{what} is no JSON: {text[:40]!r}") from None
-    return _legible(told) if _HALF_A_PAIR in text.lower() else told
+        raise InvalidBody(f"{what} is not JSON: {text[:40]!r}") from None
+    return _without_surrogates(value) if _SURROGATE in text.lower() else value
 
 
-_HALF_A_PAIR = "\\ud"
-"""How JSON may spell what is no character by itself, as in a file name of unknown encoding."""
+_SURROGATE = "\\ud"
+"""The start of an escaped surrogate in JSON; it occurs in file names of unknown encoding."""
 
 
-def _legible(told: Any) -> Any:
-    """Nobody could write such text down or send it on: a question mark stands for it."""
-    return json.loads(json.dumps(told, ensure_ascii=False).encode(errors="replace"))
+def _without_surrogates(value: Any) -> Any:
+    """Text with a lone surrogate cannot be encoded, so each becomes a question mark."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def _is_text_map(value: object) -> bool:
@@ -266,19 +266,19 @@ def _number(text: str, what: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise NotABody(f"{what} is no number: {text[:40]!r}") from None
+        raise InvalidBody(f"{what} is not a number: {text[:40]!r}") from None
 
 
 def _ranks(ranks: object) -> tuple[Rank, ...]:
     if ranks is None:
         return ()
     if not isinstance(ranks, list):
-        raise NotABody("the ranks must be a list")
+        raise InvalidBody("the ranks must be a list")
     return tuple(Rank(_number(str(rank), "a rank")) for rank in ranks)
 
 
 def _fault_ranks(message: str) -> tuple[tuple[Rank, ...], int]:
-    told = _loads(message, "the fault report")
-    if not isinstance(told, dict) or not isinstance(told.get("restart_times", -1), int):
-        raise NotABody("the fault report must be an object with fault_ranks and restart_times")
-    return _ranks(told.get("fault_ranks", [])), told.get("restart_times", -1)
+    report = _loads(message, "the fault report")
+    if not isinstance(report, dict) or not isinstance(report.get("restart_times", -1), int):
+        raise InvalidBody("the fault report must be an object with fault_ranks and restart_times")
+    return _ranks(report.get("fault_ranks", [])), report.get("restart_times", -1)

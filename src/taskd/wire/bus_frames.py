@@ -11,7 +11,7 @@ from taskd.model.ids import Position
 from taskd.wire._pb import link_pb2, tasknet_pb2
 
 DEFAULT_PATIENCE_S = 3.0
-"""How long a peer of Ascend's waits for a receipt; it cannot say so itself."""
+"""How long one of Ascend's processes waits for a receipt; its messages do not say."""
 
 
 def position_to_pb(position: Position) -> tasknet_pb2.Position:
@@ -42,7 +42,7 @@ def message_to_pb(parcel: Parcel) -> tasknet_pb2.Message:
 def message_from_pb(
     pb: tasknet_pb2.Message, patience_s: float = DEFAULT_PATIENCE_S
 ) -> Parcel | NetCode:
-    """The message, or what it lacks."""
+    """The message, or the code of the field that is missing."""
     if not pb.HasField("header"):
         return NetCode.NilHeader if pb.body else NetCode.NilMessage
     header = pb.header
@@ -86,7 +86,7 @@ def frame_to_pb(frame: Frame) -> link_pb2.Frame:
 
 
 def frame_from_pb(pb: link_pb2.Frame) -> Frame:
-    """Raises `Confused`: our own kind never sends half a message."""
+    """Raises `ProtocolError`: our own processes never send incomplete messages."""
     hello = Hello(pb.hello.life, pb.hello.peer_life) if pb.HasField("hello") else None
     parcels = _parcels(pb.messages, pb.patience_ms) if pb.messages else []
     return Frame(pb.first, parcels, [receipt_from_pb(ack) for ack in pb.acks], pb.received, hello)
@@ -96,11 +96,13 @@ def _parcels(
     messages: Sequence[tasknet_pb2.Message], patience_ms: Sequence[int]
 ) -> Sequence[Parcel]:
     if len(patience_ms) != len(messages):
-        raise ProtocolError(f"{len(messages)} messages but the patience of {len(patience_ms)}")
+        raise ProtocolError(
+            f"{len(messages)} messages but {len(patience_ms)} values of patience_ms"
+        )
     parcels = []
     for pb, wait_ms in zip(messages, patience_ms, strict=True):
         parcel = message_from_pb(pb, wait_ms / 1000)
         if isinstance(parcel, NetCode):
-            raise ProtocolError(f"a message in a frame: {parcel.sentence}")
+            raise ProtocolError(f"invalid message in a frame: {parcel.sentence}")
         parcels.append(parcel)
     return parcels

@@ -1,7 +1,7 @@
 """Frozen dataclasses <-> plain JSON values, by their type hints.
 
-Used for the bodies of our own bus messages and for the journal, so that a value is described
-once, where it is declared. What does not fit its hint is refused by name.
+Used for the bodies of our own bus messages and other small files, so that a value is described
+once, where it is declared. A value that does not fit its hint is refused, with its path.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 T = TypeVar("T")
 
 
-class Misfit(ValueError):
-    """A plain value does not fit the type it was read as; says where."""
+class TypeMismatch(ValueError):
+    """A plain value does not fit the expected type; the message gives its path."""
 
 
 def to_plain(value: object) -> Any:
-    """Anything that a dataclass of ours may hold, as JSON would have it."""
+    """Any value of our dataclasses as plain JSON values."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
@@ -54,11 +54,11 @@ def _read(hint: Any, plain: Any, where: str) -> Any:
         return _read_union(arguments, plain, where)
     if origin in (tuple, frozenset, list):
         if not isinstance(plain, list):
-            raise Misfit(f"{where}: expected a list, got {type(plain).__name__}")
+            raise TypeMismatch(f"{where}: expected a list, got {type(plain).__name__}")
         return _read_list(origin, arguments, plain, where)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(plain, dict):
-            raise Misfit(f"{where}: expected an object, got {type(plain).__name__}")
+            raise TypeMismatch(f"{where}: expected an object, got {type(plain).__name__}")
         return {
             _read_key(arguments[0], key, where): _read(arguments[1], item, f"{where}[{key}]")
             for key, item in plain.items()
@@ -76,15 +76,15 @@ def _read_union(arguments: tuple[Any, ...], plain: Any, where: str) -> Any:
         if hint is not NoneType:
             try:
                 return _read(hint, plain, where)
-            except Misfit as misfit:
+            except TypeMismatch as misfit:
                 problems.append(str(misfit))
-    raise Misfit("; ".join(problems))
+    raise TypeMismatch("; ".join(problems))
 
 
 def _read_list(origin: Any, arguments: tuple[Any, ...], plain: list[Any], where: str) -> Any:
     if origin is tuple and Ellipsis not in arguments:
         if len(plain) != len(arguments):
-            raise Misfit(f"{where}: expected {len(arguments)} items, got {len(plain)}")
+            raise TypeMismatch(f"{where}: expected {len(arguments)} items, got {len(plain)}")
         pairs = zip(arguments, plain, strict=True)
         return tuple(_read(hint, item, f"{where}[{i}]") for i, (hint, item) in enumerate(pairs))
     return origin(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(plain))
@@ -96,20 +96,20 @@ def _read_key(hint: Any, key: str, where: str) -> Any:
         try:
             return int(key)
         except ValueError:
-            raise Misfit(f"{where}: key {key!r} is no number") from None
+            raise TypeMismatch(f"{where}: key {key!r} is not a number") from None
     return _read(hint, key, where)
 
 
 def _read_dataclass(kind: Any, plain: Any, where: str) -> Any:
     if not isinstance(plain, dict):
-        raise Misfit(f"{where}: expected an object, got {type(plain).__name__}")
+        raise TypeMismatch(f"{where}: expected an object, got {type(plain).__name__}")
     hints = _hints(kind)
     values = {}
     for item in fields(kind):
         if item.name in plain:
             values[item.name] = _read(hints[item.name], plain[item.name], f"{where}.{item.name}")
         elif item.default is MISSING and item.default_factory is MISSING:
-            raise Misfit(f"{where}: {item.name} is missing")
+            raise TypeMismatch(f"{where}: {item.name} is missing")
     return kind(**values)
 
 
@@ -118,12 +118,12 @@ def _read_scalar(hint: Any, plain: Any, where: str) -> Any:
         try:
             return hint(plain)
         except ValueError:
-            raise Misfit(f"{where}: {plain!r} is no {hint.__name__}") from None
+            raise TypeMismatch(f"{where}: {plain!r} is not a {hint.__name__}") from None
     if hint is float and isinstance(plain, int) and not isinstance(plain, bool):
         try:
             return float(plain)
         except OverflowError:
-            raise Misfit(f"{where}: the number is too large") from None
+            raise TypeMismatch(f"{where}: the number is too large") from None
     if type(plain) is not hint:
-        raise Misfit(f"{where}: expected {hint.__name__}, got {type(plain).__name__}")
+        raise TypeMismatch(f"{where}: expected {hint.__name__}, got {type(plain).__name__}")
     return plain

@@ -1,8 +1,8 @@
-"""Our values <-> JSON that says of itself what it is: for the journal, which outlives the program.
+"""Our values <-> JSON with type names, for the journal, which other versions must read.
 
-Every dataclass carries its name, so that a union needs no guessing; a field that a newer version
-added takes its default, one that it dropped is passed over. Names are looked up among the types
-that the caller trusts, never imported.
+Every dataclass is written with its name, so that unions are unambiguous. A field that a newer
+version added gets its default; a field that it removed is ignored. Names are looked up among the
+types that the caller gives; nothing is imported.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 IS, TUPLE, SET, MAP, ENUM = "~", "~tuple", "~set", "~map", "~enum"
 
 
-class Illegible(ValueError):
-    """What was written cannot be read by this version; says what is in the way."""
+class UnreadableRecord(ValueError):
+    """The text cannot be read by this version; the message says why."""
 
 
 def write(value: object) -> str:
@@ -30,7 +30,7 @@ def read(text: str, types: Mapping[str, type]) -> Any:
     try:
         return _value(json.loads(text), types)
     except json.JSONDecodeError as error:
-        raise Illegible(f"it is no JSON: {error}") from error
+        raise UnreadableRecord(f"invalid JSON: {error}") from error
 
 
 def types_of(*modules: ModuleType) -> dict[str, type]:
@@ -61,7 +61,7 @@ def _plain(value: Any) -> Any:
         return {SET: _sorted(value)}
     if isinstance(value, Mapping):
         return {MAP: [[_plain(key), _plain(item)] for key, item in value.items()]}
-    raise TypeError(f"{kind.__name__} cannot be written down")
+    raise TypeError(f"{kind.__name__} cannot be written as JSON")
 
 
 def _sorted(items: Iterable[Any]) -> list[Any]:
@@ -90,9 +90,9 @@ def _value(plain: Any, types: Mapping[str, type]) -> Any:
             try:
                 return _type(name, types)(value)
             except ValueError as error:
-                raise Illegible(str(error)) from error
+                raise UnreadableRecord(str(error)) from error
         case _:
-            raise Illegible(f"an object says nothing of what it is: {sorted(plain)}")
+            raise UnreadableRecord(f"an object has no type tag; its keys are {sorted(plain)}")
 
 
 def _object(plain: dict[str, Any], types: Mapping[str, type]) -> Any:
@@ -102,10 +102,10 @@ def _object(plain: dict[str, Any], types: Mapping[str, type]) -> Any:
     try:
         return kind(**values)
     except (TypeError, ValueError) as error:
-        raise Illegible(f"{kind.__name__}: {error}") from error
+        raise UnreadableRecord(f"{kind.__name__}: {error}") from error
 
 
 def _type(name: str, types: Mapping[str, type]) -> type:
     if name not in types:
-        raise Illegible(f"nothing is known by the name {name}")
+        raise UnreadableRecord(f"unknown type {name}")
     return types[name]

@@ -69,7 +69,7 @@ def test_all_invalid_certificate_files_are_reported_at_once(
         credentials(ClusterdTlsSettings(crt="some.pem"))
     assert len(wrong.value.problems) == 2
     (tmp_path / "notes").write_text("no certificate")
-    with pytest.raises(SettingsError, match="notes' is no PEM file"):
+    with pytest.raises(SettingsError, match="notes' is not a PEM file"):
         credentials(ClusterdTlsSettings(ca=str(tmp_path / "notes")))
     monkeypatch.setenv("TASKD_CLUSTERD_CA", str(tmp_path / "absent"))
     with pytest.raises(ValueError, match="absent' cannot be read"):

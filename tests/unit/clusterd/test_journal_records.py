@@ -18,7 +18,7 @@ from taskd.model.ids import Incident, JobId, NodeRank, Rank
 from taskd.model.operations import NicResult, OpResult, StressResult
 from taskd.model.strategies import LADDER
 from taskd.model.types import Tick
-from taskd.wire.tagged_json import Illegible
+from taskd.wire.tagged_json import UnreadableRecord
 
 JOB = JobId("job")
 CONFIG = RecoveryConfig(flush_s=1.0, convergence_s=1.0, pickup_s=1.0)
@@ -122,7 +122,7 @@ def test_notes_are_deleted_with_the_job() -> None:
 
 
 def test_a_record_of_another_version_is_refused_by_name() -> None:
-    with pytest.raises(Illegible, match="Dreaming"):
+    with pytest.raises(UnreadableRecord, match="Dreaming"):
         records.read(JOB, '{"~":"Record","state":{"~":"Dreaming"}}', {})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from taskd.runtime.fd_limit import ENOUGH, make_room
+from taskd.runtime.fd_limit import ENOUGH, raise_fd_limit
 
 
 @pytest.fixture
@@ -19,12 +19,12 @@ def hard() -> Iterator[int]:
 
 def test_a_low_limit_is_raised_as_far_as_it_goes(hard: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    make_room()
+    raise_fd_limit()
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard)
 
 
 def test_a_high_one_is_left_alone(hard: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    make_room()
+    raise_fd_limit()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)

@@ -93,20 +93,20 @@ def test_a_newer_version_or_a_foreign_file_is_refused_by_name(tmp_path: Path) ->
     foreign.write_bytes(b"not a database at all" * 100)
     with pytest.raises(JournalUnusable, match="not a database"):
         Journal(foreign)
-    with pytest.raises(JournalUnusable, match="cannot be"):
+    with pytest.raises(JournalUnusable, match="cannot open"):
         Journal(tmp_path / "no such directory" / "journal")
 
 
 def test_it_stays_bounded(tmp_path: Path) -> None:
     async def main() -> None:
-        journal = Journal(tmp_path / "journal", JournalConfig(entries_a_job=20, ended_jobs=3))
+        journal = Journal(tmp_path / "journal", JournalConfig(entries_per_job=20, ended_jobs=3))
         for number in range(200):
             await journal.append(write("long", number))
         told = await journal.history("long")
         assert 20 <= len(told) <= 26
         assert told[-1].event == "event 199"
         for number in range(200):
-            await journal.tell(entry("long", number))
+            await journal.add_entry(entry("long", number))
         assert len(await journal.history("long")) <= 26
         for number in range(10):
             await journal.append(write(f"short{number}", number, ended=True))

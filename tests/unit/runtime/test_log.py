@@ -103,7 +103,7 @@ def test_a_log_that_cannot_be_opened_goes_to_standard_error(tmp_path: Path, obst
     code = FIRST_LINE + "run_log.info('two')"
     done = child(code, tmp_path, TASKD_LOG_STDOUT="False")
     warning, first, second = done.stderr.splitlines()
-    assert warning.startswith("taskd: the log goes to standard error: ")
+    assert warning.startswith("taskd: cannot write the log file, writing to standard error: ")
     assert first.endswith("one 1")
     assert second.endswith("two")
     assert not (tmp_path / "stolen").exists()

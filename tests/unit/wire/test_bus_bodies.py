@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from taskd.model import messages as m
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Role, Step
-from taskd.wire.bus_bodies import OUR_CODES, NotABody, decode, encode
+from taskd.wire.bus_bodies import OUR_CODES, InvalidBody, decode, encode
 
 UP, DOWN = Role.AGENT, Role.MANAGER
 MEMBER = m.Member(Rank(1), NodeRank(0), Incarnation(2))
@@ -153,12 +153,12 @@ def test_every_message_of_ours_has_a_code_and_a_sample() -> None:
 @pytest.mark.parametrize(
     ("text", "because"),
     [
-        ("", "no JSON"),
-        ("[]", "no JSON object"),
+        ("", "not JSON"),
+        ("[]", "not a JSON object"),
         ('{"msg_type":1,"code":0,"message":"","extension":{}}', "must be text"),
         ('{"msg_type":"ACTION","code":true,"message":"","extension":{}}', "must be a number"),
         ('{"msg_type":"ACTION","code":1,"message":"","extension":{"a":1}}', "text to text"),
-        ('{"msg_type":"STATUS","code":201,"message":"x","extension":{}}', "no number"),
+        ('{"msg_type":"STATUS","code":201,"message":"x","extension":{}}', "not a number"),
         ('{"msg_type":"STATUS","code":202,"message":"[]","extension":{}}', "fault report"),
         ('{"msg_type":"ACTION","code":1011,"message":"{}","extension":{}}', "incident is missing"),
         (
@@ -168,7 +168,7 @@ def test_every_message_of_ours_has_a_code_and_a_sample() -> None:
     ],
 )
 def test_what_is_no_body_is_refused_with_the_reason(text: str, because: str) -> None:
-    with pytest.raises(NotABody, match=because):
+    with pytest.raises(InvalidBody, match=because):
         decode(text, Role.AGENT)
 
 
@@ -181,13 +181,13 @@ def test_what_is_no_body_is_refused_with_the_reason(text: str, because: str) -> 
 )
 def test_an_order_that_makes_no_sense_is_refused(code: int, extension: dict[str, str]) -> None:
     text = {"msg_type": "ACTION", "code": code, "message": "", "extension": extension}
-    with pytest.raises(NotABody):
+    with pytest.raises(InvalidBody):
         decode(json.dumps(text), Role.MANAGER)
 
 
 def test_a_number_beyond_all_floats_is_refused() -> None:
     text = encode(m.Repaired(Rank(1), Incarnation(0), Incident(1), Step(7), 0.5))
-    with pytest.raises(NotABody, match="too large"):
+    with pytest.raises(InvalidBody, match="too large"):
         decode(text.replace("0.5", "1" + "0" * 400), Role.WORKER)
 
 
@@ -222,11 +222,11 @@ def test_whatever_comes_is_a_body_or_refused(
     msg_type: object, code: object, message: object, extension: object, sender: str
 ) -> None:
     envelope = {"msg_type": msg_type, "code": code, "message": message, "extension": extension}
-    with suppress(NotABody):
+    with suppress(InvalidBody):
         encode(decode(json.dumps(envelope), sender))
 
 
 @given(st.text() | st.binary().map(lambda data: data.decode("latin-1")))
 def test_any_text_is_a_body_or_refused(text: str) -> None:
-    with suppress(NotABody):
+    with suppress(InvalidBody):
         decode(text, Role.WORKER)

@@ -10,7 +10,7 @@ from enum import StrEnum
 import pytest
 
 from taskd.model.ids import Rank
-from taskd.wire.json_codec import Misfit, from_plain, to_plain
+from taskd.wire.json_codec import TypeMismatch, from_plain, to_plain
 
 
 class Colour(StrEnum):
@@ -48,13 +48,13 @@ def test_an_int_is_read_where_a_float_is_expected() -> None:
     [
         ({"ranks": 3}, "Outer.ranks: expected a list"),
         ({"ranks": ["1"]}, r"Outer.ranks\[0\]: expected int, got str"),
-        ({"by_rank": {"x": {"at": 1.0}}}, "key 'x' is no number"),
+        ({"by_rank": {"x": {"at": 1.0}}}, "key 'x' is not a number"),
         ({"by_rank": {"3": {}}}, r"Outer.by_rank\[3\]: at is missing"),
         ({"pair": [1]}, "expected 2 items, got 1"),
-        ({"colour": "blue"}, "'blue' is no Colour"),
+        ({"colour": "blue"}, "'blue' is not a Colour"),
         ({"many": [{"at": True}]}, "expected float, got bool"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(change: dict[str, object], because: str) -> None:
-    with pytest.raises(Misfit, match=because):
+    with pytest.raises(TypeMismatch, match=because):
         from_plain(Outer, {**to_plain(SAMPLE), **change})

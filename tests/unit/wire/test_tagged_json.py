@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from taskd.wire.tagged_json import Illegible, read, write
+from taskd.wire.tagged_json import UnreadableRecord, read, write
 
 
 class Colour(StrEnum):
@@ -46,15 +46,15 @@ def test_a_field_that_came_takes_its_default_and_one_that_left_is_passed_over() 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "no JSON"),
+        ("{", "invalid JSON"),
         ('{"~":"Up"}', "Up"),
-        ('{"x":1}', "says nothing"),
+        ('{"x":1}', "no type tag"),
         ('{"~enum":["Colour","blue"]}', "blue"),
         ('{"~enum":["Paint","blue"]}', "Paint"),
     ],
 )
 def test_what_cannot_be_read_says_why(text: str, says: str) -> None:
-    with pytest.raises(Illegible, match=says):
+    with pytest.raises(UnreadableRecord, match=says):
         read(text, TYPES)
 
 

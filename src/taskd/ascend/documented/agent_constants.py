@@ -6,7 +6,7 @@
 from taskd.ascend import mindio as _mindio
 from taskd.ascend import recover_channel as _channel
 from taskd.ascend import recover_client as _client
-from taskd.runtime import small_file as _small_file
+from taskd.runtime import files as _files
 
 STOP_TRAIN_PAUSE = _mindio.PAUSE
 MINDX_START_CONTROLLER_RANK = _mindio.STARTED_BY_CLUSTER
@@ -19,7 +19,7 @@ SWITCH_NIC_MAX_TIMEOUT = _client.PAUSE_LIMIT_S
 RESET_CONFIG_PATH = "/user/restore/reset/config/reset.json"
 RESTART_TYPE_PATH = "/user/restore/reset/config/restartType"
 RANK_TABLE_VERSION_PATH = "/user/serverid/devindex/config/version"
-MAX_FILE_SIZE = _small_file.LIMIT_BYTES
+MAX_FILE_SIZE = _files.LIMIT_BYTES
 KEY_RANK_LIST = "RankList"
 KEY_RANK_ID = "RankId"
 KEY_STATUS = "Status"

@@ -26,7 +26,7 @@ from taskd.errors import Permanent
 from taskd.model import ids
 from taskd.model.messages import Unknown
 from taskd.runtime.loop_thread import LoopThread
-from taskd.wire.bus_bodies import NotABody, decode, encode
+from taskd.wire.bus_bodies import InvalidBody, decode, encode
 
 LOCAL_HOST = "127.0.0.1"
 
@@ -139,7 +139,7 @@ class AgentMessageManager:
         """Send the message, with a few attempts. True: it was delivered."""
         try:
             body = decode(message.body, "Agent")
-        except NotABody as problem:
+        except InvalidBody as problem:
             self._log.error("message %s is not sent: %s", message.uuid, problem)
             return False
         dst = ids.Position(message.dst.role, message.dst.server_rank, message.dst.process_rank)

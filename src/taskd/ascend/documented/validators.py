@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from taskd.ascend.documented.run_log import run_log
-from taskd.runtime import small_file
+from taskd.runtime import files
 
 Check = Callable[[Any], object]
 
@@ -281,7 +281,7 @@ def pre_handle_ip(address: str | None) -> tuple[str, Exception | None]:
 def safe_get_file_info(path: str) -> str:
     """The text of a file. Empty if it is missing, a link, not a regular file or over 1 MiB."""
     try:
-        return small_file.read(path).decode()
+        return files.read_small(path).decode()
     except (OSError, TypeError, ValueError) as error:
         run_log.debug("%s is not read: %s", path, error)
         return ""

@@ -66,7 +66,7 @@ class ControlService(ControlServicer):
             because=evidence or "no rank slows the others down any more",
         )
         try:
-            await self._journal.tell(entry)
+            await self._journal.add_entry(entry)
         except JournalFailed as error:
             return _answer(Answer.of(RecoverCode.ServerInnerError, str(error)))
         self._jobs.set_stragglers(owner.job, {Rank(rank) for rank in ranks})

@@ -80,7 +80,7 @@ class Session:
 
     incarnation: str
     repeat_to_new_incarnation: bool
-    """Whether the window is sent to the peer's next incarnation: True upstream, False downstream."""
+    """Whether the window goes to the peer's next incarnation: True upstream, False downstream."""
     max_window: int = MAX_WINDOW
     max_bytes: int = MAX_WINDOW_BYTES
     peer_incarnation: str = ""
@@ -254,7 +254,7 @@ class Session:
 
 @dataclass(slots=True)
 class Queue:
-    """A link to one of Ascend's processes: without numbers, so nothing is repeated after a break."""
+    """A link to one of Ascend's processes. Without numbers, nothing is repeated after a break."""
 
     max_window: int = MAX_WINDOW
     max_bytes: int = MAX_WINDOW_BYTES

@@ -7,8 +7,9 @@ position the child through which it is reached:
     a downstream position   -> through that child
     anything else           -> upstream; NoRoute at the top, or when it came from upstream
 
-A message to several positions (`All`, or a list of ranks) goes to every matching neighbour once. The
-next hop splits it again, and it never goes back where it came from. `core/bus/relay.py` uses this.
+A message to several positions (`All`, or a list of ranks) goes to every matching neighbour once.
+The next hop splits it again, and it never goes back where it came from. `core/bus/relay.py` uses
+this.
 """
 
 from __future__ import annotations

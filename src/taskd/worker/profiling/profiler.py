@@ -21,7 +21,7 @@ from taskd.ascend.mspti import Library
 from taskd.model.ids import Incarnation, Rank
 from taskd.model.profiling import DEFAULT_DOMAIN, FAILED, NOTHING, OFF, ON, Pace, Part
 from taskd.runtime.clock import wall
-from taskd.runtime.profiling_files import Page
+from taskd.runtime.profiling_files import SharedSwitch
 from taskd.worker.profiling import tcp_counters
 from taskd.worker.profiling.record_files import RecordFiles, base_dir
 from taskd.worker.profiling.recorder import Recorder
@@ -181,7 +181,7 @@ class Profiler:
             self._reported_problem = self.problem
             self._changed()
         try:
-            self.page.tell(self.pace())
+            self.page.publish_pace(self.pace())
         except OSError as error:
             log.debug("the pace is not published: %s", error)
 
@@ -204,12 +204,12 @@ def of_process() -> Profiler:
     return _profiler
 
 
-def _page(path: str) -> Page:
+def _page(path: str) -> SharedSwitch:
     try:
-        return Page(path)
+        return SharedSwitch(path)
     except OSError as error:
         log.warning("the agent cannot control profiling of this process: %s", error)
-        return Page()
+        return SharedSwitch()
 
 
 class StepEndHook:

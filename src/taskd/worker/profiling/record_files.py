@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from taskd.errors import SettingsError, Transient
-from taskd.runtime import private_folder
+from taskd.runtime import files
 from taskd.runtime.clock import Clock, wall
 
 FILE_BYTES = 10 * 1024 * 1024
@@ -57,7 +57,7 @@ class RecordFiles:
             raise CannotWrite(f"{error.filename or self._rank_dir}: {error.strerror}") from error
 
     def _append_locked(self, lines: list[str]) -> int:
-        if self._base.parent == private_folder.place():
+        if self._base.parent == files.user_folder():
             _make_private(self._base.parent)
         for folder in (self._base, self._rank_dir.parent, self._rank_dir):
             _make(folder)
@@ -155,7 +155,7 @@ def _make(folder: Path) -> None:
 
 def _make_private(folder: Path) -> None:
     try:
-        private_folder.make(folder)
+        files.make_private(folder)
     except SettingsError as error:
         raise CannotWrite(str(error)) from error
 
@@ -178,4 +178,4 @@ def base_dir(configured: str) -> Path:
         return Path(configured)
     if os.path.isdir(ASCEND_DIR.parent):
         return ASCEND_DIR
-    return private_folder.place() / "profiling"
+    return files.user_folder() / "profiling"

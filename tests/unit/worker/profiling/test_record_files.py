@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime import private_folder
+from taskd.runtime import files as runtime_files
 from taskd.worker.profiling import record_files
 from taskd.worker.profiling.record_files import CannotWrite, RecordFiles, base_dir
 
@@ -159,7 +159,7 @@ def test_folder_in_tmp_that_others_can_write_is_refused(
     defect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_files, "ASCEND_DIR", tmp_path / "nowhere" / "profiling")
-    monkeypatch.setattr(private_folder, "SHARED", tmp_path)
+    monkeypatch.setattr(runtime_files, "SHARED", tmp_path)
     base = base_dir("")
     assert files(base).append(["{}\n"]) == 0
     assert base.parent.stat().st_mode & 0o777 == 0o700
