@@ -1,4 +1,4 @@
-"""clusterd dies at any point, or its disk does: nothing is forgotten, nothing is decided twice."""
+"""clusterd or its disk fails at any point: nothing is lost, nothing is decided twice."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ KILLS = 8
 
 @dataclass
 class Job:
-    """A job that does as it is told, over one server's life and the next."""
+    """A job that follows all orders, across restarts of the server."""
 
     address: str
     name: str = "job"
     said: dict[int, pb.ProcessManageSignal] = field(default_factory=dict)
     finished: list[int] = field(default_factory=list)
-    """The incidents that ended well."""
+    """The incidents that succeeded."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def live(self) -> None:
-        """Join, listen and answer; again after every loss, as the documented clients do."""
+        """Join, subscribe and answer; again after every disconnect, like the documented clients."""
         while True:
             try:
                 async with connected(self.address, job=self.name) as client:
@@ -77,7 +77,7 @@ class Job:
         return await self._say("fault", rank)
 
     async def _say(self, method: str, *arguments: object, **options: object) -> int:
-        """Until it is answered: a report whose answer was lost may or may not have been taken."""
+        """Send until it is answered: a report with a lost answer may have been accepted."""
         while True:
             try:
                 async with connected(self.address, job=self.name) as client:
@@ -161,7 +161,7 @@ async def _faults(job: Job) -> None:
 
 
 def test_round_continues_after_a_crash_at_every_point(tmp_path: Path) -> None:
-    """The files as they are after each decision are what a kill right there would leave."""
+    """Copies the files after each decision: that is what a kill at this point would leave."""
     points: list[tuple[str, Path, int]] = []
 
     async def first() -> None:
@@ -239,7 +239,7 @@ def test_full_disk_is_reported_and_survived(tmp_path: Path) -> None:
             resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (soft, hard))
             assert await client.fault(2) == 0
             first = await signals.next()
-            # Nothing was said of the fault that could not be remembered.
+            # No signal was sent about the fault that could not be journaled.
             assert [fault.rankId for fault in first.faultRanks] == ["2"]
             assert first.incident == 1
 
@@ -248,7 +248,7 @@ def test_full_disk_is_reported_and_survived(tmp_path: Path) -> None:
 
 
 def mounted(command: str) -> list[str]:
-    """What runs behind these words sees the mount; nobody else does, and it ends with them."""
+    """A command prefix: only the command sees the mount, which ends with the command."""
     within = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{command} && "$@"']
     within += ["sh"]
     if subprocess.run([*within, "true"], check=False, capture_output=True).returncode:
@@ -267,7 +267,7 @@ def make_read_only(running: subprocess.Popen[str], disk: Path) -> None:
 
 @pytest.mark.parametrize("used", [False, True])
 def test_read_only_disk_is_reported_at_start(tmp_path: Path, used: bool) -> None:
-    """Whether or not there is a journal on it."""
+    """With and without a journal on the disk."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if used:
@@ -284,7 +284,7 @@ def test_read_only_disk_is_reported_at_start(tmp_path: Path, used: bool) -> None
 def test_disk_that_becomes_read_only_keeps_the_last_state(
     tmp_path: Path,
 ) -> None:
-    """As a kernel does it that has found an error in the file system."""
+    """As the kernel does after an error in the file system."""
     image, disk = tmp_path / "image", tmp_path / "disk"
     disk.mkdir()
     made = shutil.which("mkfs.ext4", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")

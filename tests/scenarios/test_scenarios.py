@@ -1,4 +1,4 @@
-"""Stories a newcomer can read. `pytest --rewrite` redraws them; review the diff.
+"""Transcripts that a newcomer can read. `pytest --rewrite` redraws them; review the diff.
 
 A line without indent is told to clusterd's machine; the indented lines are its answer: the state
 and the reason, then what it says to the job (`->`), the operator (`=>`) and the cluster (`~`).

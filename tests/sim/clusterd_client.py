@@ -1,4 +1,4 @@
-"""The job's side: a manager that follows signals, and may die, be late, fail or be cut off."""
+"""The job's side: a manager that follows signals and may die, be late, fail or be disconnected."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class Client:
         self.world = world
         self.speaks_uuid = speaks_uuid
         self.generation = 0
-        """Counts the lives of the manager: what an earlier one had under way is lost."""
+        """Incarnation of the manager: messages of an earlier one are lost."""
         self.task = 0
-        """Counts the orders: a newer one ends the work on an older one."""
+        """Number of the order: a newer order ends the work on an older one."""
         self.subscribed = False
         self.sequence = 0
         self.incident = 0
-        """The incident that the ranks stand still for."""
+        """The incident for which the ranks are parked."""
         self.answered: dict[int, Event] = {}
         self.kinds: dict[Rank, FaultKind] = {}
-        """What each erring rank suffers from."""
+        """The fault kind of each rank with a fault."""
 
-    # Its life
+    # Starts and ends
 
     def start(self) -> None:
         self.generation += 1
@@ -56,12 +56,12 @@ class Client:
         self._again(5.0, self.report_faults)
 
     def stop(self) -> None:
-        """The pod that it lives in has gone."""
+        """Its pod has gone."""
         self.lose_stream()
         self.generation += 1
 
     def die(self) -> None:
-        """A new one is started in the same pod, and finds the ranks as they are."""
+        """A new manager starts in the same pod and finds the ranks as they are."""
         if 0 in self.world.truth.pods:
             self.stop()
             self.start()
@@ -88,11 +88,11 @@ class Client:
         self.world.later(within_s, lambda: happen() if self.generation == generation else None)
 
     def notice(self) -> None:
-        """Some rank has died: the manager sees it, sooner or later."""
+        """A rank has died: the manager sees it sooner or later."""
         self._again(5.0, self.report_faults)
 
     def report_faults(self) -> None:
-        """Everything that is wrong now; said until it is heard."""
+        """All current faults; reported until the report is answered."""
         truth = self.world.truth
         faults = [Fault(rank) for rank in truth.all_of(DEAD)]
         faults += [Fault(rank, self.kinds[rank]) for rank in truth.all_of(ERRING)]
@@ -100,7 +100,7 @@ class Client:
             self.world.report(FaultReport(tuple(faults)), self._faults_heard)
 
     def _faults_heard(self, outcome: Outcome) -> None:
-        """Refused while the whole job is being restarted: is it still true afterwards?"""
+        """Refused while the whole job is being restarted: reported again if still true."""
         if outcome.answer:
             self._again(60.0, self.report_faults)
 
@@ -122,7 +122,7 @@ class Client:
         self.sequence = signal.sequence
         repair = signal.type == "globalFault" or signal.strategy in REPAIRS
         if repair and signal.incident != self.incident:
-            # This manager was not there when the others were told to stop.
+            # This manager was not running when the ranks were ordered to stop.
             self.world.truth.move(STANDING, TRAINING)
         self.incident = signal.incident
         match signal.type, signal.actions[:1]:
@@ -162,7 +162,7 @@ class Client:
     def _uuid(self, signal: Signal) -> str:
         return signal.uuid if self.speaks_uuid else ""
 
-    # What the orders do to the ranks
+    # Effects of the orders on the ranks
 
     def _leave(self, signal: Signal) -> None:
         for node in signal.nodes:
@@ -221,7 +221,7 @@ class Client:
                 raise AssertionError(f"an unknown order: {signal}")
 
     def _start_over(self, signal: Signal) -> None:
-        """The agents of the pods that stay start their processes anew once all pods are there."""
+        """The agents of the remaining pods restart their processes once all pods are there."""
         truth = self.world.truth
         if truth.ended:
             if self.world.chance(0.5):
@@ -241,11 +241,11 @@ class Client:
         self._status(signal, 0)
 
     def _recover(self, signal: Signal, among: tuple[str, ...] = (DEAD, ERRING, AWAY)) -> None:
-        """New processes for those that are lost, where there is a place for them."""
+        """Start new processes for lost ranks that have a place."""
         truth = self.world.truth
         homeless = [rank for rank in truth.all_of(*among) if not self._can_run(rank)]
         if homeless:
-            # Perhaps the scheduler is still at it.
+            # The scheduler may still be working on it.
             if self.world.chance(0.1):
                 self._status(signal, 499)
             else:
@@ -281,7 +281,7 @@ class Client:
             self._again(600.0, self._offer_to_grow)
 
     def _offer_to_grow(self) -> None:
-        """With no cluster, only the job itself can know that its ranks have a place again."""
+        """Without a cluster, only the job knows that its ranks can be placed again."""
         if self.world.truth.all_of(AWAY):
             self._report(StrategiesReport(("upgrade",)))
 

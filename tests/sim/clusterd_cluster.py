@@ -1,4 +1,4 @@
-"""The cluster's side: scheduler, platform, operator and their slow, forgetful ways."""
+"""The cluster's side: scheduler, platform and operator, which are slow and may forget."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Cluster:
         self.replies: list[str] = []
         self.asked = 0
         self.doomed: set[str] = set()
-        """The pods that the scheduler is to delete."""
+        """The pods that the scheduler must delete."""
 
-    # What clusterd is shown, again and again
+    # Views that are sent to clusterd repeatedly
 
     def show(self) -> None:
-        """The whole picture, again and again; a look that is lost is made up by the next."""
+        """Send the complete view repeatedly; the next one replaces a lost one."""
         self.look()
         self.world.later(120.0 if self.world.troubled else 2000.0, self.show)
 
@@ -117,7 +117,7 @@ class Cluster:
             self._soon()
 
     def restart_job(self) -> None:
-        """Everything anew: pods, processes, and the manager among them."""
+        """Everything is new: pods, processes and the manager."""
         if self.world.truth.ended:
             return
         truth = self.world.truth

@@ -1,4 +1,4 @@
-"""What is really true of a simulated job: its pods, its processes, its devices.
+"""The real state of a simulated job: its pods, processes and devices.
 
 Nobody in the simulation may look here but the truth's own actors (the client at the ranks that it
 runs, the scheduler at its pods) and the checks.
@@ -13,20 +13,20 @@ from taskd.model.faults import SeenFault
 from taskd.model.ids import NodeRank, Rank
 
 TRAINING, STANDING, ERRING, DEAD, AWAY = "training", "standing", "erring", "dead", "away"
-"""AWAY: the job goes on without this rank."""
+"""AWAY: the job continues without this rank."""
 
 
 @dataclass
 class Truth:
     sizes: tuple[int, ...]
-    """How many ranks each node holds: nodes need not be alike."""
+    """How many ranks each node has: nodes may have different sizes."""
     ranks: dict[Rank, str] = field(default_factory=dict)
     pods: dict[NodeRank, Pod] = field(default_factory=dict)
     backups: dict[NodeRank, Pod] = field(default_factory=dict)
     devices: dict[str, SeenFault] = field(default_factory=dict)
-    """What is wrong with the devices under a pod, by its uid."""
+    """The device faults of each pod, by its uid."""
     told: set[Rank] = field(default_factory=set)
-    """The ranks that clusterd has been told of, and must remember until they train again."""
+    """The ranks whose fault clusterd knows and must remember until they train again."""
     phase: str = "Running"
     ended: bool = False
     generation: int = 0
@@ -49,7 +49,7 @@ class Truth:
         self.phase = "Running"
 
     def place(self, node: NodeRank, backup: bool = False) -> Pod:
-        """A new pod, on other devices; what was wrong with the old ones is not its trouble."""
+        """A new pod on other devices: the faults of the old devices do not apply."""
         self.generation += 1
         uid = f"pod-{node}-{self.generation}"
         ranks = self.homes[node]

@@ -1,4 +1,4 @@
-"""clusterd, a job's client, its ranks and a cluster in one thread: virtual time, a rude network.
+"""clusterd, a job's client, its ranks and a cluster in one thread, with virtual time.
 
 clusterd is the real machine behind a journal; it may be killed at any moment and must come back as
 it was. The world checks every order against the truth at the moment it is given.
@@ -34,7 +34,7 @@ MAX_STEPS = 20_000
 START = 1.0e6
 TROUBLE_S = 2_000.0
 THEMES = ("anything", "platform", "hot switch", "operations", "elastic", "anything")
-"""What a seed meets more often than others do."""
+"""Events that a seed meets more often than others do."""
 PLATFORM = {"platform": 0.9, "hot switch": 0.5}
 
 
@@ -69,7 +69,7 @@ class World:
         self.post(JobRegistered(JobId("job"), self.job, "a seed", "job"))
 
     def run_again(self) -> None:
-        """The user starts the job a second time."""
+        """The user starts the job again."""
         if isinstance(self.state, Ended) and self.state.order is None and self.up:
             self.truth.ended = False
             self.truth.start()
@@ -131,13 +131,13 @@ class World:
         return self.random.random() < probability
 
     def pace(self) -> float:
-        """Mostly quick; now and then late, or so late that a deadline passes."""
+        """Mostly fast; sometimes late, or so late that a deadline passes."""
         return self.random.choices([5.0, 200.0, 2500.0], [90, 9, 1])[0]
 
     # clusterd
 
     def post(self, event: Event) -> Outcome | None:
-        """Journal, then decide, then act. None: nobody was there to hear it."""
+        """Journal, then decide, then act. None: clusterd is not running."""
         if not self.up:
             return None
         self.journal.append((self.now, event))
@@ -152,7 +152,7 @@ class World:
         if isinstance(event, FaultReport) and outcome.answer == 0:
             self.truth.told |= {fault.rank for fault in event.faults}
         if isinstance(before, HandedOver | Killing) and isinstance(outcome.state, Idle):
-            # Everything is new, as far as anybody can know: what is not is told again.
+            # clusterd takes everything for new; faults that are still there are reported again.
             self.truth.told.clear()
         self._check_step(before, outcome)
         self.outbox.extend(outcome.commands)
@@ -181,7 +181,7 @@ class World:
             self.cluster.perform(command)
 
     def crash(self) -> None:
-        """What was decided and not yet done is done after the restart, or a second time."""
+        """Writes that were decided and not done are done after the restart, possibly twice."""
         self.story.append(f"{self.now - START:9.2f} clusterd is killed")
         self.up = False
         self.client.lose_stream()
@@ -200,7 +200,7 @@ class World:
     # The network: reports of the client
 
     def report(self, event: Event, heard: Callable[[Outcome], None], tries: int = 40) -> None:
-        """Sent until it is answered: late, lost, and now and then twice.
+        """Sent until it is answered: late, lost, and sometimes twice.
 
         With its sender a report dies, too: the connection is gone.
         """

@@ -1,4 +1,4 @@
-"""Random faults, a rude network, any seed: replay one with `chaos(7)`."""
+"""Random faults and an unreliable network for any seed; replay one with `chaos(7)`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chaos(seed: int) -> World:
 
 
 def cascade(world: World) -> None:
-    """One thing after another, at the pace of a round."""
+    """One event after another, at the pace of a round."""
     trouble(world)
     if world.chance(0.65):
         world.later(world.random.choice([10.0, 60.0]), lambda: cascade(world))
@@ -65,7 +65,7 @@ def trouble(world: World) -> None:
 
 
 def examine(world: World) -> None:
-    """The trouble is long over: is everything as it should be?"""
+    """Long after the last fault: is everything as it should be?"""
     state, truth = world.state, world.truth
     world.check(isinstance(state, Idle | Shrunk | Ended), f"the round never ended: {state}")
     world.check(world.cluster.asked == 0, "an operator was never answered")
@@ -96,7 +96,7 @@ def test_every_round_ends(first: int) -> None:
 
 
 def test_edges_walked_equal_edges_drawn() -> None:
-    """Of what the seeds above have walked."""
+    """The edges that the seeds above have walked."""
     if len(batches) < SEEDS // BATCH:
         pytest.skip("only all seeds together walk every edge")
     drawn = {(source, target) for source, targets in LEGAL.items() for target in targets}
@@ -109,7 +109,7 @@ def test_simulation_is_deterministic_for_a_seed() -> None:
 
 
 def test_every_state_survives_the_journal() -> None:
-    """What is written as plain JSON is read back as the same state."""
+    """A state that is written as plain JSON is read back unchanged."""
     for seed in range(40):
         for state in chaos(seed).states:
             plain = json.loads(json.dumps(to_plain(state)))

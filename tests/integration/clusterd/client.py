@@ -1,4 +1,4 @@
-"""A small client of clusterd for tests: it keeps what it hears, and says what it is told to."""
+"""A small client of clusterd for tests: records signals, sends the given reports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Client:
         return bearer(self.token)
 
     async def call(self, method: str, request: Any = None) -> Any:
-        """Of Recover, Control or TrainingDataTrace, whichever has it."""
+        """The method of Recover, Control or TrainingDataTrace."""
         request = pb.ClientInfo(jobId=self.job, role="taskd") if request is None else request
         stubs = (self.recover, self.control, self.trace)
         stub = next(stub for stub in stubs if hasattr(stub, method))
@@ -113,7 +113,7 @@ class Signals:
         self.call = call
 
     async def next(self, wanted: str | None = None) -> pb.ProcessManageSignal:
-        """The next signal, or the next of this type; keep-alives are passed over otherwise."""
+        """The next signal, or the next one of this type; skips keep-alives otherwise."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 told = await self.call.read()
@@ -146,7 +146,7 @@ async def started(
 
 
 async def eventually(holds: Callable[[], bool], server: Server, job: str = "job") -> None:
-    """Wait until something is true of the job, looking whenever it changes."""
+    """Wait until the job meets a condition; checked whenever the job changes."""
     owner = server.jobs.get(job)
     assert owner is not None
     news = owner.changes()

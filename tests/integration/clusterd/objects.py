@@ -102,7 +102,7 @@ class Objects:
         return told
 
     def sub_health(self, node: int, level: str = "SubHealthFault", code: str = "") -> None:
-        """`code`: a CheckCode that need not fit."""
+        """`code`: a CheckCode that need not match."""
         entry = {
             "fault_type": "CardUnhealthy",
             "npu_name": "Ascend910-1",
@@ -121,7 +121,7 @@ class Objects:
         )
 
     async def until(self, folder: str, holds: Callable[[], bool]) -> None:
-        """Wait until something is true of the files, looking whenever one changes."""
+        """Wait until the files meet a condition; checked whenever one changes."""
         news = asyncio.Event()
         watch = Watch([self.directory / folder], lambda _: news.set())
         try:
@@ -157,13 +157,13 @@ async def joined(server: Server, client: Client) -> Signals:
 
 
 async def quiet(server: Server) -> None:
-    """No write is under way that could meet one of ours."""
+    """No write is in progress that could conflict with one of ours."""
     owner = server.jobs.served[JOB]  # type: ignore[index]
     await eventually(lambda: not owner.record.undone, server, JOB)
 
 
 async def lost_for_good(client: Client, signals: Signals) -> None:
-    """A node is lost, and no pod comes in its place: the job does as it is told, to the end."""
+    """A node is lost and no pod replaces it: the job follows all orders until the end."""
     await client.fault(2)
     while True:
         told = await signals.next()

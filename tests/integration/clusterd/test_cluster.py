@@ -63,7 +63,7 @@ def test_502_403_409_402_and_501_before_a_job_is_served(objects: Objects) -> Non
 
 
 async def _until(client: Client, method: str, code: int) -> None:
-    """The file was written before the call, but its news may come after it."""
+    """The file was written before the call, but its change event may come after it."""
     async with asyncio.timeout(WAIT_S):
         while await client.code(method) != code:
             pass
@@ -258,7 +258,7 @@ def test_damaged_device_report_is_ignored_and_the_last_valid_one_counts(
             objects.sub_health(1, level="NotHandleFault")
             await eventually(lambda: bool(owner.state.job.seen), server, JOB)
             objects.sub_health(1, level="SeparateNPU", code="0" * 64)
-            # Changes come in their order: once this one is known, so is the one before.
+            # Changes come in order: once this one is known, so is the one before.
             objects.sub_health(0, level="NotHandleFault")
             await eventually(lambda: len(owner.state.job.seen) == 2, server, JOB)
             assert {seen.level for seen in owner.state.job.seen} == {"NotHandleFault"}
@@ -319,7 +319,7 @@ def test_a_profiling_switch_reaches_subscriber_and_config_map(objects: Objects) 
 
 
 def test_switch_refused_by_the_cluster_is_not_kept(objects: Objects, tmp_path: Path) -> None:
-    """500, and neither this life nor the next one applies it."""
+    """500, and the switch is applied neither now nor after a restart."""
     objects.group()
     mount_trace(objects)
     config = ServerConfig(cluster_dir=objects.directory, journal=tmp_path / "journal")
@@ -376,7 +376,7 @@ def test_operations_are_checked_against_the_pods(objects: Objects) -> None:
 
 @contextmanager
 def no_end(path: Path) -> Iterator[None]:
-    """Writing this object takes for ever: its new file is a pipe that nobody reads."""
+    """Writing this object hangs: its new file is a pipe without a reader."""
     pipe = path.with_name(f".{path.name}.{os.getpid()}")
     os.mkfifo(pipe)
     try:
@@ -402,7 +402,7 @@ def calm(objects: Objects) -> None:
 
 
 def test_hanging_write_does_not_delay_other_jobs(objects: Objects) -> None:
-    """Not even its own: what it has been told goes on to be decided."""
+    """Not even its own job: decisions continue."""
     objects.group()
     calm(objects)
 
@@ -446,10 +446,10 @@ def test_straggler_counts_as_sub_healthy(objects: Objects, strategy: str) -> Non
                 assert [fault.rankId for fault in told.faultRanks] == ["2", "3"], "the whole pod"
                 return
             if strategy == "ignore":
-                assert await client.fault(0) == 0  # nothing else begins a round
+                assert await client.fault(0) == 0  # nothing else starts a round
             await signals.next("saveAndExit")
             began = [line.because for line in await client.history() if line.after == "Dumping"]
-            why = "fault of rank 0" if strategy == "ignore" else "a device is ailing"
+            why = "fault of rank 0" if strategy == "ignore" else "a device is sub-healthy"
             assert began[0].startswith(why), began
 
     asyncio.run(main())

@@ -30,7 +30,7 @@ OFFERS = ("retry", "recover", "downgrade", "dump", "exit")
 
 @dataclass(frozen=True)
 class Way:
-    """`get` provokes the code and returns what came; `objects` is an empty cluster for it."""
+    """`get` provokes the code and returns it; `objects` is an empty cluster for it."""
 
     code: RecoverCode
     get: Callable[[Objects], Awaitable[int]]
@@ -116,7 +116,7 @@ async def pod_group_is_read_only(objects: Objects) -> int:
 
 
 def _forbid(objects: Objects, folder: str, name: str) -> None:
-    """Nobody can write this object: its new content has no place to be put."""
+    """This object cannot be written: a directory is in the way of its new file."""
     (objects.directory / folder / f".{name}.{os.getpid()}").mkdir()
 
 
@@ -129,7 +129,7 @@ async def pods_did_not_come(objects: Objects) -> int:
         assert order.changeStrategy == "recover"
         owner = server.jobs.served[JOB]  # type: ignore[index]
         await eventually(lambda: not isinstance(owner.state, Replacing), server, JOB)
-        assert await client.result("recover") == 503  # as Ascend's clients say it
+        assert await client.result("recover") == 503  # in the words of Ascend's clients
         return await client.result("recover", uuid=order.uuid)
 
 
@@ -252,19 +252,19 @@ def test_every_code_can_be_produced(way: Way, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-# What clients report
+# Codes that clients report
 
 
 @dataclass(frozen=True)
 class Told:
-    """A client that was ordered `order` reports `code`: what it is ordered next, if anything."""
+    """A client reports `code` for the order `order`; the next order, if any."""
 
     code: RecoverCode
     kind: str
     order: str
     after: tuple[str, str] = ("", "")
     state: str = ""
-    """Where the round then is, without a further order."""
+    """The state of the round after that, if there is no further order."""
 
 
 TOLD = [
@@ -274,7 +274,7 @@ TOLD = [
     Told(RecoverCode.ClientError, "2", "retry", ("changeStrategy", "downgrade")),
     Told(RecoverCode.ClientError, "1", "recover", ("changeStrategy", "recover")),
     Told(RecoverCode.DumpError, "1", "dump", ("changeStrategy", "exit")),
-    # In a cluster their nodes leave as well; without one they wait for the job to grow.
+    # In a cluster their nodes are replaced, too; without one they wait for the job to grow.
     Told(RecoverCode.ExitIsolateRanks, "1", "downgrade", state="Shrinking"),
 ]
 

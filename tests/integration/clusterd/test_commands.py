@@ -1,4 +1,4 @@
-"""The commands as people type them, against a server that is a process of its own."""
+"""The commands as users type them, against a server in its own process."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_commands_show_jobs_status_and_history(place: Path, server: str) -> None
 
     denied = taskd(place, "status", "job", "--server", server, "--token", "wrong")
     assert denied.returncode == 1
-    assert "no token" in denied.stderr
+    assert "no valid token" in denied.stderr
     unknown = taskd(place, "status", "nobody", *at)
     assert unknown.returncode == 1
     assert "nobody" in unknown.stderr
@@ -196,7 +196,7 @@ def test_a_watch_outlives_a_restart_and_ends_with_the_job(place: Path) -> None:
 
 
 def test_watch_of_an_ended_job_ends_without_error(place: Path) -> None:
-    """The clusterd inside a manager ends with its job, and takes its announcement back."""
+    """The clusterd inside a manager ends with its job and removes its announcement."""
     script = """
 import asyncio, sys
 from taskd.manager.embedded_clusterd import clusterd
@@ -278,7 +278,7 @@ def test_replay_reads_a_journal_without_a_server(place: Path) -> None:
     told = taskd(place, "replay", "job", "--journal", str(place / "journal"))
     assert "Idle -> Stopping: fault of rank 3" in told.stdout, told.stderr
     missing = taskd(place, "replay", "job", "--journal", str(place / "nothing"))
-    assert "no journal" in missing.stderr
+    assert "does not exist" in missing.stderr
 
 
 def test_all_invalid_settings_are_reported_at_once(place: Path) -> None:

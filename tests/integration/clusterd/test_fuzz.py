@@ -1,4 +1,4 @@
-"""Every method with anything at all, in any order: no crash, no 599, no job that stays stuck."""
+"""Every method with random requests in any order: no crash, no 599, no stuck job."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ FACTORS = st.sampled_from([1] * 9 + [6_000])
 
 @st.composite
 def message(draw: st.DrawFn, described: Descriptor) -> Message:
-    """With some fields there and some not."""
+    """With some fields set and some not."""
     made = GetMessageClass(described)()
     for item in described.fields:
         if item.name in ("jobId", "jobID", "job"):
@@ -106,11 +106,11 @@ Call = tuple[str, Message, bool, int]
 
 @st.composite
 def call(draw: st.DrawFn) -> Call:
-    """Method, request, whether it streams, and how many times over each of its lists is sent."""
+    """Method, request, whether it streams, and how often each of its lists is repeated."""
     name, described, streaming = draw(st.sampled_from(METHODS))
     made = draw(message(described))
     if isinstance(made, control_pb2.JobEnd) and made.job == JOB:
-        made.job = ANOTHER  # What is left of the example needs its job.
+        made.job = ANOTHER  # The rest of the example needs its job.
     return name, made, streaming, draw(FACTORS)
 
 
@@ -133,7 +133,7 @@ numbers = count()
 
 
 class Fuzzed:
-    """One server for all examples; each example has a job of its own."""
+    """One server for all examples; each example has its own job."""
 
     def __init__(self, server: Server, client: Client) -> None:
         self.server, self.client = server, client
@@ -179,7 +179,7 @@ class Fuzzed:
         return None
 
     async def _ends(self) -> None:
-        """A well-behaved client can always bring the job to rest."""
+        """A well-behaved client can always end the round."""
         async with connected(self.server.address, job=self.client.job) as client:
             await client.join()
             signals = client.subscribe()
@@ -238,10 +238,10 @@ def test_random_requests_in_any_order(caplog: pytest.LogCaptureFixture) -> None:
             runner.run(serving.__aexit__(None, None, None))
 
 
-# The same beside a cluster, in which anything may happen as well
+# The same with a cluster that changes at random, too
 
 SHORT_S = 0.1
-"""Every wait of the recovery."""
+"""All timeouts of the recovery."""
 WAITS = {item.name: SHORT_S for item in fields(RecoveryConfig) if item.name.endswith("_s")}
 LEVELS = ["SubHealthFault", "RestartBusiness", "SeparateNPU", "NotHandleFault", "", "½"]
 NODES = st.integers(0, 2)
@@ -331,7 +331,7 @@ SENSIBLE = {
         strategy=st.sampled_from(ORDERED),
     ),
 }
-"""What leads further into a round than chance does."""
+"""Sequences that lead further into a round than chance does."""
 REPORT = st.one_of(
     [st.tuples(st.just(name), made, st.just(False), st.just(1)) for name, made in SENSIBLE.items()]
 )
@@ -339,25 +339,25 @@ REPORT = st.one_of(
 
 @dataclass(frozen=True)
 class Setting:
-    """A cluster and how its example begins."""
+    """A cluster and the start of its example."""
 
     reaches: str
     notes: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
-    ailing: bool = False
+    sub_healthy: bool = False
 
 
 SETTINGS = {
     "plain": Setting("Stopping"),
     "platform": Setting("PlatformChoosing", notes={"ProcessRecoverStrategy": ""}),
     "hot switch": Setting(
-        "AwaitingBackup", labels={"subHealthyStrategy": "hotSwitch"}, ailing=True
+        "AwaitingBackup", labels={"subHealthyStrategy": "hotSwitch"}, sub_healthy=True
     ),
 }
 
 
 async def something_new(server: Server) -> None:
-    """What was told is taken in, or a deadline passes."""
+    """The events are handled, or a deadline passes."""
     owner = server.jobs.served[JobId(TRAIN)]
     news = owner.changes()
     await asyncio.wait([asyncio.ensure_future(news.wait())], timeout=2 * SHORT_S)
@@ -373,7 +373,7 @@ async def fuzz_cluster(
         objects.pod(node)
     objects.reset_config()
     objects.group(annotations=setting.notes, labels=setting.labels)
-    if setting.ailing:
+    if setting.sub_healthy:
         objects.sub_health(1)
     plenty = Rate(1e9, 1e9)
     config = ServerConfig(
@@ -385,7 +385,7 @@ async def fuzz_cluster(
     async with serve(config) as server, connected(server.address, job=TRAIN) as client:
         fuzzed = Fuzzed(server, client)
         signals = await joined(server, client)
-        if not setting.ailing:
+        if not setting.sub_healthy:
             await client.fault(3)
         for taken in steps:
             if isinstance(taken, tuple):
@@ -405,7 +405,7 @@ GOOD = {"good-0", "good-1"}
 
 
 async def comes_to_rest(objects: Objects, server: Server, client: Client) -> None:
-    """Once user, scheduler, platform and client do what they should."""
+    """The round ends once user, scheduler, platform and client behave well."""
     for path in (objects.directory / "configmaps").glob("*deviceinfo*"):
         path.unlink()
     for name in ("spare", "train-2"):
@@ -456,7 +456,7 @@ def test_random_requests_and_random_cluster_changes(
             max_examples=15,
             deadline=None,
             derandomize=True,
-            phases=[Phase.generate],  # One that gets stuck takes too long to be made smaller.
+            phases=[Phase.generate],  # A stuck example takes too long to shrink.
             suppress_health_check=list(HealthCheck),
         )
         @given(st.lists(call() | CHANGE | REPORT | st.none(), min_size=8, max_size=32))

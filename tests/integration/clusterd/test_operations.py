@@ -40,7 +40,7 @@ def nics(**devices: list[str]) -> pb.SwitchNics:
     return pb.SwitchNics(jobID="job", nicOps=ops)
 
 
-# Link switch-over
+# NIC switch
 
 
 def test_links_are_switched_while_the_job_is_paused() -> None:
@@ -80,7 +80,7 @@ def test_result_of_an_operation_is_kept_for_a_late_subscriber() -> None:
             assert await client.code("SwitchNicTrack", nics(host0=["1"])) == 0
             pause = await signals.next()
             await client.stopped(pause.uuid)
-            # Nobody answers: the ordinary fault path takes over, and the operator can read why.
+            # No answer: the ordinary fault handling starts, and the operator can read why.
             assert (await signals.next("stopTrain")).actions == ["stop_train"]
             told = await client.recover.SubscribeSwitchNicSignal(request, timeout=WAIT_S).read()
             assert "timeout" in told.msg
@@ -95,7 +95,7 @@ def test_result_of_an_operation_is_kept_for_a_late_subscriber() -> None:
         (nics(host0=["7"]), "7"),
         (nics(), "no device"),
         (pb.SwitchNics(jobID="job", nicOps={"host0": pb.DeviceList(dev=["0"])}), "directions"),
-        (pb.SwitchNics(jobID="nobody"), "no such job"),
+        (pb.SwitchNics(jobID="unknown"), "not registered"),
     ],
 )
 def test_413_names_what_is_wrong_with_a_nic_switch(request_: pb.SwitchNics, says: str) -> None:
@@ -208,7 +208,7 @@ def test_profiling_switch_is_checked_kept_and_sent_to_new_subscribers(tmp_path: 
 
 
 def test_profiling_switch_does_not_outlive_its_job(tmp_path: Path) -> None:
-    """Also when it never registered."""
+    """Also if it never registered."""
     config = ServerConfig(journal=tmp_path / "journal")
     asked = profiling_pb2.DataStatusReq(jobNsName="default/job")
     wanted = profiling_pb2.DataTypeReq(jobNsName="default/job", profilingSwitch=switch(FP="on"))

@@ -34,7 +34,7 @@ def state_of(server: Server, job: str = "job") -> str:
 
 
 async def listening(server: Server, client: Client) -> Signals:
-    """Subscribed, and the owner knows."""
+    """Subscribe, and wait until the owner knows."""
     signals = client.subscribe()
     owner = server.jobs.get(client.job)
     assert owner is not None
@@ -64,7 +64,7 @@ def test_a_round_in_place_from_fault_to_training() -> None:
             assert await client.result("recover", uuid=stop.uuid) == 0
             assert stop.sequence < announced.sequence < order.sequence
             assert state_of(server) == "Idle"
-            # The stream has lived through the round, and the next one has another uuid.
+            # The stream survives the round, and the next round has another uuid.
             assert await client.fault(0) == 0
             assert (await signals.next()).uuid != stop.uuid
             told = await client.status()
@@ -200,7 +200,7 @@ def test_504_while_the_subscriber_does_not_read_its_signals() -> None:
                 if codes[-1]:
                     break
             assert codes[-1] == 504
-            # Once they are taken, reports are, too.
+            # Once the signals are read, reports are accepted again.
             newest = await signals.next()
             while newest.incident < len(codes) - 1:
                 newest = await signals.next()
@@ -391,12 +391,12 @@ def test_unknown_callers_of_one_address_share_a_rate() -> None:
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
 def test_ipv6_address_counts_as_one_caller_for_all_ports() -> None:
-    """And another address is another: it does not end at its first colon."""
+    """Another address is another caller: the address does not end at its first colon."""
     config = ServerConfig(listen="[::]:0", unknown_caller_rate=Rate(0.001, 10))
     apart = [("grpc.use_local_subchannel_pool", 1)]
 
     async def calls(address: str, number: int) -> list[object]:
-        """On a connection, and so with a port, of their own."""
+        """On their own connection, and so with their own port."""
         codes: list[object] = []
         async with aio.insecure_channel(address, options=apart) as channel:
             for _ in range(number):
@@ -445,7 +445,7 @@ def test_flood_of_one_job_does_not_delay_another() -> None:
             for task in floods:
                 task.cancel()
             await asyncio.gather(*floods, return_exceptions=True)
-            # Both sides and the flood share this process and its loop: only the order is tested.
+            # Client, server and flood share this process and its loop: only the order is tested.
             assert sorted(took)[len(took) // 2] < WAIT_S / 30
 
     asyncio.run(main())

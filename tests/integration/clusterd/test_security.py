@@ -1,4 +1,4 @@
-"""Who may do what: tokens and certificates open one job, or everything, or nothing."""
+"""Authorization: tokens and certificates give access to one job, to all, or to none."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ DENIED, UNKNOWN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTIC
 
 
 async def refused(client: Client, method: str, request: Any) -> grpc.StatusCode | None:
-    """The status that a call was refused with; None when it was let in."""
+    """The status with which a call was refused; None if it was accepted."""
     stubs = (client.recover, client.control, client.trace)
     stub = next(stub for stub in stubs if hasattr(stub, method))
     call = getattr(stub, method)(request, timeout=WAIT_S, metadata=client.metadata)
     try:
         if isinstance(call, aio.UnaryStreamCall):
-            # A subscription is confirmed at once, long before there is anything to say.
+            # A subscription is confirmed at once, long before the first item.
             first = asyncio.ensure_future(call.read())
             confirmed = asyncio.ensure_future(call.initial_metadata())
             await asyncio.wait([first, confirmed], return_when=asyncio.FIRST_COMPLETED)
@@ -57,7 +57,7 @@ async def refused(client: Client, method: str, request: Any) -> grpc.StatusCode 
 
 
 def of_job(job: str) -> list[tuple[str, Any]]:
-    """Every method that a job's own token opens, as a call about this job."""
+    """Every method that a job's own token may call, as a call about this job."""
     info = pb.ClientInfo(jobId=job)
     return [
         ("Init", info),
@@ -102,7 +102,7 @@ def test_every_method_is_for_a_job_or_for_the_operator() -> None:
         control_pb2.DESCRIPTOR.services_by_name["Control"],
     )
     there = {method for service in services for method in service.methods_by_name}
-    assert {method for method, _ in of_job("a") + of_operator("a")} == there - {"JobRegistry"}
+    assert {method for method, _ in of_job("a") + of_operator("a")} == there - {"Jobs"}
 
 
 def test_job_token_gives_access_to_that_job_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,10 +139,10 @@ def test_a_job_sees_itself_in_the_list_and_the_operator_sees_all() -> None:
             await client_a.join()
             async with connected(server.address, B, "b") as client_b:
                 await client_b.join()
-                listed = await client_b.call("JobRegistry", control_pb2.JobsRequest())
+                listed = await client_b.call("Jobs", control_pb2.JobsRequest())
                 assert [line.job for line in listed.jobs] == ["b"]
             async with connected(server.address, BOSS) as boss:
-                listed = await boss.call("JobRegistry", control_pb2.JobsRequest())
+                listed = await boss.call("Jobs", control_pb2.JobsRequest())
                 assert [line.job for line in listed.jobs] == ["a", "b"]
 
     asyncio.run(main())
@@ -313,7 +313,7 @@ def test_occupied_port_is_reported(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-# Our own failures
+# Internal errors
 
 
 class Broken(RecoverServicer):

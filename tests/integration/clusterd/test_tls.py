@@ -1,4 +1,4 @@
-"""Every kind of client against a clusterd that wants to see their certificates."""
+"""Every kind of client against a clusterd that requires client certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small parts of clusterd: lines, buckets, jobs at their limit, what objects say."""
+"""The small parts of clusterd: channels, rate limits, job limits, cluster objects."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Caller:
     address: str
 
     def peer(self) -> str:
-        """As gRPC writes it."""
+        """In gRPC's format."""
         return self.address
 
 
@@ -147,7 +147,7 @@ def test_keyed_lock_excludes_the_same_key_only() -> None:
             assert order == ["a"]
         gates["a"].set()
         await first
-        # "b" has been promised its turn and has not taken it yet: "c" comes after it.
+        # The lock goes to "b", which does not hold it yet: "c" comes after it.
         third = asyncio.create_task(use("c"))
         await came["b"].wait()
         gates["b"].set()
@@ -159,7 +159,7 @@ def test_keyed_lock_excludes_the_same_key_only() -> None:
     asyncio.run(main())
 
 
-# JobRegistry
+# Jobs
 
 
 def make_jobs(
@@ -195,7 +195,7 @@ def test_abandoned_job_makes_room() -> None:
 
 
 def test_ordered_writes_are_done_after_a_restart() -> None:
-    """What was decided before the crash but not done by then is done by the next life, once."""
+    """A write that was decided before a crash and not done is done once after the restart."""
 
     async def main() -> None:
         now = [0.0]
@@ -223,7 +223,7 @@ def test_ordered_writes_are_done_after_a_restart() -> None:
 
 
 class Away(InMemoryCluster):
-    """A cluster that takes no write until it has refused so many."""
+    """A cluster that refuses the first writes."""
 
     refusals = 0
 
@@ -401,7 +401,7 @@ REPORT = (
     '"huawei.com/Ascend910-Fault":"[{\\"npu_name\\":\\"a \\u003c b \\u0026 ü\\"}]"},'
     '"UpdateTime":1700000000},"SuperPodID":-1,"ServerIndex":-1,"CheckCode":"CODE"}'
 )
-"""As Go writes it."""
+"""In Go's JSON."""
 
 
 def checked(report: str) -> dict[str, Any]:
@@ -422,7 +422,7 @@ def test_device_report_is_valid_if_its_check_code_matches() -> None:
         REPORT.replace("CODE", ""),
     ):
         assert not is_valid({"data": {"DeviceInfoCfg": damaged}})
-    # Spaces and the order of keys are the writer's business.
+    # Spaces and the order of keys do not matter.
     again = json.dumps(json.loads(text), indent=1, sort_keys=True)
     assert is_valid({"data": {"DeviceInfoCfg": again}})
 
@@ -459,7 +459,7 @@ OBJECTS = st.fixed_dictionaries(
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(OBJECTS, st.lists(OBJECTS, max_size=2))
 def test_objects_with_any_content_are_read(group: Any, pods: list[Any]) -> None:
-    """Whoever can write a file can write nonsense: it is refused, or passed over."""
+    """Files may contain anything: invalid content is refused or skipped."""
     whole = {"kind": "PodGroup", **group}
     metadata = whole.get("metadata")
     whole["metadata"] = {**(metadata if isinstance(metadata, dict) else {}), "name": "g"}

@@ -1,4 +1,4 @@
-"""What is written into the journal is read back as it was, whatever state a job is in."""
+"""What is written to the journal is read back unchanged, for every state of a job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pods(chance: random.Random) -> tuple[m.Pod, ...]:
 
 
 def event(chance: random.Random, state: State) -> m.Event:
-    """Mostly what the state waits for, now and then anything."""
+    """Mostly events that the state expects, sometimes any event."""
     order = getattr(state, "order", None)
     word = order.strategy if order is not None and chance.random() < 0.7 else chance.choice(WORDS)
     rank = Rank(chance.randrange(6))

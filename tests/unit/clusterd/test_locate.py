@@ -1,4 +1,4 @@
-"""A command that finds no job says what is there and what could be done."""
+"""A command that finds no job names the running jobs and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster in a directory: seen as it changes, written whole, never trusted."""
+"""The cluster in a directory: changes are seen, writes are atomic, content is not trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job whose recovery is told by hand: for tests of the machine, one event at a time."""
+"""Drives clusterd's machine by hand, one event at a time, for its tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ C = TypeVar("C")
 
 
 class Machine:
-    """`pods` are the ranks that each pod (or, with no cluster, each machine) holds."""
+    """`pods` are the ranks of each pod or, without a cluster, of each machine."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Machine:
         assert not isinstance(self.state, Idle | Ended)
         return self.state.round.uuid
 
-    # A round in words
+    # The events of a round
 
     def fault(self, *ranks: int, kind: FaultKind = FaultKind.ORDINARY) -> Outcome:
         return self.send(FaultReport(tuple(Fault(Rank(rank), kind) for rank in ranks)))
@@ -116,7 +116,7 @@ class Machine:
         ranks = tuple(Rank(rank) for rank in isolate)
         return self.send(ResultReport(code, strategy, ranks, self.uuid))
 
-    # What was ordered
+    # The orders
 
     def said(self, kind: type[C]) -> list[C]:
         return [command for command in self.outcome.commands if isinstance(command, kind)]

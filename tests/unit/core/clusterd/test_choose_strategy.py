@@ -1,4 +1,4 @@
-"""Every combination of what is configured, offered, possible and tried has one good answer."""
+"""Every combination of configured, offered, possible and tried strategies has a valid choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round on a plain machine, step by step: what it says, what it waits for, what it refuses."""
+"""A round without a cluster, step by step: orders, waits, refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.unit.core.clusterd.recovering import Machine, at
 
 
 def test_round_without_settling_times_never_waits() -> None:
-    """On a plain machine every answer is followed by the next order at once."""
+    """Without a cluster, every answer is followed by the next order at once."""
     machine = Machine("recover-in-place")
     orders = []
     machine.fault(3)
@@ -142,7 +142,7 @@ def test_tick_before_the_deadline_changes_nothing() -> None:
 
 
 def test_strategy_interrupted_too_often_is_given_up() -> None:
-    """A replacement that dies at once must not be tried for ever."""
+    """A replacement that dies at once must not be tried forever."""
     machine = Machine("recover-in-place,dump")
     for _ in range(4):
         machine.fault(3)
@@ -172,7 +172,7 @@ def test_retryable_faults_of_two_kinds_are_not_retried() -> None:
 
 
 def test_shrunk_job_is_ordered_to_grow_when_it_offers_to() -> None:
-    """With no cluster, only the job knows that its ranks have a place again."""
+    """Without a cluster, only the job knows that its ranks can be placed again."""
     machine = Machine("elastic-training")
     machine.fault(3)
     machine.stopped()
@@ -318,7 +318,7 @@ def test_missing_answer_ends_the_job_with_a_reason(state: type[State]) -> None:
 
 
 def test_signals_match_upstream_fields() -> None:
-    """A signal's fields are plain values: it can be sent and journalled as it is."""
+    """A signal's fields are plain values: it can be sent and journaled as it is."""
     machine = Machine("retry")
     machine.fault(3, kind=FaultKind.MEMORY)
     assert isinstance(machine.order, Signal)

@@ -231,7 +231,7 @@ def test_12_unexpected_results_are_refused() -> None:
 
 
 def test_19_and_34_the_reset_config_is_optional() -> None:
-    """A write of it that fails is said, and stops nothing."""
+    """A failed write of it is logged and stops nothing."""
     machine = Machine("recover-in-place,recover", pods=(2, 2))
     machine.fault(3)
     told: list[Callable[[], object]] = [
@@ -288,7 +288,7 @@ class TestShrinking:
 
 
 class TestUnexpectedCodes:
-    """21: a code that nobody thought of ends the wait without an event."""
+    """21: an unexpected code ends the wait without an event."""
 
     @pytest.mark.parametrize("code", [1, 404, 405, 406, 407, 499, 12345])
     def test_while_links_are_switched(self, code: int) -> None:
@@ -453,7 +453,7 @@ def test_27_next_strategy_is_used_if_retry_is_not_offered() -> None:
 
 
 class TestPlatform:
-    """28: before the platform has answered, passing faults are treated as deaths."""
+    """28: before the platform has answered, retryable faults are treated as deaths."""
 
     def test_no_node_is_replaced_for_a_retryable_fault(self) -> None:
         machine = Machine("retry,recover", pods=(2, 2), platform=True)
@@ -471,7 +471,7 @@ class TestPlatform:
         assert [fault.rank for fault in machine.order.faults] == [0, 1, 2, 3]
 
     def test_processes_are_restarted_in_place_by_the_strategy_alone(self) -> None:
-        """The platform makes an ordinary round of a passing fault: nobody is told to leave yet."""
+        """The platform turns a retryable fault into an ordinary round: no node has to exit yet."""
         machine = Machine("retry,recover-in-place,recover", pods=(2, 2), platform=True)
         machine.send(PlatformSeen(strategy="retry"))
         machine.fault(3, kind=FaultKind.MEMORY)
@@ -555,7 +555,7 @@ class TestRestartIsProven:
         at(machine, Idle)
 
     def test_job_restarted_by_the_scheduler_is_stopped_again(self) -> None:
-        """Whoever was told to stand still is gone; those who came since train."""
+        """The ranks that were parked are gone; the new ones train."""
         machine = Machine("recover", pods=(2, 2))
         machine.fault(3)
         machine.stopped()
@@ -565,7 +565,7 @@ class TestRestartIsProven:
 
 
 def test_32_finished_wait_leaves_no_state_behind() -> None:
-    """A late answer of the old round finds nobody, and the new round is not touched."""
+    """A late answer of the old round is refused, and the new round does not change."""
     machine = Machine("recover-in-place")
     machine.fault(3)
     old = machine.uuid
@@ -643,7 +643,7 @@ def test_37_pods_may_have_different_sizes() -> None:
 def test_38_and_40_sub_health_does_not_hide_a_broken_device(
     levels: tuple[str, str], sub_health: str
 ) -> None:
-    """Whichever is listed first, and whatever is to be done about ailing devices."""
+    """In any order, and for every setting for sub-healthy devices."""
     machine = Machine("recover-in-place,recover", pods=(2, 2), sub_health=sub_health)
     picture = [SeenFault(Rank(3), f"code{n}", level) for n, level in enumerate(levels)]
     machine.send(FaultsSeen(tuple(picture)))
@@ -657,7 +657,7 @@ def test_38_and_40_sub_health_does_not_hide_a_broken_device(
 
 
 class TestNetworkFaults:
-    """39: that a link is down is never recorded as evidence for what the job feels."""
+    """39: a broken link is never recorded as evidence for the job's report."""
 
     down = SeenFault(Rank(3), "81078603", "NotHandleFault")
 
