@@ -71,7 +71,7 @@ async def report(bus: Bus, number: int) -> Sent:
     return await bus.send(manager(), RestartsLeft(number), timeout_s=1.0)
 
 
-def test_a_killed_manager_comes_back_and_knows_everybody() -> None:
+def test_restarted_manager_knows_all_positions() -> None:
     async def scenario() -> None:
         async with process_at(manager(), listen="127.0.0.1:0") as first:
             address = f"127.0.0.1:{first.port}"
@@ -95,7 +95,7 @@ def test_a_killed_manager_comes_back_and_knows_everybody() -> None:
     asyncio.run(scenario())
 
 
-def test_a_killed_proxy_comes_back_and_its_children_with_it() -> None:
+def test_children_of_a_restarted_proxy_are_reached_again() -> None:
     async def scenario() -> None:
         async with placed(manager(), None, serves=True) as mgr:
             up = f"127.0.0.1:{mgr.port}"
@@ -127,7 +127,7 @@ def test_a_killed_proxy_comes_back_and_its_children_with_it() -> None:
     asyncio.run(scenario())
 
 
-def test_a_killed_worker_is_missed_at_once_and_its_successor_gets_no_old_orders() -> None:
+def test_killed_worker_is_noticed_at_once_and_its_successor_gets_no_old_orders() -> None:
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True) as mgr,
@@ -151,7 +151,7 @@ def test_a_killed_worker_is_missed_at_once_and_its_successor_gets_no_old_orders(
     asyncio.run(scenario())
 
 
-def test_what_is_sent_while_connections_are_cut_arrives_in_order_and_once() -> None:
+def test_messages_sent_while_connections_are_cut_arrive_once_and_in_order() -> None:
     """Both links on the way are cut again and again, in the middle of whatever they carry."""
 
     async def scenario() -> None:
@@ -228,7 +228,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.transport.abort()
 
 
-def test_the_way_up_tells_when_it_breaks_and_when_it_is_back() -> None:
+def test_upstream_changes_are_reported() -> None:
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True) as mgr,
@@ -249,7 +249,7 @@ def test_the_way_up_tells_when_it_breaks_and_when_it_is_back() -> None:
     asyncio.run(scenario())
 
 
-def test_a_manager_that_stands_still_is_waited_for() -> None:
+def test_stopped_manager_is_waited_for() -> None:
     async def scenario() -> None:
         async with process_at(manager(), listen="127.0.0.1:0") as boss:
             up = f"127.0.0.1:{boss.port}"

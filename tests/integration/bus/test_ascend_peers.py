@@ -27,7 +27,7 @@ from tests.integration.bus.bus_places import (
 GO = envelope("ACTION", 210, "5")
 
 
-def test_our_proxy_and_worker_below_a_manager_of_ascends() -> None:
+def test_our_proxy_and_worker_under_an_ascend_manager() -> None:
     async def scenario() -> None:
         async with (
             ascend_server(manager()) as boss,
@@ -61,7 +61,7 @@ def test_our_proxy_and_worker_below_a_manager_of_ascends() -> None:
     asyncio.run(scenario())
 
 
-def test_a_restarted_manager_of_ascends_is_told_all_paths_again() -> None:
+def test_restarted_ascend_manager_gets_all_paths_again() -> None:
     async def scenario() -> None:
         async with ascend_server(manager()) as first:
             up = f"127.0.0.1:{first.port}"
@@ -83,7 +83,7 @@ def test_a_restarted_manager_of_ascends_is_told_all_paths_again() -> None:
     asyncio.run(scenario())
 
 
-def test_the_order_of_one_source_is_kept_towards_ascends_server() -> None:
+def test_order_of_one_source_is_kept_towards_an_ascend_server() -> None:
     async def scenario() -> None:
         async with (
             ascend_server(manager()) as boss,
@@ -99,7 +99,7 @@ def test_the_order_of_one_source_is_kept_towards_ascends_server() -> None:
 
 
 @pytest.mark.parametrize("through_proxy", [False, True])
-def test_an_agent_of_ascends_below_our_manager(through_proxy: bool) -> None:
+def test_ascend_agent_under_our_manager(through_proxy: bool) -> None:
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True) as mgr,
@@ -138,7 +138,7 @@ def test_an_agent_of_ascends_below_our_manager(through_proxy: bool) -> None:
     asyncio.run(scenario())
 
 
-def test_ascends_proxy_registers_without_announcing_itself_and_relays_for_its_children() -> None:
+def test_ascend_proxy_that_does_not_announce_itself_relays_for_its_children() -> None:
     async def scenario() -> None:
         me = Position(Role.PROXY, "2", "1735689600")
         async with (
@@ -161,7 +161,7 @@ def test_ascends_proxy_registers_without_announcing_itself_and_relays_for_its_ch
     asyncio.run(scenario())
 
 
-def test_children_of_ascends_proxy_are_found_again_by_what_they_say() -> None:
+def test_children_of_an_ascend_proxy_are_found_again_by_their_messages() -> None:
     """It announces them once in their life, so a restarted manager has to learn where they are."""
 
     async def scenario() -> None:
@@ -182,7 +182,7 @@ def test_children_of_ascends_proxy_are_found_again_by_what_they_say() -> None:
     asyncio.run(scenario())
 
 
-def test_a_failed_delivery_is_an_error_to_ascends_client_who_looks_at_nothing_else() -> None:
+def test_failed_delivery_is_a_grpc_error_for_ascend_clients() -> None:
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True) as mgr,
@@ -200,7 +200,7 @@ def test_a_failed_delivery_is_an_error_to_ascends_client_who_looks_at_nothing_el
     asyncio.run(scenario())
 
 
-def test_a_second_registration_ends_the_stream_of_the_first() -> None:
+def test_second_registration_ends_the_first_stream() -> None:
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True) as mgr,
@@ -219,7 +219,7 @@ def test_a_second_registration_ends_the_stream_of_the_first() -> None:
     asyncio.run(scenario())
 
 
-def test_many_streams_of_one_child_at_once_leave_one() -> None:
+def test_concurrent_streams_of_one_child_leave_one() -> None:
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True) as mgr,

@@ -34,7 +34,7 @@ from tests.integration.bus.bus_places import (
 )
 
 
-def test_a_message_goes_down_through_a_proxy_and_its_answer_comes_back_up() -> None:
+def test_message_goes_through_a_proxy_and_its_answer_comes_back() -> None:
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True) as mgr,
@@ -53,7 +53,7 @@ def test_a_message_goes_down_through_a_proxy_and_its_answer_comes_back_up() -> N
     asyncio.run(scenario())
 
 
-def test_everybody_reaches_everybody() -> None:
+def test_all_processes_reach_each_other() -> None:
     """Also an agent its own node's workers, and a worker a worker of another node."""
 
     async def scenario() -> None:
@@ -67,7 +67,7 @@ def test_everybody_reaches_everybody() -> None:
     asyncio.run(scenario())
 
 
-def test_a_broadcast_reaches_each_once() -> None:
+def test_broadcast_reaches_each_process_once() -> None:
     async def scenario() -> None:
         async with whole_job(nodes=3, ranks=3) as buses:
             workers = [bus for position, bus in buses.items() if position.role == Role.WORKER]
@@ -94,7 +94,7 @@ def test_a_broadcast_reaches_each_once() -> None:
     asyncio.run(scenario())
 
 
-def test_a_list_of_ranks_reaches_each_of_them() -> None:
+def test_list_of_ranks_reaches_each_of_them() -> None:
     async def scenario() -> None:
         async with whole_job(nodes=3, ranks=2) as buses:
             listed = Position(Role.WORKER, "0,2", "1,4,5")
@@ -131,7 +131,7 @@ def test_several_levels_of_proxies() -> None:
     asyncio.run(scenario())
 
 
-def test_order_is_kept_and_nothing_is_lost_when_many_are_sent_at_once() -> None:
+def test_many_concurrent_sends_keep_order_and_lose_nothing() -> None:
     async def scenario() -> None:
         async with whole_job(nodes=1, ranks=1) as buses:
             mgr, wrk = buses[manager()], buses[worker(0, 0)]
@@ -143,7 +143,7 @@ def test_order_is_kept_and_nothing_is_lost_when_many_are_sent_at_once() -> None:
     asyncio.run(scenario())
 
 
-def test_a_failure_comes_back_with_its_code_from_where_it_failed() -> None:
+def test_failure_has_the_code_and_the_position_of_the_hop() -> None:
     async def scenario() -> None:
         async with whole_job(nodes=1, ranks=1) as buses:
             mgr = buses[manager()]
@@ -167,7 +167,7 @@ def test_a_failure_comes_back_with_its_code_from_where_it_failed() -> None:
     asyncio.run(scenario())
 
 
-def test_the_same_uuid_twice_is_delivered_once_and_acknowledged_twice() -> None:
+def test_same_uuid_twice_is_delivered_once_and_acknowledged_twice() -> None:
     async def scenario() -> None:
         async with whole_job(nodes=1, ranks=1) as buses:
             mgr, wrk = buses[manager()], buses[worker(0, 0)]
@@ -179,7 +179,7 @@ def test_the_same_uuid_twice_is_delivered_once_and_acknowledged_twice() -> None:
     asyncio.run(scenario())
 
 
-def test_a_port_that_is_taken_is_a_clear_error() -> None:
+def test_port_in_use_is_a_settings_error() -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -194,7 +194,7 @@ def test_a_port_that_is_taken_is_a_clear_error() -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
-def test_names_and_both_kinds_of_ip_are_addresses(host: str) -> None:
+def test_names_ipv4_and_ipv6_are_addresses(host: str) -> None:
     async def scenario() -> None:
         async with (
             placed(manager(), None, listen=f"{host}:0") as mgr,
@@ -205,7 +205,7 @@ def test_names_and_both_kinds_of_ip_are_addresses(host: str) -> None:
     asyncio.run(scenario())
 
 
-def test_before_the_way_up_is_open_a_send_says_so() -> None:
+def test_send_without_upstream_connection_fails() -> None:
     async def scenario() -> None:
         lonely = Bus(BusConfig(me=agent(0), upstream="127.0.0.1:1"))
         await lonely.start()
@@ -220,13 +220,13 @@ def test_before_the_way_up_is_open_a_send_says_so() -> None:
     asyncio.run(scenario())
 
 
-def test_all_mistakes_in_the_settings_are_told_at_once() -> None:
+def test_all_invalid_settings_are_reported_at_once() -> None:
     with pytest.raises(SettingsError) as told:
         BusConfig(me=Position("Boss", "0"), listen="nowhere", upstream="here:99999")
     assert len(told.value.problems) == 3
 
 
-def test_what_was_sent_before_the_end_still_arrives() -> None:
+def test_messages_sent_before_close_arrive() -> None:
     async def scenario() -> None:
         async with placed(manager(), None, serves=True) as mgr:
             for number in range(20):
@@ -237,7 +237,7 @@ def test_what_was_sent_before_the_end_still_arrives() -> None:
     asyncio.run(scenario())
 
 
-def test_a_closed_bus_says_so() -> None:
+def test_closed_bus_refuses_calls() -> None:
     async def scenario() -> None:
         async with placed(manager(), None, serves=True) as mgr:
             receiving = asyncio.create_task(mgr.receive())
@@ -252,7 +252,7 @@ def test_a_closed_bus_says_so() -> None:
     asyncio.run(scenario())
 
 
-def test_a_send_that_waits_while_its_bus_is_closed_gets_a_result() -> None:
+def test_waiting_send_gets_a_result_when_its_bus_closes() -> None:
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True) as mgr,

@@ -81,7 +81,7 @@ def with_positions(src: Position | None, dst: Position | None) -> pb.Message:
         pytest.param(message(agent(1), manager(), "[" * 100_000), NetCode.ClientErr, id="deep"),
     ],
 )
-def test_a_bad_message_gets_its_code(sent: pb.Message, code: NetCode) -> None:
+def test_invalid_message_gets_its_code(sent: pb.Message, code: NetCode) -> None:
     async def scenario() -> None:
         async with under_attack() as (_, stranger):
             await stranger.join()
@@ -103,7 +103,7 @@ def test_a_bad_message_gets_its_code(sent: pb.Message, code: NetCode) -> None:
         (Position("Mgr", "0"), NetCode.DstTypeIllegal),
     ],
 )
-def test_a_bad_registration_gets_its_code(pos: Position | None, code: NetCode) -> None:
+def test_invalid_registration_gets_its_code(pos: Position | None, code: NetCode) -> None:
     async def scenario() -> None:
         async with under_attack() as (_, stranger):
             sent = None if pos is None else position_to_pb(pos)
@@ -116,7 +116,7 @@ def test_a_bad_registration_gets_its_code(pos: Position | None, code: NetCode) -
     asyncio.run(scenario())
 
 
-def test_a_leaf_cannot_announce_others_nor_anybody_an_unregistered_one() -> None:
+def test_leaf_cannot_announce_others_and_unregistered_peer_cannot_announce() -> None:
     async def scenario() -> None:
         async with under_attack() as (mgr, stranger):
             me, other = position_to_pb(agent(1)), position_to_pb(worker(0, 0))
@@ -130,7 +130,7 @@ def test_a_leaf_cannot_announce_others_nor_anybody_an_unregistered_one() -> None
     asyncio.run(scenario())
 
 
-def test_a_message_of_9_mib_is_refused_and_its_stream_is_not_the_way_round() -> None:
+def test_message_of_9_mib_is_refused_by_call_and_by_stream() -> None:
     async def scenario() -> None:
         async with under_attack() as (_, stranger):
             await stranger.join()
@@ -164,7 +164,7 @@ def test_more_registrations_than_the_table_holds() -> None:
     asyncio.run(scenario())
 
 
-def test_too_many_calls_a_second_are_turned_away() -> None:
+def test_too_many_calls_per_second_are_refused() -> None:
     async def scenario() -> None:
         async with under_attack(max_calls_per_s=50) as (_, stranger):
             calls = [stranger.stub.Register(pb.RegisterReq()) for _ in range(200)]
@@ -175,7 +175,7 @@ def test_too_many_calls_a_second_are_turned_away() -> None:
     asyncio.run(scenario())
 
 
-def test_a_stream_without_registration_is_refused() -> None:
+def test_stream_without_registration_is_refused() -> None:
     async def scenario() -> None:
         async with under_attack() as (mgr, stranger):
             stranger.open()
@@ -191,7 +191,7 @@ def test_a_stream_without_registration_is_refused() -> None:
     asyncio.run(scenario())
 
 
-def test_an_ack_for_nothing_changes_nothing() -> None:
+def test_unexpected_ack_changes_nothing() -> None:
     async def scenario() -> None:
         async with under_attack() as (mgr, stranger):
             await stranger.join()
@@ -206,7 +206,7 @@ def test_an_ack_for_nothing_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("speaks_link", [False, True])
-def test_a_client_that_stops_reading_loses_its_messages_and_nobody_elses(
+def test_client_that_stops_reading_loses_only_its_own_messages(
     speaks_link: bool,
 ) -> None:
     async def scenario() -> None:
@@ -227,7 +227,7 @@ def test_a_client_that_stops_reading_loses_its_messages_and_nobody_elses(
     asyncio.run(scenario())
 
 
-def test_an_inbox_that_nobody_empties_says_busy() -> None:
+def test_full_inbox_answers_busy() -> None:
     async def scenario() -> None:
         async with under_attack(relay=RelayConfig(max_inbox=3)) as (_, stranger):
             await stranger.join()
@@ -257,7 +257,7 @@ def confused_frames() -> list[link_pb2.Frame]:
 
 @pytest.mark.parametrize("greets", [False, True])
 @pytest.mark.parametrize("number", range(8))
-def test_a_peer_that_breaks_the_protocol_of_a_link_is_cut_off(number: int, greets: bool) -> None:
+def test_peer_that_breaks_the_link_protocol_is_disconnected(number: int, greets: bool) -> None:
     async def scenario() -> None:
         async with under_attack() as (mgr, stranger):
             await stranger.stub.Register(pb.RegisterReq(pos=position_to_pb(agent(1))))
@@ -286,7 +286,7 @@ def noise(seed: int) -> bytes:
     return start() + dice.randbytes(dice.randrange(1, 4000))
 
 
-def test_raw_bytes_on_the_socket() -> None:
+def test_raw_bytes_on_the_socket_do_not_disturb_the_server() -> None:
     async def scenario() -> None:
         async with under_attack() as (mgr, _):
             for seed in range(40):
@@ -304,7 +304,7 @@ def test_raw_bytes_on_the_socket() -> None:
     asyncio.run(scenario())
 
 
-def test_bytes_that_are_no_message_of_the_method() -> None:
+def test_bytes_that_are_not_the_expected_message_are_refused() -> None:
     async def scenario() -> None:
         async with under_attack() as (mgr, stranger), bare_channel(mgr.port) as channel:
             await stranger.stub.Register(pb.RegisterReq(pos=position_to_pb(agent(1))))
@@ -334,7 +334,7 @@ async def to_the_end(stream: Any) -> None:
             pass
 
 
-def test_an_envelope_of_any_shape() -> None:
+def test_any_envelope_gets_an_answer() -> None:
     async def scenario() -> None:
         async with under_attack() as (_, stranger):
             await stranger.join()

@@ -40,7 +40,7 @@ async def trouble_of(me: Position, port: int, **settings: object) -> str:
         await bus.close()
 
 
-def test_a_job_with_a_token_works_as_one_without() -> None:
+def test_job_with_a_token_works() -> None:
     async def scenario() -> None:
         async with whole_job(**SECRET) as buses:
             for position, bus in buses.items():
@@ -50,7 +50,7 @@ def test_a_job_with_a_token_works_as_one_without() -> None:
     asyncio.run(scenario())
 
 
-def test_without_the_token_of_this_job_and_place_nobody_enters(
+def test_peer_needs_the_token_of_its_job_and_position(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
@@ -85,7 +85,7 @@ def test_without_the_token_of_this_job_and_place_nobody_enters(
     assert "call refused: peer=ipv4:127.0.0.1:" in caplog.text
 
 
-def test_who_has_a_place_cannot_speak_for_another() -> None:
+def test_peer_cannot_send_from_another_position() -> None:
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True, **SECRET) as mgr,
@@ -97,7 +97,7 @@ def test_who_has_a_place_cannot_speak_for_another() -> None:
     asyncio.run(scenario())
 
 
-def test_mutual_tls_carries_everything(tmp_path: Path) -> None:
+def test_all_traffic_works_over_mutual_tls(tmp_path: Path) -> None:
     async def scenario() -> None:
         tls = Authority(tmp_path, "ours").tls("everyone")
         async with whole_job(tls=tls, **SECRET) as buses:
@@ -108,7 +108,7 @@ def test_mutual_tls_carries_everything(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_certificate_can_bind_its_holder_to_a_place(
+def test_certificate_can_bind_its_holder_to_a_position(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -135,7 +135,7 @@ def test_a_certificate_can_bind_its_holder_to_a_place(
     assert "position=Worker:2/8" in caplog.text
 
 
-def test_a_proxy_is_encrypted_towards_other_machines_and_open_to_its_own(tmp_path: Path) -> None:
+def test_proxy_uses_tls_upstream_and_none_on_the_loopback(tmp_path: Path) -> None:
     async def scenario() -> None:
         ours = Authority(tmp_path, "ours")
         server = {"tls": ours.tls("server"), "job": "job-1"}
@@ -156,9 +156,7 @@ def test_a_proxy_is_encrypted_towards_other_machines_and_open_to_its_own(tmp_pat
     asyncio.run(scenario())
 
 
-def test_tls_can_be_asked_for_by_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_can_be_set_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ProxyConfig().tls is None
     monkeypatch.setenv("TASKD_TLS_CA", "ca.pem")
     monkeypatch.setenv("TASKD_TLS_CLIENT_KEY", "key.pem")
@@ -169,7 +167,7 @@ def test_tls_can_be_asked_for_by_the_environment(
         tls_of({"enable_tls": True, "tls_conf": {"certificate": "x"}})
 
 
-def test_listening_in_the_open_is_announced_by_one_warning(
+def test_listening_without_tls_logs_one_warning(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -188,7 +186,7 @@ def test_listening_in_the_open_is_announced_by_one_warning(
     assert "without TLS" in record.message
 
 
-def test_files_that_cannot_be_read_are_named_all_at_once(tmp_path: Path) -> None:
+def test_all_unreadable_files_are_reported_at_once(tmp_path: Path) -> None:
     tls = Tls(ca=str(tmp_path / "no-ca"), server_key=str(tmp_path / "no-key"), server_crt="")
     bus = Bus(BusConfig(me=manager(), listen="127.0.0.1:0", tls=tls))
     with pytest.raises(SettingsError) as told:
@@ -196,13 +194,13 @@ def test_files_that_cannot_be_read_are_named_all_at_once(tmp_path: Path) -> None
     assert len(told.value.problems) == 3
 
 
-def test_a_badge_is_not_enough_to_admit_others() -> None:
+def test_badge_is_not_enough_to_serve_children() -> None:
     badge = make_badge("s3cret", "job-1", proxy(1))
     with pytest.raises(SettingsError, match="needs the job's secret"):
         BusConfig(me=proxy(1), listen="127.0.0.1:0", job="job-1", token=badge)
 
 
-def test_a_body_tells_nothing_about_its_sender() -> None:
+def test_body_does_not_change_the_sender() -> None:
     """Plaintext: whoever registers is believed. That is why the warning exists."""
 
     async def scenario() -> None:

@@ -27,7 +27,7 @@ def _stopped() -> Iterator[None]:
     proxy.stop()
 
 
-def test_it_starts_once_forwards_and_stops_twice() -> None:
+def test_proxy_starts_once_forwards_and_can_be_stopped_twice() -> None:
     async def scenario() -> None:
         async with placed(manager(), None, serves=True) as mgr:
             listen = f"127.0.0.1:{free_port()}"
@@ -46,7 +46,7 @@ def test_it_starts_once_forwards_and_stops_twice() -> None:
     asyncio.run(scenario())
 
 
-def test_one_that_cannot_listen_leaves_nothing_behind() -> None:
+def test_proxy_that_cannot_listen_leaves_nothing_running() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = ProxyConfig(listen=f"127.0.0.1:{taken.getsockname()[1]}", upstream="127.0.0.1:1")
         for _ in range(2):
@@ -54,7 +54,7 @@ def test_one_that_cannot_listen_leaves_nothing_behind() -> None:
                 proxy.start(config)
 
 
-def test_it_can_be_stopped_while_it_is_joining() -> None:
+def test_proxy_can_be_stopped_while_it_connects() -> None:
     config = ProxyConfig(listen="127.0.0.1:0", upstream="127.0.0.1:1")
     joined: list[bool] = []
     starting = threading.Thread(target=lambda: joined.append(proxy.start(config)))
@@ -66,7 +66,7 @@ def test_it_can_be_stopped_while_it_is_joining() -> None:
     assert joined == [False]
 
 
-def test_its_settings_are_the_documented_keys() -> None:
+def test_proxy_settings_are_the_documented_keys() -> None:
     assert ProxyConfig.of({}, {}) == ProxyConfig(server_rank=0)
     given = {"ListenPort": 1, "UpstreamAddr": "boss", "UpstreamPort": "2", "ServerRank": "3"}
     assert ProxyConfig.of(given, {}) == ProxyConfig(
@@ -80,7 +80,7 @@ def test_its_settings_are_the_documented_keys() -> None:
             ProxyConfig.of(wrong, {})
 
 
-def test_a_loop_thread_refuses_to_work_after_a_fork() -> None:
+def test_loop_thread_refuses_work_after_a_fork() -> None:
     async def answer() -> int:
         return 42
 

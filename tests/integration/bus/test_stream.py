@@ -14,7 +14,7 @@ from taskd.wire._pb.link_pb2_grpc import LinkStub
 from tests.integration.bus.bus_places import PATIENCE_S, placed, proxy
 
 
-def test_a_stream_that_ends_before_it_is_written_to_is_no_reason_to_give_up() -> None:
+def test_stream_that_ends_before_a_write_is_not_an_error() -> None:
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True) as mgr,
@@ -29,7 +29,7 @@ def test_a_stream_that_ends_before_it_is_written_to_is_no_reason_to_give_up() ->
     asyncio.run(scenario())
 
 
-def test_the_kernel_tells_how_a_connection_is_doing() -> None:
+def test_kernel_shows_the_state_of_a_connection() -> None:
     async def scenario() -> None:
         async with (
             placed(manager(), None, serves=True) as mgr,

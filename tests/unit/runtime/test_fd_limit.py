@@ -17,14 +17,14 @@ def hard() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_low_limit_is_raised_as_far_as_it_goes(hard: int) -> None:
+def test_low_limit_is_raised_to_the_hard_limit(hard: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     raise_fd_limit()
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard)
 
 
-def test_a_high_one_is_left_alone(hard: int) -> None:
+def test_high_limit_is_kept(hard: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     raise_fd_limit()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)

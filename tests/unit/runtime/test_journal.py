@@ -30,7 +30,7 @@ def write(job: str, number: int, *, ended: bool = False) -> Write:
     return Write(job, f"record {number}", float(number), (entry(job, number),), ended)
 
 
-def test_what_was_appended_is_there_after_reopening(tmp_path: Path) -> None:
+def test_records_survive_reopening(tmp_path: Path) -> None:
     async def first() -> None:
         journal = Journal(tmp_path / "journal")
         await journal.append(write("job", 1))
@@ -63,7 +63,7 @@ def test_history_of_one_incident() -> None:
     asyncio.run(main())
 
 
-def test_many_jobs_at_once_share_transactions(tmp_path: Path) -> None:
+def test_concurrent_jobs_share_transactions(tmp_path: Path) -> None:
     async def main() -> None:
         journal = Journal(tmp_path / "journal")
         await asyncio.gather(*(journal.append(write(f"job{n}", n)) for n in range(500)))
@@ -74,7 +74,7 @@ def test_many_jobs_at_once_share_transactions(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_second_server_on_the_same_file_is_refused(tmp_path: Path) -> None:
+def test_second_server_on_the_same_file_is_refused(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     with pytest.raises(JournalUnusable, match="locked"):
         Journal(tmp_path / "journal")
@@ -82,7 +82,7 @@ def test_a_second_server_on_the_same_file_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path / "journal").close()
 
 
-def test_a_newer_version_or_a_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_newer_version_or_other_file_is_refused(tmp_path: Path) -> None:
     newer = tmp_path / "newer"
     connection = sqlite3.connect(newer)
     connection.execute("PRAGMA user_version = 99")
@@ -97,7 +97,7 @@ def test_a_newer_version_or_a_foreign_file_is_refused_by_name(tmp_path: Path) ->
         Journal(tmp_path / "no such directory" / "journal")
 
 
-def test_it_stays_bounded(tmp_path: Path) -> None:
+def test_journal_stays_bounded(tmp_path: Path) -> None:
     async def main() -> None:
         journal = Journal(tmp_path / "journal", JournalConfig(entries_per_job=20, ended_jobs=3))
         for number in range(200):
@@ -119,7 +119,7 @@ def test_it_stays_bounded(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_its_log_is_folded_into_the_database(tmp_path: Path) -> None:
+def test_write_ahead_log_is_copied_into_the_database(tmp_path: Path) -> None:
     async def main() -> None:
         journal = Journal(tmp_path / "journal")
         for number in range(60):
@@ -141,7 +141,7 @@ def disk_full_at(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_loses_nothing_and_is_said(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         journal = Journal(tmp_path / "journal")
         await journal.append(write("job", 1))
@@ -156,7 +156,7 @@ def test_a_full_disk_loses_nothing_and_is_said(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_what_cannot_be_written_is_refused_and_the_next_is_written(tmp_path: Path) -> None:
+def test_unwritable_value_is_refused_and_the_next_write_works(tmp_path: Path) -> None:
     async def main() -> None:
         journal = Journal(tmp_path / "journal")
         for unwritable in (Write("a", "half a pair: \ud800", 0.0), Write("b", "r", 0.0, (BEYOND,))):
@@ -174,7 +174,7 @@ def test_what_cannot_be_written_is_refused_and_the_next_is_written(tmp_path: Pat
 BEYOND = Entry("b", 2**70, 0.0, "event", "A", "B", "no file 'caf\udce9'")
 
 
-def test_others_cannot_read_it(tmp_path: Path) -> None:
+def test_other_users_cannot_read_the_journal(tmp_path: Path) -> None:
     async def main() -> None:
         journal = Journal(tmp_path / "journal")
         await journal.append(write("job", 1))
@@ -191,7 +191,7 @@ def _modes(folder: Path) -> list[int]:
     return [path.stat().st_mode for path in folder.iterdir()]
 
 
-def test_closed_means_closed() -> None:
+def test_closed_journal_refuses_requests() -> None:
     async def main() -> None:
         journal = Journal(None)
         await journal.aclose()

@@ -46,7 +46,7 @@ def test_importing_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", ["0o000", "0o022", "0o077"])
-def test_the_first_line_makes_directory_and_file(tmp_path: Path, umask: str) -> None:
+def test_first_line_creates_directory_and_file(tmp_path: Path, umask: str) -> None:
     done = child(f"import os; os.umask({umask})\n" + FIRST_LINE, tmp_path)
     assert done.returncode == 0, done.stderr
     assert mode(tmp_path / "taskd_log") == 0o750
@@ -73,13 +73,13 @@ def test_settings(tmp_path: Path) -> None:
     assert [line.split()[-1] for line in lines] == ["1", "two", "three"]
 
 
-def test_silent_standard_output(tmp_path: Path) -> None:
+def test_standard_output_can_be_switched_off(tmp_path: Path) -> None:
     done = child(FIRST_LINE, tmp_path, TASKD_LOG_STDOUT="False")
     assert done.stdout == ""
     assert (tmp_path / "taskd_log" / "taskd.log").exists()
 
 
-def test_a_wrong_level_is_told_and_the_others_count(tmp_path: Path) -> None:
+def test_invalid_level_is_reported_and_other_settings_apply(tmp_path: Path) -> None:
     done = child(FIRST_LINE, tmp_path, TASKD_FILE_LOG_LEVEL="LOUD", TASKD_LOG_STDOUT="False")
     assert done.returncode == 0
     assert "TASKD_FILE_LOG_LEVEL must be Level, got 'LOUD'" in done.stderr
@@ -87,7 +87,9 @@ def test_a_wrong_level_is_told_and_the_others_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link", "dangling", "logfile-link"])
-def test_a_log_that_cannot_be_opened_goes_to_standard_error(tmp_path: Path, obstacle: str) -> None:
+def test_lines_go_to_standard_error_if_the_file_cannot_be_opened(
+    tmp_path: Path, obstacle: str
+) -> None:
     place = tmp_path / "taskd_log"
     match obstacle:
         case "file":
@@ -115,7 +117,7 @@ def test_any_mode_of_an_existing_directory_is_accepted(tmp_path: Path) -> None:
     assert (tmp_path / "taskd_log" / "taskd.log").exists()
 
 
-def test_the_file_is_taken_up_again_once_it_works(
+def test_file_is_used_again_once_it_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "logs").touch()
@@ -128,14 +130,14 @@ def test_the_file_is_taken_up_again_once_it_works(
     assert capsys.readouterr().err.endswith("lost\n")
 
 
-def test_one_record_is_one_line() -> None:
+def test_each_record_is_one_line() -> None:
     formatter = MaxLengthFormatter("%(message)s", 20)
     assert formatter.format(record("a\nb\tc\x1b[0m\x85")) == r"a\nb\tc\x1b[0m\x85"
     assert formatter.format(record("x" * 21)) == "x" * 20 + "..."
     assert formatter.format(record("ä %s", "中")) == "ä 中"
 
 
-def test_a_traceback_cannot_forge_a_record() -> None:
+def test_traceback_cannot_forge_a_record() -> None:
     formatter = MaxLengthFormatter("%(message)s", 100)
     try:
         raise RuntimeError("first\n[ERROR] forged")
@@ -146,7 +148,7 @@ def test_a_traceback_cannot_forge_a_record() -> None:
     assert all(line.startswith("    ") for line in others)
 
 
-def test_a_record_whose_arguments_do_not_fit_does_not_raise(
+def test_record_with_wrong_arguments_does_not_raise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", False)
@@ -173,7 +175,7 @@ def test_rotation_keeps_the_newest_backups(tmp_path: Path) -> None:
     assert (tmp_path / "taskd-mine.log").exists()
 
 
-def test_a_removed_file_is_made_again(tmp_path: Path) -> None:
+def test_removed_file_is_created_again(tmp_path: Path) -> None:
     handler = RotatingHandler(tmp_path / "taskd.log")
     handler.emit(record("one"))
     (tmp_path / "taskd.log").unlink()
@@ -202,14 +204,14 @@ def test_processes_that_share_a_file_lose_no_line(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) > 1
 
 
-def test_settings_with_mistakes_fall_back_one_by_one() -> None:
+def test_each_invalid_setting_gets_its_default() -> None:
     environment: Mapping[str, str] = {"TASKD_LOG_STDOUT": "maybe", "TASKD_STD_LOG_LEVEL": "ERROR"}
     chosen, problems = log.settings(environment)
     assert chosen == log.LogSettings(std_log_level=log.Level.ERROR)
     assert problems == ["TASKD_LOG_STDOUT must be bool, got 'maybe'"]
 
 
-def test_the_documented_names_tell_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_names_show_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKD_LOG_PATH", "/there")
     config = LogConfig()
     assert (config.log_path, config.file_log_level, config.log_stdout) == ("/there", "INFO", True)

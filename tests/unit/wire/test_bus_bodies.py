@@ -82,7 +82,7 @@ MEMBER = m.Member(Rank(1), NodeRank(0), Incarnation(2))
     ],
     ids=lambda value: type(value).__name__ if hasattr(value, "__dataclass_fields__") else "",
 )
-def test_ascends_messages_are_spelled_as_ascend_spells_them(
+def test_ascend_messages_have_ascends_encoding(
     sender: str, body: m.Body, text: tuple[str, int, str, dict[str, str]]
 ) -> None:
     envelope = dict(zip(("msg_type", "code", "message", "extension"), text, strict=True))
@@ -111,7 +111,7 @@ def test_ascends_messages_are_spelled_as_ascend_spells_them(
         ),
     ],
 )
-def test_upstreams_variants_are_understood(text: str, expected: m.Body) -> None:
+def test_variants_sent_by_ascend_are_decoded(text: str, expected: m.Body) -> None:
     assert decode(text, Role.MANAGER) == expected
 
 
@@ -140,11 +140,11 @@ OURS: list[m.Ours] = [
 
 
 @pytest.mark.parametrize("body", OURS, ids=lambda body: type(body).__name__)
-def test_our_messages_survive_the_wire(body: m.Ours) -> None:
+def test_our_messages_survive_encoding(body: m.Ours) -> None:
     assert decode(encode(body), "anyone") == body
 
 
-def test_every_message_of_ours_has_a_code_and_a_sample() -> None:
+def test_each_of_our_messages_has_a_code_and_a_sample() -> None:
     kinds = set(get_args(m.Ours))
     assert kinds == set(OUR_CODES.values()) == {type(body) for body in OURS}
     assert all(code >= 1000 for code in OUR_CODES)
@@ -167,7 +167,7 @@ def test_every_message_of_ours_has_a_code_and_a_sample() -> None:
         ),
     ],
 )
-def test_what_is_no_body_is_refused_with_the_reason(text: str, because: str) -> None:
+def test_invalid_body_is_refused_with_the_reason(text: str, because: str) -> None:
     with pytest.raises(InvalidBody, match=because):
         decode(text, Role.AGENT)
 
@@ -179,19 +179,19 @@ def test_what_is_no_body_is_refused_with_the_reason(text: str, because: str) -> 
         (205, {"StressTestRankOPStr": '{"1": {"ops": [Infinity]}}'}),
     ],
 )
-def test_an_order_that_makes_no_sense_is_refused(code: int, extension: dict[str, str]) -> None:
+def test_invalid_order_is_refused(code: int, extension: dict[str, str]) -> None:
     text = {"msg_type": "ACTION", "code": code, "message": "", "extension": extension}
     with pytest.raises(InvalidBody):
         decode(json.dumps(text), Role.MANAGER)
 
 
-def test_a_number_beyond_all_floats_is_refused() -> None:
+def test_number_too_large_for_a_float_is_refused() -> None:
     text = encode(m.Repaired(Rank(1), Incarnation(0), Incident(1), Step(7), 0.5))
     with pytest.raises(InvalidBody, match="too large"):
         decode(text.replace("0.5", "1" + "0" * 400), Role.WORKER)
 
 
-def test_half_a_character_becomes_a_question_mark() -> None:
+def test_lone_surrogate_becomes_a_question_mark() -> None:
     failed = m.WorkerFailed(
         Rank(1), Incarnation(0), Incident(0), FaultCause.EXCEPTION, "caf\udce9, 🦜"
     )
@@ -218,7 +218,7 @@ JSON = st.recursive(
     ),
     sender=st.sampled_from(list(Role)),
 )
-def test_whatever_comes_is_a_body_or_refused(
+def test_any_envelope_is_decoded_or_refused(
     msg_type: object, code: object, message: object, extension: object, sender: str
 ) -> None:
     envelope = {"msg_type": msg_type, "code": code, "message": message, "extension": extension}
@@ -227,6 +227,6 @@ def test_whatever_comes_is_a_body_or_refused(
 
 
 @given(st.text() | st.binary().map(lambda data: data.decode("latin-1")))
-def test_any_text_is_a_body_or_refused(text: str) -> None:
+def test_any_text_is_decoded_or_refused(text: str) -> None:
     with suppress(InvalidBody):
         decode(text, Role.WORKER)

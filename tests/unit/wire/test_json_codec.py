@@ -35,11 +35,11 @@ class Outer:
 SAMPLE = Outer(frozenset({Rank(2), Rank(1)}), {Rank(3): Inner(1.5)}, (1, "a"), (Inner(2.0, "x"),))
 
 
-def test_a_value_survives_json() -> None:
+def test_value_survives_json() -> None:
     assert from_plain(Outer, json.loads(json.dumps(to_plain(SAMPLE)))) == SAMPLE
 
 
-def test_an_int_is_read_where_a_float_is_expected() -> None:
+def test_int_is_accepted_for_a_float() -> None:
     assert from_plain(Inner, {"at": 2}) == Inner(2.0)
 
 
@@ -55,6 +55,6 @@ def test_an_int_is_read_where_a_float_is_expected() -> None:
         ({"many": [{"at": True}]}, "expected float, got bool"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(change: dict[str, object], because: str) -> None:
+def test_mismatch_is_refused_with_its_path(change: dict[str, object], because: str) -> None:
     with pytest.raises(TypeMismatch, match=because):
         from_plain(Outer, {**to_plain(SAMPLE), **change})

@@ -31,7 +31,7 @@ class Right:
 TYPES: dict[str, type] = {kind.__name__: kind for kind in (Colour, Left, Right)}
 
 
-def test_what_was_written_is_read_back_with_its_types() -> None:
+def test_values_are_read_back_with_their_types() -> None:
     value = Right(1.5, (Left(), Right(2.0)), frozenset({3, 1}), {7: ("a", "b")})
     assert read(write(value), TYPES) == value
     back = read(write(value), TYPES)
@@ -39,7 +39,7 @@ def test_what_was_written_is_read_back_with_its_types() -> None:
     assert isinstance(back.colour, Colour)
 
 
-def test_a_field_that_came_takes_its_default_and_one_that_left_is_passed_over() -> None:
+def test_new_field_gets_its_default_and_removed_field_is_ignored() -> None:
     assert read('{"~":"Left","gone":1}', TYPES) == Left()
 
 
@@ -53,11 +53,11 @@ def test_a_field_that_came_takes_its_default_and_one_that_left_is_passed_over() 
         ('{"~enum":["Paint","blue"]}', "Paint"),
     ],
 )
-def test_what_cannot_be_read_says_why(text: str, says: str) -> None:
+def test_unreadable_text_is_refused_with_the_reason(text: str, says: str) -> None:
     with pytest.raises(UnreadableRecord, match=says):
         read(text, TYPES)
 
 
-def test_what_cannot_be_written_is_refused() -> None:
+def test_unsupported_type_is_refused() -> None:
     with pytest.raises(TypeError, match="object"):
         write(object())

@@ -91,7 +91,7 @@ DataTypeRes message=1 code=2
         pytest.param(profiling_pb2.DESCRIPTOR, PROFILING, id="profiling"),
     ],
 )
-def test_the_public_wire_is_what_peers_expect(file: FileDescriptor, promised: str) -> None:
+def test_public_protocols_are_unchanged(file: FileDescriptor, promised: str) -> None:
     assert file.package == ""
     assert described(file) == promised.replace("\\\n", "").split("\n")[1:-1]
 
@@ -112,7 +112,7 @@ def described(file: FileDescriptor) -> list[str]:
     return lines
 
 
-def test_our_own_service_lives_in_a_package_of_its_own() -> None:
+def test_our_services_have_their_own_package() -> None:
     assert link_pb2.DESCRIPTOR.package == "taskd.v1"
 
 
@@ -138,7 +138,7 @@ def plainly(file: FileDescriptorProto) -> str:
     return "\n".join(line for line in str(file).splitlines() if "json_name:" not in line)
 
 
-def test_every_documented_code_is_there_with_a_sentence() -> None:
+def test_each_documented_code_has_a_sentence() -> None:
     net = {0, *range(4000, 4007), 4999, *range(5000, 5004), 5999, 6000, 6001, 6002, 6999}
     recover = {0, *range(400, 409), 499, *range(500, 510), 599}
     further = {200, 201, 409, 410, 411, 413, 429, 510}

@@ -52,7 +52,7 @@ def names(parcels: object) -> list[str]:
     return [item.uuid for item in parcels]
 
 
-def test_everything_queued_travels_in_one_frame() -> None:
+def test_all_queued_parcels_go_into_one_frame() -> None:
     down, up = parent(), child()
     connect(down, up)
     for name in "abc":
@@ -64,7 +64,7 @@ def test_everything_queued_travels_in_one_frame() -> None:
     assert down.frame() is None
 
 
-def test_what_was_written_but_not_received_is_written_again() -> None:
+def test_unreceived_parcels_are_written_again() -> None:
     down, up = parent(), child()
     connect(down, up)
     down.push(parcel("a"))
@@ -80,7 +80,7 @@ def test_what_was_written_but_not_received_is_written_again() -> None:
     assert (frame.first, names(frame.parcels)) == (2, ["b", "c"])
 
 
-def test_a_window_is_freed_by_confirmation_alone() -> None:
+def test_only_confirmation_frees_the_window() -> None:
     down, up = parent(max_window=2), child()
     connect(down, up)
     assert down.push(parcel("a"))
@@ -98,13 +98,13 @@ def test_a_window_is_freed_by_confirmation_alone() -> None:
     assert down.bytes == parcel("c").size
 
 
-def test_a_window_is_bounded_in_bytes_but_always_takes_one() -> None:
+def test_window_is_bounded_in_bytes_but_always_takes_one_parcel() -> None:
     down = parent(max_bytes=1000)
     assert down.push(parcel("a", "x" * 5000))
     assert not down.push(parcel("b"))
 
 
-def test_a_confirmation_waits_for_company_or_for_many() -> None:
+def test_confirmation_waits_for_a_frame_or_for_many_parcels() -> None:
     down, up = parent(), child()
     connect(down, up)
     down.push(parcel("a"))
@@ -116,7 +116,7 @@ def test_a_confirmation_waits_for_company_or_for_many() -> None:
     assert up.has_output
 
 
-def test_a_report_outlives_the_server_it_was_meant_for() -> None:
+def test_report_goes_to_the_next_incarnation_of_the_server() -> None:
     old, up = parent("old"), child()
     connect(old, up)
     up.push(parcel("a"))
@@ -130,7 +130,7 @@ def test_a_report_outlives_the_server_it_was_meant_for() -> None:
     assert names(new.take(frame)) == ["a"]
 
 
-def test_an_order_ends_with_the_process_it_was_meant_for() -> None:
+def test_order_does_not_go_to_the_next_incarnation_of_a_child() -> None:
     down, old = parent(), child("old")
     connect(down, old)
     down.push(parcel("written"))
@@ -146,7 +146,7 @@ def test_an_order_ends_with_the_process_it_was_meant_for() -> None:
     new.take(frame)
 
 
-def test_receipts_are_repeated_after_a_break_and_forgotten_with_a_life() -> None:
+def test_receipts_are_repeated_after_a_break_but_not_to_a_new_incarnation() -> None:
     down, up = parent(), child()
     connect(down, up)
     up.push_receipt(Receipt("a", 0, None))
@@ -186,7 +186,7 @@ def test_receipts_are_bounded_before_and_after_they_are_written() -> None:
         Frame(received=1),
     ],
 )
-def test_a_gap_or_a_false_confirmation_is_confusion(frame: Frame) -> None:
+def test_gap_or_false_confirmation_is_a_protocol_error(frame: Frame) -> None:
     down, up = parent(), child()
     connect(down, up)
     with pytest.raises(ProtocolError):
@@ -196,14 +196,14 @@ def test_a_gap_or_a_false_confirmation_is_confusion(frame: Frame) -> None:
 @pytest.mark.parametrize(
     "frame", [Frame(), Frame(hello=Hello("", "")), Frame(hello=Hello("x", "parent"), received=5)]
 )
-def test_a_bad_hello_is_confusion(frame: Frame) -> None:
+def test_invalid_hello_is_a_protocol_error(frame: Frame) -> None:
     down = parent()
     down.open()
     with pytest.raises(ProtocolError):
         down.hello_received(frame)
 
 
-def test_a_message_is_seen_once_among_the_last_ones() -> None:
+def test_recent_duplicates_are_detected() -> None:
     seen = Seen(limit=2)
     for name in ("a", "b", "c"):
         assert parcel(name) not in seen
@@ -215,7 +215,7 @@ def test_a_message_is_seen_once_among_the_last_ones() -> None:
     assert len(seen) == 2
 
 
-def test_the_questions_of_one_stream_are_not_answered_on_the_next() -> None:
+def test_receipts_are_not_sent_on_the_next_stream_of_an_ascend_peer() -> None:
     queue = Queue(connected=True)
     queue.push(parcel("a"))
     queue.push_receipt(Receipt("q", 0, None))
@@ -320,13 +320,13 @@ parcels = st.builds(
         st.one_of(st.none(), st.builds(Hello, words, words)),
     )
 )
-def test_a_frame_survives_the_wire(frame: Frame) -> None:
+def test_frame_survives_encoding(frame: Frame) -> None:
     pb = FramePb.FromString(frame_to_pb(frame).SerializeToString())
     assert frame_from_pb(pb) == frame
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_frame_or_confusion(noise: bytes) -> None:
+def test_any_bytes_are_a_frame_or_a_protocol_error(noise: bytes) -> None:
     try:
         frame = frame_from_pb(FramePb.FromString(noise))
     except (DecodeError, ProtocolError):

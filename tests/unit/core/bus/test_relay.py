@@ -61,14 +61,14 @@ def opened(relay: Relay[str], hop: Hop, incarnation: str) -> Session:
     return session
 
 
-def test_a_message_for_this_place_is_answered_at_once() -> None:
+def test_message_for_this_node_is_answered_at_once() -> None:
     relay = relay_at(manager())
     relay.send(parcel(manager()), 1, 0.0)
     assert relay.answers == [Answer(1, NetCode.OK, manager())]
     assert list(relay.inbox) == ["x"]
 
 
-def test_a_receipt_answers_the_one_who_asked() -> None:
+def test_receipt_answers_its_sender() -> None:
     relay = relay_at(manager())
     with_child(relay, PROXY, agent(0))
     relay.send(parcel(agent(0)), 1, 0.0)
@@ -80,7 +80,7 @@ def test_a_receipt_answers_the_one_who_asked() -> None:
     assert relay.answers == [Answer(1, NetCode.RecvBufBusy, agent(0))]
 
 
-def test_each_hop_waits_less_than_the_one_before_and_tells() -> None:
+def test_each_hop_waits_less_than_the_one_before_and_answers() -> None:
     relay = relay_at(PROXY)
     opened(relay, Side.UP, "up")
     with_child(relay, worker(0, 0))
@@ -95,7 +95,7 @@ def test_each_hop_waits_less_than_the_one_before_and_tells() -> None:
     assert list(frame.receipts) == [Receipt("u", NetCode.NetworkAckLost, PROXY)]
 
 
-def test_what_was_never_written_is_taken_back_when_its_time_is_over() -> None:
+def test_unwritten_message_is_withdrawn_at_its_deadline() -> None:
     relay = relay_at(manager())
     session = with_child(relay, PROXY, agent(0))
     relay.send(parcel(agent(0), "written"), 1, 0.0)
@@ -113,7 +113,7 @@ def test_what_was_never_written_is_taken_back_when_its_time_is_over() -> None:
     assert [item.uuid for item in frame.parcels] == ["written"]
 
 
-def test_the_same_question_twice_gets_two_answers() -> None:
+def test_repeated_message_gets_two_answers() -> None:
     relay = relay_at(PROXY)
     with_child(relay, worker(0, 0))
     relay.message_received(Side.UP, parcel(worker(0, 0)), 1, 0.0)
@@ -122,7 +122,7 @@ def test_the_same_question_twice_gets_two_answers() -> None:
     assert [answer.ticket for answer in relay.answers] == [1, 2]
 
 
-def test_a_vanished_leaf_is_told_at_once_and_forgotten_after_the_grace() -> None:
+def test_disconnected_leaf_fails_at_once_and_is_removed_after_the_grace() -> None:
     relay = relay_at(PROXY, child_grace_s=5.0)
     with_child(relay, worker(0, 0))
     relay.disconnected(worker(0, 0), 100.0)
@@ -136,7 +136,7 @@ def test_a_vanished_leaf_is_told_at_once_and_forgotten_after_the_grace() -> None
     assert relay.answers[-1] == Answer(2, NetCode.NoRoute, PROXY)
 
 
-def test_a_vanished_proxy_keeps_its_messages_for_the_grace() -> None:
+def test_disconnected_proxy_keeps_its_messages_for_the_grace() -> None:
     relay = relay_at(manager(), child_grace_s=1.0)
     with_child(relay, PROXY, agent(0))
     relay.disconnected(HOP, 100.0)
@@ -148,7 +148,7 @@ def test_a_vanished_proxy_keeps_its_messages_for_the_grace() -> None:
     assert relay.lost == 1
 
 
-def test_a_child_that_comes_back_in_time_is_the_same() -> None:
+def test_child_that_reconnects_in_time_keeps_its_session() -> None:
     relay = relay_at(manager())
     before = with_child(relay, PROXY, agent(0))
     relay.disconnected(HOP, 100.0)
@@ -158,7 +158,7 @@ def test_a_child_that_comes_back_in_time_is_the_same() -> None:
     assert relay.answers == [Answer(1, NetCode.OK, manager())]
 
 
-def test_the_way_up_says_when_it_is_open() -> None:
+def test_upstream_connection_is_reported_when_open() -> None:
     relay = relay_at(agent(0), up_grace_s=30.0)
     relay.send(parcel(manager(), src=agent(0)), 1, 0.0)
     assert relay.answers == [Answer(1, NetCode.ServerErr, agent(0))]
@@ -172,7 +172,7 @@ def test_the_way_up_says_when_it_is_open() -> None:
     assert relay.answers[-1] == Answer(3, NetCode.ServerErr, agent(0))
 
 
-def test_a_child_that_registers_without_a_stream_is_not_reached_and_soon_forgotten() -> None:
+def test_registered_child_without_a_stream_is_removed_after_the_grace() -> None:
     relay = relay_at(manager(), child_grace_s=5.0)
     relay.register(agent(0), 0.0)
     relay.announce(agent(0), [agent(0)])
@@ -182,7 +182,7 @@ def test_a_child_that_registers_without_a_stream_is_not_reached_and_soon_forgott
     assert relay.routes.children == {}
 
 
-def test_a_late_call_of_the_past_does_not_undo_the_newer_one() -> None:
+def test_late_call_does_not_undo_a_newer_one() -> None:
     relay = relay_at(manager())
     assert relay.register(PROXY, 0.0, ("life", 2)) == NetCode.OK
     assert (
@@ -194,7 +194,7 @@ def test_a_late_call_of_the_past_does_not_undo_the_newer_one() -> None:
     assert relay.register(PROXY, 0.0, ("next life", 1)) == NetCode.OK
 
 
-def test_a_broadcast_is_answered_when_it_is_on_its_way() -> None:
+def test_broadcast_is_answered_when_it_is_forwarded() -> None:
     relay = relay_at(manager())
     session = with_child(relay, PROXY, worker(0, 0), worker(0, 1))
     relay.send(parcel(EVERY_WORKER), 1, 0.0)
@@ -205,14 +205,14 @@ def test_a_broadcast_is_answered_when_it_is_on_its_way() -> None:
     assert not copy.sync
 
 
-def test_a_body_that_makes_no_sense_is_refused_and_may_come_again() -> None:
+def test_invalid_body_is_refused_and_may_be_sent_again() -> None:
     relay = relay_at(manager())
     relay.send(parcel(manager(), body="bad"), 1, 0.0)
     relay.send(parcel(manager(), body="good"), 2, 0.0)
     assert [answer.code for answer in relay.answers] == [NetCode.ClientErr, NetCode.OK]
 
 
-def test_a_source_that_is_not_where_it_came_from_is_refused() -> None:
+def test_source_not_behind_its_neighbour_is_refused() -> None:
     relay = relay_at(manager(), check_sources=True)
     with_child(relay, PROXY, agent(0))
     with_child(relay, agent(5))
@@ -221,7 +221,7 @@ def test_a_source_that_is_not_where_it_came_from_is_refused() -> None:
     assert [answer.code for answer in relay.answers] == [NetCode.OK, NetCode.ClientErr]
 
 
-def test_every_queue_has_its_bound_and_its_code() -> None:
+def test_each_queue_has_a_bound_and_a_code() -> None:
     relay = relay_at(manager(), max_inbox=1, max_pending=2, max_window=3, max_parcel_bytes=4000)
     with_child(relay, PROXY, agent(0))
     for ticket in range(2):
@@ -241,7 +241,7 @@ def test_every_queue_has_its_bound_and_its_code() -> None:
     }
 
 
-def test_bytes_are_bounded_in_the_inbox_and_on_the_way() -> None:
+def test_bytes_are_bounded_in_inbox_and_windows() -> None:
     relay = relay_at(manager(), max_inbox_bytes=20_000, max_queued_bytes=20_000)
     with_child(relay, PROXY, agent(0))
     large = "x" * 10_000
@@ -267,7 +267,7 @@ def test_bytes_are_bounded_in_the_inbox_and_on_the_way() -> None:
         Parcel("u", "t", True, agent(0), manager(), "ü" * (5 << 20), 3.0),
     ],
 )
-def test_long_texts_hide_nowhere(bad: Parcel) -> None:
+def test_long_fields_are_refused(bad: Parcel) -> None:
     relay = relay_at(manager())
     relay.message_received(HOP, bad, 1, 0.0)
     assert relay.answers == [Answer(1, NetCode.ClientErr, manager())]
@@ -282,7 +282,7 @@ def test_100_000_registrations_fill_the_table_and_no_more() -> None:
     assert relay.register(agent(0), 60.0) == NetCode.OK
 
 
-def test_the_agenda_does_not_grow_with_what_was_answered() -> None:
+def test_deadlines_of_answered_messages_are_removed() -> None:
     relay = relay_at(manager())
     with_child(relay, PROXY, agent(0))
     for number in range(20_000):
@@ -296,17 +296,17 @@ def test_the_agenda_does_not_grow_with_what_was_answered() -> None:
 
 
 @pytest.mark.parametrize("child", [manager(), Position("Boss", "0"), Position("Agent", "x")])
-def test_who_cannot_be_a_child(child: Position) -> None:
+def test_invalid_child_is_refused(child: Position) -> None:
     assert relay_at(manager()).register(child, 0.0) != NetCode.OK
 
 
-def test_who_joins_is_told() -> None:
+def test_join_is_reported() -> None:
     relay = relay_at(manager())
     with_child(relay, PROXY)
     assert relay.changes == [PeerJoined(PROXY)]
 
 
-def test_what_nobody_asks_about_is_counted_with_its_reason() -> None:
+def test_lost_messages_are_counted_with_the_reason() -> None:
     relay = relay_at(manager())
     relay.message_received(HOP, parcel(agent(9), sync=False), None, 0.0)
     assert relay.lost == 1
@@ -333,7 +333,7 @@ happenings = st.one_of(
 
 
 @given(st.lists(happenings, max_size=40), st.booleans())
-def test_no_story_upsets_a_relay(story: list[Any], top: bool) -> None:
+def test_relay_survives_any_sequence_of_calls(story: list[Any], top: bool) -> None:
     """Whatever comes in whatever order: it never raises, and no question is answered twice."""
     relay = relay_at(manager() if top else PROXY, max_pending=3, max_window=4, max_inbox=2)
     now, tickets = 0.0, 0

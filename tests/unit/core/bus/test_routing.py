@@ -67,64 +67,64 @@ FIRST, SECOND = routing_key(proxy(0)), routing_key(proxy(1))
         (Position("Worker", "0", "all"), NetCode.DstProcessRankIllegal),
     ],
 )
-def test_a_destination_has_one_spelling_or_a_code(
+def test_destination_has_one_normal_form_or_a_code(
     given_dst: Position | None, normal: Position | NetCode
 ) -> None:
     assert as_destination(given_dst) == normal
 
 
-def test_a_message_for_this_place_stays_here() -> None:
+def test_message_for_this_node_stays_here() -> None:
     assert at_manager().decide(manager(), FIRST).hops == (Side.ME,)
     assert at_proxy().decide(routing_key(proxy(0)), Side.UP).hops == (Side.ME,)
 
 
-def test_a_message_goes_down_through_the_child_that_announced_its_destination() -> None:
+def test_message_goes_through_the_child_that_announced_its_destination() -> None:
     assert at_manager().decide(worker(1, 3), Side.ME).hops == (SECOND,)
     assert at_manager().decide(SECOND, Side.ME).hops == (SECOND,)
     assert at_proxy().decide(worker(0, 1), Side.UP).hops == (worker(0, 1),)
 
 
-def test_an_agent_reaches_a_worker_of_its_own_node_without_going_up() -> None:
+def test_agent_reaches_a_worker_of_its_node_without_upstream() -> None:
     assert at_proxy().decide(worker(0, 1), agent(0)).hops == (worker(0, 1),)
 
 
-def test_what_is_not_below_goes_up_and_comes_down_elsewhere() -> None:
+def test_unknown_destination_goes_upstream() -> None:
     assert at_proxy().decide(worker(1, 3), worker(0, 0)).hops == (Side.UP,)
     assert at_manager().decide(worker(1, 3), FIRST).hops == (SECOND,)
 
 
-def test_what_has_come_down_never_goes_up_again() -> None:
+def test_message_from_upstream_never_goes_back_upstream() -> None:
     assert at_proxy().decide(worker(1, 3), Side.UP).code == NetCode.NoRoute
 
 
-def test_the_top_knows_the_way_or_nobody_does() -> None:
+def test_top_without_a_route_answers_no_route() -> None:
     decision = at_manager().decide(agent(9), FIRST)
     assert decision.code == NetCode.NoRoute
     assert decision.because == "Agent:9: Mgr:0 knows no path to it"
 
 
-def test_a_message_does_not_go_back_where_it_came_from() -> None:
+def test_message_does_not_go_back_where_it_came_from() -> None:
     assert at_manager().decide(worker(0, 0), FIRST).code == NetCode.NoRoute
 
 
-def test_a_broadcast_takes_each_way_once() -> None:
+def test_broadcast_goes_to_each_neighbour_once() -> None:
     assert at_manager().decide(EVERY_WORKER, Side.ME).hops == (FIRST, SECOND)
     assert at_proxy().decide(EVERY_WORKER, Side.UP).hops == (worker(0, 0), worker(0, 1))
 
 
-def test_a_broadcast_from_below_goes_to_the_siblings_and_up() -> None:
+def test_broadcast_from_a_child_goes_to_siblings_and_upstream() -> None:
     hops = at_proxy().decide(EVERY_WORKER, worker(0, 0)).hops
     assert hops == (worker(0, 1), Side.UP)
     assert at_manager().decide(EVERY_WORKER, FIRST).hops == (SECOND,)
 
 
-def test_a_broadcast_reaches_a_fitting_place_itself_unless_it_is_the_sender() -> None:
+def test_broadcast_reaches_a_matching_node_unless_it_is_the_sender() -> None:
     everyone = Position(Role.PROXY, ALL)
     assert at_proxy().decide(everyone, Side.UP).hops == (Side.ME,)
     assert at_proxy().decide(everyone, Side.ME).hops == (Side.UP,)
 
 
-def test_a_list_takes_only_the_ways_that_lead_to_its_members() -> None:
+def test_list_goes_only_to_neighbours_that_lead_to_its_members() -> None:
     routes = at_manager()
     assert routes.decide(Position(Role.AGENT, "1,7"), Side.ME).hops == (SECOND,)
     both = Position(Role.WORKER, "0,1", "1,2")
@@ -132,21 +132,21 @@ def test_a_list_takes_only_the_ways_that_lead_to_its_members() -> None:
     assert routes.decide(Position(Role.AGENT, "7,8"), Side.ME).code == NetCode.NoRoute
 
 
-def test_a_proxy_started_again_takes_the_place_of_the_one_before() -> None:
+def test_restarted_proxy_replaces_the_one_before() -> None:
     routes = at_manager()
     routes.register(proxy(0, "1700009999"))
     assert len(routes.children) == 2
     assert routes.decide(worker(0, 0), Side.ME).hops == (FIRST,)
 
 
-def test_an_announcement_anew_forgets_what_is_gone() -> None:
+def test_replacing_announcement_removes_old_positions() -> None:
     routes = at_manager()
     routes.announce(proxy(0), [proxy(0), agent(0)], replace_all=True)
     assert routes.decide(worker(0, 0), Side.ME).code == NetCode.NoRoute
     assert routes.decide(agent(0), Side.ME).hops == (FIRST,)
 
 
-def test_a_place_that_moves_is_reached_by_its_new_way() -> None:
+def test_moved_position_is_reached_through_its_new_child() -> None:
     routes = at_manager()
     routes.announce(proxy(1), [worker(0, 0)])
     assert routes.decide(worker(0, 0), Side.ME).hops == (SECOND,)
@@ -155,7 +155,7 @@ def test_a_place_that_moves_is_reached_by_its_new_way() -> None:
     assert routes.decide(worker(0, 1), Side.ME).code == NetCode.NoRoute
 
 
-def test_nobody_announces_this_place_itself_or_another_child() -> None:
+def test_this_node_and_other_children_cannot_be_announced() -> None:
     routes = at_manager()
     routes.announce(proxy(1), [manager(), proxy(0)])
     assert routes.decide(manager(), Side.ME).hops == (Side.ME,)
@@ -174,7 +174,7 @@ def test_tables_are_bounded() -> None:
     assert routes.register(proxy(2)) == NetCode.OK
 
 
-def test_an_unregistered_child_announces_nothing() -> None:
+def test_unregistered_child_cannot_announce() -> None:
     assert Routes(manager(), top=True).announce(proxy(0), [agent(0)]) == NetCode.ClientErr
 
 
@@ -189,7 +189,7 @@ positions = st.builds(Position, roles, texts, texts)
 
 
 @given(positions)
-def test_a_normal_destination_stays_as_it_is(given_dst: Position) -> None:
+def test_normal_form_is_stable(given_dst: Position) -> None:
     normal = as_destination(given_dst)
     if isinstance(normal, Position):
         assert as_destination(normal) == normal
@@ -200,7 +200,7 @@ def test_a_normal_destination_stays_as_it_is(given_dst: Position) -> None:
 
 
 @given(positions, st.sampled_from([Side.ME, Side.UP, FIRST, SECOND]))
-def test_a_decision_is_safe_whatever_comes(given_dst: Position, came_from: Side | Position) -> None:
+def test_any_decision_is_safe(given_dst: Position, came_from: Side | Position) -> None:
     dst = as_destination(given_dst)
     if isinstance(dst, NetCode):
         return
