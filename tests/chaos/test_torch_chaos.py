@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from taskd.model.faults import FaultCause
 from taskd.model.messages import WorkerFailed
 from tests.chaos import commits
 from tests.integration.torch import scripts
@@ -74,10 +75,10 @@ def assert_all_injected(world: World, wanted: Faults) -> None:
     assert sum(world.incarnations.values()) == len(wanted["kills"])
     assert world.incident >= FAULTS
     reports = [body for body in world.received if isinstance(body, WorkerFailed)]
-    raised = {(one.rank, one.evidence) for one in reports if one.kind == "exception"}
+    raised = {(one.rank, one.evidence) for one in reports if one.kind is FaultCause.EXCEPTION}
     assert raised == {(rank, f"SmallHiccup: in step {at}") for rank, _, at, _ in wanted["raises"]}
     # Of two holders that differ, the first report may keep the other from reporting.
-    corrupt = {one.incident for one in reports if one.kind == "corrupt"}
+    corrupt = {one.incident for one in reports if one.kind is FaultCause.CORRUPT}
     assert len(corrupt) == len(wanted["declares"]) + len(wanted["flips"])
 
 

@@ -1,4 +1,4 @@
-"""Times on a real device: needs CUDA. One rank, over NCCL."""
+"""Device times in a recording. Needs CUDA; one rank, over NCCL."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def test_collectives_and_steps_have_device_times(tmp_path: Path) -> None:
         },
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told: dict[str, Any] = json.loads(done.stdout.split("RESULT ")[1])
-    sys.stdout.write(json.dumps(told) + "\n")
-    assert not told["problem"]
+    result: dict[str, Any] = json.loads(done.stdout.split("RESULT ")[1])
+    sys.stdout.write(json.dumps(result) + "\n")
+    assert not result["problem"]
     lines = [
         json.loads(line)
         for file in (tmp_path / "p/gpu/0").iterdir()
@@ -97,9 +97,9 @@ def test_collectives_and_steps_have_device_times(tmp_path: Path) -> None:
     collectives = [line for line in device if line["Domain"] == "communication"]
     assert len(steps) > 40
     assert len(collectives) > 40
-    # The device's own step is as long as the whole step, which the host alone does not see.
-    mean_ms = told["total_s"] / told["steps"] * 1e3
-    assert 0.7 < mean_ms / told["on_ms"][1] < 1.4
+    # The step on the device is as long as the whole step; the host runs ahead and does not see it.
+    mean_ms = result["total_s"] / result["steps"] * 1e3
+    assert 0.7 < mean_ms / result["on_ms"][1] < 1.4
     begun = {line["Id"]: line["Timestamp"] for line in device if line["Flag"] == 16}
     ended = {line["Id"]: line["Timestamp"] for line in device if line["Flag"] == 32}
     assert all(0 <= ended[key] - begun[key] < 10**9 for key in ended)

@@ -1,6 +1,6 @@
-"""Trains on one device that all ranks share, and hurts itself as HURT says: rank, step, how.
+"""Trains on one device that all ranks share, with the fault of FAULT: rank, step, kind.
 
-NCCL refuses two ranks on one device unless they seem to live on two hosts, so each says it does.
+NCCL refuses two ranks on one device unless they seem to be on two hosts, so each has a host id.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 kind, backend, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
-rank, first_life = int(os.environ["RANK"]), os.environ.get("TASKD_INCARNATION", "0") == "0"
+rank, first_incarnation = int(os.environ["RANK"]), os.environ.get("TASKD_INCARNATION", "0") == "0"
 os.environ |= {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
 
 import torch  # noqa: E402
@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import taskd.torch as taskd  # noqa: E402
 
 WIDTH = 256
-hurt_rank, hurt_step, how = os.environ.get("HURT", "-1 -1 none").split(" ", 2)
+fault_rank, fault_step, fault = os.environ.get("FAULT", "-1 -1 none").split(" ", 2)
 
 
 def connections() -> dict[Any, int]:
@@ -35,12 +35,16 @@ def connections() -> dict[Any, int]:
             with socket.socket(fileno=os.dup(int(name))) as one:
                 found[(one.getsockname(), one.getpeername())] = int(name)
         except OSError:
-            continue  # no connection
+            continue  # not a connection
     return found
 
 
-def hurt() -> None:
-    if how == "killed":
+def is_fault_due() -> bool:
+    return first_incarnation and (rank, job.step) == (int(fault_rank), int(fault_step))
+
+
+def lose_rank_or_connections() -> None:
+    if fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     for (mine, peer), number in connections().items():
         if (mine, peer) not in before and not {mine[1], peer[1]} & stores:
@@ -49,47 +53,47 @@ def hurt() -> None:
 
 
 class Hiccup(Exception):
-    """Worth another try."""
+    """Listed in `retry_on`."""
 
 
-def stumble() -> None:
-    """In the middle of operations that belong together."""
-    global how
-    if how == "stumbles" and first_life and rank == int(hurt_rank) and job.step == int(hurt_step):
-        how = "done"
+def raise_hiccup() -> None:
+    """In the middle of coalesced operations."""
+    global fault
+    if fault == "raises" and is_fault_due():
+        fault = "done"
         raise Hiccup
 
 
-def exchange(told: torch.Tensor) -> torch.Tensor:
-    """What the ranks tell each other, by every way that NCCL offers; 1 if all arrives."""
+def exchange(sent: torch.Tensor) -> torch.Tensor:
+    """Exchange a value by every operation of NCCL; the result is 1 if everything arrives."""
     peer, world = 1 - rank, dist.get_world_size()
-    heard, all_heard, part = torch.empty_like(told), told.new_empty(world), torch.empty_like(told)
-    to, from_ = dist.P2POp(dist.isend, told, peer), dist.P2POp(dist.irecv, heard, peer)
+    received, gathered, part = torch.empty_like(sent), sent.new_empty(world), torch.empty_like(sent)
+    to, from_ = dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)
     for work in dist.batch_isend_irecv([to, from_]):
         work.wait()
-    dist.all_gather_into_tensor(all_heard, told)
-    dist.reduce_scatter_tensor(part, all_heard)
-    swapped = torch.empty_like(all_heard)
-    dist.all_to_all_single(swapped, all_heard)
+    dist.all_gather_into_tensor(gathered, sent)
+    dist.reduce_scatter_tensor(part, gathered)
+    swapped = torch.empty_like(gathered)
+    dist.all_to_all_single(swapped, gathered)
     dist.broadcast(swapped, src=0)
-    sums = [told.clone(), told.clone()]
-    with _coalescing_manager(device=told.device, async_ops=True) as both:
+    sums = [sent.clone(), sent.clone()]
+    with _coalescing_manager(device=sent.device, async_ops=True) as both:
         for one in sums:
             dist.all_reduce(one)
-            stumble()
+            raise_hiccup()
     both.wait()
-    return heard * part * swapped.prod() * sums[0] * sums[1] / world**3
+    return received * part * swapped.prod() * sums[0] * sums[1] / world**3
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 splits = kind in ("split", "mesh")
-keeps_to = torch.device(device, 0) if splits else None
-job = taskd.init(backend=backend, device_id=keeps_to)
+own_device = torch.device(device, 0) if splits else None
+job = taskd.init(backend=backend, device_id=own_device)
 before = connections()
 stores = {int(os.environ["MASTER_PORT"]), int(os.environ["TASKD_STORE"].rpartition(":")[2])}
 torch.manual_seed(0)
 if kind == "exchange":
-    # A set-up that talks: a replacement gets what its predecessor got.
+    # A set-up with collectives: a replacement gets the results of its predecessor.
     agreed = exchange(torch.ones(1, device=device))
     assert agreed.item() == 1, agreed
 parts = [
@@ -103,7 +107,7 @@ model = net if kind == "fsdp" else DistributedDataParallel(net)
 half: Any = dist.new_group([0, 1]) if kind == "subgroups" else None
 if kind == "split":
     half = dist.split_group(split_ranks=[[0, 1]])
-    dist.new_group([0])  # not ours, on one of the two
+    dist.new_group([0])  # another group, on one of the two ranks
 if kind == "mesh":
     half = init_device_mesh(device, (1, 2), mesh_dim_names=("row", "column")).get_group("column")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -112,7 +116,7 @@ job.protect(model=model, optimizer=optimizer, retry_on=(Hiccup,))
 for step in job.steps(steps):
     with step:
         batch = torch.randn(64, WIDTH, device=device)
-        now = first_life and rank == int(hurt_rank) and job.step == int(hurt_step)
+        now = is_fault_due()
         loss = (model(batch) - batch).square().mean()
         if half is not None and rank < 2:
             scale = torch.ones(1, device=device)
@@ -120,10 +124,10 @@ for step in job.steps(steps):
             loss = loss * scale / 2
         if kind == "exchange":
             loss = loss * exchange(torch.ones(1, device=device))
-        if now and how in ("killed", "cut off"):
-            hurt()
-            how = "done"
-            first_life = False
+        if now and fault in ("killed", "cut off"):
+            lose_rank_or_connections()
+            fault = "done"
+            first_incarnation = False
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -2,8 +2,8 @@
 
 Before they update, the ranks vote; who is stopped in the vote stands there and can still go either
 way. After each commit the state is copied into one of two files in the node's memory, which outlive
-the rank; the gate waits for the copy. As in `taskd.torch`: `job._vote`, `mending.may_finish`,
-`snapshots.begin`. Asked in each state: can everybody go on from one step, and was no more than
+the rank; the gate waits for the copy. As in `taskd.torch`: `StepCycle`, `Recovery.may_finish`,
+`Snapshots.start`. Asked in each state: can everybody go on from one step, and was no more than
 the step in flight lost?
 """
 

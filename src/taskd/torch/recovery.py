@@ -30,14 +30,21 @@ CHECKPOINT_TIMEOUT_S = 600.0
 class NotRepaired(Permanent):
     """A fault could not be repaired inside the process.
 
-    Raised by `Step` and `Job.steps` when the manager has given up, or was not reachable for too
-    long. The process ends as it would have ended without TaskD, and the launcher decides what
-    follows: usually all ranks restart from the last checkpoint. There is no need to catch it.
+    Raised by `Step` and `Job.steps` when the manager gives up, or sends no order in time. The
+    message gives the reason and the fault before it. The process ends as it would have ended
+    without TaskD, and the launcher decides what follows: usually all ranks restart from the last
+    checkpoint. A script need not catch it.
 
     Example:
-        The message gives the reason and the fault before it::
+        Catch it only to clean up, and raise it again:
 
-            NotRepaired: no order from the manager for 60 s; before that: RuntimeError: ...
+        ```python
+        try:
+            train(job)
+        except taskd.NotRepaired as error:
+            tracker.finish(status="failed", reason=str(error))
+            raise
+        ```
     """
 
 

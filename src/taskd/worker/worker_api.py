@@ -8,7 +8,7 @@ They may be called in any order and repeatedly, need no signal handler, and work
 libraries. `profiling/profiler.py` records. Until a manager is connected, Ascend's switch file
 controls it. Stress tests and NIC switches are done by Ascend's packages
 (`operations/ascend_calls.py`), unless in-process recovery handles them
-(`torch/operations/parked_operations.py`).
+(`torch/operations`).
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def setup(args: dict[str, Any]) -> None:
 
 
 def closure(args: dict[str, Any]) -> None:
-    """All of the step is_due inside the optimizer, as under some frameworks."""
+    """The whole step happens in the closure of the optimizer, as under some frameworks."""
     seed(1234)
     job = taskd.init()
     net = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, CLASSES))

@@ -21,7 +21,7 @@ Calm = Callable[[Script], list[Any]]
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
-    """How a script ends that nothing is_due to."""
+    """The result of a script without faults."""
 
     @cache
     def end(script: Script) -> list[Any]:

@@ -48,7 +48,7 @@ def test_flipped_bit_is_repaired_from_a_peer(
     world = run(tmp_path / "run", ddp, steps=STEPS, protect=GUARDED, flips=[flip])
     assert_same(calm, world)
     assert no_rank_died(world)
-    named = [line for line in world.history if "kind='corrupt'" in line]
+    named = [line for line in world.history if "FaultCause.CORRUPT" in line]
     assert len(named) == 1
     assert f"the state of rank {flip[0]} differs" in named[0]
 
@@ -93,7 +93,7 @@ def test_two_replicas_without_majority_return_to_the_last_agreed_step(tmp_path: 
     world = run(tmp_path / "run", hsdp, steps=STEPS, protect=options, flips=[(0, 0, 3, "a weight")])
     assert_same(calm, world)
     assert no_rank_died(world)
-    named = [line for line in world.history if "kind='corrupt'" in line]
+    named = [line for line in world.history if "FaultCause.CORRUPT" in line]
     assert "the states of ranks 0, 2 differ, and none has a majority" in named[0]
     assert any("resume=2" in line for line in world.history)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from taskd.model.faults import FaultCause
 from taskd.model.messages import WorkerFailed
 from tests.integration.torch import scripts
 from tests.integration.torch.runs import assert_same, ends, run
@@ -31,7 +32,7 @@ def test_listed_exception_replays_the_step(moment: str, calm: list[Any], tmp_pat
         protect={"retry_on": (OSError, Hiccup)},
     )
     reports = [body for body in world.received if isinstance(body, WorkerFailed)]
-    raised = {(one.rank, one.evidence) for one in reports if one.kind == "exception"}
+    raised = {(one.rank, one.evidence) for one in reports if one.kind is FaultCause.EXCEPTION}
     assert raised == {(1, "SmallHiccup: in step 2"), (3, "SmallHiccup: in step 4")}
     assert sum(world.incarnations.values()) == 0
     assert_same(calm, world)

@@ -1,4 +1,4 @@
-"""Sharded replicas: who shares one with a lost rank leaves with it, healthy as it is."""
+"""Sharded replicas: healthy ranks that share a replica with a lost rank leave with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = 20
 
 
 def elastic_hsdp(args: dict[str, Any]) -> None:
-    """FSDP2 with replicas that share out the parts of missing ranks; records what it used."""
+    """FSDP2 with replicas that divide the parts of missing ranks; records which samples it used."""
     torch.manual_seed(5)
     job = taskd.init()
     mesh = DeviceMesh("cpu", args["mesh"], mesh_dim_names=("replicate", "shard"))
@@ -65,7 +65,7 @@ def elastic_hsdp(args: dict[str, Any]) -> None:
         ([[0, 3], [1, 4], [2, 5]], 3, "in forward", {0}),
     ],
 )
-def test_a_replica_leaves_and_comes_back(
+def test_every_sample_is_used_once_while_a_replica_is_missing(
     mesh: list[list[int]], lost: int, moment: str, leaving: set[int], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -75,22 +75,22 @@ def test_a_replica_leaves_and_comes_back(
     world = World(elastic_hsdp, folder, size, args=args)
     shrunk: list[dict[int, int]] = []
 
-    async def live() -> None:
+    async def scenario() -> None:
         try:
             await world.start()
             await world.until(lambda: world.dead == {lost}, "the loss", world.run_s)
             await world.shrink()
-            shrunk.append({rank: args.step for rank, args in world.committed.items()})
+            shrunk.append({rank: report.step for rank, report in world.committed.items()})
             assert world.left == dict.fromkeys(leaving, 0)
             await world.grow()
             await world.until(lambda: len(world.done) == size, "the end", world.run_s)
         finally:
             await world.stop()
 
-    asyncio.run(live())
+    asyncio.run(scenario())
     staying = set(range(size)) - {lost} - leaving
     (committed,) = shrunk
-    # Who stood before the update, with all sums, could still finish the step without the others.
+    # A rank parked before the update, with all sums, can still finish the step without the others.
     finished = moment == "after backward" and committed == dict.fromkeys(staying, 7)
     assert finished or committed == dict.fromkeys(staying, 6)
     assert world.incarnations == {rank: int(rank not in staying) for rank in range(size)}
@@ -98,13 +98,13 @@ def test_a_replica_leaves_and_comes_back(
         line for rank in range(size) for line in (folder / f"used-{rank}").read_text().splitlines()
     )
     whole = Counter(f"{step} {part}" for step in range(STEPS) for part in range(size))
-    unsaid = Counter(f"5 {part}" for part in {lost, *leaving} if finished)
-    assert used == whole - unsaid
+    not_recorded = Counter(f"5 {part}" for part in {lost, *leaving} if finished)
+    assert used == whole - not_recorded
     ended = ends(world)
     calm = ends(run(tmp_path / "calm", elastic_hsdp, size=size, steps=STEPS, mesh=mesh))
     for column in zip(*mesh, strict=True):
         for name, tensor in calm[column[0]].items():
             for rank in column:
                 assert torch.equal(ended[column[0]][name], ended[rank][name])
-            # The same batches, summed in another order: the same training up to rounding.
+            # The same batches summed in another order: equal up to rounding.
             assert torch.allclose(tensor, ended[column[0]][name], rtol=1e-3, atol=1e-5), name

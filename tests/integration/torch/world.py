@@ -362,7 +362,7 @@ class World:
         return report is not None and report.incident == incident
 
     async def run(self) -> None:
-        """Start, mend whatever is_due, and return when all ranks have finished."""
+        """Start, repair every fault, and return when all ranks have finished."""
         await self.start()
         while True:
             await self.until(

@@ -1,7 +1,7 @@
-"""Puts one hook behind all optimizers of torch when it is loaded: a step has ended.
+"""Puts one hook behind all optimizers of torch when it is imported: a step has ended.
 
-`taskd run` loads it before the script is run, so this needs nothing of the script. What happens
-then is in `worker/profiling/profiler.py`.
+`taskd run` imports it before the script runs, so the script need not change. What happens then is
+in `worker/profiling/profiler.py`.
 """
 
 from __future__ import annotations

@@ -114,15 +114,15 @@ class TorchHooks:
 
 
 class _Forwards:
-    """Finds the outermost modules during one step, then watches their classes alone.
+    """Finds the outermost modules during one step, then watches only their classes.
 
-    Watching every module would cost two calls a layer; a hook in a module would go with it into
-    the user's checkpoints. Code that torch has compiled would be compiled again on our account, so
-    there only DDP's own forward is seen.
+    Watching every module would cost two calls per layer; a hook in a module would be saved with it
+    in the user's checkpoints. Compiled code would be compiled again because of our hooks, so there
+    only DDP's own forward is recorded.
     """
 
-    def __init__(self, tell: Callable[[int, int], None]) -> None:
-        self._calls = OutermostCall(tell)
+    def __init__(self, on_forward: Callable[[int, int], None]) -> None:
+        self._calls = OutermostCall(on_forward)
         self._roots: set[type] = set()
         self._seeking: list[Any] = []
         self._undo: list[Undo] = []
