@@ -6,7 +6,8 @@ AttributeError in the middle of a repair. `check_sharded` does the same for shar
 one is protected: their modules take seconds to import, and a script without them must not pay.
 The launcher's private names are in `agent/seams/torch_names.py`.
 
-A test fails when any other module of TaskD touches a private name of torch.
+A test fails when any other module of TaskD touches a private name of torch. That is why this one
+is long: one table, then one short accessor per name, in the order of the table.
 """
 
 from __future__ import annotations
