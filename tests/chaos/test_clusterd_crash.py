@@ -32,7 +32,7 @@ class Job:
 
     address: str
     name: str = "job"
-    said: dict[int, pb.ProcessManageSignal] = field(default_factory=dict)
+    received: dict[int, pb.ProcessManageSignal] = field(default_factory=dict)
     finished: list[int] = field(default_factory=list)
     """The incidents that succeeded."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -49,26 +49,26 @@ class Job:
     async def _listen(self, client: Client) -> None:
         await client.join()
         call = client.subscribe().call
-        while isinstance(told := await call.read(), pb.ProcessManageSignal):
-            if told.signalType != "keep-alive":
-                self._check(told)
-                await self._answer(client, told)
+        while isinstance(signal := await call.read(), pb.ProcessManageSignal):
+            if signal.signalType != "keep-alive":
+                self._check(signal)
+                await self._answer(client, signal)
 
-    def _check(self, told: pb.ProcessManageSignal) -> None:
-        known = self.said.setdefault(told.sequence, told)
-        assert known == told, "one decision, told in two ways"
-        assert told.sequence >= max(self.said, default=0) - 1
+    def _check(self, signal: pb.ProcessManageSignal) -> None:
+        known = self.received.setdefault(signal.sequence, signal)
+        assert known == signal, "one decision, sent in two versions"
+        assert signal.sequence >= max(self.received, default=0) - 1
 
-    async def _answer(self, client: Client, told: pb.ProcessManageSignal) -> None:
-        match told.signalType:
+    async def _answer(self, client: Client, signal: pb.ProcessManageSignal) -> None:
+        match signal.signalType:
             case "stopTrain":
-                await client.stopped(told.uuid)
+                await client.stopped(signal.uuid)
             case "globalFault":
-                await client.offer("recover", "retry", "dump", "exit", uuid=told.uuid)
+                await client.offer("recover", "retry", "dump", "exit", uuid=signal.uuid)
             case "changeStrategy":
-                code = await self._say("result", told.changeStrategy, uuid=told.uuid)
-                if code == 0 and told.incident not in self.finished:
-                    self.finished.append(told.incident)
+                code = await self._say("result", signal.changeStrategy, uuid=signal.uuid)
+                if code == 0 and signal.incident not in self.finished:
+                    self.finished.append(signal.incident)
                     self.news.set()
             case other:
                 raise AssertionError(f"not expected here: {other}")
@@ -146,7 +146,7 @@ def test_every_round_ends_although_clusterd_is_killed_repeatedly(tmp_path: Path,
             with process(journal, address):
                 await job.until_finished(len(job.finished) + 2)
             faults.cancel()
-            incidents = [told.incident for _, told in sorted(job.said.items())]
+            incidents = [signal.incident for _, signal in sorted(job.received.items())]
             assert incidents == sorted(incidents), "an older incident came back"
 
     asyncio.run(main())
@@ -203,7 +203,7 @@ def test_round_continues_after_a_crash_at_every_point(tmp_path: Path) -> None:
                 if what == "registered":
                     await job.fault(2)
                 await job.until_finished(1)
-                assert max(job.said) >= sequence, what
+                assert max(job.received) >= sequence, what
             async with connected(server.address) as client:
                 numbers = [line.number for line in await client.history()]
                 assert len(set(numbers)) == len(numbers)

@@ -1,6 +1,6 @@
 """Transcripts that a newcomer can read. `pytest --rewrite` redraws them; review the diff.
 
-A line without indent is told to clusterd's machine; the indented lines are its answer: the state
+A line without indent is an event for the machine; the indented lines are its answer: the state
 and the reason, then what it says to the job (`->`), the operator (`=>`) and the cluster (`~`).
 """
 
@@ -51,15 +51,15 @@ STORIES = sorted(Path(__file__).parent.glob("*.txt"))
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
 def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
     written = path.read_text()
-    told = "".join(f"{line}\n" for line in Telling().tell(written))
+    actual = "".join(f"{line}\n" for line in Transcript().play(written))
     if request.config.getoption("--rewrite"):
-        path.write_text(told)
+        path.write_text(actual)
     else:
-        assert told == written
+        assert actual == written
 
 
 @dataclass
-class Telling:
+class Transcript:
     state: State = NEW
     now: float = 1_000.0
     config: RecoveryConfig = field(default_factory=RecoveryConfig)
@@ -69,7 +69,7 @@ class Telling:
     last: Signal | None = None
     labelled: int = 0
 
-    def tell(self, story: str) -> Iterator[str]:
+    def play(self, story: str) -> Iterator[str]:
         for line in story.splitlines():
             if line.startswith(" "):
                 continue

@@ -112,7 +112,7 @@ class Client:
         if self.world.chance(0.04):
             self.lose_stream()
             return
-        self.world.tell_later(1.0, SignalDelivered(signal.sequence))
+        self.world.post_later(1.0, SignalDelivered(signal.sequence))
         if signal.sequence in self.answered:
             self._report(self.answered[signal.sequence])
         elif signal.sequence > self.sequence:
@@ -188,7 +188,7 @@ class Client:
 
     def _kill_nodes(self, signal: Signal) -> None:
         for node in signal.nodes:
-            self.world.truth.told |= set(self.world.truth.homes[node])
+            self.world.truth.reported |= set(self.world.truth.homes[node])
             self.world.cluster.pod_fails(node)
 
     def _follow(self, signal: Signal) -> None:

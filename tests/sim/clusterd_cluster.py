@@ -145,7 +145,7 @@ class Cluster:
                 self.replies.append(command.text)
                 return
             case SendSwitchRanks():
-                self.world.tell_later(20.0, NicResult(self.world.chance(0.8)))
+                self.world.post_later(20.0, NicResult(self.world.chance(0.8)))
                 return
             case SendStressRanks(ops):
                 self._stress(tuple(ops))
@@ -156,8 +156,8 @@ class Cluster:
                 failed = self.world.chance(0.03)
                 sequence = command.sequence
                 event = ClusterWriteFailed(sequence, "a conflict") if failed else None
-                told = event or ClusterWriteDone(sequence)
-                self.world.tell_later(5.0, told)
+                result = event or ClusterWriteDone(sequence)
+                self.world.post_later(5.0, result)
                 if not failed:
                     self._write(command)
 

@@ -25,7 +25,7 @@ class Truth:
     backups: dict[NodeRank, Pod] = field(default_factory=dict)
     devices: dict[str, SeenFault] = field(default_factory=dict)
     """The device faults of each pod, by its uid."""
-    told: set[Rank] = field(default_factory=set)
+    reported: set[Rank] = field(default_factory=set)
     """The ranks whose fault clusterd knows and must remember until they train again."""
     phase: str = "Running"
     ended: bool = False
@@ -42,7 +42,7 @@ class Truth:
     def start(self) -> None:
         """All pods and processes are new."""
         self.ranks = {rank: TRAINING for ranks in self.homes.values() for rank in ranks}
-        self.told.clear()
+        self.reported.clear()
         self.backups.clear()
         for node in self.homes:
             self.place(node)
@@ -84,7 +84,7 @@ class Truth:
         for rank in self.all_of(*statuses):
             self.ranks[rank] = to
             if to == TRAINING:
-                self.told.discard(rank)
+                self.reported.discard(rank)
 
     def device_of(self, rank: Rank) -> SeenFault | None:
         pod = self.pods.get(self.node_of(rank))

@@ -150,10 +150,10 @@ class World:
             f" [{int(outcome.answer)}]"
         )
         if isinstance(event, FaultReport) and outcome.answer == 0:
-            self.truth.told |= {fault.rank for fault in event.faults}
+            self.truth.reported |= {fault.rank for fault in event.faults}
         if isinstance(before, HandedOver | Killing) and isinstance(outcome.state, Idle):
             # clusterd takes everything for new; faults that are still there are reported again.
-            self.truth.told.clear()
+            self.truth.reported.clear()
         self._check_step(before, outcome)
         self.outbox.extend(outcome.commands)
         if self.chance(0.004):
@@ -162,7 +162,7 @@ class World:
             self._act()
         return outcome
 
-    def tell_later(self, within_s: float, event: Event) -> None:
+    def post_later(self, within_s: float, event: Event) -> None:
         def happen() -> None:
             self.post(event)
 
@@ -246,7 +246,7 @@ class World:
         if signal.strategy in REPAIRS:
             busy = self.truth.all_of(TRAINING)
             self.check(not busy, f"{signal.strategy} while ranks {busy} train")
-            broken = self.truth.told & set(self.truth.all_of(DEAD, ERRING, AWAY))
+            broken = self.truth.reported & set(self.truth.all_of(DEAD, ERRING, AWAY))
             forgotten = broken - {fault.rank for fault in signal.faults}
             self.check(not forgotten, f"{signal.strategy} forgets ranks {forgotten}")
 

@@ -50,7 +50,7 @@ class Client:
         return int((await self.call(method, request)).code)
 
     async def declare(self, *strategies: str, nodes: int = 1, per_node: int = 4) -> int:
-        told = [
+        nodes_sent = [
             control_pb2.Node(
                 node_rank=n, name=f"host{n}", ranks=range(n * per_node, (n + 1) * per_node)
             )
@@ -58,7 +58,7 @@ class Client:
         ]
         return await self.code(
             "DeclareJob",
-            control_pb2.JobDeclaration(job=self.job, strategies=strategies, nodes=told),
+            control_pb2.JobDeclaration(job=self.job, strategies=strategies, nodes=nodes_sent),
         )
 
     async def join(self) -> None:
@@ -96,10 +96,10 @@ class Client:
         )
 
     async def status(self) -> control_pb2.JobStatus:
-        told: control_pb2.JobStatus = await self.call(
+        status: control_pb2.JobStatus = await self.call(
             "Status", control_pb2.JobRequest(job=self.job)
         )
-        return told
+        return status
 
     async def history(self) -> list[control_pb2.HistoryLine]:
         call = self.control.Replay(
@@ -116,12 +116,12 @@ class Signals:
         """The next signal, or the next one of this type; skips keep-alives otherwise."""
         async with asyncio.timeout(WAIT_S):
             while True:
-                told = await self.call.read()
-                assert isinstance(told, pb.ProcessManageSignal), "the stream has ended"
-                if told.signalType == (wanted or told.signalType) and (
-                    wanted is not None or told.signalType != "keep-alive"
+                message = await self.call.read()
+                assert isinstance(message, pb.ProcessManageSignal), "the stream has ended"
+                if message.signalType == (wanted or message.signalType) and (
+                    wanted is not None or message.signalType != "keep-alive"
                 ):
-                    signal: pb.ProcessManageSignal = told
+                    signal: pb.ProcessManageSignal = message
                     return signal
 
     def cancel(self) -> None:

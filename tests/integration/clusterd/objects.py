@@ -98,8 +98,8 @@ class Objects:
     def reset(self) -> Json:
         data = self.read("configmaps", "reset-config-train")["data"]
         assert hashlib.sha256(data["reset.json"].encode()).hexdigest() == data["checkCode"]
-        told: Json = json.loads(data["reset.json"])
-        return told
+        content: Json = json.loads(data["reset.json"])
+        return content
 
     def sub_health(self, node: int, level: str = "SubHealthFault", code: str = "") -> None:
         """`code`: a CheckCode that need not match."""
@@ -166,12 +166,12 @@ async def lost_for_good(client: Client, signals: Signals) -> None:
     """A node is lost and no pod replaces it: the job follows all orders until the end."""
     await client.fault(2)
     while True:
-        told = await signals.next()
-        match told.signalType, told.changeStrategy:
+        signal = await signals.next()
+        match signal.signalType, signal.changeStrategy:
             case "stopTrain", _:
-                await client.stopped(told.uuid)
+                await client.stopped(signal.uuid)
             case "globalFault", _:
-                await client.offer("recover", "exit", uuid=told.uuid)
+                await client.offer("recover", "exit", uuid=signal.uuid)
             case "changeStrategy", "exit":
                 return
             case other:

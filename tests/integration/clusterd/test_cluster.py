@@ -209,9 +209,9 @@ def test_hot_switch_moves_a_sub_healthy_pod(objects: Objects) -> None:
         async with cluster(objects) as (server, client):
             signals = await joined(server, client)
             objects.sub_health(1)
-            told = await signals.next("hot-switch")
-            assert list(told.actions) == ["hot switch"]
-            assert [fault.rankId for fault in told.faultRanks] == ["2", "3"]
+            signal = await signals.next("hot-switch")
+            assert list(signal.actions) == ["hot switch"]
+            assert [fault.rankId for fault in signal.faultRanks] == ["2", "3"]
             await objects.until("pods", lambda: pod_notes().get("needOperatorOpe") == "create")
             assert pod_notes()["inHotSwitchFlow"] == "true"
             objects.pod(1, "pod-1b", "train-1b", podType="backup", inHotSwitchFlow="true")
@@ -312,8 +312,8 @@ def test_a_profiling_switch_reaches_subscriber_and_config_map(objects: Objects) 
             assert json.loads(body["data"]["profilingSwitch"])["Step"] == "on"
             assert body["metadata"]["labels"] == {"reset": "true"}
             info = profiling_pb2.ProfilingClientInfo(jobId=JOB)
-            told = await client.trace.SubscribeDataTraceSwitch(info).read()
-            assert (told.code, told.profilingSwitch.Step) == (200, "on")
+            update = await client.trace.SubscribeDataTraceSwitch(info).read()
+            assert (update.code, update.profilingSwitch.Step) == (200, "on")
 
     asyncio.run(main())
 
@@ -421,8 +421,8 @@ def test_hanging_write_does_not_delay_other_jobs(objects: Objects) -> None:
                 second = server.jobs.served[JobId("calm")]
                 await eventually(lambda: second.state.job.subscribed, server, "calm")
                 assert await other.fault(1) == 0
-                told = await heard.next()
-                assert (told.signalType, told.jobId) == ("stopTrain", "calm")
+                signal = await heard.next()
+                assert (signal.signalType, signal.jobId) == ("stopTrain", "calm")
                 assert await client.fault(2) == 0
                 assert (await signals.next()).signalType == "stopTrain"
                 assert label in owner.record.undone
@@ -442,8 +442,8 @@ def test_straggler_counts_as_sub_healthy(objects: Objects, strategy: str) -> Non
             report = control_pb2.SubHealth(job=JOB, stragglers=[slow])
             assert await client.code("ReportSubHealth", report) == 0
             if strategy == "hotSwitch":
-                told = await signals.next("hot-switch")
-                assert [fault.rankId for fault in told.faultRanks] == ["2", "3"], "the whole pod"
+                signal = await signals.next("hot-switch")
+                assert [fault.rankId for fault in signal.faultRanks] == ["2", "3"], "the whole pod"
                 return
             if strategy == "ignore":
                 assert await client.fault(0) == 0  # nothing else starts a round

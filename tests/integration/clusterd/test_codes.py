@@ -256,7 +256,7 @@ def test_every_code_can_be_produced(way: Way, tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportedCode:
     """A client reports `code` for the order `order`; the next order, if any."""
 
     code: RecoverCode
@@ -267,15 +267,17 @@ class Told:
     """The state of the round after that, if there is no further order."""
 
 
-TOLD = [
-    Told(RecoverCode.OK, "1", "recover", state="Idle"),
-    Told(RecoverCode.RecoverableRetryError, "2", "retry", ("globalFault", "")),
-    Told(RecoverCode.UnRecoverableRetryError, "2", "retry", ("changeStrategy", "downgrade")),
-    Told(RecoverCode.ClientError, "2", "retry", ("changeStrategy", "downgrade")),
-    Told(RecoverCode.ClientError, "1", "recover", ("changeStrategy", "recover")),
-    Told(RecoverCode.DumpError, "1", "dump", ("changeStrategy", "exit")),
+REPORTED_CODES = [
+    ReportedCode(RecoverCode.OK, "1", "recover", state="Idle"),
+    ReportedCode(RecoverCode.RecoverableRetryError, "2", "retry", ("globalFault", "")),
+    ReportedCode(
+        RecoverCode.UnRecoverableRetryError, "2", "retry", ("changeStrategy", "downgrade")
+    ),
+    ReportedCode(RecoverCode.ClientError, "2", "retry", ("changeStrategy", "downgrade")),
+    ReportedCode(RecoverCode.ClientError, "1", "recover", ("changeStrategy", "recover")),
+    ReportedCode(RecoverCode.DumpError, "1", "dump", ("changeStrategy", "exit")),
     # In a cluster their nodes are replaced, too; without one they wait for the job to grow.
-    Told(RecoverCode.ExitIsolateRanks, "1", "downgrade", state="Shrinking"),
+    ReportedCode(RecoverCode.ExitIsolateRanks, "1", "downgrade", state="Shrinking"),
 ]
 
 
@@ -289,23 +291,25 @@ async def ordered(
     return await signals.next()
 
 
-@pytest.mark.parametrize("told", TOLD, ids=lambda told: f"{told.code:d}-{told.order}")
-def test_every_reported_code_has_its_effect(told: Told) -> None:
-    offers = OFFERS if told.order == "retry" else (told.order, "exit")
+@pytest.mark.parametrize(
+    "report", REPORTED_CODES, ids=lambda report: f"{report.code:d}-{report.order}"
+)
+def test_every_reported_code_has_its_effect(report: ReportedCode) -> None:
+    offers = OFFERS if report.order == "retry" else (report.order, "exit")
 
     async def main() -> None:
         async with started() as (_, client):
             await client.declare(*EVERY, nodes=2, per_node=2)
             await client.join()
             signals = client.subscribe()
-            order = await ordered(client, signals, *offers, kind=told.kind)
-            assert order.changeStrategy == told.order
-            assert await client.result(told.order, told.code, order.uuid) == 0
-            if told.state:
-                assert (await client.status()).line.state == told.state
+            order = await ordered(client, signals, *offers, kind=report.kind)
+            assert order.changeStrategy == report.order
+            assert await client.result(report.order, report.code, order.uuid) == 0
+            if report.state:
+                assert (await client.status()).line.state == report.state
             else:
                 after = await signals.next()
-                assert (after.signalType, after.changeStrategy) == told.after
+                assert (after.signalType, after.changeStrategy) == report.after
 
     asyncio.run(main())
 
@@ -337,7 +341,7 @@ def test_429_is_a_status_of_grpc() -> None:
 
 
 def test_every_code_is_covered() -> None:
-    shown = {way.code for way in WAYS} | {told.code for told in TOLD}
+    shown = {way.code for way in WAYS} | {report.code for report in REPORTED_CODES}
     shown |= {RecoverCode.ProcessNotReady, RecoverCode.RateLimited}
     elsewhere = {
         RecoverCode.SuccessCode,  # of the fault and job services

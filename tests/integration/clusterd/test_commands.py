@@ -94,8 +94,8 @@ def test_commands_show_jobs_status_and_history(place: Path, server: str) -> None
     assert "recover-in-place" in status.stdout
     assert status.stdout.count("training") == 4
 
-    told = json.loads(taskd(place, "status", "--json", *at).stdout)
-    assert told["line"]["job"] == "job"
+    status = json.loads(taskd(place, "status", "--json", *at).stdout)
+    assert status["line"]["job"] == "job"
 
     assert "job" in taskd(place, "jobs", *at).stdout
     listed = json.loads(taskd(place, "jobs", "--json", *at).stdout)
@@ -186,8 +186,8 @@ def test_a_watch_outlives_a_restart_and_ends_with_the_job(place: Path) -> None:
             while b"not subscribed" not in await watching.stdout.readline():
                 pass
             await client.code("EndJob", control_pb2.JobEnd(job="job", because="all is done"))
-            told, wrong = await watching.communicate()
-            assert told.decode().splitlines()[-1] == "job job has ended: all is done"
+            output, wrong = await watching.communicate()
+            assert output.decode().splitlines()[-1] == "job job has ended: all is done"
             assert (watching.returncode, wrong) == (0, b"")
         process.terminate()
         await process.wait()
@@ -247,8 +247,8 @@ asyncio.run(main())
             await watching.stdout.readline()
             manager.stdin.write(b"\n")
             await manager.wait()
-            told, wrong = await watching.communicate()
-        assert told.decode().splitlines()[-1] == "job mine has ended"
+            output, wrong = await watching.communicate()
+        assert output.decode().splitlines()[-1] == "job mine has ended"
         assert (watching.returncode, wrong) == (0, b"")
 
     asyncio.run(main())
@@ -275,8 +275,8 @@ def test_replay_reads_a_journal_without_a_server(place: Path) -> None:
     assert "locked" in busy.stderr
     running.kill()
     running.communicate()
-    told = taskd(place, "replay", "job", "--journal", str(place / "journal"))
-    assert "Idle -> Stopping: fault of rank 3" in told.stdout, told.stderr
+    shown = taskd(place, "replay", "job", "--journal", str(place / "journal"))
+    assert "Idle -> Stopping: fault of rank 3" in shown.stdout, shown.stderr
     missing = taskd(place, "replay", "job", "--journal", str(place / "nothing"))
     assert "does not exist" in missing.stderr
 

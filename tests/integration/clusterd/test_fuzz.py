@@ -114,17 +114,17 @@ def call(draw: st.DrawFn) -> Call:
     return name, made, streaming, draw(FACTORS)
 
 
-async def obey(client: Client, told: recover_pb2.ProcessManageSignal) -> None:
+async def obey(client: Client, signal: recover_pb2.ProcessManageSignal) -> None:
     """As a well-behaved client does."""
-    match told.signalType:
+    match signal.signalType:
         case "stopTrain":
-            await client.stopped(told.uuid)
+            await client.stopped(signal.uuid)
         case "globalFault":
-            await client.offer("retry", "recover", "dump", "exit", uuid=told.uuid)
+            await client.offer("retry", "recover", "dump", "exit", uuid=signal.uuid)
         case "changeStrategy":
-            await client.result(told.changeStrategy, uuid=told.uuid)
+            await client.result(signal.changeStrategy, uuid=signal.uuid)
         case "saveAndExit":
-            await client.result("dump", uuid=told.uuid)
+            await client.result("dump", uuid=signal.uuid)
         case _:
             pass
 

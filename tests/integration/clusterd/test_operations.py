@@ -54,8 +54,12 @@ def test_links_are_switched_while_the_job_is_paused() -> None:
             pause = await signals.next()
             assert (pause.signalType, list(pause.actions)) == ("stopTrain", ["pause_train"])
             assert await client.stopped(pause.uuid) == 0
-            told = await workers.read()
-            assert (list(told.rankID), list(told.op), told.jobId) == (["2", "3"], [True] * 2, "job")
+            order = await workers.read()
+            assert (list(order.rankID), list(order.op), order.jobId) == (
+                ["2", "3"],
+                [True] * 2,
+                "job",
+            )
             result = pb.SwitchResult(jobId="job", result=True)
             assert await client.code("ReplySwitchNicResult", result) == 0
             order = await signals.next()
@@ -82,8 +86,8 @@ def test_result_of_an_operation_is_kept_for_a_late_subscriber() -> None:
             await client.stopped(pause.uuid)
             # No answer: the ordinary fault handling starts, and the operator can read why.
             assert (await signals.next("stopTrain")).actions == ["stop_train"]
-            told = await client.recover.SubscribeSwitchNicSignal(request, timeout=WAIT_S).read()
-            assert "timeout" in told.msg
+            reply = await client.recover.SubscribeSwitchNicSignal(request, timeout=WAIT_S).read()
+            assert "timeout" in reply.msg
 
     asyncio.run(main())
 
@@ -129,8 +133,8 @@ def test_a_stress_test_runs_on_the_named_nodes() -> None:
             pause = await signals.next()
             assert pause.timeout == 900
             await client.stopped(pause.uuid)
-            told = await workers.read()
-            assert {rank: list(o.ops) for rank, o in told.stressParam.items()} == {
+            order = await workers.read()
+            assert {rank: list(o.ops) for rank, o in order.stressParam.items()} == {
                 "2": [0, 1],
                 "3": [0, 1],
             }
@@ -191,9 +195,9 @@ def test_profiling_switch_is_checked_kept_and_sent_to_new_subscribers(tmp_path: 
             assert await client.code(modify, wanted(Step="on", FP="off")) == 200
             assert (await client.call(get, asked)).profilingSwitch.Step == "on"
             first = client.trace.SubscribeDataTraceSwitch(info)
-            told = await first.read()
-            assert (told.code, told.message) == (200, "update profiling switch")
-            assert (told.profilingSwitch.Step, told.profilingSwitch.FP) == ("on", "off")
+            update = await first.read()
+            assert (update.code, update.message) == (200, "update profiling switch")
+            assert (update.profilingSwitch.Step, update.profilingSwitch.FP) == ("on", "off")
             second = client.trace.SubscribeDataTraceSwitch(info)
             await second.read()
             with pytest.raises(aio.AioRpcError) as taken:
@@ -263,15 +267,15 @@ def test_progress_is_shown_and_watched() -> None:
             progress.ranks.append(control_pb2.RankStatus(rank=3, phase="training"))
             assert await client.code("PublishProgress", progress) == 0
             async with asyncio.timeout(WAIT_S):
-                while (told := await watch.read()).line.step != 7:
+                while (status := await watch.read()).line.step != 7:
                     pass
-            assert (told.line.world, told.ranks[0].phase) == (4, "training")
+            assert (status.line.world, status.ranks[0].phase) == (4, "training")
             assert await client.fault(3) == 0
             async with asyncio.timeout(WAIT_S):
-                while (told := await watch.read()).line.state != "Stopping":
+                while (status := await watch.read()).line.state != "Stopping":
                     pass
-            assert [fault.rank for fault in told.faults] == [3]
-            assert told.deadline_unix_ms > told.line.changed_unix_ms
+            assert [fault.rank for fault in status.faults] == [3]
+            assert status.deadline_unix_ms > status.line.changed_unix_ms
 
     asyncio.run(main())
 
@@ -327,7 +331,7 @@ def test_health_service_is_optional() -> None:
         async with started(ServerConfig(health=True)) as (_, client):
             stub = health_pb2_grpc.HealthStub(client.channel)
             for service in ("", "Recover", "TrainingDataTrace", "taskd.v1.Control"):
-                told = await stub.Check(health_pb2.HealthCheckRequest(service=service))
-                assert told.status == health_pb2.HealthCheckResponse.SERVING
+                answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
     asyncio.run(main())

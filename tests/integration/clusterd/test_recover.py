@@ -67,9 +67,9 @@ def test_a_round_in_place_from_fault_to_training() -> None:
             # The stream survives the round, and the next round has another uuid.
             assert await client.fault(0) == 0
             assert (await signals.next()).uuid != stop.uuid
-            told = await client.status()
-            assert told.rounds[0].strategy == "recover-in-place"
-            assert [fault.rank for fault in told.rounds[0].faults] == [3]
+            status = await client.status()
+            assert status.rounds[0].strategy == "recover-in-place"
+            assert [fault.rank for fault in status.rounds[0].faults] == [3]
 
     asyncio.run(main())
 

@@ -127,9 +127,9 @@ def test_job_token_gives_access_to_that_job_only(caplog: pytest.LogCaptureFixtur
                     assert await refused(boss, method, request) is None, method
 
     asyncio.run(main())
-    told = [line for line in caplog.messages if "127.0.0.1" in line and "refused" in line]
-    assert "job:a may not use job 'b'" in told[0]
-    assert len(told) < 20, "a refusal is told, but not without end"
+    refusals = [line for line in caplog.messages if "127.0.0.1" in line and "refused" in line]
+    assert "job:a may not use job 'b'" in refusals[0]
+    assert len(refusals) < 20, "refusals are logged, but not without limit"
 
 
 def test_a_job_sees_itself_in_the_list_and_the_operator_sees_all() -> None:
@@ -163,9 +163,9 @@ def test_world_readable_token_file_is_warned_about(
     assert not caplog.messages
     file.chmod(0o644)
     Tokens.load(file)
-    (told,) = caplog.messages
-    assert str(file) in told
-    assert "chmod" in told
+    (warning,) = caplog.messages
+    assert str(file) in warning
+    assert "chmod" in warning
 
 
 def test_tokens_from_a_file(tmp_path: Path) -> None:

@@ -257,9 +257,9 @@ def test_failed_cluster_write_is_retried_and_then_reported(
             await news.wait()
             news.clear()
         left = (cluster.get(FAULT_JOB_INFO) or {})["data"]
-        told = [entry.because for entry in await journal.history("a")]
+        reasons = [entry.because for entry in await journal.history("a")]
         assert left == ({"b": "{}"} if refusals == 2 else {"a": "{}", "b": "{}"})
-        assert any("the cluster is away" in because for because in told) == (refusals == 4)
+        assert any("the cluster is away" in because for because in reasons) == (refusals == 4)
         await again.close()
         await journal.aclose()
 
@@ -360,9 +360,9 @@ def test_reset_config_counts_retries_and_respects_a_hot_reset() -> None:
     again = reset_data(before, ResetOperation.RESTART_ALL, (), again=False, now=9)
     assert json.loads(again["reset.json"])["RetryTime"] == 5
     fault = reset_data(before, ResetOperation.FAULT, (3,), again=True, now=9)
-    told = json.loads(fault["reset.json"])
-    assert (told["RankList"][0]["RankId"], told["RestartFaultProcess"]) == (3, True)
-    assert list(told) == [
+    content = json.loads(fault["reset.json"])
+    assert (content["RankList"][0]["RankId"], content["RestartFaultProcess"]) == (3, True)
+    assert list(content) == [
         *("RankList", "UpdateTime", "RetryTime", "FaultFlushing", "GracefulExit"),
         "RestartFaultProcess",
     ]
@@ -375,10 +375,10 @@ def test_reset_config_counts_retries_and_respects_a_hot_reset() -> None:
 
 def test_fault_job_info_lists_what_a_super_pod_must_release() -> None:
     other = pod(spec={"nodeName": "m"})
-    told = json.loads(fault_job_info(facts_of(GROUP, [pod()]), [pod(), other], ["n"], 5))
-    assert told["4"]["SdIds"] == ["77"]
-    assert told["4"]["FaultNodes"] == {"n": {}}
-    assert told["4"]["NodeNames"] == ["m"]
+    content = json.loads(fault_job_info(facts_of(GROUP, [pod()]), [pod(), other], ["n"], 5))
+    assert content["4"]["SdIds"] == ["77"]
+    assert content["4"]["FaultNodes"] == {"n": {}}
+    assert content["4"]["NodeNames"] == ["m"]
 
 
 @pytest.mark.parametrize(
@@ -405,8 +405,8 @@ REPORT = (
 
 
 def checked(report: str) -> dict[str, Any]:
-    told = report[len('{"DeviceInfo":') : report.index(',"SuperPodID"')]
-    code = hashlib.sha256(told.encode()).hexdigest()
+    device_info = report[len('{"DeviceInfo":') : report.index(',"SuperPodID"')]
+    code = hashlib.sha256(device_info.encode()).hexdigest()
     return {"data": {"DeviceInfoCfg": report.replace("CODE", code)}}
 
 

@@ -82,24 +82,24 @@ def walk(seed: int) -> list[tuple[Record, Record, m.Event, Outcome]]:
         super_pod=chance.random() < 0.3,
     )
     record, now, outcome = records.first(JOB), 0.0, []
-    told: m.Event = m.JobRegistered(JOB, config, "seed", "name")
+    happened: m.Event = m.JobRegistered(JOB, config, "seed", "name")
     for _ in range(150):
-        made = step(record.state, told, now, CONFIG)
+        made = step(record.state, happened, now, CONFIG)
         ordered = tuple(c for c in made.commands if isinstance(c, m.ClusterCommand))
         past = PastRound(1, 0.0, 0.5, "retry", "worked", (Fault(Rank(1)),))
         after = Record(made.state, ordered, (past,) if chance.random() < 0.5 else record.rounds)
-        outcome.append((record, after, told, made))
+        outcome.append((record, after, happened, made))
         record = after
         now = max(now, min(record.state.deadline, now + chance.choice([0.0, 0.1, 100.0])))
-        told = event(chance, record.state)
+        happened = event(chance, record.state)
     return outcome
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_every_state_of_a_random_walk_is_restored(seed: int) -> None:
     notes: dict[str, str] = {}
-    for before, after, told, made in walk(seed):
-        written = records.write(JOB, before, after, told, made, 0.0)
+    for before, after, happened, made in walk(seed):
+        written = records.write(JOB, before, after, happened, made, 0.0)
         for name, text in written.notes:
             assert text is not None
             notes[name] = text

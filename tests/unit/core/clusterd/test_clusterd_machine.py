@@ -164,8 +164,8 @@ def test_success_clears_the_history() -> None:
 
 def test_retryable_faults_of_two_kinds_are_not_retried() -> None:
     machine = Machine("retry,recover-in-place")
-    told = (Fault(Rank(1), FaultKind.MEMORY), Fault(Rank(2), FaultKind.NETWORK))
-    machine.send(FaultReport(told))
+    faults = (Fault(Rank(1), FaultKind.MEMORY), Fault(Rank(2), FaultKind.NETWORK))
+    machine.send(FaultReport(faults))
     machine.stopped()
     machine.offers()
     assert machine.order.extra == "recover-in-place"
@@ -293,8 +293,10 @@ def test_job_on_a_sub_healthy_device_saves_before_it_exits() -> None:
 def test_every_numbered_command_has_a_unique_number() -> None:
     machine = Machine("recover-in-place", pods=(2, 2))
     numbers = []
-    for told in (machine.fault(3), machine.stopped(), machine.offers()):
-        numbers += [command.sequence for command in told.commands if hasattr(command, "sequence")]
+    for outcome in (machine.fault(3), machine.stopped(), machine.offers()):
+        numbers += [
+            command.sequence for command in outcome.commands if hasattr(command, "sequence")
+        ]
     assert numbers == sorted(set(numbers))
     assert 0 not in numbers
 

@@ -234,12 +234,12 @@ def test_19_and_34_the_reset_config_is_optional() -> None:
     """A failed write of it is logged and stops nothing."""
     machine = Machine("recover-in-place,recover", pods=(2, 2))
     machine.fault(3)
-    told: list[Callable[[], object]] = [
+    actions: list[Callable[[], object]] = [
         machine.stopped,
         machine.offers,
         lambda: machine.reports(499, "recover"),
     ]
-    for tell in told:
+    for tell in actions:
         for write in machine.said(WriteResetConfig):
             before = machine.state
             outcome = machine.send(ClusterWriteFailed(write.sequence, "no such ConfigMap"))
@@ -738,7 +738,7 @@ class TestOperations:
         assert "(499)" in machine.outcome.because
 
     @pytest.mark.parametrize(
-        ("told", "text"),
+        ("words", "text"),
         [
             (["499", "0"], "om failed, pause train failed"),
             (["silence", "0"], "pause train timeout"),
@@ -750,10 +750,10 @@ class TestOperations:
             (["0", "yes", "silence"], "switch nic failed, continue train timeout"),
         ],
     )
-    def test_operator_gets_upstream_texts(self, told: list[str], text: str) -> None:
+    def test_operator_gets_upstream_texts(self, words: list[str], text: str) -> None:
         machine = Machine("retry")
         machine.send(OperatorAskedNic((Rank(0),), (True,)))
-        for number, word in enumerate(told):
+        for number, word in enumerate(words):
             if word == "silence":
                 machine.wait(900)
             elif word in ("yes", "no"):
