@@ -175,7 +175,8 @@ def weights(folder: Path) -> set[str]:
 def incidents(folder: Path) -> list[str]:
     """The faults in the manager's log."""
     text = (folder / "taskd_log/manager.log").read_text()
-    return [line.split(": ", 2)[2] for line in text.splitlines() if "-> Reported" in line]
+    lines = (line.partition("-> Reported: ")[2] for line in text.splitlines())
+    return [line for line in lines if line]
 
 
 def write(path: Path, content: Mapping[str, object]) -> None:
