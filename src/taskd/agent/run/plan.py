@@ -64,17 +64,18 @@ class Plan:
     master_addr: str
     master_port: int | None
     """None: any free port."""
-    manager_port: int | None
+    manager_port: int | None = None
     token: str
-    clusterd: str
+    clusterd: str = ""
     """Empty: embedded in the manager."""
-    strategies: tuple[str, ...]
+    strategies: tuple[str, ...] = ()
+    """Empty: all."""
     logs: LogSettings
     signals: tuple[signal.Signals, ...]
     grace_s: float
     join_timeout_s: float
     virtual_local_rank: bool
-    state_dir: str
+    state_dir: str = ""
     precheck: bool = False
     nics: tuple[str, ...] = ()
     """Network interfaces for the ranks' process groups: the primary, then its backup."""

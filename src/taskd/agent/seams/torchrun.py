@@ -96,9 +96,7 @@ def _take_over_inputs(agent: ElasticAgent) -> tuple[int, Program, DefaultLogsSpe
         raise SettingsError(["its workers are Python functions, not a script"])
     logs = torch_names.logs_specs(agent)
     if not isinstance(logs, DefaultLogsSpecs):
-        raise SettingsError(
-            [f"its log settings are a {type(logs).__name__}, not a DefaultLogsSpecs"]
-        )
+        raise SettingsError([f"its logs are set by {type(logs).__name__}, not DefaultLogsSpecs"])
     node = getattr(spec.rdzv_handler, "rank", None)
     if node is None:
         named = environ.get("RANK", "")
@@ -106,17 +104,9 @@ def _take_over_inputs(agent: ElasticAgent) -> tuple[int, Program, DefaultLogsSpe
         single = getattr(settings, "max_nodes", 0) == 1
         node = 0 if single else int(named) if named.isdecimal() else None
     if node is None:
-        raise SettingsError(
-            [
-                "the node's rank is not known in advance with this rendezvous: use --rdzv-backend "
-                "static, or set RANK"
-            ]
-        )
-    return (
-        int(node),
-        _program(spec.entrypoint, [str(word) for word in spec.args]),
-        logs,
-    )
+        remedy = "use --rdzv-backend static, or set RANK"
+        raise SettingsError([f"this rendezvous does not give the node's rank first: {remedy}"])
+    return int(node), _program(spec.entrypoint, [str(word) for word in spec.args]), logs
 
 
 def _program(entrypoint: str, words: list[str]) -> Program:
@@ -202,16 +192,12 @@ class _Seam:
             max_restarts=restarts,
             master_addr=str(group.master_addr),
             master_port=group.master_port,
-            manager_port=None,
             token=token,
-            clusterd="",
-            strategies=(),
             logs=_log_settings(self.logs, size),
             signals=tuple(signal.Signals[name] for name in handled.split(",") if name),
             grace_s=torch_names.shutdown_timeout_s(agent, SHUTDOWN_S),
             join_timeout_s=PERMISSION_S,
             virtual_local_rank=bool(getattr(spec, "virtual_local_rank", False)),
-            state_dir="",
             prefix="",
             agent_store=uses_agent_store(spec.rdzv_handler),
         )

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 from dataclasses import asdict, dataclass, field
+from typing import get_args
 
 MAX_BYTES = 128 * 1024
 """A larger message does not fit into one packet with the kernel's default settings."""
@@ -87,10 +88,7 @@ class Exited:
 
 
 Message = Start | StartStandby | ServeStore | Leave | Ready | Started | Refused | Exited
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind
-    for kind in (Start, StartStandby, ServeStore, Leave, Ready, Started, Refused, Exited)
-}
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def write(connection: socket.socket, message: Message, files: tuple[int, ...] = ()) -> None:
