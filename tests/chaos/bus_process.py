@@ -1,4 +1,4 @@
-"""One place of the bus as a process of its own, to be killed. `python -m tests.chaos.bus_process`.
+"""One node of the bus as a separate process, to be killed. `python -m tests.chaos.bus_process`.
 
 It prints its port, then a line for every message it receives; a manager or agent also answers each
 with the same message. Lines on its standard input are destinations to send a number to.

@@ -14,23 +14,23 @@ from taskd.bus.endpoint import Bus, Joined, Left, PeerJoined, PeerLeft, Sent
 from taskd.model.codes import NetCode
 from taskd.model.ids import EVERY_WORKER, Position, agent, manager, worker
 from taskd.model.messages import RestartsLeft, StartWorkers
-from tests.integration.bus.bus_places import (
+from tests.integration.bus.bus_nodes import (
     PATIENCE_S,
     bodies_of,
     next_of,
-    placed,
     proxy,
+    running_bus,
     until_change,
     until_delivered,
 )
 
 
-class Place:
+class BusProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.port = 0
 
-    async def told(self, key: str) -> dict[str, Any]:
+    async def line_with(self, key: str) -> dict[str, Any]:
         """Its next line that has this word."""
         assert self.process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
@@ -48,23 +48,23 @@ class Place:
 
 
 @asynccontextmanager
-async def process_at(me: Position, **settings: str) -> AsyncIterator[Place]:
-    told = {"me": f"{me.role}/{me.server_rank}/{me.process_rank}", **settings}
+async def process_at(me: Position, **settings: str) -> AsyncIterator[BusProcess]:
+    settings_of_process = {"me": f"{me.role}/{me.server_rank}/{me.process_rank}", **settings}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "tests.chaos.bus_process",
-        json.dumps(told),
+        json.dumps(settings_of_process),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    place = Place(process)
+    node = BusProcess(process)
     try:
-        place.port = (await place.told("port"))["port"]
-        yield place
+        node.port = (await node.line_with("port"))["port"]
+        yield node
     finally:
-        await place.kill()
+        await node.kill()
 
 
 async def report(bus: Bus, number: int) -> Sent:
@@ -76,14 +76,14 @@ def test_restarted_manager_knows_all_positions() -> None:
         async with process_at(manager(), listen="127.0.0.1:0") as first:
             address = f"127.0.0.1:{first.port}"
             async with (
-                placed(proxy(0), None, upstream=address, serves=True) as prx,
-                placed(agent(0), prx) as agt,
-                placed(worker(0, 0), prx) as wrk,
+                running_bus(proxy(0), None, upstream=address, serves=True) as prx,
+                running_bus(agent(0), prx) as agt,
+                running_bus(worker(0, 0), prx) as wrk,
             ):
                 assert (await report(wrk, 1)).code == NetCode.OK
-                assert (await first.told("src"))["number"] == 1
+                assert (await first.line_with("src"))["number"] == 1
                 await first.kill()
-                async with placed(manager(), None, listen=address) as second:
+                async with running_bus(manager(), None, listen=address) as second:
                     await until_change(second, PeerJoined(proxy(0)))
                     # Nobody below has joined again, and yet all of them are known.
                     for leaf in (agt, wrk):
@@ -97,13 +97,13 @@ def test_restarted_manager_knows_all_positions() -> None:
 
 def test_children_of_a_restarted_proxy_are_reached_again() -> None:
     async def scenario() -> None:
-        async with placed(manager(), None, serves=True) as mgr:
+        async with running_bus(manager(), None, serves=True) as mgr:
             up = f"127.0.0.1:{mgr.port}"
             async with process_at(proxy(0), listen="127.0.0.1:0", upstream=up) as first:
                 down = f"127.0.0.1:{first.port}"
                 async with (
-                    placed(agent(0), None, upstream=down) as agt,
-                    placed(worker(0, 0), None, upstream=down) as wrk,
+                    running_bus(agent(0), None, upstream=down) as agt,
+                    running_bus(worker(0, 0), None, upstream=down) as wrk,
                 ):
                     assert (await mgr.send(wrk.me, StartWorkers(1))).code == NetCode.OK
                     watching = asyncio.create_task(until_change(mgr, PeerLeft(proxy(0))))
@@ -130,12 +130,12 @@ def test_children_of_a_restarted_proxy_are_reached_again() -> None:
 def test_killed_worker_is_noticed_at_once_and_its_successor_gets_no_old_orders() -> None:
     async def scenario() -> None:
         async with (
-            placed(manager(), None, serves=True) as mgr,
-            placed(proxy(0), mgr, serves=True) as prx,
+            running_bus(manager(), None, serves=True) as mgr,
+            running_bus(proxy(0), mgr, serves=True) as prx,
         ):
             up = f"127.0.0.1:{prx.port}"
             async with process_at(worker(0, 3), upstream=up) as first:
-                while (await first.told("change"))["change"] != "Joined":
+                while (await first.line_with("change"))["change"] != "Joined":
                     pass
                 watching = asyncio.create_task(until_change(prx, PeerLeft(worker(0, 3))))
                 await first.kill()
@@ -144,7 +144,7 @@ def test_killed_worker_is_noticed_at_once_and_its_successor_gets_no_old_orders()
                 assert (gone.code, gone.source) == (NetCode.NetStreamNotInited, prx.me)
                 lost = await mgr.send(worker(0, 3), StartWorkers(2), sync=False)
                 assert lost.code == NetCode.OK
-            async with placed(worker(0, 3), prx) as second:
+            async with running_bus(worker(0, 3), prx) as second:
                 assert (await mgr.send(worker(0, 3), StartWorkers(3))).code == NetCode.OK
                 assert await bodies_of([second]) == [[StartWorkers(3)]]
 
@@ -156,11 +156,11 @@ def test_messages_sent_while_connections_are_cut_arrive_once_and_in_order() -> N
 
     async def scenario() -> None:
         async with (
-            placed(manager(), None, serves=True) as mgr,
+            running_bus(manager(), None, serves=True) as mgr,
             Cable(mgr.port) as above,
-            placed(proxy(0), None, upstream=f"127.0.0.1:{above.port}", serves=True) as prx,
+            running_bus(proxy(0), None, upstream=f"127.0.0.1:{above.port}", serves=True) as prx,
             Cable(prx.port) as below,
-            placed(worker(0, 0), None, upstream=f"127.0.0.1:{below.port}") as wrk,
+            running_bus(worker(0, 0), None, upstream=f"127.0.0.1:{below.port}") as wrk,
         ):
             total = 0
             for turn in range(12):
@@ -231,9 +231,9 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 def test_upstream_changes_are_reported() -> None:
     async def scenario() -> None:
         async with (
-            placed(manager(), None, serves=True) as mgr,
+            running_bus(manager(), None, serves=True) as mgr,
             Cable(mgr.port) as wire,
-            placed(agent(0), None, upstream=f"127.0.0.1:{wire.port}") as agt,
+            running_bus(agent(0), None, upstream=f"127.0.0.1:{wire.port}") as agt,
         ):
             changes = agt.changes()
             seen = []
@@ -254,18 +254,18 @@ def test_stopped_manager_is_waited_for() -> None:
         async with process_at(manager(), listen="127.0.0.1:0") as boss:
             up = f"127.0.0.1:{boss.port}"
             async with (
-                placed(proxy(0), None, upstream=up, serves=True) as prx,
-                placed(agent(0), prx) as agt,
+                running_bus(proxy(0), None, upstream=up, serves=True) as prx,
+                running_bus(agent(0), prx) as agt,
             ):
                 boss.process.send_signal(signal.SIGSTOP)
                 silent = await agt.send(manager(), RestartsLeft(1), timeout_s=1.0)
                 assert silent.code == NetCode.NetworkAckLost
-                async with placed(worker(0, 0), None, upstream=f"127.0.0.1:{prx.port}") as wrk:
-                    # The node goes on by itself while nobody above answers.
+                async with running_bus(worker(0, 0), None, upstream=f"127.0.0.1:{prx.port}") as wrk:
+                    # The node works on its own while upstream does not answer.
                     assert (await agt.send(worker(0, 0), RestartsLeft(2))).code == NetCode.OK
                     boss.process.send_signal(signal.SIGCONT)
-                    assert (await boss.told("number"))["number"] == 1
+                    assert (await boss.line_with("number"))["number"] == 1
                     await until_delivered(lambda: report(wrk, 3))
-                    assert (await boss.told("number"))["number"] == 3
+                    assert (await boss.line_with("number"))["number"] == 3
 
     asyncio.run(scenario())

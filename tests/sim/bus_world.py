@@ -1,10 +1,11 @@
 """A whole bus in one thread: hundreds of relays, virtual time, a network that cuts and delays.
 
-The network keeps the promises of TCP and gRPC and no other: what is written to one connection
+The network keeps the guarantees of TCP and gRPC and no others: what is written to one connection
 arrives in order or not at all, calls and streams overtake each other, either end may learn late
 that a connection has broken, and a call may come twice, or long after its caller gave up.
 
-The truth (who sent what, who got it, who was told what) is kept here, apart from every relay.
+What really happened (which node sent, received and was answered what) is recorded here, outside of
+the relays.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CONFIG = RelayConfig()
 
 @dataclass(eq=False)
 class Node:
-    """One place. It may die and live again; `life` counts."""
+    """One process of the bus. It may be killed and restarted; `incarnation` counts."""
 
     me: Position
     parent: Node | None
@@ -41,8 +42,8 @@ class Node:
     attempt: int = 0
     calls: int = 0
     news: list[Position] = field(default_factory=list)
-    """Positions that the parent has not been told of since the last join."""
-    telling: bool = False
+    """Positions not announced to the parent since the last join."""
+    announcing: bool = False
     connection: Connection | None = None
     streams: dict[Position, Connection] = field(default_factory=dict)
     """The server's view: which connection each child's stream runs on."""
@@ -58,17 +59,17 @@ class Connection:
     open: bool = True
     arrival: dict[Node, float] = field(default_factory=dict)
     hello_received: set[Node] = field(default_factory=set)
-    told: set[Node] = field(default_factory=set)
-    """Who knows that it has broken."""
+    noticed: set[Node] = field(default_factory=set)
+    """The ends that know that it has broken."""
 
 
 @dataclass
 class Sending:
-    """The truth about one message."""
+    """What really happened to one message."""
 
     number: int
     src: Node
-    src_life: int
+    src_incarnation: int
     dst: Position
     sync: bool
     at: float
@@ -80,7 +81,7 @@ class World:
     def __init__(self, seed: int, *, racks: int = 4, nodes: int = 6, ranks: int = 8) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
-        self.story: list[str] = []
+        self.history: list[str] = []
         self.sendings: dict[str, Sending] = {}
         self.last_seen: dict[tuple[Node, int, Node, int], int] = defaultdict(lambda: -1)
         self.kills = 0
@@ -130,11 +131,11 @@ class World:
     # What happens to the bus
 
     def kill(self, node: Node, *, for_s: float) -> None:
-        """The process ends; every connection of it breaks; a new one starts in its place."""
+        """The process ends, its connections break, and it is restarted after `for_s`."""
         if not node.alive:
             return
         self.kills += 1
-        self._tell(f"{node.me} dies")
+        self._note(f"{node.me} is killed")
         node.alive = False
         node.incarnation += 1
         for connection in [node.connection, *node.streams.values()]:
@@ -149,14 +150,14 @@ class World:
             node.me = Position(Role.PROXY, node.me.server_rank, str(1 + node.incarnation))
         node.relay = self._relay(node.me)
         node.alive, node.attempt, node.calls, node.tick_at = True, 0, 0, inf
-        self._tell(f"{node.me} lives again")
+        self._note(f"{node.me} is restarted")
         if node.parent is not None:
             self._join(node, node.incarnation)
 
     def cut(self, node: Node) -> None:
         if node.connection is not None and node.connection.open:
             self.cuts += 1
-            self._tell(f"{node.me} is cut off")
+            self._note(f"{node.me} is cut off")
             self._cut(node.connection)
 
     def _cut(self, connection: Connection) -> None:
@@ -168,9 +169,9 @@ class World:
 
     def _learn(self, connection: Connection, end: Node) -> None:
         """One end notices that the connection is gone."""
-        if end in connection.told:
+        if end in connection.noticed:
             return
-        connection.told.add(end)
+        connection.noticed.add(end)
         if end is connection.child:
             if end.alive and end.connection is connection:
                 end.connection = None
@@ -182,9 +183,9 @@ class World:
             self._end_stream(end, connection)
 
     def _evict(self, parent: Node, held: Connection) -> None:
-        """A newer stream of the same child takes the place of this one."""
+        """A newer stream of the same child replaces this one."""
         self._cut(held)
-        held.told.add(parent)
+        held.noticed.add(parent)
         self._end_stream(parent, held)
 
     def _end_stream(self, parent: Node, connection: Connection) -> None:
@@ -199,7 +200,7 @@ class World:
         if not node.alive or node.incarnation != incarnation or node.connection is not None:
             return
         node.attempt += 1
-        node.news, node.telling = [], False
+        node.news, node.announcing = [], False
         me, number, stamp = node.me, node.attempt, self._stamp(node)
 
         def again() -> None:
@@ -247,24 +248,24 @@ class World:
         return announce
 
     def _announce_up(self, node: Node, path: Sequence[Position]) -> None:
-        """A proxy tells the next one, one call at a time; while it is away, its next join tells."""
+        """A proxy announces upstream, one call at a time; if disconnected, its next join does."""
         if node.parent is None or node.connection is None:
             return
         node.news += path
-        if not node.telling and node.news:
-            node.telling = True
+        if not node.announcing and node.news:
+            node.announcing = True
             news, node.news, attempt = node.news, [], node.attempt
 
-            def told() -> None:
+            def announced() -> None:
                 if node.attempt == attempt:
-                    node.telling = False
+                    node.announcing = False
                     self._announce_up(node, ())
 
             def doubt() -> None:
                 if node.alive and node.attempt == attempt:
                     self.cut(node)
 
-            self._call(node, self._announcing(node, news, replace_all=False), told, doubt)
+            self._call(node, self._announcing(node, news, replace_all=False), announced, doubt)
 
     def _call(
         self,
@@ -430,14 +431,14 @@ class World:
 
     def _delivered(self, node: Node, parcel: Parcel) -> None:
         sending = self.sendings[parcel.uuid]
-        self._tell(f"{parcel.uuid} of {parcel.src} reaches {node.me}")
+        self._note(f"{parcel.uuid} of {parcel.src} reaches {node.me}")
         self._check(fits(sending.dst, node.me), f"{parcel.uuid} for {sending.dst} at {node.me}")
         self._check(
             (node, node.incarnation) not in sending.delivered,
             f"{parcel.uuid} reached {node.me} twice",
         )
         sending.delivered.append((node, node.incarnation))
-        pair = (sending.src, sending.src_life, node, node.incarnation)
+        pair = (sending.src, sending.src_incarnation, node, node.incarnation)
         self._check(
             self.last_seen[pair] < sending.number,
             f"{parcel.uuid} of {parcel.src} came to {node.me} after m{self.last_seen[pair]}",
@@ -471,15 +472,15 @@ class World:
     def _lossy(self, chance: float) -> bool:
         return not self.calm and self.random.random() < chance
 
-    def _tell(self, what: str) -> None:
-        self.story.append(f"{self.now:9.4f} {what}")
+    def _note(self, what: str) -> None:
+        self.history.append(f"{self.now:9.4f} {what}")
 
     def _check(self, holds: bool, what: str) -> None:
-        assert holds, "\n".join([what, *self.story[-40:], f"{self.now:9.4f} {what}"])
+        assert holds, "\n".join([what, *self.history[-40:], f"{self.now:9.4f} {what}"])
 
 
 def fits(dst: Position, me: Position) -> bool:
-    """Said anew, not with the code under test."""
+    """Written again, not with the code under test."""
 
     def one(ranks: str, mine: str) -> bool:
         return ranks == ALL or mine in ranks.split(",")

@@ -1,4 +1,4 @@
-"""Hundreds of nodes, a rude network, any seed: replay one with `pytest -k seed3`."""
+"""Hundreds of nodes, an unreliable network, any seed: replay one with `pytest -k seed3`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ START_S, CHAOS_S, CALM_S = 5.0, 30.0, 20.0
 
 
 def traffic(world: World, *, until: float, count: int) -> None:
-    """Everybody talks to everybody, now and then to many."""
+    """All nodes send to each other, sometimes to several at once."""
     start = world.now
     for _ in range(count):
 
@@ -44,7 +44,7 @@ def storm(world: World, *, kills: int, cuts: int, until: float) -> None:
         world.at(world.random.uniform(world.now, until), lambda v=victim: world.cut(v))  # type: ignore[misc]
 
 
-def lived_through(seed: int, *, kills: int, cuts: int) -> World:
+def run_through(seed: int, *, kills: int, cuts: int) -> World:
     world = World(seed)
     world.run(START_S)
     traffic(world, until=START_S + CHAOS_S, count=2500)
@@ -57,11 +57,11 @@ def lived_through(seed: int, *, kills: int, cuts: int) -> World:
 
 def every_send_was_answered(world: World) -> None:
     for number, sending in world.sendings.items():
-        if sending.src.alive and sending.src.incarnation == sending.src_life:
+        if sending.src.alive and sending.src.incarnation == sending.src_incarnation:
             assert sending.results, f"{number} to {sending.dst} was never answered"
 
 
-def everybody_is_reached(world: World) -> None:
+def all_nodes_are_reached(world: World) -> None:
     top = world.nodes[0]
     down = [world.send(top, node.me, sync=True) for node in world.nodes]
     up = [world.send(node, top.me, sync=True) for node in world.nodes]
@@ -69,7 +69,7 @@ def everybody_is_reached(world: World) -> None:
     world.run(world.now + 5.0)
     for sending in (*down, *up):
         assert sending is not None
-        assert sending.results[0][0] == NetCode.OK, (sending, *world.story[-40:])
+        assert sending.results[0][0] == NetCode.OK, (sending, *world.history[-40:])
     assert many is not None
     workers = {node.me for node in world.nodes if node.me.role == Role.WORKER}
     assert {node.me for node, _ in many.delivered} == workers
@@ -78,21 +78,21 @@ def everybody_is_reached(world: World) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed{seed}")
 def test_kills_and_cuts_break_no_guarantee(seed: int) -> None:
-    world = lived_through(seed, kills=60, cuts=200)
+    world = run_through(seed, kills=60, cuts=200)
     every_send_was_answered(world)
-    everybody_is_reached(world)
+    all_nodes_are_reached(world)
     assert world.kills > 10
     assert world.cuts > 50
 
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed{seed}")
 def test_cuts_alone_lose_nothing(seed: int) -> None:
-    """Nobody dies and nobody is away for longer than the grace: all that was taken over arrives."""
-    world = lived_through(1000 + seed, kills=0, cuts=200)
+    """No node is killed or away for longer than the grace: every accepted message arrives."""
+    world = run_through(1000 + seed, kills=0, cuts=200)
     every_send_was_answered(world)
     for name, sending in world.sendings.items():
-        taken = sending.results[0][0] == NetCode.OK
-        if taken and not sending.sync and "," not in sending.dst.server_rank:
+        accepted = sending.results[0][0] == NetCode.OK
+        if accepted and not sending.sync and "," not in sending.dst.server_rank:
             wanted = {
                 node.me
                 for node in world.nodes
@@ -101,8 +101,8 @@ def test_cuts_alone_lose_nothing(seed: int) -> None:
             if not is_for_many(sending.dst):
                 wanted = {sending.dst}
             assert {node.me for node, _ in sending.delivered} == wanted, f"{name} was lost"
-    everybody_is_reached(world)
+    all_nodes_are_reached(world)
 
 
 def test_same_seed_gives_the_same_run() -> None:
-    assert lived_through(7, kills=5, cuts=20).story == lived_through(7, kills=5, cuts=20).story
+    assert run_through(7, kills=5, cuts=20).history == run_through(7, kills=5, cuts=20).history

@@ -17,7 +17,7 @@ import pytest
 
 from taskd.model.ids import manager, worker
 from tests.integration.bus.ascend_peers import AscendServer, ascend_server, message
-from tests.integration.bus.bus_places import placed, proxy
+from tests.integration.bus.bus_nodes import proxy, running_bus
 from tests.integration.profiling.test_profiling_worker import STARTED_S, running
 
 WORKER = """
@@ -119,7 +119,7 @@ def test_all_orders_are_answered(
     async def scenario() -> None:
         async with (
             ascend_server(manager()) as server,
-            placed(proxy(1), None, upstream=f"127.0.0.1:{server.port}", serves=True) as relay,
+            running_bus(proxy(1), None, upstream=f"127.0.0.1:{server.port}", serves=True) as relay,
             running(tmp_path, text, relay.port, **env),
         ):
             async with asyncio.timeout(STARTED_S):

@@ -14,12 +14,12 @@ from taskd.model.messages import AgentRegistered, RestartsLeft, StartWorkers, Un
 from taskd.wire._pb import tasknet_pb2 as pb
 from taskd.wire.bus_frames import position_from_pb, position_to_pb
 from tests.integration.bus.ascend_peers import ascend_client, ascend_server, envelope, message
-from tests.integration.bus.bus_places import (
+from tests.integration.bus.bus_nodes import (
     PATIENCE_S,
     bodies_of,
     next_of,
-    placed,
     proxy,
+    running_bus,
     until_change,
     until_delivered,
 )
@@ -31,8 +31,8 @@ def test_our_proxy_and_worker_under_an_ascend_manager() -> None:
     async def scenario() -> None:
         async with (
             ascend_server(manager()) as boss,
-            placed(proxy(1), None, upstream=f"127.0.0.1:{boss.port}", serves=True) as prx,
-            placed(worker(1, 9), prx) as wrk,
+            running_bus(proxy(1), None, upstream=f"127.0.0.1:{boss.port}", serves=True) as prx,
+            running_bus(worker(1, 9), prx) as wrk,
         ):
             sent = await wrk.send(manager(), RestartsLeft(3))
             assert (sent.code, sent.source) == (NetCode.OK, manager())
@@ -49,10 +49,10 @@ def test_our_proxy_and_worker_under_an_ascend_manager() -> None:
             # An async message gets no Ack: the next one is that of the next sync message.
             await boss.send(message(manager(), worker(1, 9), GO, uuid="b", sync=False))
             boss.routes[worker(1, 10)] = prx.me
-            nobody = await boss.send(message(manager(), worker(1, 10), GO, uuid="c"))
-            assert nobody is not None
-            assert (nobody.uuid, nobody.code) == ("c", NetCode.NoRoute)
-            assert position_from_pb(nobody.src) == prx.me
+            unreached = await boss.send(message(manager(), worker(1, 10), GO, uuid="c"))
+            assert unreached is not None
+            assert (unreached.uuid, unreached.code) == ("c", NetCode.NoRoute)
+            assert position_from_pb(unreached.src) == prx.me
             assert await bodies_of([wrk], 2) == [[StartWorkers(5)] * 2]
 
             boss.refuse = grpc.StatusCode.UNKNOWN
@@ -66,9 +66,9 @@ def test_restarted_ascend_manager_gets_all_paths_again() -> None:
         async with ascend_server(manager()) as first:
             up = f"127.0.0.1:{first.port}"
             port = first.port
-            joined = placed(proxy(1), None, upstream=up, serves=True)
+            joined = running_bus(proxy(1), None, upstream=up, serves=True)
             prx = await joined.__aenter__()
-            leaf = placed(agent(1), prx)
+            leaf = running_bus(agent(1), prx)
             agt = await leaf.__aenter__()
             assert first.routes == {prx.me: prx.me, agent(1): prx.me}
         async with ascend_server(manager(), port) as second:
@@ -87,7 +87,7 @@ def test_order_of_one_source_is_kept_towards_an_ascend_server() -> None:
     async def scenario() -> None:
         async with (
             ascend_server(manager()) as boss,
-            placed(agent(0), None, upstream=f"127.0.0.1:{boss.port}") as agt,
+            running_bus(agent(0), None, upstream=f"127.0.0.1:{boss.port}") as agt,
         ):
             for number in range(50):
                 await agt.send(manager(), RestartsLeft(number), sync=False)
@@ -102,8 +102,8 @@ def test_order_of_one_source_is_kept_towards_an_ascend_server() -> None:
 def test_ascend_agent_under_our_manager(through_proxy: bool) -> None:
     async def scenario() -> None:
         async with (
-            placed(manager(), None, serves=True) as mgr,
-            placed(proxy(3), mgr, serves=True) as prx,
+            running_bus(manager(), None, serves=True) as mgr,
+            running_bus(proxy(3), mgr, serves=True) as prx,
             ascend_client(agent(3), (prx if through_proxy else mgr).port) as agt,
         ):
             await agt.join()
@@ -123,7 +123,7 @@ def test_ascend_agent_under_our_manager(through_proxy: bool) -> None:
             await mgr.send(EVERY_AGENT, StartWorkers(6))
             assert not (await agt.receive()).header.sync
 
-            # A code in its Ack is not taken for a success, and a wrong uuid is no answer at all.
+            # An error code in its Ack is not a success, and a wrong uuid is not an answer.
             sending = asyncio.create_task(mgr.send(agent(3), StartWorkers(5)))
             got = await agt.receive()
             stray = message(agent(3), manager(), "", uuid="stray")
@@ -142,7 +142,7 @@ def test_ascend_proxy_that_does_not_announce_itself_relays_for_its_children() ->
     async def scenario() -> None:
         me = Position(Role.PROXY, "2", "1735689600")
         async with (
-            placed(manager(), None, serves=True) as mgr,
+            running_bus(manager(), None, serves=True) as mgr,
             ascend_client(me, mgr.port) as prx,
         ):
             await prx.join()
@@ -162,12 +162,12 @@ def test_ascend_proxy_that_does_not_announce_itself_relays_for_its_children() ->
 
 
 def test_children_of_an_ascend_proxy_are_found_again_by_their_messages() -> None:
-    """It announces them once in their life, so a restarted manager has to learn where they are."""
+    """It announces each child only once, so a restarted manager must learn where they are."""
 
     async def scenario() -> None:
         me = Position(Role.PROXY, "2", "1735689600")
         async with (
-            placed(manager(), None, serves=True) as mgr,
+            running_bus(manager(), None, serves=True) as mgr,
             ascend_client(me, mgr.port) as prx,
         ):
             await prx.stub.Register(pb.RegisterReq(uuid="r", pos=position_to_pb(me)))
@@ -185,14 +185,14 @@ def test_children_of_an_ascend_proxy_are_found_again_by_their_messages() -> None
 def test_failed_delivery_is_a_grpc_error_for_ascend_clients() -> None:
     async def scenario() -> None:
         async with (
-            placed(manager(), None, serves=True) as mgr,
+            running_bus(manager(), None, serves=True) as mgr,
             ascend_client(agent(3), mgr.port) as agt,
-            placed(agent(4), mgr) as other,
+            running_bus(agent(4), mgr) as other,
         ):
             await agt.join()
-            with pytest.raises(grpc.aio.AioRpcError, match="5002") as told:
+            with pytest.raises(grpc.aio.AioRpcError, match="5002") as raised:
                 await agt.send(message(agent(3), worker(9, 9), GO))
-            assert told.value.code() == grpc.StatusCode.UNKNOWN
+            assert raised.value.code() == grpc.StatusCode.UNKNOWN
             ack = await agt.send(message(agent(3), EVERY_AGENT, GO, sync=True, uuid="many"))
             assert (ack.uuid, ack.code) == ("many", 0)
             assert await bodies_of([other]) == [[Unknown("ACTION", 210, "5")]]
@@ -203,7 +203,7 @@ def test_failed_delivery_is_a_grpc_error_for_ascend_clients() -> None:
 def test_second_registration_ends_the_first_stream() -> None:
     async def scenario() -> None:
         async with (
-            placed(manager(), None, serves=True) as mgr,
+            running_bus(manager(), None, serves=True) as mgr,
             ascend_client(agent(3), mgr.port) as first,
             ascend_client(agent(3), mgr.port) as second,
         ):
@@ -222,7 +222,7 @@ def test_second_registration_ends_the_first_stream() -> None:
 def test_concurrent_streams_of_one_child_leave_one() -> None:
     async def scenario() -> None:
         async with (
-            placed(manager(), None, serves=True) as mgr,
+            running_bus(manager(), None, serves=True) as mgr,
             ascend_client(agent(3), mgr.port) as agt,
         ):
             await agt.join()

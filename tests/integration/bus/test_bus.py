@@ -23,12 +23,12 @@ from taskd.model.ids import (
 )
 from taskd.model.messages import ExitAgent, RestartsLeft, SetProfiling, StartWorkers, Unknown
 from tests.integration.bus.ascend_peers import ascend_client
-from tests.integration.bus.bus_places import (
+from tests.integration.bus.bus_nodes import (
     PATIENCE_S,
     bodies_of,
     next_of,
-    placed,
     proxy,
+    running_bus,
     until_change,
     whole_job,
 )
@@ -37,9 +37,9 @@ from tests.integration.bus.bus_places import (
 def test_message_goes_through_a_proxy_and_its_answer_comes_back() -> None:
     async def scenario() -> None:
         async with (
-            placed(manager(), None, serves=True) as mgr,
-            placed(proxy(1), mgr, serves=True) as prx,
-            placed(worker(1, 9), prx) as wrk,
+            running_bus(manager(), None, serves=True) as mgr,
+            running_bus(proxy(1), mgr, serves=True) as prx,
+            running_bus(worker(1, 9), prx) as wrk,
         ):
             sent = await mgr.send(worker(1, 9), StartWorkers(3))
             assert (sent.code, sent.source) == (NetCode.OK, worker(1, 9))
@@ -113,13 +113,13 @@ def test_list_of_ranks_reaches_each_of_them() -> None:
 def test_several_levels_of_proxies() -> None:
     async def scenario() -> None:
         async with (
-            placed(manager(), None, serves=True) as mgr,
-            placed(proxy(100), mgr, serves=True) as row,
-            placed(proxy(10), row, serves=True) as rack,
-            placed(proxy(0), rack, serves=True) as node,
-            placed(worker(0, 0), node) as wrk,
-            placed(proxy(1), rack, serves=True) as other_node,
-            placed(worker(1, 1), other_node) as other,
+            running_bus(manager(), None, serves=True) as mgr,
+            running_bus(proxy(100), mgr, serves=True) as row,
+            running_bus(proxy(10), row, serves=True) as rack,
+            running_bus(proxy(0), rack, serves=True) as node,
+            running_bus(worker(0, 0), node) as wrk,
+            running_bus(proxy(1), rack, serves=True) as other_node,
+            running_bus(worker(1, 1), other_node) as other,
         ):
             for sender, receiver in ((mgr, wrk), (wrk, mgr), (wrk, other), (other, node)):
                 sent = await sender.send(receiver.me, RestartsLeft(1))
@@ -147,8 +147,8 @@ def test_failure_has_the_code_and_the_position_of_the_hop() -> None:
     async def scenario() -> None:
         async with whole_job(nodes=1, ranks=1) as buses:
             mgr = buses[manager()]
-            nobody = await mgr.send(agent(7), ExitAgent())
-            assert (nobody.code, nobody.source) == (NetCode.NoRoute, manager())
+            unreached = await mgr.send(agent(7), ExitAgent())
+            assert (unreached.code, unreached.source) == (NetCode.NoRoute, manager())
             from_below = await buses[worker(0, 0)].send(worker(0, 5), ExitAgent())
             assert (from_below.code, from_below.source) == (NetCode.NoRoute, manager())
 
@@ -181,11 +181,11 @@ def test_same_uuid_twice_is_delivered_once_and_acknowledged_twice() -> None:
 
 def test_port_in_use_is_a_settings_error() -> None:
     async def scenario() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with socket.create_server(("127.0.0.1", 0)) as occupied:
+            address = f"127.0.0.1:{occupied.getsockname()[1]}"
             with pytest.raises(SettingsError, match=f"cannot listen on {address}"):
                 await Bus(BusConfig(me=manager(), listen=address)).start()
-        async with placed(manager(), None, serves=True) as mgr:
+        async with running_bus(manager(), None, serves=True) as mgr:
             second = Bus(BusConfig(me=manager(), listen=f"127.0.0.1:{mgr.port}"))
             with pytest.raises(SettingsError, match="cannot listen"):
                 await second.start()
@@ -197,8 +197,8 @@ def test_port_in_use_is_a_settings_error() -> None:
 def test_names_ipv4_and_ipv6_are_addresses(host: str) -> None:
     async def scenario() -> None:
         async with (
-            placed(manager(), None, listen=f"{host}:0") as mgr,
-            placed(agent(0), None, upstream=f"{host}:{mgr.port}") as agt,
+            running_bus(manager(), None, listen=f"{host}:0") as mgr,
+            running_bus(agent(0), None, upstream=f"{host}:{mgr.port}") as agt,
         ):
             assert (await agt.send(manager(), RestartsLeft(1))).code == NetCode.OK
 
@@ -221,16 +221,16 @@ def test_send_without_upstream_connection_fails() -> None:
 
 
 def test_all_invalid_settings_are_reported_at_once() -> None:
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         BusConfig(me=Position("Boss", "0"), listen="nowhere", upstream="here:99999")
-    assert len(told.value.problems) == 3
+    assert len(raised.value.problems) == 3
 
 
 def test_messages_sent_before_close_arrive() -> None:
     async def scenario() -> None:
-        async with placed(manager(), None, serves=True) as mgr:
+        async with running_bus(manager(), None, serves=True) as mgr:
             for number in range(20):
-                async with placed(agent(0), mgr) as agt:
+                async with running_bus(agent(0), mgr) as agt:
                     await agt.send(manager(), RestartsLeft(number), sync=False)
                 assert (await next_of(mgr)).body == RestartsLeft(number)
 
@@ -239,7 +239,7 @@ def test_messages_sent_before_close_arrive() -> None:
 
 def test_closed_bus_refuses_calls() -> None:
     async def scenario() -> None:
-        async with placed(manager(), None, serves=True) as mgr:
+        async with running_bus(manager(), None, serves=True) as mgr:
             receiving = asyncio.create_task(mgr.receive())
             watching = mgr.changes()
             await mgr.close()
@@ -255,7 +255,7 @@ def test_closed_bus_refuses_calls() -> None:
 def test_waiting_send_gets_a_result_when_its_bus_closes() -> None:
     async def scenario() -> None:
         async with (
-            placed(manager(), None, serves=True) as mgr,
+            running_bus(manager(), None, serves=True) as mgr,
             ascend_client(agent(3), mgr.port) as silent,
         ):
             await silent.join()

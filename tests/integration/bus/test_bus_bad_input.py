@@ -1,4 +1,4 @@
-"""Everything that may come in by mistake or malice: a code or a status each, and life goes on."""
+"""Invalid input, by mistake or malice: each gets a code or a status, and the bus keeps working."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from taskd.wire._pb import tasknet_pb2 as pb
 from taskd.wire._pb.link_pb2_grpc import LinkStub
 from taskd.wire.bus_frames import position_to_pb
 from tests.integration.bus.ascend_peers import AscendClient, ascend_client, envelope, message
-from tests.integration.bus.bus_places import PATIENCE_S, next_of, placed, until_change
+from tests.integration.bus.bus_nodes import PATIENCE_S, next_of, running_bus, until_change
 
 GOOD = envelope("REGISTER", 0)
 AGENT_1 = (("role", "Agent"), ("serverrank", "1"), ("processrank", "-1"))
@@ -33,8 +33,8 @@ AGENT_1 = (("role", "Agent"), ("serverrank", "1"), ("processrank", "-1"))
 async def under_attack(**settings: Any) -> AsyncIterator[tuple[Bus, AscendClient]]:
     """A manager, a good child and a stranger. Afterwards the good child is served as before."""
     async with (
-        placed(manager(), None, serves=True, **settings) as mgr,
-        placed(agent(0), mgr) as good,
+        running_bus(manager(), None, serves=True, **settings) as mgr,
+        running_bus(agent(0), mgr) as good,
         ascend_client(agent(1), mgr.port) as stranger,
     ):
         yield mgr, stranger
@@ -134,13 +134,13 @@ def test_message_of_9_mib_is_refused_by_call_and_by_stream() -> None:
     async def scenario() -> None:
         async with under_attack() as (_, stranger):
             await stranger.join()
-            with pytest.raises(grpc.aio.AioRpcError) as told:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await stranger.send(message(agent(1), manager(), "x" * (9 << 20)))
-            assert told.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
             # What gRPC just lets through still has to fit into a frame to the next hop.
-            with pytest.raises(grpc.aio.AioRpcError) as told:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await stranger.send(message(agent(1), agent(0), "x" * ((8 << 20) + 1)))
-            assert told.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
             ack = await stranger.send(message(agent(1), agent(0), "x" * ((8 << 20) - 200)))
             assert ack.code == NetCode.ClientErr
 
@@ -168,9 +168,9 @@ def test_too_many_calls_per_second_are_refused() -> None:
     async def scenario() -> None:
         async with under_attack(max_calls_per_s=50) as (_, stranger):
             calls = [stranger.stub.Register(pb.RegisterReq()) for _ in range(200)]
-            with pytest.raises(grpc.aio.AioRpcError) as told:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await asyncio.gather(*calls)
-            assert told.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
     asyncio.run(scenario())
 
@@ -179,14 +179,14 @@ def test_stream_without_registration_is_refused() -> None:
     async def scenario() -> None:
         async with under_attack() as (mgr, stranger):
             stranger.open()
-            with pytest.raises(grpc.aio.AioRpcError, match="has not registered") as told:
+            with pytest.raises(grpc.aio.AioRpcError, match="has not registered") as raised:
                 await stranger.stream.read()
-            assert told.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+            assert raised.value.code() == grpc.StatusCode.FAILED_PRECONDITION
             async with bare_channel(mgr.port) as channel:
                 call = LinkStub(channel).Open()  # type: ignore[no-untyped-call]
-                with pytest.raises(grpc.aio.AioRpcError) as told:
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
                     await call.read()
-                assert told.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+                assert raised.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
     asyncio.run(scenario())
 
@@ -312,9 +312,9 @@ def test_bytes_that_are_not_the_expected_message_are_refused() -> None:
                 call = channel.unary_unary(f"/TaskNet/{method}")
                 dice = random.Random(method)
                 for _ in range(20):
-                    with pytest.raises(grpc.aio.AioRpcError) as told:
+                    with pytest.raises(grpc.aio.AioRpcError) as raised:
                         await call(b"\xff" + dice.randbytes(30))
-                    assert told.value.code() in (
+                    assert raised.value.code() in (
                         grpc.StatusCode.INTERNAL,
                         grpc.StatusCode.UNIMPLEMENTED,
                         grpc.StatusCode.UNKNOWN,

@@ -21,13 +21,13 @@ from taskd.model.ids import Position, agent, manager, worker
 from taskd.model.messages import RestartsLeft, StartWorkers
 from taskd.proxy import Proxy, ProxyConfig
 from tests.integration.bus.ascend_peers import ascend_client, envelope, message
-from tests.integration.bus.bus_places import PATIENCE_S, next_of, placed, proxy, whole_job
+from tests.integration.bus.bus_nodes import PATIENCE_S, next_of, proxy, running_bus, whole_job
 from tests.integration.certificates import Authority
 
 SECRET: dict[str, Any] = {"job": "job-1", "token": "s3cret"}
 
 
-async def trouble_of(me: Position, port: int, **settings: object) -> str:
+async def disconnect_reason_of(me: Position, port: int, **settings: object) -> str:
     """Why this one is not let in."""
     bus = Bus(BusConfig(me=me, upstream=f"127.0.0.1:{port}", **settings))  # type: ignore[arg-type]
     await bus.start()
@@ -54,29 +54,29 @@ def test_peer_needs_the_token_of_its_job_and_position(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
-        async with placed(manager(), None, serves=True, **SECRET) as mgr:
-            none = await trouble_of(agent(1), mgr.port)
+        async with running_bus(manager(), None, serves=True, **SECRET) as mgr:
+            none = await disconnect_reason_of(agent(1), mgr.port)
             assert none.startswith("UNAUTHENTICATED")
-            wrong = await trouble_of(agent(1), mgr.port, job="job-1", token="guess")
+            wrong = await disconnect_reason_of(agent(1), mgr.port, job="job-1", token="guess")
             assert wrong.startswith("PERMISSION_DENIED: the token is not for Agent:1")
-            other = await trouble_of(agent(1), mgr.port, job="job-2", token="s3cret")
+            other = await disconnect_reason_of(agent(1), mgr.port, job="job-2", token="s3cret")
             assert other.startswith("PERMISSION_DENIED: wrong job")
-            nameless = await trouble_of(agent(1), mgr.port, token="s3cret")
+            nameless = await disconnect_reason_of(agent(1), mgr.port, token="s3cret")
             assert nameless.startswith("PERMISSION_DENIED: wrong job")
             badge = make_badge("s3cret", "job-1", agent(1))
-            thief = await trouble_of(agent(2), mgr.port, job="job-1", token=badge)
+            thief = await disconnect_reason_of(agent(2), mgr.port, job="job-1", token=badge)
             assert thief.startswith("PERMISSION_DENIED: the token is not for Agent:2")
-            async with placed(agent(1), mgr, job="job-1", token=badge) as agt:
+            async with running_bus(agent(1), mgr, job="job-1", token=badge) as agt:
                 assert (await agt.send(manager(), RestartsLeft(1))).code == NetCode.OK
             async with ascend_client(agent(3), mgr.port) as stranger:
                 for call in (stranger.join(), stranger.send(message(agent(1), manager(), "{}"))):
-                    with pytest.raises(grpc.aio.AioRpcError) as told:
+                    with pytest.raises(grpc.aio.AioRpcError) as raised:
                         await call
-                    assert told.value.code() == grpc.StatusCode.UNAUTHENTICATED
+                    assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
                 stranger.open()
-                with pytest.raises(grpc.aio.AioRpcError) as told:
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
                     await stranger.stream.read()
-                assert told.value.code() == grpc.StatusCode.UNAUTHENTICATED
+                assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
     with caplog.at_level(logging.WARNING, "taskd.bus.admission"):
         asyncio.run(scenario())
@@ -88,8 +88,8 @@ def test_peer_needs_the_token_of_its_job_and_position(
 def test_peer_cannot_send_from_another_position() -> None:
     async def scenario() -> None:
         async with (
-            placed(manager(), None, serves=True, **SECRET) as mgr,
-            placed(agent(1), mgr, **SECRET) as agt,
+            running_bus(manager(), None, serves=True, **SECRET) as mgr,
+            running_bus(agent(1), mgr, **SECRET) as agt,
         ):
             agt._config = replace(agt._config, me=agent(2))
             assert (await agt.send(manager(), RestartsLeft(1))).code == NetCode.ClientErr
@@ -115,20 +115,24 @@ def test_certificate_can_bind_its_holder_to_a_position(
         ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
         bound = ours.tls("one", "taskd://job-1/Agent/1/-1", "taskd://job-1/Worker/1/*")
         server = {"tls": ours.tls("server"), "job": "job-1"}
-        async with placed(manager(), None, serves=True, **server) as mgr:
+        async with running_bus(manager(), None, serves=True, **server) as mgr:
             for me in (agent(1), worker(1, 8), worker(1, 9)):
-                async with placed(me, mgr, tls=bound, job="job-1") as bus:
+                async with running_bus(me, mgr, tls=bound, job="job-1") as bus:
                     assert (await bus.send(manager(), RestartsLeft(1))).code == NetCode.OK
             for me in (agent(2), worker(2, 8), proxy(1)):
-                disconnect_reason = await trouble_of(me, mgr.port, tls=bound, job="job-1")
+                disconnect_reason = await disconnect_reason_of(me, mgr.port, tls=bound, job="job-1")
                 assert disconnect_reason.startswith("PERMISSION_DENIED: the certificate is not for")
             of_other_job = ours.tls("two", "taskd://job-2/Agent/1/-1")
-            assert "PERMISSION_DENIED" in await trouble_of(agent(1), mgr.port, tls=of_other_job)
-            nameless = await trouble_of(agent(1), mgr.port, tls=ours.tls("four"), job="job-1")
+            assert "PERMISSION_DENIED" in await disconnect_reason_of(
+                agent(1), mgr.port, tls=of_other_job
+            )
+            nameless = await disconnect_reason_of(
+                agent(1), mgr.port, tls=ours.tls("four"), job="job-1"
+            )
             assert "must name its position" in nameless
             stranger = replace(theirs.tls("three"), ca=str(ours.ca))
             for settings in ({}, {"tls": stranger}):
-                assert "UNAVAILABLE" in await trouble_of(agent(1), mgr.port, **settings)
+                assert "UNAVAILABLE" in await disconnect_reason_of(agent(1), mgr.port, **settings)
 
     with caplog.at_level(logging.WARNING, "taskd.bus.admission"):
         asyncio.run(scenario())
@@ -140,7 +144,7 @@ def test_proxy_uses_tls_upstream_and_none_on_the_loopback(tmp_path: Path) -> Non
         ours = Authority(tmp_path, "ours")
         server = {"tls": ours.tls("server"), "job": "job-1"}
         named = ours.tls("node", "taskd://job-1/Proxy/1/*")
-        async with placed(manager(), None, serves=True, **server) as mgr:
+        async with running_bus(manager(), None, serves=True, **server) as mgr:
             config = ProxyConfig(
                 server_rank=1,
                 listen="127.0.0.1:0",
@@ -148,7 +152,7 @@ def test_proxy_uses_tls_upstream_and_none_on_the_loopback(tmp_path: Path) -> Non
                 job="job-1",
                 tls=named,
             )
-            async with Proxy(config) as below, placed(worker(1, 8), below.bus) as rank:
+            async with Proxy(config) as below, running_bus(worker(1, 8), below.bus) as rank:
                 assert await below.bus.join(PATIENCE_S)
                 assert (await mgr.send(worker(1, 8), StartWorkers(1))).code == NetCode.OK
                 assert (await next_of(rank)).body == StartWorkers(1)
@@ -171,13 +175,13 @@ def test_listening_without_tls_logs_one_warning(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with placed(manager(), None, listen="127.0.0.1:0"):
+        async with running_bus(manager(), None, listen="127.0.0.1:0"):
             pass
         tls = Authority(tmp_path, "ours").tls("server")
-        async with placed(manager(), None, listen="0.0.0.0:0", tls=tls):
+        async with running_bus(manager(), None, listen="0.0.0.0:0", tls=tls):
             pass
         assert not caplog.records
-        async with placed(manager(), None, listen="0.0.0.0:0"):
+        async with running_bus(manager(), None, listen="0.0.0.0:0"):
             pass
 
     with caplog.at_level(logging.WARNING, "taskd"):
@@ -189,9 +193,9 @@ def test_listening_without_tls_logs_one_warning(
 def test_all_unreadable_files_are_reported_at_once(tmp_path: Path) -> None:
     tls = Tls(ca=str(tmp_path / "no-ca"), server_key=str(tmp_path / "no-key"), server_crt="")
     bus = Bus(BusConfig(me=manager(), listen="127.0.0.1:0", tls=tls))
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         asyncio.run(bus.start())
-    assert len(told.value.problems) == 3
+    assert len(raised.value.problems) == 3
 
 
 def test_badge_is_not_enough_to_serve_children() -> None:
@@ -201,11 +205,11 @@ def test_badge_is_not_enough_to_serve_children() -> None:
 
 
 def test_body_does_not_change_the_sender() -> None:
-    """Plaintext: whoever registers is believed. That is why the warning exists."""
+    """Without TLS any registration is believed. That is why the warning exists."""
 
     async def scenario() -> None:
         async with (
-            placed(manager(), None, serves=True) as mgr,
+            running_bus(manager(), None, serves=True) as mgr,
             ascend_client(agent(0), mgr.port) as anyone,
         ):
             await anyone.join()

@@ -18,7 +18,7 @@ from taskd.model.ids import Position, agent, manager
 from taskd.model.messages import RestartsLeft, StartWorkers
 from taskd.proxy import ProxyConfig
 from taskd.runtime.loop_thread import LoopThread
-from tests.integration.bus.bus_places import PATIENCE_S, next_of, placed
+from tests.integration.bus.bus_nodes import PATIENCE_S, next_of, running_bus
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +29,12 @@ def _stopped() -> Iterator[None]:
 
 def test_proxy_starts_once_forwards_and_can_be_stopped_twice() -> None:
     async def scenario() -> None:
-        async with placed(manager(), None, serves=True) as mgr:
+        async with running_bus(manager(), None, serves=True) as mgr:
             listen = f"127.0.0.1:{free_port()}"
             config = ProxyConfig(server_rank=4, listen=listen, upstream=f"localhost:{mgr.port}")
             for _ in range(2):
                 assert await asyncio.to_thread(proxy.start, config, timeout_s=PATIENCE_S)
-            async with placed(agent(4), None, upstream=listen) as agt:
+            async with running_bus(agent(4), None, upstream=listen) as agt:
                 assert (await agt.send(manager(), RestartsLeft(1))).code == NetCode.OK
                 assert (await mgr.send(agent(4), StartWorkers(1))).code == NetCode.OK
                 assert (await next_of(agt)).body == StartWorkers(1)
@@ -47,8 +47,10 @@ def test_proxy_starts_once_forwards_and_can_be_stopped_twice() -> None:
 
 
 def test_proxy_that_cannot_listen_leaves_nothing_running() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = ProxyConfig(listen=f"127.0.0.1:{taken.getsockname()[1]}", upstream="127.0.0.1:1")
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        config = ProxyConfig(
+            listen=f"127.0.0.1:{occupied.getsockname()[1]}", upstream="127.0.0.1:1"
+        )
         for _ in range(2):
             with pytest.raises(SettingsError, match="cannot listen"):
                 proxy.start(config)

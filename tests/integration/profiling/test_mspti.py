@@ -18,7 +18,7 @@ import pytest
 from taskd.ascend import mspti
 from taskd.model import messages as m
 from taskd.model.ids import manager, worker
-from tests.integration.bus.bus_places import placed, proxy, until_delivered
+from tests.integration.bus.bus_nodes import proxy, running_bus, until_delivered
 from tests.integration.profiling.test_profiling_worker import STARTED_S, answer_of, running
 
 SOURCE = Path(__file__).with_name("mspti.c")
@@ -71,8 +71,8 @@ def test_profiling_fails_without_library_and_framework(tmp_path: Path) -> None:
 async def switched(tmp_path: Path, expected: m.ProfilingSet, **env: str) -> list[dict[str, Any]]:
     """Switch profiling of a job without torch and MindSpore on and off; returns its records."""
     async with (
-        placed(manager(), None, serves=True, job="the-job") as top,
-        placed(proxy(1), top, serves=True, job="the-job") as relay,
+        running_bus(manager(), None, serves=True, job="the-job") as top,
+        running_bus(proxy(1), top, serves=True, job="the-job") as relay,
         running(tmp_path, ASCEND, relay.port, MS_NODE_RANK="1", **env) as process,
     ):
         await answer_of(top, m.ProfilingSet(0, 0))

@@ -18,7 +18,7 @@ import pytest
 from taskd.bus.endpoint import Bus
 from taskd.model import messages as m
 from taskd.model.ids import manager, worker
-from tests.integration.bus.bus_places import placed, proxy, until_delivered
+from tests.integration.bus.bus_nodes import proxy, running_bus, until_delivered
 
 TRAIN = """
     import signal, sys, threading
@@ -99,8 +99,8 @@ def test_worker_registers_is_switched_and_leaves(tmp_path: Path) -> None:
 
 async def switched(tmp_path: Path) -> None:
     async with (
-        placed(manager(), None, serves=True, job="the-job") as top,
-        placed(proxy(1), top, serves=True, job="the-job") as relay,
+        running_bus(manager(), None, serves=True, job="the-job") as top,
+        running_bus(proxy(1), top, serves=True, job="the-job") as relay,
         running(tmp_path, TRAIN, relay.port) as process,
     ):
         async with asyncio.timeout(STARTED_S):
@@ -171,8 +171,8 @@ def test_unwritable_directory_is_answered_with_2(tmp_path: Path, reason: str) ->
 
 async def not_written(tmp_path: Path, within: list[str], reason: str) -> None:
     async with (
-        placed(manager(), None, serves=True, job="the-job") as top,
-        placed(proxy(1), top, serves=True, job="the-job") as relay,
+        running_bus(manager(), None, serves=True, job="the-job") as top,
+        running_bus(proxy(1), top, serves=True, job="the-job") as relay,
         running(tmp_path, TRAIN, relay.port, within) as process,
     ):
         await answer_of(top, m.WorkerRegistered())
@@ -204,8 +204,8 @@ async def first_alone(tmp_path: Path) -> None:
             while not any(file.stat().st_size for file in folder.glob("*")):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)  # Polls: a file of another process sends no event.
         async with (
-            placed(manager(), None, serves=True, job="the-job") as top,
-            placed(proxy(1), top, serves=True, job="the-job", listen=f"127.0.0.1:{port}"),
+            running_bus(manager(), None, serves=True, job="the-job") as top,
+            running_bus(proxy(1), top, serves=True, job="the-job", listen=f"127.0.0.1:{port}"),
         ):
             await answer_of(top, m.ProfilingSet(1, 0))
             await until_delivered(lambda: top.send(worker(1, 5), m.SetProfiling(False, False)))

@@ -41,10 +41,10 @@ def test_records_survive_reopening(tmp_path: Path) -> None:
         journal = Journal(tmp_path / "journal")
         assert await journal.records() == {"job": "record 2"}
         assert await journal.newest() == 2.0
-        told = await journal.history("job")
-        assert [line.event for line in told] == ["event 1", "event 2"]
-        assert told[0].commands == ("do this",)
-        assert told[0].number < told[1].number
+        history = await journal.history("job")
+        assert [line.event for line in history] == ["event 1", "event 2"]
+        assert history[0].commands == ("do this",)
+        assert history[0].number < history[1].number
         await journal.aclose()
 
     asyncio.run(first())
@@ -102,9 +102,9 @@ def test_journal_stays_bounded(tmp_path: Path) -> None:
         journal = Journal(tmp_path / "journal", JournalConfig(entries_per_job=20, ended_jobs=3))
         for number in range(200):
             await journal.append(write("long", number))
-        told = await journal.history("long")
-        assert 20 <= len(told) <= 26
-        assert told[-1].event == "event 199"
+        history = await journal.history("long")
+        assert 20 <= len(history) <= 26
+        assert history[-1].event == "event 199"
         for number in range(200):
             await journal.add_entry(entry("long", number))
         assert len(await journal.history("long")) <= 26

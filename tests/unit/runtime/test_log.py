@@ -90,18 +90,18 @@ def test_invalid_level_is_reported_and_other_settings_apply(tmp_path: Path) -> N
 def test_lines_go_to_standard_error_if_the_file_cannot_be_opened(
     tmp_path: Path, obstacle: str
 ) -> None:
-    place = tmp_path / "taskd_log"
+    folder = tmp_path / "taskd_log"
     match obstacle:
         case "file":
-            place.touch()
+            folder.touch()
         case "link":
             (tmp_path / "there").mkdir()
-            place.symlink_to(tmp_path / "there")
+            folder.symlink_to(tmp_path / "there")
         case "dangling":
-            place.symlink_to(tmp_path / "nowhere")
+            folder.symlink_to(tmp_path / "nowhere")
         case _:
-            place.mkdir()
-            (place / "taskd.log").symlink_to(tmp_path / "stolen")
+            folder.mkdir()
+            (folder / "taskd.log").symlink_to(tmp_path / "stolen")
     code = FIRST_LINE + "run_log.info('two')"
     done = child(code, tmp_path, TASKD_LOG_STDOUT="False")
     warning, first, second = done.stderr.splitlines()

@@ -195,9 +195,9 @@ def test_lone_surrogate_becomes_a_question_mark() -> None:
     failed = m.WorkerFailed(
         Rank(1), Incarnation(0), Incident(0), FaultCause.EXCEPTION, "caf\udce9, 🦜"
     )
-    told = decode(encode(failed), Role.WORKER)
-    assert isinstance(told, m.WorkerFailed)
-    assert told.evidence == "caf?, 🦜"
+    decoded = decode(encode(failed), Role.WORKER)
+    assert isinstance(decoded, m.WorkerFailed)
+    assert decoded.evidence == "caf?, 🦜"
 
 
 JSON = st.recursive(

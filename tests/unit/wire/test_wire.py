@@ -102,8 +102,8 @@ def described(file: FileDescriptor) -> list[str]:
     for service in file.services_by_name.values():
         for method in service.methods:
             asked = "stream " * method.client_streaming + method.input_type.full_name
-            told = "stream " * method.server_streaming + method.output_type.full_name
-            lines.append(f"{service.full_name}/{method.name} {asked} -> {told}")
+            reply = "stream " * method.server_streaming + method.output_type.full_name
+            lines.append(f"{service.full_name}/{method.name} {asked} -> {reply}")
     for message in file.message_types_by_name.values():
         numbered = [
             f"{field.name}={field.number}" for field in message.fields if field.number < 100

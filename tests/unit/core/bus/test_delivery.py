@@ -1,4 +1,4 @@
-"""One link at a time: windows, breaks and lives."""
+"""One link: windows, broken connections and incarnations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def parent(incarnation: str = "parent", **limits: Any) -> Session:
 
 
 def connect(one: Session, other: Session) -> list[Parcel]:
-    """A new connection. Returns what was lost with a former life, on either side."""
+    """A new connection. Returns what was lost with a previous incarnation, on either side."""
     first, second = one.open(), other.open()
     return [*one.hello_received(second), *other.hello_received(first)]
 
@@ -268,8 +268,8 @@ class Link(RuleBasedStateMachine):
     @rule(side=st.sampled_from(["up", "down"]))
     def arrive(self, side: str) -> None:
         if self.wire[side]:
-            taken = self.ends[self.other(side)].take(self.wire[side].pop(0))
-            self.got[side] += [item.uuid for item in taken]
+            parcels = self.ends[self.other(side)].take(self.wire[side].pop(0))
+            self.got[side] += [item.uuid for item in parcels]
 
     @precondition(lambda self: self.open)
     @rule()

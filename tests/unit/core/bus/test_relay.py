@@ -21,12 +21,12 @@ HOP = routing_key(PROXY)
 
 
 def relay_at(me: Position, **config: object) -> Relay[str]:
-    lives = iter(f"{me}-{number}" for number in range(10_000))
+    incarnations = iter(f"{me}-{number}" for number in range(10_000))
     return Relay(
         me,
         me == manager(),
         lambda parcel: parcel.body if parcel.body != "bad" else None,
-        lambda: next(lives),
+        lambda: next(incarnations),
         RelayConfig(**config),  # type: ignore[arg-type]
     )
 
@@ -47,7 +47,7 @@ def with_child(relay: Relay[str], child: Position, *below: Position) -> Session:
     assert relay.register(child, 0.0) == NetCode.OK
     assert relay.announce(child, [child, *below]) == NetCode.OK
     session = opened(relay, routing_key(child), "child")
-    relay.tick(relay.deadline)  # It is no longer waited for.
+    relay.tick(relay.deadline)  # its grace is over
     return session
 
 
@@ -184,14 +184,14 @@ def test_registered_child_without_a_stream_is_removed_after_the_grace() -> None:
 
 def test_late_call_does_not_undo_a_newer_one() -> None:
     relay = relay_at(manager())
-    assert relay.register(PROXY, 0.0, ("life", 2)) == NetCode.OK
+    assert relay.register(PROXY, 0.0, ("first", 2)) == NetCode.OK
     assert (
-        relay.announce(PROXY, [PROXY, agent(0)], replace_all=True, call=("life", 2)) == NetCode.OK
+        relay.announce(PROXY, [PROXY, agent(0)], replace_all=True, call=("first", 2)) == NetCode.OK
     )
-    late = relay.announce(PROXY, [PROXY], replace_all=True, call=("life", 1))
-    assert late == relay.register(PROXY, 0.0, ("life", 1)) == NetCode.ClientErr
+    late = relay.announce(PROXY, [PROXY], replace_all=True, call=("first", 1))
+    assert late == relay.register(PROXY, 0.0, ("first", 1)) == NetCode.ClientErr
     assert agent(0) in relay.routes.below()
-    assert relay.register(PROXY, 0.0, ("next life", 1)) == NetCode.OK
+    assert relay.register(PROXY, 0.0, ("second", 1)) == NetCode.OK
 
 
 def test_broadcast_is_answered_when_it_is_forwarded() -> None:
@@ -326,18 +326,18 @@ happenings = st.one_of(
     st.tuples(st.just("acked"), hops, uuids, st.integers(0, 7000)),
     st.tuples(st.just("register"), anyone),
     st.tuples(st.just("announce"), anyone, st.lists(anyone, max_size=3), st.booleans()),
-    st.tuples(st.just("open"), hops, st.sampled_from(["one life", "another"])),
+    st.tuples(st.just("open"), hops, st.sampled_from(["first", "second"])),
     st.tuples(st.just("broken"), hops),
     st.tuples(st.just("wait"), st.floats(0, 10)),
 )
 
 
 @given(st.lists(happenings, max_size=40), st.booleans())
-def test_relay_survives_any_sequence_of_calls(story: list[Any], top: bool) -> None:
+def test_relay_survives_any_sequence_of_calls(calls: list[Any], top: bool) -> None:
     """Whatever comes in whatever order: it never raises, and no question is answered twice."""
     relay = relay_at(manager() if top else PROXY, max_pending=3, max_window=4, max_inbox=2)
     now, tickets = 0.0, 0
-    for kind, *what in story:
+    for kind, *what in calls:
         if kind == "send":
             tickets += 1
             dst, uuid, sync = what

@@ -223,10 +223,10 @@ announcements = st.tuples(
 
 @given(st.lists(announcements))
 def test_no_sequence_of_announcements_breaks_the_tables(
-    story: list[tuple[int, list[int], bool]],
+    announcements: list[tuple[int, list[int], bool]],
 ) -> None:
     routes = Routes(manager(), top=True, max_children=4, max_routes=12)
-    for node, ranks, leaves in story:
+    for node, ranks, leaves in announcements:
         if leaves:
             routes.withdraw(proxy(node))
             continue

@@ -20,7 +20,7 @@ def proxy(node: int) -> Position:
 
 
 @asynccontextmanager
-async def placed(
+async def running_bus(
     me: Position, above: Bus | None, *, serves: bool = False, **settings: Any
 ) -> AsyncIterator[Bus]:
     settings.setdefault("listen", "127.0.0.1:0" if serves else None)
@@ -41,13 +41,13 @@ async def whole_job(
     """A manager and, on each node, a proxy, an agent and some workers."""
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        top = await enter(placed(manager(), None, serves=True, **settings))
+        top = await enter(running_bus(manager(), None, serves=True, **settings))
         buses = {manager(): top}
         for node in range(nodes):
-            prx = await enter(placed(proxy(node), top, serves=True, **settings))
+            prx = await enter(running_bus(proxy(node), top, serves=True, **settings))
             leaves = [agent(node)]
             leaves += [worker(node, node * ranks + local) for local in range(ranks)]
-            joined = [await enter(placed(leaf, prx, **settings)) for leaf in leaves]
+            joined = [await enter(running_bus(leaf, prx, **settings)) for leaf in leaves]
             buses |= {proxy(node): prx, **dict(zip(leaves, joined, strict=True))}
         yield buses
 
