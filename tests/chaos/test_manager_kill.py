@@ -1,4 +1,4 @@
-"""The manager is killed with -9: training goes on, and its next life can still mend the job."""
+"""The manager is killed with SIGKILL: training continues, and its restart repairs the job."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TRAIN = """
 
 
 class Stage:
-    """A job that stops at chosen steps until it is told to go on."""
+    """A job that stops at chosen steps until the test lets it continue."""
 
     def __init__(self, folder: Path, *at: int, clusterd: str = "") -> None:
         self.gates = folder / "gates"
@@ -138,7 +138,7 @@ def test_manager_dies_repeatedly_during_repairs(tmp_path: Path) -> None:
 
 
 class Server:
-    """A clusterd of its own, at one place, in one life after another."""
+    """A separate clusterd on a fixed port that can be restarted."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""One job under `taskd run`, and everything around it killed, one thing after another."""
+"""One job under `taskd run`; all processes around it are killed, one after another."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def weights(text: str) -> list[str]:
 
 
 def test_job_survives_kills_of_all_its_processes(tmp_path: Path) -> None:
-    """First safe: the weights are those of an undisturbed run. Then progressing: it ends."""
+    """Safety: the weights equal those of a run without faults. Progress: the job ends."""
     path = script(tmp_path, PROTECTED)
     undisturbed = run(tmp_path, "--nproc-per-node=3", path)
     assert undisturbed.code == 0, undisturbed.err
@@ -53,7 +53,7 @@ def test_job_survives_kills_of_all_its_processes(tmp_path: Path) -> None:
         lambda: job.worker(0),
     ]
     for number, victim in enumerate(blows):
-        # Rank 0 counts anew when it is replaced, so its next steps are what we wait for.
+        # Rank 0 counts from zero when it is replaced, so wait for its next steps.
         job.wait_for(f"step {5 + 20 * number}")
         process = victim()
         process.kill()
@@ -66,7 +66,7 @@ def test_job_survives_kills_of_all_its_processes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["taskd:zygote", "taskd:store"])
 def test_restarted_job_survives_the_death_of_its_zygote(tmp_path: Path, name: str) -> None:
-    """Workers die with the zygote and come from a new one; without a store they go on."""
+    """Workers die with the zygote and start from a new one; they continue without a store."""
     path = script(
         tmp_path,
         """

@@ -1,7 +1,7 @@
-"""One node in virtual time: a manager that repeats and delays its orders, processes that die.
+"""Simulation of one node in virtual time: the manager repeats and delays orders, processes die.
 
-The world keeps the truth (which processes really live) apart from what the machine believes, and
-stops the test the moment a command contradicts the truth.
+The world knows which processes really run, separately from the state of the machine, and fails the
+test as soon as a command contradicts that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from taskd.model.ids import Incarnation, Incident, NodeRank, Rank
 from taskd.model.types import Tick
 
 MAX_STEPS = 20_000
-Life = tuple[Rank, Incarnation]
+Process = tuple[Rank, Incarnation]
 
 
 class World:
@@ -43,13 +43,13 @@ class World:
         self.ranks = tuple(Rank(n) for n in range(size))
         self.state: State = Waiting(Node(NodeRank(0), self.ranks, 5), 900.0)
         self.now = 0.0
-        self.story: list[str] = []
+        self.trace: list[str] = []
         self.edges: set[tuple[type[State], type[State]]] = set()
-        self.living: dict[Life, int] = {}
-        self.ever: set[Life] = set()
+        self.running: dict[Process, int] = {}
+        self.ever: set[Process] = set()
         self.stores = 0
         self.deaf = self.random.random() < 0.2
-        """The manager never answers."""
+        """The manager never replies."""
         self._attempt = 0
         self._incident = 0
         self._finished: set[Rank] = set()
@@ -58,7 +58,7 @@ class World:
         self._pids = count(1000)
 
     def run(self) -> None:
-        self._later(1.0, lambda: self._tell(ManagerConnected()))
+        self._later(1.0, lambda: self._send(ManagerConnected()))
         for _ in range(self.random.randint(0, 6)):
             self._later(400.0, self._disturb)
         for _ in range(MAX_STEPS):
@@ -69,21 +69,21 @@ class World:
                 happen()
             elif self.state.deadline < float("inf"):
                 self.now = max(self.now, self.state.deadline)
-                self._tell(Tick())
+                self._send(Tick())
             else:
                 self._manager_ends()
-        raise AssertionError("\n".join(["no end", *self.story[-60:]]))
+        raise AssertionError("\n".join(["no end", *self.trace[-60:]]))
 
     # The truth: processes
 
     def _disturb(self) -> None:
         match self.random.choice(["die", "die", "die", "link", "interrupt", "foreign"]):
-            case "die" if self.living:
-                self._die(self.random.choice(sorted(self.living)), None)
+            case "die" if self.running:
+                self._die(self.random.choice(sorted(self.running)), None)
             case "link":
-                self._tell(ManagerConnected())
+                self._send(ManagerConnected())
             case "interrupt" if self.random.random() < 0.3:
-                self._tell(Interrupted("told to", 2))
+                self._send(Interrupted("interrupted", 2))
             case "foreign":
                 ranks = tuple(self.random.sample(self.ranks, 2))
                 kinds: list[Event] = [
@@ -96,32 +96,34 @@ class World:
             case _:
                 pass
 
-    def _die(self, life: Life, code: int | None) -> None:
-        pid = self.living.pop(life, None)
+    def _die(self, process: Process, code: int | None) -> None:
+        pid = self.running.pop(process, None)
         if pid is not None:
             signum = 9 if code is None else None
-            gone = m.WorkerExited(*life, pid, code, signum, "")
-            self._later(0.1, lambda: self._tell(gone))
+            gone = m.WorkerExited(*process, pid, code, signum, "")
+            self._later(0.1, lambda: self._send(gone))
 
-    def _born(self, start: StartWorker) -> None:
-        life = start.rank, start.incarnation
+    def _started(self, start: StartWorker) -> None:
+        process = start.rank, start.incarnation
         if self.random.random() < 0.05:
-            self._tell(WorkerStartFailed(*life, "no memory"))
+            self._send(WorkerStartFailed(*process, "no memory"))
             return
-        same = [rank for rank, _ in self.living if rank == start.rank]
-        self._check(not same, f"rank {start.rank} lives twice")
+        same = [rank for rank, _ in self.running if rank == start.rank]
+        self._check(not same, f"rank {start.rank} runs twice")
         pid = next(self._pids)
-        self.living[life] = pid
-        self._later(0.01, lambda: self._tell(WorkerStarted(*life, pid)))
+        self.running[process] = pid
+        self._later(0.01, lambda: self._send(WorkerStarted(*process, pid)))
         if self.random.random() < 0.4:
-            self._later(600.0, lambda: self._die(life, 0))
+            self._later(600.0, lambda: self._die(process, 0))
 
     def _perform(self, command: Command) -> None:
         match command:
             case StartWorker(rank, incarnation):
-                self._check((rank, incarnation) not in self.ever, "a life was started twice")
+                self._check(
+                    (rank, incarnation) not in self.ever, "an incarnation was started twice"
+                )
                 self.ever.add((rank, incarnation))
-                self._later(0.05, lambda: self._born(command))
+                self._later(0.05, lambda: self._started(command))
             case KillWorker(rank, incarnation):
                 self._later(0.01, lambda: self._die((rank, incarnation), None))
             case SignalWorker(rank, incarnation):
@@ -130,23 +132,23 @@ class World:
             case PrepareStandby():
                 assert isinstance(self.state, Training)
                 there = not any(isinstance(w, Starting) for w in self.state.workers.values())
-                self._check(there, "an understudy before everybody is there")
+                self._check(there, "a standby was prepared before all ranks run")
             case RenewStore():
-                self._check(not self.living, "a new store while old processes live")
+                self._check(not self.running, "a new store while old processes run")
                 self.stores += 1
             case SendHello():
                 pass
             case SendToManager(body):
                 if not self.deaf:
-                    self._later(0.5, lambda: self._manager_hears(body))
+                    self._later(0.5, lambda: self._manager_receives(body))
 
-    # The manager: it repeats itself, and its orders overtake each other
+    # The manager: it repeats its orders, and later ones may arrive first
 
     def _order(self, order: Event) -> None:
         for _ in range(1 + (self.random.random() < 0.3)):
-            self._later(self.random.choice([0.1, 0.1, 30.0]), lambda: self._tell(order))
+            self._later(self.random.choice([0.1, 0.1, 30.0]), lambda: self._send(order))
 
-    def _manager_hears(self, body: m.Body) -> None:
+    def _manager_receives(self, body: m.Body) -> None:
         match body:
             case m.RestartsLeft(remaining):
                 self._order(m.StartWorkers(remaining))
@@ -157,8 +159,8 @@ class World:
             case m.WorkerExited(rank, incarnation):
                 self._incident += 1
                 if self.random.random() < 0.5:
-                    life = Incarnation(incarnation + 1)
-                    member = m.Member(rank, NodeRank(0), life)
+                    process = Incarnation(incarnation + 1)
+                    member = m.Member(rank, NodeRank(0), process)
                     self._order(m.ReplaceWorkers(Incident(self._incident), (member,)))
                 else:
                     self._attempt += 1
@@ -169,12 +171,12 @@ class World:
 
     def _manager_ends(self) -> None:
         """Nothing is on its way any more: a manager would look at the silence and end the job."""
-        self._tell(m.EndJob(1, "enough"))
+        self._send(m.EndJob(1, "enough"))
 
-    def _tell(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         outcome = step(self.state, event, self.now, self.config)
         name = type(outcome.state).__name__
-        self.story.append(f"{self.now:8.2f} {event} -> {name}: {outcome.because}")
+        self.trace.append(f"{self.now:8.2f} {event} -> {name}: {outcome.because}")
         self._check(bool(outcome.because), "a decision without a reason")
         if outcome.state != self.state:
             self.edges.add((type(self.state), type(outcome.state)))
@@ -189,4 +191,4 @@ class World:
         heapq.heappush(self._agenda, (at, next(self._tiebreak), happen))
 
     def _check(self, holds: bool, what: str) -> None:
-        assert holds, "\n".join([what, *self.story[-60:]])
+        assert holds, "\n".join([what, *self.trace[-60:]])

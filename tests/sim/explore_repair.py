@@ -1,11 +1,11 @@
-"""Every way in which a small job can go: `core/worker/machine` and `core/manager/repair_plan`,
+"""Exhaustive search over small jobs: `core/worker/machine.py` and `core/manager/repair_plan.py` in
 all interleavings.
 
 A model of the training threads around the real machines. Each rank computes, enters the step's
-collective, leaves it with the result (or not), passes the gate, updates, commits. Ranks die at any
-of these points; orders arrive at any of these points. The walk visits every state that can be
-reached and asks in each of them: is all the state that is held what an undisturbed job would
-hold, does everybody go on from the same step, and from the highest that was still there?
+collective, leaves it with the result (or without), passes the gate, updates, commits. Ranks die and
+orders arrive at any of these points. The search visits every reachable state and checks in each:
+is every held state what a job without faults would hold, do all ranks resume at the same step, and
+is it the highest step that still existed?
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ CONFIG = WorkerConfig()
 NODE = NodeRank(0)
 
 COMPUTING, ENTERED, REDUCED, UPDATING = "computing", "entered", "reduced", "updating"
-STANDING, MEETING, MET, DONE = "standing", "meeting", "met", "done"
+PARKED, MEETING, MET, DONE = "parked", "meeting", "met", "done"
 
 
 @dataclass(frozen=True)
 class Proc:
-    """One life of one rank: its machine, and where its training thread is."""
+    """One incarnation of one rank: its machine, and the position of its training thread."""
 
     rank: int
-    life: int
+    incarnation: int
     machine: states.State
     thread: str
     held: int | None
-    """The step whose state it holds; None: none, or a half-updated one."""
+    """The step whose state it holds; None: no state, or a half-updated one."""
     group: int
     """The incident under which its group was formed."""
     aborted: bool = False
     inbox: tuple[Park | Repair, ...] = ()
     plan: Repair | None = None
     copying: int = -1
-    """The step that is being copied aside (`explore_sharded.py`); -1: none."""
+    """The step that is being copied to a snapshot (`explore_sharded.py`); -1: none."""
     both: bool = False
-    """It stands inside a step, and can still go either way."""
+    """It is parked inside a step, and can still finish or undo it."""
 
     def key(self, place: Places) -> tuple[object, ...]:
-        """All that its future depends on, apart from its name."""
-        told = tuple((type(order).__name__, order.incident) for order in self.inbox)
+        """Everything that its future depends on, except its rank number."""
+        pending = tuple((type(order).__name__, order.incident) for order in self.inbox)
         machine_ = self.machine
-        stood = getattr(machine_, "at", None)
-        copies = stood.copies if stood else getattr(machine_, "copies", ())
+        at = getattr(machine_, "at", None)
+        copies = at.copies if at else getattr(machine_, "copies", ())
         return (
-            self.life,
+            self.incarnation,
             type(machine_).__name__,
             machine_.incident,
-            stood and (stood.step, stood.whole, stood.undo),
+            at and (at.step, at.whole, at.undo),
             _placed(copies, place),
             getattr(machine_, "plan", None) is not None,
             type(getattr(machine_, "report", None)).__name__,
@@ -78,7 +78,7 @@ class Proc:
             self.held,
             self.group,
             self.aborted,
-            told,
+            pending,
             self.plan.incident if self.plan else None,
             self.copying,
             self.both,
@@ -86,7 +86,7 @@ class Proc:
 
 
 Places = Mapping[int, int]
-"""Which number each rank gets when names do not count."""
+"""The number that each rank gets when worlds are compared up to renumbering."""
 Files = tuple[int, int]
 """The steps of the two copies that a rank has on its node; -1: none, or torn."""
 
@@ -94,41 +94,41 @@ Files = tuple[int, int]
 @dataclass(frozen=True)
 class World:
     procs: tuple[Proc, ...]
-    """The living ones."""
-    lives: tuple[int, ...]
+    """The running processes."""
+    incarnations: tuple[int, ...]
     faults_left: int
     entered: frozenset[tuple[int, int, int]] = frozenset()
-    """Who has ever entered which collective: (group, step, rank)."""
+    """All entries into collectives so far: (group, step, rank)."""
     taken: frozenset[tuple[int, int]] = frozenset()
-    """Who has been given its state: (incident, rank)."""
+    """Which ranks have received their state: (incident, rank)."""
     incident: int = 0
     parked: tuple[Parked, ...] = ()
     plans: tuple[Repair, ...] = ()
     stale: bool = False
-    """Somebody has died since everybody was told to park (`explore_sharded.py`)."""
+    """A rank has died since the order to park (`explore_sharded.py`)."""
     files: tuple[Files, ...] = ()
-    """What lies in the node's memory, by rank; it outlives them."""
+    """The snapshots in the node's memory, by rank; they survive the ranks."""
 
     @property
     def is_stopped(self) -> bool:
         return self.incident > (self.plans[-1].incident if self.plans else 0)
 
     def key(self) -> tuple[object, ...]:
-        """All that its future depends on. Of worlds that are the same but for the ranks' names, one
-        is enough: see `_plans`."""
+        """Everything that its future depends on. Of worlds that differ only in rank numbers, one is
+        enough: see `_plans`."""
         living = {proc.rank: proc for proc in self.procs}
-        told = {int(one.rank): one for one in self.parked}
+        reports = {int(one.rank): one for one in self.parked}
         alike: dict[int, list[int]] = {}
-        for rank in range(len(self.lives)):
-            alike.setdefault(hash(self._look(rank, living, told)), []).append(rank)
+        for rank in range(len(self.incarnations)):
+            alike.setdefault(hash(self._look(rank, living, reports)), []).append(rank)
         orders = product(*(permutations(alike[look]) for look in sorted(alike)))
-        keys = (self._ordered(tuple(chain(*order)), living, told) for order in orders)
+        keys = (self._ordered(tuple(chain(*order)), living, reports) for order in orders)
         return min(keys, key=hash)
 
     def _ordered(
-        self, order: tuple[int, ...], living: Mapping[int, Proc], told: Mapping[int, Parked]
+        self, order: tuple[int, ...], living: Mapping[int, Proc], reports: Mapping[int, Parked]
     ) -> tuple[object, ...]:
-        """The same world, its ranks numbered in this order."""
+        """The same world with its ranks numbered in this order."""
         place = {rank: at for at, rank in enumerate(order)}
         used = {proc.group for proc in self.procs} | {
             int(one.incident)
@@ -141,39 +141,39 @@ class World:
             self.incident,
             self.is_stopped,
             self.stale,
-            tuple(self._seen(rank, living, told, place) for rank in order),
+            tuple(self._seen(rank, living, reports, place) for rank in order),
             frozenset((at, step, place[rank]) for at, step, rank in self.entered if at in used),
             frozenset((at, place[rank]) for at, rank in self.taken if at in used),
             tuple(_drawn(one, place) for one in self.plans if one.incident in used),
         )
 
     def _look(
-        self, rank: int, living: Mapping[int, Proc], told: Mapping[int, Parked]
+        self, rank: int, living: Mapping[int, Proc], reports: Mapping[int, Parked]
     ) -> tuple[object, ...]:
-        """What tells it from others without naming any."""
-        proc, said = living.get(rank), told.get(rank)
+        """What distinguishes this rank from others, independent of rank numbers."""
+        proc, said = living.get(rank), reports.get(rank)
         return (
             proc and (proc.thread, proc.held, proc.group, proc.copying, len(proc.inbox)),
             proc and (type(proc.machine).__name__, proc.machine.incident, proc.aborted),
             said and (said.step, said.whole),
-            self.lives[rank],
+            self.incarnations[rank],
             self.files[rank] if self.files else None,
         )
 
     def _seen(
-        self, rank: int, living: Mapping[int, Proc], told: Mapping[int, Parked], place: Places
+        self, rank: int, living: Mapping[int, Proc], reports: Mapping[int, Parked], place: Places
     ) -> tuple[object, ...]:
-        proc, said = living.get(rank), told.get(rank)
+        proc, said = living.get(rank), reports.get(rank)
         return (
             proc and proc.key(place),
             said and (said.step, said.whole, said.undo, _placed(said.copies, place)),
-            self.lives[rank],
+            self.incarnations[rank],
             self.files[rank] if self.files else None,
         )
 
 
 def _placed(copies: Iterable[Copy], place: Places) -> frozenset[tuple[int, int]]:
-    """A shard is called after its rank."""
+    """A shard has the name of its rank."""
     return frozenset((place[int(one.shard.split()[-1])], int(one.step)) for one in copies)
 
 
@@ -188,11 +188,11 @@ class Explorer:
     faults: int
     steps: int
     visited: set[int] = field(default_factory=set)
-    """By their hashes: among a few million, two that have the same are not to be expected."""
+    """Compared by hash: among a few million worlds a collision is not to be expected."""
     endings: set[str] = field(default_factory=set)
 
     def run(self) -> int:
-        """How many states there are. Raises in the first that is wrong."""
+        """Returns the number of states. Raises at the first that violates a check."""
         start = self._start()
         stack: list[tuple[World, tuple[str, ...]]] = [(start, ())]
         self.visited = {hash(start.key())}
@@ -224,7 +224,7 @@ class Explorer:
             if proc.inbox:
                 order, rest = proc.inbox[0], proc.inbox[1:]
                 heard = self._hear(world, replace(proc, inbox=rest), order)
-                yield f"{proc.rank} hears {type(order).__name__}", self._put(world, proc, *heard)
+                yield f"{proc.rank} receives {type(order).__name__}", self._put(world, proc, *heard)
             for what, event_proc, said in self._thread(world, proc, record):
                 yield f"{proc.rank} {what}", self._put(world, proc, event_proc, said, what)
             if world.faults_left and proc.thread != DONE:
@@ -237,7 +237,7 @@ class Explorer:
     def _hear(
         self, world: World, proc: Proc, order: Park | Repair
     ) -> tuple[Proc, tuple[object, ...]]:
-        return tell(proc, order)
+        return deliver(proc, order)
 
     def _deaths(self, world: World, proc: Proc) -> Iterator[tuple[str, World]]:
         yield f"{proc.rank} dies", _die(world, proc)
@@ -248,7 +248,7 @@ class Explorer:
         members = self._members(world, proc.group)
         match proc.thread:
             case "computing" if proc.aborted:
-                yield self._stand(world, proc)
+                yield self._park(world, proc)
             case "computing":
                 yield "enters", replace(proc, thread=ENTERED), ()
             case "entered":
@@ -258,22 +258,22 @@ class Explorer:
                     last = proc.held == self.steps
                     yield "has reduced", replace(proc, thread=DONE if last else REDUCED), ()
                 if proc.aborted:
-                    yield self._stand(world, proc)
+                    yield self._park(world, proc)
                 elif self._is_broken(world, proc.group):
-                    failed, said = tell(
-                        proc, StepFailed(FaultCause.COMMUNICATION, "a peer is gone")
+                    failed, said = deliver(
+                        proc, StepFailed(FaultCause.COMMUNICATION, "a peer is lost")
                     )
-                    what, stood, more = self._stand(world, failed)
-                    yield f"fails and {what}", stood, said + more
+                    what, at, more = self._park(world, failed)
+                    yield f"fails and {what}", at, said + more
             case "reduced" if proc.aborted:
-                yield self._stand(world, proc)
+                yield self._park(world, proc)
             case "reduced":
                 yield "passes the gate", replace(proc, thread=UPDATING), ()
             case "updating":
                 assert proc.held is not None
                 stepped = replace(proc, thread=COMPUTING, held=proc.held + 1)
                 if isinstance(proc.machine, states.Resumed):
-                    yield "commits", *tell(stepped, FirstStepCommitted(Step(proc.held + 1)))
+                    yield "commits", *deliver(stepped, FirstStepCommitted(Step(proc.held + 1)))
                 else:
                     yield "commits", stepped, ()
             case "meeting" | "met":
@@ -281,11 +281,11 @@ class Explorer:
             case _:
                 return
 
-    def _stand(self, world: World, proc: Proc) -> tuple[str, Proc, tuple[object, ...]]:
+    def _park(self, world: World, proc: Proc) -> tuple[str, Proc, tuple[object, ...]]:
         held = proc.held
-        stood = ThreadParked(Step(held or 0), whole=held is not None)
-        standing = replace(proc, thread=STANDING, aborted=False)
-        return ("stands", *tell(standing, stood))
+        at = ThreadParked(Step(held or 0), whole=held is not None)
+        waiting = replace(proc, thread=PARKED, aborted=False)
+        return ("parks", *deliver(waiting, at))
 
     def _meeting(
         self, world: World, proc: Proc, record: tuple[str, ...]
@@ -303,9 +303,9 @@ class Explorer:
         gone = members - {one.rank for one in world.procs}
         if proc.aborted or gone:
             broken = replace(proc, plan=None, aborted=False)
-            told, said = tell(broken, LocalRepairFailed(plan_.incident, "a peer is gone"))
-            what, stood, more = self._stand(world, told)
-            yield f"gives the plan up and {what}", stood, said + more
+            abandoned, said = deliver(broken, LocalRepairFailed(plan_.incident, "a peer is lost"))
+            what, at, more = self._park(world, abandoned)
+            yield f"abandons the plan and {what}", at, said + more
             return
         if proc.thread == MEETING and (members <= set(there) or self._all_met(world, plan_)):
             source = plan_.sources.get(Rank(proc.rank))
@@ -321,12 +321,12 @@ class Explorer:
         takers = {int(taker) for taker, giver in plan_.sources.items() if giver == proc.rank}
         given = all((plan_.incident, taker) in world.taken for taker in takers)
         if proc.thread == MET and given:
-            mended = replace(proc, thread=COMPUTING, group=plan_.incident, plan=None)
+            repaired = replace(proc, thread=COMPUTING, group=plan_.incident, plan=None)
             done = LocalRepairDone(plan_.incident, Step(plan_.resume))
-            yield "is mended", *tell(mended, done)
+            yield "is repaired", *deliver(repaired, done)
 
     def _all_met(self, world: World, plan_: Repair) -> bool:
-        """The group is formed once everybody has come; some may have gone on since."""
+        """The group forms once all members have come; some may have continued since."""
         return any(one.group == plan_.incident for one in world.procs) or any(
             one.thread == MET and one.plan is not None and one.plan.incident == plan_.incident
             for one in world.procs
@@ -334,12 +334,12 @@ class Explorer:
 
     def _is_broken(self, world: World, group: int) -> bool:
         """A member has died, or has left this group for another incident."""
-        lives = {(one.rank, one.life): one for one in world.procs}
+        incarnations = {(one.rank, one.incarnation): one for one in world.procs}
         for member in self._lives(world, group):
-            there = lives.get(member)
+            there = incarnations.get(member)
             if there is None or there.machine.incident > group:
                 return True
-            if there.group == group and there.thread == STANDING:
+            if there.group == group and there.thread == PARKED:
                 return True
         return False
 
@@ -364,11 +364,11 @@ class Explorer:
             world = replace(world, taken=world.taken | {(int(after.plan.incident), after.rank)})
         for body in said:
             if isinstance(body, Parked) and body.incident == world.incident:
-                rest = tuple(told for told in world.parked if told.rank != body.rank)
+                rest = tuple(one for one in world.parked if one.rank != body.rank)
                 world = replace(world, parked=(*rest, body))
         return world
 
-    # The manager, as simply as can be
+    # A minimal manager
 
     def _someone_is_missing(self, world: World) -> bool:
         living = {proc.rank for proc in world.procs}
@@ -387,44 +387,57 @@ class Explorer:
     def _planned(self, world: World, record: tuple[str, ...]) -> Iterator[World]:
         if not world.is_stopped:
             return
-        told = {int(parked.rank): parked for parked in world.parked}
+        reports = {int(parked.rank): parked for parked in world.parked}
         living = {proc.rank: proc for proc in world.procs if proc.thread != DONE}
-        if not set(living) <= set(told):
+        if not set(living) <= set(reports):
             return
-        holders = [self._holder(p, told[r]) for r, p in living.items()]
+        holders = [self._holder(p, reports[r]) for r, p in living.items()]
         missing = [r for r in range(self.ranks) if r not in living]
-        seats = [
-            Placement(Rank(r), NODE, Incarnation(world.lives[r] + 1), self._shard(r))
+        placements = [
+            Placement(Rank(r), NODE, Incarnation(world.incarnations[r] + 1), self._shard(r))
             for r in missing
         ]
-        for made in _plans(holders, seats, self.ranks):
+        for made in _plans(holders, placements, self.ranks):
             if isinstance(made, Impossible):
                 self._is_lost(world, holders, record)
                 continue
             self._is_the_best(made.resume, list(living.values()), record)
-            yield self._ordered(world, made, list(living.values()), seats)
+            yield self._ordered(world, made, list(living.values()), placements)
 
     def _ordered(
-        self, world: World, made: Plan, living: Iterable[Proc], seats: Iterable[Placement]
+        self, world: World, made: Plan, living: Iterable[Proc], placements: Iterable[Placement]
     ) -> World:
         repair = Repair(
             Incident(world.incident), "recover", made.members, made.resume, made.sources, "", 60.0
         )
-        lives = list(world.lives)
+        incarnations = list(world.incarnations)
         procs = [replace(proc, inbox=(*proc.inbox, repair)) for proc in living]
-        for seat in seats:
-            lives[seat.rank] += 1
-            me = Identity(seat.rank, NODE, seat.incarnation, 0)
+        for placement in placements:
+            incarnations[placement.rank] += 1
+            me = Identity(placement.rank, NODE, placement.incarnation, 0)
             fresh = states.Joining(me, Incident(world.incident))
             procs.append(
-                Proc(seat.rank, seat.incarnation, fresh, COMPUTING, None, -1, True, (repair,))
+                Proc(
+                    placement.rank,
+                    placement.incarnation,
+                    fresh,
+                    COMPUTING,
+                    None,
+                    -1,
+                    True,
+                    (repair,),
+                )
             )
         procs.sort(key=lambda proc: proc.rank)
         plans = (*world.plans, repair)
-        return replace(world, procs=tuple(procs), lives=tuple(lives), plans=plans, parked=())
+        return replace(
+            world, procs=tuple(procs), incarnations=tuple(incarnations), plans=plans, parked=()
+        )
 
-    def _holder(self, proc: Proc, told: Parked) -> Holder:
-        return Holder(Rank(proc.rank), NODE, Incarnation(proc.life), told.step, whole=told.whole)
+    def _holder(self, proc: Proc, report: Parked) -> Holder:
+        return Holder(
+            Rank(proc.rank), NODE, Incarnation(proc.incarnation), report.step, whole=report.whole
+        )
 
     def _shard(self, rank: int) -> str:
         return ""
@@ -434,7 +447,9 @@ class Explorer:
     def _is_lost(self, world: World, holders: list[Holder], record: tuple[str, ...]) -> None:
         assert all(not holder.whole for holder in holders), tale("a holder is left", record)
         left = any(proc.thread == DONE for proc in world.procs)
-        assert left or world.faults_left == 0, tale("state is lost without need", record)
+        assert left or world.faults_left == 0, tale(
+            "state is lost although it could be kept", record
+        )
         self.endings.add("lost at the end" if left else "no surviving rank holds any state")
 
     def _is_the_best(self, resume: int, living: list[Proc], record: tuple[str, ...]) -> None:
@@ -444,7 +459,7 @@ class Explorer:
     def _check_collective(
         self, world: World, proc: Proc, members: set[int], record: tuple[str, ...]
     ) -> None:
-        """Whoever took part and lives still holds this step, or the next one."""
+        """Every running rank that took part still holds this step or the next one."""
         for other in world.procs:
             if other.rank in members and other.group == proc.group and other.held is not None:
                 assert proc.held is not None
@@ -452,7 +467,7 @@ class Explorer:
 
     def _ended(self, world: World, record: tuple[str, ...]) -> None:
         if not world.procs:
-            self.endings.add("nobody is left")
+            self.endings.add("no rank is left")
             return
         if all(proc.thread == DONE for proc in world.procs):
             assert {proc.held for proc in world.procs} == {self.steps}, tale("not all", record)
@@ -462,15 +477,17 @@ class Explorer:
         assert not holders, tale(f"stuck: {world.procs}", record)
 
 
-def _plans(holders: list[Holder], seats: list[Placement], ranks: int) -> list[Plan | Impossible]:
-    """The plan, and those that it could as well be: among equals it chooses by their numbers, so
-    the numbers are dealt out in every way."""
+def _plans(
+    holders: list[Holder], placements: list[Placement], ranks: int
+) -> list[Plan | Impossible]:
+    """The plan and all equivalent ones: among equal ranks the plan chooses by rank number, so all
+    permutations of the numbers are tried."""
     found: dict[object, Plan | Impossible] = {}
     for names in permutations(map(Rank, range(ranks))):
         real = {name: Rank(rank) for rank, name in enumerate(names)}
         made = plan(
             [replace(one, rank=names[one.rank]) for one in holders],
-            [replace(one, rank=names[one.rank]) for one in seats],
+            [replace(one, rank=names[one.rank]) for one in placements],
         )
         if isinstance(made, Plan):
             made = replace(
@@ -484,27 +501,27 @@ def _plans(holders: list[Holder], seats: list[Placement], ranks: int) -> list[Pl
     return list(found.values())
 
 
-def tell(proc: Proc, event: Event) -> tuple[Proc, tuple[object, ...]]:
-    """Run the real machine; its commands change the thread, its words go to the manager."""
+def deliver(proc: Proc, event: Event) -> tuple[Proc, tuple[object, ...]]:
+    """Run the real machine; its commands change the thread, its messages go to the manager."""
     outcome = machine.step(proc.machine, event, 0.0, CONFIG)
     proc, said = replace(proc, machine=outcome.state), []
     for command in outcome.commands:
         match command:
             case AbortCollectives():
-                if proc.thread != STANDING:
+                if proc.thread != PARKED:
                     proc = replace(proc, aborted=True)
             case ExecuteOrder(order) if isinstance(order, Repair):
                 proc = replace(proc, plan=order, thread=MEETING)
             case SendToManager(body):
                 said.append(body)
             case _:
-                raise AssertionError(f"{command} has no place in this model")
+                raise AssertionError(f"{command} is not part of this model")
     return proc, tuple(said)
 
 
 def _die(world: World, victim: Proc) -> World:
     procs = tuple(proc for proc in world.procs if proc is not victim)
-    parked = tuple(told for told in world.parked if told.rank != victim.rank)
+    parked = tuple(one for one in world.parked if one.rank != victim.rank)
     return replace(world, procs=procs, parked=parked, faults_left=world.faults_left - 1)
 
 

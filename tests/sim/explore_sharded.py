@@ -1,10 +1,10 @@
-"""The same walk where every rank holds a part of the state that nobody else has.
+"""The same search where every rank holds a part of the state that no other rank has.
 
-Before they update, the ranks vote; who is stopped in the vote stands there and can still go either
-way. After each commit the state is copied into one of two files in the node's memory, which outlive
-the rank; the gate waits for the copy. As in `taskd.torch`: `StepCycle`, `Recovery.may_finish`,
-`Snapshots.start`. Asked in each state: can everybody go on from one step, and was no more than
-the step in flight lost?
+Before the update the ranks vote; a rank that is stopped during the vote parks there and can still
+finish or undo the step. After each commit the state is copied to one of two files in the node's
+memory, which survive the rank; the gate waits for the copy (`StepCycle`, `Recovery.may_finish` and
+`Snapshots.start` in `taskd.torch`). Checked in each state: can all ranks resume at one step, and
+was at most the current step lost?
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from tests.sim.explore_repair import (
     DONE,
     MEETING,
     MET,
-    STANDING,
+    PARKED,
     Explorer,
     Files,
     Proc,
     World,
+    deliver,
     tale,
-    tell,
 )
 
 VOTING = "voting"
 VOTE = 1000
-"""Added to a step's number, it names the step's vote among the collectives."""
+"""Added to a step number, it is the number of the step's vote among the collectives."""
 
 Moved = tuple[str, Proc, tuple[object, ...]]
 
@@ -49,9 +49,9 @@ Moved = tuple[str, Proc, tuple[object, ...]]
 @dataclass
 class ShardedExplorer(Explorer):
     votes: bool = True
-    """False: a planted bug, to see that the walk would notice."""
+    """False: a planted bug that the search must find."""
     waits: bool = True
-    """False: another one, the update does not wait for the copy of what it changes."""
+    """False: another planted bug: the update does not wait for the copy of what it changes."""
 
     def _start(self) -> World:
         world = super()._start()
@@ -61,9 +61,9 @@ class ShardedExplorer(Explorer):
     def _shard(self, rank: int) -> str:
         return f"shard {rank}"
 
-    def _holder(self, proc: Proc, told: Parked) -> Holder:
-        plain = super()._holder(proc, told)
-        return replace(plain, undo=told.undo, copies=told.copies, shard=self._shard(proc.rank))
+    def _holder(self, proc: Proc, report: Parked) -> Holder:
+        plain = super()._holder(proc, report)
+        return replace(plain, undo=report.undo, copies=report.copies, shard=self._shard(proc.rank))
 
     # What can happen next
 
@@ -71,8 +71,8 @@ class ShardedExplorer(Explorer):
         self, world: World, proc: Proc, order: Park | Repair
     ) -> tuple[Proc, tuple[object, ...]]:
         if isinstance(order, Park):
-            proc, _ = tell(proc, CopiesChanged(_copies(world)))
-        return tell(proc, order)
+            proc, _ = deliver(proc, CopiesChanged(_copies(world)))
+        return deliver(proc, order)
 
     def _someone_is_missing(self, world: World) -> bool:
         return world.stale or super()._someone_is_missing(world)
@@ -81,7 +81,7 @@ class ShardedExplorer(Explorer):
         return replace(super()._stop(world), stale=False)
 
     def _planned(self, world: World, record: tuple[str, ...]) -> Iterator[World]:
-        """A death that comes after the order to park begins an incident of its own."""
+        """A death after the order to park begins another incident."""
         if not world.stale:
             yield from super()._planned(world, record)
 
@@ -94,8 +94,8 @@ class ShardedExplorer(Explorer):
                 yield f"{what} with its copy whole", replace(gone, stale=world.is_stopped)
 
     def _is_watched(self, world: World) -> bool:
-        """Whether others may look at the node's memory. If not, when a copy is whole matters only
-        to its own rank: at its gate, and at its death."""
+        """Whether other ranks may read the node's memory. If not, the time at which a copy is
+        complete matters only to its own rank: at its gate, and at its death."""
         return world.faults_left < self.faults
 
     def _thread(self, world: World, proc: Proc, record: tuple[str, ...]) -> Iterator[Moved]:
@@ -106,7 +106,7 @@ class ShardedExplorer(Explorer):
             case "reduced" if proc.aborted:
                 yield from self._stands(world, proc)
             case "reduced" if proc.copying < 0 or not self.waits or not watched:
-                # The gate waits for the copy of what it is about to change.
+                # The gate waits for the copy of the state that the update changes.
                 yield "votes", replace(proc, thread=VOTING), ()
             case "reduced":
                 return
@@ -120,14 +120,14 @@ class ShardedExplorer(Explorer):
                 yield from super()._thread(world, proc, record)
 
     def _until_copied(self, world: World, proc: Proc, record: tuple[str, ...]) -> Iterator[Moved]:
-        """Standing still waits for the copy; a collective that is complete completes anyway."""
+        """Parking waits for the copy; a complete collective completes anyway."""
         for what, after, said in super()._thread(world, replace(proc, copying=-1), record):
-            if after.thread != STANDING:
+            if after.thread != PARKED:
                 yield what, replace(after, copying=proc.copying), said
 
     def _stands(self, world: World, proc: Proc) -> Iterator[Moved]:
         if proc.copying < 0:
-            yield self._stand(world, proc)
+            yield self._park(world, proc)
 
     def _voting(self, world: World, proc: Proc) -> Iterator[Moved]:
         assert proc.held is not None
@@ -136,30 +136,30 @@ class ShardedExplorer(Explorer):
         if here >= members or not self.votes:
             yield self._commit(proc, COMPUTING)
         if proc.aborted:
-            yield self._stand_inside(world, proc)
+            yield self._park_inside(world, proc)
         elif self._is_broken(world, proc.group):
-            failed, said = tell(proc, StepFailed(FaultCause.COMMUNICATION, "a peer is gone"))
-            what, stood, more = self._stand_inside(world, failed)
-            yield f"fails and {what}", stood, said + more
+            failed, said = deliver(proc, StepFailed(FaultCause.COMMUNICATION, "a peer is lost"))
+            what, at, more = self._park_inside(world, failed)
+            yield f"fails and {what}", at, said + more
 
-    def _stand_inside(self, world: World, proc: Proc) -> Moved:
+    def _park_inside(self, world: World, proc: Proc) -> Moved:
         assert proc.held is not None
-        stood = ThreadParked(Step(proc.held + 1), whole=True, undo=True, copies=_copies(world))
-        standing = replace(proc, thread=STANDING, aborted=False, both=True)
-        return ("stands in the vote", *tell(standing, stood))
+        at = ThreadParked(Step(proc.held + 1), whole=True, undo=True, copies=_copies(world))
+        waiting = replace(proc, thread=PARKED, aborted=False, both=True)
+        return ("parks in the vote", *deliver(waiting, at))
 
-    def _stand(self, world: World, proc: Proc) -> Moved:
+    def _park(self, world: World, proc: Proc) -> Moved:
         held = proc.held
-        stood = ThreadParked(Step(held or 0), whole=held is not None, copies=_copies(world))
-        return ("stands", *tell(replace(proc, thread=STANDING, aborted=False), stood))
+        at = ThreadParked(Step(held or 0), whole=held is not None, copies=_copies(world))
+        return ("parks", *deliver(replace(proc, thread=PARKED, aborted=False), at))
 
     def _commit(self, proc: Proc, then: str) -> Moved:
-        """One move: whoever dies in its update leaves behind what it would have before it."""
+        """One move: a rank that dies during its update leaves the same copies as before it."""
         assert proc.held is not None
         step = Step(proc.held + 1)
         stepped = replace(proc, thread=then, held=step, both=False)
         if isinstance(proc.machine, states.Resumed):
-            return ("commits", *tell(stepped, FirstStepCommitted(step)))
+            return ("commits", *deliver(stepped, FirstStepCommitted(step)))
         return "commits", stepped, ()
 
     def _meeting(self, world: World, proc: Proc, record: tuple[str, ...]) -> Iterator[Moved]:
@@ -194,18 +194,21 @@ class ShardedExplorer(Explorer):
         takers = {int(taker) for taker, giver in plan_.sources.items() if giver == proc.rank}
         given = all((plan_.incident, taker) in world.taken for taker in takers)
         if proc.thread == MET and given:
-            mended = replace(proc, thread=COMPUTING, group=plan_.incident, plan=None)
-            yield "is mended", *tell(mended, LocalRepairDone(plan_.incident, Step(plan_.resume)))
+            repaired = replace(proc, thread=COMPUTING, group=plan_.incident, plan=None)
+            yield (
+                "is repaired",
+                *deliver(repaired, LocalRepairDone(plan_.incident, Step(plan_.resume))),
+            )
 
     def _given_up(self, world: World, proc: Proc) -> Moved:
         assert proc.plan is not None
-        broke = LocalRepairFailed(proc.plan.incident, "it does not come about")
-        told, said = tell(replace(proc, plan=None, aborted=False), broke)
-        what, stood, more = self._stand(world, told)
-        return f"gives the plan up and {what}", stood, said + more
+        broke = LocalRepairFailed(proc.plan.incident, "the repair cannot complete")
+        abandoned, said = deliver(replace(proc, plan=None, aborted=False), broke)
+        what, at, more = self._park(world, abandoned)
+        return f"abandons the plan and {what}", at, said + more
 
     def _has_source(self, world: World, proc: Proc, record: tuple[str, ...]) -> bool:
-        """A copy that was listed may have been written over since: then there is a next plan."""
+        """A listed copy may have been overwritten since: then another plan follows."""
         assert proc.plan is not None
         resume, source = proc.plan.resume, proc.plan.sources.get(Rank(proc.rank))
         if source is None and proc.held == resume:
@@ -229,9 +232,9 @@ class ShardedExplorer(Explorer):
             world = replace(world, entered=world.entered | {vote})
         elif what == "has a copy" and before.copying == before.held:
             files[after.rank] = _written(mine, before.copying)
-        elif what == "commits" or what == "is mended":
+        elif what == "commits" or what == "is repaired":
             assert after.held is not None
-            if what == "is mended":
+            if what == "is repaired":
                 mine = (_unless_after(mine[0], after.held), _unless_after(mine[1], after.held))
             copying = -1 if after.held in mine else after.held
             if copying >= 0:
@@ -244,9 +247,9 @@ class ShardedExplorer(Explorer):
     # What must hold
 
     def _is_lost(self, world: World, holders: list[Holder], record: tuple[str, ...]) -> None:
-        """Only a rank that was lost before its first copy was whole takes the job along."""
+        """Only a rank that is lost before its first complete copy ends the job."""
         if not world.procs or any(proc.thread == DONE for proc in world.procs):
-            self.endings.add("lost at the end" if world.procs else "nobody is left")
+            self.endings.add("lost at the end" if world.procs else "no rank is left")
             return
         living = {proc.rank for proc in world.procs}
         never = [rank for rank, files in enumerate(world.files) if files == (-1, -1)]
@@ -259,7 +262,7 @@ class ShardedExplorer(Explorer):
 
     def _is_the_best(self, resume: int, living: list[Proc], record: tuple[str, ...]) -> None:
         best = max((proc.held for proc in living if proc.held is not None), default=0)
-        assert resume >= best - 1, tale(f"step {best} is gone back from to {resume}", record)
+        assert resume >= best - 1, tale(f"the job goes back from step {best} to {resume}", record)
 
     def _ended(self, world: World, record: tuple[str, ...]) -> None:
         done = all(proc.thread == DONE for proc in world.procs)
@@ -278,7 +281,7 @@ def _copies(world: World) -> tuple[Copy, ...]:
 
 
 def _torn(files: Files) -> Files:
-    """The older one is written over."""
+    """The older one is overwritten."""
     return (-1, files[1]) if files[0] <= files[1] else (files[0], -1)
 
 

@@ -1,8 +1,8 @@
 """One training process in virtual time: the real machine, and a model of its training thread.
 
-The thread computes, enters the step's collective, leaves it when everybody has entered, passes the
-gate, updates, commits; dies, hangs, or is aborted at any of these points. Used by
-`tests/sim/job_world.py`, which keeps the truth.
+The thread computes, enters the step's collective, leaves it when all ranks have entered, passes the
+gate, updates, commits; it dies, hangs or is aborted at any of these points. Used by
+`tests/sim/job_world.py`, which knows the real state of all processes.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Process:
     def __str__(self) -> str:
         return f"rank {self.rank}.{self.me.incarnation}"
 
-    # The line to the manager
+    # The connection to the manager
 
-    def tell(self, event: Event) -> None:
+    def step_machine(self, event: Event) -> None:
         if not self.alive or not self.world.protected:
             return
         outcome = machine.step(self.machine, event, self.world.now, CONFIG)
@@ -84,13 +84,13 @@ class Process:
     def _tick(self, deadline: float) -> None:
 
         if self.alive and self.machine.deadline == deadline:
-            self.tell(Tick())
+            self.step_machine(Tick())
 
     def heard(self, body: m.Body) -> None:
         if isinstance(body, m.RequestHello):
-            self.tell(ManagerConnected(Step(self.held or 0)))
+            self.step_machine(ManagerConnected(Step(self.held or 0)))
         elif isinstance(body, m.Park | m.Repair | m.Dump | m.Leave):
-            self.tell(body)
+            self.step_machine(body)
 
     def _order(self, order: m.Repair | m.Dump | m.Leave) -> None:
         match order:
@@ -104,15 +104,15 @@ class Process:
                 self.world.later(PACE_S, lambda: self.world.exits(self, 0, "it leaves"))
 
     def _written(self, done: DumpFinished) -> None:
-        self.tell(done)
-        self.world.later(PACE_S, lambda: self.world.exits(self, 0, "it has written"))
+        self.step_machine(done)
+        self.world.later(PACE_S, lambda: self.world.exits(self, 0, "its dump is written"))
 
     # The training thread
 
     def _boot(self) -> None:
         if not self.alive or self.hung:
             return
-        self.tell(ManagerConnected(Step(self.held or 0)))
+        self.step_machine(ManagerConnected(Step(self.held or 0)))
         if isinstance(self.machine, states.Joining):
             self.world.later(PACE_S, self._stand)
         else:
@@ -138,7 +138,7 @@ class Process:
         self.world.entered(self)
 
     def reduced(self, group: object, step: int) -> None:
-        """Everybody had entered, so the result may be here; or it was aborted just before."""
+        """All ranks had entered, so the result may be here; or it was aborted just before."""
         if not self._is_at("entered") or self.group is not group or self.held != step:
             return
         if step >= self.world.steps:
@@ -151,7 +151,7 @@ class Process:
         if not self.world.protected and self._is_at("entered"):
             self.world.exits(self, 1, why)
         elif self._is_at("entered") and self.group is group and not self.aborted:
-            self.tell(StepFailed(FaultCause.COMMUNICATION, why))
+            self.step_machine(StepFailed(FaultCause.COMMUNICATION, why))
             self._stand()
 
     def _gate(self) -> None:
@@ -169,7 +169,7 @@ class Process:
         self.held += 1
         self.world.committed(self)
         if isinstance(self.machine, states.Resumed):
-            self.tell(FirstStepCommitted(Step(self.held)))
+            self.step_machine(FirstStepCommitted(Step(self.held)))
         if self.aborted:
             self._stand()
         else:
@@ -179,7 +179,7 @@ class Process:
         if not self.alive or self.hung:
             return
         self.thread, self.aborted = "standing", False
-        self.tell(ThreadParked(Step(self.held or 0), whole=self.held is not None))
+        self.step_machine(ThreadParked(Step(self.held or 0), whole=self.held is not None))
 
     def _wake(self) -> None:
         if self.thread == "entered":
@@ -200,18 +200,18 @@ class Process:
     def _give_up(self) -> None:
         if self._is_at("meeting") and self.plan is not None:
             incident, self.plan = self.plan.incident, None
-            self.tell(LocalRepairFailed(incident, "aborted, or a peer is gone"))
+            self.step_machine(LocalRepairFailed(incident, "aborted, or a peer is lost"))
             self._stand()
 
     def cannot_meet(self, plan: m.Repair) -> None:
         if self.plan is not None and self.plan.incident == plan.incident:
             self._give_up()
 
-    def mended(self, plan: m.Repair, group: object) -> None:
+    def repaired(self, plan: m.Repair, group: object) -> None:
         if not self._is_at("meeting") or self.plan is None or self.plan.incident != plan.incident:
             return
         self.held, self.group, self.plan = plan.resume, group, None
-        self.tell(LocalRepairDone(plan.incident, plan.resume))
+        self.step_machine(LocalRepairDone(plan.incident, plan.resume))
         self.compute()
 
     def _is_at(self, thread: str) -> bool:

@@ -1,8 +1,8 @@
-"""A whole job in one thread: clusterd, manager, agents and ranks, all real machines, virtual time.
+"""A whole job in one thread and virtual time: real machines of clusterd, manager, agents, ranks.
 
-Ranks, agents, the manager and links die and hang at random; messages are late, and keep only the
-order of their source. The world keeps the truth (which processes live, what they hold, who stands
-in which group) apart from what any machine believes, and stops the test when they contradict.
+Ranks, agents, the manager and connections fail and hang at random; messages are late and keep only
+the order of their source. The world knows which processes run, what they hold and which group they
+are in, separately from the machines' states, and fails the test on a contradiction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from taskd.core.manager import machine as manager
 from taskd.core.manager.states import Ended, Ending, JobConfig
 from taskd.core.manager.states import State as ManagerState
 from taskd.model import agent as local
-from taskd.model import clusterd as told
+from taskd.model import clusterd as cd
 from taskd.model import messages as m
 from taskd.model.clusterd import FaultReport, ResultReport, StopReport, StrategiesReport
 from taskd.model.faults import Fault
@@ -71,7 +71,7 @@ TROUBLE = (
 
 @dataclass
 class Group:
-    """Ranks that met: their collectives complete when all of them have entered."""
+    """A process group: its collectives complete when all members have entered."""
 
     members: tuple[Process, ...]
     incident: Incident
@@ -83,8 +83,8 @@ class Group:
 
 class World:
     def __init__(self, seed: int, *, friendly: bool = False, only: str = "") -> None:
-        """`friendly`: every strategy is wanted, and the script is protected. `only`: this one is,
-        and there are several nodes."""
+        """`friendly`: all strategies are allowed, and the script is protected. `only`: this one
+        strategy is allowed, and there are several nodes."""
         self.random = random.Random(seed)
         friendly = friendly or bool(only)
         shapes = [(1, 3), (2, 2), (3, 1)]
@@ -92,7 +92,7 @@ class World:
         self.spares = self.random.choice([0, 0, 1]) if self.nodes > 1 else 0
         self.steps = self.random.randint(5, 30)
         self.protected = friendly or self.random.random() < 0.8
-        """False: a script that does not use us. Its ranks say nothing."""
+        """False: a script that does not use taskd. Its ranks send nothing."""
         self.size = self.nodes * self.per_node
         words = {s.value for s in Strategy if friendly or self.random.random() < 0.7}
         words = {only} if only else words
@@ -113,24 +113,24 @@ class World:
         self._pids = count(1000)
         # clusterd
         self.clusterd: clusterd.State = clusterd.NEW
-        job = told.JobConfig(strategies=strategies)
-        self._decide(told.JobRegistered(JobId("job"), job, "a seed"))
-        self._decide(told.Subscribed(told.Stream.NIC))
+        job = cd.JobConfig(strategies=strategies)
+        self._decide(cd.JobRegistered(JobId("job"), job, "a seed"))
+        self._decide(cd.Subscribed(cd.Stream.NIC))
         pods = tuple(
-            told.Pod(NodeRank(n), f"pod{n}", ranks=tuple(map(Rank, self._ranks_of(n))))
+            cd.Pod(NodeRank(n), f"pod{n}", ranks=tuple(map(Rank, self._ranks_of(n))))
             for n in range(self.nodes)
         )
-        self._decide(told.PodsSeen(pods))
+        self._decide(cd.PodsSeen(pods))
         # manager
         self.manager: ManagerState | None = None
-        self.manager_life = 0
+        self.manager_incarnation = 0
         self.exit_code: int | None = None
         self._held: list[MessageReceived] = []
         # agents and ranks
         everywhere = range(self.nodes + self.spares)
         self.agents: dict[int, agents.State | None] = dict.fromkeys(everywhere)
         self._cold: set[int] = set()
-        """Agents that could not start a rank at once."""
+        """Agents that cannot start a rank at once."""
         self.procs: dict[tuple[int, int], Process] = {}
         self.begun: set[int] = set()
         self.finished: set[int] = set()
@@ -163,7 +163,7 @@ class World:
         heapq.heappush(self._agenda, (when, next(self._tiebreak), happen))
 
     def in_order(self, line: object, happen: Callable[[], None]) -> None:
-        """Late by some time, but never before what the same source sent earlier."""
+        """Deliver late, but never before an earlier message of the same source."""
         slow = 2.0 if self.random.random() < 0.02 else 0.02
         when = max(self.now + self.random.uniform(0, slow), self._line_free.get(line, 0.0))
         self._line_free[line] = when
@@ -181,16 +181,16 @@ class World:
 
     # clusterd
 
-    def _decide(self, event: told.Event) -> None:
+    def _decide(self, event: cd.Event) -> None:
         outcome = clusterd.step(self.clusterd, event, self.now, RecoveryConfig())
         self.clusterd = outcome.state
         self.note(f"clusterd {_name(event)} -> {_name(outcome.state)}: {outcome.because}")
         for command in outcome.commands:
-            if isinstance(command, told.SendSwitchRanks):
+            if isinstance(command, cd.SendSwitchRanks):
                 self.later(5.0, partial(self._decide, NicResult(self.random.random() < 0.8)))
-            if isinstance(command, told.Signal) and self.clusterd.job.subscribed:
-                life = self.manager_life
-                self.in_order(("signals", life), partial(self._signal, life, command))
+            if isinstance(command, cd.Signal) and self.clusterd.job.subscribed:
+                incarnation = self.manager_incarnation
+                self.in_order(("signals", incarnation), partial(self._signal, incarnation, command))
         deadline = self.clusterd.deadline
         if deadline < inf:
             self.at(deadline, partial(self._clusterd_tick, deadline))
@@ -199,23 +199,23 @@ class World:
         if self.clusterd.deadline == deadline:
             self._decide(Tick())
 
-    def _signal(self, life: int, signal: told.Signal) -> None:
-        if life != self.manager_life or self.manager is None:
-            self._decide(told.SignalFailed(signal.sequence))
+    def _signal(self, incarnation: int, signal: cd.Signal) -> None:
+        if incarnation != self.manager_incarnation or self.manager is None:
+            self._decide(cd.SignalFailed(signal.sequence))
             return
-        self._decide(told.SignalDelivered(signal.sequence))
-        self.tell_manager(SignalReceived(signal))
+        self._decide(cd.SignalDelivered(signal.sequence))
+        self.step_manager(SignalReceived(signal))
 
     def break_stream(self, within_s: float) -> None:
-        """The manager's line to clusterd breaks, and is made anew."""
-        self._decide(told.Unsubscribed())
-        life = self.manager_life
-        self.later(within_s, lambda: self._subscribe(life))
+        """The manager's connection to clusterd breaks and is opened again."""
+        self._decide(cd.Unsubscribed())
+        incarnation = self.manager_incarnation
+        self.later(within_s, lambda: self._subscribe(incarnation))
 
-    def _subscribe(self, life: int) -> None:
-        if life == self.manager_life and self.manager is not None:
-            self._decide(told.Subscribed())
-            self.tell_manager(Subscribed())
+    def _subscribe(self, incarnation: int) -> None:
+        if incarnation == self.manager_incarnation and self.manager is not None:
+            self._decide(cd.Subscribed())
+            self.step_manager(Subscribed())
 
     # The manager
 
@@ -223,31 +223,31 @@ class World:
         if self.exit_code is not None:
             return
         self.manager = manager.begin(self.config, self.now)
-        self.manager_life += 1
+        self.manager_incarnation += 1
         self._manager_deadline()
         held, self._held = self._held, []
         for heard in held:
             if self.random.random() < 0.9:
-                self.tell_manager(heard)
+                self.step_manager(heard)
         for node, state in self.agents.items():
             if state is not None:
-                self.later(1.0, partial(self._link, node, self.manager_life))
-        self.later(1.0, partial(self._subscribe, self.manager_life))
+                self.later(1.0, partial(self._connect, node, self.manager_incarnation))
+        self.later(1.0, partial(self._subscribe, self.manager_incarnation))
 
     def kill_manager(self) -> None:
         if self.manager is None or isinstance(self.manager, Ending | Ended):
             return
         self.note("the manager is killed")
         self.manager = None
-        self._decide(told.Unsubscribed())
+        self._decide(cd.Unsubscribed())
         self.later(5.0, self.start_manager)
 
-    def _link(self, node: int, life: int) -> None:
-        if life == self.manager_life and self.agents[node] is not None:
-            self.tell_manager(NodeConnected(NodeRank(node)))
-            self.tell_agent(node, local.ManagerConnected())
+    def _connect(self, node: int, incarnation: int) -> None:
+        if incarnation == self.manager_incarnation and self.agents[node] is not None:
+            self.step_manager(NodeConnected(NodeRank(node)))
+            self.step_agent(node, local.ManagerConnected())
 
-    def tell_manager(self, event: Event) -> None:
+    def step_manager(self, event: Event) -> None:
         if self.manager is None:
             if isinstance(event, MessageReceived):
                 self._held.append(event)
@@ -265,14 +265,18 @@ class World:
 
     def _manager_deadline(self) -> None:
         assert self.manager is not None
-        deadline, life = self.manager.deadline, self.manager_life
+        deadline, incarnation = self.manager.deadline, self.manager_incarnation
         if deadline < inf:
-            self.at(deadline, partial(self._manager_tick, deadline, life))
+            self.at(deadline, partial(self._manager_tick, deadline, incarnation))
 
-    def _manager_tick(self, deadline: float, life: int) -> None:
+    def _manager_tick(self, deadline: float, incarnation: int) -> None:
         state = self.manager
-        if state is not None and life == self.manager_life and state.deadline == deadline:
-            self.tell_manager(Tick())
+        if (
+            state is not None
+            and incarnation == self.manager_incarnation
+            and state.deadline == deadline
+        ):
+            self.step_manager(Tick())
 
     def _perform(self, command: Command) -> None:
         match command:
@@ -287,21 +291,21 @@ class World:
                 assert isinstance(self.manager, Ended)
                 self.exit_code = exit_code
 
-    def _report(self, event: told.Event) -> None:
-        self.in_order(("reports", self.manager_life), partial(self._decide, event))
+    def _report(self, event: cd.Event) -> None:
+        self.in_order(("reports", self.manager_incarnation), partial(self._decide, event))
 
     def _send_down(self, to: Position, body: m.Body) -> None:
-        life = self.manager_life
+        incarnation = self.manager_incarnation
         if to.role == Role.AGENT:
             node = int(to.server_rank)
-            self.in_order(("to agent", node, life), partial(self.tell_agent, node, body))
+            self.in_order(("to agent", node, incarnation), partial(self.step_agent, node, body))
             return
         for proc in list(self.procs.values()):
             if to.server_rank in (ALL, str(proc.node)) and to.process_rank in (ALL, str(proc.rank)):
-                self.in_order(("to rank", proc, life), partial(self._tell_rank, proc, body))
+                self.in_order(("to rank", proc, incarnation), partial(self._to_rank, proc, body))
 
-    def _tell_rank(self, proc: Process, body: m.Body) -> None:
-        """Whoever lives there now hears it: an address names a rank, not a life."""
+    def _to_rank(self, proc: Process, body: m.Body) -> None:
+        """The current process of the rank gets it: an address names a rank, not an incarnation."""
         now = next(
             (p for p in self.procs.values() if (p.node, p.rank) == (proc.node, proc.rank)), None
         )
@@ -310,7 +314,7 @@ class World:
 
     def to_manager(self, node: int, source: str, body: m.Body) -> None:
         src = agent(node) if source.startswith("agent") else worker(node, _rank_in(source))
-        self.in_order(("up", source), partial(self.tell_manager, MessageReceived(src, body)))
+        self.in_order(("up", source), partial(self.step_manager, MessageReceived(src, body)))
 
     # Agents
 
@@ -323,21 +327,21 @@ class World:
             agents.Node(NodeRank(node), ranks, budget), self.now + 900.0
         )
         self.note(f"agent {node} starts")
-        self.later(1.0, partial(self._link, node, self.manager_life))
+        self.later(1.0, partial(self._connect, node, self.manager_incarnation))
         self._cold.add(node)
         self.later(5.0, partial(self._warm, node))
 
     def _warm(self, node: int) -> None:
         self._cold.discard(node)
-        self.tell_agent(node, local.WarmedUp())
+        self.step_agent(node, local.WarmedUp())
 
     def kill_agent(self, node: int) -> None:
-        """The node is gone, with everything on it; it may come back."""
+        """The node is lost with everything on it; it may come back."""
         if self.agents[node] is None:
             return
         self.note(f"node {node} is lost")
         if node == 0:
-            self.begun.clear()  # the store was there
+            self.begun.clear()  # the store was on this node
         self.agents[node] = None
         for proc in list(self.procs.values()):
             if proc.node == node:
@@ -347,26 +351,26 @@ class World:
             self.later(20.0, partial(self.start_agent, node))
 
     def lose_node(self, node: int, back_s: float) -> None:
-        """It is lost, and comes back for certain."""
+        """The node is lost and comes back for certain."""
         self.kill_agent(node)
         self.later(back_s, partial(self.start_agent, node))
 
     def _unlink(self, node: int) -> None:
-        self.tell_manager(NodeDisconnected(NodeRank(node)))
-        life = self.manager_life
-        self.at(self.now + SILENCE_S, partial(self._silent, node, life))
+        self.step_manager(NodeDisconnected(NodeRank(node)))
+        incarnation = self.manager_incarnation
+        self.at(self.now + SILENCE_S, partial(self._silent, node, incarnation))
         if self.random.random() < 0.5:
-            self.later(0.02, partial(self._knocked, node, life))
+            self.later(0.02, partial(self._probed, node, incarnation))
 
-    def _knocked(self, node: int, life: int) -> None:
-        if self.agents[node] is None and life == self.manager_life:
-            self.tell_manager(NodeGone(NodeRank(node), "its liveness port is closed"))
+    def _probed(self, node: int, incarnation: int) -> None:
+        if self.agents[node] is None and incarnation == self.manager_incarnation:
+            self.step_manager(NodeGone(NodeRank(node), "its liveness port is closed"))
 
-    def _silent(self, node: int, life: int) -> None:
-        if self.agents[node] is None and life == self.manager_life:
-            self.tell_manager(NodeSilent(NodeRank(node), "no link for 3 s"))
+    def _silent(self, node: int, incarnation: int) -> None:
+        if self.agents[node] is None and incarnation == self.manager_incarnation:
+            self.step_manager(NodeSilent(NodeRank(node), "disconnected for 3 s"))
 
-    def tell_agent(self, node: int, event: object) -> None:
+    def step_agent(self, node: int, event: object) -> None:
         state = self.agents[node]
         known = (
             local.WorkerStarted
@@ -389,7 +393,7 @@ class World:
 
     def _agent_tick(self, node: int, state: agents.State) -> None:
         if self.agents[node] is state:
-            self.tell_agent(node, Tick())
+            self.step_agent(node, Tick())
 
     def _agent_leaves(self, node: int) -> None:
         self.agents[node] = None
@@ -424,13 +428,13 @@ class World:
         if self.agents[node] is None:
             return
         same = [proc for proc in self.procs.values() if proc.rank == rank and proc.node == node]
-        self.check(not same, f"rank {rank} lives twice on node {node}")
+        self.check(not same, f"rank {rank} runs twice on node {node}")
         pid = next(self._pids)
         me = Identity(rank, NodeRank(node), incarnation, pid)
         self.procs[rank, incarnation] = Process(self, me, attempt, incident)
-        self.tell_agent(node, local.WorkerStarted(rank, incarnation, pid))
+        self.step_agent(node, local.WorkerStarted(rank, incarnation, pid))
 
-    # Ranks: what is true
+    # Ranks: their real state
 
     def exits(self, proc: Process, code: int | None, because: str) -> None:
         if not proc.alive:
@@ -438,13 +442,13 @@ class World:
         self.note(f"{proc} ends with {code}: {because}")
         if code == 0 and proc.held == self.steps:
             self.finished.add(proc.rank)
-        # What a rank that has finished has sent arrives before its end does.
+        # The messages of a finished rank arrive before its exit is noticed.
         self._bury(proc, is_missed=proc.held != self.steps)
         me = proc.me
         gone = m.WorkerExited(
             me.rank, me.incarnation, me.pid, code, 9 if code is None else None, because
         )
-        self.later(0.05, lambda: self.tell_agent(proc.node, gone))
+        self.later(0.05, lambda: self.step_agent(proc.node, gone))
 
     def _bury(self, proc: Process, is_missed: bool = True) -> None:
         proc.alive = False
@@ -455,8 +459,10 @@ class World:
             group, plan = other.group, other.plan
             if isinstance(group, Group) and proc in group.members and self.random.random() < 0.7:
                 self.later(0.3, partial(other.fail, group, f"{proc} is gone"))
-            life = proc.rank, proc.me.incarnation
-            if plan is not None and any((w.rank, w.incarnation) == life for w in plan.members):
+            incarnation = proc.rank, proc.me.incarnation
+            if plan is not None and any(
+                (w.rank, w.incarnation) == incarnation for w in plan.members
+            ):
                 self.later(0.3, partial(other.cannot_meet, plan))
 
     def form_start(self, attempt: int) -> None:
@@ -479,11 +485,14 @@ class World:
         here = group.here.setdefault(proc.held, [])
         here.append(proc)
         if set(group.members) <= set(here):
-            self.check(len({one.rank for one in here}) == len(here), "two lives in one world")
+            self.check(
+                len({one.rank for one in here}) == len(here),
+                "two incarnations of one rank in one world",
+            )
             for one in here:
                 self.later(0.1, partial(one.reduced, group, proc.held))
         elif group.broken() and self.random.random() < 0.7:
-            self.later(0.3, partial(proc.fail, group, "a peer was gone before"))
+            self.later(0.3, partial(proc.fail, group, "a peer was lost before"))
 
     def committed(self, proc: Process) -> None:
         assert proc.held is not None
@@ -500,9 +509,9 @@ class World:
         here = [
             one for one in come if one.alive and one.thread == "meeting" and one.plan is not None
         ]
-        lives = {(one.rank, int(one.me.incarnation)) for one in here}
+        incarnations = {(one.rank, int(one.me.incarnation)) for one in here}
         wanted = {(int(member.rank), int(member.incarnation)) for member in plan.members}
-        if lives != wanted:
+        if incarnations != wanted:
             return
         by_rank = {one.rank: one for one in here}
         for one in here:
@@ -513,12 +522,14 @@ class World:
                 f"{one} would resume at {plan.resume} from {source}, which holds {source.held}",
             )
         best = max(one.held for one in here if one.held is not None)
-        self.check(plan.resume == best, f"step {best} is thrown away: {plan.resume}")
+        self.check(
+            plan.resume == best, f"step {best} is lost without need: resumes at {plan.resume}"
+        )
         group = Group(tuple(here), plan.incident)
         for one in here:
-            self.later(0.2, partial(one.mended, plan, group))
+            self.later(0.2, partial(one.repaired, plan, group))
 
-    # Trouble
+    # Faults
 
     def _living(self) -> list[Process]:
         return sorted(self.procs.values(), key=lambda proc: (proc.rank, proc.me.incarnation))
@@ -548,11 +559,11 @@ class World:
                 proc = self.random.choice(procs)
                 group = proc.group
                 if isinstance(group, Group):
-                    self.note(f"a link of {proc} is cut")
+                    self.note(f"a connection of {proc} is cut")
                     for one in group.members:
                         if self.random.random() < 0.5:
-                            self.later(0.1, partial(one.fail, group, "a link was cut"))
-                    self.later(0.1, partial(proc.fail, group, "a link was cut"))
+                            self.later(0.1, partial(one.fail, group, "a connection was cut"))
+                    self.later(0.1, partial(proc.fail, group, "a connection was cut"))
             case "node" if self.random.random() < 0.4:
                 self.kill_agent(self.random.choice(list(self.agents)))
             case "manager":
@@ -562,20 +573,20 @@ class World:
             case "outage":
                 self.break_stream(OUTAGE_S)
             case "end" if self.random.random() < 0.2:
-                self.tell_manager(StopRequested(1, "the operator wants it so"))
+                self.step_manager(StopRequested(1, "stopped by the operator"))
             case "operation":
-                self._decide(told.OperatorAskedNic((Rank(0),), (True,)))
+                self._decide(cd.OperatorAskedNic((Rank(0),), (True,)))
             case "fault":
                 by_hand = Fault(Rank(self.random.randrange(self.size)), evidence="by hand")
-                self._decide(told.FaultReport((by_hand,)))
+                self._decide(cd.FaultReport((by_hand,)))
             case "relink":
-                self._link(self.random.choice(list(self.agents)), self.manager_life)
+                self._connect(self.random.choice(list(self.agents)), self.manager_incarnation)
             case _:
                 pass
 
     def _hang_seen(self, proc: Process) -> None:
         if proc.alive and self.exit_code is None:
-            self.tell_manager(RankHung(Rank(proc.rank), f"{proc} has not moved for 5 s"))
+            self.step_manager(RankHung(Rank(proc.rank), f"{proc} has made no progress for 5 s"))
             self.at(self.now + HANG_SEEN_S, partial(self._hang_seen, proc))
 
 

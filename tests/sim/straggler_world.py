@@ -1,8 +1,8 @@
-"""A training job in virtual time, with a straggler that only this world knows of.
+"""Simulation of a training job in virtual time with one straggler.
 
-Ranks compute, wait for their data, meet in a ring and carry on together. Everything has noise of
-its own; the machine hiccups now and then. The world tells paces, as the ranks would, about once a
-second, and compares what is said about it with the truth.
+Ranks compute, load data and take part in a ring all-reduce. All durations have noise, and now and
+then there is a pause. The world reports paces about once per second, like real ranks, and compares
+the verdict of the machine with the straggler that it knows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Truth:
     rank: int | None = None
     cause: Cause | None = None
     slower: float = 0.0
-    """By which part of a usual step."""
+    """How slow, as a fraction of a usual step."""
     receives: bool = False
-    """The link is slow in the direction of the rank, too."""
+    """The connection is also slow in the direction to the rank."""
 
 
 @dataclass
@@ -61,14 +61,14 @@ class World:
         return self.compute_s + self.data_s + self.transfer_s
 
     def run(self, steps: int = 240) -> None:
-        """A rank that begins to be slow, after a while in which it was not."""
+        """A rank becomes slow after some time."""
         state, config = State(), StragglerConfig(window_s=40 * self.usual_s)
         self.sums = [Pace(Rank(rank), Incarnation(0), EVERYTHING) for rank in range(self.ranks)]
-        told = 0.0
+        reported_at = 0.0
         for number in range(steps):
             self._step(slow=number > steps // 4)
-            if self.now - told > self.usual_s:
-                told = self.now
+            if self.now - reported_at > self.usual_s:
+                reported_at = self.now
                 # Nodes of up to four ranks, one after the other.
                 for node in range(0, self.ranks, 4):
                     paces = tuple(self.sums[node : node + 4])
@@ -92,7 +92,7 @@ class World:
             own.append(compute + data[-1])
         wires = {rank: self._noisy(self.transfer_s * 0.8) for rank in range(self.ranks)}
         if truth.cause is Cause.NETWORK and truth.rank is not None:
-            # The shaped link has to be slow for its bytes, whatever the others do.
+            # The slow connection must be slow per byte, independent of the others.
             for sender in {
                 truth.rank,
                 (truth.rank - 1) % self.ranks if truth.receives else truth.rank,
@@ -126,7 +126,7 @@ class World:
 
     @property
     def is_right(self) -> bool:
-        """Exactly the true rank with the true cause was named, or nobody where nobody is slow."""
+        """Exactly the slow rank was named with the right cause, or none if no rank is slow."""
         if self.truth.rank is None:
             return not self.said
         return bool(self.said) and set(self.said) == {(self.truth.rank, self.truth.cause)}

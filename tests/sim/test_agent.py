@@ -20,7 +20,7 @@ def play(seed: int) -> World:
 def test_every_node_ends_and_no_process_survives(seed: int) -> None:
     world = play(seed)
     assert isinstance(world.state, Done)
-    assert not world.living, "\n".join(world.story)
+    assert not world.running, "\n".join(world.trace)
 
 
 def test_legal_edges_equal_edges_taken() -> None:
@@ -30,4 +30,4 @@ def test_legal_edges_equal_edges_taken() -> None:
 
 
 def test_a_seed_is_deterministic() -> None:
-    assert play(7).story == play(7).story
+    assert play(7).trace == play(7).trace

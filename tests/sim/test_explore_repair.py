@@ -33,7 +33,7 @@ def test_without_replicas_only_the_current_step_is_lost(
 ) -> None:
     explorer = ShardedExplorer(ranks, faults, steps)
     assert explorer.run() > 1000
-    allowed = {"trained", "lost before the first copy", "lost at the end", "nobody is left"}
+    allowed = {"trained", "lost before the first copy", "lost at the end", "no rank is left"}
     assert {"trained"} <= explorer.endings <= allowed
 
 
@@ -66,9 +66,9 @@ def test_planted_bugs_lose_state(missing: str) -> None:
 
 
 def test_plan_that_drops_a_step_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def timid(holders: Iterable[Holder], seats: Iterable[Placement] = ()) -> Plan | Impossible:
+    def timid(holders: Iterable[Holder], placements: Iterable[Placement] = ()) -> Plan | Impossible:
         low = min(holder.step for holder in holders)
-        return plan([holder for holder in holders if holder.step == low], seats)
+        return plan([holder for holder in holders if holder.step == low], placements)
 
     monkeypatch.setattr(explore_repair, "plan", timid)
     with pytest.raises(AssertionError, match="is lost"):
@@ -76,8 +76,10 @@ def test_plan_that_drops_a_step_is_detected(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_plan_that_leaves_a_rank_behind_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(holders: Iterable[Holder], seats: Iterable[Placement] = ()) -> Plan | Impossible:
-        made = plan(holders, seats)
+    def careless(
+        holders: Iterable[Holder], placements: Iterable[Placement] = ()
+    ) -> Plan | Impossible:
+        made = plan(holders, placements)
         if isinstance(made, Impossible):
             return made
         arriving = {member.rank for member in made.replaced}

@@ -49,7 +49,7 @@ def test_one_killed_rank_never_costs_a_step_or_a_restart() -> None:
     for seed in range(200):
         world = World(seed, friendly=True)
         world.steps = 40
-        # Late enough that every rank has been heard: before, nobody knows what it can do.
+        # After all hellos: before that, it is not known whether the ranks are protected.
         world.at(world.random.uniform(4.0, 6.0), world.kill_one_that_trains)
         world.run(until=END_S)
         assert world.exit_code == 0, "\n".join(world.record)

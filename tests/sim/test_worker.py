@@ -1,4 +1,4 @@
-"""Every interleaving of one rank's life, for a rank that trains and for one that joins."""
+"""Every interleaving of events for one rank: one that trains, and one that joins."""
 
 from __future__ import annotations
 

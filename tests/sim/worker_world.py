@@ -1,8 +1,8 @@
-"""One rank and everything that can happen to it, explored to the last interleaving.
+"""Exhaustive search over everything that can happen to one rank, in every interleaving.
 
-The truth is what the training thread really does; the machine only believes. The manager sends
-whatever it likes, in any order, twice or never; deadlines pass at any moment. Every command is held
-against the truth.
+The world models what the training thread really does. The manager sends any order, in any
+sequence, twice or never; deadlines pass at any time. Every command of the machine is checked
+against the state of the thread.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from taskd.model.worker import (
 
 ME = Identity(Rank(0), NodeRank(0), Incarnation(0), 1)
 MEMBER = m.Member(ME.rank, ME.node, ME.incarnation)
-STOOD = ThreadParked(Step(1), whole=True)
+PARKED = ThreadParked(Step(1), whole=True)
 CONFIG = WorkerConfig()
 LATE = 1e9
 PENDING = 3
-"""How many words of the training thread may be on their way at once: it never says more."""
+"""How many events of the training thread may be in flight at once; it never sends more."""
 
 
 @dataclass(frozen=True)
 class World:
     state: State
     thread: str = "running"
-    """running, leaving, standing, repairing N, dumping N, gone"""
-    words: tuple[Event, ...] = ()
+    """running, leaving, parked, repairing N, dumping N, gone"""
+    events: tuple[Event, ...] = ()
     """From the training thread to the machine, in order."""
     orders: tuple[Order | GiveUp, ...] = ()
     aborted: int = 0
@@ -60,56 +60,56 @@ class World:
 
 
 def orders(incidents: int) -> list[Event]:
-    told: list[Event] = []
+    sent: list[Event] = []
     for number in range(1, incidents + 1):
         one = Incident(number)
-        told += [
+        sent += [
             m.Park(one, ""),
             m.Repair(one, "retry", (MEMBER,), Step(1), {}, "", 30.0),
             m.Dump(one, Step(1), "", (MEMBER,)),
             m.Leave(one, ""),
         ]
-    return told
+    return sent
 
 
-def successors(world: World, told: list[Event]) -> Iterator[tuple[str, World]]:
-    """Every next world, and what happened on the way to it."""
-    for event in (*told, ManagerConnected(Step(1)), Tick()):
+def successors(world: World, sent: list[Event]) -> Iterator[tuple[str, World]]:
+    """All next worlds, with the event that leads to each."""
+    for event in (*sent, ManagerConnected(Step(1)), Tick()):
         yield f"{event}", hear(world, event)
-    if world.words:
-        said, rest = world.words[0], world.words[1:]
-        yield f"heard {said}", hear(replace(world, words=rest), said)
-    if len(world.words) < PENDING:
+    if world.events:
+        said, rest = world.events[0], world.events[1:]
+        yield f"received {said}", hear(replace(world, events=rest), said)
+    if len(world.events) < PENDING:
         yield from _thread(world)
 
 
 def _thread(world: World) -> Iterator[tuple[str, World]]:
-    words = world.words
+    events = world.events
     match world.thread.split():
         case ["running"]:
             failed = StepFailed(FaultCause.COMMUNICATION, "")
-            yield "a collective fails", replace(world, thread="leaving", words=(*words, failed))
+            yield "a collective fails", replace(world, thread="leaving", events=(*events, failed))
             if world.aborted:
                 yield "leaves its step", replace(world, thread="leaving")
             if world.unproven:
-                stepped = (*words, FirstStepCommitted(Step(2)))
-                yield "commits", replace(world, words=stepped, unproven=False)
+                stepped = (*events, FirstStepCommitted(Step(2)))
+                yield "commits", replace(world, events=stepped, unproven=False)
         case ["leaving"]:
-            yield "stands", replace(world, thread="standing", words=(*words, STOOD))
-        case ["standing"] if world.orders:
+            yield "parks", replace(world, thread="parked", events=(*events, PARKED))
+        case ["parked"] if world.orders:
             order, rest = world.orders[0], world.orders[1:]
             yield f"takes {order}", replace(world, thread=_begin(order), orders=rest)
         case ["repairing", number]:
             incident = Incident(int(number))
-            broke = (*words, LocalRepairFailed(incident, ""))
-            yield "cannot repair", replace(world, thread="leaving", words=broke)
+            broke = (*events, LocalRepairFailed(incident, ""))
+            yield "cannot repair", replace(world, thread="leaving", events=broke)
             if world.aborted <= incident:
-                mended = (*words, LocalRepairDone(incident, Step(1)))
-                after = replace(world, thread="running", words=mended, aborted=0, unproven=True)
+                repaired = (*events, LocalRepairDone(incident, Step(1)))
+                after = replace(world, thread="running", events=repaired, aborted=0, unproven=True)
                 yield "has repaired", after
         case ["dumping", number]:
-            wrote = (*words, DumpFinished(Incident(int(number)), Step(1)))
-            yield "has written", replace(world, thread="gone", words=wrote)
+            wrote = (*events, DumpFinished(Incident(int(number)), Step(1)))
+            yield "has written", replace(world, thread="gone", events=wrote)
         case _:
             pass
 
@@ -128,7 +128,9 @@ def hear(world: World, event: Event) -> World:
     outcome = step(world.state, event, LATE if isinstance(event, Tick) else 0.0, CONFIG)
     before, after = type(world.state), type(outcome.state)
     if outcome.state != world.state:
-        assert after in states.LEGAL[before], f"{before.__name__} -> {after.__name__} is not drawn"
+        assert after in states.LEGAL[before], (
+            f"{before.__name__} -> {after.__name__} is not in LEGAL"
+        )
     world = replace(world, state=outcome.state)
     for command in outcome.commands:
         world = _perform(world, command)
@@ -140,29 +142,29 @@ def _perform(world: World, command: Command) -> World:
         case AbortCollectives(incident=incident):
             return replace(world, aborted=max(world.aborted, incident))
         case ExecuteOrder(order=order):
-            assert isinstance(order, m.Leave) or world.thread == "standing", (
+            assert isinstance(order, m.Leave) or world.thread == "parked", (
                 f"an order for a thread that is {world.thread}"
             )
             return replace(world, orders=(*world.orders, order))
         case GiveUp():
             return replace(world, orders=(*world.orders, command))
         case SendToManager(body=m.Parked(whole=True)):
-            assert world.thread == "standing", f"said Parked while {world.thread}"
+            assert world.thread == "parked", f"sent Parked while {world.thread}"
             return world
         case SendToManager():
             return world
 
 
 def check(world: World) -> None:
-    """What must hold wherever nothing is on its way."""
-    if world.thread == "standing" and not world.words and not world.orders:
+    """What must hold when no message is in flight."""
+    if world.thread == "parked" and not world.events and not world.orders:
         waits = isinstance(world.state, states.Parked) or (
             isinstance(world.state, states.Faulted) and world.state.at is not None
         )
         assert waits or isinstance(world.state, states.Leaving), (
-            f"the thread stands for ever: {world.state}"
+            f"the thread is parked forever: {world.state}"
         )
-    if world.thread == "running" and not world.words and not world.aborted:
+    if world.thread == "running" and not world.events and not world.aborted:
         wrong = (states.Parked, states.Repairing, states.Joining)
         assert not isinstance(world.state, wrong), f"it trains, but is {world.state}"
 
@@ -174,8 +176,8 @@ class Explored:
 
 
 def explore(start: World, incidents: int) -> Explored:
-    """Breadth first, so that a counterexample is as short as can be; its story is the message."""
-    told = orders(incidents)
+    """Breadth first, so that a counterexample is short; its trace is the error message."""
+    sent = orders(incidents)
     came: Came = {repr(start): None}
     edges: set[tuple[type[State], type[State]]] = set()
     todo = deque([start])
@@ -183,7 +185,7 @@ def explore(start: World, incidents: int) -> Explored:
         world = todo.popleft()
         try:
             check(world)
-            steps = list(successors(world, told))
+            steps = list(successors(world, sent))
         except AssertionError as broken:
             raise AssertionError("\n".join([str(broken), *_story(world, came)])) from None
         for what, following in steps:
@@ -196,16 +198,16 @@ def explore(start: World, incidents: int) -> Explored:
 
 
 Came = dict[str, tuple[World, str] | None]
-"""From where each world was first reached. A plan holds a dict, so worlds go by their text."""
+"""The predecessor of each world. A plan contains a dict, so worlds are compared by repr."""
 
 
 def _story(world: World, came: Came) -> list[str]:
-    story = []
+    trace = []
     at: World | None = world
     while at is not None:
         previous = came[repr(at)]
         if previous is None:
             break
         at, what = previous
-        story.append(what)
-    return story[::-1]
+        trace.append(what)
+    return trace[::-1]

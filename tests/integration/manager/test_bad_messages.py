@@ -1,4 +1,4 @@
-"""What a peer says about others, or in numbers that cannot be, does not move the manager."""
+"""Messages about other ranks or with invalid numbers have no effect on the manager."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_bad_messages_are_rejected_and_do_not_break_the_manager(tmp_path: Path) 
 
 
 def test_invalid_unicode_is_replaced_by_question_marks(tmp_path: Path) -> None:
-    """An exception's message may hold what is no character; the fault counts all the same."""
+    """The text of an exception may contain invalid Unicode; the fault counts nevertheless."""
 
     async def play() -> None:
         async with managing(tmp_path, "--strategies", "recover-in-place") as port:

@@ -1,4 +1,4 @@
-"""The manager as a process of its own: its port, its files, Ascend's agents below it."""
+"""The manager as a separate process: its port, its files, Ascend's agents."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def managing(folder: Path, *words: str) -> AsyncIterator[int]:
 
 
 class AscendAgent:
-    """Says and hears only what Ascend's agents do."""
+    """Sends and receives only the messages of Ascend's agents."""
 
     def __init__(self, port: int, node: int = 0) -> None:
         self.bus = Bus(BusConfig(me=agent(node), upstream=f"127.0.0.1:{port}", job="job"))
@@ -85,7 +85,7 @@ def test_ascend_agents_start_restart_and_exit(tmp_path: Path) -> None:
 
 
 def test_manager_works_with_ascends_clusterd(tmp_path: Path) -> None:
-    """It knows neither our progress reports nor our declarations, and says so."""
+    """It implements neither progress reports nor declarations."""
     server, asked = Running(), queue.Queue[str]()
     server.on_unknown(asked.put)
 
@@ -95,7 +95,7 @@ def test_manager_works_with_ascends_clusterd(tmp_path: Path) -> None:
             await peer.join(2)
             while not (await asyncio.to_thread(asked.get, timeout=PATIENCE_S)).endswith("Progress"):
                 pass
-            for left in (2, 1, 1):  # the answer has come before the last of these
+            for left in (2, 1, 1):  # the reply comes before the last of these
                 assert await peer.bus.send(manager(), m.RestartsLeft(left))
             await peer.bus.send(manager(), m.RanksFailed((Rank(0),), 1735689600))
             await asyncio.to_thread(server.clusterd.next_call, "ReportProcessFault")

@@ -1,4 +1,4 @@
-"""What Prometheus gets from the real processes: a clusterd with a round behind it, and a job."""
+"""What Prometheus gets from real processes: a clusterd after a round, and a job."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def scrape(port: int) -> Samples:
 
 
 def of(samples: Samples, name: str, *labels: str) -> float:
-    """The one sample of that name whose labels include these."""
+    """The sample of this name whose labels include these."""
     (value,) = (v for (n, told), v in samples.items() if n == name and set(labels) <= told)
     return value
 
@@ -84,7 +84,7 @@ def test_clusterd_serves_metrics_of_all_its_jobs(tmp_path: Path) -> None:
 
 
 async def a_round(port: int, metrics: int) -> Samples:
-    """A rank dies and is replaced; what is told afterwards."""
+    """A rank dies and is replaced; the metrics after that."""
     async with connected(f"127.0.0.1:{port}") as client:
         await client.declare("recover-in-place")
         await client.join()

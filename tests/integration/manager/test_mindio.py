@@ -1,4 +1,4 @@
-"""With `mindio_ttp` installed, its controller mends the ranks and the manager carries the words."""
+"""With `mindio_ttp` installed, its controller repairs ranks and the manager relays messages."""
 
 from __future__ import annotations
 

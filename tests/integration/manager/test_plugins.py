@@ -1,4 +1,4 @@
-"""A manager's process with plugins from `plugin_dir`: the documented one reaches an agent."""
+"""A manager process with plugins from `plugin_dir`: the documented one reaches an agent."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_documented_plugin_works_beside_broken_ones(tmp_path: Path) -> None:
             assert await peer.hears() == m.StartWorkers(2)
             await peer.bus.send(manager(), m.RanksFailed((Rank(0),), 1735689600))
             heard: list[m.Body] = []
-            # The plugin is heard, and the job goes on as without it.
+            # The plugin's message arrives, and the job continues as without it.
             while not {m.SetProfiling, m.RestartAgent} <= set(map(type, heard)):
                 heard.append(await peer.hears())
             assert m.SetProfiling(default_domain=True, communication=True) in heard

@@ -1,4 +1,4 @@
-"""The manager's counters: over all incidents of its life, though it keeps only the newest."""
+"""The manager's counters cover all incidents, although it keeps only the newest records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_counters_continue_when_old_records_are_dropped() -> None:
         records = (*records, record(number))[-KEPT:]
         if number % 7 == 0:
             incidents.count(records)
-            incidents.count(records)  # said again, nothing is new
+            incidents.count(records)  # repeated: nothing is new
     incidents.count(records)
     assert sums(incidents) == {
         "taskd_incidents_total recovered": 3 * KEPT,

@@ -1,4 +1,4 @@
-"""The documented `plugin_dir` is real, and a bad plugin harms nothing."""
+"""Plugins from `plugin_dir` work as documented, and a bad plugin does no harm."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def bad(
 
 
 def named(name: str) -> str:
-    """A plugin that is sound but for its name."""
+    """A valid plugin with this name."""
     text = textwrap.dedent(BAD).format(**bad())
     return text.replace("'bad'", name).replace('"bad"', name)
 
@@ -96,7 +96,7 @@ def test_plugin_sees_acts_sends_and_is_released(tmp_path: Path) -> None:
         stage.plugins.show(snapshot())
         await stage.until_sent()
         assert stage.sent == [(agent(0), KeptAlive()), (worker(1, 3), KeptAlive())]
-        # It is not done, so it is called again, whatever it sees.
+        # It has not finished, so it is called again with any snapshot.
         stage.plugins.show(snapshot("Stopping"))
         await stage.until_sent()
         assert len(stage.sent) == 4

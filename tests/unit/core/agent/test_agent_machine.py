@@ -1,4 +1,4 @@
-"""One node's processes: what each order and each death leads to."""
+"""The agent's machine: what each order and each death causes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NODE = Node(NodeRank(1), RANKS, 5)
 
 
 class Play:
-    """Events in, commands out, with the state kept in between."""
+    """Sends events to the machine and keeps its state."""
 
     def __init__(self, state: State | None = None) -> None:
         self.state: State = state or Waiting(NODE, 900.0)

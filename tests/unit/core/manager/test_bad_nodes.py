@@ -1,4 +1,4 @@
-"""After a stress test: clusterd is taken at its word, and a bad node is not used again."""
+"""After a stress test: the ranks that clusterd names are replaced, bad nodes are not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No shard is to be lost with one node."""
+"""No shard may be lost with a single node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who writes the last checkpoint of a job in which no shard exists twice."""
+"""Which ranks write the emergency checkpoint of a job without replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHARDS = "abcd"
 
 
 def sharded() -> Play:
-    """Rank 3 is lost. Each rank holds another shard."""
+    """Rank 3 is lost. Each rank holds a different shard."""
     play = Play().training()
     for rank, shard in enumerate(SHARDS):
         node, incident = NodeRank(rank // 2), play.state.job.incident

@@ -1,4 +1,4 @@
-"""Goodput: committed time over lived time."""
+"""Goodput: time in committed steps divided by uptime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is named as hung, and who is not."""
+"""Which ranks are named as hung, and which are not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Watch:
         assert self.beat(*told) == ()
 
     def stand(self, seconds: float, *told: Progress) -> list[Hung]:
-        """Beats with growing idleness, until the seconds are over or somebody is named."""
+        """Heartbeats with growing idle time, until the time is over or a rank is named."""
         found: list[Hung] = []
         until = self.now + seconds
         idle = 0.0
@@ -57,7 +57,7 @@ def test_rank_that_others_wait_for_is_named_in_time() -> None:
     still = watch.at_step
     told = [progress(rank, still, waiting=True) for rank in (0, 1, 3)]
     watch.now += BEAT_S
-    watch.beat(progress(2, still, BEAT_S, stack="in read()"))  # told once, long before
+    watch.beat(progress(2, still, BEAT_S, stack="in read()"))  # sent once, long before
     watch.now -= BEAT_S
     (hung,) = watch.stand(10.0, *told, progress(2, still))
     assert hung.rank == 2
@@ -131,7 +131,7 @@ def test_python_loop_has_the_longer_limit_while_others_progress() -> None:
 
 @pytest.mark.parametrize("busy", [True, False])
 def test_rank_that_does_new_things_is_never_named(busy: bool) -> None:
-    """It saves a checkpoint, say, for ten minutes, and is seen at it every half second."""
+    """It saves a checkpoint for ten minutes, and shows new work every half second."""
     watch = Watch()
     idle_s = 0.0
     while idle_s < 600.0:
@@ -151,7 +151,7 @@ def test_slow_rank_with_progress_is_never_named(pace: int) -> None:
             watch.now += BEAT_S
             idle = beat * BEAT_S
             told = [progress(rank, watch.at_step, idle, waiting=True) for rank in (0, 1, 2)]
-            # It enters a collective every second beat: it moves.
+            # It enters a collective every second heartbeat: it makes progress.
             slow = progress(3, watch.at_step, min(idle, BEAT_S))
             assert watch.beat(*told, slow) == ()
 

@@ -1,4 +1,4 @@
-"""One sentence of docs/recovery.md per test: given a state, when told, then so."""
+"""The manager's machine: one rule of the recovery documentation per test."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CONFIG = JobConfig(nodes=2, ranks_per_node=2)
 
 
 class Play:
-    """Tells the machine one thing after another; keeps what it last asked for."""
+    """Sends events to the machine; keeps the commands of the last one."""
 
     def __init__(self, config: JobConfig = CONFIG) -> None:
         self.config, self.now = config, 0.0
@@ -81,11 +81,11 @@ class Play:
         return self.tell(MessageReceived(src, body))
 
     def asked(self, kind: type[T]) -> list[T]:
-        """The commands of one kind, or the bodies of one kind that are to be sent."""
+        """The commands of one type, or the sent messages of one type."""
         told = [c.body if isinstance(c, SendMessage) else c for c in self.last.commands]
         return [item for item in told if isinstance(item, kind)]
 
-    # What the world says
+    # Events
 
     def agent_joins(self, node: int, running: bool = False) -> Play:
         locals_ = self.locals(node) if running else ()
@@ -134,7 +134,7 @@ class Play:
     def orders(self, signal: Signal) -> Play:
         return self.tell(SignalReceived(signal))
 
-    # How far we are
+    # Shortcuts to a state
 
     def training(self, protected: bool = True) -> Play:
         for node in range(self.config.nodes):
@@ -308,7 +308,7 @@ def test_incident_record_has_all_phases() -> None:
     assert all(part >= 0 for part in parts.values())
 
 
-# Faults meet faults
+# Faults during a recovery
 
 
 def test_rank_that_dies_while_stopping_is_not_waited_for() -> None:

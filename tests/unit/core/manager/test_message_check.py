@@ -1,4 +1,4 @@
-"""Words that are believed never break the manager's machine, whatever they are and in any order."""
+"""Accepted messages never break the manager's machine, whatever they contain, in any order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SAID = (
 
 
 def speaker(body: m.Body) -> Position:
-    """The place where these words are in order."""
+    """The sender from which this message is accepted."""
     if isinstance(body, m.AgentHello | m.WorkersStarted):
         return at_node(body.node)
     if hasattr(body, "rank") and not isinstance(body, m.WorkerExited):
@@ -114,6 +114,6 @@ def test_message_about_another_rank_or_with_invalid_numbers_is_rejected(
 
 
 def test_heartbeat_with_paces_is_accepted() -> None:
-    """Found in a real run: looking for a flag in a range took minutes."""
+    """Found in a real run: `in range` with a flag took minutes."""
     paces = tuple(Pace(Rank(number), Incarnation(0), EVERYTHING, steps=7) for number in range(2))
     assert problem_in(at_node(0), m.NodeHeartbeat(NodeRank(0), (), paces=paces)) == ""

@@ -1,4 +1,4 @@
-"""Nodes leave, come back and stand in for each other: what managers and agents make of it."""
+"""Nodes that leave, come back and replace each other: decisions of manager and agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manager's side of an operation: told, collected, answered once, and never for ever."""
+"""The manager's side of an operation: orders, results, exactly one reply, deadlines."""
 
 from __future__ import annotations
 

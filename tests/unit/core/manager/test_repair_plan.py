@@ -1,4 +1,4 @@
-"""Which step everybody resumes at, who gives state to whom, and when there is no way."""
+"""At which step all ranks resume, who copies whose state, and when it is impossible."""
 
 from __future__ import annotations
 

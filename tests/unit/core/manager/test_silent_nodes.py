@@ -1,4 +1,4 @@
-"""When a node is called silent: in under a second if it is cut off, never because it is loaded."""
+"""When a node is silent: in under a second if it is cut off, never because it is loaded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Watch:
         return outcome.commands
 
     def on(self) -> tuple[object, ...]:
-        """To the next deadline."""
+        """Advance to the next deadline."""
         self.now = self.state.deadline
         return self.take(Tick())
 
@@ -74,10 +74,10 @@ def test_starved_agent_has_time_while_its_machine_acknowledges() -> None:
     while watch.now - began < 4.0:
         assert watch.on() == (InspectConnection(NODE),)
         assert watch.take(ConnectionInspected(NODE, CONFIRMED)) == (ProbeNode(NODE),), (
-            "it is asked again"
+            "it is probed again"
         )
     assert watch.take(ProbeAnswered(NODE)) == ()
-    assert watch.on() == (ProbeNode(NODE),), "an answer is a sign of life, not a beat"
+    assert watch.on() == (ProbeNode(NODE),), "an answer does not replace a heartbeat"
 
 
 def test_agent_that_never_answers_is_silent_although_its_machine_is_alive() -> None:
@@ -102,7 +102,7 @@ def test_answer_may_take_longer_without_a_direct_connection() -> None:
 
 
 def test_data_sent_just_now_proves_nothing_yet() -> None:
-    """We may have been so slow ourselves that the question left only now."""
+    """The manager itself may have been so slow that the probe was sent only now."""
     watch = Watch()
     watch.on()
     watch.now += 3.0
@@ -134,19 +134,19 @@ def test_new_node_has_more_time() -> None:
         assert watch.state.deadline == pytest.approx(watch.now + late_s)
 
 
-# A node and a network made of random numbers
+# Simulation of a node and a network
 
 
 @dataclass
 class World:
-    """One node with an agent that starves, a network that drops, and the machine that judges it.
+    """One node with an agent that starves, a network that drops packets, and the machine.
 
     A packet is lost with some chance and repeated after 0.2 s, 0.4 s and so on, as TCP does.
     """
 
     random: Random
     stall_chance: float = 0.0
-    """That the agent does not run, for a time that may be seconds, at any of its turns."""
+    """The probability that the agent does not run, for up to seconds, at any of its turns."""
     loss: float = 0.0
     delay_s: float = 0.0005
     cut_at: float = inf
@@ -155,7 +155,7 @@ class World:
     heap: list[tuple[float, int, Event | str]] = field(default_factory=list)
     numbers: count[int] = field(default_factory=count)
     sent: list[tuple[float, float]] = field(default_factory=list)
-    """When something was sent to the node, and when its confirmation comes."""
+    """When data was sent to the node, and when it will be acknowledged."""
     last_confirmed: float = 0.0
     silent_at: float | None = None
     asked: int = 0
@@ -165,7 +165,7 @@ class World:
         heapq.heappush(self.heap, (at, next(self.numbers), event))
 
     def travel(self, at: float) -> float:
-        """When a packet that leaves then arrives."""
+        """When a packet that is sent at this time arrives."""
         wait_s = 0.2
         while self.random.random() < self.loss:
             at, wait_s = at + wait_s, 2 * wait_s

@@ -1,4 +1,4 @@
-"""Who holds the others up: single judgements, one at a time."""
+"""Which rank is a straggler: single judgements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cleared(outcome: Outcome) -> list[Straggler]:
 
 
 class Job:
-    """Four ranks that tell their pace once a second; each step takes half a second."""
+    """Four ranks that report their pace once per second; each step takes half a second."""
 
     def __init__(self, config: StragglerConfig = CONFIG, every_s: float = 1.0) -> None:
         self.config, self.every_s = config, every_s
@@ -51,7 +51,7 @@ class Job:
         busy: dict[int, float] | None = None,
         save: dict[int, float] | None = None,
     ) -> None:
-        """All by step; a rank that is not named waits 0.2 s of its 0.5 s."""
+        """All times per step; a rank that is not named waits 0.2 s of its 0.5 s."""
         for _ in range(round(seconds / self.every_s)):
             self.now += self.every_s
             steps = 2 * self.every_s
@@ -172,7 +172,7 @@ def test_interrupted_job_is_measured_again() -> None:
 
 
 def test_new_incarnation_starts_a_new_series() -> None:
-    """Found in a real run: its first pace has nothing before it."""
+    """Found in a real run: the first pace of a rank has no predecessor."""
     job = Job()
     job.run(20, wait={2: 0.05})
     reborn = replace(job.paces[2], incarnation=Incarnation(1), steps=0, total_s=0.0, wait_s=0.0)
@@ -184,7 +184,7 @@ def test_new_incarnation_starts_a_new_series() -> None:
 
 
 def test_window_is_extended_until_it_has_enough_steps() -> None:
-    """Found in a real run: it was cut down to fewer paces than a judgement needs."""
+    """Found in a real run: the series was cut to fewer samples than a judgement needs."""
     job = Job(replace(CONFIG, window_s=2.0))
     job.run(20, wait={2: 0.05})
     assert [slow.rank for slow in job.found] == [2]

@@ -15,7 +15,7 @@ Collectives = dict[int, dict[Hashable, tuple[int, int]]]
 
 
 def job(random: Random, clocks: list[int], count: int = 30) -> Collectives:
-    """Records of the same collectives, by ranks whose clocks are ahead by so many nanoseconds."""
+    """Records of the same collectives by ranks whose clocks are ahead by these nanoseconds."""
     recorded: Collectives = {rank: {} for rank in range(len(clocks))}
     now = BEGIN
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Who is named when replicas differ."""
+"""Which ranks are named when replicas differ."""
 
 from __future__ import annotations
 

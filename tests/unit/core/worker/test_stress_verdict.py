@@ -1,4 +1,4 @@
-"""Measurements to verdicts: the right rank, and only that one."""
+"""The verdict of a stress test names the right rank, and only that one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ranks(count: int) -> list[Rank]:
 
 
 def world(count: int, seed: int, slow: set[tuple[int, int]] = frozenset()) -> list[TransferResult]:  # type: ignore[assignment]
-    """All links of so many ranks, with the unevenness of a busy machine."""
+    """All links between this many ranks, with the noise of a busy machine."""
     random = Random(seed)
     seen = []
     for a, b in combinations(ranks(count), 2):

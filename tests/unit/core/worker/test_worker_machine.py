@@ -1,4 +1,4 @@
-"""One rank's way through a fault, step by step."""
+"""The worker's machine: one rank through a fault, step by step."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_joining_replacement_parks_at_once() -> None:
 
 
 def test_second_incident_gets_the_current_list_of_snapshots() -> None:
-    """While we stood, a neighbour finished its copy, and died."""
+    """While this rank was parked, another rank finished its copy and died."""
     late = (m.Copy("3of4", Step(7)),)
     for before in (parked(), states.Joining(ME, ONE)):
         told = walk(before, CopiesChanged(late), m.Park(TWO, "another one"))
