@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 
-from taskd.bus.clusterd_tls import ClusterdTlsSettings, credentials, from_environment
+from taskd.bus.security import (
+    ClusterdTlsSettings,
+    clusterd_credentials,
+    clusterd_tls_from_environment,
+)
 from taskd.config import environ, load
 from taskd.errors import SettingsError
 from taskd.runtime import files
@@ -110,7 +114,7 @@ def open_channel(
 
     If the server requires a certificate of the client, the environment names it.
     """
-    own_tls = from_environment()
+    own_tls = clusterd_tls_from_environment()
     options: tuple[tuple[str, int | str], ...] = (*KEEPALIVE, OWN_CONNECTION)
     if security is None:
         encrypted = _credentials(own_tls)
@@ -135,7 +139,7 @@ def open_channel(
 
 def _credentials(tls: ClusterdTlsSettings) -> grpc.ChannelCredentials | None:
     try:
-        return credentials(tls)
+        return clusterd_credentials(tls)
     except SettingsError as error:
         raise ValueError(str(error)) from error
 

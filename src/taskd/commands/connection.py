@@ -10,7 +10,11 @@ from typing import Any
 
 import grpc
 
-from taskd.bus.clusterd_tls import ClusterdTlsSettings, credentials, from_environment
+from taskd.bus.security import (
+    ClusterdTlsSettings,
+    clusterd_credentials,
+    clusterd_tls_from_environment,
+)
 from taskd.clusterd.locate import Place, find
 from taskd.errors import PeerRefused, PeerUnreachable
 from taskd.model.codes import RecoverCode
@@ -92,13 +96,13 @@ def _tls(arguments: argparse.Namespace, place: Place) -> ClusterdTlsSettings:
     if arguments.ca or arguments.cert or arguments.key:
         return ClusterdTlsSettings(ca=arguments.ca, crt=arguments.cert, key=arguments.key)
     # The server of a job that was announced on this machine listens on loopback, without TLS.
-    return ClusterdTlsSettings() if place.pid else from_environment()
+    return ClusterdTlsSettings() if place.pid else clusterd_tls_from_environment()
 
 
 @contextmanager
 def connection(arguments: argparse.Namespace, job: str = "") -> Iterator[Connection]:
     place = find(job, arguments.server, arguments.token)
-    encrypted = credentials(_tls(arguments, place))
+    encrypted = clusterd_credentials(_tls(arguments, place))
     if encrypted is None:
         channel = grpc.insecure_channel(place.address)
     else:

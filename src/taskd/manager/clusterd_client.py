@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from taskd.bus.clusterd_tls import credentials
+from taskd.bus.security import clusterd_credentials
 from taskd.manager.settings import ManagerConfig
 from taskd.model.clusterd import Report, Signal
 from taskd.model.codes import RecoverCode
@@ -58,7 +58,7 @@ class ClusterdClient:
 
     def __init__(self, address: str, config: ManagerConfig) -> None:
         self._config = config
-        encrypted = credentials(config.clusterd_tls)
+        encrypted = clusterd_credentials(config.clusterd_tls)
         self._channel = (
             aio.insecure_channel(address, options=OPTIONS)
             if encrypted is None

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 
-from taskd.bus.clusterd_tls import ClusterdTlsSettings
+from taskd.bus.security import ClusterdTlsSettings
 from taskd.clusterd import locate
 from taskd.clusterd.auth import Tokens
 from taskd.clusterd.main import Server, ServerConfig, serve

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from taskd.bus.clusterd_tls import ClusterdTlsSettings, from_environment
-from taskd.bus.security import Tls, tls_from_environment
+from taskd.bus.security import (
+    ClusterdTlsSettings,
+    Tls,
+    clusterd_tls_from_environment,
+    tls_from_environment,
+)
 from taskd.config import environ
 from taskd.core.manager.hung_ranks import LivenessConfig
 from taskd.core.manager.operation_progress import OperationsConfig
@@ -44,7 +48,7 @@ class ManagerConfig:
     clusterd_token: str = ""
     """The token that clusterd requires from this job's manager."""
 
-    clusterd_tls: ClusterdTlsSettings = field(default_factory=from_environment)
+    clusterd_tls: ClusterdTlsSettings = field(default_factory=clusterd_tls_from_environment)
 
     strategies: tuple[str, ...] = ()
     """Strategies to declare to a clusterd that cannot read them from a cluster. Empty: all."""

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from taskd.bus.clusterd_tls import ClusterdTlsSettings, credentials, from_environment
-from taskd.bus.security import Tls
+from taskd.bus.security import (
+    ClusterdTlsSettings,
+    Tls,
+    clusterd_credentials,
+    clusterd_tls_from_environment,
+)
 from taskd.clusterd.main import ServerConfig, serve
 from taskd.errors import SettingsError
 from taskd.manager.clusterd_client import ClusterdClient
@@ -64,13 +68,13 @@ def test_manager_command_and_recover_client_present_their_certificates(
 def test_all_invalid_certificate_files_are_reported_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert credentials(from_environment()) is None
+    assert clusterd_credentials(clusterd_tls_from_environment()) is None
     with pytest.raises(SettingsError) as wrong:
-        credentials(ClusterdTlsSettings(crt="some.pem"))
+        clusterd_credentials(ClusterdTlsSettings(crt="some.pem"))
     assert len(wrong.value.problems) == 2
     (tmp_path / "notes").write_text("no certificate")
     with pytest.raises(SettingsError, match="notes' is not a PEM file"):
-        credentials(ClusterdTlsSettings(ca=str(tmp_path / "notes")))
+        clusterd_credentials(ClusterdTlsSettings(ca=str(tmp_path / "notes")))
     monkeypatch.setenv("TASKD_CLUSTERD_CA", str(tmp_path / "absent"))
     with pytest.raises(ValueError, match="absent' cannot be read"):
         DLRecoverManager(pb.ClientInfo(), "127.0.0.1:1")
