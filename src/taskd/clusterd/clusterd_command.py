@@ -71,7 +71,7 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
     strategies = LADDER
     if arguments.strategies is not None:
         try:
-            strategies = parse_strategies(arguments.strategies)
+            strategies = parse_strategies(arguments.strategies, "--strategies")
         except ValueError as error:
             problems.append(str(error))
     if arguments.tls_ca and not arguments.tls:

@@ -46,7 +46,7 @@ def declaration(config: ManagerConfig) -> control.JobDeclaration:
     return control.JobDeclaration(
         job=config.job_id,
         name=config.job_id,
-        strategies=config.strategies or [strategy.value for strategy in LADDER],
+        strategies=config.strategies or LADDER,
         nodes=[
             control.Node(node_rank=node, ranks=range(node * per_node, (node + 1) * per_node))
             for node in range(config.job.nodes)

@@ -18,6 +18,7 @@ from taskd.core.manager.stragglers import StragglerConfig
 from taskd.errors import SettingsError, TaskdError
 from taskd.manager.main import serve
 from taskd.manager.settings import PORT, ManagerConfig, switch_file
+from taskd.model.strategies import parse_strategies
 from taskd.runtime.fd_limit import raise_fd_limit
 
 
@@ -55,6 +56,7 @@ def config_of(args: argparse.Namespace) -> ManagerConfig:
             join_timeout_s=args.join_timeout,
             rescheduling=args.rescheduling,
         )
+        strategies = parse_strategies(args.strategies, "--strategies") if args.strategies else ()
     except ValueError as error:
         raise SettingsError([str(error)]) from None
     return ManagerConfig(
@@ -63,7 +65,7 @@ def config_of(args: argparse.Namespace) -> ManagerConfig:
         token=environ.get("TASKD_TOKEN", ""),
         clusterd=args.clusterd,
         clusterd_token=environ.get("TASKD_CLUSTERD_TOKEN", ""),
-        strategies=tuple(filter(None, args.strategies.split(","))),
+        strategies=strategies,
         state_dir=args.state_dir,
         plugin_dir=args.plugin_dir,
         ready_file=args.ready_file,

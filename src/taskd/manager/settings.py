@@ -17,6 +17,7 @@ from taskd.core.manager.operation_progress import OperationsConfig
 from taskd.core.manager.silent_nodes import SilenceConfig
 from taskd.core.manager.states import JobConfig
 from taskd.core.manager.stragglers import StragglerConfig
+from taskd.model.strategies import Strategy
 from taskd.worker.settings import SWITCH
 
 PORT = 9601
@@ -50,7 +51,7 @@ class ManagerConfig:
 
     clusterd_tls: ClusterdTlsSettings = field(default_factory=clusterd_tls_from_environment)
 
-    strategies: tuple[str, ...] = ()
+    strategies: tuple[Strategy, ...] = ()
     """Strategies to declare to a clusterd that cannot read them from a cluster. Empty: all."""
 
     state_dir: Path | None = None

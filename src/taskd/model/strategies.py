@@ -59,13 +59,16 @@ def wire_strategy(text: str) -> WireStrategy | str:
         return text
 
 
-def parse_strategies(text: str) -> tuple[Strategy, ...]:
-    """Read `recover-strategy`: separated by commas, blanks allowed, `exit` is always added."""
+def parse_strategies(text: str, name: str = "recover-strategy") -> tuple[Strategy, ...]:
+    """Read a list separated by commas. Blanks are allowed, and `exit` is always added.
+
+    Raises ValueError, which names the setting (`name`) and the unknown words.
+    """
     words = [word.strip() for word in text.split(",")]
     unknown = sorted({word for word in words if word and word not in list(Strategy)})
     if unknown:
-        names = ", ".join(map(repr, unknown))
+        words_shown = ", ".join(map(repr, unknown))
         expected = f"{', '.join(LADDER[:-1])} or {LADDER[-1]}"
-        raise ValueError(f"recover-strategy: unknown value {names} (expected {expected})")
+        raise ValueError(f"{name}: unknown value {words_shown} (expected {expected})")
     wanted = {Strategy(word) for word in words if word} | {Strategy.EXIT}
     return tuple(strategy for strategy in LADDER if strategy in wanted)

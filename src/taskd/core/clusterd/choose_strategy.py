@@ -27,7 +27,7 @@ class Question:
     pods_back: bool = False
     """The scheduler has already found new pods."""
     platform: str | None = None
-    """The strategy that the platform has named; None: there is no platform."""
+    """The strategy that the platform has named, empty if it has not; None: no platform."""
     history: tuple[Attempt, ...] = ()
     max_interruptions: int = 3
     dump_useless: bool = False

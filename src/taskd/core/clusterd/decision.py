@@ -63,7 +63,7 @@ def _question(turn: Turn, pods_back: bool) -> Question:
         # Without a cluster, the manager does not run in node 0's pod.
         master_lost=job.config.cluster and MASTER in nodes,
         pods_back=pods_back,
-        platform=round_.platform if job.config.platform else None,
+        platform=(round_.platform or "") if job.config.platform else None,
         history=round_.history,
         max_interruptions=turn.config.max_interruptions,
         dump_useless=round_.nic_failed and job.config.framework == "mindspore",

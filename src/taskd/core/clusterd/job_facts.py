@@ -9,7 +9,7 @@ from hashlib import sha256
 from taskd.model.clusterd import JobConfig, PlatformSeen, Pod
 from taskd.model.faults import Fault, SeenFault
 from taskd.model.ids import Incident, JobId, NodeRank, Rank
-from taskd.model.strategies import Strategy
+from taskd.model.strategies import Strategy, WireStrategy
 
 MASTER = NodeRank(0)
 
@@ -122,8 +122,8 @@ class Round:
     """The nodes whose pods must be replaced; the other nodes are repaired in place."""
     offered: tuple[str, ...] = ()
     """The strategies that the job has offered."""
-    platform: str = ""
-    """The strategy that the platform has named."""
+    platform: WireStrategy | None = None
+    """The strategy that the platform has named, if it has."""
     history: tuple[Attempt, ...] = ()
     """What was tried since the job last trained, in this incident and in earlier ones."""
     stopped: bool = False

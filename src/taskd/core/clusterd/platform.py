@@ -8,21 +8,24 @@ from taskd.core.clusterd.job_facts import Job
 from taskd.model.clusterd import AnnotatePodGroup
 from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import Rank
+from taskd.model.strategies import WireStrategy
 
 CONFIRM = "ProcessConfirmFault"
 MAX_RANK_DIGITS = 7
+STRATEGIES: dict[str, WireStrategy] = {
+    word: word for word in (WireStrategy.RETRY, WireStrategy.RECOVER, WireStrategy.DUMP)
+}
 
 
-def wanted(job: Job) -> str:
-    """The strategy that the platform names; empty while it names none."""
-    word = (job.platform.strategy or "").strip(" ,")
-    return word if word in ("retry", "recover", "dump") else ""
+def wanted(job: Job) -> WireStrategy | None:
+    """The strategy that the platform names; None while it names none."""
+    return STRATEGIES.get((job.platform.strategy or "").strip(" ,"))
 
 
-def wanted_finally(job: Job) -> str:
+def wanted_finally(job: Job) -> WireStrategy | None:
     """Like `wanted`; once the faults are confirmed, the platform may also name `exit`."""
     word = (job.platform.strategy or "").strip(" ,")
-    return word if word == "exit" else wanted(job)
+    return WireStrategy.EXIT if word == WireStrategy.EXIT else wanted(job)
 
 
 def foreign_confirmation(job: Job) -> bool:

@@ -35,7 +35,7 @@ from taskd.model.clusterd import (
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, FaultKind, merge
 from taskd.model.ids import Incident, NodeRank
-from taskd.model.strategies import Strategy
+from taskd.model.strategies import Strategy, WireStrategy
 
 
 def new_incident(
@@ -154,7 +154,7 @@ def _dump_only(turn: Turn) -> bool:
         return False
     strategies = turn.job.config.strategies
     if turn.job.config.platform:
-        return turn.round.platform == "dump" and Strategy.DUMP in strategies
+        return turn.round.platform == WireStrategy.DUMP and Strategy.DUMP in strategies
     return strategies[0] is Strategy.DUMP
 
 
@@ -209,7 +209,7 @@ def retryable(job: Job, round_: Round) -> bool:
     """All faults can be retried, all are of one kind, and no retry has failed before."""
     return (
         Strategy.RETRY in job.config.strategies
-        and (not job.config.platform or round_.platform == "retry")
+        and (not job.config.platform or round_.platform == WireStrategy.RETRY)
         and all(fault.kind.retryable for fault in round_.faults)
         and len({fault.kind for fault in round_.faults}) <= 1
         and not _retry_has_failed(round_)
@@ -260,7 +260,7 @@ def _confirm(turn: Turn) -> Outcome:
 def confirmed(state: PlatformConfirming, turn: Turn) -> Outcome:
     """Continue once the platform has answered in full: a list of faults, and a strategy."""
     job, word = turn.job, platform.wanted_finally(turn.job)
-    stale = word == Strategy.RETRY and _retry_has_failed(turn.round)
+    stale = word is WireStrategy.RETRY and _retry_has_failed(turn.round)
     if job.platform.result is None or not word or stale:
         return turn.with_reason("waiting for the platform to confirm the faults").go_to(state)
     confirmed_faults = platform.read_faults(f"{job.platform.confirm or ''},{job.platform.result}")

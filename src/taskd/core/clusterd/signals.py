@@ -94,7 +94,7 @@ def change_strategy(
         case Strategy.RECOVER_IN_PLACE:
             actions += (RESTART_NODES,)
             nodes = tuple(node for node in nodes if node not in round_.leaving)
-            extra = "recover-in-place"
+            extra = strategy.value
         case Strategy.RECOVER:
             nodes = unreplaced(job, round_, round_.leaving)
         case Strategy.ELASTIC:
