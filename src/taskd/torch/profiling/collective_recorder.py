@@ -5,7 +5,7 @@ kernel of ours, registered for a dispatch key that comes before the device's own
 passes it on, and records when its future is done. Removing it restores the dispatcher's table.
 
 Waits in Python code are timed as well; those inside C++ appear as the end of the step
-(`worker/profiling/pace.py`).
+(`worker/profiling/step_times.py`).
 """
 
 from __future__ import annotations
