@@ -21,7 +21,7 @@ TRAIN = """
     import taskd.torch as taskd
 
     torch.set_num_threads(1)
-    rank, life = int(os.environ["RANK"]), os.environ["TASKD_INCARNATION"]
+    rank, incarnation = int(os.environ["RANK"]), os.environ["TASKD_INCARNATION"]
     torch.manual_seed(7 + rank)
     job = taskd.init()
     net = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.1), nn.Linear(32, 4))
@@ -30,7 +30,7 @@ TRAIN = """
     job.protect(model=model, optimizer=optimizer)
     gates = {int(at): os.path.join(os.environ["GATES"], at) for at in os.environ["AT"].split(",")}
     for step in job.steps(40):
-        if rank == 0 and int(step) in gates and life == "0":
+        if rank == 0 and int(step) in gates and incarnation == "0":
             print("at", int(step), flush=True)
             with open(gates.pop(int(step))) as gate:  # a pipe: waits for the test
                 gate.read()

@@ -71,7 +71,9 @@ def test_bad_messages_are_rejected_and_do_not_break_the_manager(tmp_path: Path) 
                 await peer.send(manager(), body)
                 await peer.close()
             await honest.bus.send(manager(), m.RanksFailed((Rank(0),), 1735689600))
-            assert await honest.hears() == m.RestartAgent(1), "somebody else was believed"
+            assert await honest.hears() == m.RestartAgent(1), (
+                "a message of another sender was accepted"
+            )
             await honest.bus.close()
 
     asyncio.run(play())

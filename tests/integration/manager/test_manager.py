@@ -29,9 +29,9 @@ async def start(folder: Path, *words: str) -> tuple[Process, int]:
         sys.executable, *command, "--listen", "127.0.0.1:0", *words, pass_fds=(write,)
     )
     os.close(write)
-    told = json.loads(await asyncio.to_thread(_read_all, read))
-    assert told["pid"] == process.pid
-    return process, told["port"]
+    ready = json.loads(await asyncio.to_thread(_read_all, read))
+    assert ready["pid"] == process.pid
+    return process, ready["port"]
 
 
 def _read_all(descriptor: int) -> str:
@@ -119,9 +119,9 @@ def test_used_port_is_an_error_and_the_manager_exits(tmp_path: Path) -> None:
                 stderr=asyncio.subprocess.PIPE,
             )
             async with asyncio.timeout(PATIENCE_S):
-                _, told = await process.communicate()
+                _, stderr = await process.communicate()
         assert process.returncode == 1
-        assert f"cannot listen on {address}" in told.decode()
+        assert f"cannot listen on {address}" in stderr.decode()
 
     asyncio.run(play())
 
@@ -134,9 +134,9 @@ def test_invalid_settings_are_reported_at_once() -> None:
             stderr=asyncio.subprocess.PIPE,
         )
         async with asyncio.timeout(PATIENCE_S):
-            _, told = await process.communicate()
+            _, stderr = await process.communicate()
         assert process.returncode == 1
-        assert "nodes must be at least 1" in told.decode()
+        assert "nodes must be at least 1" in stderr.decode()
 
     asyncio.run(play())
 

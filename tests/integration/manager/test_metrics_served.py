@@ -37,7 +37,7 @@ def scrape(port: int) -> Samples:
 
 def of(samples: Samples, name: str, *labels: str) -> float:
     """The sample of this name whose labels include these."""
-    (value,) = (v for (n, told), v in samples.items() if n == name and set(labels) <= told)
+    (value,) = (v for (n, found), v in samples.items() if n == name and set(labels) <= found)
     return value
 
 
@@ -51,12 +51,12 @@ def clusterd(journal: Path) -> Iterator[tuple[int, int]]:
     )
     assert process.stderr is not None
     try:
-        told = ""
-        while not (LISTENING.search(told) and METRICS.search(told)):
+        output = ""
+        while not (LISTENING.search(output) and METRICS.search(output)):
             line = process.stderr.readline()
-            assert line, told
-            told += line
-        ports = [int(pattern.search(told)[1]) for pattern in (LISTENING, METRICS)]  # type: ignore[index]
+            assert line, output
+            output += line
+        ports = [int(pattern.search(output)[1]) for pattern in (LISTENING, METRICS)]  # type: ignore[index]
         yield ports[0], ports[1]
     finally:
         process.terminate()
@@ -89,7 +89,7 @@ async def a_round(port: int, metrics: int) -> Samples:
         await client.declare("recover-in-place")
         await client.join()
         signals = client.subscribe()
-        told = control_pb2.JobProgress(
+        progress = control_pb2.JobProgress(
             job="job",
             step=7,
             world=4,
@@ -98,7 +98,7 @@ async def a_round(port: int, metrics: int) -> Samples:
             ranks=[control_pb2.RankStatus(rank=rank, phase="training") for rank in range(3)],
             stragglers=[control_pb2.Straggler(rank=2, cause="compute")],
         )
-        assert await client.code("PublishProgress", told) == 0
+        assert await client.code("PublishProgress", progress) == 0
         assert await client.fault(1) == 0
         stop = await signals.next("stopTrain")
         assert await client.stopped(stop.uuid) == 0

@@ -114,7 +114,7 @@ def test_documented_module_fails_clearly_without_mindio() -> None:
             *("-c", "import taskd.python.framework.manager.controller"),
             stderr=asyncio.subprocess.PIPE,
         )
-        _, told = await process.communicate()
-        assert b"No module named 'mindio_ttp'" in told
+        _, stderr = await process.communicate()
+        assert b"No module named 'mindio_ttp'" in stderr
 
     asyncio.run(play())

@@ -44,6 +44,6 @@ def test_equal_records_are_counted_twice() -> None:
     incidents.count((first,))
     incidents.count((first, second))
     incidents.count((first, second, record(2, "failed")))
-    told = sums(incidents)
-    assert told["taskd_incidents_total recovered"] == 2
-    assert told["taskd_incidents_total failed"] == 1
+    values = sums(incidents)
+    assert values["taskd_incidents_total recovered"] == 2
+    assert values["taskd_incidents_total failed"] == 1

@@ -18,16 +18,16 @@ ASKED = signal("globalFault", "on_global_rank", sequence=2, faults=NODE_1)
 def condemned(config: JobConfig | None = None) -> Play:
     play = Play(config) if config is not None else Play()
     play.training().orders(signal("stopTrain", "pause_train", sequence=8)).parks(0, 1, 2, 3)
-    play.tell(FOUND)
+    play.step(FOUND)
     stop = signal("stopTrain", "stop_train", incident=2, uuid="u2", sequence=9)
     return play.orders(stop).parks(0, 1, 2, 3)
 
 
 def test_living_ranks_named_by_clusterd_are_replaced() -> None:
     play = Play().training().orders(STOP).parks(0, 1, 2, 3).orders(ASKED)
-    assert "retry" not in play.asked(StrategiesReport)[0].strategies
+    assert "retry" not in play.sent(StrategiesReport)[0].strategies
     play.orders(change("recover"))
-    replaced = [one.rank for order in play.asked(m.ReplaceWorkers) for one in order.workers]
+    replaced = [one.rank for order in play.sent(m.ReplaceWorkers) for one in order.workers]
     assert replaced == [2, 3]
 
 
@@ -35,7 +35,7 @@ def test_no_rank_is_placed_on_a_node_marked_as_bad() -> None:
     asked = signal(
         "globalFault", "on_global_rank", incident=2, uuid="u2", sequence=10, faults=NODE_1
     )
-    offered = condemned().orders(asked).asked(StrategiesReport)[0].strategies
+    offered = condemned().orders(asked).sent(StrategiesReport)[0].strategies
     assert "recover" not in offered
     assert "downgrade" in offered
 
@@ -48,30 +48,30 @@ def test_job_continues_without_the_bad_node_and_its_ranks_leave() -> None:
     play.orders(change("downgrade", incident=2, uuid="u2"))
     assert isinstance(play.state, Repairing)
     assert [member.rank for member in play.state.plan.members] == [0, 1]
-    assert len(play.asked(m.Leave)) == 2
+    assert len(play.sent(m.Leave)) == 2
 
 
 def test_agent_repeats_to_a_restarted_manager_that_its_node_is_bad() -> None:
-    play = Play().training().tell(FOUND)
-    assert play.asked(m.NodeMarkedBad) == [m.NodeMarkedBad(FOUND.evidence)]
+    play = Play().training().step(FOUND)
+    assert play.sent(m.NodeMarkedBad) == [m.NodeMarkedBad(FOUND.evidence)]
     fresh = Play()
     for node in (0, 1):
         ranks = tuple(m.LocalWorker(Rank(2 * node + n), Incarnation(0), 7) for n in (0, 1))
         found = FOUND.evidence if node else ""
         hello = m.AgentHello(NodeRank(node), f"host{node}", ranks, "", condemned=found)
-        fresh.hear(agent(node), hello)
+        fresh.receive(agent(node), hello)
     assert fresh.state.job.bad_nodes == FOUND.nodes
 
 
 def test_no_node_is_marked_as_bad_where_a_cluster_replaces_nodes() -> None:
-    play = Play(JobConfig(nodes=2, ranks_per_node=2, rescheduling=True)).training().tell(FOUND)
+    play = Play(JobConfig(nodes=2, ranks_per_node=2, rescheduling=True)).training().step(FOUND)
     assert not play.state.job.bad_nodes
 
 
 def test_job_that_cannot_be_paused_continues() -> None:
     play = Play().training(protected=False)
     play.orders(signal("stopTrain", "pause_train", sequence=1))
-    assert [report.code for report in play.asked(StopReport)] == [499]
+    assert [report.code for report in play.sent(StopReport)] == [499]
     play.orders(change("continue"))
     assert isinstance(play.state, Training)
-    assert [(r.code, r.strategy) for r in play.asked(ResultReport)] == [(0, "continue")]
+    assert [(r.code, r.strategy) for r in play.sent(ResultReport)] == [(0, "continue")]

@@ -15,8 +15,8 @@ STEP_S, BEAT_S = 0.1, 0.25
 
 
 def progress(rank: int, at_step: int, idle_s: float = 0.0, **more: bool | int | str) -> Progress:
-    told = {"waiting": False, "collective": 2 * at_step, **more}
-    return Progress(Rank(rank), Incarnation(0), Step(at_step), idle_s, **told)  # type: ignore[arg-type]
+    fields = {"waiting": False, "collective": 2 * at_step, **more}
+    return Progress(Rank(rank), Incarnation(0), Step(at_step), idle_s, **fields)  # type: ignore[arg-type]
 
 
 class Watch:
@@ -28,18 +28,18 @@ class Watch:
         for _ in range(12):
             self.go_on()
 
-    def beat(self, *told: Progress, node: int = 0) -> tuple[Hung, ...]:
-        found = step(self.state, NodeHeartbeat(NodeRank(node), told), self.now, CONFIG)
+    def heartbeat(self, *reports: Progress, node: int = 0) -> tuple[Hung, ...]:
+        found = step(self.state, NodeHeartbeat(NodeRank(node), reports), self.now, CONFIG)
         self.state = found.state
         return found.commands
 
     def go_on(self) -> None:
         self.now += BEAT_S
         self.at_step += round(BEAT_S / STEP_S)
-        told = [progress(rank, self.at_step) for rank in range(self.size)]
-        assert self.beat(*told) == ()
+        others = [progress(rank, self.at_step) for rank in range(self.size)]
+        assert self.heartbeat(*others) == ()
 
-    def stand(self, seconds: float, *told: Progress) -> list[Hung]:
+    def stay_idle(self, seconds: float, *others: Progress) -> list[Hung]:
         """Heartbeats with growing idle time, until the time is over or a rank is named."""
         found: list[Hung] = []
         until = self.now + seconds
@@ -47,7 +47,7 @@ class Watch:
         while self.now < until and not found:
             self.now += BEAT_S
             idle += BEAT_S
-            found += self.beat(*(replace(each, idle_s=idle) for each in told))
+            found += self.heartbeat(*(replace(each, idle_s=idle) for each in others))
         self.idle = idle
         return found
 
@@ -55,11 +55,11 @@ class Watch:
 def test_rank_that_others_wait_for_is_named_in_time() -> None:
     watch = Watch()
     still = watch.at_step
-    told = [progress(rank, still, waiting=True) for rank in (0, 1, 3)]
+    others = [progress(rank, still, waiting=True) for rank in (0, 1, 3)]
     watch.now += BEAT_S
-    watch.beat(progress(2, still, BEAT_S, stack="in read()"))  # sent once, long before
+    watch.heartbeat(progress(2, still, BEAT_S, stack="in read()"))  # sent once, long before
     watch.now -= BEAT_S
-    (hung,) = watch.stand(10.0, *told, progress(2, still))
+    (hung,) = watch.stay_idle(10.0, *others, progress(2, still))
     assert hung.rank == 2
     assert "3 ranks wait for it" in hung.evidence
     assert hung.evidence.endswith("in read()")
@@ -68,65 +68,67 @@ def test_rank_that_others_wait_for_is_named_in_time() -> None:
 
 def test_incarnation_is_named_only_once() -> None:
     watch = Watch()
-    told = [progress(0, watch.at_step, waiting=True), progress(1, watch.at_step)]
-    assert watch.stand(10.0, *told)
-    assert not watch.stand(10.0, *told)
+    others = [progress(0, watch.at_step, waiting=True), progress(1, watch.at_step)]
+    assert watch.stay_idle(10.0, *others)
+    assert not watch.stay_idle(10.0, *others)
 
 
 def test_stopped_process_is_named_even_inside_a_collective() -> None:
     watch = Watch()
-    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
-    (hung,) = watch.stand(10.0, *told, progress(3, watch.at_step, waiting=True, stopped=True))
+    others = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    (hung,) = watch.stay_idle(10.0, *others, progress(3, watch.at_step, waiting=True, stopped=True))
     assert (hung.rank, "its process is stopped" in hung.evidence) == (3, True)
 
 
 def test_rank_in_an_older_collective_is_named() -> None:
     watch = Watch()
-    told = [progress(rank, watch.at_step, waiting=True, collective=90) for rank in (0, 1, 2)]
-    (hung,) = watch.stand(10.0, *told, progress(3, watch.at_step, waiting=True, collective=89))
+    others = [progress(rank, watch.at_step, waiting=True, collective=90) for rank in (0, 1, 2)]
+    (hung,) = watch.stay_idle(
+        10.0, *others, progress(3, watch.at_step, waiting=True, collective=89)
+    )
     assert hung.rank == 3
 
 
 def test_no_rank_is_named_when_all_wait_in_the_same_collective() -> None:
     watch = Watch()
-    told = [progress(rank, watch.at_step, waiting=True, collective=90) for rank in range(4)]
-    assert not watch.stand(30.0, *told)
+    others = [progress(rank, watch.at_step, waiting=True, collective=90) for rank in range(4)]
+    assert not watch.stay_idle(30.0, *others)
 
 
 def test_no_rank_is_named_while_no_rank_waits() -> None:
     watch = Watch()
-    assert not watch.stand(30.0, *(progress(rank, watch.at_step) for rank in range(4)))
+    assert not watch.stay_idle(30.0, *(progress(rank, watch.at_step) for rank in range(4)))
 
 
 def test_busy_rank_has_a_longer_limit() -> None:
     watch = Watch()
-    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
-    assert not watch.stand(250.0, *told, progress(3, watch.at_step, busy=True))
+    others = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    assert not watch.stay_idle(250.0, *others, progress(3, watch.at_step, busy=True))
 
 
 def test_endless_native_loop_is_named_after_the_longer_limit() -> None:
     watch = Watch()
-    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
-    found = watch.stand(400.0, *told, progress(3, watch.at_step, busy=True))
+    others = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    found = watch.stay_idle(400.0, *others, progress(3, watch.at_step, busy=True))
     assert [type(each) for each in found] == [Hung]
 
 
 def test_python_loop_that_all_wait_for_is_named_in_time() -> None:
     watch = Watch()
-    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    others = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
     spins = progress(3, watch.at_step, busy=True, spinning=True)
-    (hung,) = watch.stand(10.0, *told, spins)
+    (hung,) = watch.stay_idle(10.0, *others, spins)
     assert hung.rank == 3
     assert watch.idle <= 1.0 + 3 * STEP_S + 0.5 + 2 * BEAT_S
 
 
 def test_python_loop_has_the_longer_limit_while_others_progress() -> None:
     watch = Watch()
-    told = [progress(0, watch.at_step, waiting=True), progress(1, watch.at_step)]
+    others = [progress(0, watch.at_step, waiting=True), progress(1, watch.at_step)]
     spins = progress(3, watch.at_step, busy=True, spinning=True)
-    assert not [each for each in watch.stand(60.0, *told, spins) if each.rank == 3]
+    assert not [each for each in watch.stay_idle(60.0, *others, spins) if each.rank == 3]
     alone = Watch(size=1)
-    assert not alone.stand(60.0, progress(0, alone.at_step, busy=True, spinning=True))
+    assert not alone.stay_idle(60.0, progress(0, alone.at_step, busy=True, spinning=True))
 
 
 @pytest.mark.parametrize("busy", [True, False])
@@ -137,9 +139,9 @@ def test_rank_that_does_new_things_is_never_named(busy: bool) -> None:
     while idle_s < 600.0:
         idle_s += BEAT_S
         watch.now += BEAT_S
-        told = [progress(rank, watch.at_step, idle_s, waiting=True) for rank in (0, 1, 2)]
+        others = [progress(rank, watch.at_step, idle_s, waiting=True) for rank in (0, 1, 2)]
         saves = replace(progress(3, watch.at_step, idle_s, busy=busy), moving_s=idle_s - 0.5)
-        assert watch.beat(*told, saves) == ()
+        assert watch.heartbeat(*others, saves) == ()
 
 
 @pytest.mark.parametrize("pace", [2, 10])
@@ -150,10 +152,10 @@ def test_slow_rank_with_progress_is_never_named(pace: int) -> None:
         for beat in range(pace):
             watch.now += BEAT_S
             idle = beat * BEAT_S
-            told = [progress(rank, watch.at_step, idle, waiting=True) for rank in (0, 1, 2)]
+            others = [progress(rank, watch.at_step, idle, waiting=True) for rank in (0, 1, 2)]
             # It enters a collective every second heartbeat: it makes progress.
             slow = progress(3, watch.at_step, min(idle, BEAT_S))
-            assert watch.beat(*told, slow) == ()
+            assert watch.heartbeat(*others, slow) == ()
 
 
 def test_limit_grows_with_the_usual_step() -> None:
@@ -161,54 +163,54 @@ def test_limit_grows_with_the_usual_step() -> None:
     for _ in range(40):
         watch.now += 2.0
         watch.at_step += 1
-        assert watch.beat(*(progress(rank, watch.at_step) for rank in range(4))) == ()
-    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
-    assert not watch.stand(6.5, *told, progress(3, watch.at_step))
-    assert watch.stand(9.0, *told, progress(3, watch.at_step))
+        assert watch.heartbeat(*(progress(rank, watch.at_step) for rank in range(4))) == ()
+    others = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    assert not watch.stay_idle(6.5, *others, progress(3, watch.at_step))
+    assert watch.stay_idle(9.0, *others, progress(3, watch.at_step))
 
 
 def test_no_rank_is_judged_before_the_pace_is_known() -> None:
     watch = Watch.__new__(Watch)
     watch.state, watch.now, watch.size, watch.at_step = State(), 0.0, 2, 1
-    told = [progress(0, 1, waiting=True), progress(1, 1)]
-    assert not watch.stand(100.0, *told)
+    others = [progress(0, 1, waiting=True), progress(1, 1)]
+    assert not watch.stay_idle(100.0, *others)
 
 
 def test_parked_rank_is_not_judged() -> None:
     watch = Watch()
-    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
-    assert not watch.stand(30.0, *told, progress(3, watch.at_step, judged=False))
+    others = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    assert not watch.stay_idle(30.0, *others, progress(3, watch.at_step, judged=False))
 
 
 def test_limit_doubles_for_a_rank_named_before() -> None:
     watch = Watch()
-    told = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
-    watch.stand(10.0, *told, progress(3, watch.at_step))
+    others = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
+    watch.stay_idle(10.0, *others, progress(3, watch.at_step))
     first = watch.idle
     again = replace(progress(3, watch.at_step), incarnation=Incarnation(1))
-    assert watch.stand(30.0, *told, again)
+    assert watch.stay_idle(30.0, *others, again)
     assert watch.idle > 1.7 * first
 
 
 def test_heartbeat_of_a_former_incarnation_is_ignored() -> None:
     watch = Watch()
     new = replace(progress(3, watch.at_step), incarnation=Incarnation(1))
-    watch.beat(new)
-    watch.beat(progress(3, watch.at_step + 5, 99.0))
+    watch.heartbeat(new)
+    watch.heartbeat(progress(3, watch.at_step + 5, 99.0))
     assert watch.state.ranks[Rank(3)].progress == new
 
 
 def test_missing_heartbeats_do_not_make_a_rank_hung() -> None:
     watch = Watch()
     still = watch.at_step
-    watch.beat(progress(4, still), node=1)
+    watch.heartbeat(progress(4, still), node=1)
     for _ in range(40):
         watch.now += BEAT_S
-        told = [progress(rank, still, waiting=True) for rank in range(4)]
-        assert watch.beat(*told) == ()
+        others = [progress(rank, still, waiting=True) for rank in range(4)]
+        assert watch.heartbeat(*others) == ()
 
 
 def test_rank_missing_from_its_nodes_heartbeat_is_dropped() -> None:
     watch = Watch()
-    watch.beat(*(progress(rank, watch.at_step) for rank in range(3)))
+    watch.heartbeat(*(progress(rank, watch.at_step) for rank in range(3)))
     assert set(watch.state.ranks) == {0, 1, 2}

@@ -66,73 +66,82 @@ class Play:
         self.config, self.now = config, 0.0
         self.state: State = machine.begin(config, 0.0)
         self.last = Outcome(self.state)
-        self.lives: dict[int, int] = {}
+        self.incarnations: dict[int, int] = {}
 
-    def tell(self, event: Event, now: float | None = None) -> Play:
+    def step(self, event: Event, now: float | None = None) -> Play:
         self.now = self.now + 0.001 if now is None else now
         self.last = machine.step(self.state, event, self.now, self.config)
         self.state = self.last.state
         return self
 
     def late(self) -> Play:
-        return self.tell(Tick(), self.state.deadline)
+        return self.step(Tick(), self.state.deadline)
 
-    def hear(self, src: Position, body: m.Body) -> Play:
-        return self.tell(MessageReceived(src, body))
+    def receive(self, src: Position, body: m.Body) -> Play:
+        return self.step(MessageReceived(src, body))
 
-    def asked(self, kind: type[T]) -> list[T]:
+    def sent(self, kind: type[T]) -> list[T]:
         """The commands of one type, or the sent messages of one type."""
-        told = [c.body if isinstance(c, SendMessage) else c for c in self.last.commands]
-        return [item for item in told if isinstance(item, kind)]
+        sent = [c.body if isinstance(c, SendMessage) else c for c in self.last.commands]
+        return [item for item in sent if isinstance(item, kind)]
 
     # Events
 
     def agent_joins(self, node: int, running: bool = False) -> Play:
         locals_ = self.locals(node) if running else ()
         hello = m.AgentHello(NodeRank(node), f"host{node}", locals_, f"host{node}:29500")
-        self.hear(agent(node), hello)
-        return self if running else self.hear(agent(node), m.RestartsLeft(3))
+        self.receive(agent(node), hello)
+        return self if running else self.receive(agent(node), m.RestartsLeft(3))
 
     def started(self, node: int) -> Play:
-        return self.hear(agent(node), m.WorkersStarted(NodeRank(node), self.locals(node)))
+        return self.receive(agent(node), m.WorkersStarted(NodeRank(node), self.locals(node)))
 
     def locals(self, node: int) -> tuple[m.LocalWorker, ...]:
         per_node = self.config.ranks_per_node
         ranks = range(node * per_node, (node + 1) * per_node)
         return tuple(
-            m.LocalWorker(Rank(r), Incarnation(self.lives.get(r, 0)), 1000 + r) for r in ranks
+            m.LocalWorker(Rank(r), Incarnation(self.incarnations.get(r, 0)), 1000 + r)
+            for r in ranks
         )
 
     def hello(self, rank: int, phase: str = "training", protected: bool = True) -> Play:
         node = rank // self.config.ranks_per_node
-        life = Incarnation(self.lives.get(rank, 0))
+        incarnation = Incarnation(self.incarnations.get(rank, 0))
         incident = self.state.job.incident
         hello = m.WorkerHello(
-            Rank(rank), NodeRank(node), life, 1, incident, Step(7), phase, protected
+            Rank(rank), NodeRank(node), incarnation, 1, incident, Step(7), phase, protected
         )
-        return self.hear(worker(node, rank), hello)
+        return self.receive(worker(node, rank), hello)
 
     def dies(self, rank: int, code: int | None = None, signal: int | None = 9) -> Play:
         node = rank // self.config.ranks_per_node
-        life = Incarnation(self.lives.get(rank, 0))
-        return self.hear(agent(node), m.WorkerExited(Rank(rank), life, 1, code, signal, "boom"))
+        incarnation = Incarnation(self.incarnations.get(rank, 0))
+        return self.receive(
+            agent(node), m.WorkerExited(Rank(rank), incarnation, 1, code, signal, "boom")
+        )
 
     def parks(self, *ranks: int, step: int = 7, whole: bool = True) -> Play:
         for rank in ranks:
-            life, incident = Incarnation(self.lives.get(rank, 0)), self.state.job.incident
-            parked = m.Parked(Rank(rank), life, incident, Step(step), whole)
-            self.hear(worker(rank // self.config.ranks_per_node, rank), parked)
+            incarnation, incident = (
+                Incarnation(self.incarnations.get(rank, 0)),
+                self.state.job.incident,
+            )
+            parked = m.Parked(Rank(rank), incarnation, incident, Step(step), whole)
+            self.receive(worker(rank // self.config.ranks_per_node, rank), parked)
         return self
 
     def says(self, kind: type[m.Repaired] | type[m.Committed], *ranks: int, step: int = 7) -> Play:
         for rank in ranks:
-            life, incident = Incarnation(self.lives.get(rank, 0)), self.state.job.incident
-            body = kind(Rank(rank), life, incident, Step(step))
-            self.hear(worker(rank // self.config.ranks_per_node, rank), body)
+            incarnation, incident = (
+                Incarnation(self.incarnations.get(rank, 0)),
+                self.state.job.incident,
+            )
+            body = kind(Rank(rank), incarnation, incident, Step(step))
+            self.receive(worker(rank // self.config.ranks_per_node, rank), body)
         return self
 
     def orders(self, signal: Signal) -> Play:
-        return self.tell(SignalReceived(signal))
+        return self.step(SignalReceived(signal))
 
     # Shortcuts to a state
 
@@ -157,7 +166,7 @@ class Play:
     def repairing(self) -> Play:
         self.deciding().orders(ASK).orders(IN_PLACE)
         assert isinstance(self.state, Repairing)
-        self.lives[3] = 1
+        self.incarnations[3] = 1
         return self
 
 
@@ -181,27 +190,27 @@ def change(strategy: str, **more: object) -> Signal:
 
 def test_agent_gets_permission_to_start() -> None:
     play = Play().agent_joins(0)
-    assert play.asked(m.StartWorkers) == [m.StartWorkers(3)]
+    assert play.sent(m.StartWorkers) == [m.StartWorkers(3)]
 
 
 def test_ascend_agent_gets_permission_without_a_hello() -> None:
-    play = Play().hear(agent(0), m.AgentRegistered()).hear(agent(0), m.RestartsLeft(32767))
-    assert play.asked(m.StartWorkers) == [m.StartWorkers(32767)]
+    play = Play().receive(agent(0), m.AgentRegistered()).receive(agent(0), m.RestartsLeft(32767))
+    assert play.sent(m.StartWorkers) == [m.StartWorkers(32767)]
 
 
 def test_restart_budget_of_zero_means_no_limit() -> None:
-    play = Play(JobConfig(nodes=1, max_restarts=0)).hear(agent(0), m.RestartsLeft(0))
-    assert play.asked(m.StartWorkers) == [m.StartWorkers(32767)]
+    play = Play(JobConfig(nodes=1, max_restarts=0)).receive(agent(0), m.RestartsLeft(0))
+    assert play.sent(m.StartWorkers) == [m.StartWorkers(32767)]
 
 
 def test_permission_waits_while_clusterd_withholds_starts() -> None:
     play = Play(JobConfig()).agent_joins(0).started(0)
     play = Play(replace(CONFIG, nodes=1)).training()
     play.orders(signal("pauseStartAgent", uuid="p"))
-    play.hear(agent(5), m.AgentRegistered()).hear(agent(5), m.RestartsLeft(2))
+    play.receive(agent(5), m.AgentRegistered()).receive(agent(5), m.RestartsLeft(2))
     assert not play.last.commands
     play.orders(signal("continueStartAgent", uuid="q"))
-    assert play.asked(m.StartWorkers) == [m.StartWorkers(2)]
+    assert play.sent(m.StartWorkers) == [m.StartWorkers(2)]
 
 
 def test_training_begins_when_all_ranks_run() -> None:
@@ -213,7 +222,7 @@ def test_training_begins_when_all_ranks_run() -> None:
 def test_node_that_never_joins_ends_the_job() -> None:
     play = Play().agent_joins(0).started(0).late()
     assert isinstance(play.state, Ending)
-    assert play.asked(m.EndJob) == [m.EndJob(1, "nodes 1 did not start their ranks in time")]
+    assert play.sent(m.EndJob) == [m.EndJob(1, "nodes 1 did not start their ranks in time")]
 
 
 # A fault, step by step
@@ -223,7 +232,7 @@ def test_death_is_reported_with_its_evidence() -> None:
     play = Play().training().dies(3)
 
     assert isinstance(play.state, Reported)
-    [report] = play.asked(FaultReport)
+    [report] = play.sent(FaultReport)
     assert [(f.rank, f.kind, f.evidence) for f in report.faults] == [(3, "1", "signal 9: boom")]
 
 
@@ -240,21 +249,21 @@ def test_stop_order_parks_all_ranks() -> None:
 def test_stop_is_complete_when_the_last_survivor_has_parked() -> None:
     play = Play().stopping().parks(0, 1)
     assert not play.last.commands
-    assert [(r.uuid, r.code) for r in play.parks(2).asked(StopReport)] == [("u1", 0)]
+    assert [(r.uuid, r.code) for r in play.parks(2).sent(StopReport)] == [("u1", 0)]
 
 
 def test_rank_that_does_not_park_is_a_new_fault() -> None:
     play = Play().stopping().parks(0, 1).late()
 
-    [report] = play.asked(FaultReport)
+    [report] = play.sent(FaultReport)
     assert [(f.rank, f.cause) for f in report.faults] == [(2, "stuck"), (3, "exited")]
-    assert play.asked(StopReport)
+    assert play.sent(StopReport)
     assert isinstance(play.state, Deciding)
 
 
 def test_possible_strategies_are_reported_to_clusterd() -> None:
     play = Play().deciding().orders(ASK)
-    [report] = play.asked(StrategiesReport)
+    [report] = play.sent(StrategiesReport)
     assert report.strategies == ("recover", "downgrade", "dump", "exit")
 
 
@@ -273,7 +282,7 @@ def test_recover_in_place_replaces_only_the_dead_rank() -> None:
 
 def test_replacement_gets_the_plan_after_its_hello() -> None:
     play = Play().repairing().started(1).hello(3, "joining")
-    [repair] = play.asked(m.Repair)
+    [repair] = play.sent(m.Repair)
     assert repair.sources == {3: 2}
 
 
@@ -282,10 +291,10 @@ def test_recovery_succeeds_when_all_ranks_have_committed_a_step() -> None:
     play.says(m.Repaired, 0, 1, 2, 3)
     assert isinstance(play.state, Resuming)
     play.says(m.Committed, 0, 1, 2, step=8)
-    assert not play.asked(ResultReport)
+    assert not play.sent(ResultReport)
     play.says(m.Committed, 3, step=8)
     assert isinstance(play.state, Training)
-    assert [(r.code, r.strategy) for r in play.asked(ResultReport)] == [(0, "recover")]
+    assert [(r.code, r.strategy) for r in play.sent(ResultReport)] == [(0, "recover")]
 
 
 def test_step_committed_before_others_are_repaired_counts() -> None:
@@ -314,7 +323,7 @@ def test_incident_record_has_all_phases() -> None:
 def test_rank_that_dies_while_stopping_is_not_waited_for() -> None:
     play = Play().stopping().parks(0, 1).dies(2)
     assert isinstance(play.state, Deciding)
-    assert play.asked(FaultReport)
+    assert play.sent(FaultReport)
 
 
 def test_death_while_repairing_leads_back_to_reported() -> None:
@@ -333,8 +342,10 @@ def test_replacement_that_never_started_gets_another_incarnation() -> None:
     play.orders(signal("stopTrain", "stop_train", incident=2, uuid="u2", sequence=4)).parks(1, 2)
     play.orders(replace(IN_PLACE, incident=Incident(2), uuid="u2", sequence=6))
 
-    lives = {w.rank: w.incarnation for order in play.asked(m.ReplaceWorkers) for w in order.workers}
-    assert lives == {0: 1, 3: 2}
+    incarnations = {
+        w.rank: w.incarnation for order in play.sent(m.ReplaceWorkers) for w in order.workers
+    }
+    assert incarnations == {0: 1, 3: 2}
 
 
 def test_replies_to_an_older_incident_are_ignored() -> None:
@@ -342,7 +353,7 @@ def test_replies_to_an_older_incident_are_ignored() -> None:
     play.orders(signal("stopTrain", "stop_train", incident=2, uuid="u2", sequence=4))
     stale = m.Parked(Rank(1), Incarnation(0), Incident(1), Step(7), True)
 
-    play.hear(worker(0, 1), stale)
+    play.receive(worker(0, 1), stale)
 
     assert isinstance(play.state, Stopping)
     assert play.state.running == {1, 2}
@@ -350,9 +361,9 @@ def test_replies_to_an_older_incident_are_ignored() -> None:
 
 def test_former_incarnation_must_leave() -> None:
     play = Play().repairing()
-    play.lives[3] = 0
-    [leave] = play.hello(3).asked(m.Leave)
-    assert leave.life == 0, "the address names the rank; its next life must not obey"
+    play.incarnations[3] = 0
+    [leave] = play.hello(3).sent(m.Leave)
+    assert leave.life == 0, "the address names the rank; its next incarnation must ignore it"
 
 
 def test_failed_collective_waits_for_the_death_that_explains_it() -> None:
@@ -360,11 +371,11 @@ def test_failed_collective_waits_for_the_death_that_explains_it() -> None:
     failed = m.WorkerFailed(
         Rank(0), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
     )
-    play.hear(worker(0, 0), failed)
+    play.receive(worker(0, 0), failed)
     assert isinstance(play.state, Suspecting)
     assert not play.last.commands
 
-    [report] = play.dies(3).asked(FaultReport)
+    [report] = play.dies(3).sent(FaultReport)
     assert {f.rank: f.kind for f in report.faults} == {3: "1"}
 
 
@@ -373,82 +384,82 @@ def test_failed_collective_without_a_death_is_a_network_fault_and_can_be_retried
     failed = m.WorkerFailed(
         Rank(0), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
     )
-    [report] = play.hear(worker(0, 0), failed).late().asked(FaultReport)
+    [report] = play.receive(worker(0, 0), failed).late().sent(FaultReport)
     assert [(f.rank, f.kind) for f in report.faults] == [(0, "2")]
 
     play.orders(STOP).parks(0, 1, 2, 3).orders(ASK)
-    assert play.asked(StrategiesReport)[0].strategies[0] == "retry"
+    assert play.sent(StrategiesReport)[0].strategies[0] == "retry"
     play.orders(change("retry"))
-    [repair] = play.asked(m.Repair)
+    [repair] = play.sent(m.Repair)
     assert (repair.strategy, repair.sources) == ("retry", {})
 
 
 def test_no_wait_for_a_death_when_all_ranks_have_reported() -> None:
     play = Play().training()
     for rank in range(4):
-        assert not play.asked(FaultReport)
+        assert not play.sent(FaultReport)
         failed = m.WorkerFailed(
             Rank(rank), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
         )
-        play.hear(worker(rank // 2, rank), failed)
-    [report] = play.asked(FaultReport)
+        play.receive(worker(rank // 2, rank), failed)
+    [report] = play.sent(FaultReport)
     assert {f.kind for f in report.faults} == {"2"}
 
 
 def test_retry_repairs_a_corrupt_rank_from_a_peer() -> None:
     play = Play().training()
     failed = m.WorkerFailed(Rank(1), Incarnation(0), Incident(0), FaultCause.CORRUPT, "bits differ")
-    play.hear(worker(0, 1), failed).orders(STOP).parks(0, 1, 2, 3).orders(change("retry"))
-    [repair] = play.asked(m.Repair)
+    play.receive(worker(0, 1), failed).orders(STOP).parks(0, 1, 2, 3).orders(change("retry"))
+    [repair] = play.sent(m.Repair)
     assert repair.sources == {1: 0}
 
 
 def test_hung_rank_is_replaced_without_parking() -> None:
-    play = Play().training().tell(RankHung(Rank(2), "no progress for 9 s")).orders(STOP)
+    play = Play().training().step(RankHung(Rank(2), "no progress for 9 s")).orders(STOP)
     assert isinstance(play.state, Stopping)
     assert play.state.running == {0, 1, 3}
     play.parks(0, 1, 3).orders(IN_PLACE)
-    assert [w.rank for w in play.asked(m.ReplaceWorkers)[0].workers] == [2]
+    assert [w.rank for w in play.sent(m.ReplaceWorkers)[0].workers] == [2]
 
 
 def test_ranks_of_a_silent_node_are_lost() -> None:
-    play = Play().training().tell(NodeSilent(NodeRank(1), "no heartbeat for 2 s"))
-    [report] = play.asked(FaultReport)
+    play = Play().training().step(NodeSilent(NodeRank(1), "no heartbeat for 2 s"))
+    [report] = play.sent(FaultReport)
     assert [(f.rank, f.cause) for f in report.faults] == [(2, "silent"), (3, "silent")]
 
 
 def test_disconnected_node_is_waited_for_only_briefly_when_it_is_the_last() -> None:
-    play = Play().stopping().tell(NodeDisconnected(NodeRank(1)))
+    play = Play().stopping().step(NodeDisconnected(NodeRank(1)))
     play.parks(0, 1)
     assert play.state.deadline - play.now < 1.0
     play.late()
     assert isinstance(play.state, Deciding)
-    [report] = play.asked(FaultReport)
+    [report] = play.sent(FaultReport)
     assert [(f.rank, f.cause) for f in report.faults] == [(2, "silent"), (3, "exited")]
 
 
 def test_node_that_reconnects_gets_the_full_time_again() -> None:
-    play = Play().stopping().tell(NodeDisconnected(NodeRank(1))).parks(0, 1)
-    play.tell(NodeConnected(NodeRank(1)))
+    play = Play().stopping().step(NodeDisconnected(NodeRank(1))).parks(0, 1)
+    play.step(NodeConnected(NodeRank(1)))
     assert play.state.deadline - play.now > 10.0
     play.parks(2)
     assert isinstance(play.state, Deciding)
 
 
 def test_agent_that_requests_a_start_again_has_lost_its_ranks() -> None:
-    play = Play().training().hear(agent(1), m.RestartsLeft(3))
+    play = Play().training().receive(agent(1), m.RestartsLeft(3))
     assert isinstance(play.state, Reported)
-    assert not play.asked(m.StartWorkers)
+    assert not play.sent(m.StartWorkers)
 
 
 def test_two_failed_repairs_in_a_row_have_a_deadline() -> None:
     play = Play().repairing()
-    told = m.RepairFailed(Rank(1), Incarnation(0), Incident(1), "the source hung up")
-    play.hear(worker(0, 1), told)
+    failed = m.RepairFailed(Rank(1), Incarnation(0), Incident(1), "the source hung up")
+    play.receive(worker(0, 1), failed)
     assert isinstance(play.state, Repairing)
     play.late()
     assert isinstance(play.state, Deciding)
-    assert [r.code for r in play.asked(ResultReport)] == [406]
+    assert [r.code for r in play.sent(ResultReport)] == [406]
 
 
 # The other strategies
@@ -456,19 +467,19 @@ def test_two_failed_repairs_in_a_row_have_a_deadline() -> None:
 
 def test_unprotected_ranks_are_all_restarted_and_use_one_restart() -> None:
     play = Play().training(protected=False).dies(3).orders(STOP)
-    assert play.asked(StopReport)
-    assert play.orders(ASK).asked(StrategiesReport)[0].strategies == ("recover", "exit")
+    assert play.sent(StopReport)
+    assert play.orders(ASK).sent(StrategiesReport)[0].strategies == ("recover", "exit")
 
     play.orders(IN_PLACE)
 
     assert isinstance(play.state, Restarting)
-    orders = play.asked(m.RestartJob)
+    orders = play.sent(m.RestartJob)
     assert [order.attempt for order in orders] == [1, 1]
     assert [[w.incarnation for w in order.workers] for order in orders] == [[1, 1], [1, 1]]
     assert play.state.job.restarts_left == 2
-    play.lives = dict.fromkeys(range(4), 1)
+    play.incarnations = dict.fromkeys(range(4), 1)
     assert isinstance(play.started(0).started(1).state, Training)
-    assert [r.code for r in play.asked(ResultReport)] == [0]
+    assert [r.code for r in play.sent(ResultReport)] == [0]
     (record,) = play.state.job.past_incidents
     assert (record.strategy, record.outcome) == ("recover-in-place", "restarted")
 
@@ -482,9 +493,9 @@ def test_only_exit_is_possible_when_the_restart_budget_is_used_up() -> None:
         play.orders(signal("globalFault", "on_global_rank", incident=incident, uuid=uuid))
         if incident == 1:
             play.orders(change("recover", incident=1, uuid=uuid))
-            play.lives = dict.fromkeys(range(4), 1)
+            play.incarnations = dict.fromkeys(range(4), 1)
             play.started(0).started(1)
-    assert play.asked(StrategiesReport)[0].strategies == ("exit",)
+    assert play.sent(StrategiesReport)[0].strategies == ("exit",)
 
 
 def test_in_process_repair_uses_no_restart() -> None:
@@ -499,19 +510,19 @@ def test_job_without_progress_is_not_repaired_forever() -> None:
         play.dies(3)
         play.orders(signal("stopTrain", "stop_train", incident=incident, uuid=uuid)).parks(0, 1, 2)
         play.orders(signal("globalFault", "on_global_rank", incident=incident, uuid=uuid))
-        strategies += [play.asked(StrategiesReport)[0].strategies]
+        strategies += [play.sent(StrategiesReport)[0].strategies]
         if "recover" in strategies[-1]:
             play.orders(change("recover", incident=incident, uuid=uuid, extra="recover-in-place"))
-            play.lives[3] = incident
+            play.incarnations[3] = incident
             play.started(1).hello(3, "joining")
     assert [("recover" in offered) for offered in strategies] == [True, True, False]
 
 
 def test_recover_waits_for_a_lost_node() -> None:
     play = Play(replace(CONFIG, rescheduling=True)).training()
-    play.tell(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
+    play.step(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
     play.orders(IN_PLACE)
-    assert [r.code for r in play.asked(ResultReport)] == [406]
+    assert [r.code for r in play.sent(ResultReport)] == [406]
     play.orders(change("recover", uuid="u1b"))
     assert isinstance(play.state, Awaiting)
     play.agent_joins(1)
@@ -520,27 +531,27 @@ def test_recover_waits_for_a_lost_node() -> None:
 
 
 def test_shrinking_reports_the_isolated_ranks_and_continues_at_once() -> None:
-    play = Play().training().tell(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
+    play = Play().training().step(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
     play.orders(change("downgrade", extra='{"scale-in-strategy": "DP"}'))
 
     assert isinstance(play.state, Repairing)
     assert play.state.job.world == {0, 1}
-    [report] = play.asked(ResultReport)
+    [report] = play.sent(ResultReport)
     assert (report.code, report.isolated) == (201, (2, 3))
     play.says(m.Committed, 0, 1, step=8)
-    assert [(r.code, r.strategy) for r in play.asked(ResultReport)] == [(0, "downgrade")]
+    assert [(r.code, r.strategy) for r in play.sent(ResultReport)] == [(0, "downgrade")]
 
 
 def test_job_grows_back_when_the_node_returns() -> None:
-    play = Play().training().tell(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
+    play = Play().training().step(NodeSilent(NodeRank(1), "gone")).orders(STOP).parks(0, 1)
     play.orders(change("downgrade")).says(m.Committed, 0, 1, step=8)
-    play.hear(agent(1), m.AgentHello(NodeRank(1), "host1", (), ""))
-    assert [offer.strategies for offer in play.asked(StrategiesReport)] == [("upgrade",)]
-    play.hear(agent(1), m.RestartsLeft(3))
-    assert not play.asked(m.StartWorkers)
+    play.receive(agent(1), m.AgentHello(NodeRank(1), "host1", (), ""))
+    assert [offer.strategies for offer in play.sent(StrategiesReport)] == [("upgrade",)]
+    play.receive(agent(1), m.RestartsLeft(3))
+    assert not play.sent(m.StartWorkers)
 
     play.orders(change("upgrade", uuid="u2"))
-    assert play.asked(m.Park) == [m.Park(Incident(2), "incident 2: failed ranks: none")]
+    assert play.sent(m.Park) == [m.Park(Incident(2), "incident 2: failed ranks: none")]
     assert isinstance(play.state, Stopping)
     play.parks(0, 1, step=9)
 
@@ -553,11 +564,11 @@ def test_job_grows_back_when_the_node_returns() -> None:
 def test_dump_is_written_by_the_ranks_that_hold_the_step() -> None:
     play = Play().stopping().parks(0, 1, step=8).parks(2).orders(change("dump"))
     assert isinstance(play.state, Dumping)
-    [dump] = play.asked(m.Dump)
+    [dump] = play.sent(m.Dump)
     assert (dump.step, [member.rank for member in dump.members]) == (8, [0, 1])
     for rank in (0, 1):
-        play.hear(worker(0, rank), m.Dumped(Rank(rank), Incident(1), Step(8)))
-    assert [(r.code, r.strategy) for r in play.asked(ResultReport)] == [(0, "dump")]
+        play.receive(worker(0, rank), m.Dumped(Rank(rank), Incident(1), Step(8)))
+    assert [(r.code, r.strategy) for r in play.sent(ResultReport)] == [(0, "dump")]
     play.orders(replace(change("exit", extra="dump_exit"), sequence=9))
     assert isinstance(play.state, Ending)
     assert play.state.exit_code == 1
@@ -568,8 +579,8 @@ def test_dump_is_written_by_the_ranks_that_hold_the_step() -> None:
 
 def test_failed_dump_is_reported() -> None:
     play = Play().deciding().orders(change("dump"))
-    play.hear(worker(0, 0), m.Dumped(Rank(0), Incident(1), Step(7), "disk full"))
-    assert [r.code for r in play.asked(ResultReport)] == [407]
+    play.receive(worker(0, 0), m.Dumped(Rank(0), Incident(1), Step(7), "disk full"))
+    assert [r.code for r in play.sent(ResultReport)] == [407]
 
 
 def test_death_while_dumping_is_a_new_fault() -> None:
@@ -582,7 +593,7 @@ def test_save_and_exit_stops_writes_and_ends() -> None:
     play.orders(signal("saveAndExit", "save_and_exit")).parks(0, 1, 2)
     assert isinstance(play.state, Dumping)
     for rank in range(3):
-        play.hear(worker(0, rank), m.Dumped(Rank(rank), Incident(1), Step(7)))
+        play.receive(worker(0, rank), m.Dumped(Rank(rank), Incident(1), Step(7)))
     assert isinstance(play.state, Ending)
 
 
@@ -590,10 +601,10 @@ def test_pause_for_an_operation_ends_with_continue() -> None:
     play = Play().training().orders(signal("stopTrain", "pause_train", sequence=1))
     play.parks(0, 1, 2, 3)
     assert isinstance(play.state, Paused)
-    assert play.asked(StopReport)
+    assert play.sent(StopReport)
     play.orders(change("continue")).says(m.Committed, 0, 1, 2, 3, step=8)
     assert isinstance(play.state, Training)
-    assert [(r.code, r.strategy) for r in play.asked(ResultReport)] == [(0, "continue")]
+    assert [(r.code, r.strategy) for r in play.sent(ResultReport)] == [(0, "continue")]
 
 
 def test_pause_ends_by_itself_after_its_deadline() -> None:
@@ -616,10 +627,10 @@ def test_job_finishes_when_all_ranks_have() -> None:
     play = Play().training()
     for rank in range(4):
         play.dies(rank, code=0, signal=None)
-    assert play.asked(m.EndJob) == [m.EndJob(0, "all ranks have finished")] * 2
-    play.tell(NodeDisconnected(NodeRank(0))).tell(NodeDisconnected(NodeRank(1)))
+    assert play.sent(m.EndJob) == [m.EndJob(0, "all ranks have finished")] * 2
+    play.step(NodeDisconnected(NodeRank(0))).step(NodeDisconnected(NodeRank(1)))
     assert isinstance(play.state, Ended)
-    assert play.asked(Finish) == [Finish(0, "all ranks have finished")]
+    assert play.sent(Finish) == [Finish(0, "all ranks have finished")]
 
 
 def test_manager_ends_although_agents_do_not_leave() -> None:
@@ -629,20 +640,28 @@ def test_manager_ends_although_agents_do_not_leave() -> None:
 
 
 def test_ascend_agents_exit_by_their_own_message() -> None:
-    play = Play(JobConfig()).hear(agent(0), m.AgentRegistered()).hear(agent(0), m.RestartsLeft(1))
-    play.hear(agent(0), m.RanksFailed((Rank(0),)))
+    play = (
+        Play(JobConfig())
+        .receive(agent(0), m.AgentRegistered())
+        .receive(agent(0), m.RestartsLeft(1))
+    )
+    play.receive(agent(0), m.RanksFailed((Rank(0),)))
     play.orders(signal("killMaster", uuid="k", incident=0))
-    assert play.asked(m.ExitAgent) == [m.ExitAgent()]
+    assert play.sent(m.ExitAgent) == [m.ExitAgent()]
 
 
 def test_ascend_agents_restart_by_their_own_message() -> None:
-    play = Play(JobConfig()).hear(agent(0), m.AgentRegistered()).hear(agent(0), m.RestartsLeft(5))
-    play.hear(agent(0), m.RanksFailed((Rank(0),)))
-    assert play.asked(FaultReport)
+    play = (
+        Play(JobConfig())
+        .receive(agent(0), m.AgentRegistered())
+        .receive(agent(0), m.RestartsLeft(5))
+    )
+    play.receive(agent(0), m.RanksFailed((Rank(0),)))
+    assert play.sent(FaultReport)
     play.orders(signal("stopTrain", "stop_train", incident=0))
     play.orders(signal("changeStrategy", incident=0, strategy="recover"))
-    assert play.asked(m.RestartAgent) == [m.RestartAgent(4)]
-    assert [r.code for r in play.asked(ResultReport)] == [0]
+    assert play.sent(m.RestartAgent) == [m.RestartAgent(4)]
+    assert [r.code for r in play.sent(ResultReport)] == [0]
 
 
 # Signals
@@ -658,9 +677,9 @@ def test_manager_numbers_incidents_for_a_clusterd_that_does_not() -> None:
     play.orders(signal("stopTrain", "stop_train", incident=0, uuid="a"))
     assert play.state.job.incident == 1
     play.parks(0, 1, 2).orders(signal("changeStrategy", incident=0, uuid="a", strategy="recover"))
-    play.lives[3] = 1
+    play.incarnations[3] = 1
     play.dies(0)
-    assert [r.code for r in play.asked(ResultReport)] == [406]
+    assert [r.code for r in play.sent(ResultReport)] == [406]
     play.orders(signal("stopTrain", "stop_train", incident=0, uuid="b"))
     assert play.state.job.incident == 2
 
@@ -685,15 +704,15 @@ def test_next_strategy_comes_with_a_new_uuid() -> None:
     play = Play().deciding().orders(IN_PLACE)
     play.late()
     play.orders(change("dump", uuid="u1b"))
-    assert isinstance(play.state, Stopping), "the ranks have moved since they stood"
+    assert isinstance(play.state, Stopping), "the ranks have continued since they parked"
     play.parks(0, 1, 2)
     assert isinstance(play.state, Dumping)
     assert play.state.job.uuid == "u1b"
 
 
 def test_fault_is_reported_again_after_clusterd_was_away() -> None:
-    play = Play().training().dies(3).tell(Subscribed())
-    assert play.asked(FaultReport)
+    play = Play().training().dies(3).step(Subscribed())
+    assert play.sent(FaultReport)
 
 
 def test_job_ends_when_clusterd_does_not_answer_for_too_long() -> None:
@@ -739,16 +758,16 @@ def test_messages_for_the_former_manager_are_not_acted_on_yet() -> None:
     failed = m.WorkerFailed(
         Rank(0), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
     )
-    play.hear(worker(0, 0), failed).dies(3)
+    play.receive(worker(0, 0), failed).dies(3)
     assert isinstance(play.state, Gathering)
     play.agent_joins(0, running=True).agent_joins(1, running=True)
     for rank in range(3):
         play.hello(rank)
-    [report] = play.asked(FaultReport)
+    [report] = play.sent(FaultReport)
     assert [fault.rank for fault in report.faults] == [3]
     play.orders(STOP).parks(0, 1, 2).orders(ASK)
-    assert play.asked(StrategiesReport)[0].strategies[0] == "recover"
-    assert "dump" in play.asked(StrategiesReport)[0].strategies
+    assert play.sent(StrategiesReport)[0].strategies[0] == "recover"
+    assert "dump" in play.sent(StrategiesReport)[0].strategies
 
 
 def test_old_replies_do_not_replace_a_hello() -> None:
@@ -762,7 +781,7 @@ def test_old_replies_do_not_replace_a_hello() -> None:
 
 def test_joining_replacement_counts_as_parked() -> None:
     play = rebuilt()
-    play.lives[3] = 1
+    play.incarnations[3] = 1
     play.agent_joins(0, running=True).agent_joins(1, running=True)
     play.state = replace(play.state, job=replace(play.state.job, incident=Incident(1)))
     play.orders(IN_PLACE)
@@ -779,30 +798,30 @@ def test_joining_replacement_counts_as_parked() -> None:
 
 def test_restarted_manager_accepts_a_repair_that_finished_without_it() -> None:
     play = rebuilt()
-    play.lives[3] = 1
+    play.incarnations[3] = 1
     play.agent_joins(0, running=True).agent_joins(1, running=True)
     play.state = replace(play.state, job=replace(play.state.job, incident=Incident(1)))
     play.orders(IN_PLACE)
     for rank in range(4):
         play.hello(rank, "training")
     assert isinstance(play.state, Training)
-    assert [r.code for r in play.asked(ResultReport)] == [0]
+    assert [r.code for r in play.sent(ResultReport)] == [0]
 
 
 def test_half_done_repair_starts_again_as_a_new_incident() -> None:
     play = rebuilt()
-    play.lives[3] = 1
+    play.incarnations[3] = 1
     play.agent_joins(0, running=True).agent_joins(1, running=True)
     play.state = replace(play.state, job=replace(play.state.job, incident=Incident(1)))
     play.orders(IN_PLACE)
     for rank, phase in enumerate(("training", "training", "parked", "joining")):
         play.hello(rank, phase)
     assert isinstance(play.state, Reported)
-    [report] = play.asked(FaultReport)
+    [report] = play.sent(FaultReport)
     assert [(f.rank, f.kind) for f in report.faults] == [(2, "2"), (3, "2")]
 
 
 def test_node_that_does_not_reconnect_to_a_restarted_manager_is_silent() -> None:
     play = rebuilt().agent_joins(0, running=True).hello(0).hello(1).late()
-    [report] = play.asked(FaultReport)
+    [report] = play.sent(FaultReport)
     assert [(f.rank, f.cause) for f in report.faults] == [(2, "silent"), (3, "silent")]

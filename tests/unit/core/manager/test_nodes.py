@@ -27,51 +27,51 @@ SPARE = NodeRank(2)
 
 
 def shrunk() -> Play:
-    play = Play().training().tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1)
+    play = Play().training().step(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1)
     play.orders(change("downgrade")).says(m.Committed, 0, 1, step=8)
     assert isinstance(play.state, Training)
     return play
 
 
 def joins(play: Play, node: NodeRank, *, warm: bool) -> Play:
-    play.hear(agent(node), m.RestartsLeft(3))
-    return play.hear(agent(node), m.AgentHello(node, f"host{node}", (), "", warm=warm))
+    play.receive(agent(node), m.RestartsLeft(3))
+    return play.receive(agent(node), m.AgentHello(node, f"host{node}", (), "", warm=warm))
 
 
 def test_node_that_has_ended_for_certain_is_reported_at_once() -> None:
-    play = Play().training().tell(NodeDisconnected(NodeRank(1)))
+    play = Play().training().step(NodeDisconnected(NodeRank(1)))
     assert isinstance(play.state, Training)
-    play.tell(NodeGone(NodeRank(1), "nobody listens there"))
+    play.step(NodeGone(NodeRank(1), "its liveness port is closed"))
     assert isinstance(play.state, Reported)
-    [report] = play.asked(FaultReport)
+    [report] = play.sent(FaultReport)
     assert [(fault.rank, fault.cause) for fault in report.faults] == [(2, "lost"), (3, "lost")]
 
 
 def test_job_does_not_grow_before_the_node_has_warmed_up() -> None:
     play = joins(shrunk(), NodeRank(1), warm=False)
-    assert not play.asked(StrategiesReport)
+    assert not play.sent(StrategiesReport)
     play = joins(play, NodeRank(1), warm=True)
     assert offers(play) == [("upgrade",)]
 
 
 def test_spare_node_starts_nothing_before_it_is_needed() -> None:
     play = joins(Play().training(), SPARE, warm=True)
-    assert not play.asked(m.StartWorkers)
+    assert not play.sent(m.StartWorkers)
     assert isinstance(play.state, Training)
 
 
 def test_spare_node_takes_over_the_ranks_of_a_lost_node() -> None:
     play = joins(Play().training(), SPARE, warm=True)
-    play.tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
+    play.step(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
     assert isinstance(play.state, Repairing)
-    [order] = play.asked(m.ReplaceWorkers)
+    [order] = play.sent(m.ReplaceWorkers)
     assert [(w.rank, w.node, w.incarnation) for w in order.workers] == [(2, 2, 1), (3, 2, 1)]
     assert {member.rank for member in play.state.plan.members} == {0, 1, 2, 3}
 
 
 def test_spare_node_that_joins_late_is_used() -> None:
     play = Play(replace(CONFIG, rescheduling=True)).training()
-    play.tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
+    play.step(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
     assert isinstance(play.state, Awaiting)
     joins(play, SPARE, warm=False)
     assert isinstance(play.state, Repairing)
@@ -84,10 +84,10 @@ def test_spare_node_lets_a_shrunk_job_grow() -> None:
 
 def test_node_whose_ranks_have_moved_becomes_a_spare() -> None:
     play = joins(Play().training(), SPARE, warm=True)
-    play.tell(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
+    play.step(NodeGone(NodeRank(1), "refused")).orders(STOP).parks(0, 1).orders(change("recover"))
     joins(play, NodeRank(1), warm=True)
-    assert not play.asked(m.StartWorkers)
-    assert not play.asked(m.ReplaceWorkers)
+    assert not play.sent(m.StartWorkers)
+    assert not play.sent(m.ReplaceWorkers)
 
 
 # Growing that fails
@@ -101,7 +101,7 @@ def grows(play: Play, uuid: str) -> Play:
 
 
 def falls_back(play: Play, uuid: str) -> Play:
-    play.tell(NodeGone(NodeRank(1), "refused"))
+    play.step(NodeGone(NodeRank(1), "refused"))
     incident = Incident(play.state.job.incident + 1)
     stop = replace(STOP, uuid=uuid, incident=incident, sequence=0)
     play.orders(stop).parks(0, 1, step=9)
@@ -112,7 +112,7 @@ def falls_back(play: Play, uuid: str) -> Play:
 
 
 def offers(play: Play) -> list[tuple[str, ...]]:
-    return [offer.strategies for offer in play.asked(StrategiesReport)]
+    return [offer.strategies for offer in play.sent(StrategiesReport)]
 
 
 def test_job_waits_before_it_grows_again_onto_a_node_that_was_lost() -> None:
@@ -125,9 +125,9 @@ def test_job_waits_before_it_grows_again_onto_a_node_that_was_lost() -> None:
 
 
 def test_job_does_not_stop_for_a_node_that_has_left_again() -> None:
-    play = joins(shrunk(), NodeRank(1), warm=True).tell(NodeGone(NodeRank(1), "refused"))
+    play = joins(shrunk(), NodeRank(1), warm=True).step(NodeGone(NodeRank(1), "refused"))
     play.orders(change("upgrade", uuid="u2")).parks(0, 1, step=9)
-    [report] = play.asked(ResultReport)
+    [report] = play.sent(ResultReport)
     assert (report.code, report.strategy) == (406, "upgrade")
 
 
@@ -138,15 +138,15 @@ def test_job_that_is_about_to_finish_does_not_grow() -> None:
 
 def test_late_rank_must_leave_when_the_job_has_continued_without_it() -> None:
     play = shrunk()
-    play.lives[3] = 1
-    [away] = play.hello(3, phase="joining").asked(m.Leave)
+    play.incarnations[3] = 1
+    [away] = play.hello(3, phase="joining").sent(m.Leave)
     assert away.life == 1
 
 
 def test_restarted_manager_learns_that_the_job_has_shrunk() -> None:
     play = Play()
     for rank in (0, 1):
-        told = m.WorkerHello(
+        hello = m.WorkerHello(
             Rank(rank),
             NodeRank(0),
             Incarnation(0),
@@ -157,7 +157,7 @@ def test_restarted_manager_learns_that_the_job_has_shrunk() -> None:
             protected=True,
             without=(Rank(2), Rank(3)),
         )
-        play.hear(worker(0, rank), told)
+        play.receive(worker(0, rank), hello)
     assert isinstance(play.state, Training)
     assert play.state.job.world == {0, 1}
     assert offers(joins(play, NodeRank(1), warm=True)) == [("upgrade",)]

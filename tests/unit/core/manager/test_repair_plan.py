@@ -36,7 +36,7 @@ def holder(
     )
 
 
-def seat(rank: int, node: int = 0, shard: str = "", replica: int = -1) -> Placement:
+def placement(rank: int, node: int = 0, shard: str = "", replica: int = -1) -> Placement:
     return Placement(Rank(rank), NodeRank(node), Incarnation(1), shard, replica)
 
 
@@ -46,7 +46,7 @@ def made(result: Plan | Impossible) -> Plan:
 
 
 def test_dead_rank_copies_the_state_of_a_survivor() -> None:
-    repair = made(plan([holder(0, 7), holder(1, 7)], [seat(2)]))
+    repair = made(plan([holder(0, 7), holder(1, 7)], [placement(2)]))
 
     assert repair.resume == 7
     assert repair.sources == {2: 0}
@@ -55,31 +55,31 @@ def test_dead_rank_copies_the_state_of_a_survivor() -> None:
 
 
 def test_survivors_behind_copy_from_one_that_is_ahead() -> None:
-    repair = made(plan([holder(0, 7), holder(1, 8), holder(2, 7)], [seat(3)]))
+    repair = made(plan([holder(0, 7), holder(1, 8), holder(2, 7)], [placement(3)]))
 
     assert repair.resume == 8
     assert repair.sources == {0: 1, 2: 1, 3: 1}
 
 
 def test_receivers_are_spread_over_the_holders() -> None:
-    repair = made(plan([holder(0, 5), holder(1, 5)], [seat(r) for r in range(2, 8)]))
+    repair = made(plan([holder(0, 5), holder(1, 5)], [placement(r) for r in range(2, 8)]))
 
     assert Counter(repair.sources.values()) == {0: 3, 1: 3}
 
 
 def test_other_holders_of_the_state_help_to_send_it() -> None:
-    six = made(plan([holder(rank, 5) for rank in range(6)], [seat(6), seat(7)]))
+    six = made(plan([holder(rank, 5) for rank in range(6)], [placement(6), placement(7)]))
 
     assert six.sources == {6: 0, 7: 1}
     assert six.helpers == {6: (1, 2, 3), 7: (2, 3, 4)}
-    behind = made(plan([holder(0, 8), holder(1, 7), holder(2, 8, whole=False)], [seat(3)]))
-    assert behind.helpers == {}, "nobody else stands at step 8"
+    behind = made(plan([holder(0, 8), holder(1, 7), holder(2, 8, whole=False)], [placement(3)]))
+    assert behind.helpers == {}, "no other rank is at step 8"
 
 
 def test_no_rank_helps_with_a_snapshot() -> None:
     kept = (("b", 4),)
     survivors = [holder(0, 4, shard="a", copies=kept), holder(2, 4, shard="a", copies=kept)]
-    repair = made(plan(survivors, [seat(1, shard="b")]))
+    repair = made(plan(survivors, [placement(1, shard="b")]))
 
     assert repair.sources == {1: 0}
     assert repair.helpers == {}
@@ -87,10 +87,10 @@ def test_no_rank_helps_with_a_snapshot() -> None:
 
 def test_source_on_the_same_node_is_preferred_until_it_has_many_receivers() -> None:
     far = [holder(rank, 5, node=1) for rank in range(4, 8)]
-    repair = made(plan([holder(0, 5), *far], [seat(1), seat(2), seat(3)]))
+    repair = made(plan([holder(0, 5), *far], [placement(1), placement(2), placement(3)]))
 
     assert list(repair.sources.values()) == [0, 0, 0]
-    more = made(plan([holder(0, 5), *far], [seat(r) for r in (1, 2, 3, 8, 9, 10)]))
+    more = made(plan([holder(0, 5), *far], [placement(r) for r in (1, 2, 3, 8, 9, 10)]))
     assert Counter(more.sources.values())[Rank(0)] == 3
 
 
@@ -102,10 +102,10 @@ def test_rank_with_corrupt_state_is_repaired_and_never_a_source() -> None:
 
 
 def test_plan_is_impossible_when_no_survivor_holds_state() -> None:
-    assert plan([holder(0, 0, whole=False)], [seat(1)]) == Impossible(
+    assert plan([holder(0, 0, whole=False)], [placement(1)]) == Impossible(
         "no surviving rank holds any state"
     )
-    assert plan([], [seat(1)]) == Impossible("no surviving rank holds any state")
+    assert plan([], [placement(1)]) == Impossible("no surviving rank holds any state")
 
 
 def test_each_shard_is_copied_from_a_holder_of_that_shard() -> None:
@@ -114,14 +114,14 @@ def test_each_shard_is_copied_from_a_holder_of_that_shard() -> None:
         holder(1, 4, shard="b", replica=0),
         holder(2, 4, shard="a", replica=1),
     ]
-    repair = made(plan(survivors, [seat(3, shard="b", replica=1)]))
+    repair = made(plan(survivors, [placement(3, shard="b", replica=1)]))
 
     assert repair.sources == {3: 1}
 
 
 def test_shard_without_a_holder_is_named() -> None:
     survivors = [holder(0, 4, shard="a")]
-    assert plan(survivors, [seat(1, shard="b")]) == Impossible("no rank holds shard b")
+    assert plan(survivors, [placement(1, shard="b")]) == Impossible("no rank holds shard b")
 
 
 def test_shards_at_different_steps_resume_at_the_older_one_if_the_newer_can_undo() -> None:
@@ -134,21 +134,21 @@ def test_shards_at_different_steps_resume_at_the_older_one_if_the_newer_can_undo
 
 def test_buddys_snapshot_replaces_a_lost_shard() -> None:
     buddy = holder(0, 5, shard="a", copies=(("b", 5), ("b", 4)))
-    repair = made(plan([buddy], [seat(1, shard="b")]))
+    repair = made(plan([buddy], [placement(1, shard="b")]))
 
     assert (repair.resume, repair.sources) == (5, {1: 0})
 
 
 def test_all_ranks_resume_at_the_step_of_an_older_snapshot() -> None:
     survivor = holder(0, 5, shard="a", copies=(("b", 3), ("a", 3)))
-    repair = made(plan([survivor], [seat(1, shard="b")]))
+    repair = made(plan([survivor], [placement(1, shard="b")]))
 
     assert (repair.resume, repair.sources) == (3, {1: 0})
 
 
 def test_current_state_is_a_better_source_than_a_snapshot() -> None:
     snapshot = holder(0, 5, shard="a", copies=(("b", 5),))
-    repair = made(plan([snapshot, holder(1, 5, node=1, shard="b")], [seat(2, shard="b")]))
+    repair = made(plan([snapshot, holder(1, 5, node=1, shard="b")], [placement(2, shard="b")]))
 
     assert repair.sources == {2: 1}
 
@@ -159,7 +159,7 @@ def test_shrinking_drops_a_whole_replica() -> None:
         holder(1, 4, shard="b", replica=0),
         holder(2, 4, shard="a", replica=1),
     ]
-    repair = made(shrink(survivors, [seat(3, shard="b", replica=1)]))
+    repair = made(shrink(survivors, [placement(3, shard="b", replica=1)]))
 
     assert [member.rank for member in repair.members] == [0, 1]
     assert repair.leaving == (2,)
@@ -167,7 +167,7 @@ def test_shrinking_drops_a_whole_replica() -> None:
 
 def test_shrinking_is_impossible_when_every_replica_lost_a_rank() -> None:
     survivors = [holder(0, 4, shard="a", replica=0)]
-    lost = [seat(1, shard="b", replica=0)]
+    lost = [placement(1, shard="b", replica=0)]
     assert shrink(survivors, lost) == Impossible("every replica has lost a rank")
 
 
@@ -184,14 +184,16 @@ holders = st.lists(
     max_size=6,
     unique_by=lambda one: one.rank,
 )
-seats = st.lists(
-    st.builds(seat, rank=st.integers(31, 40), node=st.integers(0, 2), shard=st.sampled_from("ab")),
+placements = st.lists(
+    st.builds(
+        placement, rank=st.integers(31, 40), node=st.integers(0, 2), shard=st.sampled_from("ab")
+    ),
     max_size=3,
     unique_by=lambda one: one.rank,
 )
 
 
-@given(holders, seats)
+@given(holders, placements)
 def test_receivers_copy_their_own_shard_at_the_common_step(
     present: list[Holder], arriving: list[Placement]
 ) -> None:
@@ -205,7 +207,7 @@ def test_receivers_copy_their_own_shard_at_the_common_step(
         assert (shards[member.rank], result.resume) in by_rank[source].offers()
 
 
-@given(holders, seats)
+@given(holders, placements)
 def test_plan_resumes_at_the_highest_complete_step(
     present: list[Holder], arriving: list[Placement]
 ) -> None:

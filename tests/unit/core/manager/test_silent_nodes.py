@@ -245,7 +245,7 @@ def test_cut_is_detected_within_a_second_on_an_idle_network(seed: int) -> None:
     world.run(until=100.0)
     assert world.silent_at is not None
     assert world.silent_at - world.cut_at < 1.0
-    assert world.asked == 1, "nobody was asked before"
+    assert world.asked == 1, "the node was not probed before"
 
 
 @pytest.mark.parametrize("seed", range(20))

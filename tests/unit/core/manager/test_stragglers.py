@@ -36,7 +36,7 @@ class Job:
         self.found: list[Straggler] = []
         self.cleared: list[Straggler] = []
 
-    def tell(self, paces: tuple[Pace, ...]) -> Outcome:
+    def report(self, paces: tuple[Pace, ...]) -> Outcome:
         outcome = step(self.state, PacesReported(paces), self.now, self.config)
         self.state = outcome.state
         self.found += [c.straggler for c in outcome.commands if isinstance(c, Accuse)]
@@ -74,7 +74,7 @@ class Job:
                     save_s=before.save_s + steps * (save or {}).get(rank, 0.0),
                     wires=(wire,),
                 )
-            self.tell(tuple(self.paces.values()))
+            self.report(tuple(self.paces.values()))
 
 
 def test_balanced_job_has_no_stragglers() -> None:
@@ -177,10 +177,10 @@ def test_new_incarnation_starts_a_new_series() -> None:
     job.run(20, wait={2: 0.05})
     reborn = replace(job.paces[2], incarnation=Incarnation(1), steps=0, total_s=0.0, wait_s=0.0)
     job.now += 0.01
-    outcome = job.tell((reborn,))
+    outcome = job.report((reborn,))
     assert len(outcome.state.samples[Rank(2)]) == 1
     again = replace(job.paces[1], steps=0, total_s=0.0, wait_s=0.0)
-    job.tell((again,))
+    job.report((again,))
 
 
 def test_window_is_extended_until_it_has_enough_steps() -> None:
@@ -210,18 +210,18 @@ def test_straggler_that_is_not_recorded_any_more_is_cleared() -> None:
     accused = set(job.state.slow)
     assert accused
     off = tuple(Pace(rank, Incarnation(0), NOTHING) for rank in map(Rank, range(4)))
-    outcome = job.tell(off)
+    outcome = job.report(off)
     assert {slow.rank for slow in cleared(outcome)} == accused
     assert outcome.because
     assert outcome.state.slow == {}
     assert outcome.state.samples == {}
-    assert not cleared(job.tell(off)), "said once"
+    assert not cleared(job.report(off)), "said once"
 
 
 def test_rank_that_is_not_recorded_does_not_affect_the_others() -> None:
     job = Job()
     job.run(20, wait={2: 0.05})
-    job.tell((replace(job.paces.pop(0), recorded=NOTHING),))
+    job.report((replace(job.paces.pop(0), recorded=NOTHING),))
     assert list(job.state.slow) == [2]
     job.run(20)
     assert job.state.slow == {}

@@ -48,8 +48,8 @@ def test_shard_with_one_holder_is_not_judged() -> None:
 
 
 def test_newly_joined_rank_does_not_lower_the_agreed_step() -> None:
-    told = prints(7, 9, agreed=6) | {Rank(2): Fingerprint(0, 5, -1)}
-    assert judge(told).agreed == 6
+    fingerprints = prints(7, 9, agreed=6) | {Rank(2): Fingerprint(0, 5, -1)}
+    assert judge(fingerprints).agreed == 6
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9))

@@ -59,20 +59,22 @@ def parked(incident: Incident = ONE) -> State:
 
 
 def test_park_aborts_collectives_and_reports_the_step() -> None:
-    told = walk(training(), m.Park(ONE, "rank 3 died"))
-    assert told.commands == (AbortCollectives(ONE, "rank 3 died"),)
-    stood = walk(told.state, AT_SEVEN)
-    assert stood.commands == (SendToManager(m.Parked(ME.rank, ME.incarnation, ONE, Step(7), True)),)
+    ordered = walk(training(), m.Park(ONE, "rank 3 died"))
+    assert ordered.commands == (AbortCollectives(ONE, "rank 3 died"),)
+    parked = walk(ordered.state, AT_SEVEN)
+    assert parked.commands == (
+        SendToManager(m.Parked(ME.rank, ME.incarnation, ONE, Step(7), True)),
+    )
 
 
 def test_first_step_after_the_repair_ends_the_incident() -> None:
     ordered = walk(parked(), plan())
     assert ordered.commands == (ExecuteOrder(plan()),)
-    mended = walk(ordered.state, LocalRepairDone(ONE, Step(7), 0.1, 0.2))
-    assert mended.commands == (
+    repaired = walk(ordered.state, LocalRepairDone(ONE, Step(7), 0.1, 0.2))
+    assert repaired.commands == (
         SendToManager(m.Repaired(ME.rank, ME.incarnation, ONE, Step(7), 0.1, 0.2)),
     )
-    stepped = walk(mended.state, FirstStepCommitted(Step(8)))
+    stepped = walk(repaired.state, FirstStepCommitted(Step(8)))
     assert stepped.commands == (SendToManager(m.Committed(ME.rank, ME.incarnation, ONE, Step(8))),)
     assert isinstance(stepped.state, states.Training)
 
@@ -102,8 +104,8 @@ def test_newer_incident_interrupts_a_repair() -> None:
     outcome = walk(repairing, m.Park(TWO, "again"))
     assert isinstance(outcome.state, states.Parking)
     assert outcome.commands == (AbortCollectives(TWO, "again"),)
-    stood = walk(outcome.state, LocalRepairFailed(ONE, "interrupted"), AT_SEVEN)
-    assert stood.commands == (SendToManager(m.Parked(ME.rank, ME.incarnation, TWO, Step(7), True)),)
+    after = walk(outcome.state, LocalRepairFailed(ONE, "interrupted"), AT_SEVEN)
+    assert after.commands == (SendToManager(m.Parked(ME.rank, ME.incarnation, TWO, Step(7), True)),)
 
 
 def test_own_fault_is_reported_once_and_waits_for_its_incident() -> None:
@@ -113,10 +115,10 @@ def test_own_fault_is_reported_once_and_waits_for_its_incident() -> None:
     )
     assert failed.commands == (SendToManager(report),)
     assert walk(failed.state, StepFailed(FaultCause.COMMUNICATION, "echo")).commands == ()
-    standing = walk(failed.state, AT_SEVEN)
-    assert standing.commands == ()
-    told = walk(standing.state, m.Park(ONE, "so be it"))
-    assert SendToManager(m.Parked(ME.rank, ME.incarnation, ONE, Step(7), True)) in told.commands
+    waiting = walk(failed.state, AT_SEVEN)
+    assert waiting.commands == ()
+    ordered = walk(waiting.state, m.Park(ONE, "parked"))
+    assert SendToManager(m.Parked(ME.rank, ME.incarnation, ONE, Step(7), True)) in ordered.commands
 
 
 def test_replacement_can_get_its_plan_before_its_first_step() -> None:
@@ -146,8 +148,8 @@ def test_second_incident_gets_the_current_list_of_snapshots() -> None:
     """While this rank was parked, another rank finished its copy and died."""
     late = (m.Copy("3of4", Step(7)),)
     for before in (parked(), states.Joining(ME, ONE)):
-        told = walk(before, CopiesChanged(late), m.Park(TWO, "another one"))
-        said = [command.body for command in told.commands if isinstance(command, SendToManager)]
+        ordered = walk(before, CopiesChanged(late), m.Park(TWO, "another one"))
+        said = [command.body for command in ordered.commands if isinstance(command, SendToManager)]
         assert [body.copies for body in said if isinstance(body, m.Parked)] == [late]
     assert walk(training(), CopiesChanged(late)).state == training()
 
