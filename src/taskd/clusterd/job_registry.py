@@ -247,8 +247,8 @@ class JobRegistry:
         self._known.discard(job)
         self._last_views.pop(job, None)
         self._stragglers.pop(job, None)
-        for tell in self.on_forgotten:
-            tell(job)
+        for forget in self.on_forgotten:
+            forget(job)
         declared = self._declared.pop(job, None)
         if declared is not None:
             for name in (declare.note_name(job), f"trace/{job}"):

@@ -18,7 +18,7 @@ import grpc
 from grpc import aio
 
 from taskd.bus.security import Tls, read_pem, server_credentials
-from taskd.clusterd import cluster_metrics as metering
+from taskd.clusterd import cluster_metrics
 from taskd.clusterd.auth import Authority, Tokens
 from taskd.clusterd.cluster.in_memory import InMemoryCluster
 from taskd.clusterd.cluster.interface import Cluster
@@ -156,8 +156,8 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
         await server.start()
         stack.push_async_callback(_stop, server, jobs, trace)
         if config.metrics:
-            look = partial(metering.metrics, jobs)
-            await stack.enter_async_context(metrics.serve(config.metrics, look))
+            collect = partial(cluster_metrics.metrics, jobs)
+            await stack.enter_async_context(metrics.serve(config.metrics, collect))
         log.info("clusterd listens on port %d: jobs=%d", port, len(jobs.served))
         yield Server(port, jobs, journal, server)
 

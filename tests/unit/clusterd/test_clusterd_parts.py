@@ -46,7 +46,6 @@ from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import LADDER
 from taskd.model.types import Tick
 from taskd.runtime.journal import Journal
-from taskd.wire.recover_codec import rank_of
 
 
 def test_new_listener_replaces_the_old_one() -> None:
@@ -425,11 +424,6 @@ def test_device_report_is_valid_if_its_check_code_matches() -> None:
     # Spaces and the order of keys do not matter.
     again = json.dumps(json.loads(text), indent=1, sort_keys=True)
     assert is_valid({"data": {"DeviceInfoCfg": again}})
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1.0", "x", "10000000", "9" * 40, "\u0663"])
-def test_invalid_ranks_are_recognized(text: str) -> None:
-    assert rank_of(text) is None
 
 
 ANYTHING = st.recursive(

@@ -95,7 +95,7 @@ def objects_of(declaration: Declaration) -> list[tuple[Key, Json]]:
         },
         "status": {"phase": "Running"},
     }
-    made: list[tuple[Key, Json]] = [
+    objects: list[tuple[Key, Json]] = [
         (Key(Kind.POD_GROUP, declaration.namespace, declaration.job), group)
     ]
     for node in declaration.nodes:
@@ -113,7 +113,7 @@ def objects_of(declaration: Declaration) -> list[tuple[Key, Json]]:
             "spec": {"nodeName": node.name},
             "status": {"phase": "Running"},
         }
-        made.append(
+        objects.append(
             (Key(Kind.POD, declaration.namespace, f"{declaration.job}-{node.node_rank}"), pod)
         )
-    return made
+    return objects

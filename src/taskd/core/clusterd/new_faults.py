@@ -161,8 +161,8 @@ def _changes_repair(state: State, faults: tuple[Fault, ...]) -> bool:
             return any(not fault.kind.retryable for fault in faults)
         case Replacing(strategy=Strategy.RECOVER_IN_PLACE):
             leaving = state.round.leaving
-            doomed = state.job.nodes_of(fault.rank for fault in faults if not fault.in_place)
-            return bool(set(doomed) - leaving)
+            to_replace = state.job.nodes_of(fault.rank for fault in faults if not fault.in_place)
+            return bool(set(to_replace) - leaving)
         case _:
             return False
 

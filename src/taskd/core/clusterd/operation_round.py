@@ -65,11 +65,11 @@ def ask(
 
 def _problem(job: Job, event: OperatorAskedNic | OperatorAskedStress) -> str:
     ranks = tuple(event.ops) if isinstance(event, OperatorAskedStress) else event.ranks
-    strangers = sorted(rank for rank in ranks if not job.has(rank))
+    unknown = sorted(rank for rank in ranks if not job.has(rank))
     if not ranks:
         return "the request names no rank"
-    if strangers:
-        return f"ranks {strangers} do not belong to the job"
+    if unknown:
+        return f"ranks {unknown} do not belong to the job"
     match event:
         case OperatorAskedNic() if len(event.to_backup) != len(ranks):
             return f"{len(ranks)} ranks, but {len(event.to_backup)} directions"

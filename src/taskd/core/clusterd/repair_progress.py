@@ -113,10 +113,10 @@ def _isolate(state: Shrinking, turn: Turn, event: ResultReport) -> Outcome:
         return turn.go_to(replace(state, deadline=turn.now + turn.config.status_timeout_s))
     known = set(turn.job.nodes_of(turn.round.ranks))
     nodes = tuple(node for node in turn.job.nodes_of(event.isolated) if node not in known)
-    leavers = tuple(Fault(rank, evidence="leaves with its replica") for rank in event.isolated)
+    isolated = tuple(Fault(rank, evidence="leaves with its replica") for rank in event.isolated)
     turn = turn.with_reason(f"ranks {list(event.isolated)} leave with their replicas")
     turn = turn.with_round(
-        faults=merge(turn.round.faults, leavers), leaving=turn.round.leaving | set(nodes)
+        faults=merge(turn.round.faults, isolated), leaving=turn.round.leaving | set(nodes)
     )
     order = signals.nodes_exit(turn.job, turn.round, nodes)
     deadline = turn.now + turn.config.status_timeout_s

@@ -90,9 +90,11 @@ def begin(
     return open_round(turn)
 
 
-def _origin(job: Job, before: Round, news: tuple[Fault, ...]) -> tuple[tuple[NodeRank, str], ...]:
+def _origin(
+    job: Job, before: Round, new_faults: tuple[Fault, ...]
+) -> tuple[tuple[NodeRank, str], ...]:
     """A pod that came during the earlier round counts as new, unless it has the fault."""
-    hit = set(job.nodes_of(fault.rank for fault in news))
+    hit = set(job.nodes_of(fault.rank for fault in new_faults))
     here = {pod.node_rank: pod.uid for pod in job.members if pod.node_rank in hit}
     return tuple(sorted({**dict(before.origin), **here}.items()))
 
@@ -106,9 +108,9 @@ def _should_leave_first(turn: Turn) -> bool:
 
 def _label_pods(turn: Turn, faults: tuple[Fault, ...]) -> Turn:
     """Label the pods, so that the scheduler knows their fault type."""
-    soft = [fault for fault in faults if not fault.hardware]
-    fault_type = "retry-fault" if all(fault.kind.retryable for fault in soft) else "software"
-    nodes = turn.job.nodes_of(fault.rank for fault in soft)
+    software = [fault for fault in faults if not fault.hardware]
+    fault_type = "retry-fault" if all(fault.kind.retryable for fault in software) else "software"
+    nodes = turn.job.nodes_of(fault.rank for fault in software)
     pods = [turn.job.pod_at(node) for node in nodes]
     return turn.with_cluster_commands(
         *(LabelPod(pod.uid, "fault-type", fault_type) for pod in pods if pod is not None)
@@ -266,17 +268,17 @@ def confirmed(state: PlatformConfirming, turn: Turn) -> Outcome:
     confirmed_faults = platform.read_faults(f"{job.platform.confirm or ''},{job.platform.result}")
     turn = turn.with_round(platform=word, faults=merge(turn.round.faults, confirmed_faults))
     leaving = turn.round.leaving | _must_leave(job, turn.round)
-    passing = retryable(job, turn.round)
-    turn = turn.with_round(leaving=frozenset() if passing else leaving)
+    can_retry = retryable(job, turn.round)
+    turn = turn.with_round(leaving=frozenset() if can_retry else leaving)
     return _announce(turn.with_reason(f"the platform has confirmed the faults and wants {word}"))
 
 
 def mark_lost(turn: Turn) -> Turn:
     """All faults are ordinary now, and all ranks of a pod that must be replaced are lost, too."""
-    mates = turn.job.ranks_of(turn.round.leaving)
-    leavers = (Fault(rank, in_place=False, evidence="its pod must be replaced") for rank in mates)
+    pod_ranks = turn.job.ranks_of(turn.round.leaving)
+    lost = (Fault(rank, in_place=False, evidence="its pod must be replaced") for rank in pod_ranks)
     faults = [replace(fault, kind=FaultKind.ORDINARY) for fault in turn.round.faults]
-    return turn.with_round(faults=merge(faults, leavers))
+    return turn.with_round(faults=merge(faults, lost))
 
 
 def _announce(turn: Turn) -> Outcome:
