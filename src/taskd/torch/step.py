@@ -25,8 +25,9 @@ class Step(int):
     on all ranks, the job is repaired, and the same step is yielded again: weights, optimizer
     state, buffers, random numbers and all other protected state are as they were before it.
 
-    The block may call the optimizer at most once per optimizer, and everything that must not happen
-    twice (writing a checkpoint, logging to a tracker) belongs after the block.
+    Everything that must not happen twice (writing a checkpoint, logging to a tracker) belongs after
+    the block. The update should be the last action in it: after a fault between an update and the
+    end of the block, this rank has to receive its state from a peer or a snapshot.
 
     Example:
         ```python
