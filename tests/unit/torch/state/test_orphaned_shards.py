@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskd.torch.state.orphaned_shards import assign_readers
+from taskd.torch.state.orphaned_shards import Part, assign_readers
 
 
 def test_only_a_rank_that_offers_a_part_reads_it() -> None:
@@ -10,12 +10,12 @@ def test_only_a_rank_that_offers_a_part_reads_it() -> None:
 
 
 def test_parts_are_divided_between_the_ranks_that_offer_them() -> None:
-    parts = [(1,), (2,), (3,), (4,)]
+    parts: list[Part] = [(1,), (2,), (3,), (4,)]
     readers = assign_readers(parts, [set(parts), set(parts)])
     assert sorted(readers.values()) == [0, 0, 1, 1]
 
 
 def test_every_rank_computes_the_same_assignment() -> None:
-    offers = [{(1,), (2,)}, {(2,), (3,)}, {(1,), (3,)}]
+    offers: list[set[Part]] = [{(1,), (2,)}, {(2,), (3,)}, {(1,), (3,)}]
     first = assign_readers([(1,), (2,), (3,)], offers)
     assert assign_readers([(3,), (1,), (2,)], offers) == first
