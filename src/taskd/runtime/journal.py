@@ -337,7 +337,7 @@ def _connect(path: Path | None) -> sqlite3.Connection:
         )
     except (sqlite3.Error, OSError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise JournalUnusable(f"cannot open the journal {where}: {reason}") from error
+        raise JournalUnusable(f"the journal {where} cannot be opened: {reason}") from error
     try:
         # Exclusive: a second server on the same file would make its own decisions.
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -355,7 +355,9 @@ def _connect(path: Path | None) -> sqlite3.Connection:
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         connection.close()
-        raise JournalUnusable(f"cannot use the journal {where}: {_reason(error, path)}") from error
+        raise JournalUnusable(
+            f"the journal {where} cannot be used: {_reason(error, path)}"
+        ) from error
     except JournalUnusable:
         connection.close()
         raise

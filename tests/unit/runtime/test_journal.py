@@ -93,7 +93,7 @@ def test_newer_version_or_other_file_is_refused(tmp_path: Path) -> None:
     foreign.write_bytes(b"not a database at all" * 100)
     with pytest.raises(JournalUnusable, match="not a database"):
         Journal(foreign)
-    with pytest.raises(JournalUnusable, match="cannot open"):
+    with pytest.raises(JournalUnusable, match="cannot be opened"):
         Journal(tmp_path / "no such directory" / "journal")
 
 
