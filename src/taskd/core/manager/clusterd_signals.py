@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from taskd.core.manager import parking, strategy_actions
+from taskd.core.manager.incident_record import add_faults
 from taskd.core.manager.states import (
     SIGNALS_KEPT,
     Awaiting,
@@ -27,7 +28,6 @@ from taskd.core.manager.states import (
     State,
     Stopping,
     Training,
-    add_faults,
     with_job,
 )
 from taskd.core.rank_sets import RankSet

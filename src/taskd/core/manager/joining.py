@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from taskd.core.manager import clusterd_signals, growth, strategy_actions
+from taskd.core.manager.incident_record import add_faults, mark_phase
 from taskd.core.manager.job_view import NodeView, ProcessState, RankView, mark_alive
 from taskd.core.manager.states import (
     FIRST_RANK,
@@ -26,8 +27,6 @@ from taskd.core.manager.states import (
     State,
     Stopping,
     Training,
-    add_faults,
-    mark_phase,
     then,
     with_job,
 )

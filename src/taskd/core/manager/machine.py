@@ -1,9 +1,10 @@
 """The manager's state machine: how it reacts to messages of nodes and ranks and to clusterd.
 
 `step` is the only entry point. The states are in `states.py`, the view of nodes and ranks in
-`job_view.py`, the reactions in `joining.py`, `rank_faults.py`, `clusterd_signals.py`, `parking.py`,
-`strategy_actions.py`, `growth.py` and `resume.py`. `LEGAL` lists the allowed transitions: the
-simulator fails when `step` takes one that is not listed, or never takes one that is.
+`job_view.py`, the open incident in `incident_record.py`, the reactions in `joining.py`,
+`rank_faults.py`, `clusterd_signals.py`, `parking.py`, `strategy_actions.py`, `growth.py` and
+`resume.py`. `LEGAL` lists the allowed transitions: the simulator fails when `step` takes one that
+is not listed, or never takes one that is.
 
 Stale messages are dropped in one place: `_handle_message` ignores what belongs to an older
 incident or to a former incarnation of a rank.

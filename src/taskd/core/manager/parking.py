@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import inf
 
 from taskd.core.manager import strategy_actions
+from taskd.core.manager.incident_record import add_faults, mark_phase, start_incident
 from taskd.core.manager.job_view import NO_STEP, ProcessState
 from taskd.core.manager.states import (
     Deciding,
@@ -19,9 +20,6 @@ from taskd.core.manager.states import (
     Paused,
     State,
     Stopping,
-    add_faults,
-    mark_phase,
-    start_incident,
     then,
     with_job,
 )

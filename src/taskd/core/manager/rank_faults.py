@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from taskd.core.manager import parking, strategy_actions
+from taskd.core.manager.incident_record import add_faults
 from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.states import (
     Awaiting,
@@ -25,7 +26,6 @@ from taskd.core.manager.states import (
     Stopping,
     Suspecting,
     Training,
-    add_faults,
     then,
 )
 from taskd.model.clusterd import FaultReport, ResultReport

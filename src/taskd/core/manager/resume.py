@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from taskd.core.manager import growth, parking, rank_faults, strategy_actions
+from taskd.core.manager.incident_record import mark_phase
 from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.states import (
     Deciding,
@@ -20,7 +21,6 @@ from taskd.core.manager.states import (
     State,
     Stopping,
     Training,
-    mark_phase,
     then,
 )
 from taskd.core.rank_sets import NO_RANKS, RankSet

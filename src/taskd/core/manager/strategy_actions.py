@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from taskd.core.manager import growth
+from taskd.core.manager.incident_record import close_incident, mark_phase
 from taskd.core.manager.job_view import ProcessState, mark_alive, mark_starting, node_lost
 from taskd.core.manager.rank_placement import lost_ranks, missing_ranks, place
 from taskd.core.manager.repair_plan import Impossible, Placement, Plan, complete_step, plan, shrink
@@ -23,8 +24,6 @@ from taskd.core.manager.states import (
     Outcome,
     Repairing,
     Restarting,
-    close_incident,
-    mark_phase,
     then,
 )
 from taskd.core.rank_sets import RankSet
