@@ -275,7 +275,7 @@ def test_read_only_disk_is_reported_at_start(tmp_path: Path, used: bool) -> None
             pass
     within = mounted(f"mount --bind {disk} {disk} && mount -o remount,bind,ro {disk}")
     before = {path.name: path.read_bytes() for path in disk.iterdir()}
-    said = "cannot .* the journal .*/disk/journal: .*Read-only file system"
+    said = "the journal .*/disk/journal cannot be .*Read-only file system"
     with pytest.raises(AssertionError, match=said):
         process(disk / "journal", "127.0.0.1:0", within).__enter__()
     assert {path.name: path.read_bytes() for path in disk.iterdir()} == before
@@ -328,7 +328,7 @@ def test_disk_that_becomes_read_only_keeps_the_last_state(
 
 
 def test_unusable_journal_is_reported_before_serving(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="cannot open the journal"):
+    with pytest.raises(AssertionError, match="cannot be"):
         process(tmp_path / "nowhere" / "journal", "127.0.0.1:0").__enter__()
 
 
