@@ -1,1 +1,1 @@
-"""How the manager of one job decides."""
+"""The manager's decisions: faults, incidents, parking, repair plans, liveness, stragglers."""
