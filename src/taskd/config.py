@@ -19,12 +19,16 @@ environ: Mapping[str, str] = os.environ
 """For the documented variables of other projects (RANK, MASTER_ADDR, POD_IP, …)."""
 
 
-def quieten_grpc() -> None:
-    """Keep gRPC from reporting every closed connection on stderr, which is the user's.
+def prepare_grpc() -> None:
+    """Make gRPC fit into a process that is not ours. It reads these once, when it is imported.
 
-    gRPC reads this once, when it is imported. A value that the user has set is kept.
+    It must not report every closed connection on stderr, which is the user's. And it must not act
+    when the process forks: its handlers are made for children that use gRPC, and they crash or
+    block the children that a training script forks (DataLoader workers, multiprocessing). Values
+    that the user has set are kept.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def direct_nccl(interface: str, adapter: str) -> None:

@@ -2,13 +2,16 @@
 
 A rank that saves a checkpoint, evaluates or compiles completes no step for a long time, but it does
 something: its stack changes, it reads or writes, it takes memory, or its children work. A rank that
-spins in the same few lines of Python does none of this. A computation inside a native call looks
-the same as being stuck in that call; such a rank counts as working until much later.
+waits for its own children, such as the workers of a DataLoader, counts as busy: they may wait for a
+slow disk. A rank that spins in the same few lines of Python does none of this. A computation inside
+a native call looks the same as being stuck in that call; such a rank counts as working until much
+later.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +28,14 @@ SETTLE_S = 0.05
 """A dump is not read sooner, because it is written in several pieces."""
 BACKOFF = 0.05
 """The longer a rank has no progress, the less often it is asked: after this share of the time."""
+ANSWER_S = 0.5
+"""How long a rank may take to write its first dump. Until then it counts as busy."""
+
+_WAITS_FOR_CHILD = re.compile(
+    r'File "[^"]*/(?:torch/utils/data/dataloader|multiprocessing/\w+|concurrent/futures/process|'
+    r'subprocess|joblib/[\w/]+|loky/[\w/]+)\.py"'
+)
+"""Where a process waits for one that it has started."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STOPPED, _RUNNABLE = ("T", "t"), ("R", "D")
@@ -41,6 +52,8 @@ class Counters:
     """Pages of memory that it allocated or touched for the first time."""
     bytes: int
     """Read and written."""
+    children: int
+    """How many processes it has started that have not been waited for."""
     children_s: float
     """CPU time of its descendants."""
 
@@ -66,6 +79,7 @@ class ProcessActivity:
     _same: int = 0
     _asked_at: float | None = None
     _answered: bool = False
+    _waits_for_child: bool = False
 
     def look(self, now: float) -> None:
         try:
@@ -79,7 +93,12 @@ class ProcessActivity:
             self.busy = True  # nothing can be said before it has been looked at twice
         else:
             used = (counters.cpu_s - first.cpu_s) / max(now - self.began, 1e-3)
-            self.busy = used > BUSY_SHARE or counters.state in _RUNNABLE
+            self.busy = (
+                used > BUSY_SHARE
+                or counters.state in _RUNNABLE
+                or (self._waits_for_child and counters.children > 0)
+                or self._is_unread(now)
+            )
             if (
                 counters.bytes - last.bytes > MIN_BYTES
                 or counters.faults - last.faults > MIN_FAULTS
@@ -100,11 +119,16 @@ class ProcessActivity:
             self._asked_at, self._answered = now, False
             self.ask_stacks()
 
+    def _is_unread(self, now: float) -> bool:
+        """Its first dump is still to come, and may show that it waits for a child."""
+        return not self.text and (self._asked_at is None or now < self._asked_at + ANSWER_S)
+
     def _is_due(self, now: float) -> bool:
         assert self._asked_at is not None
         return now - self._asked_at >= BACKOFF * (now - self.began)
 
     def _compare(self, dump: StackDump, now: float) -> None:
+        self._waits_for_child = _WAITS_FOR_CHILD.search(dump.main_stack) is not None
         known = dump.main_stack in self._known_stacks or not self._known_stacks
         self._known_stacks.add(dump.main_stack)
         if not known:
@@ -121,7 +145,9 @@ class ProcessActivity:
 
 def read_counters(pid: int) -> Counters:
     fields = _stat(pid)
-    return Counters(fields[0], _cpu_s(fields), int(fields[7]), _bytes(pid), _children_s(pid))
+    children = _children(pid)
+    work_s = sum(map(_tree_s, children))
+    return Counters(fields[0], _cpu_s(fields), int(fields[7]), _bytes(pid), len(children), work_s)
 
 
 def _stat(pid: int) -> list[str]:
@@ -142,15 +168,20 @@ def _bytes(pid: int) -> int:
     return int(counters.get("rchar", 0)) + int(counters.get("wchar", 0))
 
 
-def _children_s(pid: int) -> float:
+def _children(pid: int) -> list[int]:
+    """Of all its threads: the kernel lists a child with the thread that has forked it."""
+    children = []
     try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            children += Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
     except OSError:
+        pass  # a thread or the process has ended meanwhile
+    return [int(child) for child in children]
+
+
+def _tree_s(pid: int) -> float:
+    """The CPU time of a process and its descendants."""
+    try:
+        return _cpu_s(_stat(pid)) + sum(map(_tree_s, _children(pid)))
+    except (OSError, ValueError, IndexError):
         return 0.0
-    total = 0.0
-    for child in map(int, children):
-        try:
-            total += _cpu_s(_stat(child)) + _children_s(child)
-        except (OSError, ValueError, IndexError):
-            continue
-    return total

@@ -30,8 +30,9 @@ SLOW_S = 0.2
 """A rank without progress for this long makes the node's heartbeats more frequent."""
 IDLE_S = 0.5
 """A rank without progress for this long is looked at through the kernel."""
-STACKS_S = 0.5
-"""It is asked for its stacks after this long, if it has never been idle nearly as long before."""
+STACKS_S, ALWAYS_STACKS_S = 0.5, 1.0
+"""It is asked for its stacks after this long: the shorter time holds if it has never been idle
+nearly as long before. Without them it is not known whether it waits for its own children."""
 FORGET = 0.8
 STACK_CHARS = 4000
 
@@ -55,7 +56,8 @@ class _Watched:
         if self.activity is None:
             self.activity = ProcessActivity(self.pid, self.stacks, self.ask_stacks)
         self.activity.look(now)
-        if not self.activity.stopped and self.idle_s >= max(STACKS_S, 3 * self.longest_s):
+        ask_after_s = min(max(STACKS_S, 3 * self.longest_s), ALWAYS_STACKS_S)
+        if not self.activity.stopped and self.idle_s >= ask_after_s:
             self.activity.read_stacks(now, repeat)
         return self.activity
 

@@ -69,6 +69,11 @@ class Beacon:
             self._page = mmap.mmap(-1, SIZE)
         _ALL.pack_into(self._page, 0, 0, 0, 0, 0, 0, clock(), 0, os.getpid())
         _U64.pack_into(self._page, 0, MAGIC)
+        os.register_at_fork(after_in_child=self._detach)
+
+    def _detach(self) -> None:
+        """A forked child must not write the progress of its parent."""
+        self._page = mmap.mmap(-1, SIZE)
 
     def stepped(self, step: int) -> None:
         _U64.pack_into(self._page, _STEP, step)

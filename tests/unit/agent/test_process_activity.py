@@ -111,6 +111,21 @@ def test_native_call_is_busy_and_not_spinning(tmp_path: Path) -> None:
         assert activity.busy
 
 
+@pytest.mark.parametrize(
+    ("code", "busy"),
+    [
+        ("import subprocess; subprocess.run(['sleep', '1000'])", True),
+        ("import subprocess, threading; one = subprocess.Popen(['sleep', '1000'])\n"
+         "threading.Event().wait()", False),
+    ],
+    ids=["waits for its child", "has a child"],
+)  # fmt: skip
+def test_process_that_waits_for_its_child_is_busy(tmp_path: Path, code: str, busy: bool) -> None:
+    with watched(tmp_path, code) as (activity, asked):
+        look(activity, asked, ENOUGH)
+        assert activity.busy is busy
+
+
 def test_process_asked_for_stacks_while_it_exits_exits_normally(tmp_path: Path) -> None:
     code = f"{HEAD}import os, threading\npace = threading.Event()\n"
     # The thread sends signals until the very end. Without a pause between them, the process would

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import socket
 import sys
 from dataclasses import dataclass
@@ -91,8 +90,6 @@ def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
     )
     manager = str(Address(chosen.master_addr, manager_port))
     started = Started(resources, manager, chosen.state_dir or run_dir, supervisor)
-    # gRPC logs every closed connection to stderr, which is the user's console.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - read by gRPC at its import
     from taskd.agent.run.launcher import launch
 
     try:

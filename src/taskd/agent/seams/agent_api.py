@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from ipaddress import ip_address
@@ -54,9 +53,6 @@ def init(config: Mapping[str, Any], cls: Any = None) -> bool:
 
         _agent = PtAgent(cls, int(rank), upstream)
     else:
-        # msrun forks its workers from this process. gRPC's fork handlers, made for children that
-        # keep using gRPC, can kill a child between fork and exec.
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # noqa: TID251 - read by gRPC
         from taskd.agent.seams.hosted_agent import AgentConfig
         from taskd.agent.seams.msrun import MsAgent
 

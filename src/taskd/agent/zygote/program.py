@@ -42,7 +42,11 @@ class Program:
 
 
 def run(program: Program) -> None:
-    """Run it to its end. Returns or raises SystemExit; then the interpreter should exit."""
+    """Run it to its end. Returns or raises SystemExit; then the interpreter should exit.
+
+    A child that the script forks and that does not exit by itself comes back here, too.
+    """
+    pid = os.getpid()
     try:
         if program.kind == "module":
             _run_module(program)
@@ -51,7 +55,7 @@ def run(program: Program) -> None:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - nothing of the user's is below this frame
-        _exit_with(error)
+        _exit_with(error, is_child=os.getpid() != pid)
 
 
 def _run_script(program: Program) -> None:
@@ -90,13 +94,14 @@ def _fresh_main() -> types.ModuleType:
     return main
 
 
-def _exit_with(error: BaseException) -> None:
+def _exit_with(error: BaseException, is_child: bool) -> None:
     """Report an uncaught exception as the interpreter does, without our own frames in it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next
     error = error.with_traceback(trace)
-    _write_error_file(error)
+    if not is_child:
+        _write_error_file(error)
     sys.excepthook(type(error), error, trace)
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
