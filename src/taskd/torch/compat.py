@@ -66,6 +66,7 @@ RECOVERY = (
         "_get_default_group _check_p2p_op_list _coalescing_manager",
         "dist.batch_isend_irecv in resilient groups",
     ),
+    *_names(_C10D, "_new_process_group_helper", "groups with a backend of their own"),
     *_names(f"{_C10D}:_World", "pg_group_ranks", "process groups of a job that has shrunk"),
     *_names(f"{_C10D}:_World", "pg_coalesce_state", "leaving a batch of sends after a fault"),
     *_names(f"{_C10D}:Backend", "register_backend _plugins", "registering the backend taskd"),
@@ -205,6 +206,15 @@ def set_group_ranks(group: dist.ProcessGroup, ranks: dict[int, int]) -> None:
 
 def default_group() -> Any:
     return c10d._get_default_group()
+
+
+def group_helper() -> Callable[..., Any]:
+    """The function through which torch creates every group but those that are split off."""
+    return c10d._new_process_group_helper
+
+
+def set_group_helper(helper: Callable[..., Any]) -> None:
+    c10d._new_process_group_helper = helper
 
 
 def check_p2p_ops(operations: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -23,10 +23,18 @@ from taskd.torch import compat
 from taskd.torch.groups.all_groups import Groups, Mode
 from taskd.torch.groups.coalesced import CoalescedBlock, patch_batch_isend_irecv
 from taskd.torch.groups.solo_results import SOLO_EFFECTS, SoloEffect
-from taskd.torch.groups.transport import Shape, SplittableNccl, Transport, solo_group
+from taskd.torch.groups.transport import (
+    Shape,
+    SplittableNccl,
+    Transport,
+    choose_backends,
+    solo_group,
+)
 from taskd.torch.groups.works import DeviceWork, Fallback, Finished, GlooWork
 
 BACKEND = "taskd"
+ORIGINAL = "_taskd_original"
+"""Where our function keeps the one of torch that it replaces."""
 
 
 class ResilientGroup(dist.ProcessGroup):
@@ -267,15 +275,22 @@ for _name, _effect in SOLO_EFFECTS.items():
 
 
 def register(groups: Groups, backends: dict[str, str]) -> None:
-    """Make "taskd" a backend of torch.distributed that creates resilient groups."""
+    """Make "taskd" a backend of torch.distributed that creates resilient groups.
+
+    A group that the script makes with a backend of its own, as in `dist.new_group(backend="gloo")`,
+    becomes a resilient group over that backend: torch's own could not be formed again.
+    """
     patch_batch_isend_irecv(lambda group: isinstance(group, ResilientGroup))
+    requested: list[dict[str, str]] = []
+    _create_groups_as_ours(requested)
 
     def create(request: Any, options: Any) -> ResilientGroup:
         # torch numbers the ranks that are in the job now; we use the ranks of the job's start.
         current = request.global_ranks_in_group
         ranks = tuple(groups.world.shape.ranks[at] for at in current)
         ranks = ranks or tuple(range(request.group_size))
-        shape = Shape(request.group_id, ranks, request.group_rank, request.timeout, backends)
+        own = requested[-1] if requested else backends
+        shape = Shape(request.group_id, ranks, request.group_rank, request.timeout, own)
         group = ResilientGroup(groups, shape)
         if current:
             group.bound_device_id = groups.world.bound_device_id
@@ -287,3 +302,26 @@ def register(groups: Groups, backends: dict[str, str]) -> None:
         plugins[BACKEND.upper()] = plugins[BACKEND.upper()]._replace(creator_fn=create)
         return
     c10d.Backend.register_backend(BACKEND, create, extended_api=True, devices=list(backends))
+
+
+def _create_groups_as_ours(requested: list[dict[str, str]]) -> None:
+    """Replace the backend of each new group by ours, and put the wanted one into `requested`."""
+    helper = compat.group_helper()
+    original = getattr(helper, ORIGINAL, helper)
+
+    @wraps(original)
+    def create_group(
+        size: int, rank: int, ranks: list[int], backend: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        wanted = choose_backends(backend) if ranks else {}
+        known = {"gloo", "nccl", *(name.lower() for name in compat.plugins())} - {BACKEND}
+        if not wanted or not known.issuperset(wanted.values()):
+            return original(size, rank, ranks, backend, *args, **kwargs)
+        requested.append(wanted)
+        try:
+            return original(size, rank, ranks, c10d.Backend(BACKEND), *args, **kwargs)
+        finally:
+            requested.pop()
+
+    setattr(create_group, ORIGINAL, original)
+    compat.set_group_helper(create_group)
