@@ -125,7 +125,8 @@ class Job:
                 for example `(OSError,)` for a file system that is sometimes unavailable.
             snapshot_every: Copy the state to shared memory after every so many steps, so that it
                 outlives the process. 0: never. None: after each step where a shard would be lost
-                with its rank or node, otherwise never.
+                with its rank or node, or where several optimizers update one after the other;
+                otherwise never.
             elastic: What happens to the parts of a batch that belong to missing ranks.
                 "accumulate": the remaining ranks compute them as well, the result is that of the
                 complete batch (see `Step.parts`). "scale": they are left out.
@@ -176,10 +177,20 @@ class Job:
         elif guard_every:
             context.guard = Guard(guard_every, context.shard, protected, context.groups)
         if snapshot_every is None:
-            snapshot_every = 1 if context.shard and not self._survives_node_loss() else 0
+            snapshot_every = 1 if self._needs_snapshots() else 0
         if snapshot_every:
             node = context.settings.node_rank
             context.copies.start(snapshot_every, self.rank, node, context.shard, protected)
+
+    def _needs_snapshots(self) -> bool:
+        """Whether a fault could leave the job without a complete state of any step.
+
+        Between the updates of two optimizers, all ranks are halfway between two steps at once.
+        """
+        context = self._context
+        if len(context.protected.optimizers) > 1:
+            return True
+        return context.shard != "" and not self._survives_node_loss()
 
     def _survives_node_loss(self) -> bool:
         """Whether replicas are enough. They are not if they are all on one node of several."""
