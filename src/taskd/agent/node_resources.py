@@ -22,6 +22,7 @@ from pathlib import Path
 
 from taskd.agent.run.plan import Plan
 from taskd.agent.worker_environment import base_environment
+from taskd.agent.zygote import folder_sweeper
 from taskd.agent.zygote.worker_processes import WorkerProcesses
 from taskd.runtime.clock import wall
 
@@ -65,8 +66,7 @@ def run_folders() -> Iterator[tuple[str, str]]:
     try:
         yield folders
     finally:
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        folder_sweeper.remove(folders)
 
 
 def make_shared_folder(where: str = SHARED_MEMORY) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import socket
 import sys
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     chosen = plan.read(args)
     _set_up_log()
+    # Until the event loop handles it: leave by an exception, so that the folders are removed.
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     with run_folders() as folders:
         return _launch(chosen, folders)
 

@@ -10,7 +10,7 @@ import os
 import select
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from taskd.agent import process_lifetime
 
@@ -47,5 +47,9 @@ def _wait(folders: tuple[str, ...], zygote_alive: int, launcher_fd: int) -> None
     if os.read(zygote_alive, 1):
         return  # the zygote has stopped us
     if select.select([launcher_fd], [], [], LAUNCHER_EXIT_S)[0]:
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        remove(folders)
+
+
+def remove(folders: Iterable[str]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

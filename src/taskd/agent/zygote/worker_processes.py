@@ -104,6 +104,7 @@ class WorkerProcesses:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-u", "-c", _BOOT, f"--fd={theirs.fileno()}"]
+            command += [f"--parent={os.getpid()}"]
             command += [f"--kind={self.program.kind}", f"--preload={','.join(self.preload)}"]
             command += ["--spawn"] if self.spawn else []
             command += [f"--remove={folder}" for folder in self.remove]

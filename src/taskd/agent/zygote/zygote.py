@@ -234,6 +234,7 @@ def preload(modules: list[str]) -> protocol.Ready:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--preload", default="")
     parser.add_argument("--kind", required=True)
     parser.add_argument("--spawn", action="store_true")
@@ -241,10 +242,13 @@ def main() -> None:
     parser.add_argument("program", nargs="+")
     args = parser.parse_args()
     chosen = Program(args.kind, args.program[0], tuple(args.program[1:]))
-    process_lifetime.name_process("taskd:zygote")
     # Until the imports are done we do not read the connection, so we would not see that the agent
     # has died; the kernel kills us instead.
     process_lifetime.die_with_parent()
+    if os.getppid() != args.parent:  # it died before the kernel knew of our request
+        folder_sweeper.remove(args.remove)
+        return
+    process_lifetime.name_process("taskd:zygote")
     process_lifetime.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
