@@ -83,6 +83,8 @@ VARIABLES = {
     "TASKD_PROFILING_SWITCH": "The file that switches profiling on and off.",
     "TASKD_REPORT_FAULT_TIMEOUT": "Seconds (300 to 600) that an agent waits for orders after it "
     "has reported a fault. Unset or outside of that range: no limit.",
+    "TASKD_RESULT_FILE": "Set by the agent: the file in which a forked worker writes how its "
+    "script ended.",
     "TASKD_START_METHOD": "`spawn`: the patched agent of torchrun does not fork workers.",
     "TASKD_TLS_CA": "The certificate authority for mutual TLS on the bus. Also needed: "
     "TASKD_TLS_SERVER_KEY and TASKD_TLS_SERVER_CRT for the manager, TASKD_TLS_CLIENT_KEY and "

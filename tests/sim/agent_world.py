@@ -99,8 +99,11 @@ class World:
     def _die(self, process: Process, code: int | None) -> None:
         pid = self.running.pop(process, None)
         if pid is not None:
+            # Some processes abort in the shutdown of their interpreter.
+            ended = code == 0 and self.random.random() < 0.3
+            code = None if ended else code
             signum = 9 if code is None else None
-            gone = m.WorkerExited(*process, pid, code, signum, "")
+            gone = m.WorkerExited(*process, pid, code, signum, "", script_ended=ended)
             self._later(0.1, lambda: self._send(gone))
 
     def _started(self, start: StartWorker) -> None:
@@ -152,7 +155,7 @@ class World:
         match body:
             case m.RestartsLeft(remaining):
                 self._order(m.StartWorkers(remaining))
-            case m.WorkerExited(rank, _, _, 0):
+            case m.WorkerExited(rank) if body.finished:
                 self._finished.add(rank)
                 if self._finished == set(self.ranks):
                     self._order(m.EndJob(0, "all done"))

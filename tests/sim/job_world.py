@@ -19,7 +19,7 @@ from taskd.core.agent import machine as agents
 from taskd.core.clusterd import machine as clusterd
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.manager import machine as manager
-from taskd.core.manager.states import Ended, Ending, JobConfig
+from taskd.core.manager.states import UNLIMITED_RESTARTS, Ended, Ending, JobConfig
 from taskd.core.manager.states import State as ManagerState
 from taskd.model import agent as local
 from taskd.model import clusterd as cd
@@ -64,7 +64,7 @@ SILENCE_S = 3.0
 HANG_SEEN_S = 5.0
 OUTAGE_S = 400.0
 TROUBLE = (
-    *("kill", "kill", "kill", "kill", "hang", "hang", "cut", "cut", "node", "node"),
+    *("kill", "kill", "kill", "kill", "error", "hang", "hang", "cut", "cut", "node", "node"),
     *("manager", "manager", "stream", "outage", "relink", "operation", "fault", "end"),
 )
 
@@ -100,7 +100,7 @@ class World:
         self.config = JobConfig(
             nodes=self.nodes,
             ranks_per_node=self.per_node,
-            max_restarts=self.random.choice([0, 1, 3]),
+            max_restarts=self.random.choice([UNLIMITED_RESTARTS, 0, 1, 3]),
             rescheduling=self.random.random() < 0.5,
             fruitless_limit=self.random.choice([3, 8]),
         )
@@ -322,7 +322,7 @@ class World:
         if self.agents[node] is not None or self.exit_code is not None:
             return
         ranks = tuple(map(Rank, self._ranks_of(node))) if node < self.nodes else ()
-        budget = self.config.max_restarts or 32767
+        budget = self.config.max_restarts
         self.agents[node] = agents.Waiting(
             agents.Node(NodeRank(node), ranks, budget), self.now + 900.0
         )
@@ -436,7 +436,13 @@ class World:
 
     # Ranks: their real state
 
-    def exits(self, proc: Process, code: int | None, because: str) -> None:
+    def exits(
+        self,
+        proc: Process,
+        code: int | None,
+        because: str,
+        error: m.ScriptError | None = None,
+    ) -> None:
         if not proc.alive:
             return
         self.note(f"{proc} ends with {code}: {because}")
@@ -445,8 +451,12 @@ class World:
         # The messages of a finished rank arrive before its exit is noticed.
         self._bury(proc, is_missed=proc.held != self.steps)
         me = proc.me
+        # Some processes abort in the shutdown of their interpreter, after the script has ended.
+        ended = code == 0 and self.random.random() < 0.2
+        code = None if ended else code
+        signum = 9 if code is None else None
         gone = m.WorkerExited(
-            me.rank, me.incarnation, me.pid, code, 9 if code is None else None, because
+            me.rank, me.incarnation, me.pid, code, signum, because, script_ended=ended, error=error
         )
         self.later(0.05, lambda: self.step_agent(proc.node, gone))
 
@@ -549,6 +559,11 @@ class World:
         match self.random.choice(TROUBLE):
             case "kill":
                 self.kill_someone()
+            case "error" if procs:
+                proc = self.random.choice(procs)
+                line = self.random.choice([12, 12, 60])
+                error = m.ScriptError(("ValueError",), f"train.py:{line}", "bad batch")
+                self.exits(proc, 1, str(error), error)
             case "hang" if procs:
                 proc = self.random.choice(procs)
                 proc.hung = True

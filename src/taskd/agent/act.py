@@ -10,6 +10,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
+from taskd.agent import script_result
 from taskd.agent.node_resources import NodeResources
 from taskd.agent.run.plan import Plan
 from taskd.agent.watch import Watch, WorkerKey
@@ -139,6 +140,7 @@ class ProcessActions:
         env |= {
             "TORCHELASTIC_ERROR_FILE": str(files.error),
             "TASKD_STACK_FILE": str(files.stacks),
+            "TASKD_RESULT_FILE": str(files.result),
             "TASKD_BEACON": self._watch.beacon(key),
             "TASKD_PROFILING_PROBE": self._watch.profiling.prepare(key),
         }
@@ -172,5 +174,15 @@ class ProcessActions:
         self._workers.pop(key, None)
         self._watch.remove(key)
         evidence = self._logs.evidence(start, tail) if exited.exit_code != 0 else ""
-        pid = exited.process.pid
-        self._agent.enqueue(m.WorkerExited(*key, pid, exited.exit_code, exited.signal, evidence))
+        pid, result = exited.process.pid, script_result.read(self._logs.files(*key).result)
+        self._agent.enqueue(
+            m.WorkerExited(
+                *key,
+                pid,
+                exited.exit_code,
+                exited.signal,
+                evidence,
+                script_ended=result.ended,
+                error=result.error if exited.exit_code else None,
+            )
+        )

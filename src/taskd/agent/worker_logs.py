@@ -1,7 +1,7 @@
 """Where a worker's files are, and where its streams go, as with torchrun.
 
     <log dir>/<run id>_<random>/attempt_<incarnation>/<local rank>/
-        stdout.log, stderr.log, error.json
+        stdout.log, stderr.log, error.json, result.json
 
 Without `--log-dir` the same tree is created in a directory that is removed when the job ends.
 """
@@ -38,6 +38,10 @@ class Files:
     @property
     def stacks(self) -> Path:
         return self.folder / "stacks.txt"
+
+    @property
+    def result(self) -> Path:
+        return self.folder / "result.json"
 
     def log(self, stream: str) -> Path:
         return self.folder / f"{stream}.log"

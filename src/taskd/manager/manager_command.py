@@ -13,7 +13,7 @@ from taskd.config import environ, load
 from taskd.core.manager.hung_ranks import LivenessConfig
 from taskd.core.manager.operation_progress import OperationsConfig
 from taskd.core.manager.silent_nodes import SilenceConfig
-from taskd.core.manager.states import JobConfig
+from taskd.core.manager.states import UNLIMITED_RESTARTS, JobConfig
 from taskd.core.manager.stragglers import StragglerConfig
 from taskd.errors import SettingsError, TaskdError
 from taskd.manager.main import serve
@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job-id", default=environ.get("MINDX_TASK_ID", "job"))
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--procs-per-node", type=int, default=1)
-    parser.add_argument("--max-restarts", type=int, default=0, help="0: no limit")
+    parser.add_argument(
+        "--max-restarts", type=int, default=UNLIMITED_RESTARTS, help="default: no limit"
+    )
     parser.add_argument("--listen", default=f"{host}:{PORT}", help="host:port; port 0: any")
     parser.add_argument("--clusterd", default="embedded", help="host:port, or `embedded`")
     parser.add_argument("--strategies", default="", help="comma-separated list; empty: all")

@@ -348,6 +348,29 @@ class WorkersStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class ScriptError:
+    """The exception that ended a training script."""
+
+    types: tuple[str, ...]
+    """The name of its class, then those of the base classes."""
+    place: str
+    """file:line where it was raised."""
+    message: str
+
+    @property
+    def name(self) -> str:
+        return self.types[0] if self.types else "Exception"
+
+    def same_as(self, other: ScriptError) -> bool:
+        """The same exception at the same place. Its text may differ: it may name a step."""
+        return (self.name, self.place) == (other.name, other.place)
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.message}" if self.message else self.name
+        return f"{text} ({self.place})" if self.place else text
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerExited:
     rank: Rank
     incarnation: Incarnation
@@ -356,6 +379,15 @@ class WorkerExited:
     signal: int | None
     evidence: str
     """The last traceback or the last lines of its log."""
+    script_ended: bool = False
+    """The script had ended without an error before its process did."""
+    error: ScriptError | None = None
+    """The exception that ended the script; None: another reason, or not known."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the rank has done its work, however its process ended."""
+        return self.exit_code == 0 or self.script_ended
 
 
 @dataclass(frozen=True, slots=True)

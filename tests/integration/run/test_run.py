@@ -82,7 +82,9 @@ def test_job_that_always_fails_ends_with_reason(tmp_path: Path) -> None:
 
 def test_restart_budget_is_respected(tmp_path: Path) -> None:
     path = script(
-        tmp_path, "import os; print('attempt', os.environ['TORCHELASTIC_RESTART_COUNT']); 1/0"
+        tmp_path,
+        "import os; print('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True); "
+        "os.kill(os.getpid(), 9)",
     )
     ended = run(tmp_path, "--max-restarts=1", path)
     assert ended.code == 1

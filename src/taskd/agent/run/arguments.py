@@ -64,7 +64,7 @@ _TORCHRUN: tuple[tuple[str, object, str], ...] = (
     ("--rdzv-endpoint", "", "HOST:PORT of the first node"),
     ("--rdzv-id", "none", "name of the job"),
     ("--rdzv-conf", "", "KEY=VALUE,…; keys: timeout, join_timeout, is_host"),
-    ("--max-restarts", 0, "how often all ranks may be restarted; 0: no limit"),
+    ("--max-restarts", None, "how often all ranks may be restarted; default: no limit; 0: never"),
     ("--monitor-interval", 0.1, "ignored: exits are noticed at once"),
     ("--event-log-handler", "null", "where torchelastic's events go: null or console"),
     ("--role", "default", "role name of the workers"),

@@ -31,7 +31,7 @@ class EventLog:
                 if isinstance(worker, Ended):
                     exited = worker.exited
                     code = -exited.signal if exited.signal is not None else exited.exit_code
-                    state = "SUCCEEDED" if code == 0 else "FAILED"
+                    state = "SUCCEEDED" if exited.finished else "FAILED"
                     self._write_event("WORKER", state, rank, exited.pid, code, after)
             self._write_event(
                 "AGENT", "FAILED" if after.exit_code else "SUCCEEDED", None, 0, None, after

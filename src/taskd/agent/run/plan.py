@@ -125,8 +125,9 @@ def read(args: argparse.Namespace) -> Plan:
     if args.standalone:
         nodes = 1
     rdzv = rendezvous.read(args, nodes, problems)
-    if int(args.max_restarts) < 0:
-        problems.append(f"--max-restarts must not be negative, got {args.max_restarts}")
+    max_restarts = UNLIMITED_RESTARTS if args.max_restarts is None else int(args.max_restarts)
+    if max_restarts < 0:
+        problems.append(f"--max-restarts must not be negative, got {max_restarts}")
     if args.logs_specs:
         problems.append("--logs-specs is not supported: use --log-dir, --redirects and --tee")
     if args.numa_binding:
@@ -152,7 +153,7 @@ def read(args: argparse.Namespace) -> Plan:
         local_size=local_size,
         world_size=nodes * local_size,
         first_rank=rdzv.node * local_size,
-        max_restarts=int(args.max_restarts) or UNLIMITED_RESTARTS,
+        max_restarts=max_restarts,
         master_addr=rdzv.address,
         master_port=rdzv.port,
         local_addr=args.local_addr or "",

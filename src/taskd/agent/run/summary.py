@@ -42,11 +42,16 @@ class Summary:
         self._clock = clock
         self._began = clock()
         self._faults: list[_Fault] = []
+        self._late: list[m.WorkerExited] = []
+        """Processes that failed after their script had ended."""
 
     def observe(self, event: Event, before: State, state: State) -> None:
         now = self._clock() - self._began
         match event:
-            case m.WorkerExited() if event.exit_code != 0 and isinstance(before, Training):
+            case m.WorkerExited() if event.finished:
+                if event.exit_code != 0:
+                    self._late.append(event)
+            case m.WorkerExited() if isinstance(before, Training):
                 if event.rank not in before.pending:
                     self._faults.append(_Fault(now, event))
             case m.ReplaceWorkers():
@@ -73,12 +78,16 @@ class Summary:
         if trouble and done.exit_code:
             lines.append(trouble)
         lines += [incident.line for incident in shown]
-        if done.exit_code and self._faults:
-            lines += self._root_cause(self._faults[-1])
+        lines += [f"  rank {each.rank}: {describe_exit(each)}" for each in self._late]
+        if done.exit_code:
+            lines += self._root_cause()
         return lines
 
-    def _root_cause(self, last: _Fault) -> list[str]:
-        first = next((f for f in self._faults if f.until_s is None), last)
+    def _root_cause(self) -> list[str]:
+        """The first fault after which the processes did not run again."""
+        first = next((fault for fault in self._faults if fault.until_s is None), None)
+        if first is None:
+            return []
         evidence = first.exited.evidence.strip().splitlines()[-EVIDENCE_LINES:]
         exited = first.exited
         head = f"first rank to fail: rank {exited.rank}, pid {exited.pid}, {describe_exit(exited)}"

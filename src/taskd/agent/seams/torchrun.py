@@ -214,7 +214,7 @@ class _Seam:
         if done.exit_code == 0:
             return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(done.node.ranks))
         exits = (worker.exited for worker in done.workers.values() if isinstance(worker, Ended))
-        failures = {int(each.rank): self._failure(each) for each in exits if each.exit_code != 0}
+        failures = {int(each.rank): self._failure(each) for each in exits if not each.finished}
         if not failures:
             log.error("job ended: %s", done.because)
             sys.exit(done.exit_code)

@@ -6,6 +6,7 @@ argv, the `sys.path` and the exit code that it would have in a new process.
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import os
@@ -18,6 +19,8 @@ import zipfile
 from dataclasses import dataclass
 
 from taskd import config
+from taskd.agent import script_result
+from taskd.agent.script_result import ScriptResult
 from taskd.runtime import clock
 
 
@@ -46,16 +49,50 @@ def run(program: Program) -> None:
 
     A child that the script forks and that does not exit by itself comes back here, too.
     """
-    pid = os.getpid()
+    end = _End(os.getpid())
+    # Registered before the script's own handlers, so that it is called after them.
+    atexit.register(end.report)
     try:
         if program.kind == "module":
             _run_module(program)
         else:
             _run_script(program)
-    except SystemExit:
+    except SystemExit as error:
+        if error.code in (None, 0):
+            end.is_good = True
+        else:
+            end.failed(error.with_traceback(_without_ours(error)))
         raise
     except BaseException as error:  # noqa: BLE001 - nothing of the user's is below this frame
-        _exit_with(error, is_child=os.getpid() != pid)
+        error = error.with_traceback(_without_ours(error))
+        end.failed(error)
+        _exit_with(error, is_child=not end.is_ours)
+    end.is_good = True
+
+
+@dataclass
+class _End:
+    """How the script ends. A child that it has forked reports nothing."""
+
+    pid: int
+    is_good: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        return os.getpid() == self.pid
+
+    def failed(self, error: BaseException) -> None:
+        self._write(ScriptResult(error=script_result.describe(error)))
+
+    def report(self) -> None:
+        """Called when the script's threads and exit handlers have ended."""
+        if self.is_good:
+            self._write(ScriptResult(ended=True))
+
+    def _write(self, result: ScriptResult) -> None:
+        path = config.environ.get("TASKD_RESULT_FILE")
+        if path and self.is_ours:
+            script_result.write(path, result)
 
 
 def _run_script(program: Program) -> None:
@@ -95,18 +132,22 @@ def _fresh_main() -> types.ModuleType:
 
 
 def _exit_with(error: BaseException, is_child: bool) -> None:
-    """Report an uncaught exception as the interpreter does, without our own frames in it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
-        trace = trace.tb_next
-    error = error.with_traceback(trace)
+    """Report an uncaught exception as the interpreter does."""
     if not is_child:
         _write_error_file(error)
-    sys.excepthook(type(error), error, trace)
+    sys.excepthook(type(error), error, error.__traceback__)
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     sys.exit(1)
+
+
+def _without_ours(error: BaseException) -> types.TracebackType | None:
+    """Its traceback without our own frames."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    return trace
 
 
 _OURS = {__file__, runpy.__file__, "<frozen runpy>"}

@@ -27,8 +27,13 @@ SIGTERM = 15
 def describe_exit(exited: m.WorkerExited) -> str:
     """How a process ended, in a few words for logs and status."""
     if exited.signal is not None:
-        return f"killed by signal {exited.signal}"
-    return "no exit status" if exited.exit_code is None else f"exit code {exited.exit_code}"
+        how = f"killed by signal {exited.signal}"
+    elif exited.exit_code is None:
+        how = "no exit status"
+    else:
+        how = f"exit code {exited.exit_code}"
+    late = exited.script_ended and exited.exit_code != 0
+    return f"{how} after its script had ended, which counts as finished" if late else how
 
 
 def deadline_passed(state: Training, now: float, config: WorkersConfig) -> Outcome:

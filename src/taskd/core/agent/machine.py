@@ -203,10 +203,10 @@ def _exited(
     deadline = after.deadline
     if all(finished(w) for w in after.workers.values()):
         deadline = now + config.farewell_s
-    elif exited.exit_code != 0 and not isinstance(worker, Dying):
+    elif not exited.finished and not isinstance(worker, Dying):
         deadline = min(deadline, now + config.order_timeout_s)
     messages: tuple[Command, ...] = (SendToManager(exited),)
-    if config.in_ascends_words and exited.exit_code != 0:
+    if config.in_ascends_words and not exited.finished:
         messages += (SendToManager(m.RanksFailed((exited.rank,))),)
     because = f"rank {exited.rank} ended: {describe_exit(exited)}"
     return start_pending(replace(after, deadline=deadline), messages, because)

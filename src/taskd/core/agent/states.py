@@ -159,7 +159,7 @@ def alive(workers: Workers) -> Workers:
 
 
 def finished(worker: Worker) -> bool:
-    return isinstance(worker, Ended) and worker.exited.exit_code == 0
+    return isinstance(worker, Ended) and worker.exited.finished
 
 
 def local(node: Node, ranks: Iterable[Rank]) -> tuple[Rank, ...]:

@@ -24,6 +24,7 @@ from taskd.model.messages import (
     RanksFailed,
     Repaired,
     RestartsLeft,
+    ScriptError,
     WorkerExited,
     WorkerHello,
     WorkersStarted,
@@ -58,6 +59,8 @@ class RankView:
     protected: bool = False
     shard: str = ""
     replica: int = -1
+    error: ScriptError | None = None
+    """The exception that has ended its script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,7 @@ def mark_starting(
             process=ProcessState.STARTING,
             phase="",
             pid=0,
+            error=None,
         )
     for rank, view in ranks.items():
         job_view = _located_on(job_view, rank, view.node)
@@ -229,6 +233,7 @@ def _local(job_view: JobView, node: NodeRank, workers: tuple[LocalWorker, ...]) 
             process=ProcessState.ALIVE,
             incarnation=local.incarnation,
             pid=local.pid,
+            error=None,
         )
     for rank in ranks:
         job_view = _located_on(job_view, rank, node)
@@ -289,11 +294,12 @@ def _exited(job_view: JobView, message: WorkerExited) -> ViewUpdate:
     ):
         return ViewUpdate(job_view)
     known = replace(known, incarnation=message.incarnation)
-    if message.exit_code == 0:
+    if message.finished:
         ended = replace(known, process=ProcessState.DONE, phase="done")
         return ViewUpdate(_with_rank(job_view, ended), (RankFinished(message.rank),))
     how = f"signal {message.signal}" if message.signal else f"exit code {message.exit_code}"
     evidence = f"{how}: {message.evidence}" if message.evidence else how
+    known = replace(known, error=message.error)
     return _died(_with_rank(job_view, known), (message.rank,), FaultCause.EXITED, evidence)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from taskd.core.manager import strategy_actions
+from taskd.core.manager import script_errors, strategy_actions
 from taskd.core.manager.incident_record import add_faults, mark_phase, start_incident
 from taskd.core.manager.job_view import NO_STEP, ProcessState
 from taskd.core.manager.states import (
@@ -166,6 +166,8 @@ def _give_up_retrying(job: Job, order: Signal) -> Job:
 
 def _count_progress(job: Job, now: float) -> Job:
     best = max((parked.step for parked in job.parked.values()), default=job.best)
-    if best > job.best or now >= job.settled_at:
+    has_progress = best > job.best or now >= job.settled_at
+    job = script_errors.judge(job, has_progress)
+    if has_progress:
         return replace(job, best=max(best, job.best), fruitless=0)
     return replace(job, fruitless=job.fruitless + 1)

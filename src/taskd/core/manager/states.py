@@ -21,12 +21,12 @@ from taskd.core.rank_sets import RankSet, RankTable
 from taskd.model import types
 from taskd.model.clusterd import Signal
 from taskd.model.faults import Fault, FaultCause
-from taskd.model.ids import Incident, NodeRank, Rank, Step
+from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.manager import NO_INCIDENT, Command, IncidentRecord
-from taskd.model.messages import Parked
+from taskd.model.messages import Parked, ScriptError
 
 UNLIMITED_RESTARTS = 32767
-"""The restart budget when none or 0 is configured, as Ascend counts."""
+"""The restart budget when none is configured, as Ascend counts."""
 FIRST_RANK = Rank(0)
 SIGNALS_KEPT = 64
 
@@ -39,8 +39,9 @@ class JobConfig:
     ranks_per_node: int = 1
     """How many ranks each node runs."""
 
-    max_restarts: int = 0
-    """How often all ranks may be restarted; 0 means 32767. In-process repairs are not counted."""
+    max_restarts: int = UNLIMITED_RESTARTS
+    """How often all ranks may be restarted; 0: never. The default, 32767, counts as no limit.
+    In-process repairs are not counted."""
 
     rescheduling: bool = False
     """The cluster brings back or replaces a lost node; otherwise only spare nodes can."""
@@ -110,9 +111,20 @@ class JobConfig:
         for name in ("nodes", "ranks_per_node"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_restarts < 0:
+            raise ValueError(f"max_restarts must not be negative, got {self.max_restarts}")
         for name in (item for item in self.__slots__ if item.endswith("_s")):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class LastError:
+    """The script's error in the last fault."""
+
+    error: ScriptError
+    incarnation: Incarnation
+    """The newest of the ranks that failed with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,10 @@ class Job:
     """Keys of the signals that have been carried out, newest last."""
     fruitless: int = 0
     """Incidents in a row without progress."""
+    last_error: LastError | None = None
+    """The script's error that caused the last fault, if there was no progress since."""
+    hopeless: str = ""
+    """Why another start would only repeat the script's error; no rank is replaced any more."""
     bad_nodes: frozenset[NodeRank] = frozenset()
     """Nodes that failed a stress test, where no cluster can replace them."""
     growths: int = 0
@@ -216,8 +232,7 @@ class Job:
 
 def initial_job(config: JobConfig) -> Job:
     view = initial_view(config.nodes, config.ranks_per_node)
-    budget = config.max_restarts if config.max_restarts > 0 else UNLIMITED_RESTARTS
-    return Job(view, RankSet(view.ranks), restarts_left=budget)
+    return Job(view, RankSet(view.ranks), restarts_left=config.max_restarts)
 
 
 # The states

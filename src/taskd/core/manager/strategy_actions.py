@@ -60,6 +60,8 @@ def feasible(job: Job, config: JobConfig) -> tuple[WireStrategy, ...]:
     shards = {job.view.ranks[rank].shard for rank in job.world}
     has_state = complete_step(holders, shards) is not None
     offered = []
+    if job.hopeless:
+        return (WireStrategy.DUMP, WireStrategy.EXIT) if has_state else (WireStrategy.EXIT,)
     if has_state and not lost:
         offered.append(WireStrategy.RETRY)
     if _can_replace(job, lost, config) and (has_state or job.restarts_left > 0):
@@ -107,6 +109,8 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome
             )
             if job.bad_nodes:
                 why = f"nodes {join_ranks(job.bad_nodes)} have failed a stress test"
+            if job.hopeless:
+                return end(job, 1, job.hopeless, now, config)
             return end(job, 1, f"no strategy is left: {why}", now, config)
         case other:
             return strategy_failed(job, order, f"unknown strategy {other!r}", now, config)
@@ -118,6 +122,8 @@ def end_after_dump(job: Job, now: float, config: JobConfig) -> Outcome:
     because = (
         f"step {step} is written to {config.dump_dir}: start the job again to continue from it"
     )
+    if job.hopeless:
+        because = f"{job.hopeless}; {because}"
     return end(job, 1, because, now, config)
 
 

@@ -12,8 +12,8 @@ from taskd.agent.run import plan
 from taskd.agent.run.arguments import add_arguments
 from taskd.errors import SettingsError
 
-DIFFERENT = {"start_method"}
-"""Ours forks by default."""
+DIFFERENT = {"start_method", "max_restarts"}
+"""Ours forks by default, and does not limit restarts."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -278,6 +279,18 @@ def test_failed_start_counts_as_a_death() -> None:
     assert isinstance(report, SendToManager)
     assert isinstance(report.body, m.WorkerExited)
     assert "no memory" in report.body.evidence
+
+
+def test_process_that_aborts_after_its_script_has_ended_is_finished() -> None:
+    play = Play().running()
+    aborted = replace(exited(2, 0), signal=6, script_ended=True)
+    assert play.receive(aborted) == (SendToManager(aborted),)
+    assert play.state.deadline == inf, "no order is awaited"
+    play.end(3, 0, 0)
+    play.now = play.state.deadline
+    play.receive(Tick())
+    assert isinstance(play.state, Done)
+    assert play.state.exit_code == 0
 
 
 def test_new_manager_gets_running_and_ended_ranks() -> None:

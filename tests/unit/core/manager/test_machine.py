@@ -114,11 +114,24 @@ class Play:
         return self.receive(worker(node, rank), hello)
 
     def dies(self, rank: int, code: int | None = None, signal: int | None = 9) -> Play:
+        return self.exits(rank, code, signal)
+
+    def exits(
+        self,
+        rank: int,
+        code: int | None,
+        signal: int | None,
+        *,
+        script_ended: bool = False,
+        error: m.ScriptError | None = None,
+    ) -> Play:
         node = rank // self.config.ranks_per_node
         incarnation = Incarnation(self.incarnations.get(rank, 0))
-        return self.receive(
-            agent(node), m.WorkerExited(Rank(rank), incarnation, 1, code, signal, "boom")
-        )
+        how = code, signal, "boom", script_ended, error
+        return self.receive(agent(node), m.WorkerExited(Rank(rank), incarnation, 1, *how))
+
+    def raises(self, rank: int, error: m.ScriptError) -> Play:
+        return self.exits(rank, 1, None, error=error)
 
     def parks(self, *ranks: int, step: int = 7, whole: bool = True) -> Play:
         for rank in ranks:
@@ -198,9 +211,16 @@ def test_ascend_agent_gets_permission_without_a_hello() -> None:
     assert play.sent(m.StartWorkers) == [m.StartWorkers(32767)]
 
 
-def test_restart_budget_of_zero_means_no_limit() -> None:
-    play = Play(JobConfig(nodes=1, max_restarts=0)).receive(agent(0), m.RestartsLeft(0))
+def test_restart_budget_has_no_limit_by_default() -> None:
+    play = Play(JobConfig(nodes=1)).receive(agent(0), m.RestartsLeft(0))
     assert play.sent(m.StartWorkers) == [m.StartWorkers(32767)]
+
+
+def test_restart_budget_of_zero_permits_no_restart() -> None:
+    play = Play(replace(CONFIG, max_restarts=0)).training(protected=False).dies(3)
+    play.orders(signal("stopTrain", "stop_train", uuid="u1"))
+    play.orders(signal("globalFault", "on_global_rank", uuid="u1"))
+    assert play.sent(StrategiesReport)[0].strategies == ("exit",)
 
 
 def test_permission_waits_while_clusterd_withholds_starts() -> None:
@@ -496,6 +516,103 @@ def test_only_exit_is_possible_when_the_restart_budget_is_used_up() -> None:
             play.incarnations = dict.fromkeys(range(4), 1)
             play.started(0).started(1)
     assert play.sent(StrategiesReport)[0].strategies == ("exit",)
+
+
+# Errors of the script
+
+
+BAD_BATCH = m.ScriptError(("ValueError", "Exception"), "train.py:12", "bad batch 7")
+BAD_SHAPE = m.ScriptError(("ValueError", "Exception"), "train.py:60", "bad shape")
+NO_FILE = m.ScriptError(("FileNotFoundError", "OSError"), "train.py:12", "no such file")
+NO_MODULE = m.ScriptError(("ModuleNotFoundError", "ImportError"), "train.py:1", "no module")
+PEER_LOST = m.ScriptError(("RuntimeError",), "graph.py:9", "Connection closed by peer [::1]:4")
+EXIT_ONLY = ("exit",)
+
+
+def offered(play: Play, incident: int) -> tuple[str, ...]:
+    """The strategies that the manager offers once all ranks are parked."""
+    uuid = f"u{incident}"
+    play.orders(signal("stopTrain", "stop_train", incident=incident, uuid=uuid))
+    play.orders(signal("globalFault", "on_global_rank", incident=incident, uuid=uuid))
+    return play.sent(StrategiesReport)[0].strategies
+
+
+def restarted(play: Play, incident: int) -> Play:
+    play.orders(change("recover", incident=incident, uuid=f"u{incident}"))
+    play.incarnations = dict.fromkeys(range(4), incident)
+    return play.started(0).started(1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "strategies"),
+    [
+        pytest.param(BAD_BATCH, replace(BAD_BATCH, message="bad 8"), EXIT_ONLY, id="same"),
+        pytest.param(BAD_BATCH, BAD_SHAPE, ("recover", "exit"), id="elsewhere"),
+        pytest.param(NO_FILE, NO_FILE, EXIT_ONLY, id="a file that does not come back"),
+        pytest.param(PEER_LOST, PEER_LOST, ("recover", "exit"), id="only a symptom"),
+    ],
+)
+def test_same_error_twice_without_progress_ends_the_job(
+    first: m.ScriptError, second: m.ScriptError, strategies: tuple[str, ...]
+) -> None:
+    play = Play().training(protected=False).raises(3, first)
+    assert offered(play, 1) == ("recover", "exit")
+    restarted(play, 1).raises(3, second)
+    assert offered(play, 2) == strategies
+
+
+def test_error_after_progress_is_not_a_repetition() -> None:
+    play = Play().training(protected=False).raises(3, BAD_BATCH)
+    offered(play, 1)
+    restarted(play, 1)
+    play.now += play.config.settled_s
+    assert offered(play.raises(3, BAD_BATCH), 2) == ("recover", "exit")
+
+
+def test_ranks_of_one_attempt_that_fail_in_turn_are_one_failure() -> None:
+    play = Play().training(protected=False).raises(3, NO_FILE)
+    offered(play, 1)
+    assert offered(play.raises(2, NO_FILE), 2) == ("recover", "exit")
+
+
+def test_killed_rank_explains_the_errors_of_the_others() -> None:
+    play = Play().training(protected=False).dies(3).raises(2, BAD_BATCH)
+    offered(play, 1)
+    assert offered(restarted(play, 1).dies(3).raises(2, BAD_BATCH), 2) == ("recover", "exit")
+
+
+@pytest.mark.parametrize(
+    ("error", "ranks", "strategies"),
+    [
+        pytest.param(NO_MODULE, [3], EXIT_ONLY, id="in the source"),
+        pytest.param(BAD_BATCH, [0, 1, 2, 3], EXIT_ONLY, id="in all ranks"),
+        pytest.param(BAD_BATCH, [1, 2, 3], ("recover", "exit"), id="in some ranks"),
+        pytest.param(NO_FILE, [0, 1, 2, 3], ("recover", "exit"), id="may pass"),
+    ],
+)
+def test_error_before_the_first_step_may_end_the_job_at_once(
+    error: m.ScriptError, ranks: list[int], strategies: tuple[str, ...]
+) -> None:
+    play = Play().training(protected=False)
+    for rank in ranks:
+        play.raises(rank, error)
+    assert offered(play, 1) == strategies
+
+
+def test_job_that_ends_for_an_error_names_it_first() -> None:
+    play = Play().training(protected=False).raises(3, NO_MODULE)
+    offered(play, 1)
+    play.orders(change("exit", incident=1, uuid="u1"))
+    (ended, *_) = play.sent(m.EndJob)
+    assert ended.because.startswith("ModuleNotFoundError: no module (train.py:1): rank 3 failed")
+
+
+def test_rank_that_is_killed_after_its_script_has_ended_is_finished() -> None:
+    play = Play().training()
+    for rank in (0, 1, 2):
+        play.exits(rank, 0, None)
+    play.exits(3, None, 6, script_ended=True)
+    assert play.sent(m.EndJob) == [m.EndJob(0, "all ranks have finished")] * 2
 
 
 def test_in_process_repair_uses_no_restart() -> None:
