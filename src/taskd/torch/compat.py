@@ -12,9 +12,11 @@ is long: one table, then one short accessor per name, in the order of the table.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, MutableMapping
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ _NCCL = "torch.distributed:ProcessGroupNCCL"
 _REDUCER = "torch._C._distributed_c10d:Reducer"
 _DDP = "torch.nn.parallel:DistributedDataParallel"
 _SCALER = "torch.amp:GradScaler"
+_DCP_COLLECTIVES = "torch.distributed.checkpoint.utils:_DistWrapper"
 
 
 def _names(owner: str, names: str, purpose: str) -> tuple[PrivateName, ...]:
@@ -142,6 +145,20 @@ SHARDED = (
 )
 """Checked when a model with distributed tensors is protected."""
 
+CHECKPOINTS = (
+    *_names(
+        _DCP_COLLECTIVES,
+        "broadcast_object gather_object all_gather_object scatter_object use_dist is_coordinator",
+        "torch.distributed.checkpoint in a replacement",
+    ),
+    *_names(
+        "torch.distributed.checkpoint.state_dict_saver",
+        "_save_state_dict",
+        "torch.distributed.checkpoint in a replacement",
+    ),
+)
+"""Checked when the script imports `torch.distributed.checkpoint`."""
+
 Find = Callable[[PrivateName], Any]
 
 
@@ -163,6 +180,11 @@ def check_profiling(find: Find = find_owner) -> None:
 def check_sharded(find: Find = find_owner) -> None:
     """The names that sharded models need."""
     check_torch(SHARDED, find)
+
+
+def check_checkpoints(find: Find = find_owner) -> None:
+    """The names that `torch.distributed.checkpoint` in a protected job needs."""
+    check_torch(CHECKPOINTS, find)
 
 
 # Process groups
@@ -369,6 +391,52 @@ def checkpoint_names(model: nn.Module, name: str) -> set[str]:
     from torch.distributed.checkpoint import state_dict
 
     return set(state_dict._get_fqns(model, name))
+
+
+def wrap_checkpoint_collectives(
+    started: Callable[[Any], None],
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
+    """Wrap what DCP exchanges with other ranks; `started` gets the object of each save or load."""
+    from torch.distributed.checkpoint import utils
+
+    owner: Any = utils._DistWrapper
+    original = inspect.unwrap(owner.__init__)
+
+    @wraps(original)
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        started(self)
+
+    owner.__init__ = initialise
+    names = ("broadcast_object", "gather_object", "all_gather_object", "scatter_object", "barrier")
+    for name in names:
+        if hasattr(owner, name):  # older versions have no `barrier`
+            setattr(owner, name, wrap(inspect.unwrap(getattr(owner, name))))
+
+
+def wrap_checkpoint_save(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wrap what `dcp.save` and `dcp.async_save` do with the state dict."""
+    from torch.distributed.checkpoint import state_dict_saver
+
+    original = inspect.unwrap(state_dict_saver._save_state_dict)
+    state_dict_saver._save_state_dict = wrap(original)
+
+
+def forget_checkpoint_plans() -> None:
+    """Drop the plans of earlier saves (`DefaultSavePlanner(enable_plan_caching=True)`)."""
+    from torch.distributed.checkpoint.planner import SavePlanner
+
+    for name, value in vars(SavePlanner).items():
+        if name.startswith("_cached_") and isinstance(value, dict):
+            value.clear()
+
+
+def no_checkpoint() -> Any:
+    """What `dcp.save` returns where nothing was saved."""
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    return Metadata(state_dict_metadata={})
 
 
 # FSDP2. From torch 2.13 on it can forget a lost step by itself (`_reset_iter_state`). For 2.11 and

@@ -32,6 +32,8 @@ class JobContext:
         """Steps committed."""
         self.held_step: int | None = 0
         """The step whose state this rank holds; None: no usable state, as in a new replacement."""
+        self.is_replacement = False
+        """This process has joined a job that was already running."""
         self.incident = settings.incident
         self.beacon = Beacon(settings.beacon)
         self.groups = Groups(world_size, self.on_fault, self.beacon.collectives)

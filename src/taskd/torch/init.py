@@ -16,7 +16,7 @@ from taskd import config
 from taskd.bus.endpoint import BusConfig
 from taskd.model.ids import Incarnation, NodeRank, Rank, worker
 from taskd.model.worker import Identity
-from taskd.torch import compat
+from taskd.torch import compat, dcp
 from taskd.torch.context import JobContext
 from taskd.torch.groups import resilient_group, transport
 from taskd.torch.job import Job
@@ -106,10 +106,12 @@ def _join(
     recovery = Recovery(context, manager, start_mark)
     backends = transport.choose_backends(backend)
     resilient_group.register(groups, backends)
+    dcp.support(groups)
     nics = interfaces.configure(settings)
     if nics.failover:
         nics.watch(context.on_fault)
     _register_operations(context, address, backends)
+    context.is_replacement = joining
     if joining:
         context.held_step = None
     else:

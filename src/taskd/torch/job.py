@@ -96,6 +96,22 @@ class Job:
         """The number of the last incident that was repaired; it grows by one with each."""
         return self._context.incident
 
+    @property
+    def is_replacement(self) -> bool:
+        """True in a process that has joined a running job, in place of one that was lost.
+
+        Such a process runs the script from its
+        first line, alone, and receives the protected state from a peer when it calls `steps`. So
+        a script can skip what is not needed for that:
+
+        Example:
+            ```python
+            if not job.is_replacement:
+                download_pretrained_weights(model)
+            ```
+        """
+        return self._context.is_replacement
+
     def protect(
         self,
         *,

@@ -10,7 +10,10 @@ they are weights, and come from a peer anyway. `groups/resilient_group.py` calls
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -82,6 +85,7 @@ class SetupResults:
         self._calls: Counter[str] = Counter()
         self._size = 0
         self._warned = False
+        self._local = threading.local()
 
     def start(self, store: Store, rank: int) -> None:
         self._store, self._prefix = store, f"setup/{rank}"
@@ -90,13 +94,27 @@ class SetupResults:
         """The first step begins."""
         self._store = None
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Collectives of this thread in here are neither recorded nor counted: see `dcp.py`."""
+        before = self._is_paused
+        self._local.paused = True
+        try:
+            yield
+        finally:
+            self._local.paused = before
+
+    @property
+    def _is_paused(self) -> bool:
+        return bool(getattr(self._local, "paused", False))
+
     # In the first incarnation
 
     def record(
         self, group: str, name: str, args: tuple[Any, ...], work: dist.Work | None
     ) -> dist.Work | None:
         """A handle that saves the result as soon as it is complete."""
-        if self._store is None:
+        if self._store is None or self._is_paused:
             return work
         call = self._count(group)
         if name in WITHOUT_RESULT:

@@ -20,7 +20,7 @@ def run(
     ranks_per_node: int = 4,
     **args: Any,
 ) -> World:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     world = World(script, folder, size, args, ranks_per_node, run_s)
     run_scenario(world, world.run)
     return world

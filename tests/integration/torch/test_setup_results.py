@@ -104,6 +104,19 @@ def test_sparse_results_and_other_calls_are_not_replayed() -> None:
     assert second.replay("0", "broadcast", ([torch.ones(2)],)) is None
 
 
+def test_paused_collectives_are_neither_recorded_nor_counted() -> None:
+    first, second = two_processes()
+    with first.paused():
+        work = Finished([])
+        assert first.record("0", "allgather", ([torch.ones(1)],), work) is work
+    handle = first.record("0", "allreduce", ([torch.ones(1)],), Finished([torch.ones(1)]))
+    assert handle is not None
+    handle.wait()
+    place = torch.zeros(1)
+    assert second.replay("0", "allreduce", ([place],)) == [place]
+    assert place.item() == 1.0
+
+
 def test_nothing_is_recorded_after_the_first_step() -> None:
     first, second = two_processes()
     first.stop()

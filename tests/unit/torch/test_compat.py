@@ -55,8 +55,16 @@ def test_sharded_model_is_refused_by_a_torch_without(hidden: PrivateName) -> Non
     assert str(hidden) in str(refusal.value)
 
 
+@pytest.mark.parametrize("hidden", compat.CHECKPOINTS, ids=str)
+def test_distributed_checkpoint_is_refused_by_a_torch_without(hidden: PrivateName) -> None:
+    with pytest.raises(UnknownTorch) as refusal:
+        compat.check_checkpoints(without(hidden))
+    assert str(hidden) in str(refusal.value)
+
+
 def test_installed_torch_has_every_name() -> None:
     compat.check()
+    compat.check_checkpoints()
     compat.check_profiling()
     compat.check_sharded()
 

@@ -58,6 +58,8 @@ class Groups:
         self.begun = 0
         """Collectives entered; `done` counts those that ended. The beacon shows both."""
         self.done = 0
+        self.formed = 0
+        """How often the groups have been formed: once at the start, and in every repair."""
         self.store = CurrentStore(world_size)
         self.setup = SetupResults()
         self.why = ""
@@ -135,6 +137,7 @@ class Groups:
                 )
             self.mode, self.why, self._pending_abort = Mode.REPAIRING, "", ""
             self._rendezvous = None
+            self.formed += 1
         for group in self._all:
             group.abort()
         idle = self.wait_for_gloo()
