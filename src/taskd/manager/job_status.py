@@ -51,6 +51,7 @@ def declaration(config: ManagerConfig) -> control.JobDeclaration:
             control.Node(node_rank=node, ranks=range(node * per_node, (node + 1) * per_node))
             for node in range(config.job.nodes)
         ],
+        no_backup_nic=not config.backup_nic,
     )
 
 

@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precheck", action="store_true", help="stress-test all ranks after their first step"
     )
+    parser.add_argument(
+        "--no-backup-nic", action="store_true", help="refuse orders to switch network links"
+    )
     parser.add_argument("--metrics", default="", help="host:port to serve Prometheus on")
     parser.add_argument("--rescheduling", action="store_true", help="lost nodes may come back")
 
@@ -78,6 +81,7 @@ def config_of(args: argparse.Namespace) -> ManagerConfig:
         stragglers=load(StragglerConfig, prefix="TASKD_STRAGGLER"),
         operations=load(OperationsConfig, prefix="TASKD_OPERATIONS"),
         precheck=args.precheck,
+        backup_nic=not args.no_backup_nic,
         metrics=args.metrics,
         job=job,
     )

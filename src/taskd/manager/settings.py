@@ -89,6 +89,9 @@ class ManagerConfig:
 
     operations: OperationsConfig = field(default_factory=OperationsConfig)
 
+    backup_nic: bool = True
+    """False: the ranks have no second network interface; orders to switch links are refused."""
+
     precheck: bool = False
     """Stress-test all ranks after their first step."""
 

@@ -38,6 +38,8 @@ class JobConfig:
     """Healthy nodes hold resources of a lost node, and release them on request."""
     reschedule_timeout_s: float | None = None
     resources_timeout_s: float | None = None
+    no_backup_nic: bool = False
+    """The ranks have no second network interface, so their links cannot be switched."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

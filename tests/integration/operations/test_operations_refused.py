@@ -29,9 +29,13 @@ REFUSED = {
     ("nic", "JOB", "--to", "sideways"): (2, "invalid choice: 'sideways'"),
     ("profile", "JOB", "on", "--domains", "step,dreams"): (1, "unknown dreams (expected"),
     ("profile", "JOB", "maybe"): (2, "invalid choice: 'maybe'"),
-    ("nic", "JOB", "--to", "backup"): (2, "switch nic failed"),
+    # A rank that the job does not have
+    ("fault", "JOB", "--rank", "7"): (1, "the job has no rank 7 (expected 0 to 3)"),
+    ("fault", "JOB", "--rank", "1", "--rank", "4"): (1, "the job has no rank 4"),
+    # `--nics` is not set
+    ("nic", "JOB", "--to", "backup"): (1, "the job has no backup interface: start it with --nics"),
 }
-"""Arguments, exit code, and part of the output. The last one needs `--nics`, which is not set."""
+"""Arguments, exit code, and part of the output."""
 
 
 def test_invalid_operations_are_refused_and_training_continues() -> None:

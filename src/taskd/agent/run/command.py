@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from taskd.agent.node_resources import NodeResources, run_folders, worker_processes
@@ -151,6 +152,7 @@ def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:
         f"--join-timeout={chosen.join_timeout_s}",
         f"--dump-dir={chosen.dump_dir}",
         *(["--precheck"] if chosen.precheck else []),
+        *([] if _has_backup_nic(chosen) else ["--no-backup-nic"]),
         *([f"--metrics={chosen.metrics}"] if chosen.metrics else []),
     )
     if chosen.nodes > 1:
@@ -161,6 +163,12 @@ def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:
     summary = Path(chosen.state_dir or run_dir) / SUMMARY
     summary.unlink(missing_ok=True)  # left by an earlier run
     return Supervisor("manager", "taskd.manager", command, env, is_over=lambda: has_ended(summary))
+
+
+def _has_backup_nic(chosen: Plan) -> bool:
+    """Ascend's own package switches links without the names of interfaces."""
+    nics = ",".join(chosen.nics) or environ.get("TASKD_NICS", "")
+    return "," in nics or find_spec("torch_npu") is not None
 
 
 def _set_up_log() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from taskd.clusterd.cluster.interface import Json, Key, Kind
 from taskd.clusterd.cluster.objects import DECLARED, DEVICE_KEYS, RANK_INDEX
-from taskd.core.clusterd.job_config import ON
+from taskd.core.clusterd.job_config import NO_BACKUP_NIC, ON
 from taskd.model.ids import JobId
 from taskd.model.strategies import parse_strategies
 from taskd.wire._pb import control_pb2 as pb
@@ -36,6 +36,7 @@ class Declaration:
     namespace: str = "default"
     framework: str = "pytorch"
     nodes: tuple[DeclaredNode, ...] = field(default=())
+    no_backup_nic: bool = False
 
 
 TYPES: dict[str, type] = {kind.__name__: kind for kind in (Declaration, DeclaredNode)}
@@ -69,6 +70,7 @@ def declaration_of(request: pb.JobDeclaration) -> Declaration:
         namespace=request.namespace or "default",
         framework=request.framework or "pytorch",
         nodes=tuple(nodes),
+        no_backup_nic=request.no_backup_nic,
     )
 
 
@@ -91,7 +93,11 @@ def objects_of(declaration: Declaration) -> list[tuple[Key, Json]]:
         "metadata": {
             "ownerReferences": owner,
             "labels": {ON: "on", "framework": declaration.framework},
-            "annotations": {"recover-strategy": declaration.strategies, DECLARED: "true"},
+            "annotations": {
+                "recover-strategy": declaration.strategies,
+                DECLARED: "true",
+                **({NO_BACKUP_NIC: "true"} if declaration.no_backup_nic else {}),
+            },
         },
         "status": {"phase": "Running"},
     }

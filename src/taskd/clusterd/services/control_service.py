@@ -79,6 +79,12 @@ class ControlService(ControlServicer):
         wrong = [f.rank for f in request.faults if not 0 <= f.rank < MAX_RANK]
         if wrong or not request.faults:
             return _answer(Answer.of(RecoverCode.InvalidReqParam, f"invalid ranks: {wrong}"))
+        job = owner.state.job
+        if unknown := sorted({f.rank for f in request.faults if not job.has(Rank(f.rank))}):
+            known = [rank for pod in job.members for rank in pod.ranks]
+            expected = f"expected {min(known)} to {max(known)}" if known else "none is known yet"
+            text = f"the job has no rank {', '.join(map(str, unknown))} ({expected})"
+            return _answer(Answer.of(RecoverCode.InvalidReqParam, text))
         by = f"reported by {request.reporter or 'an operator'}"
         faults = tuple(
             Fault(

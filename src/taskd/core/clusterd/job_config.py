@@ -73,6 +73,8 @@ class RecoveryConfig:
 _SETTLING = {"flush_s", "release_s", "convergence_s", "pickup_s"}
 
 ON = "process-recover-enable"
+NO_BACKUP_NIC = "taskd/no-backup-nic"
+"""An annotation of our own, for jobs that their manager has declared."""
 
 
 def read_pod_group(labels: Mapping[str, str], annotations: Mapping[str, str]) -> JobConfig:
@@ -100,6 +102,7 @@ def read_pod_group(labels: Mapping[str, str], annotations: Mapping[str, str]) ->
         rescheduling=labels.get("fault-scheduling") in ("grace", "force")
         or labels.get("pod-rescheduling") == "on",
         reschedule_timeout_s=timeout,
+        no_backup_nic=annotations.get(NO_BACKUP_NIC) == "true",
     )
 
 

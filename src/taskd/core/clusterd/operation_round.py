@@ -71,6 +71,8 @@ def _problem(job: Job, event: OperatorAskedNic | OperatorAskedStress) -> str:
     if unknown:
         return f"ranks {unknown} do not belong to the job"
     match event:
+        case OperatorAskedNic() if job.config.no_backup_nic:
+            return "the job has no backup interface: start it with --nics PRIMARY,BACKUP"
         case OperatorAskedNic() if len(event.to_backup) != len(ranks):
             return f"{len(ranks)} ranks, but {len(event.to_backup)} directions"
         case OperatorAskedStress(ops):

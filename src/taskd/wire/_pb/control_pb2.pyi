@@ -26,20 +26,22 @@ class Node(_message.Message):
     def __init__(self, node_rank: _Optional[int] = ..., name: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class JobDeclaration(_message.Message):
-    __slots__ = ("job", "name", "namespace", "framework", "strategies", "nodes")
+    __slots__ = ("job", "name", "namespace", "framework", "strategies", "nodes", "no_backup_nic")
     JOB_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     FRAMEWORK_FIELD_NUMBER: _ClassVar[int]
     STRATEGIES_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    NO_BACKUP_NIC_FIELD_NUMBER: _ClassVar[int]
     job: str
     name: str
     namespace: str
     framework: str
     strategies: _containers.RepeatedScalarFieldContainer[str]
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
-    def __init__(self, job: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., framework: _Optional[str] = ..., strategies: _Optional[_Iterable[str]] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
+    no_backup_nic: bool
+    def __init__(self, job: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., framework: _Optional[str] = ..., strategies: _Optional[_Iterable[str]] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., no_backup_nic: bool = ...) -> None: ...
 
 class JobEnd(_message.Message):
     __slots__ = ("job", "exit_code", "because")

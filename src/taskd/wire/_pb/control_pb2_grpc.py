@@ -65,14 +65,14 @@ class ControlServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def DeclareJob(self, request, context):
-        """Says what a cluster would say of a job. Called before Recover.Init; again to change it.
+        """Describes a job as a cluster would. Called before Recover.Init; again to change it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndJob(self, request, context):
-        """The job is over: its place is freed, its history stays readable for a while.
+        """The job is over. Its history stays readable for a while.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,14 +112,14 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PublishProgress(self, request, context):
-        """The manager tells how the ranks are doing, for Status to show.
+        """The manager reports the progress of the ranks, which Status shows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportSubHealth(self, request, context):
-        """The manager tells which ranks hold the others up: all of them, each time that changes.
+        """The manager reports all stragglers, each time that the set changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,6 +44,7 @@ class Machine:
         sub_health: str = "ignore",
         rescheduling: bool = False,
         framework: str = "pytorch",
+        no_backup_nic: bool = False,
     ) -> None:
         self.state: State = NEW
         self.now = 1_000.0
@@ -56,6 +57,7 @@ class Machine:
             sub_health=sub_health,
             rescheduling=rescheduling,
             framework=framework,
+            no_backup_nic=no_backup_nic,
         )
         self.pods = self._pods(pods)
         self.register()

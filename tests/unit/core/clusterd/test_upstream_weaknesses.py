@@ -714,6 +714,13 @@ class TestOperations:
         assert machine.send(event).answer == RecoverCode.OMParamInvalid
         at(machine, Idle)
 
+    def test_link_switch_without_a_backup_interface_is_refused(self) -> None:
+        machine = Machine("retry", pods=(2, 2), no_backup_nic=True)
+        outcome = machine.send(OperatorAskedNic((Rank(0),), (True,)))
+        assert outcome.answer == RecoverCode.OMParamInvalid
+        assert "--nics" in outcome.because
+        at(machine, Idle)
+
     def test_one_operation_at_a_time(self) -> None:
         machine = Machine("retry")
         machine.send(OperatorAskedNic((Rank(0),), (True,)))
