@@ -100,7 +100,7 @@ def weights(out: str) -> list[str]:
 @pytest.mark.parametrize(
     "obstacle",
     [
-        {"joining": "if incarnation: raise SystemExit('no licence for another process')"},
+        {"joining": "if incarnation: die()"},
         {"loading": "if incarnation: die()"},
     ],
     ids=["it does not join", "it dies while it gets its state"],
