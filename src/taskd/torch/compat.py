@@ -35,6 +35,9 @@ _REDUCER = "torch._C._distributed_c10d:Reducer"
 _DDP = "torch.nn.parallel:DistributedDataParallel"
 _SCALER = "torch.amp:GradScaler"
 _DCP_COLLECTIVES = "torch.distributed.checkpoint.utils:_DistWrapper"
+_DCP_THREAD = (
+    "torch.distributed.checkpoint._async_thread_executor:_ThreadBasedAsyncCheckpointExecutor"
+)
 
 
 def _names(owner: str, names: str, purpose: str) -> tuple[PrivateName, ...]:
@@ -155,6 +158,11 @@ CHECKPOINTS = (
         "torch.distributed.checkpoint.state_dict_saver",
         "_save_state_dict",
         "torch.distributed.checkpoint in a replacement",
+    ),
+    *(
+        # Older versions have a function instead, and their failed saves end the script.
+        PrivateName(_DCP_THREAD, name, "dcp.async_save during a fault", optional_owner=True)
+        for name in ("execute_save", "_executor")
     ),
 )
 """Checked when the script imports `torch.distributed.checkpoint`."""
@@ -421,6 +429,21 @@ def wrap_checkpoint_save(wrap: Callable[[Callable[..., Any]], Callable[..., Any]
 
     original = inspect.unwrap(state_dict_saver._save_state_dict)
     state_dict_saver._save_state_dict = wrap(original)
+
+
+def wrap_checkpoint_thread(called: Callable[[Any], None]) -> None:
+    """Call this with the thread pool of each `dcp.async_save`, in the thread that called it."""
+    owner: Any = find_owner(PrivateName(_DCP_THREAD, "execute_save", ""))
+    if owner is None:
+        return
+    original = inspect.unwrap(owner.execute_save)
+
+    @wraps(original)
+    def execute_save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        called(self._executor)
+        return original(self, *args, **kwargs)
+
+    owner.execute_save = execute_save
 
 
 def forget_checkpoint_plans() -> None:

@@ -8,8 +8,11 @@ set-up alone, often with a checkpoint that did not exist when its predecessor ra
 - the other ranks do not record DCP's collectives as results of the set-up, so the numbers of the
   collectives that follow are the same with and without a checkpoint.
 
-After a repair, plans that DCP has cached are dropped, because a replacement does not have them, and
-a save in the background that began before it ends with an error instead of meeting the wrong peers.
+A save that a fault interrupts must not become a checkpoint that looks complete: inside a step, lost
+collectives return this rank's own data instead of an error. So every collective of DCP is checked.
+A save in the background (`async_save`) belongs to the groups that existed when it was called. It
+never meets those that are formed after a repair, and its failure does not end training.
+Plans that DCP has cached are dropped after a repair, because a replacement does not have them.
 """
 
 from __future__ import annotations
@@ -17,21 +20,23 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-import torch.distributed as dist
-
+from taskd.errors import Transient
 from taskd.torch import compat
 from taskd.torch.groups.all_groups import Groups, Mode
 
 log = logging.getLogger(__name__)
 
 PACKAGE = "torch.distributed.checkpoint"
+INTERRUPTED = "the job lost a rank while the checkpoint was being saved or loaded"
 
 
 def support(groups: Groups) -> None:
@@ -41,6 +46,10 @@ def support(groups: Groups) -> None:
         adapter.install()
     else:
         sys.meta_path.insert(0, AfterImport(PACKAGE, adapter.install))
+
+
+class CheckpointInterrupted(Transient, RuntimeError):
+    """The job lost a rank while a checkpoint was being saved or loaded."""
 
 
 class AfterImport(MetaPathFinder):
@@ -74,29 +83,58 @@ class DcpAdapter:
         self._groups = groups
         self._plans_of = groups.formed
         """The formation of the groups that DCP's cached plans belong to."""
+        self._background = threading.local()
+        """`formed` in a thread of `async_save`: the formation when it was called."""
 
     def install(self) -> None:
         compat.check_checkpoints()
         compat.wrap_checkpoint_collectives(self._started, self._collective)
         compat.wrap_checkpoint_save(self._save)
+        compat.wrap_checkpoint_thread(self._mark_thread)
+
+    def _mark_thread(self, executor: ThreadPoolExecutor) -> None:
+        """`async_save` was called. The executor has one thread, and only for this save."""
+        executor.submit(setattr, self._background, "formed", self._groups.formed)
+
+    @property
+    def _is_background(self) -> bool:
+        return hasattr(self._background, "formed")
 
     def _started(self, collectives: Any) -> None:
         """A load or save begins."""
-        collectives.taskd_formed = self._groups.formed
+        collectives.taskd_formed = getattr(self._background, "formed", self._groups.formed)
         if collectives.use_dist and self._groups.mode is Mode.SOLO:
             # As with `no_dist`, but with its own rank: some formats have one file per rank.
             collectives.use_dist, collectives.is_coordinator = False, True
 
     def _collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        groups = self._groups
+
+        def is_lost(collectives: Any) -> bool:
+            return groups.mode is Mode.BROKEN or collectives.taskd_formed != groups.formed
+
         @wraps(original)
         def run(collectives: Any, *args: Any, **kwargs: Any) -> Any:
-            if collectives.use_dist and collectives.taskd_formed != self._groups.formed:
-                raise dist.DistBackendError(
-                    "the job was repaired while this checkpoint was being saved or loaded in the "
-                    "background, so it is not complete. Save it again"
-                )
-            with self._groups.setup.paused():
+            if not collectives.use_dist:
                 return original(collectives, *args, **kwargs)
+            if is_lost(collectives):
+                raise CheckpointInterrupted(INTERRUPTED)
+            group = collectives.group or groups.world
+            transport = getattr(group, "transport", None)
+            try:
+                with groups.setup.paused():
+                    result = original(collectives, *args, **kwargs)
+            except Exception as error:
+                if isinstance(error, RuntimeError) or is_lost(collectives):
+                    if self._is_background and transport is not None:
+                        # Other survivors may wait for us in the same save, and their training
+                        # threads for it: no repair begins before they have reached a step.
+                        transport.abort()
+                    raise CheckpointInterrupted(f"{INTERRUPTED}: {error}") from error
+                raise  # such as an object that cannot be pickled
+            if is_lost(collectives):
+                raise CheckpointInterrupted(INTERRUPTED)
+            return result
 
         return run
 
@@ -109,6 +147,17 @@ class DcpAdapter:
             if self._plans_of != self._groups.formed:
                 compat.forget_checkpoint_plans()
                 self._plans_of = self._groups.formed
-            return original(state_dict, storage_writer, *args, **kwargs)
+            try:
+                return original(state_dict, storage_writer, *args, **kwargs)
+            except CheckpointInterrupted as error:
+                if not self._is_background:
+                    raise
+                log.warning(
+                    "checkpoint is not complete: path=%s: %s. Training continues; only the next "
+                    "save writes a complete one",
+                    getattr(storage_writer, "checkpoint_id", "unknown"),
+                    error,
+                )
+                return compat.no_checkpoint()
 
         return save

@@ -185,3 +185,63 @@ def test_save_with_cached_plans_continues_after_a_replacement(tmp_path: Path) ->
     world = run(tmp_path / "disturbed" / "run", with_dcp, kills=kills, **args)
     assert_same(ends(undisturbed), world)
     assert_same_checkpoints(undisturbed, world, "fsdp")
+
+
+class DyingWriter(dcp.FileSystemWriter):  # type: ignore[misc]
+    """Dies when it has to write its part, if the test wants it."""
+
+    def __init__(self, path: Path, step: int, args: dict[str, Any]) -> None:
+        super().__init__(path)
+        self._step, self._args = step, args
+
+    def write_data(self, *args: Any, **kwargs: Any) -> Any:
+        inject_fault(self._args, self._step, "in the save")
+        return super().write_data(*args, **kwargs)
+
+
+def with_async_saves(args: dict[str, Any]) -> None:
+    """Saves in the background after every step, with a group of its own, as DCP advises."""
+    rank, folder = args["rank"], Path(args["folder"])
+    seed(7)
+    job = taskd.init()
+    beside = dist.new_group(backend="gloo")
+    net = nn.Sequential(nn.Linear(WIDTH, 16), nn.Dropout(0.2), nn.Linear(16, CLASSES))
+    model = _wrap(net, args["kind"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    state = TrainingState(net, optimizer)
+    job.protect(model=model, optimizer=optimizer)
+    saving: Any = None
+    for step in job.steps(STEPS):
+        with step:
+            optimizer.zero_grad()
+            data, target = batch(rank, step)
+            inject_fault(args, step, "in forward")
+            torch.autograd.backward(nn.functional.cross_entropy(model(data), target))
+            optimizer.step()
+        if job.step > step:
+            if saving is not None:
+                saving.result()
+            writer = DyingWriter(folder / "saved" / str(job.step), job.step, args)
+            saving = dcp.async_save({"app": state}, storage_writer=writer, process_group=beside)
+    saving.result()
+    weights = [local(value).clone() for value in net.state_dict().values()]
+    torch.save({"weights": weights, "random": generators()}, folder / f"end-{rank}.pt")
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("lost", [0, 2])
+def test_async_save_that_loses_a_rank_does_not_end_the_training(
+    tmp_path: Path, kind: str, lost: int
+) -> None:
+    undisturbed = run(tmp_path / "calm", with_async_saves, kind=kind)
+    kills = [(lost, 0, 2, "in the save"), (3 - lost, 0, 5, "in forward")]
+    world = run(tmp_path / "run", with_async_saves, kind=kind, kills=kills)
+    assert_same(ends(undisturbed), world)
+    assert sum(world.incarnations.values()) == 2
+    complete = {int(path.parent.name) for path in (world.folder / "saved").glob("*/.metadata")}
+    assert 2 not in complete, "it lacks the part of the lost rank"
+    assert complete >= {4, 7, 8}
+    like = {"0.weight": torch.zeros(16, WIDTH), "2.bias": torch.zeros(CLASSES)}
+    for step in complete:
+        expected = load(undisturbed.folder / "saved" / str(step), like)
+        assert same(expected, load(world.folder / "saved" / str(step), like)), step
