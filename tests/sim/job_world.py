@@ -603,7 +603,9 @@ class World:
 
     def _hang_seen(self, proc: Process) -> None:
         if proc.alive and self.exit_code is None:
-            self.step_manager(RankHung(Rank(proc.rank), f"{proc} has made no progress for 5 s"))
+            why = f"{proc} has made no progress for 5 s"
+            stopped = proc.rank % 2 == 1
+            self.step_manager(RankHung(Rank(proc.rank), proc.me.incarnation, why, stopped))
             self.at(self.now + HANG_SEEN_S, partial(self._hang_seen, proc))
 
 

@@ -38,8 +38,9 @@ _WAITS_FOR_CHILD = re.compile(
 """Where a process waits for one that it has started."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_STOPPED, _RUNNABLE = ("T", "t"), ("R", "D")
-"""Process states of /proc: stopped; and running, or waiting for a CPU or a disk."""
+_STOPPED, _TRACED, _RUNNABLE = "T", "t", ("R", "D")
+"""Process states of /proc: stopped by a signal; stopped by a debugger; and running, or waiting for
+a CPU or a disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class ProcessActivity:
     began: float = 0.0
     busy: bool = False
     stopped: bool = False
+    traced: bool = False
+    """A debugger has stopped it."""
     spinning: bool = False
     active_at: float = 0.0
     """When any activity was last seen; 0: never since its progress stopped."""
@@ -87,7 +90,8 @@ class ProcessActivity:
         except (OSError, ValueError, IndexError):
             return  # the process has exited, which is noticed elsewhere
         first, last = self._first, self._last
-        self.stopped = counters.state in _STOPPED
+        self.stopped = counters.state == _STOPPED
+        self.traced = counters.state == _TRACED
         if first is None or last is None:
             self._first, self.began = counters, now
             self.busy = True  # nothing can be said before it has been looked at twice
@@ -141,6 +145,14 @@ class ProcessActivity:
 
     def _is_active(self, now: float) -> None:
         self.active_at, self._same, self.spinning = now, 0, False
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process. One that a debugger has stopped does not count."""
+    try:
+        return _stat(pid)[0] == _STOPPED
+    except (OSError, IndexError):
+        return False  # it has exited
 
 
 def read_counters(pid: int) -> Counters:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from taskd.agent.process_activity import ProcessActivity
+from taskd.agent.process_activity import ProcessActivity, is_stopped
 from taskd.agent.worker_stacks import StackFile
 from taskd.model.ids import Incarnation, Rank, Step
 from taskd.model.messages import Progress, SetProfiling
@@ -57,7 +57,8 @@ class _Watched:
             self.activity = ProcessActivity(self.pid, self.stacks, self.ask_stacks)
         self.activity.look(now)
         ask_after_s = min(max(STACKS_S, 3 * self.longest_s), ALWAYS_STACKS_S)
-        if not self.activity.stopped and self.idle_s >= ask_after_s:
+        runs = not (self.activity.stopped or self.activity.traced)
+        if runs and self.idle_s >= ask_after_s:
             self.activity.read_stacks(now, repeat)
         return self.activity
 
@@ -97,7 +98,7 @@ class Watch:
         return any(watched.slow for watched in self._watched.values())
 
     def look(self) -> tuple[Progress, ...]:
-        """The progress of every rank that has created its beacon."""
+        """The progress of every rank that has created its beacon, or whose process is stopped."""
         now = self._clock()
         seen = (self._look_at(key, watched, now) for key, watched in self._watched.items())
         return tuple(progress for progress in seen if progress is not None)
@@ -105,7 +106,9 @@ class Watch:
     def _look_at(self, key: WorkerKey, watched: _Watched, now: float) -> Progress | None:
         seen = beacon.read(os.pread(watched.page, beacon.SIZE, 0))
         if seen is None:
-            return None
+            watched.slow = is_stopped(watched.pid)
+            stopped = Progress(*key, Step(0), 0.0, waiting=False, collective=0, judged=False)
+            return replace(stopped, stopped=True) if watched.slow else None
         idle_s = max(0.0, now - seen.moved_at)
         if seen.moved_at != watched.moved_at:
             # Long pauses fade: those of the start say nothing about training.
@@ -118,10 +121,15 @@ class Watch:
         progress = Progress(
             *key, Step(seen.step), idle_s, seen.waiting, seen.entered, judged=judged
         )
-        if not judged or idle_s <= IDLE_S:
+        if idle_s <= IDLE_S:
             return progress
+        if not judged:
+            watched.slow = is_stopped(watched.pid)
+            return replace(progress, stopped=watched.slow)
         # A rank that waits for others has a good reason to be idle; one dump of it is enough.
         activity = watched.look_closer(now, repeat=not seen.waiting)
+        if activity.traced:
+            return replace(progress, judged=False)
         return replace(
             progress,
             busy=activity.busy,

@@ -65,7 +65,7 @@ class HeartbeatMonitor:
         self._paces = found.state
         for hung in found.commands:
             log.warning("hung: %s", hung.evidence)
-            self._emit(RankHung(hung.rank, hung.evidence))
+            self._emit(RankHung(hung.rank, hung.incarnation, hung.evidence, hung.stopped))
 
     def node_left(self, node: NodeRank) -> None:
         """The node is disconnected: `sense.py` and NodeProbes handle that."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from taskd.model.clusterd import Report, Signal
 from taskd.model.faults import Fault
-from taskd.model.ids import Incident, NodeRank, Position, Rank, Step
+from taskd.model.ids import Incarnation, Incident, NodeRank, Position, Rank, Step
 from taskd.model.messages import Body
 from taskd.model.strategies import Strategy, WireStrategy
 from taskd.model.types import Tick
@@ -53,7 +53,10 @@ class NodeGone:
 @dataclass(frozen=True, slots=True)
 class RankHung:
     rank: Rank
+    incarnation: Incarnation
     evidence: str
+    stopped: bool = False
+    """Its process is stopped by a signal: it is hung in every state of the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -406,7 +406,7 @@ class Progress:
     busy: bool = False
     """It used CPU or disk during the idle time: perhaps slow, but it works."""
     stopped: bool = False
-    """Stopped by a signal or a debugger."""
+    """Stopped by a signal, not by a debugger."""
     stack: str = ""
     """The stacks of its threads, sent once each time it looks stuck."""
     spinning: bool = False

@@ -42,7 +42,8 @@ def test_invalid_operations_are_refused_and_training_continues() -> None:
     with running(steps=60, pace_s=0.0) as job:
         codes, undisturbed = job.end()
     assert codes == [0]
-    with running(steps=60, pace_s=0.5) as job:
+    # The stopped rank of `during_an_incident` must not be replaced.
+    with running(steps=60, pace_s=0.5, TASKD_STOPPED_S="60", TASKD_HANG_FLOOR_S="60") as job:
         job.at_step(3)
         for words, (code, says) in REFUSED.items():
             arguments = [word.replace("JOB", job.job) for word in words]

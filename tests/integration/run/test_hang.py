@@ -132,3 +132,55 @@ def test_slow_rank_that_still_works_is_not_replaced(tmp_path: Path) -> None:
     ended = run(tmp_path, "--nproc-per-node=2", f"--state-dir={state}", script(tmp_path, SLOW))
     assert ended.code == 0, ended.err
     assert json.loads((state / "summary.json").read_text())["incidents"] == []
+
+
+STOPPED = """
+    import os, signal, sys
+    import torch
+    import taskd.torch as taskd
+
+    def stop(where):
+        first = os.environ["TASKD_INCARNATION"] == "0"
+        if where == sys.argv[1] and os.environ["RANK"] == "1" and first:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    stop("before init")
+    job = taskd.init()
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    job.protect(model=model, optimizer=optimizer)
+    stop("before the first step")
+    for step in job.steps(8):
+        with step:
+            if step == 1:
+                stop("in a step without collectives")
+            if step % 4 == 3:
+                model(torch.randn(4, 8) + job.rank).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    stop("after the last step")
+    print("weights", sum(p.double().sum().item() for p in model.parameters()))
+"""
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "before init",
+        "before the first step",
+        "in a step without collectives",
+        "after the last step",
+    ],
+)
+def test_stopped_process_is_hung_wherever_its_rank_is(tmp_path: Path, where: str) -> None:
+    """No pace is known yet, or no other rank waits for it in a collective."""
+    path, state = script(tmp_path, STOPPED), tmp_path / "state"
+    expected = run(tmp_path, "--nproc-per-node=2", path, "nowhere")
+    ended = run(tmp_path, "--nproc-per-node=2", f"--state-dir={state}", path, where)
+    assert ended.code == 0, ended.err
+    assert set(ended.out.splitlines()) == set(expected.out.splitlines())
+    incidents = json.loads((state / "summary.json").read_text())["incidents"]
+    fault = incidents[0]["faults"][0]
+    assert (fault["rank"], fault["kind"]) == (1, "hung")
+    assert "a signal stopped its process" in fault["evidence"]

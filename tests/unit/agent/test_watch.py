@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -76,6 +77,48 @@ def test_sleeping_process_and_stopped_process_are_distinguished(
     os.kill(sleeper.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
     assert watch.look()[0].stopped
+
+
+@pytest.mark.parametrize("phase", ["", "starting", "parked", "repairing", "leaving"])
+def test_stopped_process_is_seen_in_every_phase(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], phase: str
+) -> None:
+    """Also before it has written its beacon: phase "" here."""
+    clock = Clock()
+    watch = Watch(str(tmp_path), clock)
+    watch.add(KEY, sleeper.pid, tmp_path / "stacks", lambda: None)
+    if phase:
+        Beacon(watch.beacon(KEY), clock).phase(phase, 0)
+    clock.now += 1.0
+    assert not any(seen.stopped for seen in watch.look())
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+    (seen,) = watch.look()
+    assert (seen.rank, seen.stopped, seen.judged) == (3, True, False)
+    assert watch.slow, "the next heartbeat must come soon"
+    os.kill(sleeper.pid, signal.SIGCONT)
+    os.waitid(os.P_PID, sleeper.pid, os.WCONTINUED)
+    assert not any(seen.stopped for seen in watch.look())
+
+
+@pytest.mark.parametrize("phase", ["", "training", "leaving"])
+def test_process_in_a_debugger_is_neither_stopped_nor_judged(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], phase: str
+) -> None:
+    clock, asked = Clock(), list[None]()
+    watch = Watch(str(tmp_path), clock)
+    watch.add(KEY, sleeper.pid, tmp_path / "stacks", lambda: asked.append(None))
+    if phase:
+        Beacon(watch.beacon(KEY), clock).phase(phase, 0)
+    attach, detach = 16, 17
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(attach, sleeper.pid, None, None) != 0:
+        pytest.skip(f"ptrace is not allowed here: {os.strerror(ctypes.get_errno())}")
+    os.waitpid(sleeper.pid, os.WUNTRACED)
+    clock.now += 5.0
+    assert not any(seen.stopped or seen.judged for seen in watch.look())
+    assert not asked, "a signal would interrupt the debugger"
+    libc.ptrace(detach, sleeper.pid, None, None)
 
 
 def test_computing_process_is_busy(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ ranks make no progress, the cause is named, not its victims:
     2. a rank that is in no collective while others wait in one;
     3. a rank that has entered fewer collectives than the others.
 
+A process that a signal has stopped is hung after a moment in every phase: also before the first
+step and after the last one, where no pace is known. One that a debugger has stopped is not judged.
 If all ranks wait in the same collective, none is named. A rank that still does new things is slow,
 not hung. A rank that works without visible progress has a much longer limit, unless it repeats a
 few lines of Python inside a step while all others wait: then the limit is only a little longer.
@@ -44,8 +46,11 @@ class LivenessConfig:
     spin_floor_s: float = 1.2
     """In place of `hang_floor_s` for a rank that repeats a few lines of Python."""
 
+    stopped_s: float = 1.0
+    """A process that a signal has stopped is hung after this time, whatever its rank was doing."""
+
     known_steps: int = 5
-    """No rank is judged before this many steps have shown the job's pace."""
+    """No rank that runs is judged before this many steps have shown the job's pace."""
 
 
 WINDOW = 32
@@ -62,6 +67,10 @@ class Observation:
     progress: Progress
     moved_at: float
     """When its step last changed, by the manager's clock."""
+    stopped_at: float = inf
+    """When its process was first seen stopped; inf: it is not stopped."""
+    stop_named: bool = False
+    """The rank has been named since then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,7 @@ class Hung:
     rank: Rank
     incarnation: Incarnation
     evidence: str
+    stopped: bool = False
 
 
 Outcome = types.Outcome[State, Hung]
@@ -97,7 +107,8 @@ def step(state: State, beat: NodeHeartbeat, now: float, config: LivenessConfig) 
     state = replace(state, ranks=kept)
     for progress in beat.progress:
         state = _note(state, beat.node, progress, now, config)
-    return _judge(state, config)
+    outcome = _judge(state, config)
+    return _judge_stopped(outcome, now, config)
 
 
 def _note(
@@ -117,6 +128,10 @@ def _note(
         if not progress.stack and progress.idle_s >= before.progress.idle_s:
             progress = replace(progress, stack=before.progress.stack)  # it is sent only once
         seen = replace(before, node=node, progress=progress)
+    if not progress.stopped:
+        seen = replace(seen, stopped_at=inf, stop_named=False)
+    elif seen.stopped_at == inf:
+        seen = replace(seen, stopped_at=now)
     return replace(state, ranks={**state.ranks, progress.rank: seen})
 
 
@@ -155,8 +170,28 @@ def _judge(state: State, config: LivenessConfig) -> Outcome:
         accused.add(process)
         named[rank] = named.get(rank, 0) + 1
         evidence = _evidence(state, judged[rank], why)
-        verdicts.append(Hung(rank, progress.incarnation, evidence))
+        verdicts.append(Hung(rank, progress.incarnation, evidence, progress.stopped))
     return Outcome(replace(state, named=named, accused=frozenset(accused)), tuple(verdicts))
+
+
+def _judge_stopped(outcome: Outcome, now: float, config: LivenessConfig) -> Outcome:
+    """Name stopped processes that the pace of the job did not name."""
+    named = {hung.rank for hung in outcome.commands}
+    ranks, verdicts = dict(outcome.state.ranks), list(outcome.commands)
+    for rank, seen in outcome.state.ranks.items():
+        stopped_s = now - seen.stopped_at
+        if seen.stop_named or not (rank in named or stopped_s >= config.stopped_s):
+            continue
+        ranks[rank] = replace(seen, stop_named=True)
+        if rank not in named:
+            evidence = (
+                f"rank {rank} has made no progress for {seen.progress.idle_s:.2f} s at step "
+                f"{seen.progress.step}: a signal stopped its process {stopped_s:.2f} s ago"
+            )
+            verdicts.append(Hung(rank, seen.progress.incarnation, evidence, stopped=True))
+    if len(verdicts) == len(outcome.commands) == 0:
+        return outcome
+    return Outcome(replace(outcome.state, ranks=ranks), tuple(verdicts))
 
 
 def _no_work_s(progress: Progress) -> float:

@@ -144,8 +144,8 @@ def step(state: State, event: Event, now: float, config: JobConfig) -> Outcome:
             return _apply(
                 state, node_lost(state.job.view, node, FaultCause.LOST, evidence), now, config
             )
-        case RankHung(rank, evidence):
-            return rank_faults.rank_hung(state, rank, evidence, now, config)
+        case RankHung():
+            return rank_faults.rank_hung(state, event, now, config)
         case NodesMarkedBad(nodes, evidence):
             if config.rescheduling or state.job.ascend:
                 return Outcome(state, because="the cluster replaces these nodes")

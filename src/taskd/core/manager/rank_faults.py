@@ -21,6 +21,7 @@ from taskd.core.manager.states import (
     Outcome,
     Repairing,
     Reported,
+    Restarting,
     Resuming,
     State,
     Stopping,
@@ -30,7 +31,7 @@ from taskd.core.manager.states import (
 )
 from taskd.model.clusterd import FaultReport, ResultReport
 from taskd.model.faults import Fault, FaultCause
-from taskd.model.ids import Rank
+from taskd.model.manager import RankHung
 from taskd.model.messages import WorkerFailed
 
 
@@ -111,14 +112,23 @@ def worker_failed(state: State, message: WorkerFailed, now: float, config: JobCo
             return handle_faults(state, (failure,), now, config)
 
 
-def rank_hung(state: State, rank: Rank, evidence: str, now: float, config: JobConfig) -> Outcome:
-    view = state.job.view.ranks.get(rank)
-    if view is None or view.process is not ProcessState.ALIVE or rank in state.job.broken():
-        return Outcome(state, because=f"rank {rank} has failed already")
-    match state:
-        case Gathering() | Training() | Suspecting() | Resuming():
-            return handle_faults(
-                state, (Fault.of(rank, FaultCause.HUNG, evidence, now),), now, config
-            )
-        case _:
-            return Outcome(state, because="the ranks are parked")
+def rank_hung(state: State, hung: RankHung, now: float, config: JobConfig) -> Outcome:
+    if _has_failed(state, hung):
+        return Outcome(state, because=f"rank {hung.rank} has failed already")
+    if not hung.stopped and not isinstance(state, Gathering | Training | Suspecting | Resuming):
+        return Outcome(state, because="the ranks are parked")
+    fault = Fault.of(hung.rank, FaultCause.HUNG, hung.evidence, now)
+    return handle_faults(state, (fault,), now, config)
+
+
+def _has_failed(state: State, hung: RankHung) -> bool:
+    view = state.job.view.ranks.get(hung.rank)
+    if (
+        view is None
+        or view.process is not ProcessState.ALIVE
+        or view.incarnation != hung.incarnation
+    ):
+        return True
+    if hung.stopped and isinstance(state, Repairing | Resuming | Restarting):
+        return False  # the known fault is that of its former incarnation
+    return hung.rank in state.job.broken()

@@ -78,6 +78,32 @@ def test_stopped_process_is_named_even_inside_a_collective() -> None:
     others = [progress(rank, watch.at_step, waiting=True) for rank in (0, 1, 2)]
     (hung,) = watch.stay_idle(10.0, *others, progress(3, watch.at_step, waiting=True, stopped=True))
     assert (hung.rank, "its process is stopped" in hung.evidence) == (3, True)
+    assert hung.stopped
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_stopped_process_is_named_before_any_pace_is_known(judged: bool) -> None:
+    """Also in set-up and after the last step, where no rank is judged by its pace."""
+    watch = Watch()
+    watch.state = State()
+    stopped = progress(1, 0, stopped=True, judged=judged)
+    (hung,) = watch.stay_idle(10.0, progress(0, 0, judged=judged), stopped)
+    assert (hung.rank, hung.stopped) == (1, True)
+    assert "a signal stopped its process" in hung.evidence
+    assert watch.idle <= CONFIG.stopped_s + 2 * BEAT_S
+    assert not watch.stay_idle(10.0, progress(0, 0), stopped), "it is named once"
+
+
+def test_process_that_continues_in_time_is_not_named_and_the_next_stop_counts_again() -> None:
+    watch = Watch()
+    watch.state = State()
+    running, stopped = progress(1, 0, judged=False), progress(1, 0, judged=False, stopped=True)
+    for _ in range(3):
+        assert not watch.stay_idle(CONFIG.stopped_s - BEAT_S, stopped)
+        assert not watch.stay_idle(BEAT_S, running)
+    assert watch.stay_idle(10.0, stopped)
+    assert not watch.stay_idle(BEAT_S, running)
+    assert watch.stay_idle(10.0, stopped)
 
 
 def test_rank_in_an_older_collective_is_named() -> None:

@@ -473,8 +473,29 @@ def test_retry_repairs_a_corrupt_rank_from_a_peer() -> None:
     assert repair.sources == {1: 0}
 
 
+def stopped(rank: int, incarnation: int = 0) -> RankHung:
+    return RankHung(Rank(rank), Incarnation(incarnation), "a signal stopped it", stopped=True)
+
+
+def test_stopped_rank_is_not_waited_for_while_the_others_park() -> None:
+    play = Play().stopping().parks(0, 1).step(stopped(2))
+    assert isinstance(play.state, Deciding)
+    assert [fault.rank for fault in play.sent(FaultReport)[0].faults] == [2, 3]
+
+
+def test_replacement_that_is_stopped_during_the_repair_is_a_new_fault() -> None:
+    play = Play().repairing().started(1).hello(3, "joining")
+    assert isinstance(play.step(stopped(3, incarnation=0)).state, Repairing), "it was replaced"
+    assert isinstance(play.step(stopped(3, incarnation=1)).state, Reported)
+
+
 def test_hung_rank_is_replaced_without_parking() -> None:
-    play = Play().training().step(RankHung(Rank(2), "no progress for 9 s")).orders(STOP)
+    play = (
+        Play()
+        .training()
+        .step(RankHung(Rank(2), Incarnation(0), "no progress for 9 s"))
+        .orders(STOP)
+    )
     assert isinstance(play.state, Stopping)
     assert play.state.running == {0, 1, 3}
     play.parks(0, 1, 3).orders(IN_PLACE)
