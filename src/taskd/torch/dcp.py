@@ -12,6 +12,8 @@ A save that a fault interrupts must not become a checkpoint that looks complete:
 collectives return this rank's own data instead of an error. So every collective of DCP is checked.
 A save in the background (`async_save`) belongs to the groups that existed when it was called. It
 never meets those that are formed after a repair, and its failure does not end training.
+The same holds for a save after a step at whose end the job was repaired: the replacement is not in
+it.
 Plans that DCP has cached are dropped after a repair, because a replacement does not have them.
 """
 
@@ -94,15 +96,20 @@ class DcpAdapter:
 
     def _mark_thread(self, executor: ThreadPoolExecutor) -> None:
         """`async_save` was called. The executor has one thread, and only for this save."""
-        executor.submit(setattr, self._background, "formed", self._groups.formed)
+        executor.submit(setattr, self._background, "formed", self._formed_for_script())
 
     @property
     def _is_background(self) -> bool:
         return hasattr(self._background, "formed")
 
+    def _formed_for_script(self) -> int:
+        """The formation in which all ranks run the code that the script runs now."""
+        groups = self._groups
+        return groups.formed if groups.formed_for_step is None else groups.formed_for_step
+
     def _started(self, collectives: Any) -> None:
         """A load or save begins."""
-        collectives.taskd_formed = getattr(self._background, "formed", self._groups.formed)
+        collectives.taskd_formed = getattr(self._background, "formed", self._formed_for_script())
         if collectives.use_dist and self._groups.mode is Mode.SOLO:
             # As with `no_dist`, but with its own rank: some formats have one file per rank.
             collectives.use_dist, collectives.is_coordinator = False, True
@@ -144,13 +151,14 @@ class DcpAdapter:
             if self._groups.mode is Mode.SOLO:
                 log.info("checkpoint of the set-up is not saved again by a replacement")
                 return compat.no_checkpoint()
+            is_after_repair = self._formed_for_script() != self._groups.formed
             if self._plans_of != self._groups.formed:
                 compat.forget_checkpoint_plans()
                 self._plans_of = self._groups.formed
             try:
                 return original(state_dict, storage_writer, *args, **kwargs)
             except CheckpointInterrupted as error:
-                if not self._is_background:
+                if not self._is_background and not is_after_repair:
                     raise
                 log.warning(
                     "checkpoint is not complete: path=%s: %s. Training continues; only the next "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import taskd.torch as taskd
 from taskd.torch.state.sharded import local
 from tests.integration.torch.runs import assert_same, ends, run, same
-from tests.integration.torch.scripts import CLASSES, WIDTH, batch, generators, inject_fault, seed
+from tests.integration.torch.scripts import (
+    CLASSES,
+    WIDTH,
+    batch,
+    generators,
+    inject_fault,
+    is_due,
+    seed,
+)
 from tests.integration.torch.world import World
 
 STEPS = 8
@@ -199,6 +208,14 @@ class DyingWriter(dcp.FileSystemWriter):  # type: ignore[misc]
         return super().write_data(*args, **kwargs)
 
 
+def wait_for_the_fault(job: taskd.Job) -> None:
+    """Be late: the update is done, the others are in the next step, where one of them dies."""
+    groups, deadline = job._context.groups, time.monotonic() + 60
+    while not groups.is_broken():
+        assert time.monotonic() < deadline, "no rank has died"
+        groups.rendezvous.store.check(["nothing"])  # takes a moment
+
+
 def with_async_saves(args: dict[str, Any]) -> None:
     """Saves in the background after every step, with a group of its own, as DCP advises."""
     rank, folder = args["rank"], Path(args["folder"])
@@ -218,6 +235,8 @@ def with_async_saves(args: dict[str, Any]) -> None:
             inject_fault(args, step, "in forward")
             torch.autograd.backward(nn.functional.cross_entropy(model(data), target))
             optimizer.step()
+            if is_due(args, "slow", int(step)):
+                wait_for_the_fault(job)
         if job.step > step:
             if saving is not None:
                 saving.result()
@@ -245,3 +264,19 @@ def test_async_save_that_loses_a_rank_does_not_end_the_training(
     for step in complete:
         expected = load(undisturbed.folder / "saved" / str(step), like)
         assert same(expected, load(world.folder / "saved" / str(step), like)), step
+
+
+def test_save_after_a_repair_at_the_end_of_a_step_is_left_out(tmp_path: Path) -> None:
+    """Rank 1 commits step 2 after rank 0 has died in step 3. Its replacement does not save it."""
+    undisturbed = run(tmp_path / "calm", with_async_saves, kind="ddp")
+    args: dict[str, Any] = {"kills": [(0, 0, 3, "in forward")], "slow": [(1, 0, 2)]}
+    world = run(tmp_path / "run", with_async_saves, kind="ddp", **args)
+    assert_same(ends(undisturbed), world)
+    complete = {int(path.parent.name) for path in (world.folder / "saved").glob("*/.metadata")}
+    assert complete == {1, 2, 4, 5, 6, 7, 8}
+    for step in complete:
+        files = [
+            {path.name for path in (each.folder / "saved" / str(step)).iterdir()}
+            for each in (undisturbed, world)
+        ]
+        assert files[0] == files[1], step

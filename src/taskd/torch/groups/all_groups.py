@@ -60,6 +60,12 @@ class Groups:
         self.done = 0
         self.formed = 0
         """How often the groups have been formed: once at the start, and in every repair."""
+        self.formed_for_step: int | None = None
+        """`formed` when the last step began; None: before the first one.
+
+        If it is not `formed`, the job was repaired at the end of that step: the code after the step
+        runs in the survivors, but never in the replacement.
+        """
         self.store = CurrentStore(world_size)
         self.setup = SetupResults()
         self.why = ""
@@ -127,6 +133,7 @@ class Groups:
         self._prepare(incident, address, prefix, timeout)
         self.world.set_members(members)
         self._form([self.world])
+        self.formed_for_step = self.formed  # the members do the same from here on
 
     def _prepare(self, incident: int, address: str, prefix: str, timeout: timedelta) -> None:
         with self._lock:
@@ -208,6 +215,7 @@ class Groups:
     def enter_step(self) -> None:
         with self._lock:
             self.absorbing = True
+            self.formed_for_step = self.formed
             if not self._pending_abort:
                 return
             self._mark_broken(self._pending_abort)
