@@ -242,7 +242,8 @@ def with_async_saves(args: dict[str, Any]) -> None:
                 saving.result()
             writer = DyingWriter(folder / "saved" / str(job.step), job.step, args)
             saving = dcp.async_save({"app": state}, storage_writer=writer, process_group=beside)
-    saving.result()
+    if saving is not None:  # a replacement may come after the last step
+        saving.result()
     weights = [local(value).clone() for value in net.state_dict().values()]
     torch.save({"weights": weights, "random": generators()}, folder / f"end-{rank}.pt")
 
