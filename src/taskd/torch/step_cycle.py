@@ -7,6 +7,7 @@ the weights; the post-hook records that the update is done. `recovery.py` repair
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ from taskd.torch.guard import Corrupt, Guard
 from taskd.torch.recovery import Recovery
 from taskd.torch.state import sharded
 from taskd.torch.state.undo import Undo
+
+log = logging.getLogger(__name__)
 
 
 class Abandon(BaseException):
@@ -45,6 +48,7 @@ class StepCycle:
         """An optimizer has passed the gate in this step: weights may have changed."""
         self._gate_passed = False
         """Everything that has to be exchanged in this step has been."""
+        self._has_warned = False
 
     def watch(self, exchanges: list[BufferExchange], retry_on: tuple[type[Exception], ...]) -> None:
         """Put the gates into what the script has protected."""
@@ -104,6 +108,8 @@ class StepCycle:
         context.step += 1
         context.held_step = context.step
         self._keep_gradients = not self._updates
+        if context.manager is not None and self._keep_gradients:
+            self._warn_about_accumulation()
         context.copies.on_commit(context.step, context.incident)
         context.beacon.stepped(context.step)
         context.beacon.phase("between steps", context.incident)
@@ -111,6 +117,16 @@ class StepCycle:
             context.manager.step = CommittedStep(context.step)
             if context.manager.awaited:
                 context.manager.committed(CommittedStep(context.step))
+
+    def _warn_about_accumulation(self) -> None:
+        if not self._has_warned and self._undo is not None and self._undo.left_gradients():
+            self._has_warned = True
+            log.warning(
+                "step %d made no update and left gradients for the next step. If a rank is "
+                "replaced before the update, its gradients are lost, and the weights differ from "
+                "those of an undisturbed run: do all backward passes of an update in one step",
+                self.context.step - 1,
+            )
 
     def _abandon(self) -> None:
         if self._updating:

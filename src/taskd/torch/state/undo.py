@@ -53,6 +53,17 @@ class Undo:
             self._scalers.append((_copy(scale), _copy(growth)))
         self._parts = {name: deepcopy(part.state_dict()) for name, part in protected.parts.items()}
 
+    def left_gradients(self) -> bool:
+        """Whether the step without an update has left gradients for the next one.
+
+        A scaler that skips the update of a step, because its gradients overflow, changes its scale.
+        """
+        for scaler, (scale, _) in zip(self._protected.scalers, self._scalers, strict=True):
+            now, _ = compat.scaler_state(scaler)
+            if now is not None and scale is not None and not torch.equal(now, scale):
+                return False
+        return any(parameter.grad is not None for parameter in self._protected.parameters)
+
     @torch.no_grad()
     def restore(self) -> None:
         """Bring back what `save` has saved."""
