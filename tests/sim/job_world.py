@@ -93,8 +93,6 @@ class World:
         self.steps = self.random.randint(5, 30)
         self.protected = friendly or self.random.random() < 0.8
         """False: a script that does not use taskd. Its ranks send nothing."""
-        self.exit_seen_s = 0.05
-        """How long it may take until an agent sees that a process has ended."""
         self.size = self.nodes * self.per_node
         words = {s.value for s in Strategy if friendly or self.random.random() < 0.7}
         words = {only} if only else words
@@ -460,7 +458,7 @@ class World:
         gone = m.WorkerExited(
             me.rank, me.incarnation, me.pid, code, signum, because, script_ended=ended, error=error
         )
-        self.later(self.exit_seen_s, lambda: self.step_agent(proc.node, gone))
+        self.later(0.05, lambda: self.step_agent(proc.node, gone))
 
     def _bury(self, proc: Process, is_missed: bool = True) -> None:
         proc.alive = False

@@ -90,14 +90,6 @@ def begin(
     return open_round(turn)
 
 
-def absorb(state: Stopping, turn: Turn, faults: tuple[Fault, ...]) -> Outcome:
-    """Add faults of further ranks to a round whose stop is not complete: the order stays."""
-    origin = _origin(turn.job, turn.round, faults)
-    turn = turn.with_round(faults=merge(turn.round.faults, faults), origin=origin)
-    turn = _label_pods(turn, faults)
-    return turn.go_to(replace(state, job=turn.job, round=turn.round))
-
-
 def _origin(
     job: Job, before: Round, new_faults: tuple[Fault, ...]
 ) -> tuple[tuple[NodeRank, str], ...]:

@@ -223,13 +223,9 @@ def _is_current(
     job: Job, body: WorkerFailed | Parked | Repaired | Committed | RepairFailed
 ) -> bool:
     view = job.view.ranks.get(body.rank)
-    if view is None or view.incarnation != body.incarnation:
-        return False
-    if isinstance(body, WorkerFailed):
-        # A worker fails under the groups of the previous incident. It is stale only if the rank
-        # has taken part in a later incident since.
-        return body.incident >= view.incident
-    return body.incident == job.incident
+    alive = view is not None and view.incarnation == body.incarnation
+    # A worker fails under the groups of the previous incident: that message is not stale.
+    return alive and (isinstance(body, WorkerFailed) or body.incident == job.incident)
 
 
 def _apply(state: State, update: ViewUpdate, now: float, config: JobConfig) -> Outcome:

@@ -58,10 +58,6 @@ def handle_faults(
                 replace(state, job=job), state.running - job.broken(), now, config
             )
             return then(Outcome(state, (report,), because), parked)
-        case Deciding() if not job.protected() and _have_exited(new):
-            # Scripts without TaskD fail one after the other. All ranks are restarted anyway.
-            because = f"{because}; a consequence of the fault that is being handled"
-            return Outcome(replace(state, job=job), because=because)
         case Deciding() | Awaiting():
             return Outcome(replace(state, job=job), (report,), because)
         case Repairing(order=order) | Resuming(order=order) if job.ascend:
@@ -75,10 +71,6 @@ def handle_faults(
             return Outcome(Reported(job, since, now + config.report_timeout_s), (report,), because)
         case _:
             return Outcome(Reported(job, now, now + config.report_timeout_s), (report,), because)
-
-
-def _have_exited(faults: tuple[Fault, ...]) -> bool:
-    return all(fault.cause is FaultCause.EXITED for fault in faults)
 
 
 def _short(evidence: str) -> str:

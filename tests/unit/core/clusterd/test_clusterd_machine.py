@@ -60,7 +60,6 @@ def test_uuid_has_upstream_format_and_is_new_in_every_round() -> None:
     machine = Machine()
     machine.fault(3)
     first = machine.uuid
-    machine.stopped()
     machine.fault(2)
     assert re.fullmatch(r"[0-9A-F]+-[0-9a-f]{32}", first)
     assert machine.uuid != first
@@ -75,28 +74,12 @@ def test_duplicate_fault_report_changes_nothing() -> None:
     assert not outcome.commands
 
 
-def test_fault_of_another_rank_after_the_stop_starts_an_incident_with_all_faults() -> None:
+def test_fault_of_another_rank_starts_an_incident_with_all_faults() -> None:
     machine = Machine()
     machine.fault(3)
-    machine.stopped()
     machine.fault(1)
     at(machine, Stopping)
     assert machine.order.incident == 2
-    assert [fault.rank for fault in machine.order.faults] == [1, 3]
-
-
-def test_death_that_explains_a_lost_connection_belongs_to_the_same_incident() -> None:
-    """A survivor reports its lost connection first; the dead rank is known a moment later."""
-    machine = Machine()
-    machine.fault(1, kind=FaultKind.NETWORK)
-    stop = machine.order
-    outcome = machine.fault(3)
-    at(machine, Stopping)
-    assert not outcome.commands, "the ranks have been ordered to stop already"
-    assert machine.state.job.incident == stop.incident
-    machine.stopped()
-    assert machine.order.type == "globalFault"
-    assert machine.order.incident == stop.incident
     assert [fault.rank for fault in machine.order.faults] == [1, 3]
 
 

@@ -153,7 +153,7 @@ class TestStreamsOutliveRounds:
 class TestEscalation:
     """4: faults after the global fault are cached, then forgotten."""
 
-    @pytest.mark.parametrize("reached", ["negotiate", "repair", "shrunk", "grow"])
+    @pytest.mark.parametrize("reached", ["stop", "negotiate", "repair", "shrunk", "grow"])
     def test_a_new_fault_begins_a_new_incident_in_any_state(self, reached: str) -> None:
         machine = Machine("elastic-training")
         steps: list[Callable[[], object]] = [
@@ -163,7 +163,7 @@ class TestEscalation:
             lambda: machine.offers("upgrade"),
         ]
         machine.fault(3)
-        for take in steps[: 1 + ["negotiate", "repair", "shrunk", "grow"].index(reached)]:
+        for take in steps[: ["stop", "negotiate", "repair", "shrunk", "grow"].index(reached)]:
             take()
         before = machine.uuid
         machine.fault(1)
@@ -569,7 +569,6 @@ def test_32_finished_wait_leaves_no_state_behind() -> None:
     machine = Machine("recover-in-place")
     machine.fault(3)
     old = machine.uuid
-    machine.stopped()
     machine.fault(2)
     state = machine.state
     for report in (

@@ -47,7 +47,6 @@ from taskd.model.manager import (
     MessageReceived,
     NodeConnected,
     NodeDisconnected,
-    NodeGone,
     NodeSilent,
     RankHung,
     SendMessage,
@@ -398,44 +397,6 @@ def test_failed_collective_waits_for_the_death_that_explains_it() -> None:
 
     [report] = play.dies(3).sent(FaultReport)
     assert {f.rank: f.kind for f in report.faults} == {3: "1"}
-
-
-def test_death_while_stopping_replaces_the_lost_connection_that_it_explains() -> None:
-    """The agent sees the end of a large process later than its peers see the closed connection."""
-    play = Play().training()
-    failed = m.WorkerFailed(
-        Rank(0), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
-    )
-    play.receive(worker(0, 0), failed).late().orders(STOP).parks(0, 1, 2)
-    assert isinstance(play.state, Stopping)
-    assert play.state.running == {3}, "a dying rank never parks"
-
-    [report] = play.dies(3).sent(FaultReport)
-    assert [fault.rank for fault in report.faults] == [3]
-    assert isinstance(play.state, Deciding)
-    record = play.state.job.open_incident
-    assert record is not None
-    assert [fault.rank for fault in record.faults] == [3]
-
-
-def test_failure_before_the_repair_that_arrives_after_it_is_ignored() -> None:
-    play = Play().repairing().started(1).hello(3, "joining")
-    play.says(m.Repaired, 0, 1, 2, 3).says(m.Committed, 0, 1, 2, 3, step=8)
-    assert isinstance(play.state, Training)
-    late = m.WorkerFailed(
-        Rank(0), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
-    )
-    assert isinstance(play.receive(worker(0, 0), late).state, Training)
-    new = replace(late, incident=Incident(1))
-    assert isinstance(play.receive(worker(0, 0), new).state, Suspecting)
-
-
-def test_ranks_that_fail_one_after_the_other_in_a_script_without_taskd_are_one_fault() -> None:
-    play = Play().training(protected=False).dies(3).orders(STOP)
-    assert isinstance(play.state, Deciding)
-    assert not play.dies(0, code=1, signal=None).sent(FaultReport)
-    assert isinstance(play.state, Deciding)
-    assert play.step(NodeGone(NodeRank(0), "its liveness port is closed")).sent(FaultReport)
 
 
 def test_failed_collective_without_a_death_is_a_network_fault_and_can_be_retried() -> None:
