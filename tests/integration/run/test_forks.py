@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.run.run_job import run, script
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one: loader workers put a socket below it, whose path may have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="fork-") as folder:
+        yield Path(folder)
+
 
 LOADER = """
     import os, signal, sys, threading
