@@ -80,6 +80,18 @@ class ManagerDisconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class ManagerLost:
+    """The manager is unreachable, and the ranks of this node wait for ranks that went with it."""
+
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class RanksTrain:
+    """The ranks make progress again, although the manager is still unreachable."""
+
+
+@dataclass(frozen=True, slots=True)
 class WarmedUp:
     """The warm-up is finished: from now on a worker starts at once."""
 
@@ -91,6 +103,9 @@ Order = (
     | m.RestartAgent
     | m.RestartWorkers
     | m.StopWorkers
+    | m.EndWorkers
+    | m.KeepShards
+    | m.RequestHello
     | m.ExitAgent
     | m.EndJob
     | m.NodeMarkedBad
@@ -102,6 +117,8 @@ Event = (
     | Interrupted
     | ManagerConnected
     | ManagerDisconnected
+    | ManagerLost
+    | RanksTrain
     | WarmedUp
     | Tick
     | Order
@@ -159,6 +176,7 @@ class SendHello:
     attempt: int
     remaining: int
     condemned: str = ""
+    shards: tuple[m.RankShard, ...] = ()
 
 
 Command = (

@@ -65,6 +65,8 @@ class FaultCause(StrEnum):
     """Retries did not help, so the rank needs a new process."""
     CORRUPT = "corrupt"
     """Its state is damaged."""
+    MISCOMPUTED = "miscomputed"
+    """Its device has computed a wrong gradient: it needs a new process, and soon another device."""
     EXCEPTION = "exception"
     """Its step raised an exception that can be retried."""
     COMMUNICATION = "communication"

@@ -43,6 +43,13 @@ class NodeSilent:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeBack:
+    """A node that was reported silent sends heartbeats again, over the connection it had before."""
+
+    node: NodeRank
+
+
+@dataclass(frozen=True, slots=True)
 class NodeGone:
     """The node's agent has ended for certain. Its workers end together with it."""
 
@@ -60,8 +67,17 @@ class RankHung:
 
 
 @dataclass(frozen=True, slots=True)
+class JobStalled:
+    """All ranks wait for each other."""
+
+    behind: tuple[tuple[Rank, Incarnation], ...]
+    """The ranks that have entered fewer collectives than most; empty: no rank stands out."""
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodesMarkedBad:
-    """A stress test found a fault on these nodes: no rank may be placed there again."""
+    """These nodes have a broken device: no rank may be placed there again."""
 
     nodes: frozenset[NodeRank]
     evidence: str
@@ -90,8 +106,10 @@ Event = (
     | NodeConnected
     | NodeDisconnected
     | NodeSilent
+    | NodeBack
     | NodeGone
     | RankHung
+    | JobStalled
     | NodesMarkedBad
     | SignalReceived
     | Subscribed

@@ -3,6 +3,8 @@
 The first half are the messages of Ascend's TaskD; `wire/bus_bodies.py` has their codes and JSON.
 The second half are our own: in-process recovery needs more information than Ascend's messages
 carry. The field names of our own messages are their JSON names on the wire.
+
+The module is long because it is a list: a reader finds everything that crosses the bus here.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.profiling import Pace
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
+FIRST_STEP, NO_TURN = Step(0), Step(-1)
 
 
 # Ascend's messages
@@ -168,6 +171,8 @@ class WorkerHello:
     """Which complete copy of the state the rank belongs to. -1: it is a copy by itself."""
     without: tuple[Rank, ...] = ()
     """The ranks that the job trains without since it has shrunk."""
+    own_since: int = -1
+    """From this step on it also has state that no other rank has (`own_name`). -1: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +183,13 @@ class WorkerFailed:
     incarnation: Incarnation
     incident: Incident
     kind: FaultCause
-    """COMMUNICATION, CORRUPT or EXCEPTION"""
+    """COMMUNICATION, CORRUPT, MISCOMPUTED or EXCEPTION"""
     evidence: str
+
+
+def own_name(rank: int) -> str:
+    """The name of what only this rank has, among the names of shards."""
+    return f"own-{rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +214,14 @@ class Parked:
     """True: it can also roll back to `step - 1` by itself."""
     copies: tuple[Copy, ...] = ()
     """Snapshots that it can give besides: of its own shard or of others."""
+    earliest: Step = FIRST_STEP
+    """Its script cannot go back before this step: to resume earlier, it needs a new process."""
+    turn: Step = NO_TURN
+    """The step whose turn it is in the script's loop over attempts."""
+    sections: int = 0
+    """How many sections of this turn are complete; with NO_TURN, of the set-up."""
+    outside: str = ""
+    """The line of the script that has exchanged data in this turn outside of steps and sections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +270,9 @@ class Dumped:
 
 @dataclass(frozen=True, slots=True)
 class RequestHello:
-    """Send WorkerHello again. A manager that has just started requests this: the worker's own
-    connection to the proxy never broke, so the worker does not notice the restart."""
+    """Send WorkerHello or AgentHello again. A manager that has just started requests this from the
+    workers, whose connection to the proxy never broke, so that they do not notice the restart; and
+    any manager from a node that was silent and has come back over the same connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +307,17 @@ class Repair:
     """The ranks of the job that do not take part any more."""
     helpers: Mapping[Rank, tuple[Rank, ...]] = field(default_factory=dict)
     """Further ranks that send a receiver a part of a large state, in addition to its source."""
+    own_sources: Mapping[Rank, Rank] = field(default_factory=dict)
+    """Which rank sends each of these ranks the copy of what only it had."""
+    own_since: int = -1
+    """As in `WorkerHello`, for the new processes."""
+    shards: Mapping[Rank, str] = field(default_factory=dict)
+    """The shards of the new processes. They cannot know them before they have state."""
+    turn: Step = NO_TURN
+    """The first turn of the script's loop that not all ranks have completed: `resume`, or the one
+    before it. NO_TURN: the ranks are in the set-up, or do not iterate over attempts."""
+    sections: int = 0
+    """How many sections of that turn are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +351,15 @@ class LocalWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class RankShard:
+    """Which shard a rank holds, as its WorkerHello said."""
+
+    rank: Rank
+    shard: str
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
 class AgentHello:
     """Sent after every (re)connection, so that a restarted manager can rebuild its view."""
 
@@ -339,6 +378,8 @@ class AgentHello:
     """Whether new ranks can run on this node at once."""
     condemned: str = ""
     """Why a manager has marked this node as bad after a stress test; empty: it has not."""
+    shards: tuple[RankShard, ...] = ()
+    """What a manager has given this agent to keep: the shards of all ranks, also of lost ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,9 +441,10 @@ class Progress:
     waiting: bool
     """Inside a collective: it waits for other ranks."""
     collective: int
-    """How many collectives this rank has entered."""
+    """How many collectives this rank has entered since its last step. Those outside of steps are
+    not counted."""
     judged: bool = True
-    """False: it has a good reason to make no progress (starting, parked, repairing, leaving)."""
+    """False: a debugger has stopped it."""
     busy: bool = False
     """It used CPU or disk during the idle time: perhaps slow, but it works."""
     stopped: bool = False
@@ -414,6 +456,10 @@ class Progress:
     moving_s: float = 0.0
     """The idle time at which it last did something new: its stack changed, it read, wrote or
     allocated memory, or its child processes worked."""
+    total: int = 0
+    """How many steps the whole training has; 0: not known."""
+    phase: str = "training"
+    """Of its beacon; "loading": it has not called `taskd.init` yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,6 +493,20 @@ class RestartJob:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepShards:
+    """Keep this and repeat it in every AgentHello: a restarted manager cannot ask lost ranks."""
+
+    shards: tuple[RankShard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndWorkers:
+    """Kill these incarnations, if they run: the job has replaced them or continues without them."""
+
+    workers: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EndJob:
     """Stop all workers and end the agent with this exit code.
 
@@ -459,7 +519,7 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True)
 class NodeMarkedBad:
-    """To an agent: its node failed a stress test. The agent repeats this in every AgentHello."""
+    """To an agent: a device of its node is broken. The agent repeats this in every AgentHello."""
 
     evidence: str
 
@@ -502,6 +562,8 @@ Ours = (
     | NodeHeartbeat
     | ReplaceWorkers
     | RestartJob
+    | EndWorkers
+    | KeepShards
     | EndJob
     | NodeMarkedBad
 )

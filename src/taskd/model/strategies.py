@@ -64,11 +64,20 @@ def parse_strategies(text: str, name: str = "recover-strategy") -> tuple[Strateg
 
     Raises ValueError, which names the setting (`name`) and the unknown words.
     """
-    words = [word.strip() for word in text.split(",")]
-    unknown = sorted({word for word in words if word and word not in list(Strategy)})
-    if unknown:
-        words_shown = ", ".join(map(repr, unknown))
-        expected = f"{', '.join(LADDER[:-1])} or {LADDER[-1]}"
-        raise ValueError(f"{name}: unknown value {words_shown} (expected {expected})")
-    wanted = {Strategy(word) for word in words if word} | {Strategy.EXIT}
-    return tuple(strategy for strategy in LADDER if strategy in wanted)
+    strategies, problem = known_strategies(text, name)
+    if problem:
+        raise ValueError(problem)
+    return strategies
+
+
+def known_strategies(text: str, name: str) -> tuple[tuple[Strategy, ...], str]:
+    """Like `parse_strategies`, without the unknown words; and what is wrong with them, if any."""
+    words = [word for word in map(str.strip, text.split(",")) if word]
+    unknown = sorted({word for word in words if word not in list(Strategy)})
+    wanted = {Strategy(word) for word in words if word not in unknown} | {Strategy.EXIT}
+    strategies = tuple(strategy for strategy in LADDER if strategy in wanted)
+    if not unknown:
+        return strategies, ""
+    words_shown = ", ".join(map(repr, unknown))
+    expected = f"{', '.join(LADDER[:-1])} or {LADDER[-1]}"
+    return strategies, f"{name}: unknown value {words_shown} (expected {expected})"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
-from taskd.model.messages import Body, Copy, Dump, Leave, Park, Repair
+from taskd.model.messages import FIRST_STEP, NO_TURN, Body, Copy, Dump, Leave, Park, Repair
 from taskd.model.types import Tick
 
 
@@ -25,6 +25,8 @@ class Identity:
     replica: int = -1
     without: tuple[Rank, ...] = ()
     """Ranks that did not take part in the last repair."""
+    own_since: int = -1
+    """From this step on it also has state that no other rank has. -1: it has none."""
 
 
 # Events
@@ -44,6 +46,7 @@ class ShardKnown:
     shard: str
     replica: int
     step: Step
+    own_since: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,11 @@ class ThreadParked:
     whole: bool
     undo: bool = False
     copies: tuple[Copy, ...] = ()
+    earliest: Step = FIRST_STEP
+    """The script cannot go back before this step."""
+    turn: Step = NO_TURN
+    sections: int = 0
+    outside: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ OUR_CODES: dict[int, type[m.Ours]] = {
     1032: m.RestartJob,
     1033: m.EndJob,
     1034: m.NodeMarkedBad,
+    1035: m.EndWorkers,
+    1036: m.KeepShards,
 }
 _CODE_OF: dict[type, int] = {kind: code for code, kind in OUR_CODES.items()}
 _PROFILING = {700: (False, False), 710: (True, False), 701: (False, True), 711: (True, True)}

@@ -133,6 +133,8 @@ OURS: list[m.Ours] = [
     m.WorkerExited(Rank(1), Incarnation(0), 7, None, 9, "killed"),
     m.NodeHeartbeat(NodeRank(0), (m.Progress(Rank(1), Incarnation(0), Step(3), 0.5, True, 12),)),
     m.ReplaceWorkers(Incident(1), (MEMBER,)),
+    m.EndWorkers((MEMBER,)),
+    m.KeepShards((m.RankShard(Rank(3), "1/2.ab", 0),)),
     m.RestartJob(Incident(1), 2, (MEMBER,)),
     m.EndJob(0, "every rank has finished"),
     m.NodeMarkedBad("rank 2: 1 of 9 products were wrong"),

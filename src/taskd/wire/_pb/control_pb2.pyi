@@ -58,10 +58,12 @@ class JobsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class JobRequest(_message.Message):
-    __slots__ = ("job",)
+    __slots__ = ("job", "changes")
     JOB_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     job: str
-    def __init__(self, job: _Optional[str] = ...) -> None: ...
+    changes: bool
+    def __init__(self, job: _Optional[str] = ..., changes: bool = ...) -> None: ...
 
 class JobLine(_message.Message):
     __slots__ = ("job", "name", "namespace", "state", "because", "incident", "subscribed", "world", "step", "steps_per_s", "changed_unix_ms")
@@ -90,10 +92,12 @@ class JobLine(_message.Message):
     def __init__(self, job: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., state: _Optional[str] = ..., because: _Optional[str] = ..., incident: _Optional[int] = ..., subscribed: bool = ..., world: _Optional[int] = ..., step: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., changed_unix_ms: _Optional[int] = ...) -> None: ...
 
 class JobList(_message.Message):
-    __slots__ = ("jobs",)
+    __slots__ = ("jobs", "scope")
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[JobLine]
-    def __init__(self, jobs: _Optional[_Iterable[_Union[JobLine, _Mapping]]] = ...) -> None: ...
+    scope: str
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobLine, _Mapping]]] = ..., scope: _Optional[str] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("rank", "node", "host", "pid", "incarnation", "phase", "step", "idle_s", "note")
@@ -128,7 +132,7 @@ class JobFault(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., fault_type: _Optional[str] = ..., evidence: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("line", "strategies", "strategy", "deadline_unix_ms", "faults", "ranks", "rounds", "decision", "manager", "profiling", "stragglers", "places", "operation")
+    __slots__ = ("line", "strategies", "strategy", "deadline_unix_ms", "faults", "ranks", "rounds", "decision", "manager", "profiling", "stragglers", "places", "operation", "goodput", "started_unix_ms", "nodes", "history", "total_steps", "same_ranks", "same_places")
     LINE_FIELD_NUMBER: _ClassVar[int]
     STRATEGIES_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +146,13 @@ class JobStatus(_message.Message):
     STRAGGLERS_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
+    GOODPUT_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SAME_RANKS_FIELD_NUMBER: _ClassVar[int]
+    SAME_PLACES_FIELD_NUMBER: _ClassVar[int]
     line: JobLine
     strategies: _containers.RepeatedScalarFieldContainer[str]
     strategy: str
@@ -155,7 +166,36 @@ class JobStatus(_message.Message):
     stragglers: _containers.RepeatedCompositeFieldContainer[Straggler]
     places: _containers.RepeatedCompositeFieldContainer[Place]
     operation: str
-    def __init__(self, line: _Optional[_Union[JobLine, _Mapping]] = ..., strategies: _Optional[_Iterable[str]] = ..., strategy: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., decision: _Optional[int] = ..., manager: _Optional[str] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., operation: _Optional[str] = ...) -> None: ...
+    goodput: float
+    started_unix_ms: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    history: int
+    total_steps: int
+    same_ranks: bool
+    same_places: bool
+    def __init__(self, line: _Optional[_Union[JobLine, _Mapping]] = ..., strategies: _Optional[_Iterable[str]] = ..., strategy: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., decision: _Optional[int] = ..., manager: _Optional[str] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., operation: _Optional[str] = ..., goodput: _Optional[float] = ..., started_unix_ms: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., history: _Optional[int] = ..., total_steps: _Optional[int] = ..., same_ranks: bool = ..., same_places: bool = ...) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("node", "host", "present", "spare", "problem", "leader", "ranks", "only_here", "shards")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    SPARE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ONLY_HERE_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    host: str
+    present: bool
+    spare: bool
+    problem: str
+    leader: bool
+    ranks: int
+    only_here: _containers.RepeatedScalarFieldContainer[str]
+    shards: int
+    def __init__(self, node: _Optional[int] = ..., host: _Optional[str] = ..., present: bool = ..., spare: bool = ..., problem: _Optional[str] = ..., leader: bool = ..., ranks: _Optional[int] = ..., only_here: _Optional[_Iterable[str]] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("rank", "node", "device")
@@ -184,12 +224,14 @@ class Round(_message.Message):
     def __init__(self, incident: _Optional[int] = ..., began_unix_ms: _Optional[int] = ..., took_ms: _Optional[int] = ..., strategy: _Optional[str] = ..., outcome: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ...) -> None: ...
 
 class ReplayRequest(_message.Message):
-    __slots__ = ("job", "incident")
+    __slots__ = ("job", "incident", "after")
     JOB_FIELD_NUMBER: _ClassVar[int]
     INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     job: str
     incident: int
-    def __init__(self, job: _Optional[str] = ..., incident: _Optional[int] = ...) -> None: ...
+    after: int
+    def __init__(self, job: _Optional[str] = ..., incident: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
 
 class HistoryLine(_message.Message):
     __slots__ = ("number", "at_unix_ms", "incident", "event", "before", "after", "because", "commands")
@@ -212,17 +254,21 @@ class HistoryLine(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at_unix_ms: _Optional[int] = ..., incident: _Optional[int] = ..., event: _Optional[str] = ..., before: _Optional[str] = ..., after: _Optional[str] = ..., because: _Optional[str] = ..., commands: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FaultReport(_message.Message):
-    __slots__ = ("job", "faults", "reporter")
+    __slots__ = ("job", "faults", "reporter", "drain", "checkpoint")
     JOB_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     REPORTER_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     job: str
     faults: _containers.RepeatedCompositeFieldContainer[JobFault]
     reporter: str
-    def __init__(self, job: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., reporter: _Optional[str] = ...) -> None: ...
+    drain: bool
+    checkpoint: bool
+    def __init__(self, job: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., reporter: _Optional[str] = ..., drain: bool = ..., checkpoint: bool = ...) -> None: ...
 
 class JobProgress(_message.Message):
-    __slots__ = ("job", "step", "steps_per_s", "world", "summary", "ranks", "profiling", "stragglers", "operation")
+    __slots__ = ("job", "step", "steps_per_s", "world", "summary", "ranks", "profiling", "stragglers", "operation", "goodput", "started_unix_ms", "nodes", "total_steps", "rank_version")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +278,11 @@ class JobProgress(_message.Message):
     PROFILING_FIELD_NUMBER: _ClassVar[int]
     STRAGGLERS_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
+    GOODPUT_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    RANK_VERSION_FIELD_NUMBER: _ClassVar[int]
     job: str
     step: int
     steps_per_s: float
@@ -241,7 +292,12 @@ class JobProgress(_message.Message):
     profiling: str
     stragglers: _containers.RepeatedCompositeFieldContainer[Straggler]
     operation: str
-    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., world: _Optional[int] = ..., summary: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ..., operation: _Optional[str] = ...) -> None: ...
+    goodput: float
+    started_unix_ms: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    total_steps: int
+    rank_version: int
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., world: _Optional[int] = ..., summary: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ..., operation: _Optional[str] = ..., goodput: _Optional[float] = ..., started_unix_ms: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., total_steps: _Optional[int] = ..., rank_version: _Optional[int] = ...) -> None: ...
 
 class Straggler(_message.Message):
     __slots__ = ("rank", "cause", "late_ms", "slower", "since_unix_ms", "evidence")
@@ -266,3 +322,73 @@ class SubHealth(_message.Message):
     job: str
     stragglers: _containers.RepeatedCompositeFieldContainer[Straggler]
     def __init__(self, job: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ...) -> None: ...
+
+class IncidentReport(_message.Message):
+    __slots__ = ("job", "incident", "phases", "strategy", "outcome", "because", "faults", "ranks")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    incident: int
+    phases: _containers.RepeatedCompositeFieldContainer[Phase]
+    strategy: str
+    outcome: str
+    because: str
+    faults: _containers.RepeatedCompositeFieldContainer[IncidentFault]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankActivity]
+    def __init__(self, job: _Optional[str] = ..., incident: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., strategy: _Optional[str] = ..., outcome: _Optional[str] = ..., because: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[IncidentFault, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankActivity, _Mapping]]] = ...) -> None: ...
+
+class Phase(_message.Message):
+    __slots__ = ("name", "at_unix_ms", "took_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    TOOK_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    at_unix_ms: int
+    took_ms: float
+    def __init__(self, name: _Optional[str] = ..., at_unix_ms: _Optional[int] = ..., took_ms: _Optional[float] = ...) -> None: ...
+
+class IncidentFault(_message.Message):
+    __slots__ = ("rank", "node", "host", "cause", "evidence")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    node: int
+    host: str
+    cause: str
+    evidence: str
+    def __init__(self, rank: _Optional[int] = ..., node: _Optional[int] = ..., host: _Optional[str] = ..., cause: _Optional[str] = ..., evidence: _Optional[str] = ...) -> None: ...
+
+class RankActivity(_message.Message):
+    __slots__ = ("rank", "step", "collective", "waiting", "idle_s", "stack")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    STACK_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    step: int
+    collective: int
+    waiting: bool
+    idle_s: float
+    stack: str
+    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., collective: _Optional[int] = ..., waiting: bool = ..., idle_s: _Optional[float] = ..., stack: _Optional[str] = ...) -> None: ...
+
+class OperatorAction(_message.Message):
+    __slots__ = ("job", "who", "action")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    who: str
+    action: str
+    def __init__(self, job: _Optional[str] = ..., who: _Optional[str] = ..., action: _Optional[str] = ...) -> None: ...

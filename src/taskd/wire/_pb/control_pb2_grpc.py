@@ -59,6 +59,16 @@ class ControlStub(object):
                 request_serializer=taskd_dot_wire_dot___pb_dot_control__pb2.SubHealth.SerializeToString,
                 response_deserializer=taskd_dot_wire_dot___pb_dot_control__pb2.Answer.FromString,
                 )
+        self.ReportIncident = channel.unary_unary(
+                '/taskd.v1.Control/ReportIncident',
+                request_serializer=taskd_dot_wire_dot___pb_dot_control__pb2.IncidentReport.SerializeToString,
+                response_deserializer=taskd_dot_wire_dot___pb_dot_control__pb2.Answer.FromString,
+                )
+        self.RecordAction = channel.unary_unary(
+                '/taskd.v1.Control/RecordAction',
+                request_serializer=taskd_dot_wire_dot___pb_dot_control__pb2.OperatorAction.SerializeToString,
+                response_deserializer=taskd_dot_wire_dot___pb_dot_control__pb2.Answer.FromString,
+                )
 
 
 class ControlServicer(object):
@@ -125,6 +135,20 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportIncident(self, request, context):
+        """The manager reports a closed incident; it becomes part of the history.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecordAction(self, request, context):
+        """An operator has asked for something: who and what, for the history. Only the operator's token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -171,6 +195,16 @@ def add_ControlServicer_to_server(servicer, server):
             'ReportSubHealth': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportSubHealth,
                     request_deserializer=taskd_dot_wire_dot___pb_dot_control__pb2.SubHealth.FromString,
+                    response_serializer=taskd_dot_wire_dot___pb_dot_control__pb2.Answer.SerializeToString,
+            ),
+            'ReportIncident': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportIncident,
+                    request_deserializer=taskd_dot_wire_dot___pb_dot_control__pb2.IncidentReport.FromString,
+                    response_serializer=taskd_dot_wire_dot___pb_dot_control__pb2.Answer.SerializeToString,
+            ),
+            'RecordAction': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordAction,
+                    request_deserializer=taskd_dot_wire_dot___pb_dot_control__pb2.OperatorAction.FromString,
                     response_serializer=taskd_dot_wire_dot___pb_dot_control__pb2.Answer.SerializeToString,
             ),
     }
@@ -332,6 +366,40 @@ class Control(object):
             metadata=None):
         return grpc.experimental.unary_unary(request, target, '/taskd.v1.Control/ReportSubHealth',
             taskd_dot_wire_dot___pb_dot_control__pb2.SubHealth.SerializeToString,
+            taskd_dot_wire_dot___pb_dot_control__pb2.Answer.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ReportIncident(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/taskd.v1.Control/ReportIncident',
+            taskd_dot_wire_dot___pb_dot_control__pb2.IncidentReport.SerializeToString,
+            taskd_dot_wire_dot___pb_dot_control__pb2.Answer.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def RecordAction(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/taskd.v1.Control/RecordAction',
+            taskd_dot_wire_dot___pb_dot_control__pb2.OperatorAction.SerializeToString,
             taskd_dot_wire_dot___pb_dot_control__pb2.Answer.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
