@@ -2,6 +2,9 @@
 
 A report that was accepted before is a duplicate and answered with 0. A report of a round that is
 over gets the code that ended the round. Every other report is out of order.
+
+Ascend's clients send no uuid. Their report is a duplicate only of a report that answered the same
+order: offered again after a failed retry, the same strategies are an answer to a new question.
 """
 
 from __future__ import annotations
@@ -37,10 +40,9 @@ from taskd.model.strategies import Strategy, WireStrategy
 
 def refusal(state: State, report: ExpectedReport) -> Outcome | None:
     """Why the report is not accepted; None if it is."""
-    job = state.job
-    if as_answered(report) in job.answered:
+    job, current = state.job, uuid_of(state)
+    if _repeats(state, report):
         return Outcome(state, because="this report was accepted before")
-    current = "" if isinstance(state, Idle | Ended) else state.round.uuid
     if _unscheduled(state, report):
         because = "the scheduler did not replace the lost pods in time"
         return Outcome(state, because=because, answer=RecoverCode.ScheduleTimeout)
@@ -73,16 +75,32 @@ def _unscheduled(state: State, report: ExpectedReport) -> bool:
     )
 
 
-def as_answered(report: ExpectedReport) -> Answered:
+def _repeats(state: State, report: ExpectedReport) -> bool:
+    orders = {
+        answered.order
+        for answered in state.job.answered
+        if answered == as_answered(report, answered.order)
+    }
+    if report.uuid or not _awaited(state, report):
+        return bool(orders)
+    return uuid_of(state) in orders
+
+
+def uuid_of(state: State) -> str:
+    return "" if isinstance(state, Idle | Ended) else state.round.uuid
+
+
+def as_answered(report: ExpectedReport, order: str) -> Answered:
     name = type(report).__name__
     match report:
         case StopReport():
-            return Answered(name, report.uuid, report.code, "")
+            return Answered(name, report.uuid, report.code, "", order)
         case StrategiesReport():
-            return Answered(name, report.uuid, 0, ",".join(report.strategies))
+            return Answered(name, report.uuid, 0, ",".join(report.strategies), order)
         case ResultReport():
             isolated = ",".join(map(str, report.isolated))
-            return Answered(name, report.uuid, report.code, f"{report.strategy}:{isolated}")
+            strategy = f"{report.strategy}:{isolated}"
+            return Answered(name, report.uuid, report.code, strategy, order)
 
 
 def _awaited(state: State, report: ExpectedReport) -> bool:

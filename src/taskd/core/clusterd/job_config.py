@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from taskd.model.clusterd import JobConfig
-from taskd.model.strategies import Strategy, parse_strategies
+from taskd.model.strategies import known_strategies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,23 +77,27 @@ NO_BACKUP_NIC = "taskd/no-backup-nic"
 """An annotation of our own, for jobs that their manager has declared."""
 
 
-def read_pod_group(labels: Mapping[str, str], annotations: Mapping[str, str]) -> JobConfig:
-    """Read the job's recovery settings. One `ValueError` names all mistakes."""
-    problems = []
-    strategies: tuple[Strategy, ...] = (Strategy.EXIT,)
-    try:
-        strategies = parse_strategies(annotations.get("recover-strategy", ""))
-    except ValueError as error:
-        problems.append(str(error))
+def read_pod_group(
+    labels: Mapping[str, str], annotations: Mapping[str, str]
+) -> tuple[JobConfig, tuple[str, ...]]:
+    """The job's recovery settings, and the mistakes in them.
+
+    As in Ascend's ClusterD, a mistake costs its own word only: the rest of the list counts.
+    """
+    strategies, problem = known_strategies(
+        annotations.get("recover-strategy", ""), "recover-strategy"
+    )
+    mistakes = [f"{problem}; ignoring it"] if problem else []
     timeout = None
     if text := annotations.get("wait-reschedule-timeout", "").strip():
         if text.isdecimal() and 30 <= int(text) <= 270:
             timeout = float(text)
         else:
-            problems.append(f"wait-reschedule-timeout: invalid value {text!r} (expected 30 to 270)")
-    if problems:
-        raise ValueError("; ".join(problems))
-    return JobConfig(
+            mistakes.append(
+                f"wait-reschedule-timeout: invalid value {text!r} (expected 30 to 270); "
+                "using the default"
+            )
+    config = JobConfig(
         strategies=strategies,
         cluster=True,
         platform="ProcessRecoverStrategy" in annotations,
@@ -104,6 +108,7 @@ def read_pod_group(labels: Mapping[str, str], annotations: Mapping[str, str]) ->
         reschedule_timeout_s=timeout,
         no_backup_nic=annotations.get(NO_BACKUP_NIC) == "true",
     )
+    return config, tuple(mistakes)
 
 
 def is_on(labels: Mapping[str, str]) -> bool:

@@ -22,6 +22,8 @@ class Answered:
     uuid: str
     code: int
     strategy: str
+    order: str = ""
+    """The uuid of the order that it answered: the report itself may carry none."""
 
 
 @dataclass(frozen=True, slots=True)

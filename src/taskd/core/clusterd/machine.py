@@ -24,7 +24,7 @@ from taskd.core.clusterd import (
     round_end,
     round_start,
 )
-from taskd.core.clusterd.expected_reports import as_answered, refusal
+from taskd.core.clusterd.expected_reports import as_answered, refusal, uuid_of
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.job_facts import Labelling
 from taskd.core.clusterd.states import (
@@ -204,7 +204,7 @@ def _report(state: State, report: ExpectedReport, now: float, config: RecoveryCo
     """Handle a report that `refusal` has accepted."""
     if isinstance(state, Idle | Ended):
         return Outcome(state, answer=RecoverCode.OrderMix)
-    answered = (*state.job.answered, as_answered(report))[-8:]
+    answered = (*state.job.answered, as_answered(report, uuid_of(state)))[-8:]
     state = replace(state, job=replace(state.job, answered=answered))
     turn = Turn(state.job, state.round, now, config)
     match state, report:

@@ -13,7 +13,7 @@ from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.job_facts import Attempt, Job, Round
 from taskd.core.clusterd.operation_round import abandon_operation, tested
 from taskd.core.clusterd.repair_progress import strategy_of
-from taskd.core.clusterd.round_start import begin, faults_changed, open_round
+from taskd.core.clusterd.round_start import absorb, begin, faults_changed, open_round
 from taskd.core.clusterd.states import (
     AwaitingBackup,
     AwaitingPause,
@@ -36,6 +36,7 @@ from taskd.core.clusterd.states import (
     Settling,
     Shrinking,
     State,
+    Stopping,
     StressTesting,
     SwitchingNic,
     Undecided,
@@ -72,6 +73,11 @@ def faults_reported(
             return open_round(turn.with_new_uuid())
         case _ if isinstance(state, Undecided) and not _new_ranks(state, faults):
             return Outcome(_with_faults(state, faults), because="these faults are known")
+        case Stopping():
+            # All ranks are being parked already, whichever of them failed. Most often a survivor
+            # lost a connection, and the death that explains it is reported a moment later.
+            turn = Turn(state.job, state.round, now, config, f"it belongs to this round: {because}")
+            return absorb(state, turn, faults)
         case _:
             return _interrupt(state, faults, now, config, because)
 

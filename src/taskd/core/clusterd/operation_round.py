@@ -247,11 +247,11 @@ def _short(text: str) -> str:
 
 def _table(job: Job, event: StressResult) -> str:
     """The results by node and device, which are the names that the operator uses."""
-    table: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
+    table: dict[str, dict[str, object]] = {}
     for rank, results in sorted(event.results.items()):
         node, device = _place(job, rank)
         found = {op: {"code": r.code, "result": r.text} for op, r in sorted(results.items())}
-        table.setdefault(node, {})[device] = found
+        table.setdefault(node, {})[device] = {"rankResult": found}
     return json.dumps(table, separators=(",", ":"))
 
 

@@ -68,8 +68,10 @@ def status_reported(state: Repairing, turn: Turn, event: ResultReport) -> Outcom
         case (Growing(), RecoverCode.OK):
             return succeed(turn.with_reason("the job has grown back"), "")
         case _, RecoverCode.OK:
-            word = strategy_of(state).on_wire
-            return succeed(turn.with_reason(f"{strategy_of(state)} worked"), f"{word}-success")
+            strategy = strategy_of(state)
+            # The job says what it did: a strategy may have ended in a restart of all ranks.
+            how = f"{strategy}: {event.info}" if event.info else f"{strategy} worked"
+            return succeed(turn.with_reason(how), f"{strategy.on_wire}-success")
         case Growing(), code if not turn.job.config.cluster:
             return not_grown(turn, f"growing failed with {code}")
         case Retrying(), code:

@@ -90,6 +90,14 @@ def begin(
     return open_round(turn)
 
 
+def absorb(state: Stopping, turn: Turn, faults: tuple[Fault, ...]) -> Outcome:
+    """Add faults of further ranks to a round whose stop is not complete: the order stays."""
+    origin = _origin(turn.job, turn.round, faults)
+    turn = turn.with_round(faults=merge(turn.round.faults, faults), origin=origin)
+    turn = _label_pods(turn, faults)
+    return turn.go_to(replace(state, job=turn.job, round=turn.round))
+
+
 def _origin(
     job: Job, before: Round, new_faults: tuple[Fault, ...]
 ) -> tuple[tuple[NodeRank, str], ...]:
@@ -163,11 +171,27 @@ def _dump_only(turn: Turn) -> bool:
 def stop_completed(turn: Turn, event: StopReport) -> Outcome:
     match event.code:
         case RecoverCode.OK:
-            return settle(turn.with_reason("all ranks are parked"))
+            return settle(_without_symptoms(turn, event).with_reason("all ranks are parked"))
         case RecoverCode.ProcessNotReady:
             return kill(turn.with_reason("the job has no running processes to stop"))
         case code:
             return give_up(turn.with_reason(f"the job could not stop its ranks ({code})"))
+
+
+def _without_symptoms(turn: Turn, report: StopReport) -> Turn:
+    """Remove lost connections that the job no longer lists: a death explains them.
+
+    Otherwise their nodes would be replaced, too.
+    """
+    if all(fault.kind.retryable for fault in report.faults):
+        return turn
+    listed = {fault.rank for fault in report.faults}
+    kept = tuple(
+        fault
+        for fault in turn.round.faults
+        if fault.hardware or fault.kind is not FaultKind.NETWORK or fault.rank in listed
+    )
+    return turn.with_round(faults=kept) if kept else turn
 
 
 def settle(turn: Turn) -> Outcome:

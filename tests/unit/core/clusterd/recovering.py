@@ -108,8 +108,8 @@ class Machine:
     def fault(self, *ranks: int, kind: FaultKind = FaultKind.ORDINARY) -> Outcome:
         return self.send(FaultReport(tuple(Fault(Rank(rank), kind) for rank in ranks)))
 
-    def stopped(self, code: int = 0) -> Outcome:
-        return self.send(StopReport(code, self.uuid))
+    def stopped(self, code: int = 0, faults: tuple[Fault, ...] = ()) -> Outcome:
+        return self.send(StopReport(code, self.uuid, faults=faults))
 
     def offers(self, *words: str) -> Outcome:
         return self.send(StrategiesReport(words or OFFERS, self.uuid))

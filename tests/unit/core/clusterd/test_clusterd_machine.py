@@ -7,6 +7,7 @@ import re
 import pytest
 
 from taskd.core.clusterd.states import (
+    Dumping,
     Ended,
     Idle,
     Negotiating,
@@ -35,7 +36,7 @@ from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, FaultKind, SeenFault, merge
 from taskd.model.ids import Rank
 from taskd.model.types import Tick
-from tests.unit.core.clusterd.recovering import Machine, at
+from tests.unit.core.clusterd.recovering import OFFERS, Machine, at
 
 
 def test_round_without_settling_times_never_waits() -> None:
@@ -60,6 +61,7 @@ def test_uuid_has_upstream_format_and_is_new_in_every_round() -> None:
     machine = Machine()
     machine.fault(3)
     first = machine.uuid
+    machine.stopped()
     machine.fault(2)
     assert re.fullmatch(r"[0-9A-F]+-[0-9a-f]{32}", first)
     assert machine.uuid != first
@@ -74,13 +76,49 @@ def test_duplicate_fault_report_changes_nothing() -> None:
     assert not outcome.commands
 
 
-def test_fault_of_another_rank_starts_an_incident_with_all_faults() -> None:
+def test_fault_of_another_rank_after_the_stop_starts_an_incident_with_all_faults() -> None:
     machine = Machine()
     machine.fault(3)
+    machine.stopped()
     machine.fault(1)
     at(machine, Stopping)
     assert machine.order.incident == 2
     assert [fault.rank for fault in machine.order.faults] == [1, 3]
+
+
+def test_death_that_explains_a_lost_connection_belongs_to_the_same_incident() -> None:
+    """A survivor reports its lost connection first; the dead rank is known a moment later."""
+    machine = Machine()
+    machine.fault(1, kind=FaultKind.NETWORK)
+    stop = machine.order
+    outcome = machine.fault(3)
+    at(machine, Stopping)
+    assert not outcome.commands, "the ranks have been ordered to stop already"
+    assert machine.state.job.incident == stop.incident
+    machine.stopped()
+    assert machine.order.type == "globalFault"
+    assert machine.order.incident == stop.incident
+    assert [fault.rank for fault in machine.order.faults] == [1, 3]
+
+
+def test_lost_connection_that_the_job_takes_back_costs_no_node() -> None:
+    """Rank 1 has only lost its connection to rank 3, which has died on another node."""
+    machine = Machine("recover", pods=(2, 2))
+    machine.fault(1, kind=FaultKind.NETWORK)
+    machine.fault(3)
+    machine.stopped(faults=(Fault(Rank(3)),))
+    assert machine.order.type == "globalFault"
+    assert machine.order.nodes == (1,)
+    assert [fault.rank for fault in machine.order.faults] == [2, 3]
+
+
+def test_lost_connection_counts_unless_the_job_takes_it_back() -> None:
+    for faults in ((), (Fault(Rank(1), FaultKind.NETWORK), Fault(Rank(3)))):
+        machine = Machine("recover", pods=(2, 2))
+        machine.fault(1, kind=FaultKind.NETWORK)
+        machine.fault(3)
+        machine.stopped(faults=faults)
+        assert machine.order.nodes == (0, 1)
 
 
 def test_duplicate_report_is_accepted_and_stale_report_refused() -> None:
@@ -118,6 +156,32 @@ def test_a_report_without_a_uuid_is_checked_by_state_and_strategy() -> None:
     at(machine, Replacing)
     assert machine.send(ResultReport(0, "recover")).answer == RecoverCode.OK
     at(machine, Idle)
+
+
+def test_same_strategies_without_uuid_answer_the_question_after_a_failed_retry() -> None:
+    machine = Machine("retry,recover,dump")
+    machine.fault(3, kind=FaultKind.NETWORK)
+    machine.send(StopReport(0), StrategiesReport(OFFERS))
+    at(machine, Retrying)
+    assert machine.send(StrategiesReport(OFFERS)).answer == RecoverCode.OK, "a duplicate"
+    at(machine, Retrying)
+    machine.send(ResultReport(405, "retry"))
+    at(machine, Negotiating)
+    machine.send(StrategiesReport(OFFERS))
+    at(machine, Replacing)
+    assert machine.order.strategy == "recover"
+
+
+def test_same_failure_without_uuid_ends_the_second_strategy_too() -> None:
+    machine = Machine("recover-in-place,recover,dump")
+    machine.fault(3)
+    machine.send(StopReport(0), StrategiesReport(OFFERS))
+    assert machine.order.extra == "recover-in-place"
+    machine.send(ResultReport(499, "recover"))
+    at(machine, Replacing)
+    assert machine.order.extra == ""
+    machine.send(ResultReport(499, "recover"))
+    at(machine, Dumping)
 
 
 @pytest.mark.parametrize("cut", ["stop", "negotiate", "repair"])
