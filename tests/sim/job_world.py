@@ -43,6 +43,7 @@ from taskd.model.manager import (
     Event,
     Finish,
     MessageReceived,
+    NodeBack,
     NodeConnected,
     NodeDisconnected,
     NodeGone,
@@ -61,11 +62,12 @@ from tests.sim.job_workers import Process
 
 MAX_EVENTS = 200_000
 SILENCE_S = 3.0
+BLIP_SEEN_S = 0.9
 HANG_SEEN_S = 5.0
 OUTAGE_S = 400.0
 TROUBLE = (
     *("kill", "kill", "kill", "kill", "error", "hang", "hang", "cut", "cut", "node", "node"),
-    *("manager", "manager", "stream", "outage", "relink", "operation", "fault", "end"),
+    *("manager", "manager", "stream", "outage", "relink", "blip", "operation", "fault", "end"),
 )
 
 
@@ -93,6 +95,8 @@ class World:
         self.steps = self.random.randint(5, 30)
         self.protected = friendly or self.random.random() < 0.8
         """False: a script that does not use taskd. Its ranks send nothing."""
+        self.exit_seen_s = 0.05
+        """How long it may take until an agent sees that a process has ended."""
         self.size = self.nodes * self.per_node
         words = {s.value for s in Strategy if friendly or self.random.random() < 0.7}
         words = {only} if only else words
@@ -110,6 +114,8 @@ class World:
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._tiebreak = count()
         self._line_free: dict[object, float] = {}
+        self._cut_until: dict[int, float] = {}
+        """Nodes that no packet reaches or leaves before this time."""
         self._pids = count(1000)
         # clusterd
         self.clusterd: clusterd.State = clusterd.NEW
@@ -162,10 +168,11 @@ class World:
     def at(self, when: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (when, next(self._tiebreak), happen))
 
-    def in_order(self, line: object, happen: Callable[[], None]) -> None:
+    def in_order(self, line: object, happen: Callable[[], None], node: int = -1) -> None:
         """Deliver late, but never before an earlier message of the same source."""
         slow = 2.0 if self.random.random() < 0.02 else 0.02
-        when = max(self.now + self.random.uniform(0, slow), self._line_free.get(line, 0.0))
+        arrives = max(self.now, self._cut_until.get(node, 0.0)) + self.random.uniform(0, slow)
+        when = max(arrives, self._line_free.get(line, 0.0))
         self._line_free[line] = when
         self.at(when, happen)
 
@@ -298,11 +305,13 @@ class World:
         incarnation = self.manager_incarnation
         if to.role == Role.AGENT:
             node = int(to.server_rank)
-            self.in_order(("to agent", node, incarnation), partial(self.step_agent, node, body))
+            take = partial(self.step_agent, node, body)
+            self.in_order(("to agent", node, incarnation), take, node)
             return
         for proc in list(self.procs.values()):
             if to.server_rank in (ALL, str(proc.node)) and to.process_rank in (ALL, str(proc.rank)):
-                self.in_order(("to rank", proc, incarnation), partial(self._to_rank, proc, body))
+                take = partial(self._to_rank, proc, body)
+                self.in_order(("to rank", proc, incarnation), take, proc.node)
 
     def _to_rank(self, proc: Process, body: m.Body) -> None:
         """The current process of the rank gets it: an address names a rank, not an incarnation."""
@@ -314,7 +323,7 @@ class World:
 
     def to_manager(self, node: int, source: str, body: m.Body) -> None:
         src = agent(node) if source.startswith("agent") else worker(node, _rank_in(source))
-        self.in_order(("up", source), partial(self.step_manager, MessageReceived(src, body)))
+        self.in_order(("up", source), partial(self.step_manager, MessageReceived(src, body)), node)
 
     # Agents
 
@@ -354,6 +363,32 @@ class World:
         """The node is lost and comes back for certain."""
         self.kill_agent(node)
         self.later(back_s, partial(self.start_agent, node))
+
+    def blip(self, node: int, for_s: float) -> None:
+        """No packet passes between the node and the manager for a moment; no connection breaks."""
+        if self.agents[node] is None:
+            return
+        self.note(f"node {node} is cut off for {for_s:.2f} s")
+        self._cut_until[node] = self.now + for_s
+        incarnation = self.manager_incarnation
+        if for_s > BLIP_SEEN_S:
+            self.at(self.now + BLIP_SEEN_S, partial(self._unheard, node, incarnation))
+        for proc in self._living():
+            if proc.node == node and isinstance(proc.group, Group) and self.random.random() < 0.5:
+                self.later(2 * for_s, partial(proc.fail, proc.group, "a connection was cut"))
+
+    def _unheard(self, node: int, incarnation: int) -> None:
+        if self.agents[node] is not None and incarnation == self.manager_incarnation:
+            self.step_manager(NodeSilent(NodeRank(node), "no heartbeat for 0.9 s"))
+            self.at(self._cut_until[node] + 0.1, partial(self._heard_again, node, incarnation))
+
+    def _heard_again(self, node: int, incarnation: int) -> None:
+        if self.agents[node] is not None and incarnation == self.manager_incarnation:
+            self.step_manager(NodeBack(NodeRank(node)))
+
+    def check_no_rank_runs_twice(self) -> None:
+        ranks = [proc.rank for proc in self.procs.values()]
+        self.check(len(set(ranks)) == len(ranks), f"a former incarnation lives on: {ranks}")
 
     def _unlink(self, node: int) -> None:
         self.step_manager(NodeDisconnected(NodeRank(node)))
@@ -414,7 +449,7 @@ class World:
                     self.later(0.01, partial(self.exits, proc, None, "killed"))
             case local.SendToManager(body):
                 self.to_manager(node, f"agent {node}", body)
-            case local.SendHello(workers, attempt, remaining, condemned):
+            case local.SendHello(workers, attempt, remaining, condemned, _):
                 host, warm = f"host{node}", node not in self._cold
                 state = workers, f"{host}:1", attempt, remaining
                 hello = m.AgentHello(NodeRank(node), host, *state, condemned=condemned, warm=warm)
@@ -458,7 +493,7 @@ class World:
         gone = m.WorkerExited(
             me.rank, me.incarnation, me.pid, code, signum, because, script_ended=ended, error=error
         )
-        self.later(0.05, lambda: self.step_agent(proc.node, gone))
+        self.later(self.exit_seen_s, lambda: self.step_agent(proc.node, gone))
 
     def _bury(self, proc: Process, is_missed: bool = True) -> None:
         proc.alive = False
@@ -552,6 +587,16 @@ class World:
         if living := self._living():
             self.exits(self.random.choice(living), None, "killed by chance")
 
+    def cut_one(self) -> None:
+        proc = self.random.choice(self._living())
+        group = proc.group
+        if isinstance(group, Group):
+            self.note(f"a connection of {proc} is cut")
+            for one in group.members:
+                if self.random.random() < 0.5:
+                    self.later(0.1, partial(one.fail, group, "a connection was cut"))
+            self.later(0.1, partial(proc.fail, group, "a connection was cut"))
+
     def disturb(self) -> None:
         if self.exit_code is not None:
             return
@@ -571,14 +616,7 @@ class World:
                 seen_s = HANG_SEEN_S if self.random.random() < 0.9 else 3 * OUTAGE_S
                 self.at(self.now + seen_s, partial(self._hang_seen, proc))
             case "cut" if procs:
-                proc = self.random.choice(procs)
-                group = proc.group
-                if isinstance(group, Group):
-                    self.note(f"a connection of {proc} is cut")
-                    for one in group.members:
-                        if self.random.random() < 0.5:
-                            self.later(0.1, partial(one.fail, group, "a connection was cut"))
-                    self.later(0.1, partial(proc.fail, group, "a connection was cut"))
+                self.cut_one()
             case "node" if self.random.random() < 0.4:
                 self.kill_agent(self.random.choice(list(self.agents)))
             case "manager":
@@ -594,6 +632,9 @@ class World:
             case "fault":
                 by_hand = Fault(Rank(self.random.randrange(self.size)), evidence="by hand")
                 self._decide(cd.FaultReport((by_hand,)))
+            case "blip":
+                node = self.random.choice(list(self.agents))
+                self.blip(node, self.random.uniform(0.2, SILENCE_S))
             case "relink":
                 self._connect(self.random.choice(list(self.agents)), self.manager_incarnation)
             case _:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
+from taskd.core.clusterd import new_faults
+from taskd.core.clusterd.round_start import begin
+from taskd.core.clusterd.states import Outcome, Stopping
+from taskd.core.clusterd.turn import Turn
 from taskd.core.manager.machine import BY_ORDER, LEGAL
 from taskd.core.manager.states import (
     Deciding,
@@ -16,6 +21,7 @@ from taskd.core.manager.states import (
     Suspecting,
     Training,
 )
+from taskd.model.faults import Fault
 from tests.sim.job_world import World
 
 BATCH, BATCHES = 25, 8
@@ -29,6 +35,11 @@ def chaos(seed: int) -> World:
         world.later(within_s, world.disturb)
     world.run(until=END_S)
     return world
+
+
+def incidents(world: World) -> int:
+    assert world.manager is not None
+    return len(world.manager.job.past_incidents)
 
 
 @pytest.mark.parametrize("first", range(0, BATCH * BATCHES, BATCH), ids=lambda n: f"from{n}")
@@ -56,6 +67,33 @@ def test_one_killed_rank_never_costs_a_step_or_a_restart() -> None:
         assert world.manager is not None
         assert world.manager.job.attempt == 0, "\n".join(world.record)
         assert len(world.finished) == world.size
+
+
+@pytest.mark.parametrize("exit_seen_s", [0.05, 0.5])
+@pytest.mark.parametrize("protected", [True, False], ids=["protected", "unprotected"])
+def test_one_killed_rank_is_one_incident(protected: bool, exit_seen_s: float) -> None:
+    """Also when its peers lose their connections long before the agent sees its end."""
+    for seed in range(200):
+        world = one_kill(seed, protected, exit_seen_s)
+        assert incidents(world) == 1, f"seed {seed}\n" + "\n".join(world.record)
+
+
+def test_planted_bug_makes_two_incidents_of_one_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug: clusterd starts another incident for the death that explains a lost connection."""
+
+    def start_another(state: Stopping, turn: Turn, faults: tuple[Fault, ...]) -> Outcome:
+        return begin(state.job, faults, turn.now, turn.config, turn.because, before=state.round)
+
+    monkeypatch.setattr(new_faults, "absorb", start_another)
+    assert any(incidents(one_kill(seed, True, 0.5)) > 1 for seed in range(50))
+
+
+def one_kill(seed: int, protected: bool, exit_seen_s: float) -> World:
+    world = World(seed, friendly=True)
+    world.steps, world.protected, world.exit_seen_s = 40, protected, exit_seen_s
+    world.at(world.random.uniform(4.0, 6.0), world.kill_one_that_trains)
+    world.run(until=END_S)
+    return world
 
 
 def test_one_killed_rank_and_a_killed_manager_never_cost_a_step_or_a_restart() -> None:
@@ -103,6 +141,51 @@ def test_spare_node_keeps_the_world_complete() -> None:
         if world.spares or world.config.rescheduling:
             assert world.exit_code == 0, tale
             assert len(world.finished) == world.size, tale
+
+
+def test_node_that_is_cut_off_for_a_moment_comes_back() -> None:
+    for seed in range(200):
+        world = World(seed, only="recover")
+        world.steps, world.config = 100, replace(world.config, rescheduling=True)
+        for _ in range(world.random.choice([1, 2])):
+            cut = partial(world.blip, world.nodes - 1, world.random.uniform(0.8, 3.0))
+            world.at(world.random.uniform(6.0, 12.0), cut)
+        world.at(25.0, world.check_no_rank_runs_twice)
+        world.run(until=200.0)
+        tale = f"seed {seed}\n" + "\n".join(world.record[-300:])
+        assert world.exit_code == 0, tale
+        assert len(world.finished) == world.size, tale
+        assert world.manager is not None
+        assert world.manager.job.attempt == 0, tale
+
+
+def test_shrunk_job_grows_back_when_the_node_was_only_cut_off() -> None:
+    grown = 0
+    for seed in range(100):
+        world = World(seed, only="elastic-training")
+        world.steps = 400
+        world.at(8.0, partial(world.blip, world.nodes - 1, world.random.uniform(1.2, 3.0)))
+        world.run(until=END_S)
+        tale = f"seed {seed}\n" + "\n".join(world.record[-300:])
+        assert world.exit_code == 0, tale
+        assert world.manager is not None
+        grown += len(world.manager.job.world) == world.size
+    assert grown > 90
+
+
+def test_shrunk_job_grows_back_after_further_faults() -> None:
+    grown = 0
+    for seed in range(30):
+        world = World(seed, only="retry,elastic-training")
+        world.steps = 400
+        world.at(8.0, partial(world.lose_node, world.nodes - 1, 30.0))
+        world.at(14.0, world.cut_one)
+        world.run(until=END_S)
+        tale = f"seed {seed}\n" + "\n".join(world.record[-300:])
+        assert world.exit_code == 0, tale
+        assert world.manager is not None
+        grown += len(world.manager.job.world) == world.size
+    assert grown > 25
 
 
 def test_every_job_without_faults_finishes() -> None:

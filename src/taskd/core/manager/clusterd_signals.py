@@ -11,6 +11,7 @@ from dataclasses import replace
 from taskd.core.manager import parking, strategy_actions
 from taskd.core.manager.incident_record import add_faults
 from taskd.core.manager.states import (
+    ANSWERS_KEPT,
     SIGNALS_KEPT,
     Awaiting,
     Deciding,
@@ -31,7 +32,14 @@ from taskd.core.manager.states import (
     with_job,
 )
 from taskd.core.rank_sets import RankSet
-from taskd.model.clusterd import FaultReport, ResultReport, Signal
+from taskd.model.clusterd import (
+    ExpectedReport,
+    FaultReport,
+    ResultReport,
+    Signal,
+    StopReport,
+    StrategiesReport,
+)
 from taskd.model.faults import Fault, FaultCause
 from taskd.model.ids import Incident, agent
 from taskd.model.manager import NO_INCIDENT, SendMessage
@@ -39,17 +47,23 @@ from taskd.model.messages import StartWorkers, StopWorkers
 from taskd.model.strategies import WireStrategy
 
 Busy = Repairing | Resuming | Restarting | Dumping
+ANSWER_TO: dict[str, type[ExpectedReport]] = {
+    "stopTrain": StopReport,
+    "globalFault": StrategiesReport,
+    "changeStrategy": ResultReport,
+    "saveAndExit": ResultReport,
+}
 
 
 def handle_signal(state: State, signal: Signal, now: float, config: JobConfig) -> Outcome:
     if signal.type == "keep-alive" or isinstance(state, Ending):
         return Outcome(state, because="nothing to do")
-    if signal.sequence:
-        key: object = (signal.uuid, signal.sequence)
-    else:
-        key = (signal.uuid, signal.type, signal.actions, signal.strategy)
+    key = _key(signal)
     if key in state.job.handled:
-        return Outcome(state, because=f"{signal.type} has been carried out already")
+        kind = ANSWER_TO.get(signal.type)
+        again = tuple(r for r in state.job.answers.get(key, ()) if type(r) is kind)
+        because = f"{signal.type} has been carried out already"
+        return Outcome(state, again, f"{because}; it is answered again" if again else because)
     handled = (*state.job.handled, key)[-SIGNALS_KEPT:]
     state = with_job(state, handled=handled, ascend=signal.incident == NO_INCIDENT)
     if isinstance(state, Gathering):
@@ -57,6 +71,24 @@ def handle_signal(state: State, signal: Signal, now: float, config: JobConfig) -
         state = replace(state, deferred=(*state.deferred, signal))
         return Outcome(state, because=f"{signal.type} is deferred until all ranks are known")
     return execute_signal(state, signal, now, config)
+
+
+def note_answers(outcome: Outcome) -> Outcome:
+    """Keep the reports that answer the last signal: clusterd repeats it if it has missed them."""
+    job = outcome.state.job
+    reports = tuple(c for c in outcome.commands if isinstance(c, ExpectedReport))
+    if not reports or not job.handled:
+        return outcome
+    key = job.handled[-1]
+    known = {k: kept for k, kept in job.answers.items() if k in job.handled[-ANSWERS_KEPT:]}
+    answers = {**known, key: (*known.get(key, ()), *reports)[-ANSWERS_KEPT:]}
+    return replace(outcome, state=with_job(outcome.state, answers=answers))
+
+
+def _key(signal: Signal) -> object:
+    if signal.sequence:
+        return signal.uuid, signal.sequence
+    return signal.uuid, signal.type, signal.actions, signal.strategy
 
 
 def execute_signal(state: State, signal: Signal, now: float, config: JobConfig) -> Outcome:

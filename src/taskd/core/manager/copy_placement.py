@@ -1,6 +1,6 @@
 """On which nodes copies of the state should be: never all copies of a shard on one node.
 
-When a node is lost, everything on it is lost. The ranks (`torch/state/sharded.py`,
+When a node is lost, everything on it is lost. The ranks (`core/worker/state_classes.py`,
 `torch/copies/buddy.py`) use this to decide whether replicas are enough and which rank holds a
 second copy; the manager (`manager/job_status.py`) to find the shards at risk.
 """

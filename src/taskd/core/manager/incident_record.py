@@ -59,7 +59,8 @@ def start_incident(job: Job, incident: Incident, uuid: str, now: float) -> Job:
     """clusterd has numbered the incident. An older one that is still open is superseded."""
     record = job.open_incident
     if record is not None and record.incident not in (NO_INCIDENT, incident):
-        job = close_incident(job, "superseded", f"incident {incident} followed")
+        because = "; ".join(filter(None, (record.because, f"incident {incident} followed")))
+        job = close_incident(job, "superseded", because)
         record = None
     if record is None:
         faults = job.known_faults()

@@ -22,6 +22,7 @@ from taskd.model.messages import (
     LocalWorker,
     Parked,
     RanksFailed,
+    RankShard,
     Repaired,
     RestartsLeft,
     ScriptError,
@@ -59,6 +60,7 @@ class RankView:
     protected: bool = False
     shard: str = ""
     replica: int = -1
+    own_since: int = -1
     error: ScriptError | None = None
     """The exception that has ended its script."""
 
@@ -110,7 +112,8 @@ class RankFinished:
 
 @dataclass(frozen=True, slots=True)
 class StaleIncarnation:
-    """A message came from a former incarnation of a rank: that process must exit."""
+    """A message came from, or names, a former incarnation of a rank, or one that counts as lost:
+    that process must exit."""
 
     rank: Rank
     node: NodeRank
@@ -148,6 +151,7 @@ def initial_view(nodes: int, ranks_per_node: int) -> JobView:
 def apply_message(job_view: JobView, src: Position, body: Body) -> ViewUpdate:
     match body:
         case AgentHello(node=node, host=host, workers=workers, store=store, warm=warm):
+            job_view = _remember_shards(job_view, body.shards)
             known = job_view.nodes.get(node, NodeView(node))
             joined = replace(known, host=host, store=store, present=True, ours=True, warm=warm)
             return _local(_with_node(job_view, joined), node, workers)
@@ -224,6 +228,8 @@ def _local(job_view: JobView, node: NodeRank, workers: tuple[LocalWorker, ...]) 
             and local.incarnation == view.incarnation
         )
         if local.incarnation < view.incarnation or has_ended:
+            if view.process is not ProcessState.DONE:
+                changes.append(StaleIncarnation(local.rank, node, local.incarnation))
             continue
         if view.process is not ProcessState.ALIVE or local.incarnation > view.incarnation:
             changes.append(RankStarted(local.rank))
@@ -238,6 +244,16 @@ def _local(job_view: JobView, node: NodeRank, workers: tuple[LocalWorker, ...]) 
     for rank in ranks:
         job_view = _located_on(job_view, rank, node)
     return ViewUpdate(replace(job_view, ranks=job_view.ranks.update(ranks)), tuple(changes))
+
+
+def _remember_shards(job_view: JobView, shards: tuple[RankShard, ...]) -> JobView:
+    """An agent repeats what a former manager has heard; what the ranks say themselves is newer."""
+    ranks = {
+        kept.rank: replace(known, shard=kept.shard, replica=kept.replica)
+        for kept in shards
+        if (known := job_view.ranks.get(kept.rank)) is not None and not known.said_hello
+    }
+    return replace(job_view, ranks=job_view.ranks.update(ranks)) if ranks else job_view
 
 
 def _joined(job_view: JobView, src: Position) -> JobView:
@@ -277,9 +293,10 @@ def _hello(job_view: JobView, hello: WorkerHello) -> ViewUpdate:
         incident=hello.incident,
         said_hello=True,
         protected=hello.protected,
-        shard=hello.shard,
-        replica=hello.replica,
     )
+    if hello.phase != "joining" or not (known.said_hello or known.shard):
+        # A new process does not know what its predecessor held before it has received it.
+        view = replace(view, shard=hello.shard, replica=hello.replica, own_since=hello.own_since)
     changes = (RankStarted(hello.rank),) if came_up else ()
     return ViewUpdate(_with_rank(_located_on(job_view, hello.rank, hello.node), view), changes)
 

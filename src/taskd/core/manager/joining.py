@@ -64,10 +64,11 @@ def start_requested(
     if remaining > 0:
         job = replace(job, restarts_left=min(job.restarts_left, remaining))
     state = replace(state, job=job)
+    requests = {**job.start_requests, node: remaining}
     if isinstance(state, Awaiting):
+        job = replace(job, start_requests=requests)
         return strategy_actions.carry_out(job, state.order, now, config)
     if job.start_withheld:
-        requests = {**job.start_requests, node: remaining}
         state = with_job(state, start_requests=requests)
         return Outcome(state, because=f"node {node} may not start yet: clusterd withholds starts")
     return permit_start(state, node)

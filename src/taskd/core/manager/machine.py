@@ -16,12 +16,14 @@ from dataclasses import replace
 from typing import assert_never
 
 from taskd.core.manager import (
+    bad_nodes,
     clusterd_signals,
     growth,
     joining,
     parking,
     rank_faults,
     resume,
+    shard_keepers,
     strategy_actions,
 )
 from taskd.core.manager.job_view import (
@@ -62,7 +64,9 @@ from taskd.model.ids import ALL, NodeRank, Position, Role, agent, worker
 from taskd.model.manager import (
     Event,
     Finish,
+    JobStalled,
     MessageReceived,
+    NodeBack,
     NodeConnected,
     NodeDisconnected,
     NodeGone,
@@ -79,8 +83,9 @@ from taskd.model.messages import (
     Body,
     Committed,
     Dumped,
+    EndWorkers,
     Leave,
-    NodeMarkedBad,
+    Member,
     Parked,
     RanksFailed,
     Repaired,
@@ -117,14 +122,19 @@ LEGAL: dict[type[State], set[type[State]]] = {
 }
 
 
-def begin(config: JobConfig, now: float) -> Gathering:
-    return Gathering(initial_job(config), now + config.join_timeout_s)
+def begin(config: JobConfig, now: float, mindio: bool = False) -> Gathering:
+    job = replace(initial_job(config), mindio=mindio)
+    return Gathering(job, now + config.join_timeout_s)
 
 
 def step(state: State, event: Event, now: float, config: JobConfig) -> Outcome:
     """Decide what to do. Deterministic: the same input always gives the same outcome."""
     if isinstance(state, Ended):
         return Outcome(state, because="the job has ended")
+    return clusterd_signals.note_answers(_step(state, event, now, config))
+
+
+def _step(state: State, event: Event, now: float, config: JobConfig) -> Outcome:
     match event:
         case MessageReceived(src, body):
             return _message_received(state, src, body, now, config)
@@ -138,24 +148,17 @@ def step(state: State, event: Event, now: float, config: JobConfig) -> Outcome:
         case NodeDisconnected(node):
             return _disconnected(state, node, now, config)
         case NodeSilent(node, evidence):
-            update = node_lost(state.job.view, node, FaultCause.SILENT, evidence)
-            return _apply(state, update, now, config)
+            return _lose_node(state, node, FaultCause.SILENT, evidence, now, config)
+        case NodeBack(node):
+            return _back(state, node)
         case NodeGone(node, evidence):
-            return _apply(
-                state, node_lost(state.job.view, node, FaultCause.LOST, evidence), now, config
-            )
+            return _lose_node(state, node, FaultCause.LOST, evidence, now, config)
         case RankHung():
             return rank_faults.rank_hung(state, event, now, config)
+        case JobStalled():
+            return rank_faults.job_stalled(state, event, now, config)
         case NodesMarkedBad(nodes, evidence):
-            if config.rescheduling or state.job.ascend:
-                return Outcome(state, because="the cluster replaces these nodes")
-            bad_nodes = state.job.bad_nodes | nodes
-            why = f"nodes {sorted(nodes)} are not used any more: {evidence}"
-            # Their agents repeat it to a restarted manager.
-            messages = tuple(
-                SendMessage(agent(node), NodeMarkedBad(evidence)) for node in sorted(nodes)
-            )
-            return Outcome(with_job(state, bad_nodes=bad_nodes), messages, why)
+            return bad_nodes.mark(state, nodes, evidence, config)
         case SignalReceived(signal):
             return clusterd_signals.handle_signal(state, signal, now, config)
         case Subscribed():
@@ -182,10 +185,13 @@ def _message_received(
         return _leave_notice(state, src, body)
     if isinstance(state, Gathering):
         state = joining.detect_restart(state, src, body, now, config)
-    update = apply_message(state.job.view, src, body)
+    before = state.job.view
+    update = apply_message(before, src, body)
     outcome = _apply(state, update, now, config)
+    keep = shard_keepers.after_message(before, update.view, body)
+    outcome = then(outcome, Outcome(outcome.state, keep))
     is_stale = any(isinstance(item, StaleIncarnation) for item in update.changes)
-    if not is_stale:
+    if not (is_stale and isinstance(body, WorkerHello)):
         outcome = then(outcome, _handle_message(outcome.state, src, body, now, config))
     if isinstance(outcome.state, Gathering):
         return then(outcome, joining.check_complete(outcome.state, now, config))
@@ -223,9 +229,13 @@ def _is_current(
     job: Job, body: WorkerFailed | Parked | Repaired | Committed | RepairFailed
 ) -> bool:
     view = job.view.ranks.get(body.rank)
-    alive = view is not None and view.incarnation == body.incarnation
-    # A worker fails under the groups of the previous incident: that message is not stale.
-    return alive and (isinstance(body, WorkerFailed) or body.incident == job.incident)
+    if view is None or view.incarnation != body.incarnation:
+        return False
+    if isinstance(body, WorkerFailed):
+        # A worker fails under the groups of the previous incident. It is stale only if the rank
+        # has taken part in a later incident since.
+        return body.incident >= view.incident
+    return body.incident == job.incident
 
 
 def _apply(state: State, update: ViewUpdate, now: float, config: JobConfig) -> Outcome:
@@ -235,22 +245,52 @@ def _apply(state: State, update: ViewUpdate, now: float, config: JobConfig) -> O
     died = [item for item in update.changes if isinstance(item, Fault)]
     for item in update.changes:
         match item:
-            case StaleIncarnation(rank, node, incarnation):
-                because = "a later incarnation of this rank has been started"
-                leave = Leave(state.job.incident, because, incarnation)
-                outcome = then(
-                    outcome, Outcome(outcome.state, (SendMessage(worker(node, rank), leave),))
-                )
+            case StaleIncarnation():
+                outcome = then(outcome, Outcome(outcome.state, (_end_stale(state.job, item),)))
             case RankStarted(rank):
                 outcome = then(outcome, joining.rank_started(outcome.state, rank, now, config))
             case Fault() | RankFinished():
                 pass
-    if died:
+    if died and not state.job.mindio:
         found = tuple(replace(item, seen_at=now) for item in died)
         outcome = then(outcome, rank_faults.handle_faults(outcome.state, found, now, config))
     if any(isinstance(item, RankFinished) for item in update.changes):
         outcome = then(outcome, resume.rank_finished(outcome.state, now, config))
     return outcome
+
+
+def _lose_node(
+    state: State, node: NodeRank, cause: FaultCause, evidence: str, now: float, config: JobConfig
+) -> Outcome:
+    before = state.job.view
+    update = node_lost(before, node, cause, evidence)
+    outcome = _apply(state, update, now, config)
+    return then(outcome, Outcome(outcome.state, shard_keepers.after_loss(before, update.view)))
+
+
+def _end_stale(job: Job, stale: StaleIncarnation) -> SendMessage:
+    rank, node, incarnation = stale.rank, stale.node, stale.incarnation
+    known = job.view.nodes.get(node)
+    if known is not None and known.ours:
+        # Its agent can end it even if it is blocked, and tells the end from a failure.
+        return SendMessage(agent(node), EndWorkers((Member(rank, node, incarnation),)))
+    because = "a later incarnation of this rank has been started"
+    return SendMessage(worker(node, rank), Leave(job.incident, because, incarnation))
+
+
+def _back(state: State, node: NodeRank) -> Outcome:
+    """Its processes counted as lost, although some may live: what runs there must be known again.
+
+    Its agent does not say hello by itself, because its connection never broke.
+    """
+    known = state.job.view.nodes.get(node)
+    if known is None or known.present or isinstance(state, Ending):
+        return Outcome(state, because=f"node {node} has joined again already")
+    requests = (
+        SendMessage(agent(node), RequestHello()),
+        SendMessage(Position(Role.WORKER, str(node), ALL), RequestHello()),
+    )
+    return Outcome(state, requests, f"node {node} is back: which processes run there?")
 
 
 def _disconnected(state: State, node: NodeRank, now: float, config: JobConfig) -> Outcome:
@@ -291,8 +331,8 @@ def _deadline_passed(state: State, now: float, config: JobConfig) -> Outcome:
             outcome = Outcome(state)
             for node in sorted({job.view.ranks[rank].node for rank in running}):
                 why = "disconnected, and its ranks did not park"
-                lost = node_lost(outcome.state.job.view, node, FaultCause.SILENT, why)
-                outcome = then(outcome, _apply(outcome.state, lost, now, config))
+                lost = _lose_node(outcome.state, node, FaultCause.SILENT, why, now, config)
+                outcome = then(outcome, lost)
             return outcome
         case Stopping(running=running):
             late = tuple(

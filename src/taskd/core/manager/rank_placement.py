@@ -28,7 +28,9 @@ def missing_ranks(job: Job) -> list[Placement]:
 
 
 def placement_of(view: RankView) -> Placement:
-    return Placement(view.rank, view.node, view.incarnation, view.shard, view.replica)
+    return Placement(
+        view.rank, view.node, view.incarnation, view.shard, view.replica, view.own_since
+    )
 
 
 def place(job: Job, wanted: Iterable[Placement], *, in_place: bool) -> list[Placement] | None:

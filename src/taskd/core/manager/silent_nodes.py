@@ -54,6 +54,11 @@ class SilenceConfig:
     """How long an agent may take to answer while its machine acknowledges data."""
 
 
+def for_only_node(config: SilenceConfig, limit_s: float) -> SilenceConfig:
+    """A job cannot continue without its only node: while that machine is alive, wait longer."""
+    return replace(config, stalled_s=max(config.stalled_s, limit_s))
+
+
 WINDOW = 32
 SEND_TIME_S = 0.05
 """A probe is in the kernel's send buffer after this time, unless the manager itself is slow."""
@@ -137,6 +142,8 @@ class NodeIsBack:
     """It sends heartbeats again; pending probes can be cancelled."""
 
     node: NodeRank
+    reported: bool
+    """It was reported as silent: the job must learn that it is back."""
 
 
 Command = ProbeNode | InspectConnection | NodeIsSilent | NodeIsBack
@@ -159,9 +166,8 @@ def step(state: State, event: Event, now: float, config: SilenceConfig) -> Outco
             suspected = beats.reported or beats.asked_at is not None
             # This pause was mistaken for silence: learn from it.
             pauses = (*beats.pauses, now - beats.last)[-WINDOW:]
-            return _put(
-                state, node, _next_expected(now, pauses, config), *[NodeIsBack(node)] * suspected
-            )
+            back = (NodeIsBack(node, beats.reported),) if suspected else ()
+            return _put(state, node, _next_expected(now, pauses, config), *back)
         case ProbeAnswered(node):
             beats = state.nodes.get(node)
             if beats is None or beats.reported or beats.asked_at is None:

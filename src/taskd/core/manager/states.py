@@ -19,7 +19,7 @@ from taskd.core.manager.job_view import NO_STEP, JobView, ProcessState, initial_
 from taskd.core.manager.repair_plan import Holder, Plan
 from taskd.core.rank_sets import RankSet, RankTable
 from taskd.model import types
-from taskd.model.clusterd import Signal
+from taskd.model.clusterd import ExpectedReport, Signal
 from taskd.model.faults import Fault, FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.manager import NO_INCIDENT, Command, IncidentRecord
@@ -29,6 +29,7 @@ UNLIMITED_RESTARTS = 32767
 """The restart budget when none is configured, as Ascend counts."""
 FIRST_RANK = Rank(0)
 SIGNALS_KEPT = 64
+ANSWERS_KEPT = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +141,8 @@ class Job:
     """How far our incident number is ahead of clusterd's, in case clusterd has lost count."""
     ascend: bool = False
     """clusterd is Ascend's: it does not number incidents and does not know our strategy names."""
+    mindio: bool = False
+    """MindIO watches and repairs the ranks: this machine only lets agents start them."""
     faults: Mapping[Rank, Fault] = field(default_factory=dict)
     parked: RankTable[Parked] = field(default_factory=RankTable)
     plan_sent: bool = False
@@ -157,14 +160,18 @@ class Job:
     """Nodes that this manager process has permitted to start."""
     handled: tuple[object, ...] = ()
     """Keys of the signals that have been carried out, newest last."""
+    answers: Mapping[object, tuple[ExpectedReport, ...]] = field(default_factory=dict)
+    """What was reported after each of the last signals, by its key: clusterd may have missed it."""
     fruitless: int = 0
     """Incidents in a row without progress."""
     last_error: LastError | None = None
     """The script's error that caused the last fault, if there was no progress since."""
+    stalled: bool = False
+    """After the last repair no rank continued: the next one would end in the same way."""
     hopeless: str = ""
     """Why another start would only repeat the script's error; no rank is replaced any more."""
     bad_nodes: frozenset[NodeRank] = frozenset()
-    """Nodes that failed a stress test, where no cluster can replace them."""
+    """Nodes with a broken device, where no cluster can replace them: see `bad_nodes.py`."""
     growths: int = 0
     """How often in a row the job has grown and had to shrink again soon after."""
     offered: bool = False
@@ -224,6 +231,11 @@ class Job:
             shard=view.shard,
             replica=view.replica,
             copies=parked.copies,
+            earliest=parked.earliest,
+            own_since=view.own_since,
+            turn=parked.turn,
+            sections=parked.sections,
+            outside=parked.outside,
         )
 
     def known_faults(self) -> tuple[Fault, ...]:

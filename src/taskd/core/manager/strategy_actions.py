@@ -13,7 +13,15 @@ from taskd.core.manager import growth
 from taskd.core.manager.incident_record import close_incident, mark_phase
 from taskd.core.manager.job_view import ProcessState, mark_alive, mark_starting, node_lost
 from taskd.core.manager.rank_placement import lost_ranks, missing_ranks, place
-from taskd.core.manager.repair_plan import Impossible, Placement, Plan, complete_step, plan, shrink
+from taskd.core.manager.repair_plan import (
+    Impossible,
+    Placement,
+    Plan,
+    complete_step,
+    needs,
+    plan,
+    shrink,
+)
 from taskd.core.manager.states import (
     Awaiting,
     Deciding,
@@ -32,6 +40,7 @@ from taskd.model.faults import FaultCause
 from taskd.model.ids import EVERY_WORKER, Incarnation, NodeRank, Rank, Step, agent, worker
 from taskd.model.manager import Command, SendMessage
 from taskd.model.messages import (
+    Body,
     Dump,
     EndJob,
     ExitAgent,
@@ -41,6 +50,7 @@ from taskd.model.messages import (
     ReplaceWorkers,
     RestartAgent,
     RestartJob,
+    StartWorkers,
 )
 from taskd.model.strategies import Strategy, WireStrategy
 
@@ -57,8 +67,8 @@ def feasible(job: Job, config: JobConfig) -> tuple[WireStrategy, ...]:
     """The strategies that clusterd can choose from; `recover` includes recover-in-place."""
     holders = job.holders() if job.protected() else ()
     lost = lost_ranks(job)
-    shards = {job.view.ranks[rank].shard for rank in job.world}
-    has_state = complete_step(holders, shards) is not None
+    needed = needs(job.view.ranks[rank] for rank in job.world)
+    has_state = complete_step(holders, needed) is not None
     offered = []
     if job.hopeless:
         return (WireStrategy.DUMP, WireStrategy.EXIT) if has_state else (WireStrategy.EXIT,)
@@ -108,7 +118,8 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome
                 else "clusterd decided to end the job"
             )
             if job.bad_nodes:
-                why = f"nodes {join_ranks(job.bad_nodes)} have failed a stress test"
+                nodes = join_ranks(job.bad_nodes)
+                why = f"nodes {nodes} have failed a stress test, or compute wrong gradients"
             if job.hopeless:
                 return end(job, 1, job.hopeless, now, config)
             return end(job, 1, f"no strategy is left: {why}", now, config)
@@ -142,9 +153,14 @@ def recovered(
     job: Job, order: Signal, now: float, config: JobConfig, outcome: str = "recovered"
 ) -> Outcome:
     because = f"incident {job.incident} is over: {len(job.world)} ranks train"
+    if outcome == "restarted":
+        because += ", all of them restarted; steps since the last checkpoint are done again"
     report = ResultReport(0, order.strategy, uuid=job.uuid, info=because)
     job = replace(
-        close_incident(job, outcome, because), faults={}, settled_at=now + config.settled_s
+        close_incident(job, outcome, because),
+        faults={},
+        stalled=False,
+        settled_at=now + config.settled_s,
     )
     training = growth.training_state(job, now, config)
     return then(Outcome(training, (report,), because), growth.offer_growth(training, now, config))
@@ -196,6 +212,11 @@ def repair_message(state: Repairing, config: JobConfig) -> Repair:
         config.repair_timeout_s,
         tuple(RankSet(state.job.view.ranks) - state.job.world),
         state.plan.helpers,
+        own_sources=state.plan.own_sources,
+        own_since=state.plan.own_since,
+        shards=state.plan.shards,
+        turn=state.plan.turn,
+        sections=state.plan.sections,
     )
 
 
@@ -211,9 +232,14 @@ def _recover(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
         deadline = now + config.node_timeout_s
         return Outcome(Awaiting(job, order, deadline), because="waiting for a node to come back")
     made = plan(job.holders(), placements)
-    if job.protected() and isinstance(made, Plan):
-        return _repair(job, order, made, now, config)
-    return _restart(job, order, now, config)
+    if not job.protected():
+        return _restart(job, order, now, config)
+    if isinstance(made, Impossible):
+        return _restart(job, order, now, config, made.because)
+    if job.stalled and job.restarts_left > 0:
+        why = "no rank continued after the last repair, and the next would end in the same way"
+        return _restart(job, order, now, config, why)
+    return _repair(job, order, made, now, config)
 
 
 def _grow(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
@@ -264,7 +290,8 @@ def _leave(job: Job, rank: Rank, because: str) -> SendMessage:
     return SendMessage(worker(view.node, rank), Leave(job.incident, because, view.incarnation))
 
 
-def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
+def _restart(job: Job, order: Signal, now: float, config: JobConfig, missing: str = "") -> Outcome:
+    """`missing`: why ranks that could be repaired are restarted instead."""
     if job.restarts_left < 1:
         return strategy_failed(job, order, "the restart budget is used up", now, config)
     views = job.view.ranks
@@ -293,22 +320,30 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     )
     nodes = job.view.nodes
     messages = tuple(
-        SendMessage(
-            agent(node),
-            RestartJob(job.incident, job.attempt, of_node)
-            if nodes[node].ours
-            else RestartAgent(job.restarts_left),
-        )
+        SendMessage(agent(node), _restart_message(job, node, of_node))
         for node, of_node in _by_node(members).items()
     )
+    job = replace(job, start_requests={}, permitted=job.permitted | set(job.start_requests))
     # Ascend's agents do not confirm that they have started their ranks.
     unstarted = RankSet(member.rank for member in members if nodes[member.node].ours)
     state = Restarting(job, order, unstarted, now + config.restart_timeout_s)
-    outcome = Outcome(state, messages, f"attempt {job.attempt}: all {len(members)} ranks restart")
+    because = f"attempt {job.attempt}: all {len(members)} ranks restart"
+    if missing:
+        because = f"{because} from the script's last checkpoint: {missing}"
+    outcome = Outcome(state, messages, because)
     if unstarted:
         return outcome
     job = replace(job, view=mark_alive(job.view, RankSet(_locations(members))))
     return then(outcome, restarted(job, order, now, config))
+
+
+def _restart_message(job: Job, node: NodeRank, members: tuple[Member, ...]) -> Body:
+    if job.view.nodes[node].ours:
+        return RestartJob(job.incident, job.attempt, members)
+    if node in job.start_requests:
+        # An agent of Ascend that has no ranks yet waits for this message, and for no other.
+        return StartWorkers(job.restarts_left)
+    return RestartAgent(job.restarts_left)
 
 
 def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
@@ -338,8 +373,8 @@ def _can_replace(job: Job, lost: list[Placement], config: JobConfig) -> bool:
 def _dump_step(job: Job) -> Step | None:
     if not job.protected():
         return None
-    shards = {job.view.ranks[rank].shard for rank in job.world}
-    return complete_step(job.holders(), shards)
+    needed = needs(job.view.ranks[rank] for rank in job.world)
+    return complete_step(job.holders(), needed)
 
 
 def _locations(members: Iterable[Member]) -> dict[Rank, tuple[NodeRank, Incarnation]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from taskd.core.manager.states import JobConfig, Repairing, Training
+from taskd.core.manager.states import JobConfig, Repairing, Training, with_job
 from taskd.model import messages as m
-from taskd.model.clusterd import ResultReport, StopReport, StrategiesReport
-from taskd.model.faults import Fault
-from taskd.model.ids import Incarnation, NodeRank, Rank, agent
-from taskd.model.manager import NodesMarkedBad
+from taskd.model.clusterd import FaultReport, ResultReport, StopReport, StrategiesReport
+from taskd.model.faults import Fault, FaultCause, FaultKind
+from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, agent, worker
+from taskd.model.manager import IncidentRecord, NodesMarkedBad
 from tests.unit.core.manager.test_machine import STOP, Play, change, signal
 
 NODE_1 = tuple(Fault(Rank(rank)) for rank in (2, 3))
@@ -75,3 +75,56 @@ def test_job_that_cannot_be_paused_continues() -> None:
     play.orders(change("continue"))
     assert isinstance(play.state, Training)
     assert [(r.code, r.strategy) for r in play.sent(ResultReport)] == [(0, "continue")]
+
+
+def miscomputes(play: Play, rank: int, incident: int = 0) -> Play:
+    incarnation = Incarnation(play.incarnations.get(rank, 0))
+    failed = m.WorkerFailed(
+        Rank(rank),
+        incarnation,
+        Incident(incident),
+        FaultCause.MISCOMPUTED,
+        "the gradients that rank 1 has computed differ",
+    )
+    return play.receive(worker(rank // play.config.ranks_per_node, rank), failed)
+
+
+def test_rank_with_a_wrong_gradient_gets_a_new_process_and_its_state_is_not_used() -> None:
+    play = miscomputes(Play().training(), 1)
+    (report,) = play.sent(FaultReport)
+    assert [(one.rank, one.kind) for one in report.faults] == [(1, FaultKind.ORDINARY)]
+    assert not play.state.job.bad_nodes
+    play.orders(STOP).parks(0, 2, 3)
+    faults = (Fault(Rank(1)),)
+    play.orders(signal("globalFault", "on_global_rank", sequence=2, faults=faults))
+    assert "retry" not in play.sent(StrategiesReport)[0].strategies
+    play.orders(change("recover", extra="recover-in-place"))
+    (replaced,) = (one for order in play.sent(m.ReplaceWorkers) for one in order.workers)
+    assert replaced == m.Member(Rank(1), NodeRank(0), Incarnation(1))
+    assert isinstance(play.state, Repairing)
+    assert play.state.plan.sources[Rank(1)] != 1
+
+
+def test_device_that_computes_wrong_gradients_twice_is_isolated() -> None:
+    play = Play().training()
+    before = IncidentRecord(
+        Incident(1), (Fault.of(Rank(1), FaultCause.MISCOMPUTED, "wrong"),), (), "recovered"
+    )
+    play.state = with_job(play.state, past_incidents=(before,))
+    miscomputes(play, 1)
+    assert play.state.job.bad_nodes == {NodeRank(0)}
+    assert len(play.sent(m.NodeMarkedBad)) == 1
+    other = Play().training()
+    other.state = with_job(other.state, past_incidents=(before,))
+    assert not miscomputes(other, 2).state.job.bad_nodes
+
+
+def test_spare_node_takes_over_at_the_first_wrong_gradient() -> None:
+    play = Play(JobConfig(nodes=2, ranks_per_node=2)).training().agent_joins(2)
+    miscomputes(play, 1)
+    assert play.state.job.bad_nodes == {NodeRank(0)}
+    play.orders(STOP).parks(0, 2, 3)
+    play.orders(signal("globalFault", "on_global_rank", sequence=2, faults=(Fault(Rank(1)),)))
+    play.orders(change("recover"))
+    assert isinstance(play.state, Repairing)
+    assert [(one.rank, one.node) for one in play.state.plan.replaced] == [(1, 2)]

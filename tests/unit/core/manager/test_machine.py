@@ -29,7 +29,7 @@ from taskd.core.manager.states import (
 )
 from taskd.model import messages as m
 from taskd.model.clusterd import FaultReport, ResultReport, Signal, StopReport, StrategiesReport
-from taskd.model.faults import Fault, FaultCause
+from taskd.model.faults import Fault, FaultCause, FaultKind
 from taskd.model.ids import (
     EVERY_WORKER,
     Incarnation,
@@ -44,9 +44,11 @@ from taskd.model.ids import (
 from taskd.model.manager import (
     Event,
     Finish,
+    JobStalled,
     MessageReceived,
     NodeConnected,
     NodeDisconnected,
+    NodeGone,
     NodeSilent,
     RankHung,
     SendMessage,
@@ -379,11 +381,11 @@ def test_replies_to_an_older_incident_are_ignored() -> None:
     assert play.state.running == {1, 2}
 
 
-def test_former_incarnation_must_leave() -> None:
+def test_former_incarnation_is_ended_by_its_agent() -> None:
     play = Play().repairing()
     play.incarnations[3] = 0
-    [leave] = play.hello(3).sent(m.Leave)
-    assert leave.life == 0, "the address names the rank; its next incarnation must ignore it"
+    [order] = play.hello(3).sent(m.EndWorkers)
+    assert order.workers == (m.Member(Rank(3), NodeRank(1), Incarnation(0)),)
 
 
 def test_failed_collective_waits_for_the_death_that_explains_it() -> None:
@@ -397,6 +399,44 @@ def test_failed_collective_waits_for_the_death_that_explains_it() -> None:
 
     [report] = play.dies(3).sent(FaultReport)
     assert {f.rank: f.kind for f in report.faults} == {3: "1"}
+
+
+def test_death_while_stopping_replaces_the_lost_connection_that_it_explains() -> None:
+    """The agent sees the end of a large process later than its peers see the closed connection."""
+    play = Play().training()
+    failed = m.WorkerFailed(
+        Rank(0), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
+    )
+    play.receive(worker(0, 0), failed).late().orders(STOP).parks(0, 1, 2)
+    assert isinstance(play.state, Stopping)
+    assert play.state.running == {3}, "a dying rank never parks"
+
+    [report] = play.dies(3).sent(FaultReport)
+    assert [fault.rank for fault in report.faults] == [3]
+    assert isinstance(play.state, Deciding)
+    record = play.state.job.open_incident
+    assert record is not None
+    assert [fault.rank for fault in record.faults] == [3]
+
+
+def test_failure_before_the_repair_that_arrives_after_it_is_ignored() -> None:
+    play = Play().repairing().started(1).hello(3, "joining")
+    play.says(m.Repaired, 0, 1, 2, 3).says(m.Committed, 0, 1, 2, 3, step=8)
+    assert isinstance(play.state, Training)
+    late = m.WorkerFailed(
+        Rank(0), Incarnation(0), Incident(0), FaultCause.COMMUNICATION, "peer reset"
+    )
+    assert isinstance(play.receive(worker(0, 0), late).state, Training)
+    new = replace(late, incident=Incident(1))
+    assert isinstance(play.receive(worker(0, 0), new).state, Suspecting)
+
+
+def test_ranks_that_fail_one_after_the_other_in_a_script_without_taskd_are_one_fault() -> None:
+    play = Play().training(protected=False).dies(3).orders(STOP)
+    assert isinstance(play.state, Deciding)
+    assert not play.dies(0, code=1, signal=None).sent(FaultReport)
+    assert isinstance(play.state, Deciding)
+    assert play.step(NodeGone(NodeRank(0), "its liveness port is closed")).sent(FaultReport)
 
 
 def test_failed_collective_without_a_death_is_a_network_fault_and_can_be_retried() -> None:
@@ -461,6 +501,60 @@ def test_hung_rank_is_replaced_without_parking() -> None:
     assert play.state.running == {0, 1, 3}
     play.parks(0, 1, 3).orders(IN_PLACE)
     assert [w.rank for w in play.sent(m.ReplaceWorkers)[0].workers] == [2]
+
+
+def stalled(*behind: int) -> JobStalled:
+    evidence = "all 4 ranks wait for each other since 6.0 s\nrank 0 at step 7: in recv()"
+    return JobStalled(tuple((Rank(rank), Incarnation(0)) for rank in behind), evidence)
+
+
+def test_stalled_job_repeats_its_step() -> None:
+    play = Play().training().step(stalled())
+    [report] = play.sent(FaultReport)
+    assert [(fault.rank, fault.kind) for fault in report.faults] == [(0, FaultKind.NETWORK)]
+    play.orders(STOP).parks(0, 1, 2, 3).orders(ASK)
+    assert play.sent(StrategiesReport)[0].strategies[0] == "retry"
+
+
+def test_rank_that_is_behind_all_others_is_hung() -> None:
+    [report] = Play().training().step(stalled(2)).sent(FaultReport)
+    assert [(fault.rank, fault.cause) for fault in report.faults] == [(2, FaultCause.HUNG)]
+
+
+def resuming() -> Play:
+    play = Play().repairing().started(1).hello(3, "joining").says(m.Repaired, 0, 1, 2, 3)
+    assert isinstance(play.state, Resuming)
+    return play
+
+
+def test_repair_after_which_no_rank_continues_fails_and_then_all_ranks_restart() -> None:
+    play = resuming().step(stalled())
+    assert isinstance(play.state, Deciding)
+    [result] = play.sent(ResultReport)
+    assert (result.code, result.strategy) == (406, "recover")
+    assert "all 4 ranks wait for each other" in result.info
+    assert "in recv()" not in result.info, "the stacks are in the log"
+    play.orders(change("recover", uuid="u1b"))
+    assert isinstance(play.state, Stopping)
+    play.parks(0, 1, 2)
+    assert isinstance(play.state, Restarting), "the same repair would end in the same way"
+
+
+def test_replacement_that_hangs_after_the_repair_is_a_new_fault() -> None:
+    play = resuming()
+    assert isinstance(play.step(RankHung(Rank(3), Incarnation(0), "idle")).state, Resuming)
+    assert isinstance(play.step(RankHung(Rank(3), Incarnation(1), "idle")).state, Reported)
+
+
+def test_replacement_that_hangs_before_it_joins_is_a_new_fault() -> None:
+    play = Play().repairing().started(1)
+    assert isinstance(play.step(RankHung(Rank(0), Incarnation(0), "idle")).state, Repairing)
+    assert isinstance(play.step(RankHung(Rank(3), Incarnation(1), "idle")).state, Reported)
+
+
+def test_stall_is_ignored_while_the_ranks_are_parked_or_not_known() -> None:
+    assert isinstance(Play().deciding().step(stalled()).state, Deciding)
+    assert isinstance(Play().step(stalled()).state, Gathering)
 
 
 def test_ranks_of_a_silent_node_are_lost() -> None:
@@ -802,6 +896,36 @@ def test_ascend_agents_restart_by_their_own_message() -> None:
     assert [r.code for r in play.sent(ResultReport)] == [0]
 
 
+def _ascend_job(config: JobConfig, mindio: bool = False) -> Play:
+    play = Play(config)
+    play.state = machine.begin(config, 0.0, mindio)
+    for node in range(config.nodes):
+        play.receive(agent(node), m.AgentRegistered()).receive(agent(node), m.RestartsLeft(5))
+    return play
+
+
+def test_replaced_ascend_agent_starts_and_the_others_restart() -> None:
+    play = _ascend_job(replace(CONFIG, rescheduling=True))
+    play.receive(agent(1), m.RanksFailed(()))
+    play.orders(signal("stopTrain", "stop_train", incident=0))
+    play.orders(signal("changeStrategy", incident=0, strategy="recover"))
+    assert isinstance(play.state, Awaiting)
+    play.receive(agent(1), m.AgentRegistered()).receive(agent(1), m.RestartsLeft(5))
+    assert {(c.to, c.body) for c in play.last.commands if isinstance(c, SendMessage)} == {
+        (agent(0), m.RestartAgent(4)),
+        (agent(1), m.StartWorkers(4)),
+    }
+    assert isinstance(play.state, Training)
+
+
+def test_replaced_agent_is_not_a_fault_while_mindio_repairs_the_ranks() -> None:
+    play = _ascend_job(CONFIG, mindio=True)
+    play.receive(agent(1), m.AgentRegistered()).receive(agent(1), m.RestartsLeft(5))
+    assert play.sent(m.StartWorkers) == [m.StartWorkers(5)]
+    assert not play.sent(FaultReport)
+    assert isinstance(play.state, Training)
+
+
 # Signals
 
 
@@ -859,6 +983,30 @@ def test_job_ends_when_clusterd_does_not_answer_for_too_long() -> None:
         play.late()
     assert isinstance(play.state, Ending)
     assert play.now == pytest.approx(CONFIG.lost_contact_s, rel=0.1)
+
+
+def test_repeated_order_is_answered_again() -> None:
+    play = Play().deciding()
+    [stopped] = play.orders(STOP).sent(StopReport)
+    assert (stopped.code, stopped.uuid) == (0, STOP.uuid)
+    [possible] = play.orders(ASK).sent(StrategiesReport)
+    assert play.orders(ASK).sent(StrategiesReport) == [possible]
+    play.orders(IN_PLACE)
+    assert not play.orders(IN_PLACE).last.commands, "it is being carried out"
+    play.incarnations[3] = 1
+    play.hello(3, "joining").says(m.Repaired, 0, 1, 2, 3).says(m.Committed, 0, 1, 2, 3, step=8)
+    assert isinstance(play.state, Training)
+    [result] = play.orders(IN_PLACE).sent(ResultReport)
+    assert (result.code, result.strategy) == (0, "recover")
+    assert isinstance(play.state, Training)
+
+
+def test_failed_strategy_is_not_the_answer_to_the_next_order() -> None:
+    play = Play().repairing().late()
+    assert [report.code for report in play.sent(ResultReport)] == [406]
+    following = replace(change("recover"), sequence=4)
+    play.orders(following)
+    assert not play.orders(following).sent(ResultReport)
 
 
 # A manager that was restarted

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
+import pytest
+
 from taskd.core.agent import machine as local
 from taskd.core.agent.machine import Node, Waiting, WorkersConfig
 from taskd.core.manager.states import Awaiting, Repairing, Reported, Training
@@ -19,8 +21,9 @@ from taskd.model.agent import (
     StartWorker,
 )
 from taskd.model.clusterd import FaultReport, ResultReport, StrategiesReport
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step, agent, worker
-from taskd.model.manager import NodeDisconnected, NodeGone
+from taskd.model.manager import NodeBack, NodeDisconnected, NodeGone, NodeSilent
 from tests.unit.core.manager.test_machine import CONFIG, STOP, Play, change
 
 SPARE = NodeRank(2)
@@ -45,6 +48,41 @@ def test_node_that_has_ended_for_certain_is_reported_at_once() -> None:
     assert isinstance(play.state, Reported)
     [report] = play.sent(FaultReport)
     assert [(fault.rank, fault.cause) for fault in report.faults] == [(2, "lost"), (3, "lost")]
+
+
+def test_node_that_was_silent_for_a_moment_is_used_again() -> None:
+    play = Play(replace(CONFIG, rescheduling=True)).training()
+    play.step(NodeSilent(NodeRank(1), "no heartbeat")).orders(STOP).parks(0, 1)
+    assert isinstance(play.orders(change("recover")).state, Awaiting)
+    assert play.step(NodeBack(NodeRank(1))).sent(m.RequestHello)
+    play.agent_joins(1, running=True)
+    assert isinstance(play.state, Repairing)
+    ended = [member for order in play.sent(m.EndWorkers) for member in order.workers]
+    assert [(member.rank, member.incarnation) for member in ended] == [(2, 0), (3, 0)]
+    [order] = play.sent(m.ReplaceWorkers)
+    assert [(w.rank, w.node, w.incarnation) for w in order.workers] == [(2, 1, 1), (3, 1, 1)]
+
+
+def test_shrunk_job_grows_back_when_the_node_was_only_silent() -> None:
+    play = Play().training().step(NodeSilent(NodeRank(1), "no heartbeat")).orders(STOP).parks(0, 1)
+    play.orders(change("downgrade")).says(m.Committed, 0, 1, step=8)
+    assert play.step(NodeBack(NodeRank(1))).sent(m.RequestHello)
+    play.agent_joins(1, running=True)
+    assert len(play.sent(m.EndWorkers)) == 2
+    assert offers(play) == [("upgrade",)]
+
+
+def test_ranks_that_a_spare_has_taken_over_end_on_the_node_that_comes_back() -> None:
+    play = joins(Play().training(), SPARE, warm=True).step(NodeSilent(NodeRank(1), "no heartbeat"))
+    play.orders(STOP).parks(0, 1).orders(change("recover"))
+    play.step(NodeBack(NodeRank(1))).agent_joins(1, running=True)
+    assert len(play.sent(m.EndWorkers)) == 2
+    assert not play.sent(m.ReplaceWorkers)
+
+
+def test_node_that_has_joined_again_is_not_asked() -> None:
+    play = Play().training().step(NodeSilent(NodeRank(1), "no heartbeat")).agent_joins(1, True)
+    assert play.step(NodeBack(NodeRank(1))).last.commands == ()
 
 
 def test_job_does_not_grow_before_the_node_has_warmed_up() -> None:
@@ -141,6 +179,15 @@ def test_late_rank_must_leave_when_the_job_has_continued_without_it() -> None:
     play.incarnations[3] = 1
     [away] = play.hello(3, phase="joining").sent(m.Leave)
     assert away.life == 1
+
+
+@pytest.mark.parametrize("kind", [FaultCause.COMMUNICATION, FaultCause.EXCEPTION])
+def test_failure_of_a_rank_that_has_left_disturbs_nothing(kind: FaultCause) -> None:
+    play = shrunk()
+    failed = m.WorkerFailed(Rank(3), Incarnation(0), Incident(0), kind, "peer reset")
+    play.receive(worker(1, 3), failed)
+    assert isinstance(play.state, Training)
+    assert not play.last.commands
 
 
 def test_restarted_manager_learns_that_the_job_has_shrunk() -> None:

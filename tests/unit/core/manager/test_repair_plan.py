@@ -13,6 +13,7 @@ from taskd.core.manager.repair_plan import (
     Placement,
     Plan,
     complete_step,
+    needs,
     plan,
     shrink,
 )
@@ -29,11 +30,11 @@ def holder(
     shard: str = "",
     replica: int = -1,
     copies: tuple[tuple[str, int], ...] = (),
+    earliest: int = 0,
 ) -> Holder:
     kept = tuple(Copy(name, Step(at)) for name, at in copies)
-    return Holder(
-        Rank(rank), NodeRank(node), Incarnation(0), Step(step), whole, undo, shard, replica, kept
-    )
+    place = Rank(rank), NodeRank(node), Incarnation(0)
+    return Holder(*place, Step(step), whole, undo, shard, replica, kept, Step(earliest))
 
 
 def placement(rank: int, node: int = 0, shard: str = "", replica: int = -1) -> Placement:
@@ -124,6 +125,14 @@ def test_shard_without_a_holder_is_named() -> None:
     assert plan(survivors, [placement(1, shard="b")]) == Impossible("no rank holds shard b")
 
 
+def test_rank_that_was_no_replica_cannot_be_replaced() -> None:
+    """Its state was found to differ from that of the others."""
+    why = "a lost rank was not a replica of any other: their states had become different"
+    survivors = [holder(0, 5, shard="rank-0@5"), holder(2, 5, shard="rank-0@5")]
+    assert plan(survivors, [placement(1, shard="rank-1@5")]) == Impossible(why)
+    assert plan(survivors, [placement(1)]) == Impossible(why)
+
+
 def test_shards_at_different_steps_resume_at_the_older_one_if_the_newer_can_undo() -> None:
     apart = [holder(0, 5, shard="a"), holder(1, 4, shard="b")]
     assert plan(apart) == Impossible("all shards exist, but not at the same step")
@@ -212,8 +221,145 @@ def test_plan_resumes_at_the_highest_complete_step(
     present: list[Holder], arriving: list[Placement]
 ) -> None:
     shards = {one.shard for one in present} | {one.shard for one in arriving}
-    found = complete_step(present, shards)
+    found = complete_step(present, needs([*present, *arriving]))
     above = range(0 if found is None else found + 1, 5)
     for step in above:
         held = {shard for one in present for shard, at in one.offers() if at == step}
         assert not shards or not shards <= held
+
+
+def test_ranks_that_have_passed_the_step_get_a_new_process() -> None:
+    """Rank 2 died before its copy of step 8 was complete; ranks 0 and 1 have left step 7."""
+    kept = (("a", 7), ("b", 7), ("c", 7), ("a", 8))
+    repair = made(
+        plan(
+            [
+                holder(0, 8, shard="a", copies=kept, earliest=8),
+                holder(1, 8, shard="b", copies=kept, earliest=7),
+            ],
+            [placement(2, shard="c")],
+        )
+    )
+
+    assert repair.resume == 7
+    assert [(one.rank, one.incarnation) for one in repair.replaced] == [(0, 1), (2, 1)]
+    assert repair.sources == {2: 1}, "rank 0 reads the copy of its predecessor"
+    assert "ranks 0 have passed it" in repair.because
+
+
+def test_replacements_send_each_other_the_copies_on_their_nodes() -> None:
+    """All survivors have passed the step; the copy of the lost node is with its buddy."""
+    repair = made(
+        plan(
+            [holder(0, 8, node=0, shard="a", copies=(("a", 7), ("b", 7)), earliest=8)],
+            [placement(1, node=1, shard="b")],
+        )
+    )
+
+    assert repair.resume == 7
+    assert [one.rank for one in repair.replaced] == [0, 1]
+    assert repair.sources == {1: 0}
+
+
+def test_rank_at_the_step_stays() -> None:
+    repair = made(plan([holder(0, 8, earliest=8), holder(1, 8, earliest=7)], [placement(2)]))
+
+    assert repair.resume == 8
+    assert [one.rank for one in repair.replaced] == [2]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=4))
+def test_no_rank_is_asked_to_go_back_further_than_it_can(ranks: list[tuple[int, int]]) -> None:
+    copies = tuple((f"s{rank}", step) for rank in range(len(ranks)) for step in range(4))
+    holders = [
+        holder(rank, step, shard=f"s{rank}", copies=copies, earliest=earliest)
+        for rank, (step, earliest) in enumerate(ranks)
+    ]
+    repair = made(plan(holders))
+
+    replaced = {one.rank for one in repair.replaced}
+    assert replaced == {one.rank for one in holders if one.earliest > repair.resume}
+    for taker, giver in repair.sources.items():
+        assert taker != giver
+
+
+def own(rank: int, step: int, *copies: Copy, whole: bool = True, undo: bool = False) -> Holder:
+    """A replica with state of its own since step 2."""
+    return Holder(
+        Rank(rank),
+        NodeRank(0),
+        Incarnation(0),
+        Step(step),
+        whole,
+        undo,
+        copies=copies,
+        own_since=2,
+    )
+
+
+def lost(rank: int, own_since: int = 2) -> Placement:
+    return Placement(Rank(rank), NodeRank(0), Incarnation(1), own_since=own_since)
+
+
+def test_replacement_gets_the_copy_of_what_only_it_had() -> None:
+    copies = Copy("own-2", Step(5)), Copy("own-2", Step(4))
+    made = plan([own(0, 5), own(1, 5, *copies)], [lost(2)])
+    assert isinstance(made, Plan)
+    assert (made.resume, made.sources, made.own_sources) == (5, {2: 0}, {2: 1})
+    assert (made.own_since, made.shards) == (2, {2: ""})
+
+
+def test_no_peer_gives_its_own_state_to_another_rank() -> None:
+    made = plan([own(0, 5), own(1, 5)], [lost(2)])
+    assert made == Impossible("no rank has a copy of what only a lost rank had (own-2)")
+
+
+def test_before_ranks_differ_a_peer_can_give_everything() -> None:
+    made = plan([own(0, 1), own(1, 1)], [lost(2, own_since=-1)])
+    assert isinstance(made, Plan)
+    assert (made.resume, made.sources, made.own_sources) == (1, {2: 0}, {})
+
+
+def test_rank_that_has_not_said_that_it_differs_is_known_to() -> None:
+    made = plan([own(0, 5), own(1, 5, Copy("own-2", Step(5)))], [lost(2, own_since=-1)])
+    assert isinstance(made, Plan)
+    assert made.own_sources == {2: 1}
+
+
+def test_ranks_go_back_to_the_step_of_the_last_own_copy() -> None:
+    made = plan([own(0, 6, undo=True), own(1, 6, Copy("own-2", Step(5)), undo=True)], [lost(2)])
+    assert isinstance(made, Plan)
+    assert made.resume == 5
+
+
+def test_job_with_own_state_does_not_shrink() -> None:
+    assert isinstance(shrink([own(0, 5), own(1, 5)], [lost(2)]), Impossible)
+
+
+def in_turn(rank: int, step: int, turn: int, sections: int = 0, outside: str = "") -> Holder:
+    place = Rank(rank), NodeRank(0), Incarnation(0)
+    return Holder(*place, Step(step), turn=Step(turn), sections=sections, outside=outside)
+
+
+def test_replacement_joins_the_turn_that_is_not_complete() -> None:
+    advanced = made(plan([in_turn(0, 8, 8), in_turn(1, 8, 8)], [placement(2)]))
+    assert (advanced.resume, advanced.turn, advanced.sections) == (8, 8, 0)
+    behind = made(plan([in_turn(0, 8, 7), in_turn(1, 7, 7)], [placement(2)]))
+    assert (behind.resume, behind.turn, behind.sections) == (8, 7, 0)
+    in_setup = made(plan([holder(0, 0), holder(1, 0)], [placement(2)]))
+    assert in_setup.turn == -1
+
+
+def test_section_that_one_rank_has_passed_is_complete() -> None:
+    repair = made(plan([in_turn(0, 8, 7, sections=1), in_turn(1, 8, 7, 2)], [placement(2)]))
+
+    assert (repair.turn, repair.sections) == (7, 2)
+
+
+def test_replacement_cannot_repeat_a_collective_that_others_have_passed() -> None:
+    survivors = [in_turn(0, 8, 7, outside="train.py:41"), in_turn(1, 8, 7)]
+
+    refused = plan(survivors, [placement(2)])
+    assert isinstance(refused, Impossible)
+    assert "train.py:41" in refused.because
+    assert isinstance(plan(survivors), Plan), "no rank is new"

@@ -22,6 +22,7 @@ from taskd.core.manager.silent_nodes import (
     ProbeNode,
     SilenceConfig,
     State,
+    for_only_node,
     step,
 )
 from taskd.model.bus import TcpState
@@ -35,14 +36,16 @@ CONFIRMED = TcpState(False, 0.01, 0.2)
 
 
 class Watch:
-    def __init__(self, beats: int = 12, pause_s: float = BEAT_S) -> None:
-        self.state, self.now = State(), 100.0
+    def __init__(
+        self, beats: int = 12, pause_s: float = BEAT_S, config: SilenceConfig = CONFIG
+    ) -> None:
+        self.state, self.now, self.config = State(), 100.0, config
         for _ in range(beats):
             self.now += pause_s
             assert self.take(BeatReceived(NODE)) == ()
 
     def take(self, event: Event) -> tuple[object, ...]:
-        outcome = step(self.state, event, self.now, CONFIG)
+        outcome = step(self.state, event, self.now, self.config)
         self.state = outcome.state
         return outcome.commands
 
@@ -64,7 +67,7 @@ def test_late_node_is_probed_and_silent_if_its_machine_does_not_acknowledge() ->
     assert "its machine has acknowledged nothing" in silent.evidence
     assert watch.now - began < 1.0
     assert watch.state.deadline == inf
-    assert watch.take(BeatReceived(NODE)) == (NodeIsBack(NODE),)
+    assert watch.take(BeatReceived(NODE)) == (NodeIsBack(NODE, reported=True),)
 
 
 def test_starved_agent_has_time_while_its_machine_acknowledges() -> None:
@@ -87,6 +90,17 @@ def test_agent_that_never_answers_is_silent_although_its_machine_is_alive() -> N
         watch.on()
         found = watch.take(ConnectionInspected(NODE, CONFIRMED))
     assert "its machine is alive" in found[0].evidence
+
+
+def test_stopped_agent_of_the_only_node_has_minutes() -> None:
+    watch = Watch(config=for_only_node(CONFIG, 300.0))
+    began = watch.now
+    watch.on()
+    found: tuple[object, ...] = ()
+    while not found or not isinstance(found[0], NodeIsSilent):
+        watch.on()
+        found = watch.take(ConnectionInspected(NODE, CONFIRMED))
+    assert watch.now - began >= 300.0
 
 
 def test_answer_may_take_longer_without_a_direct_connection() -> None:
