@@ -402,17 +402,16 @@ class Explorer:
                 self._is_lost(world, holders, record)
                 continue
             self._is_the_best(made.resume, list(living.values()), record)
-            yield self._ordered(world, made, list(living.values()), placements)
+            yield self._ordered(world, made, living.values())
 
-    def _ordered(
-        self, world: World, made: Plan, living: Iterable[Proc], placements: Iterable[Placement]
-    ) -> World:
+    def _ordered(self, world: World, made: Plan, living: Iterable[Proc]) -> World:
         repair = Repair(
             Incident(world.incident), "recover", made.members, made.resume, made.sources, "", 60.0
         )
         incarnations = list(world.incarnations)
-        procs = [replace(proc, inbox=(*proc.inbox, repair)) for proc in living]
-        for placement in placements:
+        new = {one.rank for one in made.replaced}
+        procs = [replace(p, inbox=(*p.inbox, repair)) for p in living if p.rank not in new]
+        for placement in made.replaced:
             incarnations[placement.rank] += 1
             me = Identity(placement.rank, NODE, placement.incarnation, 0)
             fresh = states.Joining(me, Incident(world.incident))
@@ -493,6 +492,7 @@ def _plans(
             made = replace(
                 made,
                 members=tuple(replace(one, rank=real[one.rank]) for one in made.members),
+                replaced=tuple(replace(one, rank=real[one.rank]) for one in made.replaced),
                 sources={real[taker]: real[giver] for taker, giver in made.sources.items()},
             )
             found.setdefault((made.resume, frozenset(made.sources.items())), made)

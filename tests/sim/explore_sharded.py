@@ -52,6 +52,8 @@ class ShardedExplorer(Explorer):
     """False: a planted bug that the search must find."""
     waits: bool = True
     """False: another planted bug: the update does not wait for the copy of what it changes."""
+    attempts: bool = False
+    """The script's loop cannot go back: ranks that would have to get a new process."""
 
     def _start(self) -> World:
         world = super()._start()
@@ -63,7 +65,13 @@ class ShardedExplorer(Explorer):
 
     def _holder(self, proc: Proc, report: Parked) -> Holder:
         plain = super()._holder(proc, report)
-        return replace(plain, undo=report.undo, copies=report.copies, shard=self._shard(proc.rank))
+        return replace(
+            plain,
+            undo=report.undo,
+            copies=report.copies,
+            shard=self._shard(proc.rank),
+            earliest=report.earliest,
+        )
 
     # What can happen next
 
@@ -144,14 +152,28 @@ class ShardedExplorer(Explorer):
 
     def _park_inside(self, world: World, proc: Proc) -> Moved:
         assert proc.held is not None
-        at = ThreadParked(Step(proc.held + 1), whole=True, undo=True, copies=_copies(world))
+        at = ThreadParked(
+            Step(proc.held + 1),
+            whole=True,
+            undo=True,
+            copies=_copies(world),
+            earliest=self._earliest(proc),
+        )
         waiting = replace(proc, thread=PARKED, aborted=False, both=True)
         return ("parks in the vote", *deliver(waiting, at))
 
     def _park(self, world: World, proc: Proc) -> Moved:
         held = proc.held
-        at = ThreadParked(Step(held or 0), whole=held is not None, copies=_copies(world))
+        at = ThreadParked(
+            Step(held or 0),
+            whole=held is not None,
+            copies=_copies(world),
+            earliest=self._earliest(proc),
+        )
         return ("parks", *deliver(replace(proc, thread=PARKED, aborted=False), at))
+
+    def _earliest(self, proc: Proc) -> Step:
+        return Step(proc.held if self.attempts and proc.held is not None else 0)
 
     def _commit(self, proc: Proc, then: str) -> Moved:
         """One move: a rank that dies during its update leaves the same copies as before it."""
@@ -167,6 +189,8 @@ class ShardedExplorer(Explorer):
         assert plan_ is not None
         if proc.copying >= 0:
             return  # a repair waits for it, too
+        if self.attempts and proc.held is not None:
+            assert plan_.resume >= proc.held, tale(f"rank {proc.rank} cannot go back", record)
         if proc.both:
             assert proc.held is not None
             if plan_.resume == proc.held + 1:

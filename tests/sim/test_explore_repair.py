@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
 from taskd.core.manager.repair_plan import Holder, Impossible, Placement, Plan, plan
+from taskd.model.ids import Step
 from tests.sim import explore_repair
 from tests.sim.explore_repair import Explorer
 from tests.sim.explore_sharded import ShardedExplorer
@@ -35,6 +37,26 @@ def test_without_replicas_only_the_current_step_is_lost(
     assert explorer.run() > 1000
     allowed = {"trained", "lost before the first copy", "lost at the end", "no rank is left"}
     assert {"trained"} <= explorer.endings <= allowed
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("ranks", "faults", "steps"), [*SMALL, *LARGE], ids=str)
+def test_no_rank_goes_back_in_a_loop_over_attempts(ranks: int, faults: int, steps: int) -> None:
+    explorer = ShardedExplorer(ranks, faults, steps, attempts=True)
+    assert explorer.run() > 1000
+    allowed = {"trained", "lost before the first copy", "lost at the end", "no rank is left"}
+    assert {"trained"} <= explorer.endings <= allowed
+
+
+def test_plan_that_sends_a_loop_back_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(
+        holders: Iterable[Holder], placements: Iterable[Placement] = ()
+    ) -> Plan | Impossible:
+        return plan([replace(one, earliest=Step(0)) for one in holders], placements)
+
+    monkeypatch.setattr(explore_repair, "plan", forgetful)
+    with pytest.raises(AssertionError, match="cannot go back"):
+        ShardedExplorer(2, 1, 2, attempts=True).run()
 
 
 @pytest.mark.parametrize("kind", [Explorer, ShardedExplorer])

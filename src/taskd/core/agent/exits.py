@@ -39,6 +39,9 @@ def describe_exit(exited: m.WorkerExited) -> str:
 def deadline_passed(state: Training, now: float, config: WorkersConfig) -> Outcome:
     if now < state.deadline:
         return Outcome(state, because="the deadline has not passed yet")
+    if state.lost is not None:
+        why = f"{state.lost.evidence}; it did not come back within {config.lost_manager_s:g} s"
+        return stop(state, 1, why, SIGTERM, now + config.grace_s)
     if all(finished(worker) for worker in state.workers.values()):
         return finish(state.node, 0, "all ranks of the node have finished", state.workers)
     why = f"no order for the dead ranks came within {config.order_timeout_s:g} s"

@@ -29,6 +29,7 @@ from taskd.core.agent.orders import (
 from taskd.core.agent.states import (
     LEGAL,
     Done,
+    LostManager,
     Node,
     Outcome,
     State,
@@ -37,6 +38,7 @@ from taskd.core.agent.states import (
     Waiting,
     WorkersConfig,
     alive,
+    describe,
     finished,
     hello,
     incarnation_of,
@@ -57,8 +59,11 @@ from taskd.model.agent import (
     Interrupted,
     ManagerConnected,
     ManagerDisconnected,
-    SendHello,
+    ManagerLost,
+    RanksTrain,
+    Running,
     SendToManager,
+    Starting,
     WarmedUp,
     WorkerStarted,
     WorkerStartFailed,
@@ -93,16 +98,29 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Outco
         case Waiting(Node(ranks=())), ManagerDisconnected():
             waiting = replace(state, deadline=now + config.permission_timeout_s)
             return Outcome(waiting, because="disconnected from the manager")
-        case _, ManagerConnected():
+        case Training(lost=LostManager(order_by=order_by)), (ManagerConnected() | RanksTrain()):
+            found = replace(state, lost=None, deadline=order_by)
+            greeting = hello(found) if isinstance(event, ManagerConnected) else ()
+            return Outcome(found, greeting, "the job goes on")
+        case Training(lost=None), ManagerLost(evidence) if alive(state.workers):
+            lost = LostManager(evidence, state.deadline)
+            stuck = replace(state, lost=lost, deadline=now + config.lost_manager_s)
+            return Outcome(stuck, because=f"{evidence}: waiting for it")
+        case _, (ManagerLost() | RanksTrain()):
+            return Outcome(state, because="nothing here waits for the manager")
+        case _, (ManagerConnected() | m.RequestHello()):
             return Outcome(
                 state, hello(state), "connected: the manager gets the state of this node"
             )
         case _, m.NodeMarkedBad(evidence):
             known = replace(state, node=replace(state.node, condemned=evidence))
             return Outcome(known, because=f"this node is marked as bad: {evidence}")
+        case _, m.KeepShards(shards):
+            kept = {**state.node.shards, **{shard.rank: shard for shard in shards}}
+            keeping = replace(state, node=replace(state.node, shards=kept))
+            return Outcome(keeping, because=f"keeping the shards of {len(kept)} ranks")
         case Waiting(), WarmedUp():
-            node = state.node
-            hello_again = SendHello((), node.attempt, node.remaining, node.condemned)
+            hello_again = describe(state.node, ())
             return Outcome(state, (hello_again,), "warmed up: ranks can start here at once")
         case _, WarmedUp():
             return Outcome(state, because="warmed up; the workers are running already")
@@ -180,8 +198,22 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Outco
             workers, commands = kill(state.workers, here)
             stopped = replace(state, workers=workers, pending=pending)
             return Outcome(stopped, commands, f"ordered to stop {names(here)}")
+        case Training(), m.EndWorkers(members):
+            return _end_former(state, members)
         case _:
             assert_never(event)
+
+
+def _end_former(state: Training, members: tuple[m.Member, ...]) -> Outcome:
+    former = tuple(
+        member.rank
+        for member in members
+        if isinstance(worker := state.workers.get(member.rank), Starting | Running)
+        and worker.incarnation == member.incarnation
+    )
+    workers, commands = kill(state.workers, former)
+    because = f"the job continues without {names(former)}" if former else "they have ended already"
+    return Outcome(replace(state, workers=workers), commands, because)
 
 
 # A process ends

@@ -36,11 +36,20 @@ class WorkersConfig:
     in_ascends_words: bool = False
     """Report deaths also with Ascend's message, for a manager that knows no other."""
 
+    lost_manager_s: float = 120.0
+    """How long a node waits for a manager whose machine is gone before it ends."""
+
     grace_s: float = 30.0
     """How long workers may take to end after SIGTERM before they are killed."""
 
     def __post_init__(self) -> None:
-        for name in ("permission_timeout_s", "order_timeout_s", "farewell_s", "grace_s"):
+        for name in (
+            "permission_timeout_s",
+            "order_timeout_s",
+            "farewell_s",
+            "lost_manager_s",
+            "grace_s",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
@@ -67,6 +76,8 @@ class Node:
     incident: Incident = NO_INCIDENT
     condemned: str = ""
     """What a stress test has found here; repeated to a restarted manager."""
+    shards: Mapping[Rank, m.RankShard] = field(default_factory=dict)
+    """The shards of the job's ranks, kept for a restarted manager."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +89,15 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class LostManager:
+    """The manager is gone, with ranks that ours wait for."""
+
+    evidence: str
+    order_by: float
+    """The deadline that holds again when it is back."""
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     node: Node
     workers: Workers
@@ -86,6 +106,7 @@ class Training:
     together: bool
     """True: no pending rank starts before all old processes of the node have exited."""
     deadline: float = inf
+    lost: LostManager | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +207,15 @@ def running(workers: Workers) -> tuple[m.LocalWorker, ...]:
     )
 
 
+def describe(node: Node, workers: tuple[m.LocalWorker, ...]) -> SendHello:
+    shards = tuple(shard for _, shard in sorted(node.shards.items()))
+    return SendHello(workers, node.attempt, node.remaining, node.condemned, shards)
+
+
 def hello(state: State) -> tuple[Command, ...]:
     workers: Workers = {} if isinstance(state, Waiting) else state.workers
     node = state.node
-    hello = SendHello(running(workers), node.attempt, node.remaining, node.condemned)
+    hello = describe(node, running(workers))
     if isinstance(state, Waiting):
         return (
             SendToManager(m.AgentRegistered()),

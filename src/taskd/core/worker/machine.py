@@ -59,8 +59,8 @@ def step(state: State, event: Event, now: float, config: WorkerConfig) -> Outcom
             return Outcome(
                 state, _hello(state, at), "connected: the manager gets this rank's state"
             )
-        case ShardKnown(shard=shard, replica=replica, step=committed):
-            described = replace(state.identity, shard=shard, replica=replica)
+        case ShardKnown(shard=shard, replica=replica, step=committed, own_since=own):
+            described = replace(state.identity, shard=shard, replica=replica, own_since=own)
             if described == state.identity:
                 return Outcome(state, because="the shard of this rank has not changed")
             state = replace(state, identity=described)
@@ -159,6 +159,8 @@ def _repair(state: State, plan: m.Repair, now: float, config: WorkerConfig) -> O
 
 
 def _carry_out(me: Identity, plan: m.Repair, now: float) -> Outcome:
+    if me.rank in plan.shards:
+        me = replace(me, shard=plan.shards[me.rank], own_since=plan.own_since)
     repairing = Repairing(me, plan.incident, plan, now + plan.timeout_s)
     because = f"{plan.strategy}: {len(plan.members)} ranks resume at step {plan.resume}"
     return Outcome(repairing, (ExecuteOrder(plan),), because)
@@ -332,6 +334,7 @@ def _hello(state: State, committed: Step) -> tuple[Command, ...]:
         shard=me.shard,
         replica=me.replica,
         without=me.without,
+        own_since=me.own_since,
     )
     return (SendToManager(hello), *more)
 
@@ -347,6 +350,10 @@ def _parked_message(parked: Parked) -> SendToManager:
             at.whole,
             at.undo,
             at.copies,
+            at.earliest,
+            at.turn,
+            at.sections,
+            at.outside,
         )
     )
 

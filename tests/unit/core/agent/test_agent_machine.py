@@ -103,6 +103,20 @@ def test_no_rank_starts_without_permission() -> None:
     assert play.state.node.remaining == 4
 
 
+def test_hello_is_repeated_on_request() -> None:
+    play = Play().running()
+    assert play.receive(m.RequestHello()) == play.receive(ManagerConnected())
+
+
+def test_former_incarnations_end_and_the_node_stays_as_a_spare() -> None:
+    play = Play().running()
+    order = m.EndWorkers((member(2, 0), member(3, 1)))
+    assert play.receive(order) == (kill(2, 0),), "rank 3 has another incarnation"
+    play.end(2, 0)
+    assert play.state.deadline == inf
+    assert play.receive(order) == ()
+
+
 def test_start_is_reported_once_all_ranks_run() -> None:
     play = Play()
     play.receive(m.StartWorkers(5))
