@@ -83,6 +83,8 @@ VARIABLES = {
     "TASKD_PROFILING_SWITCH": "The file that switches profiling on and off.",
     "TASKD_REPORT_FAULT_TIMEOUT": "Seconds (300 to 600) that an agent waits for orders after it "
     "has reported a fault. Unset or outside of that range: no limit.",
+    "TASKD_DEVICES_FILE": "Set by the agent: the file in which a worker writes which devices it "
+    "sees, after its first step.",
     "TASKD_RESULT_FILE": "Set by the agent: the file in which a forked worker writes how its "
     "script ended.",
     "TASKD_START_METHOD": "`spawn`: the patched agent of torchrun does not fork workers.",
@@ -94,10 +96,14 @@ VARIABLES = {
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "The prefix of the workers' log lines (torchrun).",
     "TORCHELASTIC_RESTART_COUNT": "How often all ranks have been restarted (torchrun).",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "Comma-separated signals that end the job (torchrun).",
+    "TORCHINDUCTOR_CACHE_DIR": "Where torch.compile keeps compiled code; a folder per user in the "
+    "directory of temporary files if unset.",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "Seconds that workers have to end after SIGTERM (torchrun).",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "Passed on to workers; `1` if unset (torchrun).",
     "TTP_PORT": "The port of mindio_ttp's controller.",
     "WORLD_SIZE": "Ranks of the job (torchrun).",
+    "NO_COLOR": "Not empty: `taskd status --watch` uses no colours.",
+    "TERM": "`dumb` or empty: `taskd status --watch` uses no colours.",
     "XDG_RUNTIME_DIR": "The directory through which the commands find running jobs of this user.",
 }
 """Descriptions of the variables that the source reads by name."""

@@ -47,6 +47,15 @@ def keep_alive_under_nccl() -> None:
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
 
 
+def compile_in_process() -> bool:
+    """Inductor reads this when it is imported: how many processes compile. Kept if the user set it.
+
+    Two or more start a pool of processes, which takes longer than reading compiled code from the
+    cache. False: the user wants a pool.
+    """
+    return os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1") == "1"
+
+
 _TRUE, _FALSE = {"1", "on", "true", "yes"}, {"0", "off", "false", "no"}
 
 

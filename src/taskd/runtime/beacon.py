@@ -1,6 +1,6 @@
 """The page in shared memory in which a training process publishes its progress.
 
-One file of 64 bytes per rank. The agent creates it, names it in `TASKD_BEACON` and reads it when it
+One file of 80 bytes per rank. The agent creates it, names it in `TASKD_BEACON` and reads it when it
 needs to: no message is sent while all is well. All numbers are little-endian and on 8-byte
 boundaries, so that each is written and read atomically:
 
@@ -13,6 +13,8 @@ boundaries, so that each is written and read atomically:
         40  f64   monotonic clock, in seconds, of the last progress
         48  u64   phase: index into PHASES
         56  u64   pid
+        64  u64   steps of the whole training; 0: not known
+        72  u64   collectives entered when the last step was committed
 
 The monotonic clock is the same in all processes of a machine.
 """
@@ -23,17 +25,20 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
+from math import isfinite
 
 from taskd.runtime.clock import Clock, monotonic
 
 MAGIC = 0x31_4E4F43_41454254  # "TBEACON1", read backwards
-SIZE = 64
+SIZE = 80
+LARGEST = (1 << 63) - 1
 PHASES = ("starting", "training", "between steps", "parked", "repairing", "leaving")
 
-_ALL = struct.Struct("<QQQQQdQQ")
+_ALL = struct.Struct("<QQQQQdQQQQ")
 _U64 = struct.Struct("<Q")
 _F64 = struct.Struct("<d")
 _STEP, _ENTERED, _ENDED, _INCIDENT, _MOVED, _PHASE = 8, 16, 24, 32, 40, 48
+_TOTAL, _BEFORE_STEP = 64, 72
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,9 @@ class BeaconReading:
     moved_at: float
     phase: str
     pid: int
+    total: int = 0
+    before_step: int = 0
+    """Collectives entered when the last step was committed."""
 
     @property
     def waiting(self) -> bool:
@@ -67,7 +75,8 @@ class Beacon:
                 os.close(file)
         else:
             self._page = mmap.mmap(-1, SIZE)
-        _ALL.pack_into(self._page, 0, 0, 0, 0, 0, 0, clock(), 0, os.getpid())
+        self._entered = 0
+        _ALL.pack_into(self._page, 0, 0, 0, 0, 0, 0, clock(), 0, os.getpid(), 0, 0)
         _U64.pack_into(self._page, 0, MAGIC)
         os.register_at_fork(after_in_child=self._detach)
 
@@ -75,11 +84,16 @@ class Beacon:
         """A forked child must not write the progress of its parent."""
         self._page = mmap.mmap(-1, SIZE)
 
+    def total(self, steps: int) -> None:
+        _U64.pack_into(self._page, _TOTAL, max(0, min(steps, LARGEST)))
+
     def stepped(self, step: int) -> None:
         _U64.pack_into(self._page, _STEP, step)
+        _U64.pack_into(self._page, _BEFORE_STEP, self._entered)
         self._moved()
 
     def collectives(self, entered: int, ended: int) -> None:
+        self._entered = entered
         _U64.pack_into(self._page, _ENDED, ended)
         _U64.pack_into(self._page, _ENTERED, entered)
         self._moved()
@@ -97,7 +111,11 @@ def read(page: bytes | mmap.mmap) -> BeaconReading | None:
     """The reader's side. None: the process has not written its beacon yet."""
     if len(page) < SIZE:
         return None
-    magic, step, entered, ended, incident, moved_at, phase, pid = _ALL.unpack_from(page)
-    if magic != MAGIC or phase >= len(PHASES):
+    values = _ALL.unpack_from(page)
+    magic, step, entered, ended, incident, moved_at, phase, pid, total, before = values
+    if magic != MAGIC or phase >= len(PHASES) or not isfinite(moved_at):
         return None
-    return BeaconReading(step, entered, ended, incident, moved_at, PHASES[phase], pid)
+    if max(step, entered, ended, incident, pid, total, before) > LARGEST:
+        return None  # not what our own writer writes: such numbers fit no message
+    name = PHASES[phase]
+    return BeaconReading(step, entered, ended, incident, moved_at, name, pid, total, before)

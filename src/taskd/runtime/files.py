@@ -21,13 +21,52 @@ def make_private(path: Path) -> Path:
     """Create the folder if needed. SettingsError: another user could have put files there."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
     except OSError as error:
         raise SettingsError([f"{path} cannot be used: {error}"]) from error
-    mine = found.st_uid == os.getuid() and not found.st_mode & 0o022
-    if not stat.S_ISDIR(found.st_mode) or not mine:
-        raise SettingsError([f"{path} must be a directory that only you can write"])
+    if why := why_not_private(path):
+        raise SettingsError([f"{path} must be a directory that only you can write: {why}"])
     return path
+
+
+def why_not_private(path: Path) -> str:
+    """Why another user could have written into this folder; empty: only this user could."""
+    try:
+        found = path.lstat()
+    except OSError as error:
+        return f"it cannot be used: {error.strerror}"
+    if stat.S_ISLNK(found.st_mode):
+        return "it is a symbolic link"
+    if not stat.S_ISDIR(found.st_mode):
+        return "it is not a directory"
+    return _why_not_mine(found, 0o022)
+
+
+def why_not_private_with_files(path: Path) -> str:
+    """The same of a folder with everything that is directly in it: files of this user only."""
+    if why := why_not_private(path):
+        return why
+    # Where others cannot enter the folder, the modes of its files do not matter.
+    forbidden = 0o022 if path.lstat().st_mode & 0o077 else 0
+    for one in path.iterdir():
+        found = one.lstat()
+        why = "it is not a regular file" if not stat.S_ISREG(found.st_mode) else ""
+        if why := why or _why_not_mine(found, forbidden):
+            return f"{one.name}: {why}"
+    return ""
+
+
+def _why_not_mine(found: os.stat_result, forbidden: int) -> str:
+    if found.st_uid != os.getuid():
+        return f"it belongs to user {found.st_uid}"
+    return "other users can write it" if found.st_mode & forbidden else ""
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only this user can read, also if it existed with another mode."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "w") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(text)
 
 
 def read_small(path: str, limit: int = LIMIT_BYTES) -> bytes:

@@ -16,8 +16,8 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from errno import EISDIR
 from functools import partial
@@ -27,10 +27,11 @@ from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 from taskd.errors import Permanent, Transient
+from taskd.runtime import journal_rows as rows
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 1
+SCHEMA = 2
 CREATE = """
 CREATE TABLE jobs (
     job TEXT PRIMARY KEY, record TEXT NOT NULL, ended INTEGER NOT NULL, changed REAL NOT NULL
@@ -49,6 +50,7 @@ ENTRY = (
 )
 CHECKPOINT_BYTES = 4 * 1024 * 1024
 """At about this size the write-ahead log is copied into the database, between transactions."""
+CANNOT_WRITE = (sqlite3.Error, Permanent, OSError, ValueError, TypeError, OverflowError)
 TRANSACTION_BYTES = 16 * 1024
 """What one transaction adds to the log besides long records: a page in each of four B-trees."""
 
@@ -119,6 +121,8 @@ class Journal:
         self._closing = False
         self._connection: sqlite3.Connection | None = _connect(path)
         self._kept: dict[str, int] = {}
+        self._file: tuple[int, int] | None = None
+        """Device and inode of the file, once it was used."""
         self.last_error: str | None = None
         self._log_bytes = 0
         self.transactions = 0
@@ -138,14 +142,13 @@ class Journal:
         """The newest record of every job that has not ended."""
 
         def read(connection: sqlite3.Connection) -> dict[str, str]:
-            rows = connection.execute("SELECT job, record FROM jobs WHERE NOT ended")
-            return dict(rows.fetchall())
+            return {job: text for job, text, ended, _ in rows.read_jobs(connection) if not ended}
 
         return await self._ask(read)
 
     async def notes(self) -> dict[str, str]:
         def read(connection: sqlite3.Connection) -> dict[str, str]:
-            return dict(connection.execute("SELECT name, text FROM notes").fetchall())
+            return dict(rows.read_notes(connection))
 
         return await self._ask(read)
 
@@ -157,7 +160,7 @@ class Journal:
         """The time of the last write; 0: nothing was written."""
 
         def read(connection: sqlite3.Connection) -> float:
-            return float(connection.execute("SELECT MAX(changed) FROM jobs").fetchone()[0] or 0)
+            return max((changed for _, _, _, changed in rows.read_jobs(connection)), default=0.0)
 
         return await self._ask(read)
 
@@ -165,14 +168,16 @@ class Journal:
         """The newest record of one job, also when it has ended."""
 
         def read(connection: sqlite3.Connection) -> str | None:
-            row = connection.execute("SELECT record FROM jobs WHERE job = ?", (job,)).fetchone()
-            return row[0] if row else None
+            row = connection.execute(
+                "SELECT record, ended, changed FROM jobs WHERE job = ?", (job,)
+            ).fetchone()
+            return rows.without_sum(row[0], job, row[1], row[2]) if row else None
 
         return await self._ask(read)
 
-    async def history(self, job: str, incident: int = 0) -> list[Entry]:
-        """The history of a job, oldest first; of one incident, or of all (0)."""
-        return await self._ask(partial(_history, job, incident))
+    async def history(self, job: str, incident: int = 0, after: int = 0) -> list[Entry]:
+        """The history of a job, oldest first; of one incident, or of all (0); after a number."""
+        return await self._ask(partial(_history, job, incident, after))
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
@@ -199,7 +204,7 @@ class Journal:
             try:
                 results = self._transact([request.task for request in batch])
             # A value that SQLite cannot store, such as a lone surrogate, must not end this thread.
-            except (sqlite3.Error, JournalUnusable, ValueError, OverflowError) as error:
+            except CANNOT_WRITE as error:
                 self._fail(batch, error)
                 continue
             self.last_error = None
@@ -224,12 +229,44 @@ class Journal:
     def _transact(self, tasks: list[Callable[[sqlite3.Connection], object]]) -> list[object]:
         if self._connection is None:
             self._connection = _connect(self._path)
+        self._connection = self._still_there(self._connection)
         self._connection.execute("BEGIN")
         results = [task(self._connection) for task in tasks]
         self._connection.execute("COMMIT")
         self.transactions += 1
         self._log_bytes += TRANSACTION_BYTES
         return results
+
+    def _still_there(self, connection: sqlite3.Connection) -> sqlite3.Connection:
+        """Write the file again if it was deleted: SQLite would go on writing to nothing.
+
+        Raises JournalUnusable if another file is in its place, which is not ours to overwrite.
+        """
+        if self._path is None:
+            return connection
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            log.error("journal %s was deleted while in use: it is written again", self._path)
+            return self._write_again(connection, self._path)
+        if self._file not in (None, (found.st_dev, found.st_ino)):
+            raise JournalUnusable(
+                f"another file has taken the place of the journal {self._path}: move it away"
+            )
+        self._file = (found.st_dev, found.st_ino)
+        return connection
+
+    def _write_again(self, connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+        copy = path.with_name(f"{path.name}.again")
+        copy.unlink(missing_ok=True)
+        _create(copy)
+        connection.execute("VACUUM INTO ?", (str(copy),))
+        connection.close()
+        for left in ("-wal", "-shm"):  # of the deleted file: they do not fit the copy
+            path.with_name(path.name + left).unlink(missing_ok=True)
+        copy.rename(path)
+        self._file = None
+        return _connect(path)
 
     def _fail(self, batch: list[_Request], error: Exception) -> None:
         """Abort the transaction; the next one uses a new connection."""
@@ -252,7 +289,12 @@ class Journal:
     def _write(self, write: Write, connection: sqlite3.Connection) -> None:
         connection.execute(
             "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
-            (write.job, write.record, write.ended, write.at),
+            (
+                write.job,
+                rows.with_sum(write.record, write.job, int(write.ended), float(write.at)),
+                write.ended,
+                float(write.at),
+            ),
         )
         connection.executemany(ENTRY, [_row(entry) for entry in write.entries])
         for name, text in write.notes:
@@ -387,20 +429,21 @@ def _note(connection: sqlite3.Connection, name: str, text: str | None) -> None:
     if text is None:
         connection.execute("DELETE FROM notes WHERE name = ?", (name,))
     else:
-        connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, text))
+        stored = rows.with_sum(text, name)
+        connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, stored))
 
 
 def _row(entry: Entry) -> tuple[object, ...]:
-    return (
+    row = (
         entry.job,
         entry.incident,
-        entry.at,
+        float(entry.at),
         _encodable(entry.event),
         entry.before,
         entry.after,
         _encodable(entry.because),
-        json.dumps(entry.commands),
     )
+    return (*row, rows.with_sum(json.dumps(entry.commands), *row))
 
 
 def _encodable(text: str) -> str:
@@ -408,15 +451,38 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _history(job: str, incident: int, connection: sqlite3.Connection) -> list[Entry]:
-    rows = connection.execute(
+def _history(job: str, incident: int, after: int, connection: sqlite3.Connection) -> list[Entry]:
+    found = connection.execute(
         "SELECT number, incident, at, event, before, after, because, commands FROM entries"
-        " WHERE job = ?1 AND (?2 = 0 OR incident = ?2) ORDER BY number",
-        (job, incident),
+        " WHERE job = ?1 AND (?2 = 0 OR incident = ?2) AND number > ?3 ORDER BY number",
+        (job, incident, after),
     )
-    return [
-        Entry(
-            job, row[1], row[2], row[3], row[4], row[5], row[6], tuple(json.loads(row[7])), row[0]
-        )
-        for row in rows
-    ]
+    return [_entry(job, row) for row in found]
+
+
+def _entry(job: str, row: Sequence[Any]) -> Entry:
+    number, incident, at, event, before, after, because, stored = row
+    commands = rows.without_sum(stored, job, incident, at, event, before, after, because)
+    if commands is None:
+        why = "this entry of the journal is damaged; what it said is not known"
+        return Entry(job, 0, 0.0, "DamagedEntry", "", "", why, (), number)
+    ordered = tuple(json.loads(commands))
+    return Entry(job, incident, at, event, before, after, because, ordered, number)
+
+
+def salvage(path: Path, job: str, incident: int = 0) -> list[Entry]:
+    """What can still be read of a damaged journal, up to the damage. Changes nothing in it."""
+    found: list[Entry] = []
+    with suppress(sqlite3.Error, ValueError, TypeError):
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+        with closing(connection):
+            # Without it, SQLite refuses a file that is shorter than its header says.
+            connection.execute("PRAGMA writable_schema = ON")
+            read = connection.execute(
+                "SELECT number, incident, at, event, before, after, because, commands"
+                " FROM entries NOT INDEXED WHERE job = ?1 AND (?2 = 0 OR incident = ?2)",
+                (job, incident),
+            )
+            for row in read:
+                found.append(_entry(job, row))
+    return found

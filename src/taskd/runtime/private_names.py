@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,9 +17,8 @@ from types import CodeType
 from typing import Any
 
 from taskd.errors import UnknownTorch
+from taskd.runtime.torch_versions import Support, judge, minor, supported_torch
 
-OLDEST_TORCH, NEWEST_TORCH = (2, 6), (2, 13)
-"""The first and the last torch that the tables were checked against."""
 _STORE_ATTR = dis.opmap["STORE_ATTR"]
 
 
@@ -36,6 +34,12 @@ class PrivateName:
     """What TaskD needs it for."""
     optional_owner: bool = False
     """The owner itself may be missing, such as NCCL's class in a build for the CPU."""
+    since: tuple[int, int] = (0, 0)
+    until: tuple[int, int] = (99, 0)
+    """It is needed from this version of torch on, and before that one."""
+
+    def needed_by(self, version: tuple[int, int]) -> bool:
+        return self.since <= version < self.until
 
     def __str__(self) -> str:
         return f"{self.owner.replace(':', '.')}.{self.name.split()[0]}"
@@ -66,25 +70,20 @@ def check_torch(
     """Raise UnknownTorch if the installed torch is too old or lacks any name of the table."""
     import torch
 
-    version = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    if version is None:
+    version = torch.__version__
+    support = judge(version)
+    if support is Support.UNREADABLE:
         raise UnknownTorch(
-            f"cannot parse the version of torch {torch.__version__!r}. "
-            f"Supported: {supported_torch()}"
+            f"cannot parse the version of torch {version!r}. Supported: {supported_torch()}"
         )
-    if (int(version[1]), int(version[2])) < OLDEST_TORCH:
-        raise UnknownTorch(f"torch {torch.__version__} is too old. Supported: {supported_torch()}")
+    if support is Support.TOO_OLD:
+        raise UnknownTorch(f"torch {version} is too old. Supported: {supported_torch()}")
+    table = [entry for entry in table if entry.needed_by(minor(version))]
     lacking = missing(table, find)
     if not lacking:
         return
     what = "; ".join(f"{entry}, which TaskD needs for {entry.purpose}" for entry in lacking)
-    raise UnknownTorch(f"torch {torch.__version__} lacks {what}. Supported: {supported_torch()}")
-
-
-def supported_torch() -> str:
-    """The supported versions, for messages."""
-    oldest, newest = (".".join(map(str, version)) for version in (OLDEST_TORCH, NEWEST_TORCH))
-    return f"torch {oldest} to {newest}"
+    raise UnknownTorch(f"torch {version} lacks {what}. Supported: {supported_torch()}")
 
 
 def _has(owner: Any, entry: PrivateName) -> bool:

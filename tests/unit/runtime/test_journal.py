@@ -19,6 +19,7 @@ from taskd.runtime.journal import (
     JournalFailed,
     JournalUnusable,
     Write,
+    salvage,
 )
 
 
@@ -199,3 +200,24 @@ def test_closed_journal_refuses_requests() -> None:
             await journal.append(write("job", 1))
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_journal_cut_in_half_is_read_up_to_the_damage(tmp_path: Path, share: float) -> None:
+    async def fill() -> None:
+        journal = Journal(tmp_path / "journal", JournalConfig(entries_per_job=2_000))
+        for number in range(300):
+            await journal.add_entry(replace(entry("job", number), event="x" * 500))
+        await journal.aclose()
+
+    asyncio.run(fill())
+    path = tmp_path / "journal"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    found = salvage(path, "job")
+    assert 0 < len(found) < 300
+    numbers = [each.number for each in found]
+    assert numbers[0] == 1
+    assert numbers == sorted(set(numbers))
+    path.write_bytes(b"not a journal")
+    assert salvage(path, "job") == []

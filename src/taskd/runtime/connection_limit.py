@@ -1,0 +1,115 @@
+"""Keeps one address from taking all descriptors of a server: others could not connect any more.
+
+gRPC drops connections that say nothing, but only after seconds, and new ones replace them. So when
+a server runs out of descriptors, an address with more than its share loses its newest connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+import stat
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+PRESSURE, SHARE = 2 / 3, 1 / 3
+"""Of all descriptors: from how many in use on, and how many one address may keep then."""
+INTERVAL_S = 0.5
+DESCRIPTORS = "/proc/self/fd"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    fd: int
+    address: str
+    age: int
+    """The inode of the socket: a newer one has a higher number."""
+
+
+def to_close(connections: Iterable[Connection], used: int, limit: int) -> list[Connection]:
+    """The newest ones of each address that has too many."""
+    if used < limit * PRESSURE:
+        return []
+    by_address = defaultdict(list)
+    for one in connections:
+        by_address[one.address].append(one)
+    keep = int(limit * SHARE)
+    return [
+        one for same in by_address.values() for one in sorted(same, key=lambda one: one.age)[keep:]
+    ]
+
+
+async def watch(port: int) -> None:
+    """Look at the connections of this process's server on that port. Runs forever."""
+    while True:
+        await asyncio.sleep(INTERVAL_S)
+        enforce(port, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def enforce(port: int, limit: int) -> int:
+    """Returns how many connections were closed."""
+    descriptors = _descriptors(limit)
+    if len(descriptors) < limit * PRESSURE:
+        return 0
+    closing = to_close(_connections(descriptors, port), len(descriptors), limit)
+    for one in closing:
+        _shut_down(one)
+    if closing:
+        log.warning(
+            "port %d: the newest connections of addresses with too many were closed: addresses=%s "
+            "closed=%d descriptors=%d limit=%d",
+            port,
+            ",".join(sorted({one.address for one in closing})[:5]),
+            len(closing),
+            len(descriptors),
+            limit,
+        )
+    return len(closing)
+
+
+def _descriptors(limit: int) -> Sequence[int]:
+    try:
+        return [int(name) for name in os.listdir(DESCRIPTORS)]
+    except OSError:  # there is none left to read the folder with
+        return range(limit)
+
+
+def _connections(descriptors: Iterable[int], port: int) -> list[Connection]:
+    found = []
+    for fd in descriptors:
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            one = socket.socket(fileno=fd)
+        except OSError:
+            continue  # closed in the meantime
+        try:
+            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
+                found.append(Connection(fd, one.getpeername()[0], status.st_ino))
+        except OSError:
+            continue  # it listens, or has been closed by its peer
+        finally:
+            one.detach()  # the descriptor belongs to gRPC
+    return found
+
+
+def _shut_down(connection: Connection) -> None:
+    try:
+        if os.fstat(connection.fd).st_ino != connection.age:
+            return
+        one = socket.socket(fileno=connection.fd)
+    except OSError:
+        return
+    try:
+        one.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+    finally:
+        one.detach()
