@@ -10,10 +10,15 @@ import grpc
 from taskd.bus.security import JOB_KEY, TOKEN_KEY, check_token, is_certified, names_positions
 from taskd.model.ids import Position
 from taskd.runtime.clock import Clock, monotonic
+from taskd.runtime.rate_limit import Buckets, Rate
 
 log = logging.getLogger(__name__)
 
 MAX_CALLS_PER_S = 10_000
+LOG_RATE, LOGGED_HOSTS = Rate(0.1, 20), 1000
+"""Of refusals, for each machine: a peer that tries forever must not fill the disk."""
+MAX_REASON = 300
+"""Of a refusal, in characters: a peer may claim a position with a long name."""
 Context = grpc.aio.ServicerContext[Any, Any]
 Problem = tuple[grpc.StatusCode, str] | None
 
@@ -35,6 +40,12 @@ class Admission:
         self._clock = clock
         self._tokens = float(max_calls_per_s)
         self._filled_at = clock()
+        self._logged = Buckets(LOG_RATE, LOGGED_HOSTS, clock)
+
+    async def admit_caller(self, context: Context) -> None:
+        """The same before the request is read, for the position that its metadata names."""
+        if self._secret or self._tls:
+            await self._check(context, claimed_position(_metadata(context)))
 
     async def admit(self, context: Context, claimed: Position | None) -> None:
         """Return, or end the call with a gRPC status that says why it was refused."""
@@ -44,14 +55,21 @@ class Admission:
             )
         if not self._secret and not self._tls:
             return
-        metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
-        problem = self._token_problem(metadata, claimed) if self._secret else None
+        await self._check(context, claimed)
+
+    async def _check(self, context: Context, claimed: Position | None) -> None:
+        problem = self._token_problem(_metadata(context), claimed) if self._secret else None
         if problem is None and self._tls:
             problem = self._certificate_problem(context, claimed)
-        if problem is not None:
-            status, text = problem
-            log.warning("call refused: peer=%s position=%s: %s", context.peer(), claimed, text)
-            await context.abort(status, text)
+        if problem is None:
+            return
+        status, text = problem
+        host = str(context.peer()).rpartition(":")[0]
+        if self._logged.take(host):
+            log.warning(
+                "call refused: peer=%s position=%.100s: %.200s", context.peer(), claimed, text
+            )
+        await context.abort(status, text[:MAX_REASON])
 
     def _certificate_problem(self, context: Context, claimed: Position | None) -> Problem:
         uris = context.auth_context().get("peer_uri", ())
@@ -89,3 +107,15 @@ class Admission:
             return False
         self._tokens -= 1
         return True
+
+
+def claimed_position(metadata: dict[str, str]) -> Position | None:
+    """The position that our own clients name in the metadata of each call."""
+    names = ("role", "serverrank", "processrank")
+    if any(name not in metadata for name in names):
+        return None
+    return Position(*(metadata[name] for name in names))
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    return {key: str(value) for key, value in context.invocation_metadata() or ()}

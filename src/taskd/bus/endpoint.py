@@ -14,11 +14,12 @@ from random import Random
 
 import grpc
 
-from taskd.bus.admission import MAX_CALLS_PER_S, Admission
+from taskd.bus.admission import LOG_RATE, LOGGED_HOSTS, MAX_CALLS_PER_S, Admission
 from taskd.bus.client import MAX_MESSAGE, UpstreamClient, UpstreamConfig
+from taskd.bus.late_reading import SMALL_BUFFERS
 from taskd.bus.relay_loop import RelayLoop, Watcher
 from taskd.bus.security import BADGE, Tls, channel_credentials, server_credentials
-from taskd.bus.server import BusServer
+from taskd.bus.server import AdmitFirst, BusServer
 from taskd.bus.tcp_info import TcpConnections
 from taskd.core.bus.relay import Relay, RelayConfig
 from taskd.core.bus.routing import Side, as_destination, as_member
@@ -35,10 +36,12 @@ from taskd.model.bus import (
     TcpState,
 )
 from taskd.model.codes import NetCode, net_code
-from taskd.model.ids import Position, Role
+from taskd.model.ids import Position, Role, manager
 from taskd.model.messages import Body
+from taskd.runtime import connection_limit
 from taskd.runtime.address import Address
 from taskd.runtime.clock import monotonic
+from taskd.runtime.rate_limit import Buckets
 from taskd.wire.bus_bodies import InvalidBody, decode, encode
 
 __all__ = [
@@ -59,14 +62,16 @@ log = logging.getLogger(__name__)
 BURST = 64
 """After this many sends without a wait, other tasks may run."""
 SERVER_OPTIONS = (
+    *SMALL_BUFFERS,
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
-    # A peer that connects and sends nothing is disconnected.
+    # A peer that connects and sends nothing, or that makes no call, is disconnected.
     ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 60_000),
     # Two servers must never share a port by accident.
     ("grpc.so_reuseport", 0),
 )
@@ -132,10 +137,12 @@ class Bus:
             incarnation,
         )
         self._server: grpc.aio.Server | None = None
+        self._limit: asyncio.Task[None] | None = None
         self._bus_server: BusServer | None = None
         self._tcp_connections = TcpConnections()
         self._upstream: UpstreamClient | None = None
         self._burst = 0
+        self._refused_orders = Buckets(LOG_RATE, LOGGED_HOSTS, monotonic)
         self._closed = False
         self.port = 0
         """The port for children, once started."""
@@ -195,13 +202,13 @@ class Bus:
     async def _serve(self, address: Address) -> None:
         config = self._config
         tls = config.tls if config.tls_below else None
-        server = grpc.aio.server(options=SERVER_OPTIONS)
         admission = Admission(
             job=config.job,
             secret=config.token,
             tls=tls is not None,
             max_calls_per_s=config.max_calls_per_s,
         )
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[AdmitFirst(admission)])
         announce_up = self._upstream.announce if self._upstream is not None else None
         self._bus_server = BusServer(self._relay_loop, admission, announce_up)
         self._bus_server.serve_on(server)
@@ -221,6 +228,7 @@ class Bus:
             )
         await server.start()
         self._server = server
+        self._limit = asyncio.create_task(connection_limit.watch(self.port))
 
     async def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the upstream connection. False: timeout, and `disconnect_reason` says why."""
@@ -289,6 +297,19 @@ class Bus:
         """The next message for this process."""
         return await self._relay_loop.receive()
 
+    async def receive_order(self) -> Received:
+        """The next message from the manager. No other member of the job gives orders."""
+        while True:
+            received = await self.receive()
+            if received.src == manager():
+                return received
+            if self._refused_orders.take(str(received.src)):
+                log.warning(
+                    "%s from %s is ignored: only the manager gives orders",
+                    type(received.body).__name__,
+                    received.src,
+                )
+
     def changes(self) -> Watcher:
         """Changes of connections, after one `Joined` or `PeerJoined` for each that is open."""
         return self._relay_loop.watch()
@@ -301,6 +322,8 @@ class Bus:
         await self._relay_loop.flush(monotonic() + flush_s)
         if self._upstream is not None:
             await self._upstream.close()
+        if self._limit is not None:
+            self._limit.cancel()
         if self._server is not None:
             await self._server.stop(None)
         self._relay_loop.close()

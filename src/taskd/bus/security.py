@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
+import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import grpc
@@ -21,6 +24,8 @@ import grpc
 from taskd.config import environ, load
 from taskd.errors import SettingsError
 from taskd.model.ids import Position
+
+log = logging.getLogger(__name__)
 
 JOB_KEY, TOKEN_KEY = "taskd-job", "taskd-token"
 SCHEME = "taskd://"
@@ -66,10 +71,49 @@ def tls_of(config: Mapping[str, Any]) -> Tls | None:
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     """Clients must have a certificate of the same authority."""
-    key, crt, ca = read_pem(
+    return renewed_credentials(
         ("server_key", tls.server_key), ("server_crt", tls.server_crt), ("ca", tls.ca)
     )
-    return grpc.ssl_server_credentials([(key, crt)], ca, require_client_auth=True)
+
+
+def renewed_credentials(*files: tuple[str, str]) -> grpc.ServerCredentials:
+    """From the files of key, certificate and, to require client certificates, their authority.
+
+    They are read again for each new connection after they have changed. If they cannot be used
+    then (half written, or a key that does not fit), the last good ones stay in use.
+    """
+    used = read_pem(*files)
+
+    def renew() -> Any:  # None: no change. The stubs of gRPC do not know that.
+        nonlocal used
+        try:
+            found = read_pem(*files)
+            if found == used:
+                return None
+            check_pair(found[0], found[1])
+        except (SettingsError, ValueError, ssl.SSLError, OSError) as error:
+            log.warning("the changed TLS files are not used: %s", error)
+            return None
+        used = found
+        log.info("TLS files were renewed: %s", files[1][1])
+        return _certificates(found)
+
+    return grpc.dynamic_ssl_server_credentials(_certificates(used), renew, len(files) > 2)
+
+
+def _certificates(contents: list[bytes]) -> grpc.ServerCertificateConfiguration:
+    authority = contents[2] if len(contents) > 2 else None
+    return grpc.ssl_server_certificate_configuration([(contents[0], contents[1])], authority)
+
+
+def check_pair(key: bytes, certificate: bytes) -> None:
+    """Raises ssl.SSLError if the key does not fit the certificate."""
+    with NamedTemporaryFile() as key_file, NamedTemporaryFile() as certificate_file:
+        for file, content in ((key_file, key), (certificate_file, certificate)):
+            file.write(content)
+            file.flush()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate_file.name, key_file.name)
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
@@ -112,6 +156,11 @@ def make_badge(secret: str, job: str, position: Position) -> str:
 def make_seal(secret: str, job: str) -> str:
     """The key with which the ranks of this job sign the state that they send each other."""
     return hmac.new(secret.encode(), f"state of {job}".encode(), hashlib.sha256).hexdigest()
+
+
+def make_checkpoint_key(secret: str) -> str:
+    """The key that signs emergency checkpoints: the next start of the job needs the same one."""
+    return hmac.new(secret.encode(), b"emergency checkpoints", hashlib.sha256).hexdigest()
 
 
 def names_positions(names: Iterable[str]) -> bool:

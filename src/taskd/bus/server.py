@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 
 import grpc
 
-from taskd.bus.admission import Admission
-from taskd.bus.client import CALL_KEY, CALL_TIMEOUT_S, REPLACE_ALL_PATHS
+from taskd.bus.admission import Admission, claimed_position
+from taskd.bus.client import CALL_KEY, CALL_TIMEOUT_S, MAX_MESSAGE, REPLACE_ALL_PATHS
+from taskd.bus.late_reading import reading_late
 from taskd.bus.relay_loop import RelayLoop
 from taskd.bus.stream import EOF, run_stream
 from taskd.bus.tasknet_client import CODE_KEY
@@ -36,6 +37,26 @@ from taskd.wire.bus_frames import (
 log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 Announce = Callable[[Sequence[Position], float], Awaitable[None]]
+
+
+LIMIT_BYTES = {"Register": 64 << 10, "PathDiscovery": 512 << 10}
+"""The largest request of a method; of the others: `MAX_MESSAGE`."""
+
+
+class AdmitFirst(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """A request is read and parsed only after its caller has proved its position."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        if handler is None or handler.request_streaming:
+            return handler  # streams look at their caller before they read
+        limit = LIMIT_BYTES.get(details.method.rpartition("/")[2], MAX_MESSAGE)
+        return reading_late(handler, self._admission.admit_caller, limit)
 
 
 class BusServer(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
@@ -105,11 +126,7 @@ class BusServer(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
     async def _child(self, context: Context) -> Position:
         """The child that opens this stream: its metadata must name a registered position."""
         metadata = _metadata(context)
-        claimed = Position(
-            metadata.get("role", ""),
-            metadata.get("serverrank", ""),
-            metadata.get("processrank", ""),
-        )
+        claimed = claimed_position(metadata) or Position("", "", "")
         await self._admission.admit(context, claimed)
         hop = routing_key(claimed)
         if self._relay_loop.routes.children.get(hop) != claimed:

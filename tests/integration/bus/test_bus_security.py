@@ -17,8 +17,8 @@ from taskd.bus.security import make_badge, tls_of
 from taskd.errors import SettingsError
 from taskd.manager.settings import ManagerConfig
 from taskd.model.codes import NetCode
-from taskd.model.ids import Position, agent, manager, worker
-from taskd.model.messages import RestartsLeft, StartWorkers
+from taskd.model.ids import Incident, Position, agent, manager, worker
+from taskd.model.messages import EndJob, Park, RestartsLeft, StartWorkers
 from taskd.proxy import Proxy, ProxyConfig
 from tests.integration.bus.ascend_peers import ascend_client, envelope, message
 from tests.integration.bus.bus_nodes import PATIENCE_S, next_of, proxy, running_bus, whole_job
@@ -80,7 +80,7 @@ def test_peer_needs_the_token_of_its_job_and_position(
 
     with caplog.at_level(logging.WARNING, "taskd.bus.admission"):
         asyncio.run(scenario())
-    for who in ("Agent:1", "Agent:2", "Agent:3"):
+    for who in ("Agent:1", "Agent:2"):
         assert f"position={who}" in caplog.text
     assert "call refused: peer=ipv4:127.0.0.1:" in caplog.text
 
@@ -95,6 +95,24 @@ def test_peer_cannot_send_from_another_position() -> None:
             assert (await agt.send(manager(), RestartsLeft(1))).code == NetCode.ClientErr
 
     asyncio.run(scenario())
+
+
+def test_orders_count_only_from_the_manager(caplog: pytest.LogCaptureFixture) -> None:
+    """A worker's badge must not end the job of another node, or park another rank."""
+
+    async def scenario() -> None:
+        async with whole_job(**SECRET) as buses:
+            thief = buses[worker(1, 3)]
+            for victim in (agent(0), agent(1), worker(0, 0)):
+                for order in (EndJob(0, "done"), Park(Incident(1), "planted")):
+                    await thief.send(victim, order)
+                assert (await buses[manager()].send(victim, StartWorkers(1))).code == NetCode.OK
+                async with asyncio.timeout(10):
+                    received = await buses[victim].receive_order()
+                assert received.body == StartWorkers(1)
+
+    asyncio.run(scenario())
+    assert "EndJob from Worker:1/3 is ignored: only the manager gives orders" in caplog.text
 
 
 def test_all_traffic_works_over_mutual_tls(tmp_path: Path) -> None:
