@@ -1,0 +1,1 @@
+"""etcd as the store that several clusterds share."""

@@ -1,0 +1,195 @@
+"""A journal whose records of jobs are in a store that several processes share.
+
+The state of each job is one record, written with compare-and-set before a decision takes effect.
+The history that `taskd replay` shows is in the memory of the leader: it begins when the leader
+does. The rounds that `taskd status` shows are part of the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from taskd.clusterd.keyed_lock import KeyedLock
+from taskd.core.record import Lease, Record, RecordConflict, RecordStore, Stored, StoreUnreachable
+from taskd.runtime.journal import Journal, JournalConfig, JournalFailed, Write
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 16
+"""How many records a new leader claims at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    record: str = ""
+    """Empty: the job was declared, and no client has registered it yet."""
+    notes: dict[str, str] = field(default_factory=dict)
+    at: float = 0.0
+
+    def to_json(self) -> str:
+        return json.dumps({"record": self.record, "notes": self.notes, "at": self.at})
+
+    @classmethod
+    def from_json(cls, text: str) -> JobState:
+        """Raises ValueError if it was not written by `to_json`."""
+        try:
+            body: dict[str, Any] = json.loads(text)
+            notes = {str(name): str(note) for name, note in body["notes"].items()}
+            return cls(str(body["record"]), notes, float(body["at"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a state of a job: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    state: JobState
+    stored: Stored
+
+
+class RecordJournal(Journal):
+    def __init__(
+        self,
+        store: RecordStore,
+        lease: Lease,
+        epoch: int,
+        lost: Callable[[], None],
+        config: JournalConfig | None = None,
+    ) -> None:
+        """`lost` is called when another leader has claimed a record of ours."""
+        super().__init__(None, config)
+        self._store, self._lease, self._epoch, self._lost = store, lease, epoch, lost
+        self._held: dict[str, _Held] = {}
+        self._writing: KeyedLock[str] = KeyedLock()
+
+    async def claim(self) -> None:
+        """Read all records and write our epoch into each: no earlier leader can write any more.
+
+        Raises StoreUnreachable, or RecordConflict if a later leader exists.
+        """
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def claim(name: str, stored: Stored) -> None:
+            async with limit:
+                await self._claim(name, stored)
+
+        found = await self._store.read_all()
+        await asyncio.gather(*(claim(name, stored) for name, stored in found.items()))
+
+    async def _claim(self, name: str, stored: Stored | None) -> None:
+        while stored is not None:
+            try:
+                state = JobState.from_json(stored.record.state)
+            except ValueError as error:
+                log.error("job=%s cannot be restored and must register again: %s", name, error)
+                return
+            mine = stored.record.followed_by(stored.record.state, self._epoch)
+            try:
+                claimed = await self._store.write(name, mine, stored.version)
+            except RecordConflict:  # the former leader was faster once more
+                stored = await self._store.read(name)
+                continue
+            self._held[name] = _Held(state, claimed)
+            return
+
+    async def append(self, write: Write) -> None:
+        async with self._writing.hold(write.job):
+            if write.ended:
+                await self._remove(write.job)
+            else:
+                held = self._held.get(write.job)
+                notes = dict(held.state.notes) if held else {}
+                for name, text in write.notes:
+                    _set(notes, name, text)
+                await self._store_state(write.job, JobState(write.record, notes, write.at))
+        await super().append(replace(write, notes=()))
+
+    async def note(self, name: str, text: str | None) -> None:
+        job = name.partition("/")[2]
+        async with self._writing.hold(job):
+            held = self._held.get(job)
+            state = held.state if held else JobState()
+            notes = dict(state.notes)
+            _set(notes, name, text)
+            if notes or state.record:
+                await self._store_state(job, replace(state, notes=notes))
+            else:
+                await self._remove(job)
+
+    async def records(self) -> dict[str, str]:
+        return {job: held.state.record for job, held in self._held.items() if held.state.record}
+
+    async def notes(self) -> dict[str, str]:
+        return {
+            name: text for held in self._held.values() for name, text in held.state.notes.items()
+        }
+
+    async def newest(self) -> float:
+        return max((held.state.at for held in self._held.values()), default=0.0)
+
+    async def _store_state(self, job: str, state: JobState) -> None:
+        text = state.to_json()
+        held = self._held.get(job)
+        try:
+            stored = await self._set(job, text, held.stored if held else None)
+        except (RecordConflict, StoreUnreachable) as error:
+            raise self._failed(error) from error
+        self._held[job] = _Held(state, stored)
+
+    async def _set(self, job: str, text: str, before: Stored | None) -> Stored:
+        self._check_lease()
+        try:
+            return await self._store.write(job, _next(before, text, self._epoch), _version(before))
+        except RecordConflict:
+            # Either a write of ours whose answer was lost, or one of another leader. What is
+            # stored tells which: `_next` refuses to follow a record of a later epoch.
+            before = await self._store.read(job)
+            self._check_lease()
+            return await self._store.write(job, _next(before, text, self._epoch), _version(before))
+
+    async def _remove(self, job: str) -> None:
+        held = self._held.get(job)
+        if held is None:
+            return
+        try:
+            self._check_lease()
+            try:
+                await self._store.remove(job, held.stored.version)
+            except RecordConflict:
+                stored = await self._store.read(job)
+                if stored is not None:
+                    stored.record.followed_by("", self._epoch)
+                    await self._store.remove(job, stored.version)
+        except (RecordConflict, StoreUnreachable) as error:
+            raise self._failed(error) from error
+        del self._held[job]
+
+    def _check_lease(self) -> None:
+        if not self._lease.held:
+            raise StoreUnreachable("this process does not lead any more")
+
+    def _failed(self, error: Exception) -> JournalFailed:
+        if isinstance(error, RecordConflict):
+            self._lost()
+        self.last_error = str(error)
+        log.error("%s; the last written state stays in effect", error)
+        return JournalFailed(str(error))
+
+
+def _set(notes: dict[str, str], name: str, text: str | None) -> None:
+    if text is None:
+        notes.pop(name, None)
+    else:
+        notes[name] = text
+
+
+def _next(before: Stored | None, text: str, epoch: int) -> Record:
+    return before.record.followed_by(text, epoch) if before else Record(epoch, 1, text)
+
+
+def _version(before: Stored | None) -> str | None:
+    return before.version if before else None
