@@ -1,0 +1,87 @@
+"""Runs one reflector: does what the core decides, and passes the changes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import assert_never
+
+from taskd.clusterd.kubernetes.api_client import ApiClient, ApiFailed, Resource
+from taskd.core.clusterd.reflector import Change, ListPage, OpenWatch, Pause, Reflector
+from taskd.runtime.clock import Clock, monotonic
+
+log = logging.getLogger(__name__)
+
+PAGE = "500"
+"""Objects per page of a list."""
+
+
+async def reflect(
+    api: ApiClient,
+    resource: Resource,
+    core: Reflector,
+    apply: Callable[[list[Change]], None],
+    clock: Clock = monotonic,
+) -> None:
+    """Until it is cancelled."""
+    problem = ""
+    while True:
+        match core.next_action(clock()):
+            case Pause(until):
+                await asyncio.sleep(until - clock())
+            case ListPage(token):
+                await _list(api, resource, core, apply, token, clock)
+            case OpenWatch(version):
+                await _watch(api, resource, core, apply, version, clock)
+            case action:
+                assert_never(action)
+        if core.problem and core.problem != problem:
+            log.warning(
+                "resource=%s cannot be watched, the last known objects stay in effect: %s",
+                resource.plural,
+                core.problem,
+            )
+        elif problem and not core.problem:
+            log.info("resource=%s is watched again", resource.plural)
+        problem = core.problem
+
+
+async def _list(
+    api: ApiClient,
+    resource: Resource,
+    core: Reflector,
+    apply: Callable[[list[Change]], None],
+    token: str,
+    clock: Clock,
+) -> None:
+    params = {"limit": PAGE} | ({"continue": token} if token else {})
+    try:
+        body = await api.request("GET", resource.path(), None, **params)
+    except ApiFailed as error:
+        core.failed(error.code, str(error), error.retry_after_s, clock())
+        apply([])  # a kind that the server does not know counts as synced
+        return
+    about = body.get("metadata") or {}
+    items = [item for item in body.get("items") or () if isinstance(item, dict)]
+    version, more = str(about.get("resourceVersion", "")), str(about.get("continue") or "")
+    apply(core.page(items, version, more, clock()))
+
+
+async def _watch(
+    api: ApiClient,
+    resource: Resource,
+    core: Reflector,
+    apply: Callable[[list[Change]], None],
+    version: str,
+    clock: Clock,
+) -> None:
+    try:
+        async with api.watch(resource.path(), version) as events:
+            core.watch_opened()
+            async for kind, body in events:
+                apply(core.event(kind, body, clock()))
+    except ApiFailed as error:
+        core.failed(error.code, str(error), error.retry_after_s, clock())
+    else:
+        core.watch_ended(clock())

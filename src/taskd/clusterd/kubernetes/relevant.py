@@ -1,0 +1,69 @@
+"""Which objects of the cluster clusterd keeps, and which of their parts. Pure functions.
+
+A large cluster has many more pods and ConfigMaps than training jobs use, and most of a pod's text
+is of no interest: keeping all of it would cost ten times the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from taskd.clusterd.cluster.interface import Json, Key, Kind, owner_of
+from taskd.clusterd.cluster.objects import DEVICE_KEYS, FAULT_JOB_INFO, RANK_INDEX
+
+PREFIXES = ("reset-config-", "data-trace-", "mindx-dl-deviceinfo-", "mindx-dl-nodeinfo-")
+OF_A_JOB = frozenset((RANK_INDEX, "scheduling.k8s.io/group-name", *DEVICE_KEYS))
+METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "labels",
+    "annotations",
+    "ownerReferences",
+)
+
+
+def relevant(key: Key, body: Json) -> Json | None:
+    """The parts that clusterd reads. None: the object is none of its business."""
+    metadata = _map(body.get("metadata"))
+    kept: Json = {"kind": key.kind.value, "metadata": _parts(metadata, METADATA)}
+    match key.kind:
+        case Kind.POD:
+            if not owner_of(body)[0] or OF_A_JOB.isdisjoint(_map(metadata.get("annotations"))):
+                return None
+            spec = _map(body.get("spec"))
+            containers = _list(spec.get("containers"), _container)
+            kept["spec"] = _parts(spec, ("nodeName",)) | {"containers": containers}
+            kept["status"] = _parts(_map(body.get("status")), ("phase",))
+        case Kind.CONFIG_MAP:
+            if key != FAULT_JOB_INFO and not key.name.startswith(PREFIXES):
+                return None
+            kept |= _parts(body, ("data",))
+        case Kind.POD_GROUP:
+            kept["status"] = _parts(_map(body.get("status")), ("phase",))
+        case Kind.NODE:
+            pass
+    return kept
+
+
+def _container(container: Mapping[str, Any]) -> Json:
+    return {
+        "env": _list(container.get("env"), lambda one: _parts(one, ("name", "value"))),
+        "volumeMounts": _list(
+            container.get("volumeMounts"), lambda one: _parts(one, ("mountPath",))
+        ),
+    }
+
+
+def _parts(body: Mapping[str, Any], names: tuple[str, ...]) -> Json:
+    return {name: body[name] for name in names if name in body}
+
+
+def _map(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object, each: Callable[[Mapping[str, Any]], Json]) -> list[Json]:
+    return [each(_map(item)) for item in value] if isinstance(value, list) else []

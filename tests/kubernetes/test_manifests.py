@@ -1,0 +1,72 @@
+"""The API server accepts every manifest, with server-side apply: unknown fields are errors."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+
+from tests.kubernetes.control_plane import ControlPlane, Json, Refused
+from tests.kubernetes.manifests import ROOT, folders, objects
+
+
+def for_version(body: Json, version: tuple[int, int]) -> Json:
+    """Older servers know two of our objects under older names only."""
+    body = deepcopy(body)
+    if body["kind"] == "PodDisruptionBudget" and version < (1, 21):
+        body["apiVersion"] = "policy/v1beta1"
+    if body["kind"] == "Job" and version < (1, 21):
+        del body["spec"]["completionMode"]
+    return body
+
+
+def test_every_folder_is_tested() -> None:
+    assert folders() == [
+        "clusterd",
+        "jobs/indexed-job",
+        "jobs/jobset",
+        "jobs/statefulset",
+        "jobs/trainer",
+    ]
+    files = {path for path in ROOT.rglob("*.yaml") if path.name != "kustomization.yaml"}
+    assert sum(len(objects(folder)) for folder in folders()) >= len(files)
+
+
+@pytest.mark.parametrize("folder", folders())
+def test_api_server_accepts_the_manifests(plane: ControlPlane, folder: str) -> None:
+    version = plane.version()
+    for body in objects(folder):
+        accepted = plane.apply(for_version(body, version), dry_run=True)
+        assert accepted["metadata"]["name"] == body["metadata"]["name"]
+
+
+def test_api_server_refuses_a_manifest_with_a_misspelt_field(plane: ControlPlane) -> None:
+    """So the test above would notice one."""
+    (service,) = (body for body in objects("clusterd") if body["kind"] == "Service")
+    wrong = deepcopy(service)
+    wrong["spec"]["selectors"] = wrong["spec"].pop("selector")
+    with pytest.raises(Refused, match="selectors"):
+        plane.apply(wrong, dry_run=True)
+
+
+@pytest.mark.parametrize("folder", [name for name in folders() if name != "clusterd"])
+def test_pods_of_jobs_have_no_permissions_and_their_token_from_a_secret(folder: str) -> None:
+    specs = [spec for body in objects(folder) for spec in _pod_specs(body)]
+    if folder == "jobs/trainer":
+        assert len(specs) == 1
+    for spec in specs:
+        assert spec["automountServiceAccountToken"] is False
+        assert "serviceAccountName" not in spec
+        (container,) = spec["containers"]
+        env = {item["name"]: item for item in container["env"]}
+        assert "secretKeyRef" in env["TASKD_TOKEN"]["valueFrom"]
+        assert env["PET_SIGNALS_TO_HANDLE"]["value"] == "SIGINT"
+
+
+def _pod_specs(body: object) -> list[Json]:
+    if isinstance(body, list):
+        return [spec for item in body for spec in _pod_specs(item)]
+    if not isinstance(body, dict):
+        return []
+    here = [body] if isinstance(body.get("containers"), list) else []
+    return here + [spec for value in body.values() for spec in _pod_specs(value)]
