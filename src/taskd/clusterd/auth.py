@@ -46,8 +46,8 @@ class Tokens:
             mode = path.stat().st_mode
         except OSError as error:
             raise SettingsError([f"cannot read the token file {path}: {error.strerror}"]) from error
-        if mode & 0o004:
-            log.warning("token file %s is readable by every user: run chmod o-r", path)
+        if mode & 0o077:
+            log.warning("token file %s can be read or written by others: run chmod 600", path)
         given, secret, problems = {}, "", []
         for number, line in enumerate(lines, 1):
             words = line.split("#")[0].split()
@@ -76,8 +76,38 @@ class Tokens:
         return scope if hmac.compare_digest(token.encode(), right.encode()) else None
 
 
+class TokenFile:
+    """A token file that is read again when it has changed, so that tokens can be renewed."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises SettingsError if the file cannot be used."""
+        self._path = path
+        self._seen = self._mark()
+        self._tokens = Tokens.load(path)
+
+    def scope_of(self, token: str) -> str | None:
+        mark = self._mark()
+        if mark != self._seen:
+            self._seen = mark
+            try:
+                self._tokens = Tokens.load(self._path)
+                log.info("token file %s was read again", self._path)
+            except SettingsError as error:
+                log.warning("the changed token file is not used: %s", error)
+        return self._tokens.scope_of(token)
+
+    def _mark(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 class Authority:
-    def __init__(self, tokens: Tokens | None = None, *, certificates: bool = False) -> None:
+    def __init__(
+        self, tokens: Tokens | TokenFile | None = None, *, certificates: bool = False
+    ) -> None:
         self._tokens, self._certificates = tokens, certificates
 
     def caller(

@@ -7,48 +7,26 @@ traceback, and ends only this call. This is the server's only broad `except`.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 from grpc import aio
 
-from taskd.clusterd.auth import Authority
+from taskd.bus.late_reading import reading_late
+from taskd.clusterd.auth import Authority, Caller
 from taskd.model.codes import RecoverCode
 from taskd.runtime.clock import Clock
+from taskd.runtime.rate_limit import Buckets, Rate
 from taskd.wire._pb import control_pb2, recover_pb2
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    per_second: float
-    burst: float
-
-
-class Buckets:
-    """Token buckets by key. The least recently used one is dropped, which grants one burst."""
-
-    def __init__(self, rate: Rate, keys: int, clock: Clock) -> None:
-        self._rate, self._keys, self._clock = rate, keys, clock
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def take(self, key: str, cost: float = 1.0) -> bool:
-        """Whether another call is within the rate. A costly call may leave a negative balance."""
-        now = self._clock()
-        left, since = self._left.pop(key, (self._rate.burst, now))
-        left = min(self._rate.burst, left + (now - since) * self._rate.per_second)
-        allowed = left >= 1.0
-        self._left[key] = (left - cost if allowed else left, now)
-        if len(self._left) > self._keys:
-            self._left.popitem(last=False)
-        return allowed
-
-
 OPERATOR_METHODS = {
+    "/taskd.v1.Control/RecordAction",
     "/Recover/SwitchNicTrack",
     "/Recover/SubscribeSwitchNicSignal",
     "/Recover/StressTest",
@@ -59,14 +37,39 @@ OPERATOR_METHODS = {
 OPEN_METHODS = {"/taskd.v1.Control/Jobs"}
 """They show each caller only its own jobs."""
 HEALTH = "/grpc.health.v1.Health/"
-OFTEN = {"/Recover/HealthCheck", "/taskd.v1.Control/PublishProgress"}
+OFTEN = {
+    "/Recover/HealthCheck",
+    "/taskd.v1.Control/PublishProgress",
+    "/taskd.v1.Control/ReportIncident",
+}
 """Limited separately, so that they never use up the rate that reports need."""
 INNER = RecoverCode.ServerInnerError.sentence
 
 JOB_RATE, OFTEN_RATE, UNKNOWN_CALLER_RATE = Rate(100, 400), Rate(20, 100), Rate(2_000, 6_000)
 LOG_RATE = Rate(0.1, 10)
 """Of refusals, for each machine: a caller that retries forever must not fill the disk."""
-BYTES_PER_TOKEN = 4096
+TOO_MANY = grpc.StatusCode.RESOURCE_EXHAUSTED, RecoverCode.RateLimited.sentence
+MAX_STREAMS = 32
+"""Of one job at the same time: its subscriptions, and those who watch it."""
+MAX_LOGGED = 300
+"""Of a refusal, in characters: a caller may send long names."""
+LARGE_BYTES, SMALL_BYTES = 2 << 20, 64 << 10
+"""The largest request: of methods that name the ranks of a job, and of all others."""
+LARGE_REQUESTS = {
+    "DeclareJob",
+    "PublishProgress",
+    "ReportFault",
+    "ReportIncident",
+    "ReportProcessFault",
+    "ReportRecoverStatus",
+    "ReportRecoverStrategy",
+    "ReportStopComplete",
+    "ReportSubHealth",
+    "ReplyStressTestResult",
+    "StressTest",
+    "SwitchNicTrack",
+}
+BYTES_PER_TOKEN, OFTEN_BYTES_PER_TOKEN = 4096, 65536
 """A large request counts as many small ones."""
 KEYS = 20_000
 
@@ -86,6 +89,8 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         self._unknown_callers = Buckets(unknown_caller_rate, KEYS, clock)
         self._logged = Buckets(LOG_RATE, KEYS, clock)
         self._guarded: dict[str, Any] = {}
+        self._streams: Counter[str] = Counter()
+        """How many streams of each job are open."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -96,84 +101,89 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         handler = await continuation(details)
         if handler is None or method.startswith(HEALTH):
             return handler
-        if handler.response_streaming:
-            guarded = grpc.unary_stream_rpc_method_handler(
-                self._streaming(method, handler.unary_stream),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
-        else:
-            guarded = grpc.unary_unary_rpc_method_handler(
-                self._single(method, handler.unary_unary),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
+        serve = handler.unary_stream if handler.response_streaming else handler.unary_unary
+        guarded = reading_late(
+            handler,
+            partial(self._admit_caller, method),
+            LARGE_BYTES if method.rpartition("/")[2] in LARGE_REQUESTS else SMALL_BYTES,
+            partial(
+                self._serve_stream if handler.response_streaming else self._serve, method, serve
+            ),
+        )
         self._guarded[method] = guarded
         return guarded
 
-    def _single(self, method: str, serve: Any) -> Any:
-        async def guarded(request: Any, context: Any) -> Any:
-            await self._admit(method, request, context)
-            try:
-                return await serve(request, context)
-            except aio.BaseError:
-                raise
-            except Exception:
-                log.exception("%s failed", method)
-                answer = _answer_type(method)
-                if answer is None:
-                    await context.abort(grpc.StatusCode.INTERNAL, INNER)
-                return answer(code=RecoverCode.ServerInnerError, info=INNER)
-
-        return guarded
-
-    def _streaming(self, method: str, serve: Any) -> Any:
-        async def guarded(request: Any, context: Any) -> None:
-            await self._admit(method, request, context)
-            try:
-                await serve(request, context)
-            except aio.InternalError:
-                # The client disconnected during a write: no peer is left to answer.
-                log.debug("%s: the client has disconnected", method)
-            except aio.BaseError:
-                raise
-            except Exception:
-                log.exception("%s failed", method)
+    async def _serve(self, method: str, serve: Any, request: Any, context: Any) -> Any:
+        await self._admit_request(method, request, context)
+        try:
+            return await serve(request, context)
+        except aio.InternalError:
+            # The client disconnected during a write: no peer is left to answer.
+            log.debug("%s: the client has disconnected", method)
+        except aio.BaseError:
+            raise
+        except Exception:
+            log.exception("%s failed", method)
+            answer = _answer_type(method)
+            if answer is None:
                 await context.abort(grpc.StatusCode.INTERNAL, INNER)
+            return answer(code=RecoverCode.ServerInnerError, info=INNER)
 
-        return guarded
+    async def _serve_stream(self, method: str, serve: Any, request: Any, context: Any) -> Any:
+        """Each open stream holds memory for what its reader has not read."""
+        job = job_of(request)
+        if self._streams[job] >= MAX_STREAMS:
+            text = f"job {job!r} has {MAX_STREAMS} open streams: close one first"
+            await self._refuse(method, context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        self._streams[job] += 1
+        try:
+            return await self._serve(method, serve, request, context)
+        finally:
+            self._streams[job] -= 1
+            if not self._streams[job]:
+                del self._streams[job]
 
-    async def _admit(self, method: str, request: Any, context: Any) -> None:
-        cost = 1.0 + request.ByteSize() / BYTES_PER_TOKEN
-        refusal = self._refusal(method, job_of(request), cost, context)
-        if refusal is not None:
-            status, text = refusal
-            if status is not grpc.StatusCode.RESOURCE_EXHAUSTED and self._logged.take(
-                _host(context)
-            ):
-                log.warning("refused %s to %s: %s", method, context.peer(), text)
-            await context.abort(status, text)
+    async def _admit_caller(self, method: str, context: Any) -> None:
+        """Before anything of the request is read."""
+        caller = self._caller(context)
+        if caller is not None and (caller.operator or method not in OPERATOR_METHODS):
+            return
+        if not self._unknown_callers.take(_host(context)):
+            await self._refuse(method, context, *TOO_MANY)
+        if caller is None:
+            text = "no valid token or client certificate"
+            await self._refuse(method, context, grpc.StatusCode.UNAUTHENTICATED, text)
+        text = f"only the operator may call {method}"
+        await self._refuse(method, context, grpc.StatusCode.PERMISSION_DENIED, text)
 
-    def _refusal(
-        self, method: str, job: str, cost: float, context: Any
-    ) -> tuple[grpc.StatusCode, str] | None:
-        sent = dict(context.invocation_metadata() or ())
-        caller = self._authority.caller(sent, context.auth_context())
+    async def _admit_request(self, method: str, request: Any, context: Any) -> None:
+        job, caller = job_of(request), self._caller(context)
+        size = request.ByteSize()
         allowed = caller is not None and (method in OPEN_METHODS or caller.may(job))
         # Only the job itself may use up its own rate.
         if allowed and self._is_served(job):
-            within = self._often.take(job) if method in OFTEN else self._jobs.take(job, cost)
+            if method in OFTEN:
+                within = self._often.take(job, 1.0 + size / OFTEN_BYTES_PER_TOKEN)
+            else:
+                within = self._jobs.take(job, 1.0 + size / BYTES_PER_TOKEN)
         else:
-            within = self._unknown_callers.take(_host(context), cost)
+            within = self._unknown_callers.take(_host(context), 1.0 + size / BYTES_PER_TOKEN)
         if not within:
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, RecoverCode.RateLimited.sentence
-        if caller is None:
-            return grpc.StatusCode.UNAUTHENTICATED, "no valid token or client certificate"
-        if not caller.operator and method in OPERATOR_METHODS:
-            return grpc.StatusCode.PERMISSION_DENIED, f"only the operator may call {method}"
+            await self._refuse(method, context, *TOO_MANY)
         if not allowed:
-            return grpc.StatusCode.PERMISSION_DENIED, f"{caller.scope} may not use job {job!r}"
-        return None
+            scope = caller.scope if caller is not None else "an unknown caller"
+            text = f"{scope} may not use job {job!r}"
+            await self._refuse(method, context, grpc.StatusCode.PERMISSION_DENIED, text)
+
+    def _caller(self, context: Any) -> Caller | None:
+        sent = dict(context.invocation_metadata() or ())
+        return self._authority.caller(sent, context.auth_context())
+
+    async def _refuse(self, method: str, context: Any, status: grpc.StatusCode, why: str) -> None:
+        limited = status is grpc.StatusCode.RESOURCE_EXHAUSTED
+        if not limited and self._logged.take(_host(context)):
+            log.warning("refused %s to %s: %s", method, context.peer(), why[:MAX_LOGGED])
+        await context.abort(status, why[:MAX_LOGGED])
 
 
 def job_of(request: Any) -> str:

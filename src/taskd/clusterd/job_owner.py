@@ -54,6 +54,7 @@ RESUME_S = 15.0
 """If a deadline passed while no server ran, the client gets this long to reconnect first."""
 WRITE_PAUSES_S = (1.0, 2.0, 3.0)
 ROUNDS = 16
+DISCONNECTED = "disconnected, the state is unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,12 @@ class JobOwner:
         self.changed_at = self.client_changed_at = context.clock()
         self.progress: pb.JobProgress | None = None
         """The progress that the job's manager last published, for people."""
+        self.version = 0
+        """Grows with every change that a watcher may see."""
+        self.namespace = ""
+        """For people. Read when the job's objects change: a large job has many of them."""
+        self.history = 0
+        """Grows with every entry in the journal, so that readers know of new ones."""
         self.signals: Channel[Signal] = Channel(context.signals, self._listeners_changed)
         self.nic: Channel[SendSwitchRanks] = Channel(context.signals)
         self.stress: Channel[SendStressRanks] = Channel(context.signals)
@@ -154,6 +161,9 @@ class JobOwner:
 
     def _listeners_changed(self) -> None:
         self.client_changed_at = self._context.clock()
+        if self.progress is not None and not self.signals.connected and not self.closed:
+            self.progress = unknown(self.progress)
+        self.touch()
 
     def changes(self) -> asyncio.Event:
         """An event that is set on every change of the job; call `unwatch` when done."""
@@ -165,6 +175,7 @@ class JobOwner:
         self._watchers.discard(watcher)
 
     def touch(self) -> None:
+        self.version += 1
         for watcher in self._watchers:
             watcher.set()
 
@@ -198,6 +209,7 @@ class JobOwner:
                 await self._context.journal.append(
                     records.write(self.job, self.record, after, _event(request), outcome, now)
                 )
+                self.history += 1
         except JournalFailed as error:
             self._refuse(request, str(error), now, again=True)
             return False
@@ -300,6 +312,18 @@ class JobOwner:
 
 def _event(request: Request | Tick) -> Event:
     return request.event if isinstance(request, Request) else request
+
+
+def unknown(progress: pb.JobProgress) -> pb.JobProgress:
+    """What is known of the job while its manager is disconnected: only where it was."""
+    shown = pb.JobProgress()
+    shown.CopyFrom(progress)
+    if not progress.summary.startswith(DISCONNECTED):
+        shown.summary = f"{DISCONNECTED}; the last was: {progress.summary}"
+    shown.steps_per_s, shown.rank_version = 0.0, 0
+    for rank in shown.ranks:
+        rank.phase = "unknown"
+    return shown
 
 
 def past_round(before: State, outcome: Outcome, now: float) -> PastRound | None:

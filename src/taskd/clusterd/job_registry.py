@@ -38,11 +38,16 @@ from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import Strategy
 from taskd.runtime.clock import Clock
 from taskd.runtime.journal import Journal, JournalFailed
+from taskd.runtime.plain_text import is_plain
 from taskd.wire.tagged_json import UnreadableRecord
 
 log = logging.getLogger(__name__)
 
-ABANDONED_S = 3600.0
+UNREADABLE = (UnreadableRecord, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What reading a record raises that another version or another program wrote."""
+
+ABANDONED_S = 300.0
+"""A full server ends a declared job whose client has been away for so long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +97,7 @@ class JobRegistry:
             job = JobId(name)
             try:
                 record = records.read(job, text, notes)
-            except UnreadableRecord as error:
+            except UNREADABLE as error:
                 log.error(
                     "job=%s cannot be restored from the journal and must register again: %s",
                     job,
@@ -121,39 +126,51 @@ class JobRegistry:
         return job in self.served
 
     def facts(self, job: JobId) -> JobFacts | None:
-        """What the cluster says now; None if the job is unknown or its objects are invalid."""
-        try:
-            return self._facts(job)
-        except ValueError as error:
-            log.warning("job=%s %s", job, error)
-            return None
+        """What the cluster says now; None if the job is unknown.
 
-    def named(self, namespace: str, name: str) -> JobFacts | None:
-        """The job of this name, if the cluster knows one."""
-        for group in self._cluster.all(Kind.POD_GROUP):
-            uid, owner = owner_of(group)
-            if owner == name and key_of(group).namespace == namespace:
-                return self.facts(JobId(uid))
-        return None
+        Cached; read again if one of the objects has been replaced.
+        """
+        groups = self._cluster.find(Kind.POD_GROUP, job)
+        if not groups:
+            return None
+        objects = [groups[0], *self._cluster.find(Kind.POD, job)]
+        before, facts = self._read.get(job, ([], None))
+        if facts is None or len(before) != len(objects) or any(map(is_not, before, objects)):
+            known = facts.mistakes if facts else ()
+            facts = facts_of(objects[0], objects[1:])
+            self._read[job] = (objects, facts)
+            for mistake in facts.mistakes:
+                if mistake not in known:
+                    log.warning("job=%s %s", job, mistake)
+        return facts
+
+    def named(self, namespace: str, name: str) -> list[JobId]:
+        """The jobs of this id or name. A tenant may have given its job the name of another's."""
+        groups = [
+            owner_of(group)
+            for group in self._cluster.all(Kind.POD_GROUP)
+            if key_of(group).namespace == namespace
+        ]
+        with_id = [JobId(uid) for uid, _ in groups if uid == name]
+        return with_id or [JobId(uid) for uid, owner in groups if owner == name]
+
+    def waiting(self) -> list[Declaration]:
+        """The declared jobs that no client has registered yet."""
+        return [one for job, one in self._declared.items() if job not in self.served]
 
     # Init, register, declare, end
 
     async def init(self, job: JobId) -> Answer:
         if job in self._known:
             return Answer.of(RecoverCode.OK)
-        if not job or len(job) > declare.MAX_NAME:
+        if not job or len(job) > declare.MAX_NAME or not is_plain(job):
             return Answer.of(RecoverCode.InvalidReqParam, "the job has no valid id")
-        try:
-            facts = self._facts(job)
-            if facts is None and self._config.strategies is not None:
-                if len(self._declared) >= self._config.max_jobs and not await self._make_room():
-                    return Answer.of(RecoverCode.OutOfMaxServeJobs)
-                await self._make_known(
-                    Declaration(job, ",".join(self._config.strategies), name=job)
-                )
-                facts = self._facts(job)
-        except ValueError as error:
-            return Answer.of(RecoverCode.InvalidReqParam, str(error))
+        facts = self.facts(job)
+        if facts is None and self._config.strategies is not None:
+            if not await self._has_room_to_declare():
+                return Answer.of(RecoverCode.OutOfMaxServeJobs)
+            await self._make_known(Declaration(job, ",".join(self._config.strategies), name=job))
+            facts = self.facts(job)
         if facts is None:
             return Answer.of(
                 RecoverCode.OperatePodGroupError, "the cluster has no PodGroup for this job"
@@ -202,7 +219,7 @@ class JobRegistry:
     async def declare(self, declaration: Declaration) -> Answer:
         async with self._job_locks.hold(declaration.job):
             if declaration.job not in self._declared:
-                if len(self._declared) >= self._config.max_jobs and not await self._make_room():
+                if not await self._has_room_to_declare():
                     return Answer.of(RecoverCode.OutOfMaxServeJobs)
                 if self._cluster.find(Kind.POD_GROUP, declaration.job):
                     return Answer.of(
@@ -257,13 +274,22 @@ class JobRegistry:
                 await self._cluster.delete(key)
         self._read.pop(job, None)
 
+    async def _has_room_to_declare(self) -> bool:
+        """If not, forget the oldest declaration that no client has registered, or end a job."""
+        if len(self._declared) < self._config.max_jobs:
+            return True
+        if waiting := self.waiting():
+            await self._forget(waiting[0].job)
+            return True
+        return await self._make_room()
+
     async def _make_room(self) -> bool:
         """End the declared job whose client has been away for longest: it ended without EndJob."""
         now = self._context.clock()
         abandoned = [
             owner
             for owner in self.served.values()
-            if owner.job in self._declared
+            if self._is_not_of_a_cluster(owner.job)
             and isinstance(owner.state, Idle | Ended)
             and not owner.signals.connected
             and now - owner.client_changed_at > ABANDONED_S
@@ -273,6 +299,10 @@ class JobRegistry:
         oldest = min(abandoned, key=lambda owner: owner.client_changed_at)
         answer = await self.end(oldest.job, "no client has been subscribed for a long time")
         return answer.code == RecoverCode.OK
+
+    def _is_not_of_a_cluster(self, job: JobId) -> bool:
+        """Its clients alone say that it exists, also after a restart of this server."""
+        return job in self._declared or not self._cluster.find(Kind.POD_GROUP, job)
 
     def _serve(self, job: JobId, record: records.Record) -> JobOwner:
         owner = self.served[job] = JobOwner(job, record, self._context)
@@ -293,17 +323,6 @@ class JobRegistry:
                     await self._cluster.delete(key)
 
     # Views of the cluster
-
-    def _facts(self, job: JobId) -> JobFacts | None:
-        """Cached; read again if one of the objects has been replaced."""
-        groups = self._cluster.find(Kind.POD_GROUP, job)
-        if not groups:
-            return None
-        objects = [groups[0], *self._cluster.find(Kind.POD, job)]
-        read = self._read.get(job)
-        if read is None or len(read[0]) != len(objects) or any(map(is_not, read[0], objects)):
-            read = self._read[job] = (objects, facts_of(objects[0], objects[1:]))
-        return read[1]
 
     async def _watch(self, changes: AsyncIterator[Changed]) -> None:
         async for change in changes:
@@ -335,6 +354,7 @@ class JobRegistry:
         owner, facts = self.served.get(job), self.facts(job)
         if owner is None or facts is None:
             return
+        owner.namespace = facts.namespace
         views: tuple[Event, ...] = ()
         if facts.pods or facts.config.cluster:
             views = (facts.pods_seen,)

@@ -75,7 +75,8 @@ class Channel(Generic[T]):
         return self._listener is not None and len(self._listener) >= self._limit
 
     def open(self) -> Listener[T]:
-        self.end(End.TAKEN_OVER)
+        if self._listener is not None:
+            self._listener.end(End.TAKEN_OVER)
         self._listener = Listener()
         self._on_change()
         return self._listener

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,6 +21,8 @@ from taskd.runtime import files
 from taskd.runtime.address import Address
 
 PORT = 8899
+PROBE_S = 2.0
+"""How long a clusterd may take to accept a connection, if there are others to try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +81,22 @@ def find(job: str = "", server: str = "", token: str = "") -> Place:
     address = server or environ.get("TASKD_CLUSTERD", "")
     token = token or environ.get("TASKD_CLUSTERD_TOKEN", "")
     if address:
-        address = str(Address.parse(address if ":" in address else f"{address}:{PORT}"))
+        address = leading([one if ":" in one else f"{one}:{PORT}" for one in address.split(",")])
         return Place(address, job, token or _token_at(address))
     running = announced()
     places = [place for place in running if job in ("", place.job)]
     if not places:
         raise SettingsError([_not_found(job, [place.job for place in running])])
-    return places[0]
+    return replace(places[0], address=leading(places[0].address.split(",")))
+
+
+def leading(addresses: Sequence[str]) -> str:
+    """Of several clusterds that share an etcd, the one that leads: only it listens."""
+    parsed = [Address.parse(one) for one in addresses]
+    for one in parsed if len(parsed) > 1 else ():
+        with suppress(OSError), socket.create_connection((one.host, one.port), PROBE_S):
+            return str(one)
+    return str(parsed[0])
 
 
 def _not_found(job: str, running: Sequence[str]) -> str:

@@ -8,52 +8,61 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc import aio
 
-from taskd.bus.security import Tls, read_pem, server_credentials
+from taskd.bus.late_reading import SMALL_BUFFERS
+from taskd.bus.security import Tls, renewed_credentials, server_credentials
 from taskd.clusterd import cluster_metrics
-from taskd.clusterd.auth import Authority, Tokens
+from taskd.clusterd.auth import Authority, TokenFile, Tokens
 from taskd.clusterd.cluster.in_memory import InMemoryCluster
 from taskd.clusterd.cluster.interface import Cluster
-from taskd.clusterd.interceptors import JOB_RATE, UNKNOWN_CALLER_RATE, AdmissionInterceptor, Rate
+from taskd.clusterd.interceptors import JOB_RATE, UNKNOWN_CALLER_RATE, AdmissionInterceptor
 from taskd.clusterd.job_registry import JobRegistry, RegistryConfig
+from taskd.clusterd.leadership import Leadership
 from taskd.clusterd.services.control_service import ControlService
 from taskd.clusterd.services.profiling_service import ProfilingService
 from taskd.clusterd.services.recover_service import RecoverService
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.errors import SettingsError
 from taskd.model.strategies import LADDER, Strategy
-from taskd.runtime import metrics
+from taskd.runtime import connection_limit, metrics
 from taskd.runtime.address import Address
 from taskd.runtime.clock import Clock, monotonic, wall
 from taskd.runtime.journal import Journal, JournalConfig
+from taskd.runtime.rate_limit import Rate
 from taskd.wire._pb.control_pb2_grpc import add_ControlServicer_to_server
 from taskd.wire._pb.profiling_pb2_grpc import add_TrainingDataTraceServicer_to_server
 from taskd.wire._pb.recover_pb2_grpc import add_RecoverServicer_to_server
 
+if TYPE_CHECKING:
+    from taskd.clusterd.etcd.etcd_replica import EtcdConfig
+    from taskd.clusterd.kubernetes.replica import KubernetesConfig
+
 log = logging.getLogger(__name__)
 
 OPTIONS = (
+    *SMALL_BUFFERS,
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
     ("grpc.max_send_message_length", 8 * 1024 * 1024),
     ("grpc.max_concurrent_streams", 1024),
-    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Known clients ping every 3 s, with and without calls.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 2_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # A peer that connects and sends nothing is dropped.
+    # A peer that connects and sends nothing, or that makes no call, is dropped.
     ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 60_000),
 )
 GRACE_S = 1.0
 ADD = (
@@ -71,8 +80,12 @@ class ServerConfig:
     """None: nothing outlives the process."""
     cluster_dir: Path | None = None
     """A directory of cluster objects; None: there is no cluster, jobs are declared."""
+    etcd: EtcdConfig | None = None
+    """The etcd that keeps the state of all jobs, shared with other clusterds."""
+    kubernetes: KubernetesConfig | None = None
+    """The Kubernetes cluster around this process, which also keeps the state of all jobs."""
     tls: Tls | None = None
-    tokens: Tokens | None = None
+    tokens: Tokens | TokenFile | None = None
     """None: every caller that reaches the port may do everything."""
     strategies: tuple[Strategy, ...] | None = LADDER
     """For a job without a declaration, if there is no cluster; None: it is refused."""
@@ -95,6 +108,8 @@ class Server:
     jobs: JobRegistry
     journal: Journal
     grpc: aio.Server
+    leadership: Leadership | None = None
+    """None: this is the only server."""
 
     @property
     def address(self) -> str:
@@ -124,13 +139,10 @@ def steady_wall(
 async def serve(config: ServerConfig) -> AsyncIterator[Server]:
     """Raises before serving anything if the journal, the cluster or the port is not available."""
     async with AsyncExitStack() as stack:
-        journal = Journal(config.journal, config.history)
-        stack.push_async_callback(journal.aclose)
+        journal, cluster, leadership = await _state(config, stack)
         clock = steady_wall(not_before=await journal.newest())
-        cluster = _cluster(config)
-        await cluster.start()
-        stack.push_async_callback(cluster.close)
-        strategies = config.strategies if config.cluster_dir is None else None
+        has_cluster = config.cluster_dir is not None or config.kubernetes is not None
+        strategies = None if has_cluster else config.strategies
         limits = RegistryConfig(
             max_jobs=config.max_jobs,
             strategies=strategies,
@@ -155,11 +167,12 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
         port = _bind(server, config)
         await server.start()
         stack.push_async_callback(_stop, server, jobs, trace)
+        stack.callback(asyncio.create_task(connection_limit.watch(port)).cancel)
         if config.metrics:
             collect = partial(cluster_metrics.metrics, jobs)
             await stack.enter_async_context(metrics.serve(config.metrics, collect))
         log.info("clusterd listens on port %d: jobs=%d", port, len(jobs.served))
-        yield Server(port, jobs, journal, server)
+        yield Server(port, jobs, journal, server, leadership)
 
 
 async def _stop(server: aio.Server, jobs: JobRegistry, trace: ProfilingService) -> None:
@@ -176,6 +189,33 @@ def _add_services(server: aio.Server, *services: object) -> None:
         add(service, server)
 
 
+async def _state(
+    config: ServerConfig, stack: AsyncExitStack
+) -> tuple[Journal, Cluster, Leadership | None]:
+    """The journal and the cluster. With Kubernetes or etcd: when this server leads."""
+    if config.kubernetes is not None:
+        from taskd.clusterd.kubernetes.replica import join
+
+        return await join(config.kubernetes, config.history, stack)
+    journal, leadership = await _journal(config, stack)
+    cluster = _cluster(config)
+    await cluster.start()
+    stack.push_async_callback(cluster.close)
+    return journal, cluster, leadership
+
+
+async def _journal(
+    config: ServerConfig, stack: AsyncExitStack
+) -> tuple[Journal, Leadership | None]:
+    if config.etcd is not None:
+        from taskd.clusterd.etcd.etcd_replica import join
+
+        return await join(config.etcd, config.history, stack)
+    journal = Journal(config.journal, config.history)
+    stack.push_async_callback(journal.aclose)
+    return journal, None
+
+
 def _cluster(config: ServerConfig) -> Cluster:
     if config.cluster_dir is None:
         return InMemoryCluster()
@@ -186,6 +226,8 @@ def _cluster(config: ServerConfig) -> Cluster:
 
 def _bind(server: aio.Server, config: ServerConfig) -> int:
     address = Address.parse(config.listen)
+    for weakness in weaknesses(config):
+        log.warning("%s", weakness)
     try:
         if config.tls is None:
             return server.add_insecure_port(str(address))
@@ -194,12 +236,31 @@ def _bind(server: aio.Server, config: ServerConfig) -> int:
         raise SettingsError([f"cannot listen on {address}: {address.why_not()}"]) from None
 
 
+def weaknesses(config: ServerConfig) -> list[str]:
+    """What an attacker could use, in one sentence each."""
+    found, tls = [], config.tls
+    if tls is not None and tls.server_key:
+        with suppress(OSError):  # reported when it is read
+            if Path(tls.server_key).stat().st_mode & 0o077:
+                found.append(f"key {tls.server_key} can be read by others: run chmod 600")
+    if Address.parse(config.listen).is_loopback:
+        return found
+    if config.tokens is None and not (tls is not None and tls.ca):
+        found.append(
+            f"clusterd is open: every process that reaches {config.listen} may do everything with "
+            "every job. Use --tokens or --tls-ca, or --listen 127.0.0.1:PORT"
+        )
+    if tls is None:
+        what = "the traffic, with its tokens," if config.tokens is not None else "the traffic"
+        found.append(f"clusterd has no TLS: {what} on {config.listen} can be read. Use --tls")
+    return found
+
+
 def _credentials(tls: Tls) -> grpc.ServerCredentials:
     """With a CA, clients must present a certificate; without one, only the server does."""
     if tls.ca:
         return server_credentials(tls)
-    key, crt = read_pem(("the key", tls.server_key), ("the certificate", tls.server_crt))
-    return grpc.ssl_server_credentials([(key, crt)])
+    return renewed_credentials(("the key", tls.server_key), ("the certificate", tls.server_crt))
 
 
 async def _add_health(server: aio.Server) -> None:

@@ -37,16 +37,12 @@ def objects(tmp_path: Path) -> Objects:
     return made
 
 
-def test_502_403_409_402_and_501_before_a_job_is_served(objects: Objects) -> None:
+def test_502_403_402_and_501_before_a_job_is_served(objects: Objects) -> None:
     async def main() -> None:
         async with cluster(objects) as (_, client):
             assert await client.code("Init") == 502
             objects.group(labels={"process-recover-enable": "off"})
             await _until(client, "Init", 403)
-            objects.group("retry, recovery")
-            await _until(client, "Init", 409)
-            answer = await client.call("Init")
-            assert "recovery" in answer.info
             objects.group(labels={"process-recover-enable": "pause"})
             await _until(client, "Init", 0)
             (objects.directory / "podgroups" / "team.train.yaml").unlink()
@@ -60,6 +56,20 @@ def test_502_403_409_402_and_501_before_a_job_is_served(objects: Objects) -> Non
             await _until(client, "Register", 0)
 
     asyncio.run(main())
+
+
+def test_unknown_strategy_is_ignored_and_named_once(
+    objects: Objects, caplog: pytest.LogCaptureFixture
+) -> None:
+    objects.group("retry, recovery")
+
+    async def main() -> None:
+        async with cluster(objects) as (_, client):
+            await client.join()
+
+    asyncio.run(main())
+    (line,) = [text for text in caplog.messages if "recover-strategy" in text]
+    assert "unknown value 'recovery'" in line
 
 
 async def _until(client: Client, method: str, code: int) -> None:

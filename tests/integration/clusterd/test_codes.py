@@ -15,11 +15,11 @@ import grpc
 import pytest
 from grpc import aio
 
-from taskd.clusterd.interceptors import Rate
 from taskd.clusterd.main import ServerConfig
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.states import Replacing
 from taskd.model.codes import RecoverCode
+from taskd.runtime.rate_limit import Rate
 from taskd.wire._pb import recover_pb2 as pb
 from tests.integration.clusterd.client import Client, Signals, eventually, started
 from tests.integration.clusterd.objects import JOB, Objects, cluster, joined, lost_for_good
@@ -161,6 +161,7 @@ async def signals_not_taken(_: Objects) -> int:
             if code := await client.code("ReportProcessFault", request):
                 unread.cancel()
                 return code
+            await client.stopped()  # so that the next fault starts a round, with a signal
         return 0
 
 
@@ -176,8 +177,9 @@ async def round_is_over(_: Objects) -> int:
         signals = client.subscribe()
         await client.fault(1)
         first = await signals.next()
+        await client.stopped(first.uuid)
         await client.fault(2)
-        return await client.stopped(first.uuid)
+        return await client.offer("recover", uuid=first.uuid)
 
 
 async def client_is_late(_: Objects) -> int:

@@ -80,19 +80,24 @@ async def a_round(client: Client) -> None:
 
 
 def test_commands_show_jobs_status_and_history(place: Path, server: str) -> None:
-    async def prepare() -> None:
-        async with connected(server, "key") as client:
-            await a_round(client)
-
-    asyncio.run(prepare())
     at = ("--server", server, "--token", "boss")
 
-    status = taskd(place, "status", "job", *at)
+    async def prepare() -> subprocess.CompletedProcess[str]:
+        async with connected(server, "key") as client:
+            await a_round(client)
+            return await asyncio.to_thread(taskd, place, "status", "job", *at)
+
+    status = asyncio.run(prepare())
     assert status.returncode == 0, status.stderr
     assert "Idle" in status.stdout
     assert "step       41, 3.50 steps/s" in status.stdout
     assert "recover-in-place" in status.stdout
     assert status.stdout.count("training") == 4
+
+    status = taskd(place, "status", "job", *at)
+    assert "step       41, 0.00 steps/s" in status.stdout
+    assert "the state is unknown" in status.stdout
+    assert "training" not in status.stdout, "its manager is disconnected"
 
     status = json.loads(taskd(place, "status", "--json", *at).stdout)
     assert status["line"]["job"] == "job"

@@ -19,11 +19,11 @@ from grpc import aio
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from taskd.clusterd.interceptors import Rate
 from taskd.clusterd.main import Server, ServerConfig, serve
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.states import Ended, HandedOver, Idle, Shrunk
 from taskd.model.ids import JobId
+from taskd.runtime.rate_limit import Rate
 from taskd.wire._pb import control_pb2, profiling_pb2, recover_pb2
 from tests.integration.clusterd.client import Client, connected, eventually
 from tests.integration.clusterd.objects import JOB as TRAIN

@@ -11,11 +11,11 @@ import grpc
 import pytest
 from grpc import aio
 
-from taskd.clusterd.interceptors import Rate
 from taskd.clusterd.main import Server, ServerConfig
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.model.ids import JobId
 from taskd.model.types import Tick
+from taskd.runtime.rate_limit import Rate
 from taskd.wire._pb import control_pb2
 from taskd.wire._pb import recover_pb2 as pb
 from tests.integration.clusterd.client import (
@@ -70,6 +70,22 @@ def test_a_round_in_place_from_fault_to_training() -> None:
             status = await client.status()
             assert status.rounds[0].strategy == "recover-in-place"
             assert [fault.rank for fault in status.rounds[0].faults] == [3]
+
+    asyncio.run(main())
+
+
+def test_ordered_checkpoint_is_written_although_a_repair_is_possible() -> None:
+    async def main() -> None:
+        async with started() as (server, client):
+            await client.declare("recover-in-place", "recover", "dump", nodes=2, per_node=2)
+            await client.join()
+            signals = await listening(server, client)
+            order = control_pb2.FaultReport(
+                job="job", faults=[control_pb2.JobFault(rank=0, fault_type="1")], checkpoint=True
+            )
+            assert await client.code("ReportFault", order) == 0
+            ordered = await signals.next()
+            assert (ordered.signalType, list(ordered.actions)) == ("saveAndExit", ["save_and_exit"])
 
     asyncio.run(main())
 
@@ -130,10 +146,14 @@ def test_401_for_unexpected_reports_and_506_for_ended_rounds() -> None:
             first = await signals.next()
             assert await client.result("retry", uuid=first.uuid) == 401
             assert await client.stopped("a uuid from nowhere") == 401
+            await client.fault(3, kind="2")
+            assert await client.stopped(first.uuid) == 0, "a fault before this belongs to the round"
+            announced = await signals.next()
+            assert [fault.rankId for fault in announced.faultRanks] == ["1", "3"]
             await client.fault(2)
             second = await signals.next()
             assert second.uuid != first.uuid
-            assert await client.stopped(first.uuid) == 506
+            assert await client.offer("retry", uuid=first.uuid) == 506
             assert await client.stopped(second.uuid) == 0
             assert await client.stopped(second.uuid) == 0, "a duplicate is no mistake"
 
@@ -199,6 +219,7 @@ def test_504_while_the_subscriber_does_not_read_its_signals() -> None:
                 codes.append(await client.code("ReportProcessFault", request))
                 if codes[-1]:
                     break
+                await client.stopped()  # so that the next fault starts a round, with a signal
             assert codes[-1] == 504
             # Once the signals are read, reports are accepted again.
             newest = await signals.next()
@@ -295,6 +316,8 @@ def test_second_subscriber_replaces_the_first() -> None:
                 with pytest.raises(aio.AioRpcError) as ended:
                     await first.next("never")
                 assert ended.value.code() is grpc.StatusCode.ABORTED
+                assert await client.stopped() == 0
+                assert (await second.next()).signalType == "globalFault"
                 await client.fault(2)
                 assert (await second.next()).incident == 2
                 owner = server.jobs.get("job")
@@ -440,8 +463,9 @@ def test_flood_of_one_job_does_not_delay_another() -> None:
             for rank in range(20):
                 began = loop.time()
                 assert await calm.fault(rank) == 0
-                await signals.next()
+                await signals.next("stopTrain")
                 took.append(loop.time() - began)
+                assert await calm.stopped() == 0  # so that the next fault starts a round
             for task in floods:
                 task.cancel()
             await asyncio.gather(*floods, return_exceptions=True)

@@ -80,12 +80,14 @@ def of_job(job: str) -> list[tuple[str, Any]]:
         ("ReportFault", control_pb2.FaultReport(job=job)),
         ("PublishProgress", control_pb2.JobProgress(job=job)),
         ("ReportSubHealth", control_pb2.SubHealth(job=job)),
+        ("ReportIncident", control_pb2.IncidentReport(job=job)),
         ("EndJob", control_pb2.JobEnd(job=job)),
     ]
 
 
 def of_operator(job: str) -> list[tuple[str, Any]]:
     return [
+        ("RecordAction", control_pb2.OperatorAction(job=job)),
         ("SwitchNicTrack", pb.SwitchNics(jobID=job)),
         ("StressTest", pb.StressTestParam(jobID=job)),
         ("SubscribeSwitchNicSignal", pb.SwitchNicRequest(jobID=job)),

@@ -23,7 +23,7 @@ from taskd.clusterd.cluster.objects import (
     fault_job_info,
     reset_data,
 )
-from taskd.clusterd.interceptors import Buckets, Rate, _host
+from taskd.clusterd.interceptors import _host
 from taskd.clusterd.job_owner import JobOwner
 from taskd.clusterd.job_registry import ABANDONED_S, JobRegistry, RegistryConfig
 from taskd.clusterd.journal_records import Record
@@ -46,6 +46,7 @@ from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import LADDER
 from taskd.model.types import Tick
 from taskd.runtime.journal import Journal
+from taskd.runtime.rate_limit import Buckets, Rate
 
 
 def test_new_listener_replaces_the_old_one() -> None:
@@ -188,6 +189,22 @@ def test_abandoned_job_makes_room() -> None:
         assert jobs.served.keys() == {"a", "c"}
         assert (await jobs.init(JobId("d"))).code == 500
         await jobs.close()
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+def test_abandoned_job_of_before_a_restart_makes_room() -> None:
+    async def main() -> None:
+        now = [0.0]
+        journal = Journal(None)
+        for name in ("a", "b"):
+            jobs = make_jobs(now, journal, InMemoryCluster(), max_jobs=1)
+            await jobs.start()
+            now[0] += ABANDONED_S + 1
+            assert await joined(jobs, name) == 0
+            await jobs.close()
+        assert jobs.served.keys() == {"b"}
         await journal.aclose()
 
     asyncio.run(main())

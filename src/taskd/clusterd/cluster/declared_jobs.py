@@ -6,6 +6,7 @@ So no other module needs to know whether a job has a cluster.
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, field
 
 from taskd.clusterd.cluster.interface import Json, Key, Kind
@@ -13,8 +14,11 @@ from taskd.clusterd.cluster.objects import DECLARED, DEVICE_KEYS, RANK_INDEX
 from taskd.core.clusterd.job_config import NO_BACKUP_NIC, ON
 from taskd.model.ids import JobId
 from taskd.model.strategies import parse_strategies
+from taskd.runtime.plain_text import is_plain
 from taskd.wire._pb import control_pb2 as pb
 from taskd.wire.tagged_json import read, write
+
+log = logging.getLogger(__name__)
 
 MAX_NAME = 253
 MAX_NODES, MAX_RANKS = 16_384, 131_072
@@ -46,6 +50,9 @@ def declaration_of(request: pb.JobDeclaration) -> Declaration:
     """Raises ValueError, which says what is wrong."""
     if not request.job or len(request.job) > MAX_NAME:
         raise ValueError(f"the job id must have 1 to {MAX_NAME} characters")
+    named = (request.job, request.name, request.namespace, request.framework)
+    if not all(map(is_plain, (*named, *(node.name for node in request.nodes)))):
+        raise ValueError("names must not contain control characters")
     strategies = ",".join(parse_strategies(",".join(request.strategies)))
     nodes = [
         DeclaredNode(
@@ -83,7 +90,19 @@ def note_name(job: JobId) -> str:
 
 
 def from_notes(notes: dict[str, str]) -> list[Declaration]:
-    return [read(text, TYPES) for name, text in notes.items() if name.startswith("declared/")]
+    """Those that can be read; the others are named in the log, and must be declared again."""
+    found = []
+    for name, text in notes.items():
+        if not name.startswith("declared/"):
+            continue
+        try:
+            declaration = read(text, TYPES)
+            objects_of(declaration)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            log.error("note %r of the journal cannot be read: %s", name, error)
+        else:
+            found.append(declaration)
+    return found
 
 
 def objects_of(declaration: Declaration) -> list[tuple[Key, Json]]:

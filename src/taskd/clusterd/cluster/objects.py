@@ -43,6 +43,8 @@ class JobFacts:
     platform: PlatformSeen = field(default_factory=PlatformSeen)
     pod_names: Mapping[str, str] = field(default_factory=dict)
     """Names by uid."""
+    mistakes: tuple[str, ...] = ()
+    """Settings of the PodGroup that are not understood, as sentences for the log."""
     trace_mounted: bool = False
     """All pods mount the ConfigMap with the profiling switch."""
 
@@ -52,13 +54,13 @@ class JobFacts:
 
 
 def facts_of(group: Json, pods: Iterable[Json]) -> JobFacts:
-    """Raises ValueError, which names the wrong words, if the settings cannot be read."""
     owner, name = owner_of(group)
     labels, notes = _labels(group), _annotations(group)
     pods = list(pods)
     members = tuple(sorted(pod for pod in map(pod_of, pods) if pod is not None))
+    settings, mistakes = read_pod_group(labels, notes)
     config = replace(
-        read_pod_group(labels, notes),
+        settings,
         cluster=DECLARED not in notes,
         super_pod=any("super_pod_id" in _devices(pod) for pod in pods),
         resources_timeout_s=_resources_timeout(pods),
@@ -69,6 +71,7 @@ def facts_of(group: Json, pods: Iterable[Json]) -> JobFacts:
         namespace=key_of(group).namespace,
         pod_group=key_of(group),
         config=config,
+        mistakes=mistakes,
         enabled=is_on(labels),
         pods=members,
         phase=_text(group, "status", "phase", default="Running"),

@@ -7,6 +7,7 @@ that mount its ConfigMap read it from there as well.
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import grpc
@@ -20,6 +21,8 @@ from taskd.model.ids import JobId
 from taskd.runtime.journal import Journal, JournalFailed
 from taskd.wire._pb import profiling_pb2 as pb
 from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceServicer
+
+log = logging.getLogger(__name__)
 
 FIELDS = ("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader")
 VALUES = ("on", "off", "")
@@ -47,7 +50,10 @@ class ProfilingService(TrainingDataTraceServicer):
         for name, text in (await self._journal.notes()).items():
             if name.startswith(NOTES):
                 job = JobId(name.removeprefix(NOTES))
-                self._switches[job] = pb.ProfilingSwitch(**json.loads(text))
+                try:
+                    self._switches[job] = pb.ProfilingSwitch(**json.loads(text))
+                except (ValueError, TypeError) as error:
+                    log.error("note %r of the journal cannot be read: %s", name, error)
 
     def _forget(self, job: JobId) -> None:
         self._switches.pop(job, None)
@@ -117,7 +123,12 @@ class ProfilingService(TrainingDataTraceServicer):
         namespace, slash, name = ns_name.partition("/")
         if not slash or not namespace or not name or "/" in name:
             raise Problem(TraceCode.BadParameter, "jobNsName must be namespace/name")
-        facts = self._jobs.named(namespace, name)
+        found = self._jobs.named(namespace, name)
+        if len(found) > 1:
+            shown = ", ".join(f"{namespace}/{job}" for job in found[:4])
+            text = f"{len(found)} jobs are called {ns_name}: name one by its id, such as {shown}"
+            raise Problem(TraceCode.BadParameter, text)
+        facts = self._jobs.facts(found[0]) if found else None
         if facts is None:
             raise Problem(TraceCode.NotFound, f"unknown job {ns_name}")
         return facts
