@@ -1,0 +1,64 @@
+// The nodes of a job: which one keeps causing incidents, and what the loss of each would cost now.
+import { card, h, pill, replace, table } from "./dom.js";
+import { count, moment, plural } from "./format.js";
+import { get, jobUrl } from "./live.js";
+
+const MOST = 300;
+
+export function nodesPage(job, root, say, failed) {
+  let stopped = false;
+  async function load() {
+    try {
+      const data = await get(`${jobUrl(job)}/nodes`);
+      if (!stopped) render(data);
+    } catch (error) {
+      failed(error);
+    }
+  }
+
+  function render(data) {
+    const worst = data.nodes.filter((node) => node.incidents).slice(0, 3);
+    const blame = worst.reduce((sum, node) => sum + node.incidents, 0);
+    const headline = data.incidents
+      ? `${plural(blame, "incident")} of ${count(data.incidents)} on ${worst.map((node) => `node ${node.node}`).join(", ")}`
+      : "No node has caused an incident";
+    const most = Math.max(1, ...data.nodes.map((node) => node.incidents));
+    const rows = data.nodes.slice(0, MOST).map((node) => row(job, node, most));
+    const left = data.nodes.length - rows.length;
+    replace(root,
+      h("section", { class: `card hero ${data.incidents ? "slow" : "training"}` }, h("h1", {}, h("span", { class: "dot", "aria-hidden": "true" }), headline),
+        h("p", { class: "sub" }, `${plural(data.nodes.length, "node")}${data.spares ? `, ${plural(data.spares, "spare")}` : ", no spare"}`)),
+      card("Nodes", null, table(["Node", "Health", "Ranks", "Incidents", "Its loss would cost now", "Last incidents"], rows, "Nodes"),
+        left > 0 ? h("p", { class: "quiet small" }, `${count(left)} more nodes without incidents`) : null));
+  }
+
+  load();
+  const again = setInterval(load, 3000);
+  return () => { stopped = true; clearInterval(again); };
+}
+
+function row(job, node, most) {
+  const tone = { good: "training", warn: "slow", bad: "failed" }[node.severity];
+  const health = !node.present ? pill("lost", "failed") : node.problem ? pill(node.problem, "failed") : node.spare ? pill("spare", "still") : pill(phasesOf(node), node.phases.training === node.rankCount ? "training" : "slow");
+  const bar = h("div", { class: "track" }, h("div", { class: node.incidents > 1 ? "took over" : "took" }));
+  bar.firstChild.style.width = node.incidents ? `${(100 * node.incidents) / most}%` : "0";
+  bar.firstChild.hidden = !node.incidents;
+  const devices = node.devices.map((device) => `device ${device.device}: ${device.incidents}`).join(", ");
+  return h("tr", {},
+    h("td", {}, h("strong", {}, `${node.node}`), h("div", { class: "quiet small break" }, [node.host, node.leader ? "manager" : ""].filter(Boolean).join(" · "))),
+    h("td", { class: "nowrap" }, health),
+    h("td", { class: "nowrap" }, rankRange(node)),
+    h("td", {}, h("div", { class: "lanes" }, h("span", {}, `${node.incidents}`), bar, ""), h("div", { class: "quiet small" }, devices)),
+    h("td", { class: "wide" }, pill(tone === "training" ? "safe" : tone === "slow" ? "waits" : "at risk", tone), " ", h("span", { class: "small" }, node.loss), node.onlyHere.length ? h("div", { class: "quiet small break" }, `only here: ${node.onlyHere.join(", ")}`) : null),
+    h("td", { class: "small" }, node.recent.map((one) => h("div", {}, h("a", { href: `${jobUrl(job)}/incidents/${one.incident}` }, `rank ${one.rank} ${one.cause}`), h("span", { class: "quiet" }, ` ${moment(one.atUnixMs)}`)))));
+}
+
+function phasesOf(node) {
+  return Object.entries(node.phases).map(([phase, number]) => `${number} ${phase}`).join(", ") || "idle";
+}
+
+function rankRange(node) {
+  if (!node.ranks.length) return "–";
+  const [low, high] = [node.ranks[0], node.ranks.at(-1)];
+  return low === high ? `${low}` : high - low + 1 === node.ranks.length ? `${low} to ${high}` : node.ranks.join(", ");
+}

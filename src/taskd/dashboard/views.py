@@ -1,0 +1,212 @@
+"""The pages as JSON: what `/api/v1/…` answers and what the report contains. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from taskd.dashboard import incidents
+from taskd.dashboard.incidents import QUIET, Incident
+from taskd.wire._pb import control_pb2 as pb
+
+LIVE, LOST, ENDED = "live", "lost", "ended"
+"""The connection to clusterd: it answers, it does not, or the job is over."""
+MOST_SHOWN = 200
+"""Incidents in a list; the page of each one can still be opened by its number."""
+
+
+def job(status: pb.JobStatus, found: Sequence[Incident], contact: str = LIVE) -> dict[str, Any]:
+    line = status.line
+    health, headline = health_of(status, contact)
+    if contact == ENDED and found and incidents.brief(found[-1])["outcome"] in incidents.FAILED:
+        health = "failed"
+    phases = Counter(rank.phase or "joining" for rank in status.ranks)
+    leader = next((node for node in status.nodes if node.leader), None)
+    return {
+        "job": line.job,
+        "name": line.name,
+        "health": health,
+        "headline": headline,
+        "state": line.state,
+        "because": line.because,
+        "incident": line.incident,
+        "step": line.step,
+        "stepsPerS": line.steps_per_s,
+        "totalSteps": status.total_steps,
+        "goodput": status.goodput,
+        "startedUnixMs": status.started_unix_ms,
+        "changedUnixMs": line.changed_unix_ms,
+        "world": line.world,
+        "nodes": len(status.nodes) or len({rank.node for rank in status.ranks}),
+        "spares": sum(node.spare for node in status.nodes),
+        "leader": {"node": leader.node, "host": leader.host} if leader else None,
+        "strategies": list(status.strategies),
+        "strategy": status.strategy,
+        "phases": dict(phases),
+        "manager": status.manager,
+        "profiling": status.profiling,
+        "operation": status.operation,
+        "stragglers": [
+            {
+                "rank": slow.rank,
+                "cause": slow.cause,
+                "lateMs": slow.late_ms,
+                "slower": slow.slower,
+                "sinceUnixMs": slow.since_unix_ms,
+                "evidence": slow.evidence,
+            }
+            for slow in status.stragglers
+        ],
+        "trouble": [
+            {"rank": rank.rank, "phase": rank.phase, "note": rank.note}
+            for rank in status.ranks
+            if rank.note
+        ][:20],
+        "incidents": incident_list(found),
+        "lostMs": sum(i["tookMs"] for i in map(incidents.brief, found) if i["kind"] == "fault"),
+    }
+
+
+def health_of(status: pb.JobStatus, contact: str) -> tuple[str, str]:
+    """One word for the colour, one sentence for people."""
+    line = status.line
+    if contact == ENDED:
+        because = f": {line.because}" if line.because else ""
+        return "done", f"The job has ended{because}"
+    if contact == LOST:
+        return "unknown", "No contact to the job: this is its last known state"
+    phases = {rank.phase for rank in status.ranks}
+    if phases == {"unknown"}:
+        return "unknown", "No contact to the job's manager: this is its last known state"
+    if status.operation:
+        return "paused", f"Paused: {status.operation}"
+    if line.state not in QUIET:
+        what = f" with {status.strategy}" if status.strategy else ""
+        return "recovering", f"Recovering{what}: {line.because}"
+    if not line.step and phases <= {"", "joining", "starting", "absent"}:
+        return "starting", "Starting: the ranks join"
+    if status.stragglers:
+        slow = status.stragglers[0]
+        return "slow", f"Training, slowed down by rank {slow.rank} ({slow.cause})"
+    if line.state == "Shrunk":
+        return "slow", f"Training with {line.world} ranks: some are missing"
+    if phases & {"dead", "parked", "repairing"} and "training" not in phases:
+        return "recovering", line.because or "Not training"
+    return "training", "Training"
+
+
+def incident_list(found: Sequence[Incident]) -> list[dict[str, Any]]:
+    """Newest first."""
+    return [incidents.brief(incident) for incident in reversed(found[-MOST_SHOWN:])]
+
+
+def incident(found: Sequence[Incident], number: int) -> dict[str, Any] | None:
+    """The incident that contains this number."""
+    for index, each in enumerate(found):
+        if number in each.numbers:
+            return incidents.shown(found, index)
+    return None
+
+
+def nodes(status: pb.JobStatus, found: Sequence[Incident]) -> dict[str, Any]:
+    """The nodes, those with the most incidents first, and what the loss of each would cost."""
+    devices = {place.rank: place.device for place in status.places}
+    names = {place.rank: place.node for place in status.places}
+    located: dict[int, list[pb.RankStatus]] = {}
+    for rank in status.ranks:
+        located.setdefault(rank.node, []).append(rank)
+    blamed: dict[int, list[dict[str, Any]]] = {}
+    for each in found:
+        for fault in each.faults():
+            node = fault["node"] if fault["node"] >= 0 else _node_of(fault["rank"], status)
+            blamed.setdefault(node, []).append(
+                {
+                    "incident": each.number,
+                    "rank": fault["rank"],
+                    "device": devices.get(fault["rank"], ""),
+                    "cause": fault["cause"],
+                    "atUnixMs": each.lines[0].at_unix_ms,
+                }
+            )
+    known = {node.node: node for node in status.nodes}
+    for node in {*located, *blamed} - set(known):
+        known[node] = pb.NodeStatus(node=node, present=True, ranks=len(located.get(node, ())))
+    spares = sum(node.spare for node in known.values())
+    rows = [
+        _node(node, located.get(node.node, []), blamed.get(node.node, []), names, spares)
+        for node in known.values()
+    ]
+    rows.sort(key=lambda row: (-row["incidents"], row["node"]))
+    return {"nodes": rows, "incidents": sum(row["incidents"] for row in rows), "spares": spares}
+
+
+def _node(
+    node: pb.NodeStatus,
+    ranks: Sequence[pb.RankStatus],
+    blamed: Sequence[Mapping[str, Any]],
+    names: Mapping[int, str],
+    spares: int,
+) -> dict[str, Any]:
+    cost, severity = loss_of(node, spares)
+    per_device = Counter(each["device"] for each in blamed if each["device"])
+    return {
+        "node": node.node,
+        "name": next((names[rank.rank] for rank in ranks if rank.rank in names), ""),
+        "host": node.host or next((rank.host for rank in ranks), ""),
+        "present": node.present,
+        "spare": node.spare,
+        "leader": node.leader,
+        "problem": node.problem,
+        "ranks": [rank.rank for rank in ranks][:64],
+        "rankCount": node.ranks or len(ranks),
+        "phases": dict(Counter(rank.phase or "joining" for rank in ranks)),
+        "incidents": len({each["incident"] for each in blamed}),
+        "devices": [{"device": d, "incidents": n} for d, n in per_device.most_common(16)],
+        "recent": list(blamed[-5:])[::-1],
+        "shards": node.shards,
+        "onlyHere": list(node.only_here[:16]),
+        "loss": cost,
+        "severity": severity,
+    }
+
+
+def loss_of(node: pb.NodeStatus, spares: int) -> tuple[str, str]:
+    """What the loss of this node would cost now, as a sentence and as good, warn or bad."""
+    if not node.present:
+        return "It is already lost", "warn"
+    if node.leader:
+        return "The manager and the store run here: the job would end", "bad"
+    if not node.ranks:
+        return "Nothing: it runs no rank", "good"
+    if node.only_here:
+        count = len(node.only_here)
+        one = f"{count} shard{'s' * (count > 1)} without a replica elsewhere"
+        return f"{one}: copies of snapshots are used, otherwise the last checkpoint", "bad"
+    if spares:
+        return f"No step: a spare takes over its {node.ranks} ranks from replicas", "good"
+    return f"No step: {node.ranks} ranks wait for a node, or the job shrinks", "warn"
+
+
+def ranks(status: pb.JobStatus, node: int | None = None, most: int = 512) -> list[dict[str, Any]]:
+    devices = {place.rank: place.device for place in status.places}
+    return [
+        {
+            "rank": rank.rank,
+            "node": rank.node,
+            "host": rank.host,
+            "device": devices.get(rank.rank, ""),
+            "pid": rank.pid,
+            "incarnation": rank.incarnation,
+            "phase": rank.phase,
+            "step": rank.step,
+            "idleS": rank.idle_s,
+            "note": rank.note,
+        }
+        for rank in status.ranks
+        if node is None or rank.node == node
+    ][:most]
+
+
+def _node_of(rank: int, status: pb.JobStatus) -> int:
+    return next((each.node for each in status.ranks if each.rank == rank), -1)

@@ -1,0 +1,207 @@
+"""Every page of a real job, as people use it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.conftest import WAIT_S, Running, Visitor, eventually, running
+
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+PROBLEMS = (Path(__file__).parent / "accessibility.js").read_text()
+
+
+def sign_in(visitor: Visitor, job: Running, name: str = "ada") -> Page:
+    visitor.page.goto(f"{job.url}&name={name}")
+    expect(visitor.page.locator(".hero h1")).to_be_visible()
+    return visitor.page
+
+
+def accessible(page: Page) -> None:
+    """In light and in dark colours."""
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(PROBLEMS) == []
+
+
+def shoot(page: Page, name: str) -> None:
+    """Renew the pictures of the docs, if TASKD_SCREENSHOTS names their folder."""
+    if folder := os.environ.get("TASKD_SCREENSHOTS"):
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_timeout(300)
+            page.screenshot(path=f"{folder}/dashboard-{name}-{scheme}.png", full_page=True)
+
+
+def test_killed_rank_appears_within_a_second_of_the_decision(
+    visitor: Visitor, job: Running
+) -> None:
+    page = sign_in(visitor, job)
+    expect(page.locator(".hero")).to_have_class("card hero training")
+    page.evaluate(
+        """() => { window.seen = []; new MutationObserver(() => {
+          const row = document.querySelector("table a")?.textContent;
+          if (row && window.seen.at(-1)?.[0] !== row) window.seen.push([row, Date.now()]);
+        }).observe(document.getElementById("main"), { childList: true, subtree: true }); }"""
+    )
+    before = job.status()["line"]["incident"]
+    job.kill(2)
+    expect(page.locator("#last h2")).to_contain_text("rank 2 exited: signal 9")
+    expect(page.locator("#last .pill")).to_contain_text("training again after")
+    expect(page.locator("#last .lanes .track")).not_to_have_count(0)
+    began = next(r for r in job.status()["rounds"] if r["incident"] == before + 1)["beganUnixMs"]
+    shown = page.evaluate("window.seen")
+    at = next(at for row, at in shown if int(row) == before + 1)
+    assert at - began < 1000 * 3, "generous, because the machine may be loaded"
+    accessible(page)
+    shoot(page, "job")
+
+
+def test_incident_page_explains_the_decision(visitor: Visitor, job: Running) -> None:
+    page = sign_in(visitor, job)
+    if not page.locator("#last").count():
+        job.kill(1)
+    page.locator("#last a").click()
+    expect(page.locator("h1")).to_contain_text("signal 9")
+    for title in ("Where the time went", "Why this strategy", "What was decided", "Evidence"):
+        expect(page.get_by_role("heading", name=title).first).to_be_visible()
+    row = page.get_by_role("row").filter(has=page.get_by_text("chosen", exact=True))
+    expect(row).to_contain_text("recover-in-place")
+    expect(page.get_by_role("row", name="retry")).to_contain_text("the job does not offer it")
+    accessible(page)
+    shoot(page, "incident")
+
+
+def test_nodes_page_shows_what_a_loss_would_cost(visitor: Visitor, job: Running) -> None:
+    page = sign_in(visitor, job)
+    page.get_by_role("link", name="Nodes").click()
+    expect(page.get_by_role("table")).to_contain_text("the job would end")
+    accessible(page)
+    shoot(page, "nodes")
+
+
+def test_sign_in_page_is_accessible_and_refuses_wrong_tokens(
+    visitor: Visitor, job: Running
+) -> None:
+    page = visitor.page
+    page.goto(job.base)
+    accessible(page)
+    page.get_by_label("Token").fill("wrong")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("not valid")
+
+
+ACTIONS: list[tuple[str, dict[str, str], str, str]] = [
+    ("profile", {"Recording": "on"}, "start to record", ""),
+    ("stress", {"Nodes (names, or all)": "all"}, "stress test of all nodes", ""),
+    ("nic", {"Interface": "backup"}, "backup network interface", "no backup"),
+    ("fault", {"Ranks": "1", "What you observed": "<b>hot</b>"}, "fault of rank 1", ""),
+    ("drain", {"Node rank": "0"}, "drain node 0", "no other node"),
+]
+
+
+def test_every_action_is_confirmed_and_written_to_the_journal(
+    visitor: Visitor, job: Running
+) -> None:
+    page = sign_in(visitor, job, "grace")
+    for action, fields, sentence, refused in ACTIONS:
+        eventually(lambda: is_quiet(job.status()))
+        page.get_by_role("button", name="Actions").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Action").select_option(action)
+        for label, value in fields.items():
+            fill(dialog.get_by_label(label, exact=True), value)
+        dialog.get_by_role("button", name="Continue").click()
+        expect(dialog).to_contain_text(sentence)
+        dialog.get_by_role("button", name="Yes, do it").click()
+        if refused:
+            expect(dialog.get_by_role("alert")).to_contain_text(refused)
+        else:
+            expect(dialog.get_by_role("heading", name="Done")).to_be_visible()
+        accessible(page)
+        page.keyboard.press("Escape")
+    lines = [json.loads(line) for line in job.taskd("replay", job.job, "--json").splitlines()]
+    written = [line["because"] for line in lines if line["event"] == "OperatorAction"]
+    for action, _, sentence, _ in ACTIONS:
+        assert any(text.startswith("grace: ") and sentence in text for text in written), action
+
+
+def is_quiet(status: dict[str, Any]) -> bool:
+    return status["line"]["state"] == "Idle" and not status["operation"]
+
+
+def fill(field: Locator, value: str) -> None:
+    if field.evaluate("e => e.tagName") == "SELECT":
+        field.select_option(value)
+    else:
+        field.fill(value)
+
+
+def test_keyboard_alone_reaches_and_cancels_an_action(visitor: Visitor, job: Running) -> None:
+    page = sign_in(visitor, job)
+    page.goto(f"{job.base}/jobs/{job.job}")
+    expect(page.get_by_role("button", name="Actions")).to_be_visible()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "Actions":
+            break
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_inline_script_does_not_run(visitor: Visitor, job: Running) -> None:
+    page = sign_in(visitor, job)
+    page.evaluate(
+        "() => { const s = document.createElement('script'); s.textContent = 'window.hacked = 1';"
+        " document.body.append(s); }"
+    )
+    assert page.evaluate("window.hacked") is None
+    assert any("Content Security Policy" in text for text in visitor.problems)
+    visitor.problems.clear()
+
+
+def test_job_with_hostile_name_that_ends_while_shown(visitor: Visitor, tmp_path: Path) -> None:
+    name = f"<img src=x onerror=alert({os.getpid()})>"
+    with running(tmp_path, job=name) as job:
+        page = sign_in(visitor, job)
+        expect(page.locator("#top .where")).to_have_text(name)
+        job.kill(3)
+        expect(page.locator("#last h2")).to_contain_text("rank 3")
+        expect(page.locator("#last .pill")).to_contain_text("training again after")
+        job.launcher.terminate()
+        expect(page.locator(".hero h1")).to_contain_text("The job has ended")
+        job.launcher.wait(WAIT_S)
+        expect(page.locator(".hero")).to_have_class("card hero done")
+
+
+def test_report_is_one_file_that_works_alone(visitor: Visitor, job: Running) -> None:
+    if not job.status()["line"]["incident"]:
+        job.kill(0)
+        eventually(lambda: bool(job.status()["rounds"]))
+    path = job.folder / "report.html"
+    job.taskd("replay", job.job, "--html", str(path))
+    page = visitor.page
+    page.goto(path.as_uri())
+    expect(page.locator("h1")).to_contain_text("incident")
+    expect(page.get_by_role("heading", name="Where the time went").first).to_be_attached()
+    accessible(page)
+    shoot(page, "report")
+
+
+def test_page_survives_the_death_of_the_manager(visitor: Visitor, job: Running) -> None:
+    import psutil
+
+    page = sign_in(visitor, job)
+    children: list[Any] = psutil.Process(job.launcher.pid).children(recursive=True)
+    manager = next(p for p in children if "taskd.manager" in " ".join(p.cmdline()))
+    manager.kill()
+    expect(page.locator(".hero")).to_have_class("card hero unknown")
+    expect(page.locator(".hero")).to_have_class("card hero training")
+    step = page.locator(".figures dd").first.inner_text()
+    expect(page.locator(".figures dd").first).not_to_have_text(step)
