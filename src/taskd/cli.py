@@ -1,6 +1,7 @@
 """The `taskd` command. The module of a subcommand is imported only when it is used.
 
-Such a module has `add_arguments(parser)` and `run(arguments) -> exit code`.
+Such a module has `add_arguments(parser)` and `run(arguments) -> exit code`; it may have
+`normalized(words) -> words`, for a command line that argparse alone would misunderstand.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ COMMANDS = {
     "replay": Command(
         "taskd.commands.replay", "show every incident of a job, with the reason of each decision"
     ),
+    "dashboard": Command(
+        "taskd.dashboard.command", "show jobs in a browser: progress, incidents, nodes"
+    ),
     "fault": Command("taskd.commands.fault", "report a fault by hand"),
     "profile": Command("taskd.commands.profile", "start or stop recording a running job"),
     "trace": Command(
@@ -43,6 +47,9 @@ COMMANDS = {
     "stress": Command("taskd.commands.stress", "pause a job and test its devices and links"),
     "nic": Command(
         "taskd.commands.nic", "move ranks of a running job to their other network interface"
+    ),
+    "completion": Command(
+        "taskd.completion", "print a script for bash, zsh or fish that completes commands"
     ),
     "doctor": Command("taskd.doctor", "check what works on this machine, what does not, and why"),
 }
@@ -62,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == named:
             module = import_module(command.module)
             module.add_arguments(subparser)
+            if hasattr(module, "normalized"):
+                at = args.index(name) + 1
+                args = [*args[:at], *module.normalized(args[at:])]
     arguments = parser.parse_args(args)
     try:
         return int(module.run(arguments))

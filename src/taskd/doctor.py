@@ -13,7 +13,6 @@ import platform
 import re
 import resource
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,13 +21,11 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from taskd.agent.run import torch_check
 from taskd.ascend import mspti
 from taskd.runtime import log
-from taskd.runtime.private_names import NEWEST_TORCH, OLDEST_TORCH
+from taskd.runtime.torch_versions import Support, judge, supported_torch
 from taskd.version import __version__
-
-TORCH_CHECK = "from taskd.torch import compat; compat.check()"
-TORCH_TIMEOUT_S = 120.0
 
 PORTS = {9601: "the manager", 9602: "a node's proxy", 8899: "clusterd"}
 SHARED_MEMORY_MIB = 64
@@ -143,31 +140,18 @@ def _torch() -> Finding:
             "PyTorch jobs cannot run",
             _pip("taskd[torch]"),
         )
-    remedy = "pip install 'torch==2.13.0'"
-    first, last = OLDEST_TORCH, NEWEST_TORCH
-    if not first <= _numbers(found)[:2] <= last:
-        known = f"{'.'.join(map(str, first))} to {'.'.join(map(str, last))}"
-        because = f"unsupported version: taskd.torch supports {known}"
+    remedy = _pip("taskd[torch]")
+    support = judge(found)
+    if support not in (Support.TESTED, Support.NEWER):
+        because = f"`taskd run` refuses this version: TaskD supports {supported_torch()}"
         return Finding("torch", Verdict.LIMITED, found, because, remedy)
-    problem = _torch_problem()
-    if problem:
-        because = f"ranks are restarted instead of repaired in place: {problem}"
+    if problem := torch_check.find_problem():
+        who = "`taskd run`" if support is Support.NEWER else "`taskd.torch.init()`"
+        return Finding("torch", Verdict.LIMITED, found, f"{who} refuses it: {problem}", remedy)
+    if support is Support.NEWER:
+        because = f"newer than the tested versions ({supported_torch()}): it is tried"
         return Finding("torch", Verdict.LIMITED, found, because, remedy)
     return Finding("torch", Verdict.FINE, f"{found}, with the internals that taskd.torch expects")
-
-
-def _torch_problem() -> str:
-    """Check in a separate process: importing torch takes seconds and hundreds of megabytes."""
-    command = [sys.executable, "-c", TORCH_CHECK]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"importing torch took more than {TORCH_TIMEOUT_S:.0f} s"
-    if not done.returncode:
-        return ""
-    return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
 
 
 def _version(name: str) -> str | None:

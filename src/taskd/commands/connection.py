@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from taskd.bus.security import (
     ClusterdTlsSettings,
@@ -18,6 +19,7 @@ from taskd.bus.security import (
 from taskd.clusterd.locate import Place, find
 from taskd.errors import PeerRefused, PeerUnreachable
 from taskd.model.codes import RecoverCode
+from taskd.runtime.plain_text import one_line
 from taskd.runtime.tokens import bearer
 from taskd.wire._pb.control_pb2_grpc import ControlStub
 from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceStub
@@ -43,7 +45,8 @@ class Connection:
 
     def stream(self, method: str, request: Any) -> Iterator[Any]:
         stub: Any = ControlStub
-        yield from getattr(stub(self.channel), method)(request, metadata=self._token())
+        for reply in getattr(stub(self.channel), method)(request, metadata=self._token()):
+            yield plain(reply)
 
     def switch_profiling(self, request: Any) -> Any:
         return self._unary(TrainingDataTraceStub, "ModifyTrainingDataTraceSwitch", request)
@@ -61,7 +64,7 @@ class Connection:
             request, timeout=OPERATION_TIMEOUT_S, metadata=self._token()
         )
         for reply in replies:
-            return str(reply.msg)
+            return one_line(str(reply.msg))
         raise PeerRefused("clusterd closed the stream before it sent the result of the operation")
 
     def wait_until_back(self, within_s: float) -> bool:
@@ -74,10 +77,24 @@ class Connection:
 
     def _unary(self, stub: Any, method: str, request: Any) -> Any:
         send = getattr(stub(self.channel), method)
-        return send(request, timeout=TIMEOUT_S, metadata=self._token())
+        return plain(send(request, timeout=TIMEOUT_S, metadata=self._token()))
 
     def _token(self) -> Any:
         return bearer(self.place.token)
+
+
+def plain(message: Any) -> Any:
+    """The message with its texts made safe for a terminal: tenants have written many of them."""
+    for described, value in message.ListFields():
+        if described.type == described.TYPE_STRING:
+            if isinstance(value, str):
+                setattr(message, described.name, one_line(value))
+            else:
+                value[:] = map(one_line, value)
+        elif described.type == described.TYPE_MESSAGE:
+            for one in [value] if isinstance(value, Message) else value:
+                plain(one)
+    return message
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +109,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", default="", help="private key of the client certificate")
 
 
-def _tls(arguments: argparse.Namespace, place: Place) -> ClusterdTlsSettings:
+def tls_of(arguments: argparse.Namespace, place: Place) -> ClusterdTlsSettings:
     if arguments.ca or arguments.cert or arguments.key:
         return ClusterdTlsSettings(ca=arguments.ca, crt=arguments.cert, key=arguments.key)
     # The server of a job that was announced on this machine listens on loopback, without TLS.
@@ -102,7 +119,7 @@ def _tls(arguments: argparse.Namespace, place: Place) -> ClusterdTlsSettings:
 @contextmanager
 def connection(arguments: argparse.Namespace, job: str = "") -> Iterator[Connection]:
     place = find(job, arguments.server, arguments.token)
-    encrypted = clusterd_credentials(_tls(arguments, place))
+    encrypted = clusterd_credentials(tls_of(arguments, place))
     if encrypted is None:
         channel = grpc.insecure_channel(place.address)
     else:
@@ -112,6 +129,6 @@ def connection(arguments: argparse.Namespace, job: str = "") -> Iterator[Connect
     except grpc.RpcError as error:
         failure: Any = error
         kind = PeerUnreachable if failure.code() in UNREACHABLE else PeerRefused
-        raise kind(f"clusterd at {place.address}: {failure.details()}") from error
+        raise kind(f"clusterd at {place.address}: {one_line(failure.details() or '')}") from error
     finally:
         channel.close()

@@ -23,6 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kind", choices=sorted(TYPES), default="process", help="what has failed (%(default)s)"
     )
     parser.add_argument("--because", default="", help="what you observed; shown in the history")
+    parser.add_argument(
+        "--checkpoint",
+        action="store_true",
+        help="repair nothing: write an emergency checkpoint and end the job",
+    )
     add_server_arguments(parser)
 
 
@@ -32,7 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
         pb.JobFault(rank=rank, fault_type=kind, evidence=arguments.because)
         for rank in arguments.rank
     ]
-    request = pb.FaultReport(job=arguments.job, faults=faults, reporter=getpass.getuser())
+    request = pb.FaultReport(
+        job=arguments.job,
+        faults=faults,
+        reporter=getpass.getuser(),
+        checkpoint=arguments.checkpoint,
+    )
     with connection(arguments, arguments.job) as server:
         answer = server.call("ReportFault", request)
     if answer.code:

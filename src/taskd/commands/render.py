@@ -13,6 +13,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from taskd.clusterd.services.control_service import INCIDENT_REPORT
 from taskd.wire._pb import control_pb2 as pb
 
 KINDS = {"0": "memory", "1": "process", "2": "communication"}
@@ -106,7 +107,8 @@ def history(lines: Iterable[pb.HistoryLine]) -> Iterable[str]:
             yield f"{title}, {_time(began)}"
         change = line.after if line.before == line.after else f"{line.before} -> {line.after}"
         yield f"  {line.at_unix_ms - began:>8} ms  {change}: {line.because or 'no change'}"
-        yield f"               event    {line.event}"
+        if not line.event.startswith(INCIDENT_REPORT):  # `because` says the same in one line
+            yield f"               event    {line.event}"
         for command in line.commands:
             yield f"               command  {command}"
 

@@ -1,6 +1,6 @@
 """`taskd replay JOB`: shows each incident: every decision with its time and its reason.
 
-Reads from the server, or, if no server runs, from the journal file.
+Reads from the server, or, if no server runs, from the journal file. With --html it writes a report.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import asyncio
 import sys
 from pathlib import Path
 
+import grpc
+
 from taskd.clusterd.services.control_service import history_line
 from taskd.commands import render
-from taskd.commands.connection import add_server_arguments, connection
+from taskd.commands.connection import Connection, add_server_arguments, connection
 from taskd.errors import SettingsError
-from taskd.runtime.journal import Journal
+from taskd.runtime.clock import wall
+from taskd.runtime.journal import Journal, JournalFailed, JournalUnusable, salvage
 from taskd.wire._pb import control_pb2 as pb
 
 
@@ -23,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--incident", type=int, default=0, help="show only this incident")
     parser.add_argument("--json", action="store_true", help="print one JSON object per decision")
     parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a report to this file, for any browser"
+    )
+    parser.add_argument(
         "--journal", type=Path, help="read this journal; no server may have it open"
     )
     add_server_arguments(parser)
@@ -30,13 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     request = pb.ReplayRequest(job=arguments.job, incident=arguments.incident)
+    status, problem = None, ""
     if arguments.journal is not None:
         if not arguments.journal.exists():
             raise SettingsError([f"--journal: {arguments.journal} does not exist"])
-        lines = asyncio.run(_from_file(arguments.journal, request))
+        lines, problem = read_journal(arguments.journal, request)
     else:
         with connection(arguments, arguments.job) as server:
             lines = list(server.stream("Replay", request))
+            if arguments.html:
+                status = _status(server, arguments.job)
+    if problem:
+        sys.stderr.write(f"taskd replay: {problem}\n")
+    if arguments.html:
+        return _write_report(arguments, lines, status, problem)
     if arguments.json:
         text = [render.as_json(line) for line in lines]
     else:
@@ -45,10 +58,50 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _from_file(path: Path, request: pb.ReplayRequest) -> list[pb.HistoryLine]:
-    journal = Journal(path)
+def _write_report(
+    arguments: argparse.Namespace,
+    lines: list[pb.HistoryLine],
+    status: pb.JobStatus | None,
+    problem: str,
+) -> int:
+    from taskd.dashboard import report
+
+    data = report.data_of(arguments.job, lines, round(wall() * 1000), status, problem)
     try:
-        entries = await journal.history(request.job, request.incident)
-    finally:
-        await journal.aclose()
-    return [history_line(entry) for entry in entries]
+        arguments.html.write_text(report.page(data), encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise SettingsError([f"cannot write {arguments.html}: {error.strerror}"]) from error
+    sys.stdout.write(f"{arguments.html}: {len(data['incidents'])} incidents\n")
+    return 0
+
+
+def _status(server: Connection, job: str) -> pb.JobStatus | None:
+    """None: the job has ended, and only its history is left."""
+    try:
+        status: pb.JobStatus = server.call("Status", pb.JobRequest(job=job))
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.NOT_FOUND:
+            raise
+        return None
+    return status
+
+
+def read_journal(path: Path, request: pb.ReplayRequest) -> tuple[list[pb.HistoryLine], str]:
+    """The history, and what is wrong with the file if only a part could be read."""
+    return asyncio.run(_from_file(path, request))
+
+
+async def _from_file(path: Path, request: pb.ReplayRequest) -> tuple[list[pb.HistoryLine], str]:
+    problem = ""
+    try:
+        journal = Journal(path)
+        try:
+            entries = await journal.history(request.job, request.incident)
+        finally:
+            await journal.aclose()
+    except (JournalFailed, JournalUnusable) as error:
+        entries = salvage(path, request.job, request.incident)
+        if not entries:
+            raise
+        problem = f"{error}; shown is what could still be read: {len(entries)} decisions"
+    return [history_line(entry) for entry in entries], problem

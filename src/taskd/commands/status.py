@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from shutil import get_terminal_size
 
 import grpc
 
 from taskd.clusterd.locate import is_withdrawn
 from taskd.commands import render
 from taskd.commands.connection import UNREACHABLE, Connection, add_server_arguments, connection
+from taskd.commands.watch_view import Terminal, screen
+from taskd.config import environ
+from taskd.dashboard.incidents import Incident
+from taskd.dashboard.incidents import read as read_incidents
 from taskd.errors import PeerUnreachable
 from taskd.runtime.clock import wall
 from taskd.wire._pb import control_pb2 as pb
@@ -49,12 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _watch(server: Connection, request: pb.JobRequest, arguments: argparse.Namespace) -> str:
     """Print each status until the job ends; return why it ended, if that is known."""
     last: pb.JobStatus | None = None
+    history = _History(server, request.job)
     while True:
         try:
             for last in server.stream("Watch", request):
                 if not arguments.json and sys.stdout.isatty():
-                    sys.stdout.write(CLEAR)
-                _print(last, arguments)
+                    history.read(last)
+                    _draw(last, history.found)
+                else:
+                    _print(last, arguments)
             return last.line.because if last else ""
         except grpc.RpcError as error:
             code = error.code()
@@ -68,6 +76,29 @@ def _watch(server: Connection, request: pb.JobRequest, arguments: argparse.Names
             raise PeerUnreachable(
                 f"lost clusterd at {server.place.address}; the job may still be running"
             )
+
+
+class _History:
+    """The incidents of the job, read again when clusterd says that there is something new."""
+
+    def __init__(self, server: Connection, job: str) -> None:
+        self._server, self._job = server, job
+        self._read_at = -1
+        self.found: list[Incident] = []
+
+    def read(self, status: pb.JobStatus) -> None:
+        if status.history != self._read_at:
+            lines = self._server.stream("Replay", pb.ReplayRequest(job=self._job))
+            self.found = read_incidents(lines)
+            self._read_at = status.history
+
+
+def _draw(status: pb.JobStatus, found: list[Incident]) -> None:
+    size = get_terminal_size()
+    colour = not environ.get("NO_COLOR") and environ.get("TERM", "") not in ("", "dumb")
+    terminal = Terminal(size.columns, size.lines, colour)
+    sys.stdout.write(CLEAR + screen(status, found, round(wall() * 1000), terminal) + "\n")
+    sys.stdout.flush()
 
 
 def _all(server: Connection, arguments: argparse.Namespace) -> int:

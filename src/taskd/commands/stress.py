@@ -87,7 +87,7 @@ def rows_of(text: str) -> list[tuple[str, str, str, str, str]]:
             )
             for node, devices in sorted(results_of.items())
             for device, results in sorted(devices.items())
-            for op, item in sorted(results.items())
+            for op, item in sorted(results["rankResult"].items())
         ]
     except (AttributeError, KeyError, TypeError, ValueError):
         return []

@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from taskd import config
+from taskd.commands.replay import read_journal
 from taskd.core.worker import clock_alignment as alignment
 from taskd.core.worker.clock_alignment import Offset
+from taskd.dashboard.incidents import Incident, brief, phase_durations
+from taskd.dashboard.incidents import read as read_incidents
 from taskd.errors import SettingsError
+from taskd.wire._pb.control_pb2 import ReplayRequest
 from taskd.worker.profiling import records
 from taskd.worker.profiling.record_files import base_dir
 from taskd.worker.profiling.records import COMMUNICATION, DEVICE, Span
@@ -42,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dir", action="append", type=Path, help="folder of a node's records; may be repeated"
     )
     parser.add_argument(
+        "--journal", type=Path, help="also draw the incidents in this journal (STATE_DIR/…)"
+    )
+    parser.add_argument(
         "-o", "--output", type=Path, help="file to write (default: JOB.trace.json; - for stdout)"
     )
 
@@ -55,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise SettingsError(
             [f"no records of job {arguments.job} in {where}: was `taskd profile` on?"]
         )
-    merged, found = merge(ranks, arguments.begin, arguments.end)
+    merged, found = merge(ranks, arguments.begin, arguments.end, _incidents(arguments))
     text = json.dumps(merged)
     if str(arguments.output) == "-":
         sys.stdout.write(text + "\n")
@@ -81,7 +88,10 @@ def read(bases: Iterable[Path], job: str) -> dict[int, list[Span]]:
 
 
 def merge(
-    ranks: dict[int, list[Span]], begin: float | None = None, end: float | None = None
+    ranks: dict[int, list[Span]],
+    begin: float | None = None,
+    end: float | None = None,
+    incidents: Sequence[Incident] = (),
 ) -> tuple[dict[str, Any], dict[int, Offset]]:
     found = alignment.offsets({rank: _shared(spans) for rank, spans in ranks.items()})
     aligned = {
@@ -93,6 +103,9 @@ def merge(
     for rank, spans in aligned.items():
         within = [span for span in spans if span.end_ns >= low and span.start_ns <= high]
         events += _events(rank, within, first)
+    if incidents:
+        shown = [i for i in incidents if low <= i.lines[0].at_unix_ms * NS // 1000 <= high]
+        events += _incident_events(max(aligned) + 1, shown, first)
     return {"traceEvents": events, "displayTimeUnit": "ms"}, found
 
 
@@ -154,6 +167,47 @@ def _events(rank: int, spans: list[Span], first: int) -> Iterator[dict[str, Any]
         }
     for track, name in tracks.names.items():
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
+
+
+def _incidents(arguments: argparse.Namespace) -> list[Incident]:
+    if arguments.journal is None:
+        return []
+    if not arguments.journal.exists():
+        raise SettingsError([f"--journal: {arguments.journal} does not exist"])
+    lines, problem = read_journal(arguments.journal, ReplayRequest(job=arguments.job))
+    if problem:
+        sys.stderr.write(f"taskd trace: {problem}\n")
+    return read_incidents(lines)
+
+
+def _incident_events(
+    process: int, incidents: Sequence[Incident], first: int
+) -> Iterator[dict[str, Any]]:
+    """A process of its own: a span per incident, and its phases below."""
+    yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": "incidents"}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": -1}}
+    for incident in incidents:
+        known = brief(incident)
+        at = (known["beganUnixMs"] * NS // 1000 - first) / 1000
+        yield _incident_span(process, 1, known["title"], at, known["tookMs"], known["because"])
+        for name, took_ms in phase_durations(incident).items():
+            yield _incident_span(process, 2, name, at, took_ms, known["strategy"])
+            at += took_ms * 1000
+
+
+def _incident_span(
+    process: int, track: int, name: str, at_us: float, took_ms: float, because: str
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": "incident",
+        "pid": process,
+        "tid": track,
+        "ts": at_us,
+        "dur": took_ms * 1000,
+        "args": {"because": because},
+    }
 
 
 class _Tracks:

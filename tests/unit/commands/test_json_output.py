@@ -37,6 +37,8 @@ def full_status() -> pb.JobStatus:
         rounds=[pb.Round(incident=6, began_unix_ms=5, took_ms=120, faults=[fault])],
         stragglers=[pb.Straggler(rank=1, cause="compute", late_ms=1.5, slower=0.25)],
         places=[pb.Place(rank=0, node="n", device="0")],
+        goodput=0.97,
+        nodes=[pb.NodeStatus(node=0, host="a", present=True, only_here=["s"])],
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from taskd import cli
 from taskd.commands import trace
+from taskd.dashboard.incidents import read as read_incidents
 from taskd.worker.profiling.record_files import RecordFiles
 from taskd.worker.profiling.records import (
     COMMUNICATION,
@@ -16,6 +17,7 @@ from taskd.worker.profiling.records import (
     collective,
     lines,
 )
+from tests.unit.dashboard.history import History
 
 MS = 1_000_000
 BEGIN = 1_700_000_000_000 * MS
@@ -108,3 +110,17 @@ def test_job_without_records_is_an_error(
 ) -> None:
     assert cli.main(["trace", "unknown", "--dir", str(tmp_path)]) == 1
     assert "no records of job unknown" in capsys.readouterr().err
+
+
+def test_incidents_are_drawn_beside_the_ranks() -> None:
+    history = History()
+    history.at = BEGIN // MS
+    history.recovery()
+    history.report(1)
+    ranks = {0: records(0, 0), 1: records(1, 0)}
+    merged, _ = trace.merge(ranks, incidents=read_incidents(history.lines))
+    drawn = [event for event in merged["traceEvents"] if event.get("cat") == "incident"]
+    assert [event["name"] for event in drawn] == ["rank 2 exited: signal 9", "stopped", "step"]
+    assert {event["pid"] for event in drawn} == {2}
+    assert [event["dur"] for event in drawn] == [100_000.0, 40_000.0, 60_000.0]
+    assert drawn[1]["ts"] == drawn[0]["ts"] == pytest.approx(10_000.0)
