@@ -1,8 +1,9 @@
 """The manager's connection to clusterd: Init, Register, the stream of signals, reports in order.
 
 Every call has a deadline. The stream is opened again whenever it breaks or becomes silent; clusterd
-then repeats the signals that have no answer yet. A report is retried until it is answered. What
-the answer means for the job is decided by the next signal, not here.
+then repeats the signals that have no answer yet. A report is kept until clusterd has taken it,
+however long clusterd is away. What the answer means for the job is decided by the next signal, not
+here.
 """
 
 from __future__ import annotations
@@ -17,40 +18,26 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from taskd.bus.security import clusterd_credentials
+from taskd.manager.clusterd_channel import ClusterdChannel
 from taskd.manager.settings import ManagerConfig
-from taskd.model.clusterd import Report, Signal
+from taskd.model.clusterd import FaultReport, Report, Signal
 from taskd.model.codes import RecoverCode
 from taskd.model.operations import Reply
 from taskd.model.profiling import KEYS, Part, parts_of
 from taskd.runtime.retry import Tries, doubling
-from taskd.runtime.tokens import bearer
 from taskd.wire import recover_codec as codec
 from taskd.wire._pb import control_pb2 as control
 from taskd.wire._pb import profiling_pb2 as profiling
 from taskd.wire._pb import recover_pb2 as pb
-from taskd.wire._pb.control_pb2_grpc import ControlStub
-from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceStub
-from taskd.wire._pb.recover_pb2_grpc import RecoverStub
 
 log = logging.getLogger(__name__)
 
 ROLE = "taskd"
-OPTIONS = (
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-)
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 UNKNOWN_JOB = {RecoverCode.UnRegistry, RecoverCode.UnInit, RecoverCode.JobNotExist}
 BUSY = {RecoverCode.RateLimited, RecoverCode.SignalQueueBusy, RecoverCode.EventQueueBusy}
-MAX_TRIES = 20
 UNIMPLEMENTED_S = 60.0
 """The pause before a call is tried again that the server does not implement."""
-
-_RECOVER: Any = RecoverStub
-_CONTROL: Any = ControlStub
-_TRACE: Any = TrainingDataTraceStub
 
 
 class ClusterdClient:
@@ -58,17 +45,9 @@ class ClusterdClient:
 
     def __init__(self, address: str, config: ManagerConfig) -> None:
         self._config = config
-        encrypted = clusterd_credentials(config.clusterd_tls)
-        self._channel = (
-            aio.insecure_channel(address, options=OPTIONS)
-            if encrypted is None
-            else aio.secure_channel(address, encrypted, options=OPTIONS)
-        )
-        self._recover = _RECOVER(self._channel)
-        self._control = _CONTROL(self._channel)
-        self._trace = _TRACE(self._channel)
+        self._channels = [ClusterdChannel(one, config) for one in address.split(",")]
+        self._channel = self._channels[0]
         self._who = pb.ClientInfo(jobId=config.job_id, role=ROLE)
-        self._metadata = bearer(config.clusterd_token)
         self._random = Random()
         self._reports: deque[Report | Reply] = deque()
         self._reported = asyncio.Event()
@@ -76,10 +55,16 @@ class ClusterdClient:
         """Sent before Init, for a clusterd that has no cluster to read the job from."""
 
     async def close(self) -> None:
-        await self._channel.close(None)
+        for channel in self._channels:
+            await channel.close()
 
-    def _tries(self, at_most: int | None = None) -> Tries:
-        return Tries(doubling(FIRST_BACKOFF_S, MAX_BACKOFF_S, self._random), at_most=at_most)
+    def _use_next(self) -> None:
+        """Of several clusterds that share an etcd, only the one that leads listens."""
+        self._channels.append(self._channels.pop(0))
+        self._channel = self._channels[0]
+
+    def _tries(self) -> Tries:
+        return Tries(doubling(FIRST_BACKOFF_S, MAX_BACKOFF_S, self._random))
 
     # Signals
 
@@ -94,14 +79,16 @@ class ClusterdClient:
                     await self._follow_signals(take)
             except aio.AioRpcError as error:
                 log.warning("clusterd: %s: %s", error.code().name, error.details())
+                self._channel.renew()
             except TimeoutError:
                 log.warning("clusterd: no signal for %g s, reconnecting", self._config.silence_s)
+            self._use_next()
 
     async def _join(self) -> bool:
         if self.declaration is not None:
             await self._declare(self.declaration)
         for name in ("Init", "Register"):
-            status = await self._call(getattr(self._recover, name), self._who)
+            status = await self._call(getattr(self._channel.recover, name), self._who)
             if status.code != RecoverCode.OK:
                 log.warning("clusterd: %s: code=%d: %s", name, status.code, status.info)
                 return False
@@ -109,7 +96,7 @@ class ClusterdClient:
 
     async def _declare(self, declaration: control.JobDeclaration) -> None:
         try:
-            answer = await self._call(self._control.DeclareJob, declaration)
+            answer = await self._call(self._channel.control.DeclareJob, declaration)
         except aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
@@ -120,7 +107,9 @@ class ClusterdClient:
             log.warning("clusterd: DeclareJob: code=%d: %s", answer.code, answer.info)
 
     async def _follow_signals(self, take: Callable[[Signal], None]) -> None:
-        stream = self._recover.SubscribeProcessManageSignal(self._who, metadata=self._metadata)
+        stream = self._channel.recover.SubscribeProcessManageSignal(
+            self._who, metadata=self._channel.metadata()
+        )
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._config.silence_s) as patience:
@@ -139,28 +128,33 @@ class ClusterdClient:
             switch = message.profilingSwitch
             take(parts_of({key: getattr(switch, key) for key in KEYS}), "clusterd")
 
-        await self._follow_stream(self._trace.SubscribeDataTraceSwitch, who, received)
+        await self._follow_stream(
+            lambda: self._channel.trace.SubscribeDataTraceSwitch, who, received
+        )
 
     async def follow_orders(self, name: str, take: Callable[[Any], None]) -> None:
         """Pass on the operations that clusterd requests on this stream. Runs forever."""
-        await self._follow_stream(getattr(self._recover, name), self._who, take)
+        await self._follow_stream(lambda: getattr(self._channel.recover, name), self._who, take)
 
-    async def _follow_stream(self, subscribe: Any, who: Any, take: Callable[[Any], None]) -> None:
+    async def _follow_stream(
+        self, method: Callable[[], Any], who: Any, take: Callable[[Any], None]
+    ) -> None:
         tries = self._tries()
         async for _ in tries:
             try:
-                async for message in subscribe(who, metadata=self._metadata):
+                async for message in method()(who, metadata=self._channel.metadata()):
                     tries.reset()
                     take(message)
             except aio.AioRpcError as error:
                 log.debug("clusterd: stream: %s: %s", error.code().name, error.details())
+                self._channel.renew()
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     tries.pause_next(UNIMPLEMENTED_S)
 
     async def request_stress_test(self, ops: Sequence[int]) -> tuple[int, str]:
         """Request a stress test of all nodes, as an operator would. Returns (code, info)."""
         request = codec.stress_request(self._config.job_id, ops)
-        answer = await self._call(self._recover.StressTest, request)
+        answer = await self._call(self._channel.recover.StressTest, request)
         return answer.code, answer.info
 
     # Reports
@@ -178,25 +172,27 @@ class ClusterdClient:
                 await self._deliver_retrying(self._reports.popleft())
 
     async def _deliver_retrying(self, report: Report | Reply) -> None:
-        async for _ in self._tries(MAX_TRIES):
+        async for _ in self._tries():
             try:
                 if await self._deliver(report):
                     return
             except aio.AioRpcError as error:
                 log.warning("clusterd: %s: %s", type(report).__name__, error.details())
+                self._channel.renew()
             if self._is_outdated(report):
                 log.info("clusterd: %s dropped: a newer one exists", type(report).__name__)
                 return
-        log.error("clusterd: %s could not be delivered", type(report).__name__)
 
     def _is_outdated(self, report: Report | Reply) -> bool:
         """A fault report contains all known faults: only the newest one must be retried."""
-        return any(type(other) is type(report) for other in self._reports)
+        return isinstance(report, FaultReport) and any(
+            isinstance(other, FaultReport) for other in self._reports
+        )
 
     async def _deliver(self, report: Report | Reply) -> bool:
         """True: clusterd has answered, with success or an error that a retry cannot change."""
         name, request = codec.report_request(self._config.job_id, report)
-        status = await self._call(getattr(self._recover, name), request)
+        status = await self._call(getattr(self._channel.recover, name), request)
         if status.code == RecoverCode.OK:
             return True
         log.warning("clusterd: %s: code=%d: %s", type(report).__name__, status.code, status.info)
@@ -210,7 +206,7 @@ class ClusterdClient:
     async def publish(self, progress: control.JobProgress) -> bool:
         """False: this clusterd does not accept progress."""
         try:
-            await self._call(self._control.PublishProgress, progress)
+            await self._call(self._channel.control.PublishProgress, progress)
         except aio.AioRpcError as error:
             return error.code() is not grpc.StatusCode.UNIMPLEMENTED
         return True
@@ -219,17 +215,27 @@ class ClusterdClient:
         """Report all stragglers. False: not delivered, try again."""
         report = control.SubHealth(job=self._config.job_id, stragglers=slow)
         try:
-            answer = await self._call(self._control.ReportSubHealth, report)
+            answer = await self._call(self._channel.control.ReportSubHealth, report)
         except aio.AioRpcError as error:
             return error.code() is grpc.StatusCode.UNIMPLEMENTED
         return bool(answer.code == RecoverCode.OK)
 
+    async def report_incident(self, report: control.IncidentReport) -> bool:
+        """Report a closed incident. False: not delivered, try again."""
+        try:
+            answer = await self._call(self._channel.control.ReportIncident, report)
+        except aio.AioRpcError as error:
+            return error.code() is grpc.StatusCode.UNIMPLEMENTED
+        return answer.code not in BUSY
+
     async def end_job(self, exit_code: int, because: str) -> None:
         end = control.JobEnd(job=self._config.job_id, exit_code=exit_code, because=because)
         try:
-            await self._call(self._control.EndJob, end)
+            await self._call(self._channel.control.EndJob, end)
         except aio.AioRpcError as error:
             log.info("clusterd: EndJob not delivered: %s", error.details())
 
     async def _call(self, method: Any, request: Any) -> Any:
-        return await method(request, timeout=self._config.rpc_timeout_s, metadata=self._metadata)
+        return await method(
+            request, timeout=self._config.rpc_timeout_s, metadata=self._channel.metadata()
+        )

@@ -22,6 +22,7 @@ from taskd.clusterd.auth import Tokens
 from taskd.clusterd.main import Server, ServerConfig, serve
 from taskd.errors import SettingsError
 from taskd.manager.settings import ManagerConfig
+from taskd.runtime.files import write_private
 from taskd.runtime.tokens import OPERATOR, token_for
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ async def clusterd(config: ManagerConfig) -> AsyncIterator[ManagerConfig]:
                 config,
                 clusterd=server.address,
                 clusterd_token=token,
+                clusterd_token_file="",
                 clusterd_tls=ClusterdTlsSettings(),  # the loopback interface of this process
             )
         finally:
@@ -77,7 +79,7 @@ def _announce(job: str, address: str, token: str) -> None:
 
 def _save_port(state: Path | None, port: int) -> None:
     if state is not None:
-        (state / PORT_FILE).write_text(json.dumps({"port": port}))
+        write_private(state / PORT_FILE, json.dumps({"port": port}))
 
 
 def _previous_port(state: Path | None) -> int:

@@ -11,19 +11,23 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from taskd.core.manager import copy_placement as placement
+from taskd.core.manager.goodput import Goodput
+from taskd.core.manager.incident_record import RECORDS_KEPT
 from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.states import Job, State
 from taskd.manager.clusterd_client import ClusterdClient
+from taskd.manager.incident_reports import IncidentReports
 from taskd.manager.profiling_control import ProfilingControl
 from taskd.manager.settings import ManagerConfig
-from taskd.model.ids import Rank
+from taskd.model.ids import NodeRank, Rank
 from taskd.model.manager import IncidentRecord
 from taskd.model.messages import Progress
 from taskd.model.strategies import LADDER
 from taskd.runtime.clock import monotonic, wait_until
+from taskd.runtime.files import write_private
 from taskd.wire._pb import control_pb2 as control
 
 log = logging.getLogger(__name__)
@@ -60,12 +64,16 @@ async def publish(
     config: ManagerConfig,
     look: Callable[[], JobSnapshot],
     changed: asyncio.Event,
+    incidents: IncidentReports,
+    pace: Pace,
 ) -> None:
     """Publish the progress soon after the job's state has changed, and its steps regularly.
 
     Not at once: a recovery changes the state several times and must not be slowed down.
     """
     last_published: tuple[object, ...] = ()
+    last_ranks: list[tuple[int, str, int, str]] = []
+    rank_version = round(monotonic() * 1000)  # greater than that of an earlier manager
     reported_slow: frozenset[tuple[int, str]] = frozenset()
     last_step, last_at = 0, monotonic()
     while True:
@@ -77,7 +85,10 @@ async def publish(
         slow = frozenset((item.rank, item.cause) for item in progress.stragglers)
         if slow != reported_slow and await clusterd.report_sub_health(progress.stragglers):
             reported_slow = slow
-        ranks = [(r.rank, r.phase, r.pid) for r in progress.ranks]
+        await send_incidents(clusterd, incidents)
+        ranks = [(r.rank, r.phase, r.pid, r.note) for r in progress.ranks]
+        rank_version += ranks != last_ranks
+        progress.rank_version, last_ranks = rank_version, ranks
         key = (
             progress.step,
             progress.summary,
@@ -90,10 +101,28 @@ async def publish(
         if key == last_published:
             continue
         now = monotonic()
+        pace.update(progress, now)
         progress.steps_per_s = max(0.0, (progress.step - last_step) / (now - last_at))
         last_published, last_step, last_at = key, progress.step, now
         if not await clusterd.publish(progress):
             await asyncio.Event().wait()  # it never will, but this task must not end
+
+
+class Pace:
+    """The goodput since this manager was started, for each status."""
+
+    def __init__(self, now: float, wall_now: float) -> None:
+        self._goodput, self._started_ms = Goodput(now), round(wall_now * 1000)
+
+    def update(self, progress: control.JobProgress, now: float) -> None:
+        self._goodput = self._goodput.at(progress.step, now)
+        progress.goodput = self._goodput.share(now)
+        progress.started_unix_ms = self._started_ms
+
+
+async def send_incidents(clusterd: ClusterdClient, incidents: IncidentReports) -> None:
+    while incidents.waiting and await clusterd.report_incident(incidents.waiting[0]):
+        incidents.waiting.pop(0)
 
 
 def progress_of(config: ManagerConfig, seen: JobSnapshot) -> control.JobProgress:
@@ -115,7 +144,39 @@ def progress_of(config: ManagerConfig, seen: JobSnapshot) -> control.JobProgress
         profiling="" if seen.profiling is None else seen.profiling.describe(),
         operation=seen.operation,
         stragglers=[] if seen.profiling is None else seen.profiling.stragglers.current(),
+        nodes=nodes_of(job),
+        total_steps=max((beat.total for beat in seen.progress.values()), default=0),
     )
+
+
+def nodes_of(job: Job) -> list[control.NodeStatus]:
+    """Every node, with what only this node holds. Only replicas are considered, not snapshots."""
+    located: dict[NodeRank, int] = {}
+    shards: dict[NodeRank, set[str]] = {}
+    for rank in job.world:
+        view = job.view.ranks[rank]
+        located[view.node] = located.get(view.node, 0) + 1
+        if view.said_hello:
+            shards.setdefault(view.node, set()).add(view.shard)
+    alone = placement.shards_on_one_node(
+        (shard, node) for node, held in shards.items() for shard in held
+    )
+    return [
+        control.NodeStatus(
+            node=node,
+            host=view.host,
+            present=view.present,
+            spare=view.present and not located.get(node),
+            problem="failed a stress test, or computes wrong gradients"
+            if node in job.bad_nodes
+            else "",
+            leader=bool(view.store),
+            ranks=located.get(node, 0),
+            only_here=sorted(shard for shard, at in alone.items() if at == node),
+            shards=len(shards.get(node, ())),
+        )
+        for node, view in sorted(job.view.nodes.items())
+    ]
 
 
 def _rank(seen: JobSnapshot, rank: Rank) -> control.RankStatus:
@@ -173,39 +234,59 @@ def write_ready(config: ManagerConfig, port: int, clusterd: str) -> None:
             pipe.write(f"{json.dumps(ports)}\n")
 
 
-def write_summary(config: ManagerConfig, state: State) -> None:
-    if config.state_dir is None:
-        return
-    records = [
-        {
-            "incident": record.incident,
-            "strategy": record.strategy,
-            "outcome": record.outcome,
-            "because": record.because,
-            "faults": [
-                {"rank": fault.rank, "kind": fault.cause, "evidence": fault.evidence}
-                for fault in record.faults
-            ],
-            "parts_ms": record.phases_ms(),
+class SummaryFile:
+    """summary.json: every incident of the job, also those that a former manager has handled."""
+
+    def __init__(self, config: ManagerConfig) -> None:
+        self._job, self._directory = config.job_id, config.state_dir
+        self._earlier = [] if self._directory is None else self._read(self._directory / SUMMARY)
+
+    def write(self, state: State) -> None:
+        if self._directory is None:
+            return
+        incidents = [*self._earlier, *map(_incident, state.job.past_incidents)]
+        summary = {
+            "job": self._job,
+            "exit_code": getattr(state, "exit_code", None),
+            "because": getattr(state, "because", ""),
+            "attempts": state.job.attempt,
+            "incidents": incidents[-RECORDS_KEPT:],
         }
-        for record in state.job.past_incidents
-    ]
-    summary = {
-        "job": config.job_id,
-        "exit_code": getattr(state, "exit_code", None),
-        "because": getattr(state, "because", ""),
-        "attempts": state.job.attempt,
-        "incidents": records,
+        _write(self._directory, SUMMARY, summary)
+
+    def _read(self, file: Path) -> list[object]:
+        try:
+            found = json.loads(file.read_text())
+            incidents, ended = found["incidents"], found["exit_code"] is not None
+            mine = found["job"] == self._job and not ended and isinstance(incidents, list)
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s: earlier incidents are not shown: %s", file, error)
+            return []
+        return incidents if mine else []
+
+
+def _incident(record: IncidentRecord) -> dict[str, object]:
+    return {
+        "incident": record.incident,
+        "strategy": record.strategy,
+        "outcome": record.outcome,
+        "because": record.because,
+        "faults": [
+            {"rank": fault.rank, "kind": fault.cause, "evidence": fault.evidence}
+            for fault in record.faults
+        ],
+        "parts_ms": record.phases_ms(),
     }
-    _write(config.state_dir, SUMMARY, summary)
 
 
-def _write(directory: Any, name: str, content: object) -> None:
+def _write(directory: Path, name: str, content: object) -> None:
     """Write atomically. A full disk must not stop the job."""
     target, draft = directory / name, directory / f".{name}.{os.getpid()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(content, indent=1))
+        write_private(draft, json.dumps(content, indent=1))
         draft.replace(target)
     except OSError as error:
         log.warning("cannot write %s: %s", target, error)

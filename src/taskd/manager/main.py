@@ -21,6 +21,7 @@ from taskd.core.manager.states import Ended, Outcome, State
 from taskd.manager import job_status as status
 from taskd.manager.act import Act
 from taskd.manager.clusterd_client import ClusterdClient
+from taskd.manager.incident_reports import IncidentReports
 from taskd.manager.job_metrics import JobMetrics
 from taskd.manager.operation_orders import Operations, Precheck
 from taskd.manager.plugins import Plugins, snapshot_of
@@ -30,7 +31,7 @@ from taskd.model.clusterd import Signal
 from taskd.model.ids import NodeRank, Rank, manager
 from taskd.model.manager import Command, Event, MessageReceived, SignalReceived, Subscribed
 from taskd.runtime import metrics
-from taskd.runtime.clock import monotonic
+from taskd.runtime.clock import monotonic, wall
 from taskd.runtime.driver import Driver, Transition
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ async def run(config: ManagerConfig) -> int:
 class Manager:
     def __init__(self, config: ManagerConfig, bus: Bus, clusterd: ClusterdClient | None) -> None:
         self._config, self._clusterd = config, clusterd
+        self._summary = status.SummaryFile(config)
         self._sense = Sense(bus, config)
         self._act = Act(bus, clusterd, self._sense.inbox.put_nowait)
         self._plugins = self._find_plugins()
@@ -89,8 +91,9 @@ class Manager:
         if clusterd is not None and self._operations is not None and config.precheck:
             look = lambda: self.state.job  # noqa: E731
             self._operations.precheck = Precheck(clusterd, look, self._sense.progress)
+        self._with_mindio = clusterd is not None and is_wanted(environ)
         self._driver: Driver[State, Event, Command] = Driver(
-            machine.begin(config.job, monotonic()),
+            machine.begin(config.job, monotonic(), self._with_mindio),
             self._step,
             self._act.perform,
             inbox=self._sense.inbox,
@@ -101,6 +104,8 @@ class Manager:
         )
         self.because = ""
         self._changed = asyncio.Event()
+        self._incidents = IncidentReports(config.job_id, wall() - monotonic())
+        self._pace = status.Pace(monotonic(), wall())
         self._mindio: MindioController | None = None
 
     @property
@@ -109,7 +114,7 @@ class Manager:
 
     async def run(self) -> int:
         """Run until the job has ended, or until a signal comes: the job continues in that case."""
-        if self._clusterd is not None and is_wanted(environ):
+        if self._clusterd is not None and self._with_mindio:
             self._mindio = MindioController(self._clusterd.report, self._act.send, self._nodes)
             self._mindio.start("mindspore" if environ.get("MS_WORKER_NUM") else "pytorch")
         tasks = [asyncio.create_task(work) for work in self._tasks()]
@@ -153,7 +158,14 @@ class Manager:
                 self._clusterd.listen(take, lambda: inbox.put_nowait(Subscribed())),
                 self._clusterd.deliver(),
                 self._clusterd.follow_switch(profiling.set_parts),
-                status.publish(self._clusterd, self._config, self._snapshot, self._changed),
+                status.publish(
+                    self._clusterd,
+                    self._config,
+                    self._snapshot,
+                    self._changed,
+                    self._incidents,
+                    self._pace,
+                ),
             ]
             if self._operations is not None:
                 work += self._operations.tasks()
@@ -213,18 +225,22 @@ class Manager:
 
     def _commands_done(self, transition: Transition[State, Event, Command]) -> None:
         before, state = transition.before, transition.outcome.state
+        self._incidents.observe(before.job, state.job, self._sense.progress)
         if self._operations is not None:
             self._operations.job_changed(state)
         if self._plugins is not None and state is not before:
             self._plugins.show(snapshot_of(self._config.job_id, state, self.because))
         if state.job.past_incidents != before.job.past_incidents:
             self._changed.set()
-            status.write_summary(self._config, state)
+            self._summary.write(state)
 
     async def _report_end(self, ended: Ended) -> None:
-        status.write_summary(self._config, ended)
+        self._summary.write(ended)
         if self._clusterd is not None:
-            await self._clusterd.publish(status.progress_of(self._config, self._snapshot()))
+            await status.send_incidents(self._clusterd, self._incidents)
+            progress = status.progress_of(self._config, self._snapshot())
+            self._pace.update(progress, monotonic())
+            await self._clusterd.publish(progress)
             await self._clusterd.end_job(ended.exit_code, ended.because)
 
 

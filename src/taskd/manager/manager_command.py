@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from taskd.config import environ, load
-from taskd.core.manager.hung_ranks import LivenessConfig
 from taskd.core.manager.operation_progress import OperationsConfig
 from taskd.core.manager.silent_nodes import SilenceConfig
 from taskd.core.manager.states import UNLIMITED_RESTARTS, JobConfig
 from taskd.core.manager.stragglers import StragglerConfig
+from taskd.core.manager.wait_bounds import LivenessConfig
 from taskd.errors import SettingsError, TaskdError
 from taskd.manager.main import serve
 from taskd.manager.settings import PORT, ManagerConfig, switch_file
@@ -70,6 +70,7 @@ def config_of(args: argparse.Namespace) -> ManagerConfig:
         token=environ.get("TASKD_TOKEN", ""),
         clusterd=args.clusterd,
         clusterd_token=environ.get("TASKD_CLUSTERD_TOKEN", ""),
+        clusterd_token_file=environ.get("TASKD_CLUSTERD_TOKEN_FILE", ""),
         strategies=strategies,
         state_dir=args.state_dir,
         plugin_dir=args.plugin_dir,

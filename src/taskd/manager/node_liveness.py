@@ -1,6 +1,6 @@
 """Which nodes and ranks are alive: heartbeats, probes over the bus, and the agents' liveness ports.
 
-`core/manager/hung_ranks.py` finds hung ranks in the heartbeats, `core/manager/silent_nodes.py`
+`core/manager/watchdog.py` finds hung ranks in the heartbeats, `core/manager/silent_nodes.py`
 silent nodes; what they find becomes an event of the manager's machine. A node whose heartbeat is
 late is probed over the bus, and the state of its TCP connection is inspected.
 
@@ -20,9 +20,8 @@ from typing import Any, assert_never
 
 from taskd.bus import liveness_port
 from taskd.bus.endpoint import Bus
-from taskd.core.manager import hung_ranks as liveness
 from taskd.core.manager import silent_nodes as silence
-from taskd.core.manager.hung_ranks import LivenessConfig
+from taskd.core.manager import watchdog
 from taskd.core.manager.silent_nodes import (
     BeatReceived,
     Command,
@@ -35,8 +34,10 @@ from taskd.core.manager.silent_nodes import (
     ProbeNode,
     SilenceConfig,
 )
+from taskd.core.manager.wait_bounds import LivenessConfig
+from taskd.core.manager.watchdog import Hung, Stalled, Warned
 from taskd.model.ids import NodeRank, agent
-from taskd.model.manager import Event, NodeGone, NodeSilent, RankHung
+from taskd.model.manager import Event, JobStalled, NodeBack, NodeGone, NodeSilent, RankHung
 from taskd.model.messages import AgentHello, KeptAlive, NodeHeartbeat
 from taskd.model.types import Tick
 from taskd.runtime.clock import monotonic
@@ -55,17 +56,24 @@ class HeartbeatMonitor:
         nodes: SilenceConfig,
     ) -> None:
         self._bus, self._emit, self._ranks, self._nodes = bus, emit, ranks, nodes
-        self._paces, self._beats = liveness.State(), silence.State()
+        self._waits, self._beats = watchdog.State(), silence.State()
         self._timer: asyncio.TimerHandle | None = None
         self._probes: dict[NodeRank, set[asyncio.Task[None]]] = {}
 
     def handle(self, beat: NodeHeartbeat) -> None:
         self._step(BeatReceived(beat.node))
-        found = liveness.step(self._paces, beat, monotonic(), self._ranks)
-        self._paces = found.state
-        for hung in found.commands:
-            log.warning("hung: %s", hung.evidence)
-            self._emit(RankHung(hung.rank, hung.incarnation, hung.evidence, hung.stopped))
+        found = watchdog.step(self._waits, beat, monotonic(), self._ranks)
+        self._waits = found.state
+        for command in found.commands:
+            match command:
+                case Hung(rank, incarnation, evidence, stopped):
+                    log.warning("hung: %s", evidence)
+                    self._emit(RankHung(rank, incarnation, evidence, stopped))
+                case Stalled(behind, evidence):
+                    log.error("stalled: %s", evidence)  # shown by `taskd run`, with all stacks
+                    self._emit(JobStalled(behind, evidence))
+                case Warned(evidence):
+                    log.warning("waiting: %s", evidence)
 
     def node_left(self, node: NodeRank) -> None:
         """The node is disconnected: `sense.py` and NodeProbes handle that."""
@@ -104,8 +112,11 @@ class HeartbeatMonitor:
                 log.warning("silent: %s", evidence)
                 self._stop_probing(node)
                 self._emit(NodeSilent(node, evidence))
-            case NodeIsBack(node):
+            case NodeIsBack(node, reported):
                 self._stop_probing(node)
+                if reported:
+                    log.warning("node %s: sends heartbeats again", node)
+                    self._emit(NodeBack(node))
             case _:
                 assert_never(command)
 

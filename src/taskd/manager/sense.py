@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from taskd.bus.endpoint import Bus, PeerJoined, PeerLeft
-from taskd.core.manager import message_check
+from taskd.core.manager import message_check, silent_nodes
 from taskd.manager.node_liveness import HeartbeatMonitor, NodeProbes
 from taskd.manager.operation_orders import Operations
 from taskd.manager.profiling_control import ProfilingControl, StragglerMonitor
@@ -43,9 +43,10 @@ class Sense:
         self.profiling = ProfilingControl(
             bus, config.profiling_switch, StragglerMonitor(config.stragglers)
         )
-        self._heartbeats = HeartbeatMonitor(
-            bus, self.inbox.put_nowait, config.liveness, config.silence
-        )
+        silence, job = config.silence, config.job
+        if job.nodes == 1 and not job.rescheduling:
+            silence = silent_nodes.for_only_node(silence, job.node_timeout_s)
+        self._heartbeats = HeartbeatMonitor(bus, self.inbox.put_nowait, config.liveness, silence)
         self.on_heartbeat: Callable[[], None] = lambda: None
         self.operations: Operations | None = None
         """Set by the manager if there is a clusterd that can request operations."""
@@ -62,7 +63,9 @@ class Sense:
             if self.operations is not None:
                 self.operations.handle(received.src, received.body)
             if isinstance(received.body, NodeHeartbeat):
-                self.progress.update({item.rank: item for item in received.body.progress})
+                for item in received.body.progress:
+                    if item.phase != "loading":
+                        self.progress[item.rank] = item
                 self._heartbeats.handle(received.body)
                 self.on_heartbeat()
             elif isinstance(received.body, EndJob):

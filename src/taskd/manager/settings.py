@@ -12,11 +12,11 @@ from taskd.bus.security import (
     tls_from_environment,
 )
 from taskd.config import environ
-from taskd.core.manager.hung_ranks import LivenessConfig
 from taskd.core.manager.operation_progress import OperationsConfig
 from taskd.core.manager.silent_nodes import SilenceConfig
 from taskd.core.manager.states import JobConfig
 from taskd.core.manager.stragglers import StragglerConfig
+from taskd.core.manager.wait_bounds import LivenessConfig
 from taskd.model.strategies import Strategy
 from taskd.worker.settings import SWITCH
 
@@ -44,10 +44,13 @@ class ManagerConfig:
     """Files for mutual TLS on the bus, from TASKD_TLS_CA and the other TASKD_TLS variables."""
 
     clusterd: str = ""
-    """host:port of clusterd, or `embedded`. Empty: no clusterd; every fault ends the job."""
+    """host:port of clusterd, several with commas or `embedded`. Empty: every fault ends the job."""
 
     clusterd_token: str = ""
     """The token that clusterd requires from this job's manager."""
+
+    clusterd_token_file: str = ""
+    """A file with that token. It is read for each call, so that the token can be renewed."""
 
     clusterd_tls: ClusterdTlsSettings = field(default_factory=clusterd_tls_from_environment)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from taskd.errors import SettingsError
 from taskd.runtime import metrics
@@ -16,6 +17,7 @@ from taskd.runtime.metrics import Metric, Sample, one
 from tests import ROOT
 
 DASHBOARD = ROOT / "deploy/grafana-dashboard.json"
+ALERTS = ROOT / "deploy/prometheus-alerts.yaml"
 SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 TIMEOUT_S = 20.0
 
@@ -108,6 +110,9 @@ def test_dashboard_uses_only_metrics_that_exist() -> None:
     ).read_text()
     board = json.loads(DASHBOARD.read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    assert all({"summary", "action"} == set(rule["annotations"]) for rule in rules)
+    asked += [rule["expr"] for rule in rules]
     names = {
         word
         for expr in asked

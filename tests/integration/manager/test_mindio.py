@@ -104,7 +104,7 @@ def test_mindio_repairs_a_rank_in_place(tmp_path: Path) -> None:
     assert names[2:5] == ["stop_train", "on_global_rank", "change_strategy"]
     assert names[-1] == "destroy"
     assert ["stop_train", {"1": 1}, "stop"] in calls(tmp_path)
-    assert ["change_strategy", "recover"] in calls(tmp_path)
+    assert ["change_strategy", "recover", "recover-in-place"] in calls(tmp_path)
 
 
 def test_documented_module_fails_clearly_without_mindio() -> None:

@@ -1,0 +1,104 @@
+"""The manager's gRPC channel to clusterd. It follows certificates and tokens that are renewed.
+
+gRPC keeps the certificates with which a channel was created, for every connection. So the files
+are read again after each failed call, and a new channel replaces the old one if they have changed.
+The token file is read for each call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+from typing import Any
+
+from grpc import aio
+
+from taskd.bus.security import check_pair, clusterd_credentials, read_pem
+from taskd.errors import SettingsError
+from taskd.manager.settings import ManagerConfig
+from taskd.runtime.tokens import bearer
+from taskd.wire._pb.control_pb2_grpc import ControlStub
+from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceStub
+from taskd.wire._pb.recover_pb2_grpc import RecoverStub
+
+log = logging.getLogger(__name__)
+
+OPTIONS = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_RECOVER: Any = RecoverStub
+_CONTROL: Any = ControlStub
+_TRACE: Any = TrainingDataTraceStub
+
+
+class ClusterdChannel:
+    """The stubs of the current channel, and the metadata of a call."""
+
+    def __init__(self, address: str, config: ManagerConfig) -> None:
+        self._address, self._config = address, config
+        self._files = self._read_files()
+        self._token = config.clusterd_token
+        self._problem = ""
+        self._closing: set[asyncio.Task[None]] = set()
+        self._open()
+
+    def _open(self) -> None:
+        encrypted = clusterd_credentials(self._config.clusterd_tls)
+        self._channel = (
+            aio.insecure_channel(self._address, options=OPTIONS)
+            if encrypted is None
+            else aio.secure_channel(self._address, encrypted, options=OPTIONS)
+        )
+        self.recover = _RECOVER(self._channel)
+        self.control = _CONTROL(self._channel)
+        self.trace = _TRACE(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+        await asyncio.gather(*self._closing)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """With the token of this moment."""
+        if self._config.clusterd_token_file:
+            try:
+                self._token = Path(self._config.clusterd_token_file).read_text().strip()
+            except (OSError, UnicodeDecodeError) as error:
+                self._warn(f"the token file of clusterd is not used: {error}")
+        return bearer(self._token)
+
+    def renew(self) -> None:
+        """After a failed call: use the certificates that have changed since."""
+        try:
+            files = self._read_files()
+            if files == self._files:
+                return
+            if self._config.clusterd_tls.crt:
+                check_pair(files[1], files[2])
+        except (SettingsError, ValueError, ssl.SSLError, OSError) as error:
+            self._warn(f"the changed TLS files of clusterd are not used: {error}")
+            return
+        self._files, self._problem = files, ""
+        old = self._channel
+        self._open()
+        log.info("clusterd: TLS files were renewed: %s", self._config.clusterd_tls.ca)
+        # Calls that are under way may end. What is lost with a stream, clusterd repeats.
+        closing = asyncio.create_task(old.close(self._config.rpc_timeout_s))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def _read_files(self) -> list[bytes]:
+        tls = self._config.clusterd_tls
+        named = (("ca", tls.ca), ("client key", tls.key), ("client certificate", tls.crt))
+        return read_pem(*((name, path) for name, path in named if path))
+
+    def _warn(self, problem: str) -> None:
+        """Once for each problem: calls are made every second."""
+        if problem != self._problem:
+            self._problem = problem
+            log.warning("%s", problem)
