@@ -101,7 +101,7 @@ class Proxy:
     async def _read_own(self) -> None:
         while True:
             got = await self.bus.receive()
-            log.info("proxy received a message: src=%s body=%s", got.src, got.body)
+            log.info("proxy received a message: src=%s body=%.300s", got.src, got.body)
 
     async def close(self) -> None:
         if self._own is not None:

@@ -22,6 +22,7 @@ from taskd.agent.zygote.worker_processes import Exit, Process, StartRefused, Zyg
 from taskd.model import messages as m
 from taskd.model.agent import (
     Command,
+    Interrupted,
     KillWorker,
     PrepareStandby,
     RenewStore,
@@ -93,11 +94,11 @@ class ProcessActions:
                     await self.serve_store()
             case SendToManager(body):
                 await self._agent.send_to_manager(body)
-            case SendHello(workers, attempt, remaining, condemned):
+            case SendHello(workers, attempt, remaining, condemned, shards):
                 served = self._addresses.store if self._resources.serves_store else ""
                 node, host = NodeRank(self._plan.node), socket.gethostname()
                 state = workers, served, attempt, remaining
-                more = self._addresses.liveness_port, self._processes.warm, condemned
+                more = self._addresses.liveness_port, self._processes.warm, condemned, shards
                 await self._agent.send_to_manager(m.AgentHello(node, host, *state, *more))
 
     def _prepare_standby_later(self) -> None:
@@ -108,7 +109,8 @@ class ProcessActions:
 
     async def _prepare_standby(self) -> None:
         sibling = max((process.pid for process in self._workers.values()), default=0)
-        await self._processes.prepare_standby(sibling)
+        reports = [str(self._logs.files(*key).devices) for key in self._workers]
+        await self._processes.prepare_standby(sibling, reports)
 
     def close(self) -> None:
         if self._standby_timer is not None:
@@ -121,17 +123,30 @@ class ProcessActions:
             return
         if self._store is not None:
             self._processes.kill(self._store)
+            self._store = None
         host, _, port = self._addresses.store.rpartition(":")
         renewed, self._stores = self._stores > 0, self._stores + 1
-        self._store = await self._processes.serve_store(
-            host, int(port), listener.fileno(), renewed, self._on_store_exit
-        )
+        while self._store is None:
+            try:
+                self._store = await self._processes.serve_store(
+                    host, int(port), listener.fileno(), renewed, self._on_store_exit
+                )
+            except ZygoteLost as error:
+                if self._processes.given_up:
+                    return  # the node stops
+                log.warning("torch store not started: %s; trying the next zygote", error)
 
     def _on_store_exit(self, exited: Exit) -> None:
-        if self._store == exited.process:
-            log.error("torch store died: signal=%s; starting a new one", exited.signal)
-            self._store = None
-            self._tasks.create_task(self.serve_store())
+        if self._store != exited.process:
+            return
+        self._store = None
+        if exited.exit_code:
+            # It was not killed: it has raised an error, as would the next one.
+            because = "stopped because torch's store cannot be served: its error is above"
+            self._agent.enqueue(Interrupted(because, signal.SIGTERM))
+            return
+        log.error("torch store died: signal=%s; starting a new one", exited.signal)
+        self._tasks.create_task(self.serve_store())
 
     async def _start(self, start: StartWorker) -> None:
         key = start.rank, start.incarnation
@@ -141,6 +156,7 @@ class ProcessActions:
             "TORCHELASTIC_ERROR_FILE": str(files.error),
             "TASKD_STACK_FILE": str(files.stacks),
             "TASKD_RESULT_FILE": str(files.result),
+            "TASKD_DEVICES_FILE": str(files.devices),
             "TASKD_BEACON": self._watch.beacon(key),
             "TASKD_PROFILING_PROBE": self._watch.profiling.prepare(key),
         }

@@ -103,8 +103,9 @@ class Agent:
         nearest = self._buses[-1]
         while True:
             await asyncio.sleep(beat_interval_s())
+            beat = make_beat()
             if nearest.joined:
-                await nearest.send(manager(), make_beat(), sync=False)
+                await nearest.send(manager(), beat, sync=False)
 
     async def _decide(self, state: State, perform: Callable[[Command], Awaitable[None]]) -> Done:
         driver: Driver[State, Event, Command] = Driver(

@@ -7,6 +7,7 @@ differ in where store and manager are, and in what they do before and after.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from dataclasses import dataclass, field
 
@@ -21,13 +22,16 @@ from taskd.agent.worker_output import WorkerOutput
 from taskd.agent.zygote.worker_processes import ZygoteLost
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.bus.liveness_port import LivenessPort
+from taskd.core.agent.lost_manager import Contact
 from taskd.core.agent.machine import Done, Node, Waiting, WorkersConfig
 from taskd.errors import SettingsError
 from taskd.model import messages as m
-from taskd.model.agent import Interrupted, WarmedUp
+from taskd.model.agent import Interrupted, ManagerLost, RanksTrain, WarmedUp
 from taskd.model.ids import NodeRank, Rank, agent
 from taskd.proxy import Proxy
 from taskd.runtime.clock import monotonic
+
+log = logging.getLogger(__name__)
 
 BEAT_S, SLOW_RANK_FACTOR = 0.4, 0.3
 """The interval between heartbeats, and how much shorter it is while a rank has no progress."""
@@ -48,6 +52,9 @@ class NodeRun:
     bus: Bus = field(init=False)
     agent: Agent = field(init=False)
     liveness_port: LivenessPort | None = field(init=False, default=None)
+    _config: WorkersConfig = field(init=False)
+    _contact: Contact = field(init=False, default=Contact())
+    _is_lost: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.logs = WorkerLogs(self.plan, self.resources.run_dir)
@@ -60,8 +67,8 @@ class NodeRun:
         )
         await self.bus.start()
         self.liveness_port = await LivenessPort.open(self.proxy.upstream)
-        config = WorkersConfig(permission_timeout_s=self._permission_s, grace_s=plan.grace_s)
-        self.agent = Agent(self.bus, self.proxy.bus, config, observer=self.observer)
+        self._config = WorkersConfig(permission_timeout_s=self._permission_s, grace_s=plan.grace_s)
+        self.agent = Agent(self.bus, self.proxy.bus, self._config, observer=self.observer)
         self._handle_signals()
         failed = Interrupted(
             "stopped because its zygote keeps dying before it is ready", signal.SIGTERM
@@ -117,7 +124,9 @@ class NodeRun:
             return actions
 
         def make_beat() -> m.NodeHeartbeat:
-            return m.NodeHeartbeat(node.node, watch.look(), watch.profiling.look())
+            beat = m.NodeHeartbeat(node.node, watch.look(), watch.profiling.look())
+            self._look_for_manager(beat.progress)
+            return beat
 
         def beat_interval_s() -> float:
             return _beat_s(plan.nodes) * (SLOW_RANK_FACTOR if watch.slow else 1.0)
@@ -125,12 +134,30 @@ class NodeRun:
         waiting = Waiting(node, monotonic() + self._permission_s)
         return await self.agent.run(waiting, make_actions, make_beat, beat_interval_s)
 
+    def _look_for_manager(self, progress: tuple[m.Progress, ...]) -> None:
+        now, before = monotonic(), self._contact
+        self._contact = before.look(self.proxy.bus.joined, progress, now)
+        is_lost, was_lost = self._contact.is_lost(now), self._is_lost
+        self._is_lost = is_lost
+        if is_lost and not was_lost:
+            why = f"the job's manager at {self.proxy.upstream} is unreachable, and the ranks wait"
+            limit_s = self._config.lost_manager_s
+            log.warning(
+                "%s: start the launcher there again within %g s, and no step is lost; "
+                "otherwise this node ends",
+                why,
+                limit_s,
+            )
+            self.agent.enqueue(ManagerLost(why))
+        elif was_lost and not is_lost:
+            self.agent.enqueue(RanksTrain())
+
     async def _wait_until_warm(self, actions: ProcessActions) -> None:
         """Serve the store as soon as the zygote has imported everything."""
         try:
             ready = await self.resources.processes.ready()
         except ZygoteLost:
-            return await self._wait_until_warm(actions)
+            return  # `on_lost` has stopped the node
         wanted = [name for name in self.plan.preload if name not in PRELOAD]
         if problems := [f"--preload {n}: {ready.failed[n]}" for n in wanted if n in ready.failed]:
             raise SettingsError(problems)

@@ -3,9 +3,9 @@
 A rank that saves a checkpoint, evaluates or compiles completes no step for a long time, but it does
 something: its stack changes, it reads or writes, it takes memory, or its children work. A rank that
 waits for its own children, such as the workers of a DataLoader, counts as busy: they may wait for a
-slow disk. A rank that spins in the same few lines of Python does none of this. A computation inside
-a native call looks the same as being stuck in that call; such a rank counts as working until much
-later.
+slow disk. So does a rank that waits for an answer over a Python socket. A rank that spins in the
+same few lines of Python does none of this. A computation inside a native call looks the same as
+being stuck in that call; such a rank counts as working until much later.
 """
 
 from __future__ import annotations
@@ -37,6 +37,14 @@ _WAITS_FOR_CHILD = re.compile(
 )
 """Where a process waits for one that it has started."""
 
+_WAITS_FOR_PEERS = re.compile(
+    r'\s*File "[^"]*/(?:torch/distributed|torch/nn/parallel|taskd/torch)/[^"]*"'
+)
+"""The innermost call, when a process waits for other ranks in a collective."""
+
+_WAITS_FOR_SERVICE = re.compile(r'\s*File "[^"]*/(?:socket|ssl)\.py"')
+"""The innermost call, when a process waits for an answer over the network."""
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STOPPED, _TRACED, _RUNNABLE = "T", "t", ("R", "D")
 """Process states of /proc: stopped by a signal; stopped by a debugger; and running, or waiting for
@@ -66,12 +74,16 @@ class ProcessActivity:
     pid: int
     stacks: StackFile
     ask_stacks: Callable[[], None]
+    in_step: bool = True
+    """False: any change of its stack is a sign of work, not only a stack that was never seen."""
     began: float = 0.0
     busy: bool = False
     stopped: bool = False
     traced: bool = False
     """A debugger has stopped it."""
     spinning: bool = False
+    waits_for_peers: bool = False
+    """Its stack shows that it waits in a collective. Outside of steps, its beacon does not."""
     active_at: float = 0.0
     """When any activity was last seen; 0: never since its progress stopped."""
     text: str = ""
@@ -83,6 +95,8 @@ class ProcessActivity:
     _asked_at: float | None = None
     _answered: bool = False
     _waits_for_child: bool = False
+    _waits_for_service: bool = False
+    _last_stack: str = ""
 
     def look(self, now: float) -> None:
         try:
@@ -101,6 +115,7 @@ class ProcessActivity:
                 used > BUSY_SHARE
                 or counters.state in _RUNNABLE
                 or (self._waits_for_child and counters.children > 0)
+                or self._waits_for_service
                 or self._is_unread(now)
             )
             if (
@@ -133,8 +148,13 @@ class ProcessActivity:
 
     def _compare(self, dump: StackDump, now: float) -> None:
         self._waits_for_child = _WAITS_FOR_CHILD.search(dump.main_stack) is not None
+        self.waits_for_peers = _WAITS_FOR_PEERS.match(dump.main_stack) is not None
+        self._waits_for_service = _WAITS_FOR_SERVICE.match(dump.main_stack) is not None
         known = dump.main_stack in self._known_stacks or not self._known_stacks
+        if not self.in_step and dump.main_stack != self._last_stack != "":
+            known = False
         self._known_stacks.add(dump.main_stack)
+        self._last_stack = dump.main_stack
         if not known:
             self._is_active(now)
         elif dump.in_python:

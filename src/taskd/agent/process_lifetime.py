@@ -12,6 +12,8 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -41,6 +43,25 @@ def children() -> list[int]:
     """The pids of our children, zombies included."""
     pid = os.getpid()
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def end_session(leader: int) -> None:
+    """Kill and reap our children of this session: what a process has left that was our child."""
+    for pid in children():
+        with suppress(ProcessLookupError, PermissionError, ChildProcessError):
+            if os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def kill_guarded(guarded: Mapping[int, int]) -> None:
+    """Kill these processes, with their groups: the pid of each, and a pidfd that proves it."""
+    for pid, pidfd in guarded.items():
+        with suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(pidfd, signal.SIGSTOP)  # raises if the pid is free by now
+            os.killpg(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def command_with_parent(module: str, *arguments: str) -> list[str]:

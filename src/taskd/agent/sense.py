@@ -20,7 +20,7 @@ async def listen(
 ) -> None:
     """Orders become events. Other messages are ignored: a newer manager may send unknown ones."""
     while True:
-        received = await bus.receive()
+        received = await bus.receive_order()
         if isinstance(received.body, _ORDERS):
             enqueue(received.body)
         elif isinstance(received.body, SetProfiling):

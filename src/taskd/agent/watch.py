@@ -21,18 +21,25 @@ from taskd.model.ids import Incarnation, Rank, Step
 from taskd.model.messages import Progress, SetProfiling
 from taskd.model.profiling import NOTHING, Pace, parts_ordered
 from taskd.runtime import beacon
+from taskd.runtime.beacon import BeaconReading
 from taskd.runtime.clock import Clock, monotonic
 from taskd.runtime.profiling_files import SharedSwitch, forget, read_pace
 
-JUDGED = ("training", "between steps")
-"""The phases in which a rank without progress may be hung."""
+PACED = "training"
+"""The phase in which a rank without progress may be hung after a moment."""
+PARKED, REPAIRING = "parked", "repairing"
+LOADING = "loading"
+"""The process has not created its beacon yet."""
 SLOW_S = 0.2
 """A rank without progress for this long makes the node's heartbeats more frequent."""
 IDLE_S = 0.5
 """A rank without progress for this long is looked at through the kernel."""
 STACKS_S, ALWAYS_STACKS_S = 0.5, 1.0
-"""It is asked for its stacks after this long: the shorter time holds if it has never been idle
-nearly as long before. Without them it is not known whether it waits for its own children."""
+"""Inside a step it is asked for its stacks after this long: the shorter time holds if it has never
+been idle nearly as long before. Without them it is not known whether it waits for its own
+children."""
+UNPACED_STACKS_S = 3.0
+"""The same outside of steps, where pauses are usual."""
 FORGET = 0.8
 STACK_CHARS = 4000
 
@@ -45,6 +52,7 @@ class _Watched:
     page: int
     stacks: StackFile
     ask_stacks: Callable[[], None]
+    added_at: float
     moved_at: float = 0.0
     idle_s: float = 0.0
     longest_s: float = 0.0
@@ -52,11 +60,13 @@ class _Watched:
     activity: ProcessActivity | None = None
     stack_sent: bool = False
 
-    def look_closer(self, now: float, repeat: bool) -> ProcessActivity:
+    def look_closer(self, now: float, phase: str, repeat: bool) -> ProcessActivity:
         if self.activity is None:
-            self.activity = ProcessActivity(self.pid, self.stacks, self.ask_stacks)
+            self.activity = ProcessActivity(self.pid, self.stacks, self.ask_stacks, phase == PACED)
         self.activity.look(now)
         ask_after_s = min(max(STACKS_S, 3 * self.longest_s), ALWAYS_STACKS_S)
+        if phase != PACED:
+            ask_after_s = UNPACED_STACKS_S
         runs = not (self.activity.stopped or self.activity.traced)
         if runs and self.idle_s >= ask_after_s:
             self.activity.read_stacks(now, repeat)
@@ -82,7 +92,7 @@ class Watch:
 
     def add(self, key: WorkerKey, pid: int, stacks: Path, ask_stacks: Callable[[], None]) -> None:
         page = os.open(self.beacon(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._watched[key] = _Watched(pid, page, StackFile(stacks), ask_stacks)
+        self._watched[key] = _Watched(pid, page, StackFile(stacks), ask_stacks, self._clock())
 
     def remove(self, key: WorkerKey) -> None:
         self.profiling.remove(key)
@@ -98,45 +108,75 @@ class Watch:
         return any(watched.slow for watched in self._watched.values())
 
     def look(self) -> tuple[Progress, ...]:
-        """The progress of every rank that has created its beacon, or whose process is stopped."""
+        """The progress of every rank."""
         now = self._clock()
-        seen = (self._look_at(key, watched, now) for key, watched in self._watched.items())
-        return tuple(progress for progress in seen if progress is not None)
+        pages = {
+            key: beacon.read(os.pread(watched.page, beacon.SIZE, 0))
+            for key, watched in self._watched.items()
+        }
+        uses_taskd = any(pages.values())
+        seen = []
+        for key, watched in self._watched.items():
+            if (page := pages[key]) is not None:
+                seen.append(self._look_at(key, watched, page, now))
+            else:
+                seen.append(self._look_at_loading(key, watched, uses_taskd, now))
+        return tuple(seen)
 
-    def _look_at(self, key: WorkerKey, watched: _Watched, now: float) -> Progress | None:
-        seen = beacon.read(os.pread(watched.page, beacon.SIZE, 0))
-        if seen is None:
-            watched.slow = is_stopped(watched.pid)
-            stopped = Progress(*key, Step(0), 0.0, waiting=False, collective=0, judged=False)
-            return replace(stopped, stopped=True) if watched.slow else None
-        idle_s = max(0.0, now - seen.moved_at)
+    def _look_at_loading(
+        self, key: WorkerKey, watched: _Watched, uses_taskd: bool, now: float
+    ) -> Progress:
+        """A script that may never use TaskD is left alone, unless other ranks here do use it."""
+        watched.idle_s = now - watched.added_at
+        progress = Progress(*key, Step(0), watched.idle_s, False, 0, phase=LOADING)
+        if uses_taskd:
+            return self._look_closer(watched, progress, now)
+        watched.slow = is_stopped(watched.pid)
+        return replace(progress, busy=True, stopped=watched.slow)
+
+    def _look_at(
+        self, key: WorkerKey, watched: _Watched, seen: BeaconReading, now: float
+    ) -> Progress:
         if seen.moved_at != watched.moved_at:
             # Long pauses fade: those of the start say nothing about training.
             watched.longest_s = max(FORGET * watched.longest_s, watched.idle_s)
             watched.moved_at = seen.moved_at
             watched.activity, watched.stack_sent = None, False
-        watched.idle_s = idle_s
-        judged = seen.phase in JUDGED
-        watched.slow = judged and idle_s > max(SLOW_S, 2 * watched.longest_s)
+        watched.idle_s = idle_s = max(0.0, now - seen.moved_at)
+        entered = max(0, seen.entered - seen.before_step)
         progress = Progress(
-            *key, Step(seen.step), idle_s, seen.waiting, seen.entered, judged=judged
+            *key,
+            Step(seen.step),
+            idle_s,
+            seen.waiting,
+            entered,
+            total=seen.total,
+            phase=seen.phase,
         )
-        if idle_s <= IDLE_S:
+        return self._look_closer(watched, progress, now)
+
+    def _look_closer(self, watched: _Watched, progress: Progress, now: float) -> Progress:
+        paced = progress.phase == PACED
+        watched.slow = paced and progress.idle_s > max(SLOW_S, 2 * watched.longest_s)
+        if progress.idle_s <= IDLE_S:
             return progress
-        if not judged:
+        if progress.phase == PARKED:
             watched.slow = is_stopped(watched.pid)
             return replace(progress, stopped=watched.slow)
         # A rank that waits for others has a good reason to be idle; one dump of it is enough.
-        activity = watched.look_closer(now, repeat=not seen.waiting)
+        waits = progress.waiting or progress.phase == REPAIRING
+        activity = watched.look_closer(now, progress.phase, repeat=not waits)
         if activity.traced:
             return replace(progress, judged=False)
+        watched.slow = watched.slow or activity.stopped
         return replace(
             progress,
+            waiting=progress.waiting or (not paced and activity.waits_for_peers),
             busy=activity.busy,
             stopped=activity.stopped,
             # Between two steps a script may do anything for as long as it likes.
-            spinning=activity.spinning and activity.busy and seen.phase == "training",
-            moving_s=max(0.0, activity.active_at - seen.moved_at),
+            spinning=activity.spinning and activity.busy and paced,
+            moving_s=max(0.0, activity.active_at - (now - progress.idle_s)),
             stack=watched.stack_to_send(),
         )
 

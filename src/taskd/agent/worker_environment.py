@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from secrets import token_hex
 
 from taskd.agent.run.plan import Plan
 from taskd.config import environ
@@ -61,6 +63,7 @@ def worker_environment(plan: Plan, start: StartWorker, addresses: Addresses) -> 
         # Read by Ascend's in-process recovery: was the whole pod started, or only this worker?
         "RESTART_FAULT_PROCESS_TYPE": "worker" if start.incident and not whole else "pod",
         **({"TASKD_DUMP_DIR": plan.dump_dir} if plan.dump_dir else {}),
+        **({"TASKD_ENCRYPT_STATE": "on"} if plan.encrypt_state else {}),
         **_device(plan, local_rank),
         **_links(plan),
     }
@@ -75,12 +78,25 @@ def _links(plan: Plan) -> dict[str, str]:
 def _secrets(plan: Plan, start: StartWorker) -> dict[str, str]:
     """The job's token stays with the agent: a script gets a badge for its own rank only."""
     if not plan.token:
-        return {"TASKD_TOKEN": "", "TASKD_SEAL": ""}
+        insecure = {"TASKD_INSECURE": "1"} if plan.insecure else {}
+        seal = _secret_of_this_start() if plan.nodes == 1 else ""
+        return {"TASKD_TOKEN": "", "TASKD_SEAL": seal, **insecure}
     # Imported late because it imports gRPC, which would delay the launch.
-    from taskd.bus.security import make_badge, make_seal
+    from taskd.bus.security import make_badge, make_checkpoint_key, make_seal
 
     badge = make_badge(plan.token, plan.job, worker(plan.node, start.rank))
-    return {"TASKD_TOKEN": badge, "TASKD_SEAL": make_seal(plan.token, plan.job)}
+    given = environ.get("TASKD_TOKEN")
+    return {
+        "TASKD_TOKEN": badge,
+        "TASKD_SEAL": make_seal(plan.token, plan.job),
+        **({"TASKD_CHECKPOINT_KEY": make_checkpoint_key(given)} if given else {}),
+    }
+
+
+@cache
+def _secret_of_this_start() -> str:
+    """For the ranks of a single node: their agent is the only process that has to know it."""
+    return token_hex(32)
 
 
 def _device(plan: Plan, local_rank: int) -> dict[str, str]:

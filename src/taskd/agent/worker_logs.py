@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +19,12 @@ from string import Template
 
 from taskd.agent.run.plan import ERR, OUT, Plan
 from taskd.agent.worker_output import Sink, WorkerOutput
-from taskd.config import environ
 from taskd.model.agent import StartWorker
 from taskd.model.ids import Incarnation, Rank
 
 EVIDENCE_CHARS = 4000
+_OF_LEAKS = re.compile(r"nanobind: | - leaked | - \.\.\. skipped|See https://nanobind")
+"""What torch's bindings print when a process exits with an error."""
 _STREAMS = ((OUT, 1, "stdout"), (ERR, 2, "stderr"))
 
 
@@ -43,6 +46,10 @@ class Files:
     def result(self) -> Path:
         return self.folder / "result.json"
 
+    @property
+    def devices(self) -> Path:
+        return self.folder / "devices.json"
+
     def log(self, stream: str) -> Path:
         return self.folder / f"{stream}.log"
 
@@ -55,7 +62,6 @@ class WorkerLogs:
             os.makedirs(root, exist_ok=True)
         prefix = f"{plan.run_id}_".replace("/", "_")
         self._root = Path(tempfile.mkdtemp(prefix=prefix, dir=root)) if root else Path(run_dir)
-        self._template = environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
 
     def files(self, rank: Rank, incarnation: Incarnation) -> Files:
         _, local_rank = self._plan.node_and_local_rank(rank)
@@ -91,9 +97,12 @@ class WorkerLogs:
         return ends
 
     def _prefix(self, start: StartWorker, local_rank: int, teed: bool) -> bytes:
-        if self._template:
-            text = Template(self._template).safe_substitute(
-                role_name=self._plan.role, rank=start.rank, local_rank=local_rank
+        if template := self._plan.logs.line_prefix:
+            text = Template(template).safe_substitute(
+                role_name=self._plan.role,
+                rank=start.rank,
+                local_rank=local_rank,
+                hostname=socket.gethostname(),
             )
         elif teed:
             text = f"[{self._plan.role}{local_rank}]:"
@@ -106,13 +115,24 @@ class WorkerLogs:
         files = self.files(start.rank, start.incarnation)
         if not tail:
             tail = "".join(_end_of(files.log(name)) for _, _, name in _STREAMS)
-        trace = _traceback(files.error)
-        if trace and trace.rstrip().rpartition("\n")[2] in tail:
-            trace = ""  # it was printed, so the last lines contain it
-        text = f"{tail}\n{trace}".strip()
+        text = end_with_error(tail, _traceback(files.error))
         if _is_full(files.folder):
             text = f"{text}\nthe disk is full: no space left for logs in {files.folder}"
         return text.strip()[-EVIDENCE_CHARS:]
+
+
+def end_with_error(tail: str, trace: str) -> str:
+    """The last lines, up to the error that ended the script; `trace` is its traceback, if known.
+
+    Libraries print more while the interpreter exits, such as lists of objects that leak.
+    """
+    error = trace.rstrip().rpartition("\n")[2]
+    if not error:
+        lines = (line for line in tail.splitlines() if not _OF_LEAKS.match(line))
+        return "\n".join(lines).strip()
+    printed = tail.rfind(error)
+    text = f"{tail}\n{trace}" if printed < 0 else tail[: printed + len(error)]
+    return text.strip()
 
 
 def _traceback(path: Path) -> str:

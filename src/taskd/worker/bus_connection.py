@@ -77,7 +77,7 @@ class PlainConnection:
 
     async def _receive_all(self, bus: Bus) -> None:
         while True:
-            publish((await bus.receive()).body)
+            publish((await bus.receive_order()).body)
 
     async def _send_all(self, bus: Bus) -> None:
         while True:

@@ -87,8 +87,8 @@ class ManagerConnection:
 
     # Called by the training thread
 
-    def shard_known(self, shard: str, replica: int) -> None:
-        self._post(ShardKnown(shard, replica, self.step))
+    def shard_known(self, shard: str, replica: int, own_since: int = -1) -> None:
+        self._post(ShardKnown(shard, replica, self.step, own_since))
 
     def step_failed(self, kind: FaultCause, evidence: str) -> None:
         self._post(StepFailed(kind, evidence))
@@ -176,7 +176,7 @@ class ManagerConnection:
 
     async def _receive_all(self, bus: Bus) -> None:
         while True:
-            received = await bus.receive()
+            received = await bus.receive_order()
             bus_connection.publish(received.body)
             if isinstance(received.body, m.Park):
                 self._inbox.put_nowait(CopiesChanged(self._list_copies()))

@@ -25,6 +25,17 @@ class WorkerSettings:
     seal: str = ""
     """The key that signs the state that ranks send to each other. Set by the agent."""
 
+    insecure: bool = False
+    """The job has several nodes and no secret, and may unpickle what it cannot authenticate. Set by
+    the agent (`taskd run --insecure`)."""
+
+    encrypt_state: bool = False
+    """Encrypt the state that ranks send to each other. Set by the agent
+    (`taskd run --encrypt-state`)."""
+
+    checkpoint_key: str = ""
+    """The key that signs emergency checkpoints. Set by the agent if `TASKD_TOKEN` is set."""
+
     node_rank: int = 0
     """The node that this process runs on."""
 

@@ -46,7 +46,7 @@ def test_progress_is_read_from_beacon(tmp_path: Path) -> None:
     clock = Clock()
     watch = Watch(str(tmp_path), clock)
     watch.add(KEY, os.getpid(), tmp_path / "stacks", lambda: None)
-    assert watch.look() == ()
+    assert [(seen.phase, seen.busy) for seen in watch.look()] == [("loading", True)]
     beacon = Beacon(watch.beacon(KEY), clock)
     beacon.phase("training", 2)
     beacon.stepped(7)
@@ -54,9 +54,12 @@ def test_progress_is_read_from_beacon(tmp_path: Path) -> None:
     clock.now += 0.25
     (seen,) = watch.look()
     assert (seen.rank, seen.incarnation, seen.step, seen.collective) == (3, 1, 7, 15)
-    assert (seen.waiting, seen.judged, seen.idle_s) == (True, True, 0.25)
+    assert (seen.waiting, seen.phase, seen.idle_s) == (True, "training", 0.25)
+    beacon.stepped(8)
+    beacon.collectives(17, 17)
     beacon.phase("parked", 2)
-    assert not watch.look()[0].judged
+    (seen,) = watch.look()
+    assert (seen.collective, seen.phase) == (2, "parked"), "collectives of this step"
     watch.remove(KEY)
     assert watch.look() == ()
     assert not Path(watch.beacon(KEY)).exists()
@@ -94,22 +97,21 @@ def test_stopped_process_is_seen_in_every_phase(
     os.kill(sleeper.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
     (seen,) = watch.look()
-    assert (seen.rank, seen.stopped, seen.judged) == (3, True, False)
+    assert (seen.rank, seen.stopped) == (3, True)
     assert watch.slow, "the next heartbeat must come soon"
     os.kill(sleeper.pid, signal.SIGCONT)
     os.waitid(os.P_PID, sleeper.pid, os.WCONTINUED)
     assert not any(seen.stopped for seen in watch.look())
 
 
-@pytest.mark.parametrize("phase", ["", "training", "leaving"])
+@pytest.mark.parametrize("phase", ["starting", "training", "leaving"])
 def test_process_in_a_debugger_is_neither_stopped_nor_judged(
     tmp_path: Path, sleeper: subprocess.Popen[bytes], phase: str
 ) -> None:
     clock, asked = Clock(), list[None]()
     watch = Watch(str(tmp_path), clock)
     watch.add(KEY, sleeper.pid, tmp_path / "stacks", lambda: asked.append(None))
-    if phase:
-        Beacon(watch.beacon(KEY), clock).phase(phase, 0)
+    Beacon(watch.beacon(KEY), clock).phase(phase, 0)
     attach, detach = 16, 17
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.ptrace(attach, sleeper.pid, None, None) != 0:

@@ -7,7 +7,7 @@ everything else at the start. A test compares the two tables, so that they stay 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from taskd.config import environ
@@ -71,6 +71,12 @@ _TORCHRUN: tuple[tuple[str, object, str], ...] = (
     ("--log-dir", None, "directory for log and error files"),
     ("--redirects", "0", f"streams that go to files; {_STREAMS}"),
     ("--tee", "0", f"streams that go to files and to the console; {_STREAMS}"),
+    (
+        "--log-line-prefix-template",
+        "",
+        "prefix of a worker's lines on the console, with ${role_name}, ${local_rank}, ${rank} "
+        "and ${hostname}",
+    ),
     ("--local-ranks-filter", "", "local ranks shown on the console, such as 0,1; default: all"),
     ("--duplicate-stdout-filters", [], "also collect the stdout lines with one of these words"),
     ("--duplicate-stderr-filters", [], "also collect the stderr lines with one of these words"),
@@ -117,7 +123,12 @@ _OURS: tuple[tuple[str, str, Any, str], ...] = (
         "",
         "allowed reactions to a fault, such as retry,dump; default: all",
     ),
-    ("--clusterd", "HOST:PORT", "", "address of clusterd; default: one inside the manager"),
+    (
+        "--clusterd",
+        "HOST:PORT",
+        "",
+        "clusterd, or several with commas; default: one inside the manager",
+    ),
     ("--preload", "MODULE,…", [], "import these modules once, before workers are forked"),
     ("--job-id", "NAME", "", "name of the job; default: the value of --rdzv-id"),
     ("--manager-port", "PORT", 0, "its port; default: a free one (9601 with several nodes)"),
@@ -126,12 +137,20 @@ _OURS: tuple[tuple[str, str, Any, str], ...] = (
     ("--metrics", "HOST:PORT", "", "address where the manager serves Prometheus metrics"),
     ("--state-dir", "FOLDER", "", "folder for the journal, for `taskd replay`"),
 )
+DASHBOARD = "--dashboard"
+DASHBOARD_LISTEN = "127.0.0.1:0"
+"""Where `--dashboard` without a value serves the page."""
 _OUR_FLAGS = (
     (
         "--spare",
         "a spare node, which takes over a lost node's ranks; the next: --node-rank NNODES+1",
     ),
     ("--precheck", "stress-test every rank and link after all ranks have done their first step"),
+    (
+        "--insecure",
+        "start several nodes without TASKD_TOKEN: any process that reaches a port can join the job",
+    ),
+    ("--encrypt-state", "encrypt the state that ranks send each other; needs `taskd[secure]`"),
     ("--nic-failover", "switch to the backup interface if no group forms over the primary"),
 )
 
@@ -143,6 +162,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("training_script", help=script)
     rest = argparse.REMAINDER
     parser.add_argument("training_script_args", nargs=rest, help="arguments of the script")
+
+
+def normalized(words: Sequence[str]) -> list[str]:
+    """`--dashboard train.py` means the default address: its value is optional.
+
+    Only our own options are changed: the first word that is neither an option nor its value is the
+    script, and everything behind it belongs to the script.
+    """
+    flags = {name for names, _ in (*_TORCHRUN_FLAGS, *_OUR_FLAGS) for name in _spellings(names)}
+    found, at = list(words), 0
+    while at < len(found) and found[at].startswith("-") and found[at] != "--":
+        follows = found[at + 1] if at + 1 < len(found) else ""
+        if found[at] == DASHBOARD and not _is_address(follows):
+            found[at] = f"{DASHBOARD}={DASHBOARD_LISTEN}"
+        has_value = "=" not in found[at] and found[at] not in flags
+        at += 2 if has_value else 1
+    return found
+
+
+def _is_address(word: str) -> bool:
+    host, _, port = word.rpartition(":")
+    return bool(host) and port.isdecimal()
 
 
 def _add_torchruns(group: argparse._ArgumentGroup) -> None:
@@ -178,6 +219,10 @@ def _add_ours(group: argparse._ArgumentGroup) -> None:
             group.add_argument(name, metavar=metavar, default=None, type=kind, help=text)
     for name, text in _OUR_FLAGS:
         group.add_argument(name, action="store_true", help=text)
+    text = f"serve a page about the job on node 0 (default: {DASHBOARD_LISTEN}, any free port)"
+    group.add_argument(
+        DASHBOARD, metavar="HOST:PORT", nargs="?", default="", const=DASHBOARD_LISTEN, help=text
+    )
     dump_dir = environ.get("TASKD_DUMP_DIR", "taskd-dump")
     text = "folder for emergency checkpoints, from which the next start continues"
     group.add_argument("--dump-dir", metavar="FOLDER", default=dump_dir, help=text)

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from taskd.agent.node_resources import NodeResources, run_folders, worker_processes
-from taskd.agent.run import arguments, node_ranks, plan, rendezvous
+from taskd.agent.run import arguments, node_ranks, plan, rendezvous, torch_check
 from taskd.agent.run.plan import Plan
 from taskd.agent.run.supervisor import Supervisor
 from taskd.agent.worker_environment import base_environment
@@ -33,6 +33,9 @@ LOOPBACK = "127.0.0.1"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_arguments(parser)
+
+
+normalized = arguments.normalized
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,6 +78,8 @@ def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
     if listener is not None and chosen.manager_port:
         plan.listen(listen_host, chosen.manager_port).close()  # refuse now if the port is taken
     processes.open()
+    if warning := torch_check.check():
+        say(warning)
     if claim is None:
         chosen, claim = _draw_node_rank(chosen)
     port = listener.getsockname()[1] if listener is not None else chosen.master_port
@@ -132,10 +137,10 @@ def _draw_node_rank(chosen: Plan) -> tuple[Plan, socket.socket]:
 
 def _warn_if_open(chosen: Plan) -> None:
     """Say so if any machine can join the job, even if that is intended."""
-    if chosen.nodes > 1 and not chosen.token and not environ.get("TASKD_TLS_CA"):
+    if chosen.nodes > 1 and not chosen.token:
         say(
-            "any process that can reach this machine can join the job: set TASKD_TOKEN to the same "
-            "secret on all nodes"
+            "--insecure: any process that can reach this machine can run code in the job: set "
+            "TASKD_TOKEN to the same secret on all nodes instead"
         )
 
 
@@ -161,7 +166,8 @@ def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:
     from taskd.agent.run.summary import SUMMARY, has_ended
 
     summary = Path(chosen.state_dir or run_dir) / SUMMARY
-    summary.unlink(missing_ok=True)  # left by an earlier run
+    if has_ended(summary):
+        summary.unlink()  # left by an earlier run; that of a launcher that died is continued
     return Supervisor("manager", "taskd.manager", command, env, is_over=lambda: has_ended(summary))
 
 

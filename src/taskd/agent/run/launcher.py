@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from dataclasses import dataclass
 
 from taskd.agent.main import Observer
 from taskd.agent.node import NodeRun
 from taskd.agent.run.command import LOOPBACK, Started, say
+from taskd.agent.run.dashboard_process import DashboardProcess
 from taskd.agent.run.elastic_events import EventLog
 from taskd.agent.run.plan import Plan
-from taskd.agent.run.summary import Summary, read_incidents
+from taskd.agent.run.summary import Incident, Summary, read_incidents
 from taskd.agent.worker_output import WorkerOutput
+from taskd.config import environ
 from taskd.core.agent.machine import Done, State
 from taskd.errors import TaskdError
 from taskd.model.agent import Event
@@ -37,6 +40,7 @@ class _Launcher:
     plan: Plan
     started: Started
     output: WorkerOutput
+    _dashboard: DashboardProcess | None = None
 
     async def run(self) -> Done:
         plan, summary = self.plan, Summary(wall)
@@ -68,9 +72,24 @@ class _Launcher:
             if self.started.supervisor is not None:
                 # The manager exits once every node has left, and ours has just left.
                 await self.started.supervisor.stop(self._manager_exit_s)
-        for line in summary.lines(done, trouble, read_incidents(self.started.state_dir)):
+            if self._dashboard is not None:
+                self._dashboard.stop()
+        incidents = read_incidents(self.started.state_dir)
+        for line in [*summary.lines(done, trouble, incidents), *self._hint(incidents)]:
             say(line)
         return done
+
+    def _hint(self, incidents: list[Incident]) -> list[str]:
+        """How to look at the incidents in detail."""
+        if not any(incident.fault for incident in incidents):
+            return []
+        if not self.plan.state_dir:
+            return [
+                "to keep the incidents for a report (taskd replay --html): run with --state-dir"
+            ]
+        journal = shlex.quote(f"{self.plan.state_dir}/clusterd.journal")
+        command = f"taskd replay {shlex.quote(self.plan.job)} --journal {journal}"
+        return [f"for a report: {command} --html report.html"]
 
     @property
     def _manager_exit_s(self) -> float:
@@ -82,6 +101,10 @@ class _Launcher:
             ranks, nodes = self.plan.world_size, self.plan.nodes
             size = f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
             say(f"job {self.plan.job}, {size}; to see its state: taskd status {self.plan.job}")
+            if self.plan.dashboard:
+                plan = self.plan
+                self._dashboard = DashboardProcess(plan.job, plan.dashboard, plan.clusterd, environ)
+                self._dashboard.start()
 
     async def _train(self, node: NodeRun) -> Done:
         background = []

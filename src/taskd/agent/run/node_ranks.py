@@ -18,6 +18,7 @@ import subprocess
 import sys
 import uuid
 from datetime import timedelta
+from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
@@ -38,13 +39,22 @@ def claim(job: str, node: int) -> socket.socket | None:
     """Claim a node's part of the job until the socket is closed; None: another process has it."""
     held = socket.socket(socket.AF_UNIX)
     try:
-        held.bind(f"\0taskd/{job}/{node}")
+        held.bind(f"\0taskd/{_claim_name(job, node)}")
     except OSError as error:
         held.close()
         if error.errno != errno.EADDRINUSE:
             raise
         return None
     return held
+
+
+def _claim_name(job: str, node: int) -> str:
+    """Other users of the machine can take any name that they can guess: so it has the secret in it.
+
+    Without a secret the name is that of the user, the job and the node.
+    """
+    key = environ.get("TASKD_TOKEN", "").encode()[: blake2b.MAX_KEY_SIZE]
+    return blake2b(f"{os.getuid()}/{job}/{node}".encode(), digest_size=16, key=key).hexdigest()
 
 
 def machine_id(name: str) -> str:

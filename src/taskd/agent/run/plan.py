@@ -11,6 +11,7 @@ import subprocess
 import sys
 import uuid
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from taskd.agent.run import rendezvous
 from taskd.agent.run.arguments import FORK
@@ -42,6 +43,8 @@ class LogSettings:
     tee: dict[int, int]
     shown: frozenset[int] | None
     """The local ranks whose output is shown on the console; None: all."""
+    line_prefix: str = ""
+    """torchrun's template for what comes before each line of a worker on the console."""
     stdout_filters: tuple[str, ...] = ()
     stderr_filters: tuple[str, ...] = ()
 
@@ -66,6 +69,10 @@ class Plan:
     """None: any free port."""
     manager_port: int | None = None
     token: str
+    insecure: bool = False
+    """Whether the job runs without a token although it has several nodes."""
+    encrypt_state: bool = False
+    """Whether ranks encrypt the state that they send each other."""
     clusterd: str = ""
     """Empty: embedded in the manager."""
     strategies: tuple[str, ...] = ()
@@ -80,6 +87,8 @@ class Plan:
     nics: tuple[str, ...] = ()
     """Network interfaces for the ranks' process groups: the primary, then its backup."""
     nic_failover: bool = False
+    dashboard: str = ""
+    """host:port where node 0 serves a page about the job; empty: it does not."""
     metrics: str = ""
     """host:port where the manager serves Prometheus metrics; empty: it does not."""
     dump_dir: str = ""
@@ -118,6 +127,16 @@ class Plan:
         return divmod(rank, self.local_size)
 
 
+def _dashboard(listen: str, problems: list[str]) -> str:
+    missing = [name for name in ("starlette", "uvicorn") if listen and find_spec(name) is None]
+    if missing:
+        problems.append(f"--dashboard needs {missing[0]}: pip install 'taskd[dashboard]'")
+    host, _, port = listen.rpartition(":")
+    if listen and not (host and port.isdigit() and int(port) < 65536):
+        problems.append(f"--dashboard must be HOST:PORT, got {listen!r}")
+    return listen
+
+
 def read(args: argparse.Namespace) -> Plan:
     """Raises SettingsError with all mistakes."""
     problems: list[str] = []
@@ -132,9 +151,10 @@ def read(args: argparse.Namespace) -> Plan:
         problems.append("--logs-specs is not supported: use --log-dir, --redirects and --tee")
     if args.numa_binding:
         problems.append("--numa-binding is not supported: use numactl with --no-python")
-    host, _, clusterd_port = args.clusterd.rpartition(":")
-    if args.clusterd and not (host and clusterd_port.isdigit() and int(clusterd_port) < 65536):
-        problems.append(f"--clusterd must be HOST:PORT, got {args.clusterd!r}")
+    for address in args.clusterd.split(",") if args.clusterd else ():
+        host, _, clusterd_port = address.rpartition(":")
+        if not (host and clusterd_port.isdigit() and int(clusterd_port) < 65536):
+            problems.append(f"--clusterd must be HOST:PORT, got {address!r}")
     local_size = _local_size(args.nproc_per_node, problems)
     program = _program(args, problems)
     run_id = str(uuid.uuid4()) if args.standalone else args.rdzv_id
@@ -158,7 +178,9 @@ def read(args: argparse.Namespace) -> Plan:
         master_port=rdzv.port,
         local_addr=args.local_addr or "",
         manager_port=args.manager_port or (MANAGER_PORT if nodes > 1 else None),
-        token=_token(nodes),
+        token=_token(nodes, args.insecure, problems),
+        insecure=args.insecure,
+        encrypt_state=_encrypt_state(args, problems),
         clusterd=args.clusterd,
         strategies=_strategies(args.strategies, problems),
         logs=_logs(args, local_size, problems),
@@ -170,6 +192,7 @@ def read(args: argparse.Namespace) -> Plan:
         precheck=args.precheck,
         nics=_nics(args, problems),
         nic_failover=args.nic_failover,
+        dashboard=_dashboard(args.dashboard, problems),
         metrics=args.metrics,
         dump_dir=os.path.abspath(args.dump_dir),
         events=args.event_log_handler == "console",
@@ -230,12 +253,31 @@ def _modules(preload: list[str]) -> list[str]:
     return [name for text in preload for name in text.split(",") if name]
 
 
-def _token(nodes: int) -> str:
+def _token(nodes: int, insecure: bool, problems: list[str]) -> str:
     """A generated secret, if one process starts the whole job.
 
     Several launchers cannot agree on one before they meet, so the user has to set it.
     """
-    return environ.get("TASKD_TOKEN") or (uuid.uuid4().hex if nodes == 1 else "")
+    token = environ.get("TASKD_TOKEN", "")
+    if not token and nodes > 1 and not insecure:
+        problems.append(
+            "a job of several nodes needs a secret, because any process that reaches its ports "
+            "could otherwise join it and run code in its ranks: set TASKD_TOKEN to the same value "
+            "on all nodes (such as the output of `openssl rand -hex 32`). In a network that you "
+            "trust completely, --insecure starts it without one"
+        )
+    return token or (uuid.uuid4().hex if nodes == 1 else "")
+
+
+def _encrypt_state(args: argparse.Namespace, problems: list[str]) -> bool:
+    if args.encrypt_state and args.insecure:
+        problems.append("--encrypt-state needs the job's secret: set TASKD_TOKEN, not --insecure")
+    if args.encrypt_state and find_spec("cryptography") is None:
+        problems.append(
+            "--encrypt-state needs the library `cryptography`, which is not installed: "
+            "pip install 'taskd[secure]', on every node"
+        )
+    return bool(args.encrypt_state)
 
 
 def _strategies(text: str, problems: list[str]) -> tuple[str, ...]:
@@ -277,6 +319,8 @@ def _logs(args: argparse.Namespace, local_size: int, problems: list[str]) -> Log
         redirects=_streams("--redirects", args.redirects, local_size, problems),
         tee=_streams("--tee", args.tee, local_size, problems),
         shown=shown,
+        line_prefix=args.log_line_prefix_template
+        or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
         stdout_filters=tuple(args.duplicate_stdout_filters),
         stderr_filters=tuple(args.duplicate_stderr_filters),
     )

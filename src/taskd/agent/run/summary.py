@@ -7,17 +7,20 @@ the best source. On other nodes, or without that file, we use what this node has
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from taskd.core.agent.error_text import error_lines
 from taskd.core.agent.machine import Done, State, Training, describe_exit, running
 from taskd.model import messages as m
 from taskd.model.agent import Event
 
 SUMMARY = "summary.json"
 EVIDENCE_LINES = 12
+SUPERSEDED = "superseded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class Summary:
         first = next((fault for fault in self._faults if fault.until_s is None), None)
         if first is None:
             return []
-        evidence = first.exited.evidence.strip().splitlines()[-EVIDENCE_LINES:]
+        evidence = error_lines(first.exited.evidence, EVIDENCE_LINES)
         exited = first.exited
         head = f"first rank to fail: rank {exited.rank}, pid {exited.pid}, {describe_exit(exited)}"
         return [head, *(f"  | {line}" for line in evidence)]
@@ -124,9 +127,23 @@ def read_incidents(state_dir: str) -> list[Incident]:
     """Empty if the manager has written no summary."""
     try:
         incidents = _read(Path(state_dir) / SUMMARY)["incidents"]
-        return [Incident(_incident_line(item), bool(item["faults"])) for item in incidents]
-    except (KeyError, TypeError):
+        return [
+            Incident(_incident_line(g), any(i["faults"] for i in g)) for g in _groups(incidents)
+        ]
+    except (AttributeError, KeyError, TypeError):
         return []
+
+
+def _groups(incidents: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """What belongs together: an incident, and those before it that a new fault interrupted."""
+    groups: list[list[dict[str, Any]]] = []
+    interrupted = False
+    for incident in incidents:
+        if not interrupted:
+            groups.append([])
+        groups[-1].append(incident)
+        interrupted = incident["outcome"] == SUPERSEDED
+    return groups
 
 
 def _read(summary: Path) -> dict[str, Any]:
@@ -137,11 +154,17 @@ def _read(summary: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _incident_line(incident: dict[str, Any]) -> str:
-    faults = ", ".join(f"rank {fault['rank']} ({fault['kind']})" for fault in incident["faults"])
-    faults = faults or "by order"
-    parts = incident["parts_ms"]
-    total = sum(parts.values())
+def _incident_line(group: list[dict[str, Any]]) -> str:
+    kinds = {fault["rank"]: fault["kind"] for each in group for fault in each["faults"]}
+    faults = ", ".join(f"rank {rank} ({kind})" for rank, kind in kinds.items()) or "by order"
+    parts: Counter[str] = Counter()
+    for incident in group:
+        parts.update(incident["parts_ms"])
     spent = ", ".join(f"{name} {ms:.0f}" for name, ms in parts.items())
-    answer = f"{incident['strategy'] or 'no strategy'}: {incident['outcome'] or 'open'}"
-    return f"  incident {incident['incident']}: {faults} -> {answer} in {total:.0f} ms ({spent})"
+    last = group[-1]
+    number = f"{last['incident']}"
+    if len(group) > 1:
+        number = f"{group[0]['incident']} to {number}"
+    answer = f"{last['strategy'] or 'no strategy'}: {last['outcome'] or 'open'}"
+    took = f" in {sum(parts.values()):.0f} ms ({spent})" if parts else ""
+    return f"  incident {number}: {faults} -> {answer}{took}"

@@ -44,6 +44,8 @@ def init(config: Mapping[str, Any], cls: Any = None) -> bool:
     address, port = config.get("UpstreamAddr"), str(config.get("UpstreamPort") or "9602")
     if not rank.isdigit() or not port.isdigit():
         return _refuse(f"ServerRank and UpstreamPort must be numbers, got {rank!r}, {port!r}")
+    if not 0 < int(port) < 65536:
+        return _refuse(f"UpstreamPort must be between 1 and 65535, got {port}")
     if address is not None and not _is_address(address):
         return _refuse(f"UpstreamAddr must be an IP address, got {address!r}")
     also_to(f"agent-{rank}.log")
@@ -68,6 +70,8 @@ def init(config: Mapping[str, Any], cls: Any = None) -> bool:
 def register(operator: str, func: Callable[..., Any]) -> bool:
     if _agent is None:
         return _refuse("call init_taskd_agent before register_func")
+    if not callable(func):
+        return _refuse(f"the callback for {operator} must be a function, got {func!r}")
     _agent.register_callbacks(operator, func)
     return True
 

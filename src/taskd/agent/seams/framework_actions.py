@@ -113,12 +113,11 @@ class FrameworkActions:
                 pass  # the framework does this itself, or has no use for it
             case SendToManager(body):
                 await self._agent.send_to_manager(body)
-            case SendHello(workers, attempt, remaining, condemned):
+            case SendHello(workers, attempt, remaining, condemned, shards):
                 host = socket.gethostname()
                 state = workers, "", attempt, remaining
-                await self._agent.send_to_manager(
-                    m.AgentHello(self._node, host, *state, condemned=condemned)
-                )
+                hello = m.AgentHello(self._node, host, *state, condemned=condemned, shards=shards)
+                await self._agent.send_to_manager(hello)
 
     def close(self) -> None:
         self._look_task.cancel()

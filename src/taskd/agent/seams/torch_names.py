@@ -25,6 +25,7 @@ TORCHRUN = (
         "giving torchrun an agent that reports to the manager",
     ),
     PrivateName(_AGENT, "_invoke_run", "running the workers of a node"),
+    PrivateName(_AGENT, "_initialize_workers", "starting workers once the node's faults are over"),
     PrivateName(_AGENT, "_rendezvous", "learning the ranks of a node"),
     PrivateName(_AGENT, "_worker_group", "learning the ranks of a node"),
     PrivateName(_AGENT, "_remaining_restarts", "telling the workers how often they were restarted"),
@@ -74,6 +75,18 @@ def check(table: Iterable[PrivateName]) -> None:
 
 def invoke_run(agent: Any, role: str) -> Any:
     return agent._invoke_run(role)
+
+
+def run_and_initialize(agent_class: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The methods that run a node's workers and that start them."""
+    return agent_class._invoke_run, agent_class._initialize_workers
+
+
+def replace_run_and_initialize(
+    agent_class: Any, invoke_run: Callable[..., Any], initialize_workers: Callable[..., Any]
+) -> None:
+    agent_class._invoke_run = invoke_run
+    agent_class._initialize_workers = initialize_workers
 
 
 def rendezvous(agent: Any) -> None:

@@ -15,7 +15,12 @@ import signal
 import sys
 from dataclasses import dataclass
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.api import to_map
@@ -40,7 +45,8 @@ from taskd.proxy import Proxy, started
 log = logging.getLogger(__name__)
 
 TORCHS_LAUNCH = launcher.launch_agent
-"""torch's own function, before any patch replaces it."""
+TORCHS_RUN, TORCHS_INITIALIZE = torch_names.run_and_initialize(SimpleElasticAgent)
+"""torch's own functions, before any patch replaces them."""
 
 JOIN_S, REQUIRED_JOIN_S = 10.0, 180.0
 """How long to wait for a manager: by default, and with TASKD_PROCESS_ENABLE=on."""
@@ -64,8 +70,8 @@ class ElasticAgent(LocalElasticAgent):
     """Torch's agent, but our zygote and manager run the workers."""
 
     def _invoke_run(self, role: str = "default") -> RunResult:
-        result = self._take_over()
-        return super()._invoke_run(role) if result is None else result
+        result: RunResult | None = self._take_over()
+        return TORCHS_RUN(self, role) if result is None else result
 
     def _take_over(self) -> RunResult | None:
         try:
@@ -193,7 +199,9 @@ class _Seam:
             master_addr=str(group.master_addr),
             master_port=group.master_port,
             token=token,
-            logs=_log_settings(self.logs, size),
+            logs=_log_settings(
+                self.logs, size, torch_names.log_line_prefix_template(self.agent) or ""
+            ),
             signals=tuple(signal.Signals[name] for name in handled.split(",") if name),
             grace_s=torch_names.shutdown_timeout_s(agent, SHUTDOWN_S),
             join_timeout_s=PERMISSION_S,
@@ -228,11 +236,12 @@ class _Seam:
         return ProcessFailure(local_rank, exited.pid, code or 1, str(error_file))
 
 
-def _log_settings(specs: DefaultLogsSpecs, size: int) -> LogSettings:
+def _log_settings(specs: DefaultLogsSpecs, size: int, line_prefix: str) -> LogSettings:
     root, redirects, tee, shown = torch_names.log_settings(specs)
     return LogSettings(
         directory="" if root == os.devnull else root,
         redirects={rank: int(std) for rank, std in to_map(redirects, size).items()},
         tee={rank: int(std) for rank, std in to_map(tee, size).items()},
         shown=frozenset(shown) if shown else None,
+        line_prefix=line_prefix,
     )

@@ -7,6 +7,7 @@ argv, the `sys.path` and the exit code that it would have in a new process.
 from __future__ import annotations
 
 import atexit
+import gc
 import io
 import json
 import os
@@ -22,6 +23,9 @@ from taskd import config
 from taskd.agent import script_result
 from taskd.agent.script_result import ScriptResult
 from taskd.runtime import clock
+
+NANOBIND = "nb_meta"
+"""The type of nanobind's types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,8 @@ def run(program: Program) -> None:
     A child that the script forks and that does not exit by itself comes back here, too.
     """
     end = _End(os.getpid())
-    # Registered before the script's own handlers, so that it is called after them.
+    # Registered before the script's own handlers, so that they are called after them.
+    atexit.register(_unfreeze)
     atexit.register(end.report)
     try:
         if program.kind == "module":
@@ -68,6 +73,16 @@ def run(program: Program) -> None:
         end.failed(error)
         _exit_with(error, is_child=not end.is_ours)
     end.is_good = True
+
+
+def _unfreeze() -> None:
+    """Let the interpreter free what the zygote has frozen (`gc.freeze`), where a library looks.
+
+    Libraries made with nanobind, such as Triton 3.9, report every object that is left as a leak.
+    Without them the memory is left to the kernel, which is faster.
+    """
+    if any(kind.__name__ == NANOBIND for kind in type.__subclasses__(type)):
+        gc.unfreeze()
 
 
 @dataclass

@@ -39,6 +39,8 @@ class StartStandby:
     id: int
     sibling: int
     """The pid of a rank whose memory shows which pages the standby will need; 0: no such rank."""
+    reports: list[str] = field(default_factory=list)
+    """Where the node's ranks write which devices they see (`worker/visible_devices.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,10 @@ Message = Start | StartStandby | ServeStore | Leave | Ready | Started | Refused 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
+class BadMessage(Exception):
+    """The packet is not one of these messages."""
+
+
 def write(connection: socket.socket, message: Message, files: tuple[int, ...] = ()) -> None:
     packet = json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()
     if len(packet) > MAX_BYTES:
@@ -114,5 +120,10 @@ def read(connection: socket.socket) -> tuple[Message, tuple[int, ...]] | None:
         return None
     for file in files:
         os.set_inheritable(file, False)
-    fields = json.loads(packet)
-    return _KINDS[fields.pop("kind")](**fields), tuple(files)
+    try:
+        fields = json.loads(packet)
+        return _KINDS[fields.pop("kind")](**fields), tuple(files)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        for file in files:
+            os.close(file)
+        raise BadMessage(f"a packet of {len(packet)} bytes is not a message: {error}") from error

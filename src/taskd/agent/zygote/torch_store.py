@@ -12,7 +12,6 @@ that restarts first could connect to the store that is about to be replaced.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from datetime import timedelta
@@ -27,8 +26,10 @@ from taskd.config import environ
 def serve(host: str, port: int, listener: int, renewed: bool) -> NoReturn:
     """Serve until killed."""
     process_lifetime.name_process("taskd:store")
-    from torch.distributed import TCPStore
-
+    try:
+        from torch.distributed import TCPStore
+    except ImportError:
+        _wait_until_killed()  # without torch no worker uses the store
     server = TCPStore(
         host,
         port,
@@ -39,9 +40,12 @@ def serve(host: str, port: int, listener: int, renewed: bool) -> NoReturn:
     )
     if renewed:
         server.set(RENEWED, "1")
-    while server is not None:
+    _wait_until_killed()
+
+
+def _wait_until_killed() -> NoReturn:
+    while True:
         signal.pause()
-    os._exit(0)
 
 
 def prefix_keys_by_attempt() -> None:

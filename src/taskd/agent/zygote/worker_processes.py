@@ -1,8 +1,8 @@
 """The agent's end of the zygote: starts worker processes, notices when they exit, kills them.
 
 An exit is noticed at once through the process's pidfd; the exit status follows from the zygote, its
-parent. If the zygote itself dies, the kernel kills the workers, and their exits are noticed in the
-same way, but without a status.
+parent. If the zygote itself dies, its children become the agent's (which is a child subreaper) and
+live on: the agent reads their status itself, and the next zygote guards them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from taskd.agent import process_lifetime
 from taskd.agent.zygote import protocol
 from taskd.agent.zygote.program import Program
 from taskd.errors import Transient
@@ -67,6 +68,8 @@ class _Child:
     pidfd: int
     on_exit: OnExit
     timer: asyncio.TimerHandle | None = None
+    adopted: bool = False
+    """Its zygote has died: it is a child of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +104,20 @@ class WorkerProcesses:
 
     def open(self) -> None:
         """Start the zygote's process. Needs no event loop, so that it can come first."""
+        process_lifetime.adopt_orphans()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        guarded = [(child.process.pid, child.pidfd) for child in self._children.values()]
         with theirs:
             command = [sys.executable, "-u", "-c", _BOOT, f"--fd={theirs.fileno()}"]
             command += [f"--parent={os.getpid()}"]
             command += [f"--kind={self.program.kind}", f"--preload={','.join(self.preload)}"]
             command += ["--spawn"] if self.spawn else []
             command += [f"--remove={folder}" for folder in self.remove]
+            command += [f"--guard={pid}:{pidfd}" for pid, pidfd in guarded]
             command += ["--", self.program.target, *self.program.arguments]
             self._popen = subprocess.Popen(
                 command,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *(pidfd for _, pidfd in guarded)],
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 process_group=0,
@@ -127,14 +133,24 @@ class WorkerProcesses:
         loop.add_reader(self._connection, self._read)
 
     @property
+    def given_up(self) -> bool:
+        """Zygotes have died repeatedly before they were ready: no other is started."""
+        return self._connection is None
+
+    @property
     def warm(self) -> bool:
         """The zygote has imported everything: a worker could be forked at once."""
         return self._ready is not None and self._ready.done() and not self._ready.exception()
 
     async def ready(self) -> protocol.Ready:
-        """Wait until the zygote has imported everything; raises ZygoteLost if it dies before."""
-        assert self._ready is not None
-        return await asyncio.shield(self._ready)
+        """Wait until a zygote has imported everything; raises ZygoteLost if all of them die."""
+        while True:
+            assert self._ready is not None
+            try:
+                return await asyncio.shield(self._ready)
+            except ZygoteLost:
+                if self.given_up:
+                    raise
 
     async def start(
         self, name: str, env: dict[str, str], stdout: int, stderr: int, on_exit: OnExit
@@ -145,10 +161,10 @@ class WorkerProcesses:
             return process
         return await self._ask(protocol.Start(self._new_id(), name, env), files, on_exit)
 
-    async def prepare_standby(self, sibling: int = 0) -> None:
+    async def prepare_standby(self, sibling: int = 0, reports: Sequence[str] = ()) -> None:
         """Fork a process ahead of time, which becomes the next worker.
 
-        `sibling`: the pid of a worker that it will resemble.
+        `sibling`: the pid of a worker that it will resemble. `reports`: as in `StartStandby`.
         """
         if self.spawn or self._standby is not None:
             return
@@ -156,7 +172,7 @@ class WorkerProcesses:
         with theirs:
             try:
                 process = await self._ask(
-                    protocol.StartStandby(self._new_id(), sibling),
+                    protocol.StartStandby(self._new_id(), sibling, list(reports)),
                     (theirs.fileno(),),
                     self._on_standby_exit,
                 )
@@ -192,10 +208,19 @@ class WorkerProcesses:
     async def close(self) -> None:
         """End the zygote and all its descendants; returns when they are gone, without reports."""
         self._drop_standby()
-        for child in list(self._children.values()):
-            self._forget(child)
+        children = list(self._children.values())
+        for child in children:
+            self._unwatch(child)
         if self._connection is not None:
             asyncio.get_running_loop().remove_reader(self._connection)
+        adopted = [child for child in children if child.adopted]
+        for child in adopted:
+            self.kill(child.process)
+        for child in adopted:
+            await asyncio.to_thread(_exit_status, child, 0)
+        for child in children:
+            self._forget(child)
+        if self._connection is not None:
             with suppress(BrokenPipeError, BlockingIOError):
                 protocol.write(self._connection, protocol.Leave())
             self._connection.close()
@@ -247,16 +272,23 @@ class WorkerProcesses:
         files: tuple[int, ...],
         on_exit: OnExit,
     ) -> Process:
-        await self.ready()
-        if self._connection is None:
-            raise ZygoteLost("the zygote has died, and no other is started")
-        future: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
-        self._starting[message.id] = future, on_exit
-        try:
-            protocol.write(self._connection, message, files)
-        except BrokenPipeError:
-            self._on_zygote_exit()
-        return await future
+        for left in reversed(range(MAX_FAILURES)):
+            await self.ready()
+            if self._connection is None:
+                raise ZygoteLost("the zygote has died, and no other is started")
+            future: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
+            self._starting[message.id] = future, on_exit
+            try:
+                protocol.write(self._connection, message, files)
+            except BrokenPipeError:
+                self._on_zygote_exit()
+            try:
+                return await future
+            except ZygoteLost:
+                # A process that was forked has said so: this one was not. Ask the next zygote.
+                if not left or self.given_up:
+                    raise
+        raise AssertionError("unreachable")
 
     def _read(self) -> None:
         assert self._connection is not None
@@ -267,11 +299,13 @@ class WorkerProcesses:
         if received is None:
             self._on_zygote_exit()
             return
-        message, files = received
+        self._handle(*received)
+
+    def _handle(self, message: protocol.Message, files: tuple[int, ...]) -> None:
         match message:
             case protocol.Ready():
-                assert self._ready is not None
-                self._ready.set_result(message)
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(message)
             case protocol.Started(id, pid):
                 self._on_started(Process(id, pid), files[0])
             case protocol.Refused(id, because):
@@ -279,6 +313,8 @@ class WorkerProcesses:
                 if not future.done():
                     future.set_exception(StartRefused(because))
             case protocol.Exited(id, pid, exit_code, signum):
+                if (starting := self._starting.pop(id, None)) is not None:
+                    starting[0].set_exception(StartRefused("it ended before it could start"))
                 self._report_exit(id, Exit(Process(id, pid), exit_code, signum))
             case _:
                 log.error("zygote sent a message that only the agent may send: %s", message)
@@ -296,9 +332,12 @@ class WorkerProcesses:
     def _on_gone(self, child: _Child) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(child.pidfd)
-        unknown = Exit(child.process, None, None)
-        delay = 0.0 if self._connection is None else STATUS_TIMEOUT_S
-        child.timer = loop.call_later(delay, self._report_exit, child.process.id, unknown)
+        delay = 0.0 if child.adopted else STATUS_TIMEOUT_S
+        child.timer = loop.call_later(delay, self._report_gone, child)
+
+    def _report_gone(self, child: _Child) -> None:
+        """Its zygote has not sent the status: perhaps it is our own child by now."""
+        self._report_exit(child.process.id, _exit_status(child, os.WNOHANG))
 
     def _report_exit(self, id: int, exited: Exit) -> None:
         child = self._children.get(id)
@@ -306,10 +345,13 @@ class WorkerProcesses:
             self._forget(child)
             child.on_exit(exited)
 
-    def _forget(self, child: _Child) -> None:
+    def _unwatch(self, child: _Child) -> None:
         if child.timer is not None:
             child.timer.cancel()
         asyncio.get_running_loop().remove_reader(child.pidfd)
+
+    def _forget(self, child: _Child) -> None:
+        self._unwatch(child)
         os.close(child.pidfd)
         del self._children[child.process.id]
 
@@ -317,6 +359,7 @@ class WorkerProcesses:
         if self._connection is None:
             return
         asyncio.get_running_loop().remove_reader(self._connection)
+        self._read_rest(self._connection)
         self._connection.close()
         self._connection = None
         lost = ZygoteLost("the zygote has died")
@@ -333,9 +376,41 @@ class WorkerProcesses:
         if self._popen is not None:
             self._popen.wait()
             self._popen = None
+        for child in list(self._children.values()):
+            child.adopted = True
+            if child.timer is not None:  # it died with the zygote
+                self._report_gone(child)
         if self._failures >= MAX_FAILURES:
             self.on_lost()
         else:
-            log.warning("zygote died, and its workers with it; starting another zygote")
+            log.warning(
+                "zygote died; its %d processes live on; starting another zygote",
+                len(self._children),
+            )
             self.open()
             self.watch()
+
+    def _read_rest(self, connection: socket.socket) -> None:
+        """What the zygote sent before it died: processes that it has started, or seen exit."""
+        with suppress(BlockingIOError):
+            while (received := protocol.read(connection)) is not None:
+                self._handle(*received)
+
+
+def _exit_status(child: _Child, options: int) -> Exit:
+    """The status of our own child, with its process group killed and nothing left of it."""
+    unknown = Exit(child.process, None, None)
+    try:
+        status = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT | options)
+        if status is None:
+            return unknown
+        # Its pid is not reused before it is reaped, so this is still its group.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.process.pid, signal.SIGKILL)
+        os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
+        process_lifetime.end_session(child.process.pid)
+    except ChildProcessError:
+        return unknown
+    exited = status.si_code == os.CLD_EXITED
+    code, signum = (status.si_status, None) if exited else (None, status.si_status)
+    return Exit(child.process, code, signum)

@@ -4,7 +4,8 @@ To import torch and what the first optimizer step needs takes seconds; a fork ta
 The zygote has no threads of its own and never uses CUDA, so a forked process is as good as a new
 one. It is the parent of every worker: it sends their exit status to the agent
 (`worker_processes.py`). When the agent is gone, for whatever reason, it kills all workers with all
-their descendants.
+their descendants. If the zygote itself dies, its children become the agent's and live on; the next
+zygote guards them, too: it kills them when the agent is gone.
 
 One child is forked ahead of time: the standby. It does once what every training script does first
 (`torch/warmup.py`), and then waits for the message that says which rank it becomes.
@@ -16,6 +17,7 @@ import argparse
 import gc
 import importlib
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -24,13 +26,22 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 from taskd.agent import process_lifetime, worker_stacks
-from taskd.agent.zygote import folder_sweeper, prefault, program, protocol, torch_store
+from taskd.agent.zygote import (
+    compiler_use,
+    folder_sweeper,
+    prefault,
+    program,
+    protocol,
+    torch_store,
+)
 from taskd.agent.zygote.program import Program
 
 WORKER_NAME = "taskd:{}"
+REPORTS_POLL_S = 1.0
 WARM_UP = "taskd.torch.warmup"
 BLOCKED = {signal.SIGTERM}
 
@@ -43,6 +54,8 @@ class Zygote:
     """False: workers are new processes (`--start-method spawn`, or not a Python program)."""
     folders: tuple[str, ...]
     """Removed when the agent and all workers are gone."""
+    guarded: dict[int, int] = field(default_factory=dict)
+    """Processes that a former zygote has left to the agent: pid and pidfd."""
     ids: dict[int, int] = field(default_factory=dict)
     """The pid of each child that the agent knows, and the id that the agent gave it."""
 
@@ -67,6 +80,7 @@ class Zygote:
                     if received is None or isinstance(received[0], protocol.Leave):
                         self.kill_all()
                         if received is None:
+                            process_lifetime.kill_guarded(self.guarded)
                             self._remove_folders()
                         return None
                     if self._handle(*received):
@@ -107,32 +121,32 @@ class Zygote:
                 os.close(file)
             return False
         if pid == 0:
-            self._detach()
+            self._detach(message.id)
             if isinstance(message, protocol.ServeStore):
                 torch_store.serve(message.host, message.port, files[0], message.renewed)
             if isinstance(message, protocol.StartStandby):
-                message, files = _stand_by(files[0], message.sibling)
+                message, files = _stand_by(files[0], message)
             _become_worker(message, files)
-            if not self.forked:
+            if not self.forked or _driver_has_other_devices():
                 _exec(self.program)
             return True
         signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
         self.ids[pid] = message.id
         for file in files:
             os.close(file)
-        pidfd = os.pidfd_open(pid)
-        with suppress(BrokenPipeError):
-            protocol.write(self.connection, protocol.Started(message.id, pid), (pidfd,))
-        os.close(pidfd)
         return False
 
-    def _detach(self) -> None:
+    def _detach(self, id: int) -> None:
         """In the child: a session, signal handlers and a lifetime that suit a worker."""
-        parent = os.getppid()
         os.setsid()
-        process_lifetime.die_with_parent()
-        if os.getppid() != parent or parent == 1:
+        # The child itself tells the agent: if the zygote dies now, the agent knows its orphan.
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            protocol.write(self.connection, protocol.Started(id, os.getpid()), (pidfd,))
+        except BrokenPipeError:  # the agent is gone
             os._exit(1)
+        for file in (pidfd, *self.guarded.values()):
+            os.close(file)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -163,20 +177,33 @@ class Zygote:
                     protocol.write(self.connection, report)
 
 
-def _stand_by(file: int, sibling: int) -> tuple[protocol.Message, tuple[int, ...]]:
+def _stand_by(file: int, order: protocol.StartStandby) -> tuple[protocol.Message, tuple[int, ...]]:
     """Warm up, then wait for `Start`. Ends the process if the agent closes the connection."""
     process_lifetime.name_process("taskd:standby")
-    if "taskd.torch" in sys.modules:
-        importlib.import_module(WARM_UP).run()
+    warmup = importlib.import_module(WARM_UP) if "taskd.torch" in sys.modules else None
+    if warmup is not None:
+        warmup.run()
     prefault.fill_heap()
-    if sibling:
-        prefault.copy_pages_written_by(sibling)
+    if order.sibling:
+        prefault.copy_pages_written_by(order.sibling)
     with socket.socket(fileno=file) as connection:
         protocol.write(connection, protocol.Ready([]))
+        # The ranks say which devices they use only after their first step.
+        while warmup is not None and not select.select([connection], [], [], REPORTS_POLL_S)[0]:
+            if warmup.start_driver([Path(report) for report in order.reports]):
+                break
+        if warmup is not None and compiler_use.wait(connection, order.sibling):
+            warmup.import_compiler()
         received = protocol.read(connection)
     if received is None:
         os._exit(0)
     return received
+
+
+def _driver_has_other_devices() -> bool:
+    """Whether this was a standby whose driver does not see the devices that the worker must see."""
+    warmup = sys.modules.get(WARM_UP)
+    return warmup is not None and warmup.driver_has_other_devices()
 
 
 def _become_worker(message: protocol.Message, files: tuple[int, ...]) -> None:
@@ -239,13 +266,17 @@ def main() -> None:
     parser.add_argument("--kind", required=True)
     parser.add_argument("--spawn", action="store_true")
     parser.add_argument("--remove", action="append", default=[])
+    parser.add_argument("--guard", action="append", default=[], help="PID:PIDFD")
     parser.add_argument("program", nargs="+")
     args = parser.parse_args()
     chosen = Program(args.kind, args.program[0], tuple(args.program[1:]))
+    pairs = (pair.split(":") for pair in args.guard)
+    guarded = {int(pid): int(pidfd) for pid, pidfd in pairs}
     # Until the imports are done we do not read the connection, so we would not see that the agent
     # has died; the kernel kills us instead.
     process_lifetime.die_with_parent()
     if os.getppid() != args.parent:  # it died before the kernel knew of our request
+        process_lifetime.kill_guarded(guarded)
         folder_sweeper.remove(args.remove)
         return
     process_lifetime.name_process("taskd:zygote")
@@ -253,7 +284,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = socket.socket(fileno=args.fd)
-    stop_sweeper = folder_sweeper.start(tuple(args.remove), os.getppid(), connection.fileno())
+    stop_sweeper = folder_sweeper.start(
+        tuple(args.remove), guarded, os.getppid(), connection.fileno()
+    )
     ready = preload([name for name in args.preload.split(",") if name])
     torch_store.prefix_keys_by_attempt()
     gc.collect()
@@ -263,6 +296,7 @@ def main() -> None:
     with suppress(BrokenPipeError):  # the next read notices it
         protocol.write(connection, ready)
     forks = not args.spawn and args.kind != "exec"
-    worker = Zygote(connection, chosen, forks, tuple(args.remove)).serve()
-    if worker is not None:
-        program.run(worker)
+    worker = Zygote(connection, chosen, forks, tuple(args.remove), guarded).serve()
+    if worker is None:
+        os._exit(0)  # without freeing what was imported, which takes time and finds nothing of ours
+    program.run(worker)

@@ -10,6 +10,7 @@ from itertools import count
 import pytest
 from torch.distributed import HashStore
 
+from taskd.agent.run import node_ranks
 from taskd.agent.run.node_ranks import claim, machine_id
 from taskd.agent.run.node_ranks import draw as draw_rank
 from taskd.agent.run.rendezvous import is_local_address, wildcard_address
@@ -87,3 +88,15 @@ def test_local_address_is_recognized(host: str, own: bool) -> None:
 def test_wildcard_address_has_family_of_host() -> None:
     assert wildcard_address("::1") == "::"
     assert wildcard_address("127.0.0.1") == wildcard_address("no.such.invalid") == "0.0.0.0"
+
+
+def test_name_of_a_claim_cannot_be_guessed_without_the_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any user of the machine can take an abstract name that is known."""
+    names = set()
+    for token in ("one", "another", ""):
+        monkeypatch.setenv("TASKD_TOKEN", token)
+        names |= {node_ranks._claim_name("job", node) for node in range(2)}
+    assert len(names) == 6
+    assert not any("job" in name for name in names)

