@@ -8,9 +8,10 @@
     job.protect(model=model, optimizer=optimizer)
 
     for step in job.steps(10_000):
-        with step:
-            loss_fn(model(batch(step))).backward()
-            optimizer.step()
+        for attempt in step:
+            with attempt:
+                loss_fn(model(batch(step))).backward()
+                optimizer.step()
 
 Importing this module also puts a hook behind all optimizers of torch, which records steps when
 profiling is switched on.
@@ -22,6 +23,7 @@ from taskd.torch.init import init
 from taskd.torch.job import Job
 from taskd.torch.profiling import optimizer_hook as optimizer_hook
 from taskd.torch.recovery import NotRepaired
-from taskd.torch.step import Step
+from taskd.torch.section import Section
+from taskd.torch.step import Attempt, Step
 
-__all__ = ["Corrupt", "Job", "NotRepaired", "Step", "UnknownTorch", "init"]
+__all__ = ["Attempt", "Corrupt", "Job", "NotRepaired", "Section", "Step", "UnknownTorch", "init"]

@@ -13,7 +13,7 @@ from functools import partial
 
 from taskd.errors import PeerUnreachable, Transient
 from taskd.model.ids import Rank, Step
-from taskd.model.messages import Repair
+from taskd.model.messages import Repair, own_name
 from taskd.model.strategies import WireStrategy
 from taskd.model.worker import LocalRepairDone
 from taskd.runtime.clock import monotonic
@@ -40,11 +40,13 @@ def apply(plan: Repair, context: JobContext, at_rendezvous: Callable[[], None]) 
     """
     mine, groups, guard = context.local_state, context.groups, context.guard
     started = monotonic()
+    mine.protected.received_turn = {}
     if mine.step != plan.resume and any(mine.rank in others for others in plan.helpers.values()):
         raise CannotRepair(
             f"this rank holds step {mine.step}, but the plan wants it to help with {plan.resume}"
         )
     receivers = [receiver for receiver, sender in plan.sources.items() if sender == mine.rank]
+    own_receivers = [to for to, sender in plan.own_sources.items() if sender == mine.rank]
     image = _sealed_image(plan, mine) if receivers else None
     helped = [receiver for receiver, others in plan.helpers.items() if mine.rank in others]
     if helped and pieces.is_large(mine.protected):
@@ -58,6 +60,9 @@ def apply(plan: Repair, context: JobContext, at_rendezvous: Callable[[], None]) 
             store, plan.incident, members, mine.rank, is_new=mine.step is None
         )
     prefix = f"{plan.incident}/"
+    evidence = None
+    if context.comparison is not None and plan.sources:
+        evidence = context.comparison.replicas.evidence(plan)
     if guard is not None:
         try:
             guard.publish(store, prefix, timeout)
@@ -68,7 +73,15 @@ def apply(plan: Repair, context: JobContext, at_rendezvous: Callable[[], None]) 
     try:
         if guard is not None:
             _check_own_verdict(guard, mine, groups.rendezvous)
-        _exchange_state(plan, mine, groups.rendezvous, receivers, image)
+        if context.comparison is not None:
+            context.comparison.exchange(groups.rendezvous, members, plan.resume)
+            if context.shard != mine.shard:
+                mine, image = context.local_state, None
+            if evidence is not None:
+                context.comparison.review(evidence, groups.rendezvous, members, plan.resume)
+        _exchange_state(plan, mine, groups.rendezvous, receivers + own_receivers, image)
+        if context.comparison is not None and mine.step != plan.resume:
+            context.comparison.receive_turn(groups.rendezvous)
         at_rendezvous()
     except RuntimeError as error:
         raise CannotRepair(groups.why or str(error)) from error
@@ -132,11 +145,22 @@ def _exchange_state(
                 f"this node has no copy of shard {request.shard!r} at step {plan.resume}"
             )
 
+    def read_own(receive: Receive) -> None:
+        name = own_name(mine.rank)
+        transfer.receive_state(
+            mine.protected, plan.resume, plan.incident, name, receive, keep_own=True
+        )
+
     source = plan.sources.get(Rank(mine.rank))
+    own_source = plan.own_sources.get(Rank(mine.rank))
     if source is not None:
         state_link.fetch(rendezvous, source, StateRequest(mine.shard, senders), read)
     elif mine.step != plan.resume:
-        _load_own_copy(plan, mine, read)
+        _load_copy(plan, mine, mine.shard, read)
+    if own_source is not None:
+        state_link.fetch(rendezvous, own_source, StateRequest(own_name(mine.rank)), read_own)
+    elif mine.step != plan.resume and 0 <= plan.own_since <= plan.resume:
+        _load_copy(plan, mine, own_name(mine.rank), read_own)
     if not receivers:
         return
     try:
@@ -149,12 +173,12 @@ def _exchange_state(
         raise
 
 
-def _load_own_copy(plan: Repair, mine: LocalState, read: Callable[[Receive], None]) -> None:
+def _load_copy(plan: Repair, mine: LocalState, name: str, read: Callable[[Receive], None]) -> None:
     """Go back to an earlier step with our own copy."""
-    found = mine.snapshots.find(mine.shard, plan.resume) if mine.snapshots is not None else None
+    found = mine.snapshots.find(name, plan.resume) if mine.snapshots is not None else None
     if mine.snapshots is None or found is None:
         raise CannotRepair(
-            f"this rank holds step {mine.step} and has no copy of step {plan.resume}, at which "
-            "the plan resumes"
+            f"this rank holds step {mine.step} and has no copy of {name!r} at step {plan.resume}, "
+            "where the plan resumes"
         )
     mine.snapshots.read(found, read)

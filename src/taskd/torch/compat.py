@@ -12,6 +12,7 @@ is long: one table, then one short accessor per name, in the order of the table.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterable, MutableMapping
@@ -24,8 +25,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d as c10d
 
+from taskd import config
 from taskd.errors import UnknownTorch
-from taskd.runtime.private_names import PrivateName, check_torch, find_owner, supported_torch
+from taskd.runtime.private_names import PrivateName, check_torch, find_owner
+from taskd.runtime.torch_versions import minor, supported_torch
 
 _C10D = "torch.distributed.distributed_c10d"
 _GROUP = "torch.distributed:ProcessGroup"
@@ -34,16 +37,22 @@ _NCCL = "torch.distributed:ProcessGroupNCCL"
 _REDUCER = "torch._C._distributed_c10d:Reducer"
 _DDP = "torch.nn.parallel:DistributedDataParallel"
 _SCALER = "torch.amp:GradScaler"
+_PIPELINING = "torch.distributed.pipelining"
 _DCP_COLLECTIVES = "torch.distributed.checkpoint.utils:_DistWrapper"
 _DCP_THREAD = (
     "torch.distributed.checkpoint._async_thread_executor:_ThreadBasedAsyncCheckpointExecutor"
 )
+_NUMBERED_FROM_ZERO = (2, 15)
+"""From this version on a backend numbers its collectives without being told to."""
 
 
-def _names(owner: str, names: str, purpose: str) -> tuple[PrivateName, ...]:
+def _names(
+    owner: str, names: str, purpose: str, **only: tuple[int, int]
+) -> tuple[PrivateName, ...]:
     """One entry for each name; `old|new` where torch has renamed it."""
+    optional = owner.startswith(_NCCL)
     return tuple(
-        PrivateName(owner, name.replace("|", " "), purpose, optional_owner=owner.startswith(_NCCL))
+        PrivateName(owner, name.replace("|", " "), purpose, optional_owner=optional, **only)
         for name in names.split()
     )
 
@@ -73,6 +82,7 @@ RECOVERY = (
         "dist.batch_isend_irecv in resilient groups",
     ),
     *_names(_C10D, "_new_process_group_helper", "groups with a backend of their own"),
+    *_names(_C10D, "_get_object_coll_device", "exchanging sealed objects between ranks"),
     *_names(f"{_C10D}:_World", "pg_group_ranks", "process groups of a job that has shrunk"),
     *_names(f"{_C10D}:_World", "pg_coalesce_state", "leaving a batch of sends after a fault"),
     *_names(f"{_C10D}:Backend", "register_backend _plugins", "registering the backend taskd"),
@@ -81,18 +91,30 @@ RECOVERY = (
         "backend_type_map backend_capability",
         "choosing a backend for each device",
     ),
+    *_names(
+        _C10D,
+        "_FR_SELF_RECORDING_BACKENDS",
+        "keeping torch's flight recorder off the groups of the backend taskd",
+        since=(2, 15),
+    ),
     *_names(_C10D, "_DistributedBackendOptions", "creating groups of plugin backends such as HCCL"),
+    *_names(_GLOO, "options", "forming gloo groups again after a fault"),
     *_names(
         _GLOO,
-        "options _set_sequence_number_for_group",
+        "_set_sequence_number_for_group",
         "forming gloo groups again after a fault",
+        until=_NUMBERED_FROM_ZERO,
     ),
     *_names(_GLOO, "_Options create_device", "binding gloo to a network interface"),
     *_names(
         f"{_GLOO}._Options", "_timeout _devices _threads", "binding gloo to a network interface"
     ),
+    *_names(_NCCL, "Options", "forming NCCL groups again after a fault"),
     *_names(
-        _NCCL, "Options _set_sequence_number_for_group", "forming NCCL groups again after a fault"
+        _NCCL,
+        "_set_sequence_number_for_group",
+        "forming NCCL groups again after a fault",
+        until=_NUMBERED_FROM_ZERO,
     ),
     *_names(f"{_NCCL}.Options", "_timeout", "forming NCCL groups again after a fault"),
     *_names("torch.distributed:Work", "_source_rank", "receiving from any source"),
@@ -117,6 +139,7 @@ RECOVERY = (
     ),
     *_names("torch.nn:Module", "_buffers", "restoring buffers after an abandoned step"),
     *_names("torch", "_foreach_copy_", "copying buffers at the start of a step"),
+    *_names("torch:Tensor", "_version", "noticing buffers that change after the update"),
     *_names(
         _SCALER,
         "_scale _growth_tracker _per_optimizer_states",
@@ -124,6 +147,13 @@ RECOVERY = (
     ),
 )
 """Checked by `taskd.torch.init()`."""
+
+DATA = (
+    *_names(_C10D, "_get_default_store", "ending an epoch on all ranks"),
+    *_names("torch.utils.data:DataLoader", "_get_iterator", "opening a loader at any batch"),
+    *_names("torch:Tensor", "_version", "restoring a batch after an abandoned step"),
+)
+"""Checked by `Job.batches`."""
 
 PROFILING = (
     *_names("torch._C", "_after_autograd_keyset", "recording collectives"),
@@ -148,10 +178,23 @@ SHARDED = (
 )
 """Checked when a model with distributed tensors is protected."""
 
+PIPELINES = (
+    *_names(
+        f"{_PIPELINING}.schedules", "_PipelineSchedule", "pipeline stages next to a replacement"
+    ),
+    *_names(
+        f"{_PIPELINING}.stage:_PipelineStageBase",
+        "_prepare_forward_infra",
+        "pipeline stages next to a replacement",
+    ),
+)
+"""Checked when the script has imported `torch.distributed.pipelining`, by `protect`."""
+
 CHECKPOINTS = (
     *_names(
         _DCP_COLLECTIVES,
-        "broadcast_object gather_object all_gather_object scatter_object use_dist is_coordinator",
+        "broadcast_object gather_object all_gather_object scatter_object use_dist is_coordinator "
+        "coordinator_rank group",
         "torch.distributed.checkpoint in a replacement",
     ),
     *_names(
@@ -185,14 +228,32 @@ def check_profiling(find: Find = find_owner) -> None:
     check_torch(PROFILING, find)
 
 
+def check_data(find: Find = find_owner) -> None:
+    """The names that `Job.batches` needs."""
+    check_torch(DATA, find)
+
+
 def check_sharded(find: Find = find_owner) -> None:
     """The names that sharded models need."""
     check_torch(SHARDED, find)
 
 
+def check_pipelines(find: Find = find_owner) -> None:
+    """Refuse a torch that could not run a pipeline with a replacement in it."""
+    if f"{_PIPELINING}.schedules" in sys.modules:
+        check_torch(PIPELINES, find)
+
+
 def check_checkpoints(find: Find = find_owner) -> None:
     """The names that `torch.distributed.checkpoint` in a protected job needs."""
     check_torch(CHECKPOINTS, find)
+
+
+def check_all(find: Find = find_owner) -> None:
+    """Every name of this module, whether or not the job will need it."""
+    check(find)
+    check_sharded(find)
+    check_checkpoints(find)
 
 
 # Process groups
@@ -207,7 +268,7 @@ def set_default_backend(group: Any, kind: Any) -> None:
 
 
 def name_group(group: Any, name: str, description: str) -> None:
-    group._set_group_name(c10d.GroupName(name))
+    group._set_group_name(name)
     group._set_group_desc(description)
 
 
@@ -247,6 +308,11 @@ def set_group_helper(helper: Callable[..., Any]) -> None:
     c10d._new_process_group_helper = helper
 
 
+def device_for_objects(group: Any) -> torch.device:
+    """Where torch's own object collectives would put their bytes."""
+    return torch.device(c10d._get_object_coll_device(group))
+
+
 def check_p2p_ops(operations: Any) -> None:
     c10d._check_p2p_op_list(operations)
 
@@ -276,6 +342,16 @@ def backend_type(kind: str) -> Any:
     return c10d.Backend.backend_type_map.get(kind, dist.ProcessGroup.BackendType.CUSTOM)
 
 
+def leave_out_of_flight_recorder(kind: str) -> None:
+    """From torch 2.15 on a recorder is attached to every group whose backend has none of its own.
+
+    It would ask our groups for a backend in C++, which they do not register.
+    """
+    recorded: set[str] | None = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if recorded is not None:
+        recorded.add(kind)
+
+
 def backend_options() -> Any:
     """Empty options for a plugin's creator function."""
     options: Any = c10d._DistributedBackendOptions  # type: ignore[attr-defined]
@@ -283,8 +359,9 @@ def backend_options() -> Any:
 
 
 def start_sequence(backend: Any) -> None:
-    """Let the backend number its collectives, as torch does when it creates one."""
-    backend._set_sequence_number_for_group()
+    """Let the backend number its collectives, as torch did up to 2.14 when it created one."""
+    if minor(torch.__version__) < _NUMBERED_FROM_ZERO:
+        backend._set_sequence_number_for_group()
 
 
 def gloo_options(timeout: timedelta, interface: str) -> Any:
@@ -327,6 +404,11 @@ def buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """A number that grows with every change in place."""
+    return tensor._version
+
+
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy each source over its target, in one call for all of them."""
     torch._foreach_copy_(targets, sources)
@@ -367,6 +449,40 @@ def data_loader_iterator() -> type:
     from torch.utils.data import dataloader
 
     return dataloader._BaseDataLoaderIter
+
+
+def iterates_as_data_loader(kind: Any) -> bool:
+    """Whether a subclass of DataLoader leaves the iteration as it is."""
+    from torch.utils.data import DataLoader
+
+    return kind.__iter__ is DataLoader.__iter__ and kind._get_iterator is DataLoader._get_iterator
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often it was changed in place. Always 0 where torch does not count."""
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def default_store() -> dist.Store:
+    """The store of the default group."""
+    return c10d._get_default_store()
+
+
+def compile_in_process() -> None:
+    """Let inductor compile without a pool of other processes, unless the user wants one."""
+    inductor: Any = sys.modules.get("torch._inductor.config")
+    if config.compile_in_process() and inductor is not None:
+        inductor.compile_threads = 1
+
+
+def trace_and_forget() -> None:
+    """Trace a small model with torch.compile, without generating code. Leaves nothing behind."""
+    import torch._dynamo.utils
+
+    model: Any = torch.compile(nn.Linear(2, 2), backend="aot_eager")
+    torch.autograd.backward(model(torch.ones(1, 2)).sum())
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
 
 
 def has_compiled() -> bool:
@@ -423,6 +539,13 @@ def wrap_checkpoint_collectives(
             setattr(owner, name, wrap(inspect.unwrap(getattr(owner, name))))
 
 
+def checkpoint_coordinator(collectives: Any) -> int:
+    """The rank in the whole job that plans the checkpoint."""
+    # Older versions take the rank in the group for it.
+    found = getattr(collectives, "global_coordinator_rank", collectives.coordinator_rank)
+    return int(found)
+
+
 def wrap_checkpoint_save(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Wrap what `dcp.save` and `dcp.async_save` do with the state dict."""
     from torch.distributed.checkpoint import state_dict_saver
@@ -462,8 +585,8 @@ def no_checkpoint() -> Any:
     return Metadata(state_dict_metadata={})
 
 
-# FSDP2. From torch 2.13 on it can forget a lost step by itself (`_reset_iter_state`). For 2.11 and
-# 2.12 it is done here, from outside.
+# FSDP2. From torch 2.13 on it can forget a lost step by itself (`_reset_iter_state`). For older
+# versions it is done here, from outside.
 
 _ITERATION = ("all_states", "iter_forward_root", "post_backward_final_callback_queued")
 """What FSDP2 keeps about an iteration of the whole model and has before the first one."""
@@ -475,6 +598,8 @@ _PENDING = (
     "_reshard_after_forward_event",
 )
 """What it keeps in each parameter group: results that were started and not used."""
+_ACCUMULATED = "unsharded_accumulated_grad"
+"""From torch 2.15 on a property: the gradient of the unsharded parameter."""
 _PARAMETER_GROUP = (*_PENDING, "_post_forward_indices", "_training_state", "_to_sharded")
 
 
@@ -491,10 +616,47 @@ def check_fsdp(states: Iterable[Any]) -> None:
     if not all(_can_reset(state) for state in states):
         raise UnknownTorch(
             f"torch {torch.__version__} lacks FSDPState._reset_iter_state and the attributes that "
-            "TaskD needs to reset fully_shard after a lost step. Supported for sharded models: "
-            "torch 2.11 to 2.13. Install one of these, or leave out protect() and let a fault "
-            "restart the ranks from your own checkpoint"
+            "TaskD needs to reset fully_shard after a lost step. Install a newer torch, or leave "
+            "out protect() and let a fault restart the ranks from your own checkpoint"
         )
+
+
+def reset_pipelines(has_run: bool) -> None:
+    """Let every pipeline schedule of this process exchange shapes again, as at its first step.
+
+    A new rank does that in its first step, and its neighbours must answer; and what an abandoned
+    step has left in a stage is dropped. `has_run`: a step is committed that has done it before.
+    """
+    schedules = sys.modules.get(f"{_PIPELINING}.schedules")
+    if schedules is None:
+        return
+    base = schedules._PipelineSchedule
+    for schedule in [one for one in gc.get_objects() if issubclass(type(one), base)]:
+        for name in vars(schedule):
+            if name.startswith("_stage") and name.endswith("_initialized"):
+                setattr(schedule, name, False)
+        vars(schedule).get("_internal_losses", []).clear()
+        for stage in vars(schedule).get("_stages", [vars(schedule).get("_stage")]):
+            for cache in ("fwd_cache", "bwd_cache", "output_chunks"):
+                vars(stage).get(cache, []).clear()
+            if has_run and hasattr(stage.submod, "no_sync"):
+                _infer_without_sync(stage)
+
+
+def _infer_without_sync(stage: Any) -> None:
+    """The next pass that only finds out shapes leaves no trace in DDP.
+
+    It would make DDP reduce the gradients of the first microbatch by themselves, which gives the
+    same sums with other last bits.
+    """
+    inherited = type(stage)._prepare_forward_infra
+
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        vars(stage).pop("_prepare_forward_infra", None)
+        with stage.submod.no_sync():
+            return inherited(stage, *args, **kwargs)
+
+    stage._prepare_forward_infra = prepare
 
 
 def reset_fsdp(state: Any) -> None:
@@ -503,9 +665,20 @@ def reset_fsdp(state: Any) -> None:
         _reset(state)
     for group in _parameter_groups(state):
         for one in group.fsdp_params:
-            one.unsharded_accumulated_grad = None
+            if not isinstance(getattr(type(one), _ACCUMULATED, None), property):
+                setattr(one, _ACCUMULATED, None)
             if hasattr(one, "_unsharded_param"):
                 one._unsharded_param.grad = None
+
+
+def has_unreduced_gradients(state: Any) -> bool:
+    """Whether FSDP2 keeps gradients of the whole parameters, which are not in the shards."""
+    return any(
+        getattr(one, _ACCUMULATED, None) is not None
+        or getattr(getattr(one, "_unsharded_param", None), "grad", None) is not None
+        for group in _parameter_groups(state)
+        for one in group.fsdp_params
+    )
 
 
 def _can_reset(state: Any) -> bool:

@@ -7,16 +7,26 @@ script never sees it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from taskd.model.faults import FaultCause
 from taskd.runtime.beacon import Beacon
+from taskd.torch import random_state
+from taskd.torch.attempt_values import AttemptValues
 from taskd.torch.copies.copy_schedule import CopySchedule
 from taskd.torch.copies.snapshots import LocalState
+from taskd.torch.copies.turn_parts import TurnParts
 from taskd.torch.groups.all_groups import Groups
 from taskd.torch.guard import Guard
+from taskd.torch.loop_position import LoopPosition
+from taskd.torch.start_mark import StartMark
 from taskd.torch.state.protected import Protected
 from taskd.worker.manager_connection import ManagerConnection
 from taskd.worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from taskd.torch.comparison import Comparison
+    from taskd.torch.verify.verification import Verification
 
 
 class JobContext:
@@ -32,17 +42,38 @@ class JobContext:
         """Steps committed."""
         self.held_step: int | None = 0
         """The step whose state this rank holds; None: no usable state, as in a new replacement."""
+        self.is_over = False
+        """All steps are done: only the code after the loop is left."""
+        # In the node's shared memory.
+        folder = self.folder = Path(settings.beacon).parent if settings.beacon else None
+        self.position = LoopPosition(folder, rank)
+        self.values = AttemptValues(folder if settings.proxy else None, rank)
+        """What the last attempt has left in the script's variables."""
+        self.turn_parts = TurnParts(folder if settings.proxy else None, rank)
+        """What the code after the last step has changed."""
+        self.start_mark: StartMark | None = None
+        """The connection to the job's store; None: the job has no manager."""
+        self.base_seeds = random_state.capture()
+        """What the random numbers of all steps are derived from."""
         self.is_replacement = False
         """This process has joined a job that was already running."""
         self.incident = settings.incident
         self.beacon = Beacon(settings.beacon)
         self.groups = Groups(world_size, self.on_fault, self.beacon.collectives)
-        self.copies = CopySchedule(Path(settings.beacon).parent if settings.beacon else None)
+        self.groups.on_outside = self.position.note_exchange
+        self.copies = CopySchedule(folder)
         self.manager: ManagerConnection | None = None
         """The connection to the manager; None: the job has no manager."""
         self.guard: Guard | None = None
+        self.verification: Verification | None = None
+        self.comparison: Comparison | None = None
         self.shard = ""
-        """The name of this rank's shard; empty: the model is not sharded."""
+        """The name of this rank's shard; empty: all ranks hold the same."""
+        self.replica = -1
+        """The replica that this rank belongs to, where the job can continue without some. -1: it is
+        one by itself."""
+        self.votes = False
+        """Whether all ranks agree that a step is good before any of them updates."""
         self._protected: Protected | None = None
 
     @property
@@ -74,11 +105,11 @@ class JobContext:
         if self.manager is not None:
             self.manager.step_failed(FaultCause.COMMUNICATION, why)
 
-    def mark_corrupt(self, evidence: str) -> None:
-        """This rank's state is wrong: it must get another one."""
+    def mark_corrupt(self, evidence: str, cause: FaultCause = FaultCause.CORRUPT) -> None:
+        """This rank's state is wrong: it must get another one, or another process."""
         self.held_step = None
         if self.manager is not None:
-            self.manager.step_failed(FaultCause.CORRUPT, evidence)
+            self.manager.step_failed(cause, evidence)
 
     def parts(self) -> list[int]:
         """The parts of a batch for this rank: its own, and its share of the missing ranks'."""

@@ -12,8 +12,8 @@ A save that a fault interrupts must not become a checkpoint that looks complete:
 collectives return this rank's own data instead of an error. So every collective of DCP is checked.
 A save in the background (`async_save`) belongs to the groups that existed when it was called. It
 never meets those that are formed after a repair, and its failure does not end training.
-The same holds for a save after a step at whose end the job was repaired: the replacement is not in
-it.
+The same holds for a save between two steps, and for one after a step at whose end the job was
+repaired, if the replacement is not in it. A save in a section is repeated.
 Plans that DCP has cached are dropped after a repair, because a replacement does not have them.
 """
 
@@ -33,6 +33,7 @@ from typing import Any
 
 from taskd.errors import Transient
 from taskd.torch import compat
+from taskd.torch.groups import sealed_objects
 from taskd.torch.groups.all_groups import Groups, Mode
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,34 @@ class AfterImport(MetaPathFinder):
         return spec
 
 
+def _broadcast(collectives: Any, object: Any) -> Any:
+    coordinator = compat.checkpoint_coordinator(collectives)
+    return sealed_objects.broadcast(object, coordinator, collectives.group)
+
+
+def _gather(collectives: Any, object: Any) -> list[Any] | None:
+    coordinator = compat.checkpoint_coordinator(collectives)
+    return sealed_objects.gather(object, coordinator, collectives.group)
+
+
+def _all_gather(collectives: Any, object: Any) -> list[Any]:
+    return sealed_objects.all_gather(object, collectives.group)
+
+
+def _scatter(collectives: Any, object_list: list[Any] | None) -> Any:
+    coordinator = compat.checkpoint_coordinator(collectives)
+    return sealed_objects.scatter(object_list, coordinator, collectives.group)
+
+
+SEALED: dict[str, Callable[..., Any]] = {
+    "broadcast_object": _broadcast,
+    "gather_object": _gather,
+    "all_gather_object": _all_gather,
+    "scatter_object": _scatter,
+}
+"""What DCP exchanges, without unpickling what a process outside the job has sent."""
+
+
 class DcpAdapter:
     """Changes DCP's collectives and its `save` for the groups of this process."""
 
@@ -96,11 +125,22 @@ class DcpAdapter:
 
     def _mark_thread(self, executor: ThreadPoolExecutor) -> None:
         """`async_save` was called. The executor has one thread, and only for this save."""
+        if not self._groups.absorbing:
+            self._groups.on_outside()
         executor.submit(setattr, self._background, "formed", self._formed_for_script())
 
     @property
     def _is_background(self) -> bool:
         return hasattr(self._background, "formed")
+
+    @property
+    def _may_go_on(self) -> bool:
+        """The script can continue without this checkpoint, to the next step, which is repaired.
+
+        Not in the set-up, nor in a section or step, which are repeated as a whole.
+        """
+        between_steps = self._groups.formed_for_step is not None and not self._groups.absorbing
+        return self._is_background or between_steps
 
     def _formed_for_script(self) -> int:
         """The formation in which all ranks run the code that the script runs now."""
@@ -116,6 +156,7 @@ class DcpAdapter:
 
     def _collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
         groups = self._groups
+        exchange = SEALED.get(original.__name__, original)
 
         def is_lost(collectives: Any) -> bool:
             return groups.mode is Mode.BROKEN or collectives.taskd_formed != groups.formed
@@ -130,10 +171,10 @@ class DcpAdapter:
             transport = getattr(group, "transport", None)
             try:
                 with groups.setup.paused():
-                    result = original(collectives, *args, **kwargs)
+                    result = exchange(collectives, *args, **kwargs)
             except Exception as error:
                 if isinstance(error, RuntimeError) or is_lost(collectives):
-                    if self._is_background and transport is not None:
+                    if self._may_go_on and transport is not None:
                         # Other survivors may wait for us in the same save, and their training
                         # threads for it: no repair begins before they have reached a step.
                         transport.abort()
@@ -151,14 +192,13 @@ class DcpAdapter:
             if self._groups.mode is Mode.SOLO:
                 log.info("checkpoint of the set-up is not saved again by a replacement")
                 return compat.no_checkpoint()
-            is_after_repair = self._formed_for_script() != self._groups.formed
             if self._plans_of != self._groups.formed:
                 compat.forget_checkpoint_plans()
                 self._plans_of = self._groups.formed
             try:
                 return original(state_dict, storage_writer, *args, **kwargs)
             except CheckpointInterrupted as error:
-                if not self._is_background and not is_after_repair:
+                if not self._may_go_on:
                     raise
                 log.warning(
                     "checkpoint is not complete: path=%s: %s. Training continues; only the next "

@@ -8,6 +8,7 @@ step: all ranks abandon the step, the rank receives the state of a peer, and the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from zlib import crc32
 
@@ -38,7 +39,7 @@ class Corrupt(Exception):
 
     Example:
         ```python
-        with step:
+        with attempt:
             loss = loss_fn(model(batch(step)))
             loss.backward()
             if not weights_are_plausible(model):
@@ -51,9 +52,11 @@ class Corrupt(Exception):
 class Guard:
     """One rank's part in the comparison."""
 
-    def __init__(self, every: int, shard: str, protected: Protected, groups: Groups) -> None:
+    def __init__(
+        self, every: int, shard: Callable[[], str], protected: Protected, groups: Groups
+    ) -> None:
         self._every, self._protected, self._groups = every, protected, groups
-        self._shard = crc32(shard.encode())
+        self._shard = shard
         self._last_agreed = -1
         self.verdict: Verdict | None = None
         """To be published at the next rendezvous: some ranks may not have received it."""
@@ -66,7 +69,11 @@ class Guard:
         world = self._groups.world.shape
         # Where gloo is available, the device is waited for only once: for the fingerprint.
         device = "cpu" if "cpu" in world.backends else next(iter(world.backends))
-        mine = [self._shard, pieces.fingerprint(self._protected), self._last_agreed]
+        mine = [
+            crc32(self._shard().encode()),
+            pieces.fingerprint(self._protected),
+            self._last_agreed,
+        ]
         received = [torch.empty(len(mine), dtype=torch.int64, device=device) for _ in world.ranks]
         dist.all_gather(received, torch.tensor(mine, device=device))
         self._groups.wait_for_devices()

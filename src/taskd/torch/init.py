@@ -6,6 +6,8 @@ it), a job of another launcher (plain groups), or nothing. `job.py` is what the 
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 from datetime import timedelta
 
@@ -16,7 +18,7 @@ from taskd import config
 from taskd.bus.endpoint import BusConfig
 from taskd.model.ids import Incarnation, NodeRank, Rank, worker
 from taskd.model.worker import Identity
-from taskd.torch import compat, dcp
+from taskd.torch import compat, compile_cache, dcp
 from taskd.torch.context import JobContext
 from taskd.torch.groups import resilient_group, transport
 from taskd.torch.job import Job
@@ -25,13 +27,18 @@ from taskd.torch.operations.device_tests import StressSettings, StressTest
 from taskd.torch.operations.nic_switch import Switcher
 from taskd.torch.recovery import Recovery
 from taskd.torch.start_mark import StartMark
+from taskd.torch.state import link_encryption, sealed
 from taskd.worker import bus_connection
 from taskd.worker.manager_connection import ManagerConnection
 from taskd.worker.operations.nic_order import NicSwitcher
 from taskd.worker.operations.stress_order import StressTester
 from taskd.worker.settings import WorkerSettings
 
+log = logging.getLogger(__name__)
+
 TIMEOUT = timedelta(minutes=30)
+TAKE_DOWN_S = 5.0
+"""How long the end of a process group may delay the end of the process."""
 
 
 def init(
@@ -60,7 +67,8 @@ def init(
     Raises:
         UnknownTorch: The installed torch lacks a name that TaskD relies on; the message gives the
             name and the supported versions.
-        SettingsError: A `TASKD_*` variable has an invalid value.
+        SettingsError: A `TASKD_*` variable has an invalid value, or a job of several nodes has no
+            `TASKD_TOKEN`.
 
     Example:
         ```python
@@ -80,7 +88,7 @@ def init(
     recovery = None
     if settings.proxy:
         recovery = _join(context, backend, timeout, device_id)
-    elif world_size > 1:
+    elif world_size > 1 and not dist.is_initialized():
         dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     return Job(context, recovery)
 
@@ -89,9 +97,12 @@ def _join(
     context: JobContext, backend: str | None, timeout: timedelta, device_id: torch.device | None
 ) -> Recovery:
     settings, groups = context.settings, context.groups
+    sealed.check_key()
+    if settings.encrypt_state:
+        link_encryption.check_available()
     address = settings.store or "{MASTER_ADDR}:{MASTER_PORT}".format_map(dict(config.environ))
     attempt = config.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    start_mark = StartMark(address, attempt)
+    start_mark = context.start_mark = StartMark(address, attempt)
     is_replacement = config.environ.get("RESTART_FAULT_PROCESS_TYPE") == "worker"
     joining = start_mark.is_set(is_expected=is_replacement)
     me = Identity(
@@ -104,6 +115,7 @@ def _join(
         settings, me, joining, groups.abort, context.copies.list_on_node
     )
     recovery = Recovery(context, manager, start_mark)
+    compile_cache.prepare(joining)
     backends = transport.choose_backends(backend)
     resilient_group.register(groups, backends)
     dcp.support(groups)
@@ -115,6 +127,9 @@ def _join(
     if joining:
         context.held_step = None
     else:
+        context.position.forget_predecessor()
+        context.values.forget_predecessor()
+        context.turn_parts.forget_predecessor()
         groups.form_all(settings.incident, address, f"start/{attempt}/", timeout)
         groups.open()
     groups.setup.start(start_mark.store, context.rank)
@@ -129,7 +144,25 @@ def _join(
     groups.world.bound_device_id = device_id
     if not joining:
         start_mark.set()
+    atexit.register(_take_down, context, os.getpid())
     return recovery
+
+
+def _take_down(context: JobContext, pid: int) -> None:
+    """At the end of the process: as if the script had called `dist.destroy_process_group()`.
+
+    A group that outlives the interpreter may abort the process: its threads still run when the
+    interpreter is gone. Not after an error of the script: the peers must learn of this process's
+    end from its exit code, not before it from closed connections.
+    """
+    if os.getpid() != pid or not context.is_over:
+        return  # a child that the script has forked, or a script that has failed
+    if dist.is_initialized():
+        try:
+            dist.destroy_process_group()
+        except (RuntimeError, ValueError, AssertionError) as error:
+            log.debug("process groups were not destroyed: %s", error)
+    transport.wait_for_discarded(TAKE_DOWN_S)
 
 
 def _register_operations(context: JobContext, store: str, backends: dict[str, str]) -> None:

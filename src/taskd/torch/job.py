@@ -8,30 +8,38 @@ happens around a step is in `step_cycle.py`, what happens after a fault in `reco
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import torch.distributed as dist
 from torch import nn
+from torch.distributed import Store
 from torch.optim import Optimizer
 
-from taskd import config
+from taskd.core.worker import gradient_vote
 from taskd.errors import SettingsError
 from taskd.model.ids import Step as CommittedStep
-from taskd.torch import random_state
+from taskd.torch import compat, random_state
+from taskd.torch.comparison import Comparison
 from taskd.torch.context import JobContext
-from taskd.torch.groups import ddp_buckets, ddp_buffers
+from taskd.torch.copies import final_state
+from taskd.torch.data.feed import open_feed
+from taskd.torch.framework_loop import FrameworkLoop
+from taskd.torch.groups import ddp_buckets, ddp_buffers, sealed_objects
 from taskd.torch.groups.all_groups import Mode
 from taskd.torch.guard import Guard
 from taskd.torch.recovery import Recovery
+from taskd.torch.section import Section
 from taskd.torch.state import emergency_checkpoint, sharded
 from taskd.torch.state.protected import Protected, Stateful
 from taskd.torch.step import Step
 from taskd.torch.step_cycle import Abandon, StepCycle
+from taskd.torch.verify import verification
+from taskd.torch.verify.verification import Verification
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 ELASTIC = ("accumulate", "scale")
 
 
@@ -52,17 +60,17 @@ class Job:
         job.protect(model=model, optimizer=optimizer)
 
         for step in job.steps(10_000):
-            with step:
-                optimizer.zero_grad()
-                loss_fn(model(batch(step))).backward()
-                optimizer.step()
+            for attempt in step:
+                with attempt:
+                    optimizer.zero_grad()
+                    loss_fn(model(batch(step))).backward()
+                    optimizer.step()
         ```
     """
 
     def __init__(self, context: JobContext, recovery: Recovery | None = None) -> None:
         self._context, self._recovery = context, recovery
         self._cycle = StepCycle(context, recovery)
-        self._base_seeds = random_state.capture()
         self._has_started = False
         self._resumed_from: Path | None = None
 
@@ -122,6 +130,7 @@ class Job:
         snapshot_every: int | None = None,
         elastic: str = "accumulate",
         guard_every: int = 0,
+        verify_every: int = 0,
         **parts: Stateful | None,
     ) -> None:
         """Declare what belongs to the training state.
@@ -140,16 +149,23 @@ class Job:
             retry_on: Exceptions after which a step is tried again instead of ending the process,
                 for example `(OSError,)` for a file system that is sometimes unavailable.
             snapshot_every: Copy the state to shared memory after every so many steps, so that it
-                outlives the process. 0: never. None: after each step where a shard would be lost
-                with its rank or node, or where several optimizers update one after the other;
-                otherwise never.
+                outlives the process. 0: never. None: where a shard would be lost with its rank or
+                node, or where several optimizers update one after the other; otherwise never.
+                With None, a state of 64 MB or more per rank is copied as often as possible without
+                making steps more than 5 % longer, a smaller one after each step.
             elastic: What happens to the parts of a batch that belong to missing ranks.
                 "accumulate": the remaining ranks compute them as well, the result is that of the
                 complete batch (see `Step.parts`). "scale": they are left out.
             guard_every: In every so many steps the replicas compare their weights and optimizer
                 state, bit by bit; a rank that differs is repaired. 0: never.
+            verify_every: In every so many steps each rank computes the gradients of another rank's
+                batch, too; a rank whose device computes wrong gradients is replaced. The script
+                has to pass its batches to [`Step.verified`][taskd.torch.Step.verified], and to
+                call `torch.use_deterministic_algorithms(True)`. For replicas (DDP) on at least
+                three ranks. 0: never.
             **parts: Everything else with `state_dict` and `load_state_dict`: the learning-rate
-                scheduler, the data loader's position, your own objects. None is ignored.
+                scheduler, the data loader's position, your own objects. None is ignored. Where the
+                state of a part differs between ranks, each rank gets back its own.
 
         Raises:
             SettingsError: An argument is wrong, or the model or optimizer cannot be protected
@@ -172,10 +188,14 @@ class Job:
         context = self._context
         if elastic not in ELASTIC:
             raise SettingsError([f"unknown elastic={elastic!r} (expected accumulate or scale)"])
+        if verify_every < 0:
+            raise SettingsError([f"invalid verify_every={verify_every} (expected 0 or more)"])
         present = {name: part for name, part in parts.items() if part is not None}
         protected = context.protected = Protected(model, optimizer, scaler, present)
+        if verify_every and (problems := verification.problems(protected)):
+            raise SettingsError(problems)
         context.elastic = elastic
-        self._base_seeds = random_state.capture()
+        context.base_seeds = random_state.capture()
         if context.manager is None:
             self._cycle.watch([], retry_on)
             return
@@ -185,46 +205,29 @@ class Job:
             if (exchange := ddp_buffers.take_over(wrapped)) is not None:
                 exchanges.append(exchange)
         self._cycle.watch(exchanges, retry_on)
+        compat.check_pipelines()
         sharded.check(protected, with_checkpoint=context.held_step is not None)
-        context.shard, replica = sharded.describe(protected)
-        context.manager.shard_known(context.shard, replica)
+        context.copies.attach(self.rank, context.settings.node_rank, protected)
+        context.comparison = Comparison(context, snapshot_every)
+        context.manager.shard_known(context.shard, context.replica)
         if guard_every and context.shard and not sharded.has_replicas(protected):
             log.warning("guard_every has no effect: no shard has a replica to compare it with")
         elif guard_every:
-            context.guard = Guard(guard_every, context.shard, protected, context.groups)
-        if snapshot_every is None:
-            snapshot_every = 1 if self._needs_snapshots() else 0
-        if snapshot_every:
-            node = context.settings.node_rank
-            context.copies.start(snapshot_every, self.rank, node, context.shard, protected)
-
-    def _needs_snapshots(self) -> bool:
-        """Whether a fault could leave the job without a complete state of any step.
-
-        Between the updates of two optimizers, all ranks are halfway between two steps at once.
-        """
-        context = self._context
-        if len(context.protected.optimizers) > 1:
-            return True
-        return context.shard != "" and not self._survives_node_loss()
-
-    def _survives_node_loss(self) -> bool:
-        """Whether replicas are enough. They are not if they are all on one node of several."""
-        protected = self._context.protected
-        per_node = int(config.environ.get("LOCAL_WORLD_SIZE", "1"))
-        survives = sharded.survives_node_loss(protected, self.world_size, per_node)
-        if not survives and sharded.has_replicas(protected) and self.rank % per_node == 0:
+            context.guard = Guard(guard_every, lambda: context.shard, protected, context.groups)
+        if verify_every and self.world_size < gradient_vote.FEWEST:
             log.warning(
-                "all replicas of a shard are on this node: snapshots are copied to another node"
+                "verify_every has no effect: %d ranks are needed to say which one is wrong",
+                gradient_vote.FEWEST,
             )
-        return survives
+        elif verify_every and self._cycle.undo is not None:
+            context.verification = Verification(verify_every, context, self._cycle.undo)
 
     def steps(self, total: int, start: int = 0) -> Iterator[Step]:
         """Yield the steps that are still to do.
 
         In a process that joins later (a replacement), the first step is the one at which the job
-        resumes; its state has then been received from a peer. After a fault the abandoned step is
-        yielded again. When the iterator ends, all ranks have committed the last step.
+        resumes; its state has then been received from a peer. When the iterator ends, all ranks
+        have committed the last step.
 
         Args:
             total: How many steps the training has.
@@ -233,7 +236,7 @@ class Job:
                 emergency checkpoint of a later step, that one is loaded instead.
 
         Yields:
-            Each step, to be used as `with step:`.
+            Each step, to be used as `for attempt in step: with attempt: …`.
 
         Raises:
             SettingsError: `protect` was not called, or `start` differs between ranks.
@@ -243,49 +246,204 @@ class Job:
             ```python
             start = load_checkpoint(model, optimizer) if resume else 0
             for step in job.steps(10_000, start):
-                with step:
-                    train_one_step(model, optimizer, step)
+                for attempt in step:
+                    with attempt:
+                        train_one_step(model, optimizer, step)
                 if step % 1000 == 999 and job.rank == 0:
                     save_checkpoint(model, optimizer, step + 1)
             ```
         """
-        context, recovery = self._context, self._recovery
+        self._context.beacon.total(total)
+        yield from self._steps_while(lambda step: step < total, start, total)
+
+    def batches(
+        self,
+        loader: Iterable[T],
+        *,
+        epochs: int | None = 1,
+        steps: int | None = None,
+        start: int = 0,
+    ) -> Iterator[tuple[Step, T]]:
+        """Yield each step that is still to do, with its batch.
+
+        It replaces the loops over epochs and batches. The batch of a step that is repeated is the
+        same again. A replacement continues at the position of its own rank: the position follows
+        from the number of the step. What the loader, its dataset, its samplers and its workers draw
+        at random belongs to the batch, so batches are the same whether or not a rank was replaced.
+
+        The loader itself is not iterated: a `DataLoader` is built again with the same dataset,
+        sampler and workers. `set_epoch` of the sampler and the dataset is called for you. An
+        iterable dataset is read from the start of the epoch in a replacement.
+
+        All ranks have the same number of steps: an epoch ends when the first rank has no more data.
+
+        Args:
+            loader: A `DataLoader`, torchdata's `StatefulDataLoader`, or any other iterable of
+                batches that can be iterated again. Do not give it to `protect`.
+            epochs: How often to iterate over it. None: until `steps` are done, or the script
+                leaves the loop.
+            steps: The most steps to do, over all epochs. None: no limit.
+            start: As in `steps`.
+
+        Yields:
+            Each step, to be used as in `steps`, and its batch. `Step.epoch` and `Step.ends_epoch`
+            tell where it is in its epoch.
+
+        Raises:
+            SettingsError: The loader cannot be used, `protect` was not called, or `start` differs
+                between ranks.
+            NotRepaired: A fault could not be repaired inside the process.
+
+        Example:
+            ```python
+            for step, (images, labels) in job.batches(loader, epochs=90):
+                for attempt in step:
+                    with attempt:
+                        optimizer.zero_grad()
+                        loss_fn(model(images), labels).backward()
+                        optimizer.step()
+                if step.ends_epoch:
+                    evaluate(model)
+            ```
+        """
+        if self._has_started:
+            raise SettingsError(
+                ["batches() was called after steps or batches: pass the number of epochs to one"]
+            )
+        if not self._context.is_protected:
+            raise SettingsError(["batches() was called before protect(): call protect() first"])
+        feed = self._cycle.feed = open_feed(loader, epochs, self._context, self._store)
+        try:
+            for step in self._steps_while(
+                lambda number: (steps is None or number < steps) and feed.has(number), start
+            ):
+                yield step, feed.batch(step)
+        finally:
+            feed.close()
+
+    def framework_loop(self, loader: Iterable[Any], total: int, start: int) -> FrameworkLoop:
+        """For adapters: the steps of a loop that belongs to a framework.
+
+        Call it after `protect`. A replacement has joined the other ranks when it returns.
+
+        Args:
+            loader: As in `batches`.
+            total: As in `steps`.
+            start: As in `steps`.
+        """
+        feed = open_feed(loader, None, self._context, self._store)
+        steps = self.steps(total, start)
+        return FrameworkLoop(steps, total, start, self._cycle, self._context, feed, self.section)
+
+    def _store(self) -> Store | None:
+        """Where the ranks of this job can leave small things for each other."""
+        if self._recovery is not None:
+            return self._recovery.store
+        return compat.default_store() if self.world_size > 1 else None
+
+    def _steps_while(
+        self, has_more: Callable[[int], bool], start: int, total: int | None = None
+    ) -> Iterator[Step]:
+        context, recovery, position = self._context, self._recovery, self._context.position
         if recovery is not None and not context.is_protected:
             raise SettingsError(["steps() was called before protect(): call protect() first"])
         if recovery is None:
             context.step = max(context.step, start)
         else:
             context.groups.setup.stop()
-            if context.groups.mode is Mode.SOLO:
+            joins = context.groups.mode is Mode.SOLO
+            if joins:
                 recovery.run()
+            if joins or (not self._has_started and position.is_beyond_setup):
+                self._join_turn()
             elif not self._has_started:
                 self._start_at(start)
                 recovery.choose_buddy()
                 context.copies.on_commit(context.step, context.incident)
         self._has_started = True
-        while context.step < total or not self._all_finished():
-            if recovery is not None and context.needs_recovery():
+        number = position.next_turn(context.step)
+        while has_more(number) or not self._all_finished(number if total is None else total):
+            is_broken = recovery is not None and context.needs_recovery()
+            if self._cycle.by_attempts or not is_broken:
+                self._cycle.begin_turn(number)  # what the last one exchanged need not be repeated
+            if recovery is not None and is_broken:
                 recovery.run()
-            else:
-                random_state.seed_step(self._base_seeds, context.step)
-                yield Step(context.step, self._cycle)
+                number = self._next_number(number)
+                continue
+            random_state.seed_step(context.base_seeds, number)
+            yield Step(number, self._cycle)
+            number = self._next_number(number + 1)
+        position.end_turns(number if total is None else total)
         if self._resumed_from is not None and self.rank == 0:
             emergency_checkpoint.mark_used(self._resumed_from)
         # What the script does from here on has no pace by which it could be judged.
         context.beacon.phase("leaving", context.incident)
-        random_state.seed_step(self._base_seeds, context.step)
+        context.is_over = True
+        if context.manager is not None:
+            final_state.keep(context)
+        random_state.seed_step(context.base_seeds, context.step)
+
+    def _next_number(self, after: int) -> int:
+        """With attempts the script runs the code after each step, and leaves out none.
+
+        Without, a step that was abandoned is yielded again.
+        """
+        if self._cycle.by_attempts:
+            return min(after, self._context.step)
+        if self._context.is_protected:
+            self._context.protected.enter_turn()
+        return self._context.step
+
+    def _join_turn(self) -> None:
+        """A replacement begins with the turn of its predecessor, or with the one after."""
+        context = self._context
+        context.position.join(context.step, context.values.can_restore)
+        if context.position.next_turn(context.step) == context.step:
+            context.protected.received_turn |= context.turn_parts.of_predecessor(context.step)
+            context.protected.enter_turn()
+
+    def section(self, name: str) -> Section:
+        """A part of the script outside of steps that all ranks pass together.
+
+        Wrap evaluation, checkpoints and other collectives between steps, before the first one or
+        after the last one, so that they are repeated if a rank is lost in them. Without it, such a
+        loss restarts all ranks. All ranks must pass the same sections in the same order. A section
+        must not change weights; other protected state is brought back before it is repeated.
+
+        Args:
+            name: For messages.
+
+        Example:
+            ```python
+            for step in job.steps(10_000):
+                loss = step.run(train_step, step)
+                if step % 1000 == 999:
+                    accuracy = job.section("validation").run(evaluate, model)
+                    for attempt in job.section("checkpoint"):
+                        with attempt:
+                            dcp.save(state, checkpoint_id=f"{folder}/{step}")
+            ```
+        """
+        return Section(name, self._cycle, self._recovery)
 
     def _start_at(self, start: int) -> None:
         """All ranks start at the script's own start, or at an emergency checkpoint beyond it."""
         context = self._context
         directory = context.settings.dump_dir
         found = emergency_checkpoint.find(context.protected, directory, start)
-        gathered: list[tuple[int, int]] = [(0, 0)] * self.world_size
-        dist.all_gather_object(gathered, (start, found[1].step if found else 0))
-        starts, checkpoints = zip(*gathered, strict=True)
+        final = final_state.find(context, start)
+        assert context.comparison is not None
+        checkpoint, kept = (found[1].step if found else 0), (final.step if final else 0)
+        mine = (start, checkpoint, kept, context.comparison.description())
+        gathered = sealed_objects.all_gather(mine)
+        starts, checkpoints, finals, described = zip(*gathered, strict=True)
         if len(set(starts)) > 1:
             raise SettingsError([f"steps(start=…) must be the same on all ranks, got {starts}"])
-        if found is not None and len(set(checkpoints)) == 1:
+        if final is not None and len(set(finals)) == 1 and final.step >= max(checkpoints):
+            start = final.step
+            final_state.load(context, final)
+            log.info("all %d steps are done: only the code after them runs again", start)
+        elif found is not None and len(set(checkpoints)) == 1:
             self._resumed_from, start = found[0], found[1].step
             emergency_checkpoint.load(context.protected, self._resumed_from)
             log.info("resuming at step %d from %s", start, self._resumed_from)
@@ -295,15 +453,19 @@ class Job:
                 "steps=%s (0: none)",
                 checkpoints,
             )
+        context.protected.enter_turn()
         context.step = context.held_step = start
+        context.comparison.start(start, described)
         if context.manager is not None:
             context.manager.step = CommittedStep(start)
 
-    def _all_finished(self) -> bool:
+    def _all_finished(self, total: int) -> bool:
         """No rank leaves before all have committed the last step: a late loss needs a source."""
         context = self._context
-        if context.manager is None:
+        if context.manager is None or context.position.done_until > (total, 0):
             return True
+        if self._cycle.by_attempts:
+            self._cycle.begin_turn(total)
         context.groups.enter_step()
         try:
             if context.guard is None:

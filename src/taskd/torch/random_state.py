@@ -8,12 +8,18 @@ that ran the same script has the same seeds as its predecessor.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
+
+BEFORE, ATTEMPT, AFTER = range(3)
+"""The code before the attempts at a step, an attempt, the code after them: each draws numbers of
+its own. `with step:` belongs to the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +45,44 @@ def capture() -> BaseSeeds:
     )
 
 
-def seed_step(base: BaseSeeds, step: int) -> None:
-    """Seed every generator for this step."""
-    number = step.to_bytes(8, "little")
+@dataclass(frozen=True, slots=True)
+class Generators:
+    """The complete state of each generator."""
+
+    torch: bytes
+    cuda: bytes
+    python: Any
+    numpy: Any
+
+
+def read() -> Generators:
+    cuda = torch.cuda.get_rng_state().numpy().tobytes() if _uses_cuda() else b""
+    state = torch.get_rng_state().numpy().tobytes()
+    return Generators(state, cuda, random.getstate(), np.random.get_state(legacy=True))
+
+
+@contextmanager
+def borrowed(state: Generators) -> Iterator[None]:
+    """Draw the random numbers of this state, which another rank has sent."""
+    own = read()
+    _set(state)
+    try:
+        yield
+    finally:
+        _set(own)
+
+
+def _set(state: Generators) -> None:
+    torch.set_rng_state(torch.frombuffer(bytearray(state.torch), dtype=torch.uint8))
+    if state.cuda and _uses_cuda():
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray(state.cuda), dtype=torch.uint8))
+    random.setstate(state.python)
+    np.random.set_state(state.numpy)
+
+
+def seed_step(base: BaseSeeds, step: int, phase: int = BEFORE) -> None:
+    """Seed every generator for this phase of the step."""
+    number = step.to_bytes(8, "little") + phase.to_bytes(8, "little")
     seed: Callable[[bytes], int] = lambda key: int.from_bytes(  # noqa: E731
         blake2b(number, key=key, digest_size=8).digest(), "little"
     )

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
+from torch.distributed import Store
+
 from taskd.errors import Permanent, Transient
 from taskd.model.ids import Step as CommittedStep
 from taskd.model.messages import Dump, Leave, Repair
 from taskd.model.worker import DumpFinished, GiveUp, Order, ThreadParked
-from taskd.torch import apply_plan
+from taskd.torch import apply_plan, compat
 from taskd.torch.context import JobContext
 from taskd.torch.groups import ddp_buckets
 from taskd.torch.operations import nic_switch
@@ -59,6 +61,11 @@ class Recovery:
         """An order that came while we were parked inside a step, to be carried out at its end."""
         self._sized_for = context.world_size
 
+    @property
+    def store(self) -> Store:
+        """The job's store. A new one replaces it when it is lost."""
+        return self._start_mark.store
+
     def may_finish(self) -> bool:
         """Park inside a step whose sums are complete, until the plan says which way it goes.
 
@@ -67,7 +74,10 @@ class Recovery:
         context = self._context
         after = CommittedStep(context.step + 1)
         copies = context.copies.finish_and_list()
-        self._order = self._park(ThreadParked(after, whole=True, undo=True, copies=copies))
+        position = context.position.report()
+        self._order = self._park(
+            ThreadParked(after, whole=True, undo=True, copies=copies, **position)
+        )
         match self._order:
             case Repair(resume=at) | Dump(step=at):
                 return at == after
@@ -82,8 +92,9 @@ class Recovery:
             if order is None:
                 held = context.held_step
                 copies = context.copies.finish_and_list()
+                at, position = CommittedStep(held or 0), context.position.report()
                 order = self._park(
-                    ThreadParked(CommittedStep(held or 0), held is not None, copies=copies)
+                    ThreadParked(at, whole=held is not None, copies=copies, **position)
                 )
             match order:
                 case Repair() if self._repair(order):
@@ -117,15 +128,23 @@ class Recovery:
         context.incident = plan.incident
         context.beacon.phase("repairing", plan.incident)
         context.protected.step = context.held_step
+        for model in context.protected.models:
+            # An evaluation leaves gathered weights behind, which a replacement does not have.
+            sharded.reset(model)
         try:
             done = apply_plan.apply(plan, context, self.choose_buddy)
         except Transient as error:
             context.held_step = context.protected.step  # it may have received a state already
             self._manager.repair_failed(plan.incident, str(error))
             return False
+        agreement = context.protected.agreement
+        compat.reset_pipelines(agreement is not None and plan.resume > agreement.start)
         if context.guard is not None:
             context.guard.verdict = None
         context.step = context.held_step = plan.resume
+        context.position.resumed(plan)
+        if context.position.turn == plan.resume:
+            context.protected.enter_turn()
         self._set_members(tuple(sorted(member.rank for member in plan.members)))
         context.copies.on_commit(context.step, plan.incident)
         self._manager.step = CommittedStep(context.step)

@@ -129,7 +129,8 @@ class SetupResults:
         if store is None:
             return
         try:
-            store.set(self._key(call), seal(self._result(name, outputs)))  # type: ignore[arg-type]
+            key = self._key(call)
+            store.set(key, seal(self._result(name, outputs), key))  # type: ignore[arg-type]
         except RuntimeError as error:
             log.warning("cannot save the results of the set-up for a replacement: %s", error)
             self.stop()
@@ -154,10 +155,7 @@ class SetupResults:
         call = self._count(group)
         if name in WITHOUT_RESULT or self._store is None:
             return None
-        key, outputs = self._key(call), flatten(args[0])
-        known: SetupResult | None = None
-        if self._store.check([key]):
-            known = unseal(self._store.get(key))
+        known, outputs = self._read(call), flatten(args[0])
         if known is not None and known.weights:
             return None
         if known is None:
@@ -171,6 +169,23 @@ class SetupResults:
                 value.copy_to(target)
             return outputs
         return None
+
+    def knows(self, group: str, names: list[str]) -> bool:
+        """Whether the predecessor's next calls in this group had these names and known results."""
+        if self._store is None:
+            return False
+        for number, name in enumerate(names, self._calls[group] + 1):
+            known = self._read((group, number))
+            if known is None or known.name != name or known.outputs is None:
+                return False
+        return True
+
+    def _read(self, call: Call) -> SetupResult | None:
+        key = self._key(call)
+        if self._store is None or not self._store.check([key]):
+            return None
+        result: SetupResult = unseal(self._store.get(key), key)
+        return result
 
     def _key(self, call: Call) -> str:
         return f"{self._prefix}/{call[0]}/{call[1]}"

@@ -8,20 +8,30 @@ the weights; the post-hook records that the update is done. `recovery.py` repair
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
+
+from torch import nn
 
 from taskd.errors import SettingsError
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Step as CommittedStep
+from taskd.model.messages import NO_TURN
+from taskd.torch import compat, random_state
 from taskd.torch.context import JobContext
+from taskd.torch.data.feed import Feed
+from taskd.torch.device_gate import DeviceGate, open_gate
 from taskd.torch.groups.ddp_buffers import BufferExchange
 from taskd.torch.guard import Corrupt, Guard
-from taskd.torch.recovery import Recovery
+from taskd.torch.recovery import NotRepaired, Recovery
 from taskd.torch.state import sharded
 from taskd.torch.state.undo import Undo
+from taskd.torch.verify.verification import Verification
 
 log = logging.getLogger(__name__)
+
+
+WATCHED_WEIGHTS = 100
 
 
 class Abandon(BaseException):
@@ -35,11 +45,9 @@ class StepCycle:
         """`recovery` is None in a job without a manager: a fault is then raised."""
         self.context, self._recovery = context, recovery
         self._groups = context.groups
-        self._undo: Undo | None = None
+        self.undo: Undo | None = None
         self._exchanges: list[BufferExchange] = []
         self._retry_on: tuple[type[Exception], ...] = ()
-        self._keep_gradients = False
-        """The last step made no update: its gradients belong to this one, too."""
         self._updates = 0
         """How many optimizers have finished in the current step."""
         self._may_finish = False
@@ -48,41 +56,134 @@ class StepCycle:
         """An optimizer has passed the gate in this step: weights may have changed."""
         self._gate_passed = False
         """Everything that has to be exchanged in this step has been."""
-        self._has_warned = False
+        self._device_gate: DeviceGate | None = None
+        self._is_copied = False
+        """The copy of the state after this step has begun."""
+        self._is_recorded = False
+        """The parts are recorded as they are after this step."""
+        self.by_attempts = False
+        """The script iterates over the attempts at a step; otherwise it uses `with step:`."""
+        self.section = ""
+        """The name of the section that is running."""
+        self._has_warned_about_code = self._has_warned_about_weights = False
+        self._weights: list[nn.Parameter] = []
+        """Some of the weights, to notice changes outside of steps."""
+        self._last_weights = (-1, 0)
+        """The incident and the version of these weights after the last step."""
+        self.feed: Feed | None = None
+        """Where the batches come from, if the script uses `Job.batches`."""
 
     def watch(self, exchanges: list[BufferExchange], retry_on: tuple[type[Exception], ...]) -> None:
         """Put the gates into what the script has protected."""
         protected = self.context.protected
-        self._undo = Undo(protected)
+        self.undo = Undo(protected)
         self._exchanges, self._retry_on = exchanges, retry_on
+        weights = protected.parameters
+        self._weights = weights[:: len(weights) // WATCHED_WEIGHTS + 1]
         for optimizer in protected.optimizers:
             optimizer.register_step_pre_hook(self._before_update)
             optimizer.register_step_post_hook(self._after_update)
         if self.context.manager is not None:
+            self._device_gate = open_gate(protected)
             for model in protected.models:
                 # Do not even begin a pass whose result cannot be used.
                 model.register_forward_pre_hook(self._leave_if_broken, prepend=True)
 
+    def feed_of_steps(self) -> Feed:
+        if self.feed is None:
+            raise SettingsError(["only a step of Job.batches has an epoch"])
+        return self.feed
+
+    # The attempts at a step
+
+    def another_attempt(self, number: int) -> bool:
+        """Bring the job to the start of this step. False: the step is committed."""
+        context, position = self.context, self.context.position
+        self.by_attempts, position.earliest = True, number
+        while self._recovery is not None and context.needs_recovery():
+            self._recovery.run()
+        if context.step < number:
+            raise NotRepaired(
+                f"the job resumes at step {context.step}, but this process is at step {number} and "
+                "cannot go back"
+            )
+        if context.step == number:
+            random_state.seed_step(context.base_seeds, number, random_state.ATTEMPT)
+            return True
+        position.earliest = number + 1
+        # If the job was repaired at the end of the step: the replacement runs this code, too.
+        self._groups.formed_for_step = self._groups.formed
+        random_state.seed_step(context.base_seeds, number, random_state.AFTER)
+        return False
+
+    def skip_attempts(self) -> None:
+        """A replacement has run the code before a step that is committed, and runs that after it.
+
+        The former may have changed parts that were already those after the step.
+        """
+        if self.context.manager is not None:
+            self.context.protected.load_recorded()
+
+    def without_attempts(self) -> None:
+        """The script uses `with step:`: the loop can go back to any step."""
+        position = self.context.position
+        if position.turn != NO_TURN and position.sections:
+            raise SettingsError(
+                [
+                    "a loop with sections needs `for attempt in step: with attempt:` instead of "
+                    "`with step:`"
+                ]
+            )
+        self.by_attempts = False
+        position.leave_turns()
+
+    def warn_about_code_after(self, number: int) -> None:
+        """The script runs on after a step that was abandoned, as if it were committed."""
+        if not self._has_warned_about_code:
+            self._has_warned_about_code = True
+            log.warning(
+                "step %d was abandoned and is yielded again: code after `with step:` also runs for "
+                "the abandoned attempt. To run it once per committed step, write "
+                "`for attempt in step:` and `with attempt:` instead",
+                number,
+            )
+
     # Begin and end
+
+    def begin_turn(self, number: int) -> None:
+        """The code after the last step is done."""
+        if self.context.comparison is not None:
+            self.context.comparison.begin_turn(number)
+        self.context.position.begin_turn(number)
 
     def begin(self) -> None:
         self._updates, self._updating = 0, False
         self._gate_passed, self._may_finish = False, False
+        self._is_copied, self._is_recorded = False, False
+        if self.feed is not None:
+            self.feed.begin_attempt(self.context.step)
+        if self.context.verification is not None:
+            self.context.verification.begin()
         if self.context.manager is None:
             return
-        assert self._undo is not None
-        self._undo.save(self._keep_gradients)
+        assert self.undo is not None
+        self._check_weights()
+        self.undo.save(self.context.protected.has_left_gradients)
         self.context.beacon.phase("training", self.context.incident)
         self._groups.enter_step()
 
     def end(self, error: BaseException | None) -> bool:
         """Whether the exception that left the step, if any, was handled."""
         context, manager = self.context, self.context.manager
+        if not self._pass_device_gate() and error is None:
+            error = Abandon()
         if error is None:
             try:
                 # Also for a step whose optimizer a grad scaler has skipped.
                 if not self._gate_passed and self._groups.absorbing:
-                    self._exchange_and_agree()
+                    self._exchange_and_agree(self._has_left_gradients())
+                self._finish()
+                self._copy_and_vote()
             except Abandon as abandoned:
                 error = abandoned
         broken = self._groups.leave_step() and manager is not None
@@ -101,31 +202,75 @@ class StepCycle:
             return False
         if self._recovery is not None and (broken or context.needs_recovery()):
             self._recovery.run()
+        if manager is not None:
+            self._last_weights = self._version_of_weights()
         return True
+
+    def _pass_device_gate(self) -> bool:
+        """Wait until the device makes the update. False: it must not, and has been brought back."""
+        held = None if self._device_gate is None else self._device_gate.settle()
+        if held is None or held.is_complete:
+            return True
+        self._updates, self._updating = 0, not held.restore()
+        return False
+
+    def _finish(self) -> None:
+        """What only this rank has does not change any more in this step."""
+        context = self.context
+        if context.comparison is not None and (self._updates or not self._groups.is_broken()):
+            context.comparison.finish(context.step + 1)
+            self._is_recorded = True
+
+    def _copy_and_vote(self) -> None:
+        """Before a step of a sharded job is committed: every shard of it has a complete copy.
+
+        Only with attempts: a rank that has left the step cannot go back to it. If copying takes
+        long, it goes on in the background, and a rank that is lost meanwhile costs the others
+        their processes (`core/manager/repair_plan.py`).
+        """
+        context = self.context
+        if self._groups.is_broken() or not (self.by_attempts and context.votes):
+            return
+        if context.copies.each_step:
+            context.copies.copy_before_vote(context.step + 1, context.incident)
+            self._is_copied = True
+            self._groups.barrier()
 
     def _commit(self) -> None:
         context = self.context
         context.step += 1
         context.held_step = context.step
-        self._keep_gradients = not self._updates
-        if context.manager is not None and self._keep_gradients:
-            self._warn_about_accumulation()
-        context.copies.on_commit(context.step, context.incident)
+        if context.is_protected:
+            context.protected.has_left_gradients = not self._updates
+        if not self._is_copied:
+            context.copies.on_commit(context.step, context.incident)
         context.beacon.stepped(context.step)
         context.beacon.phase("between steps", context.incident)
         if context.manager is not None:
             context.manager.step = CommittedStep(context.step)
-            if context.manager.awaited:
-                context.manager.committed(CommittedStep(context.step))
+        self.report_progress()
 
-    def _warn_about_accumulation(self) -> None:
-        if not self._has_warned and self._undo is not None and self._undo.left_gradients():
-            self._has_warned = True
+    def report_progress(self) -> None:
+        """The first step, or section, after a repair is complete."""
+        context = self.context
+        if context.manager is not None and context.manager.awaited:
+            context.manager.committed(CommittedStep(context.step))
+
+    def _version_of_weights(self) -> tuple[int, int]:
+        """It changes when weights are changed in place, or by a repair."""
+        return self.context.incident, sum(map(compat.version, self._weights))
+
+    def _check_weights(self) -> None:
+        incident, version = self._version_of_weights()
+        if self._has_warned_about_weights or self._last_weights[0] != incident:
+            return
+        if self._last_weights[1] != version:
+            self._has_warned_about_weights = True
             log.warning(
-                "step %d made no update and left gradients for the next step. If a rank is "
-                "replaced before the update, its gradients are lost, and the weights differ from "
-                "those of an undisturbed run: do all backward passes of an update in one step",
+                "weights were changed between steps %d and %d. A repair would give a new process "
+                "the weights of another rank, and cannot undo this change: make it in an attempt",
                 self.context.step - 1,
+                self.context.step,
             )
 
     def _abandon(self) -> None:
@@ -133,10 +278,42 @@ class StepCycle:
             # The update is done, or half done, and what had to follow it is not: the state is
             # that of no step.
             self.context.held_step = None
-        if self._undo is not None:
-            for model in self.context.protected.models:
-                sharded.reset(model)
-            self._undo.restore()
+        if self._is_recorded:
+            self.context.protected.record_before()
+        self._restore()
+
+    def _restore(self) -> None:
+        if self.undo is None:
+            return
+        for model in self.context.protected.models:
+            sharded.reset(model)
+        if not self.undo.restore(is_updated=self._updating):
+            # The script has changed weights by itself, for the first time.
+            self.context.held_step = None
+
+    # Sections
+
+    def begin_section(self, name: str) -> None:
+        assert self.undo is not None
+        self.section, self._updating = name, False
+        self.undo.save(self.context.protected.has_left_gradients)
+        self._groups.enter_step()
+
+    def end_section(self, error: BaseException | None) -> tuple[bool, bool]:
+        """Whether this rank has come to the end of the section, and whether all others have."""
+        groups, arrived = self._groups, False
+        self.section = ""
+        if error is None:
+            groups.wait_for_devices()
+            arrived = not groups.is_broken()
+            groups.barrier()
+        return arrived, not groups.leave_step() and error is None
+
+    def abandon_section(self) -> None:
+        """Bring back what the section has changed, and repair the job."""
+        self._restore()
+        if self._recovery is not None:
+            self._recovery.run()
 
     # The gates
 
@@ -169,24 +346,61 @@ class StepCycle:
         return once
 
     def _gate(self) -> None:
+        if self.section:
+            raise SettingsError(
+                [f"section {self.section!r} updates weights: do that in an attempt at a step"]
+            )
         if self._groups.absorbing and not self._gate_passed:
             # From here on other ranks may commit this step: there is no way back.
-            self._exchange_and_agree()
+            self._exchange_and_agree(has_left_gradients=False, before_update=True)
         else:
             self._leave_if_broken()
         self._updating = True
 
-    def _exchange_and_agree(self) -> None:
-        """Everything that has to be exchanged before this step can be committed."""
+    def _exchange_and_agree(self, has_left_gradients: bool, before_update: bool = False) -> None:
+        """Everything that has to be exchanged before this step can be committed.
+
+        `has_left_gradients`: the step makes no update, and its gradients belong to the next one.
+        """
         for exchange in self._exchanges:
             exchange.run()
+        if before_update and self._hold_device():
+            self._gate_passed = True
+            return
         self._groups.wait_for_devices()
         self._leave_if_broken()
+        if self.undo is not None:
+            self.undo.notice_changes()
         guard = self.context.guard
         if guard is not None and guard.is_due(self.context.step):
             self.compare_replicas(guard)
-        self._agree_on_update()
+        verification = self.context.verification
+        if verification is not None and verification.is_due(self.context.step):
+            self._verify_gradients(verification)
+        self._agree_on_update(has_left_gradients)
         self._gate_passed = True
+
+    def _hold_device(self) -> bool:
+        """Let the device wait instead of the host, if nothing else has to be known before."""
+        context, gate = self.context, self._device_gate
+        if gate is None or context.votes or context.copies.each_step or self._is_comparison_due():
+            return False
+        are_complete = self._groups.queue_device_waits()
+        self._leave_if_broken()
+        if are_complete is None:
+            return False
+        context.copies.wait()  # the update would change what is being copied
+        if gate.hold(are_complete):
+            return True
+        self._device_gate = None
+        return False
+
+    def _is_comparison_due(self) -> bool:
+        step, guard, comparison = self.context.step, self.context.guard, self.context.comparison
+        checks = (guard, self.context.verification)
+        if any(one is not None and one.is_due(step) for one in checks):
+            return True
+        return comparison is not None and comparison.is_due(step, has_left_gradients=False)
 
     def _leave_if_broken(self, *_: Any) -> None:
         if self._groups.absorbing and self._groups.is_broken() and not self._may_finish:
@@ -204,33 +418,75 @@ class StepCycle:
         if verdict is not None:
             guard.verdict = verdict
             context.copies.distrust(verdict.named, verdict.agreed)
-            if context.rank in verdict.named:
-                context.held_step = None
-            # The first report ends the step on all ranks. A rank without the verdict would then
-            # keep a state that may be wrong. So no rank reports before all have the verdict.
-            self._groups.barrier()
-            if context.rank in verdict.named:
-                context.mark_corrupt(f"at step {context.step} {verdict.because}")
-            else:
-                # The named ranks have reported and do not enter this barrier. It ends when the
-                # manager parks us.
-                self._groups.barrier()
+            self._report(verdict.named, verdict.because, FaultCause.CORRUPT)
         raise Abandon
 
-    def _agree_on_update(self) -> None:
-        """Where a shard has few holders, all ranks agree that the step is good before any updates.
+    def _verify_gradients(self, verification: Verification) -> None:
+        """Leave the step if a rank has computed a wrong gradient, and have that rank replaced."""
+        verdict = verification.check(self.context.step)
+        if verdict is not None and not verdict.named:
+            return
+        if verdict is not None:
+            last = verification.last_right
+            since = f"its gradients were right in step {last}" if last >= 0 else "none was checked"
+            because = f"{verdict.because}; before that, {since}"
+            self._report(verdict.named, because, FaultCause.MISCOMPUTED)
+        raise Abandon
 
-        A rank that passes knows that all others have arrived with complete sums. A rank that does
-        not pass can still go either way: it parks here, with its gradients, and offers both the
-        step before and the step after, until the plan says from which of them the job resumes.
-        """
-        self.context.copies.wait()  # the update would change what is being copied
-        if not self.context.shard or self._recovery is None:
-            return
+    def _report(self, named: Collection[int], because: str, cause: FaultCause) -> None:
+        """The named ranks report their fault. Returns when the job is being parked."""
+        context = self.context
+        if context.rank in named:
+            context.held_step = None
+        # The first report ends the step on all ranks. A rank without the verdict would then
+        # keep a state that may be wrong. So no rank reports before all have the verdict.
         self._groups.barrier()
-        if not self._groups.is_broken():
+        if context.rank in named:
+            context.mark_corrupt(f"at step {context.step} {because}", cause)
+        else:
+            # The named ranks have reported and do not enter this barrier. It ends when the
+            # manager parks us.
+            self._groups.barrier()
+
+    def _has_left_gradients(self) -> bool:
+        assert self.undo is not None
+        if self.context.manager is None:
+            return False
+        if any(map(sharded.has_unreduced_gradients, self.context.protected.models)):
+            raise SettingsError(
+                [
+                    "a step without an update has left gradients that FSDP2 has not reduced "
+                    "(set_requires_gradient_sync(False)): they could not be given to a "
+                    "replacement. Do all backward passes of an update in one step"
+                ]
+            )
+        return self.undo.left_gradients()
+
+    def _agree_on_update(self, has_left_gradients: bool) -> None:
+        """Where state exists once, all ranks agree that the step is good before any updates.
+
+        By then the copies of what only one rank has are complete, and all ranks know where they
+        have come to differ. A rank that passes knows that all others have arrived with complete
+        sums. A rank that does not pass can still go either way: it parks here, with its gradients,
+        and offers both the step before and the step after, until the plan says from which of them
+        the job resumes.
+        """
+        context, comparison = self.context, self.context.comparison
+        context.copies.wait()  # the update would change what is being copied
+        if comparison is None or self._recovery is None:
             return
-        if len(self.context.protected.optimizers) == 1 and self._recovery.may_finish():
+        comparison.copy_own(context.step + 1, has_left_gradients)
+        if comparison.is_due(context.step, has_left_gradients):
+            if comparison.compare(context.step, has_left_gradients):
+                comparison.copy_own(context.step + 1, has_left_gradients)
+                self._groups.barrier()
+        elif context.votes:
+            self._groups.barrier()
+        if not self._groups.is_broken():
+            comparison.sample(context.step, has_left_gradients)
+            return
+        one_update = len(context.protected.optimizers) == 1
+        if context.votes and one_update and self._recovery.may_finish():
             self._may_finish = True
             return
         raise Abandon

@@ -10,32 +10,52 @@ a rank.
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import socket
 import sys
 from datetime import timedelta
+from glob import glob
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from taskd import config
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.errors import TaskdError
 from taskd.model.ids import manager, worker
 from taskd.model.messages import RequestHello
 from taskd.runtime.loop_thread import LoopThread
+from taskd.torch import compat
 from taskd.torch.context import JobContext
 from taskd.torch.groups import ddp_buckets, resilient_group
 from taskd.torch.groups.all_groups import Groups
 from taskd.torch.job import Job
+from taskd.worker import visible_devices
 from taskd.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
+DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
+"""CUDA on Linux, ROCm, CUDA under Windows."""
 JOB, WORLD_SIZE = "warmup", 2
 LOOPBACK = "127.0.0.1"
 JOIN_S = 5.0
+COMPILER = (
+    "torch._inductor.compile_fx",
+    "torch._dynamo.backends.inductor",
+    "torch._dynamo.backends.distributed",
+    "torch.utils.cpp_extension",
+    "torch.export._trace",
+)
+"""The largest modules that torch.compile imports when it is first used."""
+
+
+_devices_at_start: visible_devices.Devices | None = None
+"""What this process saw when it started the driver; None: it did not."""
 
 
 def run() -> None:
@@ -44,12 +64,27 @@ def run() -> None:
     try:
         socket.getaddrinfo(LOOPBACK, 0)  # the first lookup loads the codec of host names
         thread.run(_exchange_message()).result()
-        _train()
+        if not _has_devices():
+            train()
+        _look_up_host_name()
     except (OSError, RuntimeError, TaskdError) as error:
         log.info("warm-up was not completed: %s", error)
     finally:
         thread.stop()
         gc.collect()  # gRPC's threads end with its last object
+
+
+def import_compiler() -> None:
+    """What the first use of torch.compile imports and sets up."""
+    compat.compile_in_process()
+    try:
+        for name in COMPILER:
+            importlib.import_module(name)
+        if torch.accelerator.current_accelerator() is None:
+            compat.trace_and_forget()
+    except (ImportError, RuntimeError) as error:
+        log.info("warm-up of torch.compile was not completed: %s", error)
+    gc.collect()
 
 
 async def _exchange_message() -> None:
@@ -69,10 +104,49 @@ async def _exchange_message() -> None:
         await upstream.close()
 
 
-def _train() -> None:
-    if torch.accelerator.current_accelerator() is not None:
-        # Autograd would count the devices before it is known which of them are visible.
-        return
+def start_driver(reports: list[Path]) -> bool:
+    """Start the device's driver if the ranks' reports allow it. True: there is no more to do.
+
+    It takes 0.2 s, which a replacement would otherwise spend in its first update. A training step
+    can follow, too: autograd counts the devices, which starts the driver.
+    """
+    global _devices_at_start
+    if not _has_devices():
+        return True
+    allowed = visible_devices.may_start_driver(reports, config.environ) if reports else None
+    if allowed:
+        _devices_at_start = visible_devices.seen(config.environ)
+        torch.cuda.is_available()
+        try:
+            train()
+        except (RuntimeError, TaskdError) as error:
+            log.info("warm-up was not completed: %s", error)
+    return allowed is not None
+
+
+def driver_has_other_devices() -> bool:
+    """Whether the environment has changed since `start_driver`: the driver does not notice."""
+    return _devices_at_start not in (None, visible_devices.seen(config.environ))
+
+
+def _has_devices() -> bool:
+    """Without starting a driver. A build for CUDA may be installed on a machine without devices."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return False
+    return accelerator.type != "cuda" or any(glob(pattern) for pattern in DEVICE_FILES)
+
+
+def _look_up_host_name() -> None:
+    """A process's first connection to a store makes torch look up the name of its host.
+
+    Without a reachable DNS server that takes 5 s and more, which a repair would wait for.
+    """
+    dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+
+
+def train() -> None:
+    """A protected step of a small model, in groups that hold only this process."""
     torch.manual_seed(0)
     context = JobContext(WorkerSettings(), rank=0, world_size=WORLD_SIZE)
     groups = context.groups

@@ -182,6 +182,8 @@ def setup(args: dict[str, Any]) -> None:
     dist.all_reduce(found)
     plan = [{"width": 48, "seed": int(seed)} if job.rank == 0 else None]
     dist.broadcast_object_list(plan, src=0)
+    stamp = ["x" * random.SystemRandom().randrange(1, 1000)]
+    dist.broadcast_object_list(stamp, src=0)
     names: list[Any] = [None] * job.world_size
     dist.all_gather_object(names, f"rank {job.rank}")
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -189,7 +191,7 @@ def setup(args: dict[str, Any]) -> None:
     dist.all_reduce(mine, group=pairs[job.rank // 2])
     dist.barrier()
     agreed = {"seed": int(seed), "found": float(found), "plan": plan, "names": names}
-    agreed["pair"] = float(mine)
+    agreed["pair"], agreed["stamp"] = float(mine), stamp
     assert plan[0] is not None
     net = nn.Sequential(nn.Linear(WIDTH, plan[0]["width"]), nn.Linear(plan[0]["width"], CLASSES))
     model = DDP(net)

@@ -23,11 +23,14 @@ from torch.distributed.distributed_c10d import _coalescing_manager, _world
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
+from taskd.runtime.torch_versions import minor
 from tests.integration.torch.runs import run, same
 from tests.integration.torch.scripts import inject_fault
 from tests.integration.torch.world import World, join_plain_group
 
 RANKS, WIDTH = 4, 8
+ALL_TO_ALL_SINCE = (2, 12)
+"""The first torch whose gloo has `all_to_all` of lists."""
 
 
 class Member:
@@ -132,6 +135,8 @@ def reduce_scatter_tensor(at: Member) -> Any:
 
 @collective
 def all_to_all(at: Member) -> Any:
+    if minor(torch.__version__) < ALL_TO_ALL_SINCE:
+        return None
     room = at.room(width=WIDTH // RANKS)
     dist.all_to_all(room, at.parts())
     return room

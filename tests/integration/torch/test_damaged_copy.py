@@ -31,6 +31,7 @@ IN_ITS_MANIFEST = snapshot_file.HEAD + 8 + DIGEST + 40
 def damaged_fsdp(args: dict[str, Any]) -> None:
     """`damage` lists files by node, name and step, and the place where a bit is flipped."""
     inject_fault = scripts.inject_fault
+    os.environ["TASKD_ENCRYPT_STATE"] = "on" if args["encrypted"] else "off"
 
     def damaging(args: dict[str, Any], step: Any, moment: str) -> None:
         if (args["rank"], args["incarnation"], int(step), moment) in args["kills"]:
@@ -68,11 +69,19 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return ends(run(tmp_path_factory.mktemp("calm") / "run", scripts.fsdp, steps=STEPS))
 
 
-def damage(folder: Path, ranks_per_node: int, *files: tuple[int, str, int, int]) -> World:
+def damage(
+    folder: Path, ranks_per_node: int, *files: tuple[int, str, int, int], encrypted: bool = False
+) -> World:
     """One rank dies before any rank can have finished the step, and these files are damaged."""
     kills = [(LOST, 0, AT, "after backward")]
     return run(
-        folder, damaged_fsdp, ranks_per_node=ranks_per_node, steps=STEPS, kills=kills, damage=files
+        folder,
+        damaged_fsdp,
+        ranks_per_node=ranks_per_node,
+        steps=STEPS,
+        kills=kills,
+        damage=files,
+        encrypted=encrypted,
     )
 
 
@@ -94,9 +103,10 @@ def test_the_copy_before_it_is_used(place: int, calm: list[Any], tmp_path: Path)
     assert_same(calm, world)
 
 
-def test_buddys_copy_is_used(calm: list[Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+def test_buddys_copy_is_used(calm: list[Any], tmp_path: Path, encrypted: bool) -> None:
     """Two nodes: no step is lost."""
-    world = damage(tmp_path / "run", 2, (0, "1", AT, IN_A_TENSOR))
+    world = damage(tmp_path / "run", 2, (0, "1", AT, IN_A_TENSOR), encrypted=encrypted)
     assert plans(world) == [(AT, 0), (AT, 1)]
     assert_same(calm, world)
 

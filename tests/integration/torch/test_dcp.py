@@ -281,3 +281,53 @@ def test_save_after_a_repair_at_the_end_of_a_step_is_left_out(tmp_path: Path) ->
             for each in (undisturbed, world)
         ]
         assert files[0] == files[1], step
+
+
+def with_saves(args: dict[str, Any]) -> None:
+    """Saves after every second step, in a section or not."""
+    rank, folder = args["rank"], Path(args["folder"])
+    seed(7)
+    job = taskd.init()
+    net = nn.Sequential(nn.Linear(WIDTH, 16), nn.Dropout(0.2), nn.Linear(16, CLASSES))
+    model = _wrap(net, args["kind"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    state = TrainingState(net, optimizer)
+    job.protect(model=model, optimizer=optimizer)
+
+    def save() -> None:
+        writer = DyingWriter(folder / "saved" / str(job.step), job.step, args)
+        dcp.save({"app": state}, storage_writer=writer)
+
+    for step in job.steps(STEPS):
+        for attempt in step:
+            with attempt:
+                optimizer.zero_grad()
+                data, target = batch(rank, step)
+                inject_fault(args, step, "in forward")
+                torch.autograd.backward(nn.functional.cross_entropy(model(data), target))
+                optimizer.step()
+        if step % 2 and args["wrapped"]:
+            job.section("checkpoint").run(save)
+        elif step % 2:
+            save()
+    weights = [local(value).clone() for value in net.state_dict().values()]
+    torch.save({"weights": weights}, folder / f"end-{rank}.pt")
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrapped", "lost"), [("ddp", True, 0), ("fsdp", True, 1), ("fsdp", False, 1)]
+)
+def test_save_that_loses_a_rank_is_repeated_or_left_out(
+    tmp_path: Path, kind: str, wrapped: bool, lost: int
+) -> None:
+    args: dict[str, Any] = {"kind": kind, "wrapped": wrapped}
+    undisturbed = run(tmp_path / "calm", with_saves, **args)
+    kills = [(lost, 0, 4, "in the save"), (2, 0, 5, "in forward")]
+    world = run(tmp_path / "run", with_saves, kills=kills, **args)
+    assert_same(ends(undisturbed), world)
+    complete = {int(path.parent.name) for path in (world.folder / "saved").glob("*/.metadata")}
+    assert complete == ({2, 4, 6, 8} if wrapped else {2, 6, 8})
+    like = {"0.weight": torch.zeros(16, WIDTH), "2.bias": torch.zeros(CLASSES)}
+    for step in complete:
+        expected = load(undisturbed.folder / "saved" / str(step), like)
+        assert same(expected, load(world.folder / "saved" / str(step), like)), step

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from taskd.model.ids import Rank
 from taskd.torch.state import state_link
-from taskd.torch.state.transfer import StateImage
+from taskd.torch.state.transfer import StateImage, Written
 from tests.integration.run import run_job
 from tests.integration.torch import scripts
 from tests.integration.torch.runs import assert_same, ends, run
@@ -33,7 +33,7 @@ def die() -> NoReturn:
     raise AssertionError("not reached")
 
 
-def put(owner: Any, name: str, torn: Callable[..., None]) -> None:
+def put(owner: Any, name: str, torn: Callable[..., object]) -> None:
     setattr(owner, name, torn)
 
 
@@ -67,12 +67,11 @@ def dies_copying(args: dict[str, Any]) -> None:
     rank, incarnation, step = args["dies_copying"]
     write_into = StateImage.write_into
 
-    def torn(image: StateImage, target: torch.Tensor) -> None:
+    def torn(image: StateImage, target: torch.Tensor, written: Written) -> Written:
         if image._draft.step != step:
-            write_into(image, target)
-            return
+            return write_into(image, target, written)
         whole, half = torch.empty_like(target), target.numel() // 2
-        write_into(image, whole)
+        write_into(image, whole, {})
         target[:half] = whole[:half]
         die()
 

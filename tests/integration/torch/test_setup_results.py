@@ -32,6 +32,7 @@ def test_second_replacement_gets_the_same_results(tmp_path: Path) -> None:
     results = ends(world)
     assert world.incarnations[0] == 2
     assert len({end["agreed"]["seed"] for end in results}) == 1
+    assert len({end["agreed"]["stamp"][0] for end in results}) == 1, "also on the source"
 
 
 def two_processes() -> tuple[SetupResults, SetupResults]:

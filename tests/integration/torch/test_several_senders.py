@@ -22,6 +22,7 @@ STEPS = 6
 def from_several(args: dict[str, Any]) -> None:
     """Every state counts as large, and each rank writes down what it has requested."""
     pieces.MULTI_SENDER_BYTES = 1
+    os.environ["TASKD_ENCRYPT_STATE"] = "on" if args.get("encrypted") else "off"
     fetch, serve = state_link.fetch, state_link.serve
     log = Path(args["folder"]) / f"fetched-{args['rank']}"
 
@@ -46,9 +47,12 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return ends(run(tmp_path_factory.mktemp("calm") / "run", scripts.ddp, steps=STEPS))
 
 
-def test_replacement_receives_from_all_survivors(calm: list[Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+def test_replacement_receives_from_all_survivors(
+    calm: list[Any], tmp_path: Path, encrypted: bool
+) -> None:
     kills = [(2, 0, 3, "in backward")]
-    world = run(tmp_path / "run", from_several, steps=STEPS, kills=kills)
+    world = run(tmp_path / "run", from_several, steps=STEPS, kills=kills, encrypted=encrypted)
     fetched = sorted((world.folder / "fetched-2").read_text().splitlines())
     assert fetched == ["0 0 of 3", "1 1 of 3", "3 2 of 3"]
     assert_same(calm, world)

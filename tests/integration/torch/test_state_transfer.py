@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from taskd.errors import SettingsError
 from taskd.torch.copies import snapshot_file
 from taskd.torch.copies.snapshot_file import HEAD, SnapshotReader
 from taskd.torch.copies.snapshots import Snapshots
@@ -96,12 +97,26 @@ def test_flipped_bit_is_refused_and_the_receiver_is_unchanged(where: float) -> N
     assert same(receiver, before)
 
 
+@pytest.mark.parametrize("change", ["swapped", "compensating"])
+def test_changes_that_keep_the_sum_of_all_words_are_refused(change: str) -> None:
+    content = to_bytes(StateImage(trained(1), 2, 5, ""))
+    words = memoryview(content)[len(content) % 8 :].cast("Q")
+    assert words[-1] != words[-2]
+    if change == "swapped":
+        words[-1], words[-2] = words[-2], words[-1]
+    else:
+        words[-1], words[-2] = words[-1] ^ 1 << 63, words[-2] ^ 1 << 63
+    words.release()
+    with pytest.raises(BadState, match="digest"):
+        transfer.receive_state(trained(2), 2, 5, "", ByteSource(content), keep_own=True)
+
+
 def test_all_zero_weights_with_a_valid_step_are_refused() -> None:
     sender = trained(1)
     content = to_bytes(StateImage(sender, 2, 5, ""))
     size = sum(p.numel() * p.element_size() for p in sender.parameters)
     content[-size:] = bytes(size)
-    with pytest.raises(BadState, match="checksum"):
+    with pytest.raises(BadState, match="digest"):
         transfer.receive_state(trained(2), 2, 5, "", ByteSource(content), keep_own=True)
 
 
@@ -118,7 +133,7 @@ def test_state_sealed_by_another_job_is_not_unpickled(
     def offered(seal: str) -> bytearray:
         monkeypatch.setenv("TASKD_SEAL", seal)
         sealed._key.cache_clear()
-        data = sealed.seal(Trap())
+        data = sealed.seal(Trap(), transfer.PLACE)
         return bytearray(len(data).to_bytes(8, "little") + data)
 
     foreign, ours = offered("another key"), offered("ours")
@@ -130,6 +145,21 @@ def test_state_sealed_by_another_job_is_not_unpickled(
             transfer.verify(ByteSource(ours))
         with pytest.raises(BadState, match="invalid manifest"):
             transfer.verify(ByteSource(b"\xff" * 64))
+    finally:
+        monkeypatch.undo()
+        sealed._key.cache_clear()
+
+
+def test_nothing_is_unpickled_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TASKD_SEAL")
+    sealed._key.cache_clear()
+    try:
+        with pytest.raises(SettingsError, match="set TASKD_TOKEN"):
+            sealed.unseal(bytes(64), "place")
+        monkeypatch.setenv("TASKD_INSECURE", "1")
+        assert sealed.unseal(sealed.seal("x", "place"), "place") == "x"
+        with pytest.raises(BadState):
+            sealed.unseal(sealed.seal("x", "place"), "another place")
     finally:
         monkeypatch.undo()
         sealed._key.cache_clear()

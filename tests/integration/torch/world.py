@@ -23,7 +23,15 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from taskd.bus.endpoint import Bus, BusConfig
-from taskd.core.manager.repair_plan import Holder, Placement, Plan, complete_step, plan, shrink
+from taskd.core.manager.repair_plan import (
+    Holder,
+    Placement,
+    Plan,
+    complete_step,
+    needs,
+    plan,
+    shrink,
+)
 from taskd.model import messages as m
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, manager, worker
 
@@ -73,6 +81,8 @@ class World:
         self.nodes = {rank: rank // self.ranks_per_node for rank in range(self.size)}
         self.processes: dict[int, ForkServerProcess] = {}
         self.hellos: dict[int, m.WorkerHello] = {}
+        self.held: dict[int, m.WorkerHello] = {}
+        """The last hello of each rank that had state."""
         self.parked: dict[int, m.Parked] = {}
         self.failed: dict[int, m.WorkerFailed] = {}
         self.repaired: dict[int, m.Repaired] = {}
@@ -108,6 +118,7 @@ class World:
             "WORLD_SIZE": str(self.size),
             "TASKD_PROXY": f"127.0.0.1:{self.bus.port}",
             "TASKD_JOB_ID": "test",
+            "TASKD_SEAL": "key of the test",
             "TASKD_NODE_RANK": str(self.nodes[rank]),
             "TASKD_INCARNATION": str(self.incarnations[rank]),
             "TASKD_INCIDENT": str(self.incident),
@@ -164,6 +175,8 @@ class World:
             match body:
                 case m.WorkerHello():
                     self.hellos[body.rank] = body
+                    if body.phase != "joining" or body.rank not in self.held:
+                        self.held[body.rank] = body
                 case m.WorkerFailed() if body.incident == self.incident:
                     self.failed[body.rank] = body
                 case m.Parked():
@@ -275,20 +288,33 @@ class World:
             self.incarnations[rank] += 1
             self.spawn(rank)
         holders = [one for one in self._holders(parked) if one.rank not in lost]
-        seats = [Placement(*self._place(rank), *self._part(rank)) for rank in lost]
+        seats = [
+            Placement(*self._place(rank), *self._part(rank), self._own_since(rank)) for rank in lost
+        ]
         made = plan(holders, seats)
         assert isinstance(made, Plan), f"{made}\n" + "\n".join(self.history)
         self._log(str(made))
         self.plans.append(made)
+        new = [int(one.rank) for one in made.replaced]
+        await self._replace([rank for rank in new if rank not in lost])
         await self.until(
             lambda: all(
                 r in self.dead
                 or (r in self.hellos and self.hellos[r].incarnation == self.incarnations[r])
-                for r in lost
+                for r in new
             ),
             "a hello from each replacement",
         )
         return await self._order(made, "recover")
+
+    async def _replace(self, running: list[int]) -> None:
+        """End these processes and start their next incarnations."""
+        for rank in running:
+            self.processes[rank].kill()
+        await self.until(lambda: set(running) <= self.dead, "the end of the replaced processes")
+        for rank in running:
+            self.incarnations[rank] += 1
+            self.spawn(rank)
 
     async def _order(self, made: Plan, strategy: str) -> bool:
         order = m.Repair(
@@ -300,6 +326,11 @@ class World:
             f"127.0.0.1:{self.store.port}",
             PATIENCE_S,
             helpers=made.helpers,
+            own_sources=made.own_sources,
+            own_since=made.own_since,
+            shards=made.shards,
+            turn=made.turn,
+            sections=made.sections,
         )
         incident = self.incident
         for one in made.members:
@@ -324,6 +355,11 @@ class World:
                 report.undo,
                 *self._part(rank),
                 report.copies,
+                report.earliest,
+                self._own_since(rank),
+                report.turn,
+                report.sections,
+                report.outside,
             )
             for rank, report in parked.items()
         ]
@@ -339,7 +375,11 @@ class World:
     async def order_dump(self) -> set[int]:
         """Order the survivors to write the emergency checkpoint; returns their ranks."""
         parked = await self.park("dump")
-        step = complete_step(self._holders(parked), {self._part(r)[0] for r in range(self.size)})
+        seats = [
+            Placement(*self._place(rank), *self._part(rank), self._own_since(rank))
+            for rank in range(self.size)
+        ]
+        step = complete_step(self._holders(parked), needs(seats))
         assert step is not None
         writers = [h for h in self._holders(parked) if (h.shard, step) in h.offers()]
         members = tuple(m.Member(h.rank, h.node, h.incarnation) for h in writers)
@@ -352,8 +392,12 @@ class World:
 
     def _part(self, rank: int) -> tuple[str, int]:
         """Its shard and replica. A rank that died before its hello is taken as unsharded."""
-        hello = self.hellos.get(rank)
+        hello = self.held.get(rank)
         return (hello.shard, hello.replica) if hello else ("", -1)
+
+    def _own_since(self, rank: int) -> int:
+        hello = self.held.get(rank)
+        return hello.own_since if hello else -1
 
     def has_resumed(self, rank: int, incident: int) -> bool:
         if rank in self.done:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from taskd.errors import UnknownTorch
-from taskd.runtime.private_names import PrivateName, find_owner
+from taskd.runtime.private_names import PrivateName, check_torch, find_owner
+from taskd.runtime.torch_versions import minor, supported_torch
 from taskd.torch import compat
 from tests import ROOT
 
@@ -24,6 +25,10 @@ PUBLIC = {"_replace", "_asdict", "_fields", "_exit"}
 """Names with an underscore that are part of a public API: of named tuples, and `os._exit`."""
 
 
+INSTALLED = minor(torch.__version__)
+AT_START = [one for one in (*compat.RECOVERY, *compat.PROFILING) if one.needed_by(INSTALLED)]
+
+
 def without(hidden: PrivateName) -> Any:
     """Finds every owner, except that of one entry, which is empty."""
 
@@ -33,13 +38,21 @@ def without(hidden: PrivateName) -> Any:
     return find
 
 
-@pytest.mark.parametrize("hidden", [*compat.RECOVERY, *compat.PROFILING], ids=str)
+@pytest.mark.parametrize("hidden", AT_START, ids=str)
 def test_init_refuses_a_torch_without(hidden: PrivateName) -> None:
     with pytest.raises(UnknownTorch) as refusal:
         compat.check(without(hidden))
     assert f"torch {torch.__version__} lacks {hidden}, which TaskD needs for " in str(refusal.value)
     assert hidden.purpose in str(refusal.value)
-    assert "Supported: torch 2.6 to 2.13" in str(refusal.value)
+    assert f"Supported: {supported_torch()}" in str(refusal.value)
+
+
+def test_name_of_another_version_is_not_looked_for() -> None:
+    later = PrivateName("torch", "not_yet", "a test", since=(INSTALLED[0], INSTALLED[1] + 1))
+    earlier = PrivateName("torch", "no_longer", "a test", until=INSTALLED)
+    check_torch([later, earlier])
+    with pytest.raises(UnknownTorch, match=r"lacks torch\.not_yet, which TaskD needs for a test"):
+        check_torch([PrivateName("torch", "not_yet", "a test", since=INSTALLED)])
 
 
 @pytest.mark.parametrize("hidden", compat.PROFILING, ids=str)

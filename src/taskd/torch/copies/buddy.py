@@ -2,8 +2,9 @@
 
 Each rank keeps copies for others and sends its own to a rank on another node, its buddy
 (`core/manager/copy_placement.py` says which ranks to try first). The addresses are in the store of
-the current rendezvous. Sending follows the local copy in the same thread, so it costs training
-nothing but bandwidth.
+the current rendezvous, which any process can read and write: a sender proves with the job's key
+that it is a rank of the job. The copies themselves are sealed. Sending follows the local copy in
+the same thread, so it costs training nothing but bandwidth.
 """
 
 from __future__ import annotations
@@ -16,17 +17,25 @@ import threading
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from taskd import config
 from taskd.core.manager import copy_placement as placement
 from taskd.torch.copies import snapshot_file, snapshots
 from taskd.torch.groups.store import Rendezvous
+from taskd.torch.state.link_encryption import Decrypter, Encrypter
+from taskd.torch.state.sealed import DIGEST, BadState, key_for, sign
+from taskd.torch.state.state_link import is_encrypted
 
 log = logging.getLogger(__name__)
 
-SECRET_BYTES = 16
-_HEADER = struct.Struct("<16sQQ")
-"""Secret, rank, length of the file that follows."""
+NUMBER_BYTES = 16
+_HEADER = struct.Struct("<16sQQ16s?")
+"""Random numbers of the receiver and the sender, and between them the rank and the length of the
+file that follows; whether it is encrypted."""
+PLACE = "copy of a snapshot for another node"
+KEPT = b"!"
+"""The reply when the file is kept."""
 TIMEOUT_S = 30.0
 CHUNK = 1 << 20
 
@@ -36,7 +45,7 @@ class Buddy:
 
     def __init__(self, folder: Path, rank: int, node: int) -> None:
         self._folder, self._rank, self._node = folder, rank, node
-        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._number = secrets.token_bytes(NUMBER_BYTES)
         self._server: socket.socket | None = None
         self._target: tuple[str, int, bytes] | None = None
         self._distrusted: frozenset[int] = frozenset()
@@ -50,7 +59,7 @@ class Buddy:
                 target=self._accept, args=(self._server,), name="taskd-buddy", daemon=True
             ).start()
         host, port = self._server.getsockname()[:2]
-        address = f"{self._node} {host} {port} {self._secret.hex()}"
+        address = f"{self._node} {host} {port} {self._number.hex()}"
         rendezvous.store.set(f"buddy/{self._rank}", address)
 
     def choose(self, rendezvous: Rendezvous, ranks: list[int]) -> bool:
@@ -58,9 +67,9 @@ class Buddy:
         per_node = int(config.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._target = None
         for rank in placement.buddy_candidates(self._rank, ranks, per_node):
-            node, host, port, secret = rendezvous.store.get(f"buddy/{rank}").decode().split()
+            node, host, port, number = rendezvous.store.get(f"buddy/{rank}").decode().split()
             if int(node) != self._node:
-                self._target = host, int(port), bytes.fromhex(secret)
+                self._target = host, int(port), bytes.fromhex(number)
                 return True
         return False
 
@@ -68,15 +77,18 @@ class Buddy:
         """Send a copy of this file. If it fails, the next snapshot tries again."""
         if self._target is None:
             return
-        host, port, secret = self._target
+        host, port, number = self._target
         try:
             with (
                 path.open("rb") as file,
                 socket.create_connection((host, port), TIMEOUT_S) as connection,
             ):
                 length = path.stat().st_size
-                connection.sendall(_HEADER.pack(secret, self._rank, length))
-                connection.sendfile(file)
+                mine = secrets.token_bytes(NUMBER_BYTES)
+                header = _HEADER.pack(number, self._rank, length, mine, is_encrypted())
+                connection.sendall(header + sign(header, PLACE))
+                _send_file(connection, file, header)
+                _read_exactly(connection, len(KEPT))
         except OSError as error:
             log.warning("snapshot has no second copy on another node: %s", error)
 
@@ -93,31 +105,57 @@ class Buddy:
             threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
 
     def _receive(self, connection: socket.socket) -> None:
-        with suppress(OSError), connection:
+        with suppress(OSError, BadState), connection:
             connection.settimeout(TIMEOUT_S)
             header = _read_exactly(connection, _HEADER.size)
-            secret, rank, length = _HEADER.unpack(header)
-            if not secrets.compare_digest(secret, self._secret):
+            proof = _read_exactly(connection, DIGEST)
+            if not secrets.compare_digest(proof, sign(header, PLACE)):
+                return
+            number, rank, length, _, encrypted = _HEADER.unpack(header)
+            if number != self._number or encrypted != is_encrypted():
+                log.warning("the copy of rank %d is refused: another --encrypt-state?", rank)
                 return
             draft = self._folder / f"draft-{rank}-{threading.get_ident()}"
             try:
-                _write_file(connection, draft, length)
+                _write_file(connection, draft, length, header)
                 info = snapshot_file.inspect(draft)
                 if info is not None and rank not in self._distrusted:
-                    draft.rename(snapshots.next_file(self._folder, f"{rank}.kept"))
+                    draft.rename(snapshots.next_file(self._folder, rank, info))
+                connection.sendall(KEPT)
             finally:
                 draft.unlink(missing_ok=True)
 
 
-def _write_file(connection: socket.socket, draft: Path, length: int) -> None:
-    with draft.open("wb") as file:
-        left = length
-        while left:
-            chunk = connection.recv(min(CHUNK, left))
-            if not chunk:
+def _send_file(connection: socket.socket, file: BinaryIO, header: bytes) -> None:
+    if not is_encrypted():
+        connection.sendfile(file)
+        return
+    encrypter = Encrypter(_key(header), connection.sendall)
+    while chunk := file.read(CHUNK):
+        encrypter.send(memoryview(chunk))
+    encrypter.flush()
+
+
+def _write_file(connection: socket.socket, draft: Path, length: int, header: bytes) -> None:
+    def receive(target: memoryview) -> None:
+        while target.nbytes:
+            got = connection.recv_into(target)
+            if not got:
                 raise OSError("the sender has closed the connection")
+            target = target[got:]
+
+    fill = Decrypter(_key(header), receive).receive if is_encrypted() else receive
+    space = memoryview(bytearray(CHUNK))
+    with draft.open("wb") as file:
+        for left in range(length, 0, -CHUNK):
+            chunk = space[: min(left, CHUNK)]
+            fill(chunk)
             file.write(chunk)
-            left -= len(chunk)
+
+
+def _key(header: bytes) -> bytes:
+    """Of one copy on its way: the header has random numbers of both ends."""
+    return key_for(f"{PLACE} {header.hex()}")
 
 
 def _read_exactly(connection: socket.socket, length: int) -> bytes:

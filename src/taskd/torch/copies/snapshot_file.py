@@ -19,12 +19,13 @@ import torch
 from taskd.torch.state import transfer
 from taskd.torch.state.sealed import BadState
 from taskd.torch.state.state_link import Receive, Send
-from taskd.torch.state.transfer import StateImage
+from taskd.torch.state.transfer import StateImage, Written
 
 log = logging.getLogger(__name__)
 
 MAGIC = 0x3150414E53445354  # "TSDSNAP1"
 HEAD = 256
+PAGE = 4096
 _HEAD = struct.Struct("<QQQQ160s")
 _FIRST_WORD = struct.Struct("<Q")
 """MAGIC when the file is complete, 0 while it is being written."""
@@ -49,11 +50,14 @@ class SnapshotWriter:
         self._map: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._is_pinned = False
+        self._written: Written = {}
 
     def write(self, shard: str, step: int, image: StateImage) -> None:
         """In place: the file keeps its memory from one copy to the next."""
         image.seal()
         size = HEAD + image.length
+        if image.is_own:  # it may grow by a few bytes from step to step: then the file stays
+            size = -(-size // PAGE) * PAGE
         if self._map is None or os.fstat(self._file).st_size != size or len(self._map) != size:
             self._close()
             self._open(size)
@@ -62,7 +66,8 @@ class SnapshotWriter:
         target = self._map
         assert target is not None
         target[: _FIRST_WORD.size] = _FIRST_WORD.pack(0)
-        image.write_into(self._bytes[HEAD:])
+        written, self._written = self._written, {}
+        self._written = image.write_into(self._bytes[HEAD:], written)
         head = _HEAD.pack(0, step, image.length, os.getpid(), shard.encode()[:160])
         target[_FIRST_WORD.size : _HEAD.size] = head[_FIRST_WORD.size :]
         target[: _FIRST_WORD.size] = _FIRST_WORD.pack(MAGIC)
@@ -79,7 +84,7 @@ class SnapshotWriter:
         if self._is_pinned:
             torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())  # type: ignore[no-untyped-call]
             self._is_pinned = False
-        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._bytes, self._written = torch.empty(0, dtype=torch.uint8), {}
         if self._map is not None:
             self._map.close()
             self._map = None
@@ -129,13 +134,13 @@ def inspect(path: Path) -> SnapshotInfo | None:
     if len(head) < _HEAD.size:
         return None
     magic, step, length, _, shard = _HEAD.unpack(head)
-    if magic != MAGIC or size != HEAD + length:
+    if magic != MAGIC or size < HEAD + length:
         return None
     return SnapshotInfo(path, step, shard.rstrip(b"\0").decode(), length)
 
 
 def is_intact(info: SnapshotInfo) -> bool:
-    """Whether every checksum in it matches."""
+    """Whether every digest in it matches."""
     reader = SnapshotReader(info)
     receive: Receive = reader.receive
     try:

@@ -1,10 +1,12 @@
-"""Copies of sharded state in shared memory: they outlive the process that made them.
+"""Copies of state in shared memory: they outlive the process that made them.
 
 A shard that exists once in the job is lost with its rank. So after a commit each rank copies its
 own into one of two files in the node's shared memory, beside its beacon; the copying runs while
-the next step computes, and the optimizer's gate waits for it. A file is used only when its first
+the next step computes, and the optimizer's gate waits for it. What only one rank has beside its
+shard is small and is copied into two more files, at the gate of the step that leads to it: when the
+first rank commits a step, the copies of all ranks are complete. A file is used only when its first
 word, which is written last, says that it is complete (`snapshot_file.py`); every reader checks all
-checksums. Any rank of the node can send a copy to the replacement of the lost rank
+digests. Any rank of the node can send a copy to the replacement of the lost rank
 (`apply_plan.py`).
 """
 
@@ -18,7 +20,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from taskd.model.ids import Step
-from taskd.model.messages import Copy
+from taskd.model.messages import Copy, own_name
+from taskd.runtime.clock import monotonic
 from taskd.torch.copies.snapshot_file import (
     SnapshotInfo,
     SnapshotReader,
@@ -48,31 +51,49 @@ class Snapshots:
     ) -> None:
         """`on_complete` is called with each complete file, in the thread that wrote it."""
         self._on_complete = on_complete
-        self._folder, self._rank, self._shard, self._protected = folder, rank, shard, protected
-        self._own = _two_files(folder, str(rank))
-        self._writers = {path: SnapshotWriter(path) for path in self._own}
+        self._folder, self._rank, self.shard, self._protected = folder, rank, shard, protected
+        self._of_shard = _two_files(folder, str(rank))
+        self._of_rank = _two_files(folder, f"{rank}.own")
+        self._writers = {path: SnapshotWriter(path) for path in (*self._of_shard, *self._of_rank)}
         self._thread: threading.Thread | None = None
         self._problem = ""
+        self.copy_s = 0.0
+        """How long the last copy took."""
 
     def start(self, step: int, incident: int) -> None:
         """Copy the state of this step. It must not change before `wait` returns."""
         self.wait()
-        existing = {path: inspect(path) for path in self._own}
+        existing = {path: inspect(path) for path in self._of_shard}
         if any(one is not None and one.step == step for one in existing.values()):
             return  # as after a repair that has put us back to this step
-        path = older_file(existing)
-        image = StateImage(self._protected, step, incident, self._shard)
+        path = file_for(step, existing)
+        image = StateImage(self._protected, step, incident, self.shard)
         self._thread = threading.Thread(
-            target=self._copy, args=(path, step, image), name="taskd-snapshot", daemon=True
+            target=self._copy,
+            args=(path, self.shard, step, image),
+            name="taskd-snapshot",
+            daemon=True,
         )
         self._thread.start()
+
+    def copy_own(self, step: int, incident: int, gradients: bool) -> None:
+        """Copy what only this rank has, as of this step. On return it is on another node, too."""
+        self.wait()
+        path = file_for(step, {path: inspect(path) for path in self._of_rank})
+        name = own_name(self._rank)
+        image = StateImage(self._protected, step, incident, name, own=True, gradients=gradients)
+        self._copy(path, name, step, image)
 
     def wait(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         if self._problem:
-            log.warning("snapshot failed: %s", self._problem)
+            log.warning(
+                "snapshot failed: %s. If this rank is lost before the next one, all ranks restart "
+                "from the last checkpoint",
+                self._problem,
+            )
             self._problem = ""
 
     def copies(self) -> tuple[Copy, ...]:
@@ -85,7 +106,7 @@ class Snapshots:
     def made_by(self, ranks: Collection[int], step: int) -> SnapshotInfo | None:
         """A copy of the state that one of these ranks, which hold the same, had at that step."""
         found = (one for one in self._all() if one.step == step and _maker(one.path) in ranks)
-        return next(found, None)
+        return next((one for one in found if one.shard != own_name(_maker(one.path))), None)
 
     def read(self, info: SnapshotInfo, use: Callable[[Receive], T]) -> T:
         """The result of `use` on a copy. A copy that turns out damaged is never offered again."""
@@ -99,14 +120,14 @@ class Snapshots:
             reader.close()
 
     def reject(self, info: SnapshotInfo) -> None:
-        """Its checksums do not match: never offer it again."""
+        """Its digests do not match: never offer it again."""
         log.warning("snapshot %s is damaged and is not used", info.path)
         invalidate(info.path)
 
     def forget_after(self, step: int) -> None:
         """The job has gone back: later copies will be made again."""
         for one in self._all():
-            if one.step > step and one.path in self._own:
+            if one.step > step and one.path in self._writers:
                 invalidate(one.path)
 
     def distrust(self, ranks: Collection[int], after: int) -> None:
@@ -115,11 +136,13 @@ class Snapshots:
             if one.step > after and _maker(one.path) in ranks:
                 invalidate(one.path)
 
-    def _copy(self, path: Path, step: int, image: StateImage) -> None:
+    def _copy(self, path: Path, shard: str, step: int, image: StateImage) -> None:
+        started = monotonic()
         try:
-            self._writers[path].write(self._shard, step, image)
+            self._writers[path].write(shard, step, image)
             if self._on_complete is not None:
                 self._on_complete(path)
+            self.copy_s = monotonic() - started
         except (OSError, ValueError) as error:
             self._problem = f"{path}: {error}"
 
@@ -144,14 +167,17 @@ def copies_in(folder: Path) -> tuple[Copy, ...]:
     return tuple({Copy(one.shard, Step(one.step)) for one in _all_in(folder)})
 
 
-def older_file(existing: dict[Path, SnapshotInfo | None]) -> Path:
-    """Which file to overwrite: never the newest, which may be the only one that is usable."""
-    return min(existing, key=lambda path: -1 if (one := existing[path]) is None else one.step)
+def file_for(step: int, existing: dict[Path, SnapshotInfo | None]) -> Path:
+    """Which file to overwrite: that of the same step, if the step is replayed, or the older one.
+    Never the newest other one, which may be the only one that is usable."""
+    steps = {path: -1 if one is None else one.step for path, one in existing.items()}
+    return min(existing, key=lambda path: (steps[path] != step, steps[path]))
 
 
-def next_file(folder: Path, name: str) -> Path:
-    """Where the next copy of this name goes."""
-    return older_file({path: inspect(path) for path in _two_files(folder, name)})
+def next_file(folder: Path, rank: int, new: SnapshotInfo) -> Path:
+    """Where a copy that another node has sent goes."""
+    name = f"{rank}.own.kept" if new.shard == own_name(rank) else f"{rank}.kept"
+    return file_for(new.step, {path: inspect(path) for path in _two_files(folder, name)})
 
 
 def _all_in(folder: Path) -> Iterator[SnapshotInfo]:

@@ -9,9 +9,11 @@ A step that lost one collective is lost as a whole, so there is one mode for all
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -19,11 +21,14 @@ from typing import TYPE_CHECKING
 from taskd.errors import Transient
 from taskd.torch.groups.in_flight import DeviceCollectives, GlooCollectives
 from taskd.torch.groups.store import CurrentStore, Rendezvous
+from taskd.torch.loop_position import calling_line
 from taskd.torch.setup_results import SetupResults
 
 if TYPE_CHECKING:
     from taskd.torch.groups.resilient_group import ResilientGroup
     from taskd.torch.groups.works import DeviceWork, GlooWork
+
+log = logging.getLogger(__name__)
 
 WRONG_ARGUMENT = "ProcessGroupGloo::"
 """How gloo's messages about wrong arguments begin; it checks them before it talks to any peer."""
@@ -42,6 +47,10 @@ class GroupsAborted(Transient):
     """Forming the groups was interrupted by a newer incident."""
 
 
+class Communicates(Exception):
+    """A collective was called where this rank runs code without its peers."""
+
+
 class Groups:
     """The registry of all resilient groups of this process."""
 
@@ -55,6 +64,7 @@ class Groups:
         self.mode = Mode.SOLO
         self.absorbing = False
         """Inside a protected step: errors are recorded, not raised."""
+        self._is_alone = False
         self.begun = 0
         """Collectives entered; `done` counts those that ended. The beacon shows both."""
         self.done = 0
@@ -66,6 +76,8 @@ class Groups:
         If it is not `formed`, the job was repaired at the end of that step: the code after the step
         runs in the survivors, but never in the replacement.
         """
+        self.on_outside: Callable[[], None] = lambda: None
+        """Called with each collective outside of steps and sections."""
         self.store = CurrentStore(world_size)
         self.setup = SetupResults()
         self.why = ""
@@ -79,6 +91,7 @@ class Groups:
         """Why the groups are to be aborted when the next step begins."""
         self._newest_incident = 0
         """The newest incident that `abort` was called for."""
+        self._has_explained = False
         self._splits: Counter[tuple[int, ...]] = Counter()
         self._lock = threading.Lock()
 
@@ -86,6 +99,9 @@ class Groups:
         self._all.append(group)
         if self.mode is not Mode.SOLO and self._rendezvous is not None:
             group.form(self._rendezvous.store)
+
+    def __contains__(self, group: object) -> bool:
+        return any(group is other for other in self._all)
 
     def discard(self, group: ResilientGroup) -> None:
         self._all = [other for other in self._all if other is not group]
@@ -206,6 +222,16 @@ class Groups:
             free = self._free_waiting()
         free()
 
+    def explain_failure_outside(self) -> None:
+        """A collective between two steps has failed, and the script probably ends."""
+        if self.formed_for_step is not None and not self._has_explained:
+            self._has_explained = True
+            log.error(
+                "collective at %s has failed, and is in no step or section: all ranks restart if "
+                "the script ends. Wrap it in job.section(...) to have it repeated instead",
+                calling_line(),
+            )
+
     def is_broken(self) -> bool:
         """Also when an abort is pending."""
         return self.mode is Mode.BROKEN or bool(self._pending_abort)
@@ -230,6 +256,20 @@ class Groups:
         self._devices.clear()
         self.done = self.begun
         return broken
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """This rank runs code that its peers do not run: collectives in it are refused."""
+        self._is_alone = True
+        try:
+            yield
+        finally:
+            self._is_alone = False
+
+    def check_peers(self, operation: str) -> None:
+        """Refuse a collective that no peer takes part in."""
+        if self._is_alone:
+            raise Communicates(f"{operation} at {calling_line()}")
 
     def barrier(self) -> None:
         """Wait until every member has come this far, or the groups are broken."""
@@ -261,6 +301,24 @@ class Groups:
         if self._devices.wait():
             self.done = self.begun
             self._on_collective(self.begun, self.done)
+
+    def queue_device_waits(self) -> Callable[[], bool] | None:
+        """What is queued from here on waits on the device for all collectives of this step.
+
+        Returns what tells, when the device has come here, whether they have succeeded. None: there
+        were none.
+        """
+        if not self._devices.queue_waits():
+            return None
+        begun = self.begun
+
+        def are_complete() -> bool:
+            self._find_device_error()
+            self.done = max(self.done, begun)
+            self._on_collective(self.begun, self.done)
+            return not self.is_broken()
+
+        return are_complete
 
     def _find_device_error(self) -> None:
         rendezvous = self._rendezvous

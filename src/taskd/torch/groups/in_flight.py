@@ -82,15 +82,19 @@ class DeviceCollectives:
 
     def wait(self) -> bool:
         """Wait until the device has done them all, or an abort frees it. False: there were none."""
-        if not self._works:
+        if not self.queue_waits():
             return False
-        for work in self._works:
-            work.wait()
-        self._works.clear()
         if torch.accelerator.is_available():
             torch.accelerator.current_stream().synchronize()
         self._find_error()
         return True
+
+    def queue_waits(self) -> bool:
+        """What is queued from here on waits on the device for them. False: there were none."""
+        works, self._works = self._works, []
+        for work in works:
+            work.wait()
+        return bool(works)
 
     def clear(self) -> None:
         """The step has ended."""

@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 from taskd.torch import compat
 from taskd.torch.groups.all_groups import Groups, Mode
 from taskd.torch.groups.coalesced import CoalescedBlock, patch_batch_isend_irecv
+from taskd.torch.groups.object_broadcast import patch_broadcast_object_list
 from taskd.torch.groups.solo_results import SOLO_EFFECTS, SoloEffect
 from taskd.torch.groups.transport import (
     Shape,
@@ -30,7 +31,7 @@ from taskd.torch.groups.transport import (
     choose_backends,
     solo_group,
 )
-from taskd.torch.groups.works import DeviceWork, Fallback, Finished, GlooWork
+from taskd.torch.groups.works import DeviceWork, Fallback, Finished, GlooWork, OutsideWork
 
 BACKEND = "taskd"
 ORIGINAL = "_taskd_original"
@@ -84,15 +85,19 @@ class ResilientGroup(dist.ProcessGroup):
 
     def _run(self, name: str, effect: SoloEffect, args: tuple[Any, ...], kwargs: Any) -> dist.Work:
         groups = self._groups
+        groups.check_peers(name)
         if groups.mode is Mode.LIVE:
             groups.begun += 1
             operation: Callable[..., dist.Work] = getattr(self.inner, name)
             if not groups.absorbing:
                 groups.done += 1
+                groups.on_outside()
                 native = operation(*args, **kwargs)
                 if self._block is not None:
                     self._block.add(name, args)
                     return native
+                if native is not None and groups.formed_for_step is not None:
+                    return OutsideWork(groups, native)
                 return groups.setup.record(self._name, name, args, native)  # type: ignore[return-value]
             fallback = partial(effect, self.shape.rank, args)
             try:
@@ -100,6 +105,7 @@ class ResilientGroup(dist.ProcessGroup):
             except RuntimeError as error:
                 groups.absorb(error)
         elif groups.mode is Mode.BROKEN and not groups.absorbing:
+            groups.explain_failure_outside()
             raise dist.DistBackendError(f"the process group was aborted: {groups.why}")
         elif groups.mode is Mode.SOLO and self._block is not None:
             self._block.add(name, args)
@@ -115,6 +121,7 @@ class ResilientGroup(dist.ProcessGroup):
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Run what follows as one operation, until `_end_coalescing`."""
+        self._groups.check_peers("a batch of operations")
         inner = self.inner if self._groups.mode is Mode.LIVE else None
         if inner is not None:
             compat.start_coalescing(inner, device)
@@ -215,8 +222,8 @@ class ResilientGroup(dist.ProcessGroup):
         return self.shape.size
 
     @property
-    def group_name(self) -> c10d.GroupName:
-        return c10d.GroupName(self._name)
+    def group_name(self) -> Any:  # torch's GroupName is a plain string; 2.9 has no name for it
+        return self._name
 
     @property
     def group_desc(self) -> str:
@@ -281,6 +288,8 @@ def register(groups: Groups, backends: dict[str, str]) -> None:
     becomes a resilient group over that backend: torch's own could not be formed again.
     """
     patch_batch_isend_irecv(lambda group: isinstance(group, ResilientGroup))
+    compat.leave_out_of_flight_recorder(BACKEND)
+    patch_broadcast_object_list(groups)
     requested: list[dict[str, str]] = []
     _create_groups_as_ours(requested)
 

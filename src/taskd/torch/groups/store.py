@@ -30,6 +30,8 @@ class Rendezvous:
         self._tracked: list[socket.socket] = []
         self._is_aborted = False
         self.store = PrefixStore(prefix, store)
+        self.prefix = prefix
+        """Names the incident, and what the ranks meet for."""
         self.timeout = timeout
 
     def abort(self) -> None:

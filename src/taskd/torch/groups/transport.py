@@ -23,6 +23,8 @@ from taskd.torch import compat
 from taskd.torch.groups import sockets
 from taskd.torch.operations import interfaces
 
+DISCARD_THREAD = "taskd-discard"
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -38,6 +40,13 @@ class Shape:
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+
+def wait_for_discarded(timeout_s: float) -> None:
+    """Wait until groups that are being destroyed are gone."""
+    for thread in threading.enumerate():
+        if thread.name == DISCARD_THREAD:
+            thread.join(timeout_s)
 
 
 class Transport:
@@ -131,7 +140,11 @@ class Transport:
 
         # An abort may take long; the process need not wait for it to end.
         daemon = bool(self._aborting)
-        threading.Thread(target=destroy, name="taskd-discard", daemon=daemon).start()
+        thread = threading.Thread(target=destroy, name=DISCARD_THREAD, daemon=daemon)
+        try:
+            thread.start()
+        except RuntimeError:  # newer Pythons start no thread while the interpreter shuts down
+            destroy()
 
     def _exchange_ports(self) -> frozenset[int]:
         """Tell the peers where we listen, so that each knows which sockets belong to the group."""
@@ -197,16 +210,16 @@ def _create(kind: str, shape: Shape, store: Store) -> Any:
     store = PrefixStore(f"{kind}/", store)
     if kind == "gloo":
         options: Any = interfaces.gloo_options(shape.timeout) or shape.timeout
-        gloo = dist.ProcessGroupGloo(store, shape.rank, shape.size, options)
+        gloo: Any = dist.ProcessGroupGloo(store, shape.rank, shape.size, options)
         gloo.options.global_ranks_in_group = list(shape.ranks)
-        gloo.options.group_name = c10d.GroupName(shape.name)
+        gloo.options.group_name = shape.name
         compat.start_sequence(gloo)
         return gloo
     if kind == "nccl":
         config.keep_alive_under_nccl()
         options = compat.nccl_options(shape.timeout)
         options.global_ranks_in_group = list(shape.ranks)
-        options.group_name = c10d.GroupName(shape.name)
+        options.group_name = shape.name
         nccl = dist.ProcessGroupNCCL(store, shape.rank, shape.size, options)
         compat.start_sequence(nccl)
         return nccl

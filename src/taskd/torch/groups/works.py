@@ -159,15 +159,19 @@ class DeviceWork(_SilentWork):
         return True
 
     def get_future(self) -> Future[Any]:
-        return self._inner.get_future().then(self._value)
+        """The library's own, which torch reads without Python: `then` would cost 0.2 ms.
 
-    def _value(self, future: Future[Any]) -> list[torch.Tensor]:
+        If it failed, it would raise in the script's backward pass, inside the step.
+        """
+        future = self._inner.get_future()
+        future.add_done_callback(self._note_error)
+        return future
+
+    def _note_error(self, future: Future[Any]) -> None:
         try:
-            outputs: list[torch.Tensor] = future.value()
+            future.value()
         except RuntimeError as error:
             self._groups.absorb(error, self._rendezvous)
-            outputs = self._fallback()
-        return outputs
 
     def is_completed(self) -> bool:
         return self._inner.is_completed()
@@ -177,3 +181,42 @@ class DeviceWork(_SilentWork):
 
     def block_current_stream(self) -> None:
         self._inner.block_current_stream()
+
+
+class OutsideWork(dist.Work):
+    """A collective outside any step or section, as it is: it can raise."""
+
+    def __init__(self, groups: Groups, inner: dist.Work) -> None:
+        super().__init__()
+        self._groups, self._inner = groups, inner
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        try:
+            return self._inner.wait(timeout)
+        except RuntimeError:
+            self._groups.explain_failure_outside()
+            raise
+
+    def get_future(self) -> Future[Any]:
+        return self._inner.get_future()
+
+    def is_completed(self) -> bool:
+        return self._inner.is_completed()
+
+    def is_success(self) -> bool:
+        return self._inner.is_success()
+
+    def exception(self) -> Any:
+        return self._inner.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._inner.result()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self._inner.block_current_stream()
+
+    def _source_rank(self) -> int:
+        return compat.source_rank(self._inner)

@@ -11,15 +11,17 @@ import io
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
+from pickle import UnpicklingError
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
     TensorProperties,
 )
 from torch.distributed.checkpoint.planner import (
+    ReadItem,
     SavePlan,
     TensorWriteData,
     WriteItem,
@@ -82,6 +84,20 @@ class SurvivorPlanner(DefaultSavePlanner):
         )
         index = MetadataIndex(name, torch.Size(offsets))
         return WriteItem(index, WriteItemType.SHARD, tensor_data=data), tensor
+
+
+class WeightsPlanner(DefaultLoadPlanner):
+    """Loads what cannot run code. Other values of an optimizer are in a file of ours, sealed."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        try:
+            loaded = torch.load(value, weights_only=True)
+        except UnpicklingError:
+            return
+        plain = io.BytesIO()
+        torch.save(loaded, plain)
+        plain.seek(0)
+        super().load_bytes(read_item, plain)
 
 
 def _keys(protected: Protected) -> Iterator[tuple[Path, Key]]:

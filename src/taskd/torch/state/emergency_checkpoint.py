@@ -4,30 +4,42 @@ Written with `torch.distributed.checkpoint`, so other tools can read it too and 
 ranks can load it. What only a lost rank held is written from a copy of it (`orphaned_shards.py`,
 `checkpoint_planner.py`). A small file of ours beside it says which step it is and of which model;
 it is written last, and a checkpoint without it is not used.
+
+A checkpoint can hold code: torch unpickles its metadata, and we unpickle what is not a tensor. So
+a checkpoint is used only if no other user could have written it; with `TASKD_TOKEN` the files that
+are unpickled must also carry a signature of this job's token. Everything else is loaded as weights.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import pickle
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from hashlib import blake2b
+from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from taskd.errors import SettingsError
+from taskd.model.messages import own_name
+from taskd.runtime.files import make_private, read_small, why_not_private_with_files
 from taskd.torch.copies.snapshots import LocalState
-from taskd.torch.state import pieces, transfer
+from taskd.torch.groups import sealed_objects
+from taskd.torch.state import pieces, rank_files, transfer
 from taskd.torch.state.orphaned_shards import CheckpointFailed, read_orphans
 from taskd.torch.state.protected import Protected
-from taskd.torch.state.sealed import BadState
+from taskd.torch.state.sealed import BadState, checkpoint_key, seal, sign, unseal
 
 log = logging.getLogger(__name__)
 
 INFO_FILE, USED_FILE = "taskd.json", "taskd.used.json"
+PLAIN_FILE, METADATA_FILE = "taskd.plain", ".metadata"
+OBJECTS = "objects"
+"""What is in a model's state dict and is not a tensor; in the plain file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,25 @@ class CheckpointInfo:
     incident: int
     model: str
     """A fingerprint of the names and shapes of all parameters."""
+    metadata: str
+    """The digest of DCP's own metadata."""
+    size: int = 0
+    """The number of ranks of the job, if files of `rank_files.py` belong to it; only as many ranks
+    can load them. 0: there are none."""
+    shards: dict[str, str] = field(default_factory=dict)
+    """The shard of each rank, if these are in such files. Empty: they are in DCP's."""
+    models: dict[str, str] = field(default_factory=dict)
+    """As `model`, for each rank that has written its own shard."""
+    own: bool = False
+    """What only one rank had is in such files."""
+
+    @property
+    def place(self) -> str:
+        return f"emergency checkpoint of step {self.step} of incident {self.incident}"
+
+    def signature(self) -> str:
+        text = json.dumps(asdict(self), sort_keys=True)
+        return sign(text.encode(), self.place, checkpoint_key()).hex()
 
 
 def save(mine: LocalState, step: int, incident: int, directory: str) -> Path:
@@ -48,21 +79,47 @@ def save(mine: LocalState, step: int, incident: int, directory: str) -> Path:
     path = Path(directory) / f"step-{step}"
     try:
         has_step = mine.step == step or _load_own_copy(mine, step, incident)
-        orphans = read_orphans(mine, has_step, step, incident)
-        content = _content(mine.protected)
+        agreement, fingerprint = mine.protected.agreement, model_fingerprint(mine.protected)
+        shards = rank_files.divided_shards(agreement)
+        orphans = [] if shards else read_orphans(mine, has_step, step, incident)
+        holders = sealed_objects.gather_numbers([has_step])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path)
+        content, objects, models = dict[str, Any](), list[dict[str, Any]](), dict[str, str]()
+        if shards:
+            content["step"] = torch.tensor(step)
+            models |= sealed_objects.all_gather((str(mine.rank), fingerprint))
+        else:
+            content, objects = _content(mine.protected)
         planner = None
-        if orphans or not has_step:
+        if not shards and (orphans or not has_step):
             from taskd.torch.state.checkpoint_planner import SurvivorPlanner
 
             planner = SurvivorPlanner(mine.protected, has_step, orphans)
         state_dict_saver.save(content, checkpoint_id=path, planner=planner)
-        if dist.get_rank() == 0:
-            draft = path / f"{INFO_FILE}.new"
-            info = CheckpointInfo(step, incident, model_fingerprint(mine.protected))
-            draft.write_text(json.dumps(asdict(info)))
-            draft.rename(path / INFO_FILE)
+        rank_files.write(mine, has_step, step, incident, path)
+        if not shards and dist.get_rank() == holders.index([1]):
+            parts = mine.protected.parts_to_resume(step)
+            plain = {**pieces.plain_state(mine.protected, parts), OBJECTS: objects}
+            _write(path / PLAIN_FILE, seal(plain, _plain_place(step), checkpoint_key()))
         dist.barrier()
-    except (OSError, RuntimeError, CheckpointException) as error:
+        if dist.get_rank() == 0:
+            info = CheckpointInfo(
+                step,
+                incident,
+                fingerprint,
+                _metadata_digest(path),
+                size=len(agreement.shards)
+                if agreement and rank_files.names(agreement, step)
+                else 0,
+                shards={str(rank): name for rank, name in shards.items()},
+                models=models,
+                own=agreement is not None and 0 <= agreement.own_since <= step,
+            )
+            content = {**asdict(info), "signature": info.signature()}
+            _write(path / INFO_FILE, json.dumps(content).encode())
+        dist.barrier()
+    except (OSError, RuntimeError, CheckpointException, BadState, SettingsError) as error:
         raise CheckpointFailed(f"{type(error).__name__}: {error}") from error
     return path
 
@@ -74,11 +131,21 @@ def find(
     found: list[tuple[int, Path, CheckpointInfo]] = []
     for path in Path(directory).glob(f"step-*/{INFO_FILE}"):
         try:
-            info = CheckpointInfo(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError) as problem:
+            info = _read_info(path)
+        except (OSError, ValueError, TypeError, BadState) as problem:
             log.warning("%s is not used: %s", path, problem)
             continue
-        if info.model != model_fingerprint(protected):
+        if info.size and info.size != dist.get_world_size():
+            log.warning(
+                "%s is not used: it has state that belongs to single ranks of %d, and this job "
+                "has %d",
+                path.parent,
+                info.size,
+                dist.get_world_size(),
+            )
+            continue
+        model = info.models.get(str(dist.get_rank())) if info.shards else info.model
+        if model not in (None, model_fingerprint(protected)):
             log.warning("%s is not used: it belongs to another model", path.parent)
             continue
         if info.step <= beyond:
@@ -97,21 +164,70 @@ def load(protected: Protected, path: Path) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
-    content = _content(protected)
+    from taskd.torch.state.checkpoint_planner import WeightsPlanner
+
     try:
-        state_dict_loader.load(content, checkpoint_id=path)
-    except (OSError, RuntimeError, CheckpointException) as error:
+        info = _read_info(path / INFO_FILE)
+        step, rank = info.step, dist.get_rank()
+        if info.shards:
+            rank_files.read(protected, path, info.shards[str(rank)], step)
+            if info.own:
+                rank_files.read(protected, path, own_name(rank), step)
+            return
+        content, _ = _content(protected)
+        plain = unseal((path / PLAIN_FILE).read_bytes(), _plain_place(step), checkpoint_key())
+        state_dict_loader.load(content, checkpoint_id=path, planner=WeightsPlanner())
+    except (OSError, RuntimeError, CheckpointException, BadState) as error:
         raise CheckpointFailed(f"cannot read {path}: {error}") from error
-    for model, of_model, of_optimizer in zip(
-        protected.models, content["models"], content["optimizers"], strict=True
+    for number, (model, of_model, of_optimizer) in enumerate(
+        zip(protected.models, content["models"], content["optimizers"], strict=True)
     ):
         set_state_dict(
             model,
-            protected.optimizers if model is protected.models[0] else (),
-            model_state_dict=of_model,
+            protected.optimizers if number == 0 else (),
+            model_state_dict=of_model | plain[OBJECTS][number],
             optim_state_dict=of_optimizer,
         )
-    pieces.load_plain_state(protected, pickle.loads(content["plain"]))
+    for index, (optimizer, parameter) in enumerate(pieces.optimized(protected)):
+        optimizer.state[parameter].update(plain["optimizer"].get(index, {}))
+    pieces.load_plain_state(protected, plain)
+    protected.record_parts()
+    if info.own:
+        try:
+            rank_files.read(protected, path, own_name(rank), step)
+        except (OSError, BadState) as error:
+            raise CheckpointFailed(f"cannot read {path}: {error}") from error
+
+
+def _read_info(path: Path) -> CheckpointInfo:
+    """Raises OSError, ValueError, TypeError or BadState if the checkpoint must not be used."""
+    if why := why_not_private_with_files(path.parent):
+        raise BadState(
+            f"another user could have written {path.parent}: {why}. If it is yours, run chown and "
+            "chmod 700 on it"
+        )
+    content = json.loads(read_small(str(path)))
+    signature = str(content.pop("signature", ""))
+    info = CheckpointInfo(**content)
+    if not compare_digest(signature, info.signature()):
+        raise BadState("its signature does not match: it was written with another TASKD_TOKEN")
+    if not compare_digest(info.metadata, _metadata_digest(path.parent)):
+        raise BadState(f"{METADATA_FILE} is not the one that was written with it")
+    return info
+
+
+def _metadata_digest(path: Path) -> str:
+    return sign((path / METADATA_FILE).read_bytes(), METADATA_FILE, checkpoint_key()).hex()
+
+
+def _plain_place(step: int) -> str:
+    return f"plain state of step {step}"
+
+
+def _write(path: Path, content: bytes) -> None:
+    draft = path.with_name(f"{path.name}.new")
+    draft.write_bytes(content)
+    draft.rename(path)
 
 
 def mark_used(path: Path) -> None:
@@ -138,18 +254,20 @@ def _load_own_copy(mine: LocalState, step: int, incident: int) -> bool:
     return True
 
 
-def _content(protected: Protected) -> dict[str, Any]:
+def _content(protected: Protected) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The tensors, which DCP writes; and for each model what is not a tensor (extra state)."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    models, optimizers = [], []
+    models, optimizers, objects = [], [], []
     for model in protected.models:
         # Every optimizer may refer to every model; they are saved with the first.
         mine = protected.optimizers if model is protected.models[0] else ()
         of_model, of_optimizer = get_state_dict(model, mine)
+        names = [name for name, value in of_model.items() if not isinstance(value, torch.Tensor)]
+        objects.append({name: of_model.pop(name) for name in names})
         models.append(of_model)
         optimizers.append(of_optimizer)
-    plain = pickle.dumps(pieces.plain_state(protected))
-    return {"models": models, "optimizers": optimizers, "plain": plain}
+    return {"models": models, "optimizers": optimizers}, objects
 
 
 def model_fingerprint(protected: Protected) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from taskd.errors import Transient
 from taskd.torch.copies.snapshot_file import SnapshotInfo
 from taskd.torch.copies.snapshots import LocalState
+from taskd.torch.groups import sealed_objects
 from taskd.torch.state import transfer
 from taskd.torch.state.pieces import Key
 from taskd.torch.state.protected import Protected
@@ -28,7 +29,6 @@ from taskd.torch.state.state_link import Receive
 
 Part = tuple[int, ...]
 """A part of the model, named by the ranks that held it in the complete job."""
-T = TypeVar("T")
 
 
 class CheckpointFailed(Transient):
@@ -49,14 +49,18 @@ def read_orphans(mine: LocalState, has_step: bool, step: int, incident: int) -> 
     `has_step`: our own state is that of the step. A damaged copy is left to the next rank that has
     one, so this ends when every part was read by one rank, or when no rank has a part.
     """
-    holders = [rank for rank in _gather(mine.rank if has_step else None) if rank is not None]
+    holders = [
+        rank
+        for rank in sealed_objects.all_gather(mine.rank if has_step else None)
+        if rank is not None
+    ]
     if not holders:
         raise CheckpointFailed(f"no survivor holds step {step}")
     orphaned = {part for part in _parts(mine.protected) if not set(part) & set(holders)}
     read: dict[Part, Orphan] = {}
     while True:
         offered = {part for part in orphaned if _copy(mine, part, step) is not None}
-        replies = _gather((orphaned, offered, set(read)))
+        replies = sealed_objects.all_gather((orphaned, offered, set(read)))
         unread = _union(reply[0] for reply in replies) - _union(reply[2] for reply in replies)
         if not unread:
             return list(read.values())
@@ -124,12 +128,6 @@ def _unpack(step: int, incident: int, receive: Receive) -> dict[Key, torch.Tenso
             f"of incident {manifest.incident}"
         )
     return {piece.key: tensor for piece, tensor in pieces}
-
-
-def _gather(mine: T) -> list[T]:
-    replies: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(replies, mine)
-    return replies
 
 
 def _union(sets: Iterable[set[Part]]) -> set[Part]:

@@ -6,7 +6,7 @@ their fingerprint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,11 +16,12 @@ from taskd.torch.state.protected import Protected
 from taskd.torch.state.sharded import local
 
 Key = tuple[str, int, str]
-"""Kind of tensor ("parameter", "buffer" or "optimizer"), index in order, name."""
+"""Kind of tensor ("parameter", "buffer", "optimizer" or "gradient"), index in order, name."""
 MULTI_SENDER_BYTES = 64 << 20
 """State of at least so many bytes is sent by more than one rank."""
-FACTOR = 0x9E3779B97F4A7C15
-"""Odd, so that no bit is lost: the same tensors in another order give another fingerprint."""
+FACTOR, PRIME = 0x9E3779B97F4A7C15, (1 << 61) - 1
+"""The same tensors in another order give another fingerprint, and no bit of a sum is lost: modulo a
+power of two, the sign of every second float would be."""
 
 
 def tensors(protected: Protected) -> Iterator[tuple[Key, torch.Tensor]]:
@@ -45,8 +46,37 @@ def optimized(protected: Protected) -> list[tuple[torch.optim.Optimizer, torch.n
     ]
 
 
-def plain_state(protected: Protected) -> dict[str, Any]:
-    """Everything that is not a tensor of a model or an optimizer."""
+def frozen(protected: Protected) -> frozenset[Key]:
+    """The weights that training does not change: without gradients, and in no optimizer."""
+    trained = {parameter for _, parameter in optimized(protected)}
+    return frozenset(
+        ("parameter", index, "")
+        for index, parameter in enumerate(protected.parameters)
+        if not parameter.requires_grad and parameter not in trained
+    )
+
+
+def own_tensors(
+    protected: Protected, step: int, gradients: bool
+) -> Iterator[tuple[Key, torch.Tensor]]:
+    """Those that belong to this rank alone in the state of that step."""
+    if protected.has_own_buffers(step):
+        for index, buffer in enumerate(protected.buffers()):
+            yield ("buffer", index, ""), buffer
+    if gradients:
+        for index, parameter in enumerate(protected.parameters):
+            if parameter.grad is not None:
+                yield ("gradient", index, ""), parameter.grad
+
+
+def shared_tensors(protected: Protected, step: int) -> Iterator[tuple[Key, torch.Tensor]]:
+    """Those that every rank with the same shard holds."""
+    own_buffers = protected.has_own_buffers(step)
+    return (one for one in tensors(protected) if not own_buffers or one[0][0] != "buffer")
+
+
+def plain_state(protected: Protected, parts: dict[str, Any]) -> dict[str, Any]:
+    """Everything that is not a tensor of a model or an optimizer, with the state of these parts."""
     optimizer = {
         index: {
             name: value
@@ -56,30 +86,48 @@ def plain_state(protected: Protected) -> dict[str, Any]:
         for index, (optimizer, parameter) in enumerate(optimized(protected))
         if parameter in optimizer.state
     }
-    groups = [
-        [{name: value for name, value in group.items() if name != "params"} for group in groups]
-        for groups in (optimizer.param_groups for optimizer in protected.optimizers)
-    ]
     return {
         "optimizer": optimizer,
-        "groups": groups,
         "scalers": [scaler.state_dict() for scaler in protected.scalers],
-        "parts": {name: part.state_dict() for name, part in protected.parts.items()},
+        "parts": parts,
     }
 
 
 def load_plain_state(protected: Protected, plain: dict[str, Any]) -> None:
     """Load what `plain_state` gave, and drop all gradients."""
-    for optimizer, groups in zip(protected.optimizers, plain["groups"], strict=True):
-        for group, values in zip(optimizer.param_groups, groups, strict=True):
-            group.update(values)
     for scaler, values in zip(protected.scalers, plain["scalers"], strict=True):
         scaler.load_state_dict(values)
         compat.forget_scaler_step(scaler)
-    for name, part in protected.parts.items():
-        part.load_state_dict(plain["parts"][name])
+    load_parts(protected, plain["parts"])
     for parameter in protected.parameters:
         parameter.grad = None
+
+
+def load_parts(protected: Protected, states: dict[str, Any]) -> None:
+    for name, state in states.items():
+        if name in protected.parts:
+            protected.parts[name].load_state_dict(state)
+
+
+def own_part_states(protected: Protected, step: int) -> dict[str, Any]:
+    """The parts that belong to this rank alone, as they are in the state of that step."""
+    own = protected.own_parts(step)
+    if protected.turn_parts(step) is not None:
+        return {name: state for name, state in protected.recorded_parts().items() if name in own}
+    return {name: protected.parts[name].state_dict() for name in own}
+
+
+def turn_states(protected: Protected, step: int, *, own: bool) -> dict[str, Any]:
+    """Those parts that the code after the step has changed."""
+    names = protected.own_parts(step)
+    changed = protected.turn_parts(step) or {}
+    return {name: state for name, state in changed.items() if (name in names) == own}
+
+
+def shared_part_states(protected: Protected, step: int) -> dict[str, Any]:
+    """The other parts, as they were when the step was committed."""
+    own = protected.own_parts(step)
+    return {name: state for name, state in protected.recorded_parts().items() if name not in own}
 
 
 def is_large(protected: Protected) -> bool:
@@ -94,10 +142,15 @@ def fingerprint(protected: Protected) -> int:
     Buffers are left out: a forward pass changes them on each rank by its own batch.
     """
     own = [raw_bytes(local(tensor)) for key, tensor in tensors(protected) if key[0] != "buffer"]
-    number = 0
-    for one in checksums(own):
-        number = (number * FACTOR + one) % (1 << 63)
-    return number
+    return mixed(checksums(own))
+
+
+def mixed(numbers: Iterable[int]) -> int:
+    """One number of 61 bits; it differs if a bit of any 64-bit number differs."""
+    result = 1
+    for number in numbers:
+        result = (result * FACTOR + number) % PRIME
+    return result
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, Protocol
 
 import torch
@@ -15,9 +17,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from taskd.core.worker.state_classes import Agreement
 from taskd.errors import SettingsError
 from taskd.torch import compat
 from taskd.torch.groups import ddp_buffers
+
+OPTIONS = "options of the optimizers"
+"""A name that no keyword argument of `protect` can have."""
 
 
 class Stateful(Protocol):
@@ -25,6 +31,29 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any) -> Any: ...
+
+
+class OptimizerOptions:
+    """Learning rates and the like. Schedulers change them, inside of steps or between them."""
+
+    def __init__(self, optimizers: list[Optimizer]) -> None:
+        self._optimizers = optimizers
+
+    def state_dict(self) -> list[list[dict[str, Any]]]:
+        return [
+            [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in optimizer.param_groups
+            ]
+            for optimizer in self._optimizers
+        ]
+
+    def load_state_dict(self, state: list[list[dict[str, Any]]]) -> None:
+        for optimizer, groups in zip(self._optimizers, state, strict=True):
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                for name in group.keys() - values.keys() - {"params"}:
+                    del group[name]
+                group.update(deepcopy(values))
 
 
 class Protected:
@@ -40,12 +69,94 @@ class Protected:
         self.models: list[nn.Module] = _listed(model)
         self.optimizers: list[Optimizer] = _listed(optimizer)
         self.scalers: list[torch.amp.GradScaler] = _listed(scaler)
-        self.parts = parts
+        self.parts: dict[str, Stateful] = {**parts, OPTIONS: OptimizerOptions(self.optimizers)}
+        """The script's own objects, and what belongs to no tensor of an optimizer."""
         self.step: int | None = None
         """In a repair: the step whose state this is. None: of no step, or partly of another."""
         self.parameters = list(dict.fromkeys(p for m in self.models for p in m.parameters()))
+        self.has_left_gradients = False
+        """The last step made no update: its gradients belong to the next one, too."""
+        self.agreement: Agreement | None = None
+        """What the ranks know about each other's state. None: they have not compared it yet."""
+        self._recorded: dict[str, Any] = {}
+        self._before: dict[str, Any] = {}
+        self._turn: tuple[int, dict[str, Any]] = (-1, {})
+        """The last turn that has begun, and the parts that have changed since the step before."""
+        self.received_turn: dict[str, Any] = {}
+        """Parts that a peer had changed between the last step and the turn that it has begun."""
         self._slots = [slot for model in self.models for slot in ddp_buffers.buffer_slots(model)]
         _check(self)
+
+    def record_parts(self) -> None:
+        """Remember the parts as they are now, when a step is committed.
+
+        What the script does with them between two steps is no part of the committed step: a
+        replacement does it, too, before its first step.
+        """
+        self._before = self._recorded
+        self._recorded = {name: deepcopy(part.state_dict()) for name, part in self.parts.items()}
+
+    def record_before(self) -> None:
+        """The step that was last recorded is abandoned."""
+        self._recorded = self._before
+
+    def recorded_parts(self) -> dict[str, Any]:
+        """The state of each part when the last step was committed."""
+        if not self._recorded:
+            return {name: part.state_dict() for name, part in self.parts.items()}
+        return self._recorded
+
+    def load_recorded(self) -> None:
+        """Bring the parts back to the last commit."""
+        for name, state in self._recorded.items():
+            self.parts[name].load_state_dict(deepcopy(state))
+
+    def record_turn(self, turn: int) -> None:
+        """Remember what the code between two steps has done to the parts: the next one begins."""
+        states = {name: part.state_dict() for name, part in self.parts.items()}
+        self._turn = (
+            turn,
+            {
+                name: deepcopy(state)
+                for name, state in states.items()
+                if name not in self._recorded or not _is_equal(state, self._recorded[name])
+            },
+        )
+
+    def turn_parts(self, step: int) -> dict[str, Any] | None:
+        """The parts that have changed after the last step. None: its code is not complete here."""
+        turn, changed = self._turn
+        return changed if turn == step else None
+
+    def parts_to_resume(self, step: int) -> dict[str, Any]:
+        """Every part as the step after needs it, as far as this process knows."""
+        return self.recorded_parts() | (self.turn_parts(step) or {})
+
+    def enter_turn(self) -> None:
+        """This process begins with the next step: the code before it has run in the peers."""
+        for name, state in self.received_turn.items():
+            if name in self.parts:
+                self.parts[name].load_state_dict(state)
+        self.received_turn = {}
+
+    @contextmanager
+    def undivided(self) -> Iterator[None]:
+        """As if nothing belonged to this rank alone: for a copy that no other rank reads."""
+        agreement, self.agreement = self.agreement, None
+        try:
+            yield
+        finally:
+            self.agreement = agreement
+
+    def own_parts(self, step: int) -> set[str]:
+        """The parts that belong to this rank alone in the state of that step."""
+        own = self.agreement.own_parts if self.agreement is not None else {}
+        return {name for name in self.parts if 0 <= own.get(name, -1) <= step}
+
+    def has_own_buffers(self, step: int) -> bool:
+        """Whether the buffers belong to this rank alone in the state of that step."""
+        since = self.agreement.buffers_since if self.agreement is not None else -1
+        return 0 <= since <= step
 
     def buffers(self) -> list[torch.Tensor]:
         """Every buffer of every model."""
@@ -63,6 +174,30 @@ def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, Sequence) else [value]
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two states are the same. False if that is not easy to tell."""
+    if type(one) is not type(other):
+        return False
+    match one:
+        case torch.Tensor():
+            is_alike = (one.shape, one.dtype, one.device) == (
+                other.shape,
+                other.dtype,
+                other.device,
+            )
+            return is_alike and torch.equal(one, other)
+        case dict():
+            return one.keys() == other.keys() and all(
+                _is_equal(value, other[key]) for key, value in one.items()
+            )
+        case list() | tuple():
+            return len(one) == len(other) and all(map(_is_equal, one, other))
+        case None | bool() | int() | float() | str() | bytes():
+            return bool(one == other)
+        case _:
+            return False
 
 
 def _check(protected: Protected) -> None:

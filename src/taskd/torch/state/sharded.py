@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from taskd.core.manager import copy_placement
 from taskd.torch import compat
 from taskd.torch.state.protected import Protected
 
@@ -65,24 +64,6 @@ def has_replicas(protected: Protected) -> bool:
         )
         for one in distributed
     )
-
-
-def survives_node_loss(protected: Protected, world_size: int, per_node: int) -> bool:
-    """Whether each shard has a replica on another node, or any replica if there is one node."""
-    return all(
-        copy_placement.survives_node_loss(ranks, world_size, per_node)
-        for ranks in _holders(protected)
-    )
-
-
-def _holders(protected: Protected) -> Iterator[list[int]]:
-    """For each distributed parameter: the ranks that hold the same part of it as this one."""
-    for parameter in protected.parameters:
-        if is_distributed(parameter):
-            mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
-            own = zip(mesh.get_coordinate(), placements, strict=True)
-            where = tuple(slice(None) if how.is_replicate() else at for at, how in own)
-            yield mesh.mesh[where].flatten().tolist()
 
 
 def by_replica(protected: Protected, ranks: tuple[int, ...]) -> tuple[int, ...]:
@@ -141,6 +122,11 @@ def reduce_within_replica(model: Any) -> Iterator[None]:
         yield
     finally:
         model.set_requires_all_reduce(True)
+
+
+def has_unreduced_gradients(model: nn.Module) -> bool:
+    """Whether FSDP2 has gradients that it has not distributed over the ranks yet."""
+    return any(map(compat.has_unreduced_gradients, compat.fsdp_states(model)))
 
 
 def reset(model: nn.Module) -> None:

@@ -2,7 +2,11 @@
 
 Not over the groups: a gloo that loses its peer in the middle of a message does not return (see
 `works.py`), and a large state is always in the middle of one. The sender publishes its address and
-a secret in the store; the rendezvous aborts both ends when the incident is over.
+a random number in the store; the rendezvous aborts both ends when the incident is over.
+
+Any process can read and write torch's store. So the receiver proves with the job's key that it may
+have the state, and the sender that the first bytes, which name all that follow, are its answer to
+this request: an older answer, one of another incident or one of another rank is refused.
 """
 
 from __future__ import annotations
@@ -12,11 +16,18 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
+from taskd.config import load
 from taskd.errors import PeerRefused, PeerUnreachable, TaskdError
 from taskd.torch.groups.store import Rendezvous
+from taskd.torch.state.link_encryption import Decrypter, Encrypter
+from taskd.torch.state.sealed import DIGEST, BadState, key_for, sign
+from taskd.worker.settings import WorkerSettings
 
-SECRET_BYTES, REQUEST_BYTES = 32, 160
+NUMBER_BYTES, REQUEST_BYTES = 32, 160
+FIRST_BYTES = 8 + DIGEST
+"""Of an image: the length of its manifest and the manifest's seal, which covers everything else."""
 
 Send = Callable[[memoryview], None]
 Receive = Callable[[memoryview], None]
@@ -42,16 +53,43 @@ class StateRequest:
 Write = Callable[[StateRequest, Send], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One request and its answer, in this incident of this job. Both ends know all of it."""
+
+    place: str
+    offered: bytes
+    """The random number of the sender, from the store."""
+    asked: bytes
+    """That of the receiver."""
+    request: bytes
+    encrypted: bool
+
+    def receiver_proof(self) -> bytes:
+        return sign(self._content(), f"request for state: {self.place}")
+
+    def sender_proof(self, first_bytes: bytes) -> bytes:
+        return sign(self._content() + first_bytes, f"answer with state: {self.place}")
+
+    def key(self) -> bytes:
+        """Of this conversation only."""
+        return key_for(f"encrypted state: {self.place} {self._content().hex()}")
+
+    def _content(self) -> bytes:
+        return self.offered + self.asked + bytes([self.encrypted]) + self.request
+
+
 def serve(rendezvous: Rendezvous, rank: int, receivers: Sequence[int], write: Write) -> None:
     """Serve each receiver once, in parallel, and return when all have everything."""
-    secret = secrets.token_bytes(SECRET_BYTES)
+    offered = secrets.token_bytes(NUMBER_BYTES)
+    place = _place(rendezvous, rank)
     server = rendezvous.track(
         socket.create_server((rendezvous.local_host(), 0), backlog=len(receivers))
     )
     with server:
         server.settimeout(rendezvous.timeout.total_seconds())
         host, port = server.getsockname()[:2]
-        rendezvous.store.set(f"state/{rank}", f"{host} {port} {secret.hex()}")
+        rendezvous.store.set(f"state/{rank}", f"{host} {port} {offered.hex()}")
         problems: list[str] = []
         threads = []
         for _ in receivers:
@@ -63,7 +101,9 @@ def serve(rendezvous: Rendezvous, rank: int, receivers: Sequence[int], write: Wr
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(rendezvous.timeout.total_seconds())
             rendezvous.track(connection)
-            thread = threading.Thread(target=_serve_one, args=(connection, secret, write, problems))
+            thread = threading.Thread(
+                target=_serve_one, args=(connection, place, offered, write, problems)
+            )
             thread.start()
             threads.append(thread)
         for thread in threads:
@@ -72,35 +112,100 @@ def serve(rendezvous: Rendezvous, rank: int, receivers: Sequence[int], write: Wr
         raise PeerUnreachable("; ".join(problems))
 
 
-def _serve_one(connection: socket.socket, secret: bytes, write: Write, problems: list[str]) -> None:
+def _serve_one(
+    connection: socket.socket, place: str, offered: bytes, write: Write, problems: list[str]
+) -> None:
     try:
         with connection:
-            request = bytearray(SECRET_BYTES + REQUEST_BYTES)
-            _read(connection, memoryview(request))
-            if not secrets.compare_digest(request[:SECRET_BYTES], secret):
-                raise PeerRefused("a process with a wrong secret asked for the state")
-            text = request[SECRET_BYTES:].rstrip(b"\0").decode()
-            write(StateRequest.parse(text), connection.sendall)
+            received = bytearray(NUMBER_BYTES + REQUEST_BYTES + DIGEST)
+            _read(connection, memoryview(received))
+            asked, rest = bytes(received[:NUMBER_BYTES]), bytes(received[NUMBER_BYTES:])
+            text, proof = rest[:REQUEST_BYTES], rest[REQUEST_BYTES:]
+            talk = Conversation(place, offered, asked, text, is_encrypted())
+            if not secrets.compare_digest(proof, talk.receiver_proof()):
+                raise PeerRefused(
+                    "the state was requested without the job's key, for another incident, or by a "
+                    "node with another --encrypt-state"
+                )
+            _answer(connection, talk, write)
             _read(connection, memoryview(bytearray(1)))  # the receiver has everything
     except (OSError, TaskdError) as error:
         problems.append(f"a receiver did not get the state: {error}")
+
+
+def _answer(connection: socket.socket, talk: Conversation, write: Write) -> None:
+    request = StateRequest.parse(talk.request.rstrip(b"\0").decode())
+    encrypter = Encrypter(talk.key(), connection.sendall) if talk.encrypted else None
+    send: Send = connection.sendall if encrypter is None else encrypter.send
+    is_proven = request.share > 0  # what the manifest of the first share covers
+
+    def prove_and_send(data: memoryview) -> None:
+        nonlocal is_proven
+        if not is_proven:
+            send(memoryview(talk.sender_proof(bytes(data.cast("B")[:FIRST_BYTES]))))
+            is_proven = True
+        send(data)
+
+    write(request, prove_and_send)
+    if encrypter is not None:
+        encrypter.flush()
 
 
 def fetch(
     rendezvous: Rendezvous, source: int, request: StateRequest, read: Callable[[Receive], None]
 ) -> None:
     """Ask the sender, and tell it when everything has arrived."""
-    host, port, secret = rendezvous.store.get(f"state/{source}").decode().split()
+    host, port, offered = rendezvous.store.get(f"state/{source}").decode().split()
     limit_s = rendezvous.timeout.total_seconds()
+    talk = Conversation(
+        _place(rendezvous, source),
+        bytes.fromhex(offered),
+        secrets.token_bytes(NUMBER_BYTES),
+        str(request).encode().ljust(REQUEST_BYTES, b"\0"),
+        is_encrypted(),
+    )
     try:
         with socket.create_connection((host, int(port)), limit_s) as connection:
             rendezvous.track(connection)
-            text = str(request).encode().ljust(REQUEST_BYTES, b"\0")
-            connection.sendall(bytes.fromhex(secret) + text)
-            read(lambda target: _read(connection, target))
+            connection.sendall(talk.asked + talk.request + talk.receiver_proof())
+            receive: Receive = lambda target: _read(connection, target)  # noqa: E731
+            if talk.encrypted:
+                receive = Decrypter(talk.key(), receive).receive
+            read(receive if request.share else _proven(talk, receive))
             connection.sendall(b"!")
     except OSError as error:
         raise PeerUnreachable(f"lost rank {source} while it sent the state: {error}") from error
+
+
+def _proven(talk: Conversation, receive: Receive) -> Receive:
+    """The same, once the first bytes are known to be the answer to this request."""
+    proof, first = bytearray(DIGEST), bytearray(FIRST_BYTES)
+    receive(memoryview(proof))
+    receive(memoryview(first))
+    if not secrets.compare_digest(proof, talk.sender_proof(bytes(first))):
+        raise BadState("the state is not the answer to this request: it is older, or forged")
+    left = memoryview(first)
+
+    def receive_rest(target: memoryview) -> None:
+        nonlocal left
+        target = target.cast("B")
+        size = min(target.nbytes, left.nbytes)
+        target[:size] = left[:size]
+        left = left[size:]
+        if target.nbytes > size:
+            receive(target[size:])
+
+    return receive_rest
+
+
+@cache
+def is_encrypted() -> bool:
+    """Whether the job encrypts the state that its ranks send each other."""
+    return load(WorkerSettings).encrypt_state
+
+
+def _place(rendezvous: Rendezvous, source: int) -> str:
+    return f"rank {source} at {rendezvous.prefix}"
 
 
 def _read(connection: socket.socket, target: memoryview) -> None:

@@ -1,9 +1,9 @@
 """Moves the whole training state from one rank to another, and refuses what does not match.
 
-Every image carries its step, incident and checksums. A rank that holds a state worth keeping
-receives the new one into new tensors and replaces its own only when all of it has arrived and
-fits; a replacement, which holds nothing, receives in place. `apply_plan.py` decides which rank
-sends to which.
+Every image carries its step, incident and keyed digests of all bytes. A rank that holds a state
+worth keeping receives the new one into new tensors and replaces its own only when all of it has
+arrived and fits; a replacement, which holds nothing, receives in place. `apply_plan.py` decides
+which rank sends to which.
 """
 
 from __future__ import annotations
@@ -12,24 +12,33 @@ import math
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from hmac import compare_digest
 from typing import Any
 
 import torch
 
+from taskd.torch import compat
 from taskd.torch.state import pieces
-from taskd.torch.state.pieces import Key, checksum, checksums, optimized, raw_bytes
+from taskd.torch.state.keyed_digest import digest, digests
+from taskd.torch.state.pieces import Key, optimized, raw_bytes
 from taskd.torch.state.protected import Protected
-from taskd.torch.state.sealed import DIGEST, BadState, seal, unseal
+from taskd.torch.state.sealed import DIGEST, BadState, key_for, seal, unseal
 from taskd.torch.state.sharded import is_distributed, local
 from taskd.torch.state.state_link import Receive, Send
 
 MAX_MANIFEST_BYTES = 2**32
 """A longer manifest cannot be one rank's state."""
+PLACE = "manifest of a state"
 
+Mark = tuple[int, int]
+"""The address of a tensor, and how often it was changed in place."""
+Written = dict[tuple[int, int], tuple[Mark, bytes]]
+"""The tensors in a file that need not be written again, by place and size: the mark and the digest
+that each had when it was written."""
 Fetch = Callable[[int, Callable[[Receive], None]], None]
 """Gets the number of a share: connects to the helper that sends it and reads what it sends."""
 
@@ -59,9 +68,12 @@ class Manifest:
     incident: int
     shard: str
     pieces: tuple[Piece, ...]
-    sums: tuple[int, ...]
+    digests: tuple[bytes, ...]
+    """One of each piece, with the job's key."""
     plain: dict[str, Any]
     """Everything that is not a tensor."""
+    own: bool = False
+    """It is what only one rank has."""
 
 
 # Sending
@@ -72,32 +84,62 @@ class StateImage:
 
     Created in the training thread, at once: it refers to weights and optimizer state, which do not
     change until the next update, and copies all that a forward pass may change. `seal` does the
-    long part, the checksums, in any thread, and on the device where the state is.
+    long part, the digests, in any thread, and on the device where the state is.
     """
 
-    def __init__(self, protected: Protected, step: int, incident: int, shard: str) -> None:
+    def __init__(
+        self,
+        protected: Protected,
+        step: int,
+        incident: int,
+        shard: str,
+        *,
+        own: bool = False,
+        gradients: bool = False,
+    ) -> None:
+        """`own`: only what belongs to this rank alone, as it is at this moment; with `gradients`,
+        those that the step leaves to the next one belong to it."""
+        if own:
+            tensors = pieces.own_tensors(protected, step, gradients)
+            plain = {"parts": pieces.own_part_states(protected, step)}
+        else:
+            tensors = pieces.shared_tensors(protected, step)
+            plain = pieces.plain_state(protected, pieces.shared_part_states(protected, step))
+        plain["turn"] = pieces.turn_states(protected, step, own=own)
         self._tensors: list[torch.Tensor] = []
-        described = []
-        for key, tensor in pieces.tensors(protected):
-            own = local(tensor)
-            self._tensors.append(own.clone() if key[0] == "buffer" else own)
-            on_host = own.device.type == "cpu"
-            shape = tuple(own.shape)
-            described.append(Piece(key, shape, own.dtype, is_distributed(tensor), on_host))
-        plain = pickle.loads(pickle.dumps(pieces.plain_state(protected)))
-        self._draft = Manifest(step, incident, shard, tuple(described), (), plain)
+        self._marks: dict[int, Mark] = {}
+        """Of tensors that training does not change."""
+        frozen = pieces.frozen(protected)
+        described: list[Piece] = []
+        for key, tensor in tensors:
+            mine = local(tensor)
+            if key in frozen:
+                self._marks[len(described)] = mine.data_ptr(), compat.version_of(tensor)
+            self._tensors.append(mine.clone() if key[0] == "buffer" else mine)
+            on_host = mine.device.type == "cpu"
+            shape = tuple(mine.shape)
+            described.append(Piece(key, shape, mine.dtype, is_distributed(tensor), on_host))
+        plain = pickle.loads(pickle.dumps(plain))
+        self._draft = Manifest(step, incident, shard, tuple(described), (), plain, own)
         self._sealed = b""
+        self._digests: tuple[bytes, ...] = ()
         self._once = threading.Lock()
         self._side = _SideStream(self._tensors)
 
     def seal(self) -> None:
-        """Compute the checksums. Does nothing the second time."""
+        """Compute the digests. Does nothing the second time."""
         with self._once:
             if not self._sealed:
                 with self._side.work():
                     self._tensors = [raw_bytes(tensor) for tensor in self._tensors]
-                    manifest = replace(self._draft, sums=checksums(self._tensors))
-                self._sealed = seal(manifest)
+                    manifest = replace(self._draft, digests=digests(self._tensors, key_for(PLACE)))
+                self._digests = manifest.digests
+                self._sealed = seal(manifest, PLACE)
+
+    @property
+    def is_own(self) -> bool:
+        """It is what only this rank has."""
+        return self._draft.own
 
     @property
     def on_device(self) -> bool:
@@ -119,16 +161,26 @@ class StateImage:
                 if self._tensors[index].numel():
                     send(raw_bytes(self._tensors[index]).cpu().numpy().data)
 
-    def write_into(self, target: torch.Tensor) -> None:
-        """Write what `send` would send into these bytes: by the device itself, where it can."""
+    def write_into(self, target: torch.Tensor, written: Written) -> Written:
+        """Write what `send` would send into these bytes: by the device itself, where it can.
+
+        `written`: what an earlier call has written there. Frozen weights are not written again at
+        the same place. Returns the same for the next call.
+        """
         self.seal()
         head = self._head()
         at = len(head)
         target[:at] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        frozen: Written = {}
         with self._side.work():
-            for tensor in self._tensors:
-                target[at : at + tensor.numel()].copy_(tensor, non_blocking=True)
+            for index, tensor in enumerate(self._tensors):
+                place = at, tensor.numel()
+                if index in self._marks:
+                    frozen[place] = self._marks[index], self._digests[index]
+                if place not in frozen or written.get(place) != frozen[place]:
+                    target[at : at + tensor.numel()].copy_(tensor, non_blocking=True)
                 at += tensor.numel()
+        return frozen
 
     def _head(self) -> bytes:
         return len(self._sealed).to_bytes(8, "little") + self._sealed
@@ -205,23 +257,40 @@ def receive_state(
             f"expected step {step} of shard {shard!r} in incident {incident}, got step "
             f"{manifest.step} of shard {manifest.shard!r} in incident {manifest.incident}"
         )
-    targets = _targets(protected, manifest, keep_own)
+    missing = protected.parts.keys() - manifest.plain["parts"].keys() - protected.own_parts(step)
+    if missing and not manifest.own:
+        raise BadState(f"the state of {', '.join(sorted(missing))} is missing")
+    targets = _targets(protected, manifest, keep_own or manifest.own)
     shares = split(manifest.pieces, 1 + len(helpers))
 
-    def read(share: range, source: Receive) -> None:
-        for index in share:
-            _read_tensor(targets[index], source)
-            _verify(targets[index], manifest, index)
+    with (
+        ThreadPoolExecutor(max(1, len(shares) - 1)) as pool,
+        ThreadPoolExecutor(len(shares)) as verifiers,
+    ):
+        verified: list[Future[None]] = []
 
-    with ThreadPoolExecutor(max(1, len(shares) - 1)) as pool:
+        def read(share: range, source: Receive) -> None:
+            """Each piece is verified while the next one arrives."""
+            for index in share:
+                _read_tensor(targets[index], source)
+                verified.append(verifiers.submit(_verify, targets[index], manifest, index))
+
         fetched = [
             pool.submit(fetch, number, partial(read, share))
             for number, (fetch, share) in enumerate(zip(helpers, shares[1:], strict=False), 1)
         ]
         read(shares[0], receive)
-        for one in fetched:
+        for one in (*fetched, *verified):
             one.result()
-    _load(protected, manifest, targets)
+    _load_any(protected, manifest, targets)
+
+
+def load(protected: Protected, manifest: Manifest, tensors: list[torch.Tensor]) -> None:
+    """Load an image that was unpacked before, or raise BadState if it does not fit."""
+    targets = _targets(protected, manifest, keep_own=True)
+    for target, tensor in zip(targets, tensors, strict=True):
+        target.copy_(tensor)
+    _load_any(protected, manifest, targets)
 
 
 def verify(receive: Receive) -> None:
@@ -255,7 +324,7 @@ def _read_manifest(receive: Receive) -> Manifest:
         )
     sealed = bytearray(length)
     receive(memoryview(sealed))
-    manifest: Manifest = unseal(sealed)
+    manifest: Manifest = unseal(sealed, PLACE)
     return manifest
 
 
@@ -272,8 +341,8 @@ def _read_tensor(target: torch.Tensor, receive: Receive) -> None:
 
 
 def _verify(target: torch.Tensor, manifest: Manifest, index: int) -> None:
-    if checksum(raw_bytes(target)) != manifest.sums[index]:
-        raise BadState(f"the checksum of {manifest.pieces[index].key} does not match")
+    if not compare_digest(digest(raw_bytes(target), key_for(PLACE)), manifest.digests[index]):
+        raise BadState(f"the digest of {manifest.pieces[index].key} does not match")
 
 
 def _targets(protected: Protected, manifest: Manifest, keep_own: bool) -> list[torch.Tensor]:
@@ -283,7 +352,7 @@ def _targets(protected: Protected, manifest: Manifest, keep_own: bool) -> list[t
     for piece in manifest.pieces:
         mine = own.get(piece.key)
         fits = mine is not None and (tuple(mine.shape), mine.dtype) == (piece.shape, piece.dtype)
-        if piece.key[0] != "optimizer" and not fits:
+        if piece.key[0] in ("parameter", "buffer") and not fits:
             raise BadState(f"{piece.key} has another shape on this rank: the models differ")
         if mine is not None and fits and not keep_own:
             targets.append(mine)
@@ -294,10 +363,19 @@ def _targets(protected: Protected, manifest: Manifest, keep_own: bool) -> list[t
 
 
 def _device_for(protected: Protected, piece: Piece) -> torch.device:
-    """Where a new tensor of an optimizer belongs."""
+    """Where a new tensor of an optimizer, or a gradient, belongs."""
     if piece.on_host:
         return torch.device("cpu")
+    if piece.key[0] == "gradient":
+        return local(protected.parameters[piece.key[1]]).device
     return local(optimized(protected)[piece.key[1]][1]).device
+
+
+def _load_any(protected: Protected, manifest: Manifest, received: list[torch.Tensor]) -> None:
+    if manifest.own:
+        _load_own(protected, manifest, received)
+    else:
+        _load(protected, manifest, received)
 
 
 @torch.no_grad()
@@ -323,7 +401,31 @@ def _load(protected: Protected, manifest: Manifest, received: list[torch.Tensor]
         else:
             optimizer.state.pop(parameter, None)
     pieces.load_plain_state(protected, manifest.plain)
+    protected.record_parts()
+    protected.received_turn = dict(manifest.plain["turn"])
+    protected.has_left_gradients = False
     protected.step = manifest.step
+
+
+@torch.no_grad()
+def _load_own(protected: Protected, manifest: Manifest, received: list[torch.Tensor]) -> None:
+    """The rest of the state, after that of the shard: what only this rank has."""
+    before, protected.step = protected.step, None
+    buffers = protected.buffers()
+    for parameter in protected.parameters:
+        parameter.grad = None
+    for piece, tensor in zip(manifest.pieces, received, strict=True):
+        kind, index, _ = piece.key
+        if kind == "buffer":
+            buffers[index].copy_(tensor)
+        else:
+            parameter = protected.parameters[index]
+            parameter.grad = _distributed_like(parameter, tensor) if piece.sharded else tensor
+    protected.has_left_gradients = any(one.key[0] == "gradient" for one in manifest.pieces)
+    pieces.load_parts(protected, manifest.plain["parts"])
+    protected.record_parts()
+    protected.received_turn |= manifest.plain["turn"]
+    protected.step = before
 
 
 def _distributed_like(parameter: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

@@ -1,19 +1,33 @@
 """An abandoned step leaves no trace: what has to be saved at its beginning, as cheaply as possible.
 
-The gates (`step_cycle.py`) let nothing reach the weights before the update, so weights and
+The gates (`step_cycle.py`) let no optimizer change the weights before the update, so weights and
 optimizer state need no copy. The rest of what a forward and a backward pass change is small, except
 the gradients, which belong to the step and are dropped with it.
+
+Some scripts change weights by themselves in a pass: the moving average of an encoder that has no
+optimizer, a target network. Samples show it, and from then on these weights are saved, too.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
 import torch
+from torch import nn
 
 from taskd.torch import compat
+from taskd.torch.state import pieces
 from taskd.torch.state.protected import Protected
+from taskd.torch.state.sharded import local
+
+log = logging.getLogger(__name__)
+
+WATCHED, ELEMENTS = 16, 16
+"""How many weights are watched, and how many elements of each."""
 
 
 class Undo:
@@ -24,9 +38,11 @@ class Undo:
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor | None] | None = None
-        self._groups: list[list[dict[str, Any]]] = []
         self._scalers: list[tuple[torch.Tensor | None, torch.Tensor | None]] = []
         self._parts: dict[str, Any] = {}
+        optimized = dict.fromkeys(parameter for _, parameter in pieces.optimized(protected))
+        others = [one for one in protected.parameters if one not in optimized]
+        self._watched = [_Watched(weights) for weights in (others, [*optimized]) if weights]
 
     @torch.no_grad()
     def save(self, with_gradients: bool) -> None:
@@ -43,15 +59,18 @@ class Undo:
             self._gradients = [
                 None if p.grad is None else p.grad.detach().clone() for p in protected.parameters
             ]
-        self._groups = [
-            [_without_parameters(group) for group in optimizer.param_groups]
-            for optimizer in protected.optimizers
-        ]
         self._scalers = []
         for scaler in protected.scalers:
             scale, growth = compat.scaler_state(scaler)
             self._scalers.append((_copy(scale), _copy(growth)))
         self._parts = {name: deepcopy(part.state_dict()) for name, part in protected.parts.items()}
+        for weights in self._watched:
+            weights.save()
+
+    def notice_changes(self) -> None:
+        """Before the first update of a step: weights that have changed are saved from now on."""
+        for weights in self._watched:
+            weights.notice_changes()
 
     def left_gradients(self) -> bool:
         """Whether the step without an update has left gradients for the next one.
@@ -65,32 +84,110 @@ class Undo:
         return any(parameter.grad is not None for parameter in self._protected.parameters)
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Bring back what `save` has saved."""
+    def restore(self, is_updated: bool = False) -> bool:
+        """Bring back what `save` has saved. False: weights have changed that were not saved.
+
+        `is_updated`: an optimizer has changed them, which is not undone.
+        """
         protected = self._protected
-        protected.put_buffers(self._buffers)
-        if self._buffers:
-            compat.copy_all(self._buffers, self._copies)
+        self._put_buffers(self._buffers, self._copies)
         for index, parameter in enumerate(protected.parameters):
             parameter.grad = None if self._gradients is None else self._gradients[index]
-        for optimizer, groups in zip(protected.optimizers, self._groups, strict=True):
-            for group, before in zip(optimizer.param_groups, groups, strict=True):
-                for name in group.keys() - before.keys() - {"params"}:
-                    del group[name]
-                group.update(before)
         for scaler, (scale, growth) in zip(protected.scalers, self._scalers, strict=True):
             compat.set_scaler_state(scaler, _copy(scale), _copy(growth))
             compat.forget_scaler_step(scaler)
         for name, part in protected.parts.items():
             part.load_state_dict(self._parts[name])
+        if is_updated:
+            return True
+        return all([weights.restore() for weights in self._watched])
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """What a forward and a backward pass read is as it was when the step began, without
+        gradients; on exit everything is as it is now."""
+        protected = self._protected
+        gradients = [parameter.grad for parameter in protected.parameters]
+        buffers = protected.buffers()
+        copies = [buffer.detach().clone() for buffer in buffers]
+        scalers = [compat.scaler_state(scaler) for scaler in protected.scalers]
+        try:
+            self._put_buffers(self._buffers, self._copies)
+            for parameter in protected.parameters:
+                parameter.grad = None
+            for scaler, (scale, growth) in zip(protected.scalers, self._scalers, strict=True):
+                compat.set_scaler_state(scaler, _copy(scale), _copy(growth))
+            yield
+        finally:
+            self._put_buffers(buffers, copies)
+            for parameter, gradient in zip(protected.parameters, gradients, strict=True):
+                parameter.grad = gradient
+            for scaler, (scale, growth) in zip(protected.scalers, scalers, strict=True):
+                compat.set_scaler_state(scaler, scale, growth)
+
+    @torch.no_grad()
+    def _put_buffers(self, buffers: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+        self._protected.put_buffers(buffers)
+        if buffers:
+            compat.copy_all(buffers, values)
 
 
-def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.clone() if isinstance(value, torch.Tensor) else value
-        for name, value in group.items()
-        if name != "params"
-    }
+class _Watched:
+    """Weights that the script should not change by itself, and may."""
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        self._weights = weights
+        self._chosen = weights[:: len(weights) // WATCHED + 1]
+        self._views: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        self._places: list[int] = []
+        self._sample: list[torch.Tensor] = []
+        self._are_saved = False
+        self._copies: list[torch.Tensor] = []
+
+    def save(self) -> None:
+        self._sample = self._read()
+        if self._are_saved:
+            now = [local(one) for one in self._weights]
+            if len(self._copies) != len(now):
+                self._copies = [torch.empty_like(one) for one in now]
+            compat.copy_all(self._copies, now)
+
+    @torch.no_grad()
+    def notice_changes(self) -> None:
+        if not self._are_saved and self._have_changed():
+            self._are_saved = True
+            log.info("weights change in a step before the update: they are copied in each step")
+
+    def restore(self) -> bool:
+        if self._copies:
+            compat.copy_all([local(one) for one in self._weights], self._copies)
+        elif self._have_changed():
+            self._are_saved = True
+            return False
+        return True
+
+    def _have_changed(self) -> bool:
+        return any(not torch.equal(*both) for both in zip(self._sample, self._read(), strict=True))
+
+    @torch.no_grad()
+    def _read(self) -> list[torch.Tensor]:
+        """The bytes of a few elements of a few of the weights."""
+        owns = [local(one) for one in self._chosen]
+        places = [one.data_ptr() for one in owns]
+        if places != self._places:
+            self._places, self._views = places, {}
+            for one in owns:
+                self._views.setdefault((one.device, one.dtype), []).append(_few(one))
+        return [torch.cat(views).view(torch.uint8) for views in self._views.values()]
+
+
+def _few(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of some elements."""
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        tensor = tensor.as_strided((tensor.numel(),), (1,))
+    flat = tensor.view(-1) if tensor.is_contiguous() else tensor[..., :1].reshape(-1)
+    gap = max(1, flat.numel() // ELEMENTS)
+    return flat[::gap][:ELEMENTS]
 
 
 def _copy(value: torch.Tensor | None) -> torch.Tensor | None:

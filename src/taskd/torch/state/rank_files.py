@@ -1,0 +1,124 @@
+"""The parts of an emergency checkpoint that only some ranks may load: one file for each.
+
+`torch.distributed.checkpoint` writes each name once, so it can hold neither pipeline stages nor
+experts that have the same names on every rank, nor what only one rank has. These go into files of
+ours beside it, from a survivor or from the copy of a lost rank, and can be loaded only by a job of
+the same size. All survivors call `write` together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+
+from taskd.core.worker.state_classes import Agreement
+from taskd.model.ids import Rank
+from taskd.model.messages import own_name
+from taskd.torch.copies.snapshots import LocalState
+from taskd.torch.groups import sealed_objects
+from taskd.torch.state import transfer
+from taskd.torch.state.orphaned_shards import CheckpointFailed
+from taskd.torch.state.protected import Protected
+from taskd.torch.state.sealed import BadState, checkpoint_key, seal, unseal
+from taskd.torch.state.state_link import Receive
+from taskd.torch.state.transfer import Manifest, StateImage
+
+Content = tuple[Manifest, list[torch.Tensor]]
+HERE, COPIED = 0, 1
+
+
+def divided_shards(agreement: Agreement | None) -> Mapping[Rank, str]:
+    """The shard of each rank, if some are not shards of distributed tensors. Empty: they are."""
+    if agreement is None or not agreement.is_divided:
+        return {}
+    return dict(agreement.shards)
+
+
+def names(agreement: Agreement | None, step: int) -> list[str]:
+    """What has to be in files of its own."""
+    if agreement is None:
+        return []
+    own = 0 <= agreement.own_since <= step
+    alone = [own_name(rank) for rank in sorted(agreement.shards) if own]
+    return sorted(set(divided_shards(agreement).values())) + alone
+
+
+def write(mine: LocalState, has_step: bool, step: int, incident: int, folder: Path) -> None:
+    """Write what this rank was chosen for, once for the whole job."""
+    needed = names(mine.protected.agreement, step)
+    if not needed:
+        return
+    offers = sealed_objects.all_gather((mine.rank, _offers(mine, has_step, step, needed)))
+    for name in needed:
+        able = [(offered[name], rank) for rank, offered in offers if name in offered]
+        if not able:
+            raise CheckpointFailed(f"no survivor has step {step} of {name}")
+        how, writer = min(able)
+        if writer == mine.rank:
+            content = _content(mine, name, step, incident, from_copy=how == COPIED)
+            place = _place(name, step)
+            (folder / file_name(name)).write_bytes(seal(content, place, checkpoint_key()))
+
+
+def read(protected: Protected, folder: Path, name: str, step: int) -> None:
+    """Load one of the files: raises OSError or BadState."""
+    data = (folder / file_name(name)).read_bytes()
+    manifest, tensors = unseal(data, _place(name, step), checkpoint_key())
+    transfer.load(protected, manifest, tensors)
+
+
+def file_name(name: str) -> str:
+    """Names of shards may contain any character."""
+    return f"taskd-{blake2b(name.encode(), digest_size=8).hexdigest()}.state"
+
+
+def _offers(mine: LocalState, has_step: bool, step: int, needed: list[str]) -> dict[str, int]:
+    found = {}
+    for name in needed:
+        if has_step and name == mine.shard:
+            found[name] = HERE
+        elif mine.snapshots is not None and mine.snapshots.find(name, step) is not None:
+            found[name] = COPIED
+    return found
+
+
+def _content(mine: LocalState, name: str, step: int, incident: int, from_copy: bool) -> Content:
+    if not from_copy:
+        data = bytearray()
+        StateImage(mine.protected, step, incident, name).send(data.extend)
+        return _unpack(step, incident, _Reader(data).receive)
+    snapshots = mine.snapshots
+    found = snapshots.find(name, step) if snapshots is not None else None
+    if snapshots is None or found is None:
+        raise CheckpointFailed(f"the copy of {name} at step {step} is not there any more")
+    return snapshots.read(found, partial(_unpack, step, incident))
+
+
+def _unpack(step: int, incident: int, receive: Receive) -> Content:
+    manifest, pieces = transfer.unpack(receive)
+    if manifest.step != step or manifest.incident > incident:
+        raise BadState(
+            f"expected a copy of step {step} up to incident {incident}, got step {manifest.step} "
+            f"of incident {manifest.incident}"
+        )
+    return manifest, [tensor for _, tensor in pieces]
+
+
+def _place(name: str, step: int) -> str:
+    return f"state of {name} at step {step}"
+
+
+class _Reader:
+    """Gives what an image has sent."""
+
+    def __init__(self, data: bytearray) -> None:
+        self._data, self._at = memoryview(data), 0
+
+    def receive(self, target: memoryview) -> None:
+        target = target.cast("B")
+        target[:] = self._data[self._at : self._at + target.nbytes]
+        self._at += target.nbytes

@@ -1,0 +1,147 @@
+"""Samples of a rank's state in each step, chained into one number that outlives the process.
+
+Between two comparisons of the whole state no rank can see that another one has become different,
+and reading all weights in each step would be slow. So each rank reads a few elements of a few
+tensors at the gate of each step, other ones each time, and adds them to a running number. The last
+numbers are in the node's shared memory. When a rank is lost, its replacement shows them, and the
+survivors know whether it held the same as they (`core/worker/state_evidence.py`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+
+from taskd.core.worker.state_evidence import SampleKey
+from taskd.torch.state.pieces import raw_bytes
+from taskd.torch.state.protected import Protected
+from taskd.torch.state.sharded import is_distributed, local
+
+TENSORS, BUFFERS, ELEMENTS = 4, 2, 64
+"""How much is read in a step: weights with their gradients, buffers, and elements of each."""
+DEVICE_EVERY = 8
+"""State on a device is read only in every so many steps: the step waits for it."""
+KEPT = 8
+_SLOT = struct.Struct("<qqqQ")
+"""Incident, version and step of a number, and the number. Step -1: empty."""
+_EMPTY = _SLOT.pack(0, 0, -1, 0)
+
+
+class SampleChain:
+    """The samples of one rank, and those that its predecessor has left."""
+
+    def __init__(self, folder: Path | None, rank: int, protected: Protected) -> None:
+        """`folder` is in the node's shared memory; None: there is no such folder."""
+        path = None if folder is None else folder / f"samples-{rank}"
+        self._predecessor = {} if path is None else _read(path)
+        self._map = _open(path)
+        self._protected = protected
+        self._kept: dict[SampleKey, int] = {}
+        self._since: tuple[int, int] | None = None
+        self._number, self._count = b"", 0
+        tensors = [*protected.parameters, *protected.buffers()]
+        self._every = 1 if all(one.device.type == "cpu" for one in tensors) else DEVICE_EVERY
+        known = {p for model in protected.ddp_models() for p in model.module.parameters()}
+        self._own_gradients = {
+            p for p in protected.parameters if p not in known and not is_distributed(p)
+        }
+        """Weights whose gradients are not equal by construction."""
+
+    def extend(self, incident: int, version: int, step: int, *, gradients: bool) -> None:
+        """Add the samples of this step, on all ranks with the same incident and version."""
+        if self._since != (incident, version):
+            self._since, self._number = (incident, version), b""
+        if step % self._every:
+            return
+        digest = blake2b(self._number, digest_size=8)
+        for sample in self._samples(step, gradients):
+            digest.update(sample)
+        self._number = digest.digest()
+        (number,) = struct.unpack("<Q", self._number)
+        self._keep((incident, version, step), number)
+
+    def shown(self, is_new: bool) -> dict[SampleKey, int]:
+        """What this process shows to the others. `is_new`: it has none, but its predecessor had."""
+        return self._predecessor if is_new else dict(self._kept)
+
+    def _keep(self, key: SampleKey, number: int) -> None:
+        at = self._count % KEPT * _SLOT.size
+        self._count += 1
+        self._map[at : at + _SLOT.size] = _SLOT.pack(*key, number)
+        self._kept[key] = number
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+
+    @torch.no_grad()
+    def _samples(self, step: int, gradients: bool) -> Iterator[bytes]:
+        chosen: dict[torch.device, list[torch.Tensor]] = {}
+        for tensor in self._chosen(step, gradients):
+            chosen.setdefault(tensor.device, []).append(raw_bytes(_elements(tensor, step)))
+        for tensors in chosen.values():
+            yield torch.cat(tensors).cpu().numpy().tobytes()
+
+    def _chosen(self, step: int, gradients: bool) -> Iterator[torch.Tensor]:
+        protected = self._protected
+        for parameter in _some(protected.parameters, step, TENSORS):
+            yield from _readable(local(parameter))
+            if gradients and parameter in self._own_gradients and parameter.grad is not None:
+                yield from _readable(local(parameter.grad))
+        if not protected.has_own_buffers(step + 1):
+            for buffer in _some(protected.buffers(), step, BUFFERS):
+                yield from _readable(local(buffer))
+
+
+def _some(tensors: Sequence[torch.Tensor], step: int, count: int) -> Iterator[torch.Tensor]:
+    """Other ones in each step; all of them in turn."""
+    count = min(count, len(tensors))
+    return (tensors[(step * count + index) % len(tensors)] for index in range(count))
+
+
+def _readable(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    if tensor.layout == torch.strided and type(tensor) in _PLAIN and tensor.numel():
+        yield tensor
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _elements(tensor: torch.Tensor, step: int) -> torch.Tensor:
+    if not tensor.is_contiguous():
+        tensor = tensor[step % tensor.shape[0]]  # the whole of it would be copied
+    flat = tensor.reshape(-1)
+    gap = max(1, flat.numel() // ELEMENTS)
+    return flat[step % gap :: gap][:ELEMENTS]
+
+
+def _read(path: Path) -> dict[SampleKey, int]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    if len(data) != KEPT * _SLOT.size:
+        return {}
+    return {
+        (incident, version, step): number
+        for incident, version, step, number in _SLOT.iter_unpack(data)
+        if step >= 0
+    }
+
+
+def _open(path: Path | None) -> mmap.mmap:
+    size = KEPT * _SLOT.size
+    if path is None:
+        return mmap.mmap(-1, size)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(file).st_size != size:
+            os.ftruncate(file, 0)
+            os.write(file, _EMPTY * KEPT)
+        return mmap.mmap(file, size)
+    finally:
+        os.close(file)
