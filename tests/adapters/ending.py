@@ -20,3 +20,15 @@ def die(rank: int, step: int) -> None:
 def show(model: nn.Module) -> None:
     state = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
     sys.stdout.write(f"weights {hashlib.sha256(state).hexdigest()}\n")
+
+
+def fault(place: str, rank: int, step: int) -> None:
+    """FAULTS="rank.step.place …" kills the rank there, once; with a leading "~" it is stopped."""
+    for one in os.environ.get("FAULTS", "").split():
+        if one.removeprefix("~") != f"{rank}.{step}.{place}":
+            continue
+        try:
+            os.close(os.open(f"done-{one}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        os.kill(os.getpid(), signal.SIGSTOP if one[0] == "~" else signal.SIGKILL)

@@ -31,7 +31,9 @@ def run(folder: Path, script: str, **env: str) -> tuple[list[str], str]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("script", ["with_accelerate.py", "with_fabric.py"])
+@pytest.mark.parametrize(
+    "script", ["with_accelerate.py", "with_prepared_loader.py", "with_fabric.py"]
+)
 def test_own_loop_loses_no_step(script: str, tmp_path: Path) -> None:
     calm, _ = run(tmp_path / "calm", script)
     disturbed, log = run(tmp_path / "disturbed", script, DIE="1.9")

@@ -1,0 +1,130 @@
+"""The state of a transformers Trainer, as parts that a job can protect.
+
+What all ranks hold alike, what belongs to a rank, the log, and the callbacks are separate parts:
+a part that differs between ranks is copied in every step.
+"""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+SHARED = ("epoch", "global_step", "best_metric", "best_global_step", "best_model_checkpoint")
+"""Attributes of `TrainerState`."""
+LOSS = "_tr_loss"
+POSITIONS = ("_globalstep_last_logged", "_initial_global_step")
+SUMS = ("_total_loss_scalar", "current_flos", "_initial_num_input_tokens_seen")
+"""Attributes of `Trainer`, which exist when its loop has begun: numbers."""
+PLAIN = (bool, int, float, str, type(None))
+
+
+class SharedPart:
+    """The position, the best result, the switches of the callbacks."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.epoch = -1
+        """The epoch that has begun. -1: none has."""
+        self.epoch_start = 0
+        """The number of steps before this epoch."""
+        self.grad_norm: float | None = None
+        self.learning_rate: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "state": {name: getattr(trainer.state, name) for name in SHARED},
+            "control": trainer.control.state()["args"],
+            "positions": {name: getattr(trainer, name, 0) for name in POSITIONS},
+            "place": (self.epoch, self.epoch_start),
+            "last_step": (self.grad_norm, self.learning_rate),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        trainer = self._trainer
+        for name, value in state["state"].items():
+            setattr(trainer.state, name, value)
+        for name, value in state["control"].items():
+            setattr(trainer.control, name, value)
+        for name, value in state["positions"].items():
+            setattr(trainer, name, value)
+        self.epoch, self.epoch_start = state["place"]
+        self.grad_norm, self.learning_rate = state["last_step"]
+
+
+class RankPart:
+    """Sums of this rank, and what it has saved. Nothing changes after the optimizer's update."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        loss = getattr(trainer, LOSS, None)
+        return {
+            "stateful_callbacks": deepcopy(trainer.state.stateful_callbacks),
+            "loss": 0.0 if loss is None else loss.item(),
+            "sums": {name: getattr(trainer, name, 0) for name in SUMS},
+            "operations": trainer.state.total_flos,
+            "tokens": trainer.state.num_input_tokens_seen,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        trainer = self._trainer
+        trainer.state.stateful_callbacks = deepcopy(state["stateful_callbacks"])
+        setattr(trainer, LOSS, torch.tensor(state["loss"], device=trainer.args.device))
+        for name, value in state["sums"].items():
+            setattr(trainer, name, value)
+        trainer.state.total_flos = state["operations"]
+        trainer.state.num_input_tokens_seen = state["tokens"]
+
+
+class HistoryPart:
+    """The log. It only grows, so it is encoded when it has grown, and not in every step."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._length, self._encoded = 0, "[]"
+
+    def state_dict(self) -> dict[str, Any]:
+        history = self._trainer.state.log_history
+        if len(history) != self._length:
+            self._length, self._encoded = len(history), json.dumps(history, default=_plain)
+        return {"length": self._length, "history": self._encoded}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state != self.state_dict():
+            self._length, self._encoded = state["length"], state["history"]
+            self._trainer.state.log_history[:] = json.loads(self._encoded)
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy or torch, or any other object that was logged."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+class CallbackParts:
+    """Numbers, strings and switches that callbacks keep as attributes."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            str(number): {
+                name: value for name, value in vars(callback).items() if type(value) in PLAIN
+            }
+            for number, callback in enumerate(self._callbacks)
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for number, callback in enumerate(self._callbacks):
+            vars(callback).update(state.get(str(number), {}))
+
+    @property
+    def _callbacks(self) -> list[Any]:
+        found: list[Any] = self._trainer.callback_handler.callbacks
+        return found

@@ -1,0 +1,100 @@
+"""The Trainer of taskd.integrations.transformers: the same in every bit, whatever fails where."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import ROOT
+
+PYTHON = ROOT / ".venvs/adapters/bin/python"
+TIMED = ("runtime", "per_second")
+
+
+def run(folder: Path, faults: str = "", **env: str) -> dict[str, Any]:
+    """What the job has left in its folder: results of all ranks, and its checkpoints."""
+    folder.mkdir()
+    command = [PYTHON, "-m", "taskd", "run", "--nproc-per-node=2"]
+    preload, script = "--preload=taskd.integrations.transformers", "resilient_trainer.py"
+    done = subprocess.run(
+        [*map(str, command), preload, ROOT / "tests/adapters" / script],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "FAULTS": faults, **env},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    left: dict[str, Any] = {
+        path.name: json.loads(path.read_text()) for path in folder.glob("end-*.json")
+    }
+    left["weights"] = sorted(
+        line.split("weights ")[1] for line in done.stdout.splitlines() if "weights " in line
+    )
+    for path in sorted(folder.glob("saved/*/*")):
+        if path.name == "trainer_state.json":
+            left[str(path.relative_to(folder))] = without_times(json.loads(path.read_text()))
+        elif path.suffix in (".safetensors", ".pt", ".pth"):
+            left[str(path.relative_to(folder))] = path.read_bytes()
+    left["events"] = [event_lines(folder / f"events-{rank}") for rank in range(2)]
+    left["launcher"] = done.stderr
+    return left
+
+
+def without_times(state: dict[str, Any]) -> dict[str, Any]:
+    history = [
+        {name: value for name, value in entry.items() if not name.endswith(TIMED)}
+        for entry in state["log_history"]
+    ]
+    return {**state, "log_history": history}
+
+
+def event_lines(path: Path) -> list[str]:
+    """What the callbacks saw. A replacement repeats the code after the step of its predecessor."""
+    return list(dict.fromkeys(path.read_text().splitlines()))
+
+
+def assert_same(calm: dict[str, Any], disturbed: dict[str, Any], faults: int) -> None:
+    launcher = disturbed.pop("launcher")
+    assert launcher.count("recovered in") == faults, launcher
+    for name, expected in calm.items():
+        if name != "launcher":
+            assert disturbed[name] == expected, name
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(tmp_path_factory.mktemp("calm") / "run")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "faults",
+    [
+        "1.2.forward 0.4.prediction 1.7.optimizer 0.9.substep ~1.11.backward",
+        "0.3.log 1.4.evaluate 0.8.saving 1.10.epoch 0.12.save",
+    ],
+    ids=["in steps", "between steps"],
+)
+def test_trainer_loses_no_step(faults: str, calm: dict[str, Any], tmp_path: Path) -> None:
+    disturbed = run(tmp_path / "run", faults)
+    assert_same(calm, disturbed, len(faults.split()))
+
+
+@pytest.mark.timeout(500)
+def test_early_stopping_with_workers_and_bf16_is_exact(tmp_path: Path) -> None:
+    env = {"STOP_EARLY": "0.0", "WORKERS": "1", "BF16": "1"}
+    calm = run(tmp_path / "calm", **env)
+    disturbed = run(tmp_path / "run", "0.3.forward 1.8.evaluate", **env)
+    assert_same(calm, disturbed, 2)
+
+
+@pytest.mark.timeout(300)
+def test_callback_that_raises_ends_the_job_with_its_error(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="the callback has failed"):
+        run(tmp_path / "run", RAISE_AT="3")

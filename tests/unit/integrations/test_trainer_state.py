@@ -1,0 +1,76 @@
+"""The state of a Trainer survives a round trip, and an abandoned step leaves no trace in it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from taskd.integrations.trainer_state import CallbackParts, HistoryPart, RankPart, SharedPart
+
+
+class Control:
+    should_log = False
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"should_log": self.should_log}}
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.count, self.bar = 0, object()
+
+
+def trainer() -> Any:
+    state = SimpleNamespace(
+        epoch=0.0,
+        global_step=0,
+        best_metric=None,
+        best_global_step=None,
+        best_model_checkpoint=None,
+        stateful_callbacks={},
+        total_flos=0,
+        num_input_tokens_seen=0,
+        log_history=[],
+    )
+    return SimpleNamespace(
+        state=state,
+        control=Control(),
+        current_flos=0.0,
+        args=SimpleNamespace(device="cpu"),
+        callback_handler=SimpleNamespace(callbacks=[Counting()]),
+    )
+
+
+def test_state_goes_to_another_trainer() -> None:
+    here, there = trainer(), trainer()
+    here.state.global_step, here.control.should_log = 7, True
+    here._tr_loss, here._total_loss_scalar = torch.tensor(0.1) * 3, 2.5
+    here.state.log_history.append({"loss": 0.1})
+    here.callback_handler.callbacks[0].count = 4
+    for kind in (SharedPart, RankPart, HistoryPart, CallbackParts):
+        kind(there).load_state_dict(kind(here).state_dict())
+    assert there.state.global_step == 7
+    assert there.control.should_log
+    assert torch.equal(there._tr_loss, here._tr_loss)
+    assert there.state.log_history == [{"loss": 0.1}]
+    assert there.callback_handler.callbacks[0].count == 4
+
+
+def test_log_keeps_its_list() -> None:
+    here = trainer()
+    part, history = HistoryPart(here), here.state.log_history
+    before = part.state_dict()
+    history.append({"loss": 0.1})
+    part.load_state_dict(before)
+    assert history == []
+    assert here.state.log_history is history
+
+
+def test_objects_of_a_callback_are_left_alone() -> None:
+    here = trainer()
+    bar = here.callback_handler.callbacks[0].bar
+    part = CallbackParts(here)
+    part.load_state_dict(part.state_dict())
+    assert here.callback_handler.callbacks[0].bar is bar
