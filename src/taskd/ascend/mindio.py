@@ -61,7 +61,9 @@ class Engine(Protocol):
     def save_and_exit(self) -> object: ...
     def stop_train(self, faults: Faults, mode: str, timeout: int | None = None) -> object: ...
     def on_global_rank(self, faults: Faults, timeout: int | None = None) -> object: ...
-    def change_strategy(self, strategy: str) -> object: ...
+    def change_strategy(self, strategy: str, params: str = "") -> object:
+        """`params` is given only if clusterd sent some, as it does with downgrade and upgrade."""
+
     def prepare_action(self, action: str, faults: Faults) -> object: ...
 
 
@@ -123,8 +125,9 @@ class MindioEngine:
         order = self._ttp.tft_notify_controller_on_global_rank
         return order(faults) if timeout is None else order(faults, timeout)
 
-    def change_strategy(self, strategy: str) -> object:
-        return self._ttp.tft_notify_controller_change_strategy(strategy)
+    def change_strategy(self, strategy: str, params: str = "") -> object:
+        order = self._ttp.tft_notify_controller_change_strategy
+        return order(strategy, params) if params else order(strategy)
 
     def prepare_action(self, action: str, faults: Faults) -> object:
         order = getattr(self._ttp, "tft_notify_controller_prepare_action", None)
@@ -182,7 +185,7 @@ class InProcessEngine:
     def on_global_rank(self, faults: Faults, timeout: int | None = None) -> object:
         return self.reports.report_recover_strategy(faults, ["exit"])
 
-    def change_strategy(self, strategy: str) -> object:
+    def change_strategy(self, strategy: str, params: str = "") -> object:
         if strategy == "exit":
             log.warning("clusterd orders the job to exit")
             return None

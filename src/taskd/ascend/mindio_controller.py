@@ -31,6 +31,7 @@ from taskd.model.faults import Fault, FaultCause
 from taskd.model.ids import NodeRank, Position, Rank, agent
 from taskd.model.manager import (
     Event,
+    JobStalled,
     MessageReceived,
     NodeDisconnected,
     NodeGone,
@@ -128,7 +129,8 @@ class MindioController:
             case "on_global_rank":
                 self._in_order(engine.on_global_rank, faults, limit)
             case "change_strategy":
-                self._in_order(engine.change_strategy, signal.strategy)
+                params = (signal.extra,) if signal.extra else ()
+                self._in_order(engine.change_strategy, signal.strategy, *params)
             case "save_and_exit":
                 self._in_order(engine.save_and_exit)
             case "restart_controller":
@@ -157,7 +159,7 @@ class MindioController:
                 return True
             case MessageReceived(body=body):
                 return isinstance(body, AgentRegistered | AgentHello)
-            case NodeSilent() | NodeGone() | NodeDisconnected() | RankHung():
+            case NodeSilent() | NodeGone() | NodeDisconnected() | RankHung() | JobStalled():
                 return False
             case _:
                 return True

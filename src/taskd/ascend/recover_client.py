@@ -93,6 +93,7 @@ class ProtoBufData(NamedTuple):
     fault_ranks: Faults
     change_strategy: str
     timeout: int
+    extra_params: str = ""
 
 
 class RecoverClient(RecoverCalls):
@@ -233,7 +234,7 @@ class RecoverClient(RecoverCalls):
 
     def _carry_out_signal(self, signal: pb.ProcessManageSignal) -> None:
         faults = {int(f.rank): int(f.kind) for f in codec.faults_of(signal.faultRanks)}
-        data = ProtoBufData(faults, signal.changeStrategy, signal.timeout)
+        data = ProtoBufData(faults, signal.changeStrategy, signal.timeout, signal.extraParams)
         actions = ", ".join(signal.actions)
         log.info("signal %s: uuid=%s actions=%s", signal.signalType, signal.uuid, actions)
         self._answers.expect(signal)
@@ -261,7 +262,8 @@ class RecoverClient(RecoverCalls):
             case "on_global_rank":
                 arguments = (data.fault_ranks, *([data.timeout] if data.timeout else []))
             case "change_strategy":
-                arguments = (data.change_strategy,)
+                params = [data.extra_params] if data.extra_params else []
+                arguments = (data.change_strategy, *params)
             case "hot switch" | "stop switch":
                 arguments = (action, data.fault_ranks)
             case _:

@@ -104,6 +104,7 @@ def test_pids_and_faulty_part_of_a_worker_group() -> None:
         ({"Framework": "MindSpore"}, {"MS_NODE_RANK": "first"}),
         ({"Framework": "MindSpore", "ServerRank": "0"}, {"MS_NODE_RANK": "first"}),
         ({"Framework": "MindSpore", "UpstreamPort": "high"}, {}),
+        ({"Framework": "MindSpore", "UpstreamPort": "70000"}, {}),
     ],
 )
 def test_invalid_agent_settings_are_refused(
@@ -115,3 +116,10 @@ def test_invalid_agent_settings_are_refused(
     assert init_taskd_agent(config) is False
     assert register_func("MONITOR", print) is False
     assert start_taskd_agent() is None
+
+
+def test_callback_that_is_not_a_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskd.agent.seams.agent_api._agent", None)
+    assert init_taskd_agent({"Framework": "MindSpore"}) is True
+    assert register_func("MONITOR", "print") is False  # type: ignore[arg-type]
+    assert register_func("MONITOR", print) is True

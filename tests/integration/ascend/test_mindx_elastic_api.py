@@ -46,6 +46,7 @@ def test_import_patches_torchrun() -> None:
         "import taskd.ascend.documented.torchrun_patch as seam\n"
         "called = []\n"
         "seam.patch_torch_method = lambda: called.append(1)\n"
+        "seam._patch_elastic_agent = lambda: None\n"
         "import mindx_elastic.api\n"
         "assert called == [1]\n"
         "mindx_elastic.api.patch_torch_methods()\n"
@@ -54,9 +55,39 @@ def test_import_patches_torchrun() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_import_replaces_the_three_functions_that_its_page_names() -> None:
+    done = run(
+        "import torch.distributed.elastic.agent.server.api as server\n"
+        "import torch.distributed.launcher.api as launcher\n"
+        "agent = server.SimpleElasticAgent\n"
+        "before = agent._invoke_run, agent._initialize_workers, launcher.launch_agent\n"
+        "import mindx_elastic.api\n"
+        "after = agent._invoke_run, agent._initialize_workers, launcher.launch_agent\n"
+        "assert not set(before) & set(after)\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_torchrun_runs_a_script_after_the_import(tmp_path: Path) -> None:
+    """Without a manager, torch's own agent runs it; it waits for no reset file."""
+    script = tmp_path / "script.py"
+    script.write_text("import os; print('rank', os.environ['RANK'])\n")
+    done = run(
+        "import mindx_elastic.api\n"
+        "from torch.distributed import run\n"
+        f"run.main(['--standalone', '--nproc-per-node=2', {str(script)!r}])\n",
+        TASKD_PROCESS_ENABLE="off",
+        ELASTIC_LOG_PATH=str(tmp_path / "log"),
+        TASKD_LOG_PATH=str(tmp_path / "log"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[-2:] == ["rank 0", "rank 1"]
+
+
 PATCHES = (
     "import taskd.ascend.documented.torchrun_patch as seam\n"
     "seam.patch_torch_method = lambda: print('patched')\n"
+    "seam._patch_elastic_agent = lambda: None\n"
     "import mindx_elastic.api\n"
 )
 

@@ -234,6 +234,9 @@ def test_private_names_that_other_programs_call(client: DLRecoverManager, orders
     )
     client._DLRecoverManager__signal_pipe_line(signal)  # type: ignore[attr-defined]
     assert orders.orders == [("change_strategy", "retry"), ("change_strategy", "dump")]
+    shrink = '{"scale-in-strategy": "DP"}'
+    client.do_action("change_strategy", recover_manager.ProtoBufData({}, "downgrade", 0, shrink))
+    assert orders.orders[-1] == ("change_strategy", "downgrade", shrink)
     called: list[object] = []
     client.action_func_map = {"stop_train": lambda *arguments: called.append(arguments)}
     client._DLRecoverManager__do_action("stop_train", data)  # type: ignore[attr-defined]

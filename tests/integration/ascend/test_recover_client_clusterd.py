@@ -65,7 +65,7 @@ class QueueEngine(InProcessEngine):
     def on_global_rank(self, faults: Any, timeout: int | None = None) -> None:
         self.orders.put(("global", faults))
 
-    def change_strategy(self, strategy: str) -> None:
+    def change_strategy(self, strategy: str, params: str = "") -> None:
         self.orders.put(("change", strategy))
 
     def next(self) -> tuple[Any, ...]:

@@ -165,7 +165,7 @@ def test_all_orders_and_callbacks(job: Job) -> None:
         ["stop_train", known, "stop"],
         ["on_global_rank", known],
         ["on_global_rank", known, 33],
-        ["change_strategy", "recover"],
+        ["change_strategy", "recover", "x"],
         ["stop_train", {}, "pause", 600],
         ["prepare_action", "hot switch", known],
         ["prepare_action", "stop switch", {}],

@@ -97,6 +97,11 @@ def test_cluster_infos_may_be_a_list_or_a_dict(infos: object) -> None:
     assert taskd.api.init_taskd_manager({"job_id": "j", "cluster_infos": infos, "more": 1}) is True
 
 
+def test_missing_job_id_is_replaced_by_a_default() -> None:
+    """Scripts pass os.getenv("MINDX_TASK_ID"), which may be unset."""
+    assert taskd.api.init_taskd_manager({"job_id": None, "node_nums": 1}) is True
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -105,7 +110,9 @@ def test_cluster_infos_may_be_a_list_or_a_dict(infos: object) -> None:
         {"job_id": 7},
         {"node_nums": "2"},
         {"proc_per_node": True},
-        {"plugin_dir": None},
+        {"node_nums": 0},
+        {"node_nums": -1},
+        {"plugin_dir": 7},
         {"cluster_infos": "here"},
         {"cluster_infos": [{"ip": 7}]},
         {"more": object()},

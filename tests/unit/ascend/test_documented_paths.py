@@ -70,12 +70,22 @@ PATHS = {
     "add_RecoverServicer_to_server",
     "taskd.python.toolkit.validator.file_process": "safe_get_file_info",
     "taskd.python.utils.ip": "pre_handle_ip",
+    "taskd.python.utils.ip.ip": "pre_handle_ip",
     "taskd.python.utils.log": "run_log",
     "taskd.python.utils.log.logger": "run_log CustomRotatingHandler MaxLengthFormatter LogConfig",
     "taskd.python.utils.validator": "Validator FileValidator StringValidator DirectoryValidator "
     "IntValidator MapValidator RankSizeValidator ClassValidator",
-    "taskd.python.constants.constants": "LOG_DEFAULT_FILE DEFAULT_GROUP_DIR TASKD_LOG_PATH",
-    "taskd.python.toolkit.constants.constants": "RESET_CONFIG_PATH RESTARTTIMESCODE TTP_PORT",
+    "taskd.python.utils.validator.validators": "Validator FileValidator StringValidator "
+    "DirectoryValidator IntValidator MapValidator RankSizeValidator ClassValidator",
+    "taskd.python.constants.constants": "LOG_DEFAULT_FILE DEFAULT_GROUP_DIR TASKD_LOG_PATH "
+    "MUSK_PRIVILEGE LOG_BACKUP_FORMAT LOG_BACKUP_PATTERN CHECK_STEP_PERIOD GROUP_INFO_KEY",
+    "taskd.python.toolkit.constants.constants": "RESET_CONFIG_PATH RESTARTTIMESCODE TTP_PORT "
+    "MIN_RANK_SIZE MAX_RANK_SIZE MIN_DEVICE_NUM MAX_DEVICE_NUM MIN_SIZE MAX_SIZE MAX_CKPT_NUMS "
+    "LOG_PRIVILEGE LOG_DIR_PRIVILEGE LOG_BAK_PRIVILEGE LOG_MAX_LINE_LENGTH LOG_SIMPLE_FORMAT "
+    "LOG_FILE_PATH_ENV RESTART_FAULT_PROCESS_TYPE_ENV TASKD_PROCESS_ENABLE TASKD_ENABLE "
+    "ELASTIC_TRAINING SWITCH_ON SWITCH_OFF STOPAGENTCODE GRPC_KEEPALIVE_TIME_MS "
+    "GRPC_KEEPALIVE_TIMEOUT_MS GRPC_KEEPALIVE_PERMIT_WITHOUT_CALLS GRPC_MAX_PINGS_WITHOUT_DATA "
+    "GRPC_SSL_TARGET_NAME_OVERRIDE",
     "mindx_elastic": "__version__",
     "mindx_elastic.pb": "ClientInfo Status",
     "mindx_elastic.log": "run_log",

@@ -151,6 +151,7 @@ def test_rescheduled_pod_needs_a_new_rank_table(
     assert files.processor.is_recovered() is not needed
     files.version("5")
     assert files.processor.is_recovered()
+    assert files.processor.rank_table_version == (5 if needed else 4), "the next needs a newer one"
     files.version("four")
     assert files.processor.read_rank_table_version() == -1
     files.restart_type("hotReset")

@@ -201,7 +201,23 @@ def test_child_path_is_resolved_before_the_check(tmp_path: Path) -> None:
     assert below(str(tmp_path), str(tmp_path / "x"))
     assert not below(str(tmp_path), str(tmp_path / "out" / "x"))
     assert not below(str(tmp_path), str(tmp_path) + "2")
-    assert DirectoryValidator.remove_prefix("ab", "a") == "b"
+    assert not below(str(tmp_path), "")
+
+
+@pytest.mark.parametrize(
+    ("text", "prefix", "result"),
+    [
+        ("ab", "a", (True, "b")),
+        ("ab", "b", (False, "ab")),
+        ("a", "ab", (False, "a")),
+        ("ab", None, (False, "ab")),
+        (None, "a", (False, None)),
+    ],
+)
+def test_prefix_is_removed_where_there_is_one(
+    text: str | None, prefix: str | None, result: tuple[bool, str | None]
+) -> None:
+    assert DirectoryValidator.remove_prefix(text, prefix) == result
 
 
 def test_directory_with_too_many_entries_is_refused(tmp_path: Path) -> None:

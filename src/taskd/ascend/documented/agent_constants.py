@@ -6,7 +6,9 @@
 from taskd.ascend import mindio as _mindio
 from taskd.ascend import recover_channel as _channel
 from taskd.ascend import recover_client as _client
+from taskd.ascend.documented import validators as _validators
 from taskd.runtime import files as _files
+from taskd.runtime import log_file as _log_file
 
 STOP_TRAIN_PAUSE = _mindio.PAUSE
 MINDX_START_CONTROLLER_RANK = _mindio.STARTED_BY_CLUSTER
@@ -34,6 +36,21 @@ VALUE_RECOVERED = "recovered"
 VALUE_RESTART_HOTRESET_TYPE = "hotReset"
 VALUE_RESTART_RESCHEDULE_TYPE = "podReschedule"
 
+# Limits of the validators and of the Elastic Agent's log.
+MIN_RANK_SIZE = 0
+MAX_RANK_SIZE = _validators.MAX_RANK
+MIN_DEVICE_NUM = 1
+MAX_DEVICE_NUM = _validators.MAX_DEVICES
+MIN_SIZE = 0
+MAX_SIZE = _validators.MAX_FILE_SIZE
+MAX_CKPT_NUMS = _validators.MAX_ENTRIES
+LOG_PRIVILEGE = _log_file.FILE_MODE
+LOG_DIR_PRIVILEGE = _log_file.DIRECTORY_MODE
+LOG_BAK_PRIVILEGE = _log_file.BACKUP_MODE
+LOG_MAX_LINE_LENGTH = 1024
+LOG_SIMPLE_FORMAT = "[%(asctime)s][%(levelname)s][%(message)s]"
+LOG_FILE_PATH_ENV = "ELASTIC_LOG_PATH"
+
 # Durations in seconds, and numbers of attempts.
 SLEEP_GAP = 5
 GRACE_TIME_OUT = 600
@@ -58,6 +75,8 @@ MAX_INT16 = MAX_INI16 = 32767
 # Environment variables.
 ENABLE_RANKTABLE_ENV = "RANK_TABLE_FILE"
 ENABLE_RESTART_FAULT_PROCESS_ENV = "ENABLE_RESTART_FAULT_PROCESS"
+RESTART_FAULT_PROCESS_TYPE_ENV = "RESTART_FAULT_PROCESS_TYPE"
+TASKD_PROCESS_ENABLE = "TASKD_PROCESS_ENABLE"
 WATCHDOG_ENV = "HCCL_ASYNC_ERROR_HANDLING"
 WATCHDOG_ON = "1"
 WATCHDOG_OFF = "0"
@@ -70,9 +89,18 @@ TTP_PORT = "TTP_PORT"
 WORLD_SIZE = "WORLD_SIZE"
 MS_WORKER_NUM = "MS_WORKER_NUM"
 HIGH_AVAILABILITY_STRATEGY = "HIGH_AVAILABILITY"
+ELASTIC_TRAINING = _mindio.ELASTIC
+TASKD_ENABLE = "taskd_enable"
+SWITCH_ON = "on"
+SWITCH_OFF = "off"
 
 # The recover client, and the actions that clusterd orders.
 GRPC_SERVER_PORT = str(_channel.PORT)
+GRPC_KEEPALIVE_TIME_MS = "grpc.keepalive_time_ms"
+GRPC_KEEPALIVE_TIMEOUT_MS = "grpc.keepalive_timeout_ms"
+GRPC_KEEPALIVE_PERMIT_WITHOUT_CALLS = "grpc.keepalive_permit_without_calls"
+GRPC_MAX_PINGS_WITHOUT_DATA = "grpc.http2.max_pings_without_data"
+GRPC_SSL_TARGET_NAME_OVERRIDE = "grpc.ssl_target_name_override"
 REPORT_FAULT_RANKS_CALLBACK = "report_fault_ranks"
 STOP_COMPLETE_CALLBACK = "report_stop_complete"
 REPORT_STRATEGIES_CALLBACK = "report_strategies"
@@ -115,4 +143,5 @@ RESTARTWORKERCODE = 209
 STARTAGENTCODE = 210
 AGENTPAUSESTARTTRAINCODE = 211
 STOPWORKERSCODE = 213
+STOPAGENTCODE = "STOP"
 GRACEEXITAGENTCODE = "GRACE_EXIT"

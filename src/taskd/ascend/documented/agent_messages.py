@@ -155,7 +155,7 @@ class AgentMessageManager:
         """Put every received message into the queue, once. Blocks until this is closed."""
         while True:
             try:
-                received = self._thread.run(self._network_instance.receive()).result()
+                received = self._thread.run(self._network_instance.receive_order()).result()
             except (CancelledError, Permanent):
                 return
             if received.uuid in self._seen:

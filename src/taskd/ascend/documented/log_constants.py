@@ -20,6 +20,11 @@ MAX_SIZE = _validators.MAX_FILE_SIZE
 MAX_DEVICE_NUM = _validators.MAX_DEVICES
 MAX_RANK_SIZE = _validators.MAX_RANK
 
+MUSK_PRIVILEGE = 0o777
+LOG_BACKUP_FORMAT = "%Y-%m-%dT%H-%M-%S.%f"
+LOG_BACKUP_PATTERN = r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}\.\d{3}"
+CHECK_STEP_PERIOD = 10
+
 LIB_SO_PATH = "libs"
 LIB_SO_NAME = "libtaskd.so"
 
@@ -43,6 +48,7 @@ GROUP_BASE_DIR_ENV = "GROUP_BASE_DIR"
 DEFAULT_GROUP_DIR = "/user/cluster-info/profiling"
 PROFILING_DIR_MODE = 0o755
 GROUP_INFO_NAME = "parallel_group.json"
+GROUP_INFO_KEY = "parallel_group_info"
 GROUP_NAME_KEY = "group_name"
 GROUP_RANK_KEY = "group_rank"
 GLOBAL_RANKS_KEY = "global_ranks"

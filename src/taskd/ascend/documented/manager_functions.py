@@ -82,6 +82,7 @@ def _settings(config: dict[str, Any]) -> ManagerConfig:
         tls=tls_of(config),
         clusterd=clusterd,
         clusterd_token=environ.get("TASKD_CLUSTERD_TOKEN", ""),
+        clusterd_token_file=environ.get("TASKD_CLUSTERD_TOKEN_FILE", ""),
         plugin_dir=Path(config["plugin_dir"]) if config.get("plugin_dir") else None,
         job=JobConfig(
             nodes=config.get("node_nums", 1),
@@ -100,12 +101,12 @@ def _completed(config: Any) -> list[str]:
     problems = [
         f"{name} must be a string, got {config[name]!r}"
         for name in TEXTS
-        if not isinstance(config.get(name, ""), str)
+        if not isinstance(config.get(name) or "", str)
     ]
     problems += [
-        f"{name} must be an integer, got {config[name]!r}"
+        f"{name} must be an integer of at least 1, got {config[name]!r}"
         for name in COUNTS
-        if not isinstance(config.get(name, 0), int) or isinstance(config.get(name), bool)
+        if not _is_count(config.get(name, 1))
     ]
     if not _are_infos(config.get("cluster_infos", [])):
         problems.append("cluster_infos must be a list of {ip, port, name, role}, or one of them")
@@ -114,6 +115,10 @@ def _completed(config: Any) -> list[str]:
     except (TypeError, ValueError) as error:
         problems.append(f"they cannot be written as JSON: {error}")
     return problems
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _are_infos(infos: Any) -> bool:

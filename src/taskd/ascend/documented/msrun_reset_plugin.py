@@ -224,7 +224,7 @@ class MSRunPlugin:
             grace_exit=self.faults.grace_exit == 1,
             fault=fault,
             may_restart_some=self._may_restart_some() and bool(self.rank_pids),
-            recovered=self.faults.is_recovered(),
+            recovered=self.faults.has_recovered(),
             finished=self.all_rank_succeed,
             unhealthy=self.unhealthy,
         )

@@ -109,20 +109,30 @@ class FaultProcessor:
         )
 
     def is_recovered(self) -> bool:
-        """Whether all listed ranks have recovered, and a new rank table, if needed, is present."""
+        """Whether all listed ranks have recovered, and a new rank table, if needed, is present.
+
+        If so, the version of that rank table counts as used: the next fault needs a newer one.
+        """
+        recovered = self.has_recovered()
+        if recovered and self._needs_rank_table():
+            self.rank_table_version = self.read_rank_table_version()
+        return recovered
+
+    def has_recovered(self) -> bool:
+        """The same, without using up the rank table."""
         self._update_reset_info()
         listed = [rank for rank in self.fault_ranks if constants.KEY_STATUS in rank]
         if not all(_is(rank, constants.VALUE_RECOVERED) for rank in listed):
             return False
-        return self._has_new_rank_table()
+        new = self.read_rank_table_version() > self.rank_table_version
+        return new or not self._needs_rank_table()
 
-    def _has_new_rank_table(self) -> bool:
-        needed = (
+    def _needs_rank_table(self) -> bool:
+        return (
             environ.get(constants.ENABLE_RANKTABLE_ENV) != ""
             and os.path.exists(self.rank_version_path)
             and self.restart_type == constants.VALUE_RESTART_RESCHEDULE_TYPE
         )
-        return not needed or self.read_rank_table_version() > self.rank_table_version
 
     def wait_to_start(self, worker_group: Any) -> bool:
         """Whether workers may start: the files are complete and list no fault of this node."""

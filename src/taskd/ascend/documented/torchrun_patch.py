@@ -19,6 +19,11 @@ from typing import Any
 from taskd.agent.run.plan import UNLIMITED_RESTARTS
 from taskd.agent.seams import torch_names
 from taskd.config import environ
+from taskd.runtime.clock import monotonic
+from taskd.runtime.retry import Tries, every
+
+ELASTIC_START_S = 60.0
+"""How long the Elastic Agent waits for the reset files before it starts the workers anyway."""
 
 
 def patch_torch_method() -> None:
@@ -48,6 +53,32 @@ def patch_torch_methods() -> None:
         )
         return
     patch_torch_method()
+    _patch_elastic_agent()
+
+
+def _patch_elastic_agent() -> None:
+    """Replace the three functions of torch that the Elastic Agent's page names."""
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+    from torch.distributed.launcher import api as launcher
+
+    torch_names.replace_run_and_initialize(
+        SimpleElasticAgent, patch_invoke_run, patch_initialize_workers
+    )
+    setattr(launcher, "launch_agent", patch_launch_agent)  # noqa: B010 - its signature varies
+
+
+def patch_initialize_workers(self: Any, worker_group: Any) -> None:
+    """torch's `_initialize_workers`, once the reset files list no fault of this node."""
+    from taskd.agent.seams.torchrun import TORCHS_INITIALIZE
+    from taskd.ascend.documented import agent_constants as constants
+    from taskd.ascend.documented.elastic_log import run_log
+    from taskd.ascend.documented.reset_files import fault_processor
+
+    deadline = monotonic() + ELASTIC_START_S
+    waits = Tries(every(constants.WAITING_INTERVAL), deadline=deadline)
+    if not any(fault_processor.wait_to_start(worker_group) for _ in waits):
+        run_log.warning("the workers start although the reset files still list their faults")
+    TORCHS_INITIALIZE(self, worker_group)
 
 
 def patch_invoke_run(self: Any, role: str = "default") -> Any:
@@ -64,13 +95,16 @@ def patch_default_signal() -> signal.Signals:
     return signal.SIGKILL
 
 
-def patch_launch_agent(config: Any, entrypoint: Any, args: list[Any]) -> Any:
-    """torch's `launch_agent`, where max_restarts=0 means an unlimited number of restarts."""
+def patch_launch_agent(config: Any, entrypoint: Any, args: list[Any], **more: Any) -> Any:
+    """torch's `launch_agent`, where max_restarts=0 means an unlimited number of restarts.
+
+    `more`: what newer versions of torch pass, for example a health check server.
+    """
     from taskd.agent.seams.torchrun import TORCHS_LAUNCH
 
     if not config.max_restarts:
         config = replace(config, max_restarts=UNLIMITED_RESTARTS)
-    return TORCHS_LAUNCH(config, entrypoint, args)
+    return TORCHS_LAUNCH(config, entrypoint, args, **more)
 
 
 def patch_create_c10d_store_decorator(

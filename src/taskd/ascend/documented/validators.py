@@ -185,12 +185,17 @@ class DirectoryValidator(StringValidator):
         super().__init__(value, max_len, min_len)
 
     @staticmethod
-    def remove_prefix(text: str, prefix: str) -> str:
-        return text.removeprefix(prefix)
+    def remove_prefix(text: str | None, prefix: str | None) -> tuple[bool, str | None]:
+        """Whether the text begins with the prefix, and what follows it; otherwise the text."""
+        if text is None or prefix is None or not text.startswith(prefix):
+            return False, text
+        return True, text.removeprefix(prefix)
 
     @staticmethod
     def check_is_children_path(parent: str, child: str) -> bool:
         """Whether `child` is `parent` or is located below it, after resolving links."""
+        if not child or parent is None:
+            return False
         return Path(os.path.realpath(child)).is_relative_to(os.path.realpath(parent))
 
     def check_is_not_none(self) -> Self:
