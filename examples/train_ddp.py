@@ -1,4 +1,4 @@
-"""A training script that survives faults: the five lines marked `# +` are all it needs.
+"""A training script that survives faults: the six lines marked `# +` are all it needs.
 
 python examples/train_ddp.py                              # one process, no launcher
 taskd run --nproc-per-node 4 examples/train_ddp.py        # four ranks, with recovery
@@ -31,13 +31,14 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 job.protect(model=model, optimizer=optimizer)  # +
 
 for step in job.steps(STEPS):  # +
-    with step:  # +
-        batch = torch.randn(32, 64) + job.rank
-        loss = (model(batch) - batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        threading.Event().wait(PACE_S)
+    for attempt in step:  # +
+        with attempt:  # +
+            batch = torch.randn(32, 64) + job.rank
+            loss = (model(batch) - batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            threading.Event().wait(PACE_S)
 
 state = torch.cat([tensor.flatten().double() for tensor in net.state_dict().values()])
 digest = hashlib.sha256(state.numpy().tobytes()).hexdigest()

@@ -48,14 +48,17 @@ job.protect(model=model, optimizer=optimizer, elastic="accumulate")
 
 sizes = set()
 for step in job.steps(STEPS):
-    with step:
-        optimizer.zero_grad()
-        for part in step.parts(model):
-            data = torch.randn(32, 64, generator=torch.Generator().manual_seed(1000 * step + part))
-            loss = model(data, int(step), part)
-            (loss * step.share).backward()
-            threading.Event().wait(PACE_S)
-        optimizer.step()
+    for attempt in step:
+        with attempt:
+            optimizer.zero_grad()
+            for part in step.parts(model):
+                data = torch.randn(
+                    32, 64, generator=torch.Generator().manual_seed(1000 * step + part)
+                )
+                loss = model(data, int(step), part)
+                (loss * step.share).backward()
+                threading.Event().wait(PACE_S)
+            optimizer.step()
     sizes.add(len(job.members))
 
 if job.rank == 0:

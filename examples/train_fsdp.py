@@ -34,13 +34,14 @@ optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
 job.protect(model=net, optimizer=optimizer)  # sees that the state is sharded, and keeps copies
 
 for step in job.steps(STEPS):
-    with step:
-        batch = torch.randn(32, 64) + job.rank
-        loss = (net(batch) - batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        threading.Event().wait(PACE_S)
+    for attempt in step:
+        with attempt:
+            batch = torch.randn(32, 64) + job.rank
+            loss = (net(batch) - batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            threading.Event().wait(PACE_S)
 
 whole = [value.full_tensor() if job.world_size > 1 else value for value in net.parameters()]
 digest = hashlib.sha256(b"".join(value.detach().numpy().tobytes() for value in whole)).hexdigest()

@@ -141,11 +141,12 @@ def training(
     folder: str = ".",
     nodes: int = 1,
     machines: Machines | None = None,
+    ranks: int = 4,
 ) -> Iterator[Job]:
-    """Run four ranks of the script under `taskd run`. All processes end with this block."""
+    """Run the script under `taskd run`, with four ranks. All processes end with this block."""
     nodes = 2 if machines else nodes
     job_id = f"example-{os.getpid()}-{os.urandom(2).hex()}"
-    command = [TASKD, "run", "--nproc-per-node", str(4 // nodes), "--job-id", job_id, *options]
+    command = [TASKD, "run", "--nproc-per-node", str(ranks // nodes), "--job-id", job_id, *options]
     if nodes > 1:
         ports = ["--master-port", str(_free_port()), "--manager-port", str(_free_port())]
         command += ["--nnodes", str(nodes), *ports]
@@ -153,12 +154,14 @@ def training(
         command += ["--master-addr", machines.address(0, 1)]
     inside = [machines.inside(node) if machines else [] for node in range(nodes)]
     what = [str(HERE / script), *map(str, arguments)]
+    environment = {**os.environ, "TASKD_TOKEN": os.urandom(16).hex()}
 
     def start_node(node: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [*inside[node], *command, "--node-rank", str(node), *what],
             cwd=folder,
             stderr=subprocess.DEVNULL,
+            env=environment,
         )
 
     process = subprocess.Popen(
@@ -168,6 +171,7 @@ def training(
         text=True,
         bufsize=1,
         cwd=folder,
+        env=environment,
     )
     deadline = Timer(TIMEOUT_S, process.kill)
     deadline.start()
