@@ -1,0 +1,206 @@
+"""A live clusterd with tokens: forged calls of every method, and a flood of large requests."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from taskd.agent.run.plan import free_port
+from taskd.runtime.tokens import OPERATOR, bearer, job_scope, token_for
+from taskd.wire._pb import control_pb2
+from taskd.wire._pb.control_pb2_grpc import ControlStub
+from tests.attack.attacks import MemoryWatch, Tried, flood_from_another_process
+from tests.integration.clusterd.test_fuzz import METHODS
+
+SECRET = "a long secret of the server"
+CONTROL: Any = ControlStub
+OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+MOST_GROWTH_MIB = 100
+MOST_SLOWER = 5.0
+"""The p99 of a legitimate call, compared with that of a server that nobody attacks, while another
+process uses as much processor time as the attacker."""
+TRIES = 3
+"""Other work on this machine can only make it look worse: the best of these counts."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    with running_server(tmp_path) as running:
+        yield running
+
+
+@contextmanager
+def running_server(
+    tmp_path: Path, before: Callable[[], None] | None = None
+) -> Iterator[tuple[str, int]]:
+    """Its address and its process; `before` is called in that process."""
+    tokens = tmp_path / "tokens"
+    tokens.touch(mode=0o600)
+    tokens.write_text(f"secret {SECRET.replace(' ', '-')}\n")
+    port = free_port()
+    words = [f"--listen=127.0.0.1:{port}", f"--journal={tmp_path / 'journal'}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "taskd", "clusterd", *words, f"--tokens={tokens}"],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        preexec_fn=before,
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline()
+        yield f"127.0.0.1:{port}", process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def tokens() -> dict[str, str]:
+    secret = SECRET.replace(" ", "-")
+    right = token_for(secret, OPERATOR)
+    return {
+        "none": "",
+        "guessed": "operator",
+        "of another secret": token_for("another", OPERATOR),
+        "of another scope": token_for(secret, job_scope("a")).replace("job:a", OPERATOR),
+        "cut": right[:-1],
+        "with more": right + "A",
+        "long": "x" * 4000,
+    }
+
+
+def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:
+    """A stranger opens more connections than the server has descriptors, again and again."""
+    most = 64
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+    with running_server(tmp_path, before=limited) as (address, _):
+        token = token_for(SECRET.replace(" ", "-"), OPERATOR)
+        host, port = address.split(":")
+        stop, many = threading.Event(), threading.Event()
+
+        def attack() -> int:
+            opened: list[socket.socket] = []
+            while not stop.wait(0.02):
+                with suppress(OSError):
+                    opened.append(socket.create_connection((host, int(port)), 1, ("127.0.0.2", 0)))
+                if len(opened) > 2 * most:
+                    many.set()
+            for one in opened:
+                one.close()
+            return len(opened)
+
+        async def calls() -> int:
+            """Each over a connection of its own."""
+            answered = 0
+            for _ in range(20):
+                async with aio.insecure_channel(address, options=OWN_CONNECTION) as channel:
+                    jobs = CONTROL(channel).Jobs
+                    await jobs(
+                        control_pb2.JobsRequest(),
+                        metadata=bearer(token),
+                        timeout=60,
+                        wait_for_ready=True,
+                    )
+                    answered += 1
+            return answered
+
+        with ThreadPoolExecutor(1) as pool:
+            attacking = pool.submit(attack)
+            try:
+                assert many.wait(120)
+                assert asyncio.run(calls()) == 20
+            finally:
+                stop.set()
+            print(f"{attacking.result()} connections of a stranger")  # noqa: T201
+
+
+def test_forged_calls_of_every_method(server: tuple[str, int]) -> None:
+    address, _ = server
+    tried = Tried()
+
+    async def main() -> None:
+        async with aio.insecure_channel(address) as channel:
+            for name, _, _ in METHODS:
+                for token in tokens().values():
+                    service = service_of(name)
+                    status = await tried.call(channel, f"/{service}/{name}", b"", bearer(token))
+                    assert status in ("UNAUTHENTICATED", "RESOURCE_EXHAUSTED"), (name, status)
+
+    asyncio.run(main())
+    assert tried.results.total() == len(METHODS) * len(tokens()) > 150
+    print(tried.show())  # noqa: T201
+
+
+def service_of(method: str) -> str:
+    from taskd.wire._pb import profiling_pb2, recover_pb2
+
+    for module in (recover_pb2, profiling_pb2, control_pb2):
+        for service in module.DESCRIPTOR.services_by_name.values():
+            if method in service.methods_by_name:
+                return str(service.full_name)
+    raise AssertionError(method)
+
+
+async def latencies(channel: aio.Channel, token: str, seconds: float) -> list[float]:
+    jobs, took = CONTROL(channel).Jobs, []
+    end = perf_counter() + seconds
+    while perf_counter() < end:
+        began = perf_counter()
+        await jobs(control_pb2.JobsRequest(), metadata=bearer(token), timeout=60)
+        took.append(perf_counter() - began)
+        await asyncio.sleep(0.01)
+    return sorted(took)
+
+
+async def beside_a_busy_process(measured: Coroutine[Any, Any, list[float]]) -> list[float]:
+    """The attacker and its target share this machine: that alone makes every call slower."""
+    burn = "while True: bytes(4_000_000)"
+    burning = [await asyncio.create_subprocess_exec(sys.executable, "-c", burn) for _ in range(2)]
+    try:
+        return await measured
+    finally:
+        for one in burning:
+            one.kill()
+            await one.wait()
+
+
+def test_flood_of_strangers_costs_little_memory_and_time(server: tuple[str, int]) -> None:
+    address, pid = server
+    token = token_for(SECRET.replace(" ", "-"), OPERATOR)
+
+    async def slowdown(channel: aio.Channel) -> float:
+        """How much longer the slowest calls take while strangers flood the server."""
+        idle = await beside_a_busy_process(latencies(channel, token, 5.0))
+        async with MemoryWatch(pid) as memory:
+            method = "/taskd.v1.Control/DeclareJob"
+            attack = flood_from_another_process(address, method, 4_000_000, 10.0)
+            offered, busy = await asyncio.gather(attack, latencies(channel, token, 9.0))
+        assert offered > 1_000_000_000, "less than 100 MB/s was offered"
+        assert memory.growth_mib < MOST_GROWTH_MIB
+        p99 = [times[int(len(times) * 0.99)] for times in (idle, busy)]
+        print(f"growth={memory.growth_mib:.0f} MiB, p99 {p99[0]:.4f} -> {p99[1]:.4f} s")  # noqa: T201
+        return p99[1] / p99[0]
+
+    async def main() -> list[float]:
+        found: list[float] = []
+        async with aio.insecure_channel(address) as channel:
+            while len(found) < TRIES and min(found, default=MOST_SLOWER) >= MOST_SLOWER:
+                found.append(await slowdown(channel))
+        return found
+
+    assert min(found := asyncio.run(main())) < MOST_SLOWER, found
