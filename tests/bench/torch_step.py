@@ -66,11 +66,14 @@ class Estimate:
 
 
 def measure() -> list[Row]:
-    runs = [{kind: _run(alone, kind=kind) for kind in ("plain", "ours")} for _ in range(RUNS_ALONE)]
+    runs = [
+        {kind: run_script(alone, kind=kind) for kind in ("plain", "ours")}
+        for _ in range(RUNS_ALONE)
+    ]
     return [
-        *_compared("", _run(pairs, norm="batch", width=WIDTH, pairs=PAIRS)),
-        *_compared(" without buffers", _run(pairs, norm="layer", width=WIDTH, pairs=PAIRS)),
-        _constant(_run(pairs, norm="layer", width=SMALL, pairs=PAIRS_SMALL)),
+        *_compared("", run_script(pairs, norm="batch", width=WIDTH, pairs=PAIRS)),
+        *_compared(" without buffers", run_script(pairs, norm="layer", width=WIDTH, pairs=PAIRS)),
+        _constant(run_script(pairs, norm="layer", width=SMALL, pairs=PAIRS_SMALL)),
         _memory("peak private memory of such a rank, protected or plain", "own_mb", runs, 1.02),
         _memory(
             "the same with the pages of programs and libraries, which all ranks of a node share",
@@ -120,15 +123,15 @@ def estimate(values: list[float]) -> Estimate:
     return Estimate(median(ordered), ordered[low], ordered[high], len(values))
 
 
-def _run(script: Script, **args: Any) -> dict[str, Any]:
+def run_script(script: Script, world: int = WORLD, **args: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_play(script, Path(folder), args))
+        asyncio.run(_play(script, Path(folder), world, args))
         result: dict[str, Any] = json.loads((Path(folder) / "result").read_text())
     return result
 
 
-async def _play(script: Script, folder: Path, args: dict[str, Any]) -> None:
-    world = World(script, folder, size=WORLD, args=args, run_s=600.0)
+async def _play(script: Script, folder: Path, size: int, args: dict[str, Any]) -> None:
+    world = World(script, folder, size=size, args=args, run_s=600.0)
     try:
         await world.run()
     finally:

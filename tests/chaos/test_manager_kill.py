@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.integration.run.run_job import Ended, Job, script
 
@@ -17,6 +18,7 @@ TRAIN = """
     import hashlib, os, sys
     import torch
     from torch import nn
+    from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel as DDP
     import taskd.torch as taskd
 
@@ -25,7 +27,7 @@ TRAIN = """
     torch.manual_seed(7 + rank)
     job = taskd.init()
     net = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.1), nn.Linear(32, 4))
-    model = DDP(net)
+    model = fully_shard(net) if "SHARD" in os.environ else DDP(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     job.protect(model=model, optimizer=optimizer)
     gates = {int(at): os.path.join(os.environ["GATES"], at) for at in os.environ["AT"].split(",")}
@@ -39,7 +41,8 @@ TRAIN = """
             data = torch.Generator().manual_seed(int(step) * 100 + rank)
             model(torch.randn(8, 16, generator=data)).square().mean().backward()
             optimizer.step()
-    weights = b"".join(p.detach().numpy().tobytes() for p in net.parameters())
+    local = (getattr(p, "_local_tensor", p) for p in net.parameters())
+    weights = b"".join(p.detach().numpy().tobytes() for p in local)
     print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
 """
 
@@ -47,14 +50,14 @@ TRAIN = """
 class Stage:
     """A job that stops at chosen steps until the test lets it continue."""
 
-    def __init__(self, folder: Path, *at: int, clusterd: str = "") -> None:
+    def __init__(self, folder: Path, *at: int, clusterd: str = "", **env: str) -> None:
         self.gates = folder / "gates"
         self.gates.mkdir(parents=True)
         for step in at:
             os.mkfifo(self.gates / str(step))
         words = ("--nproc-per-node", "3", "--clusterd", clusterd, script(folder, TRAIN))
         steps = ",".join(map(str, at)) or "-1"
-        self.job = Job(folder, *words, GATES=str(self.gates), AT=steps)
+        self.job = Job(folder, *words, GATES=str(self.gates), AT=steps, **env)
 
     def reach(self, step: int) -> None:
         self.job.wait_for(f"at {step}")
@@ -105,9 +108,10 @@ def test_restarted_manager_repairs_the_job(tmp_path: Path) -> None:
     assert "recover-in-place" in ended.err
 
 
-def test_manager_and_a_rank_die_together(tmp_path: Path) -> None:
-    _, undisturbed = Stage(tmp_path / "plain").end()
-    stage = Stage(tmp_path / "killed", 5)
+@pytest.mark.parametrize("env", [{}, {"SHARD": "1"}], ids=["replicas", "shards"])
+def test_manager_and_a_rank_die_together(tmp_path: Path, env: dict[str, str]) -> None:
+    _, undisturbed = Stage(tmp_path / "plain", **env).end()
+    stage = Stage(tmp_path / "killed", 5, **env)
     stage.reach(5)
     manager, rank = stage.job.manager(), stage.job.worker(1)
     manager.send_signal(signal.SIGKILL)
@@ -117,6 +121,7 @@ def test_manager_and_a_rank_die_together(tmp_path: Path) -> None:
 
     assert ended.code == 0, ended.err
     assert weights == undisturbed
+    assert "restarted" not in ended.err
 
 
 def test_manager_dies_repeatedly_during_repairs(tmp_path: Path) -> None:

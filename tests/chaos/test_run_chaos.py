@@ -65,8 +65,7 @@ def test_job_survives_kills_of_all_its_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["taskd:zygote", "taskd:store"])
-def test_restarted_job_survives_the_death_of_its_zygote(tmp_path: Path, name: str) -> None:
-    """Workers die with the zygote and start from a new one; they continue without a store."""
+def test_workers_without_taskd_survive_the_death_of_their_zygote(tmp_path: Path, name: str) -> None:
     path = script(
         tmp_path,
         """
@@ -75,8 +74,8 @@ def test_restarted_job_survives_the_death_of_its_zygote(tmp_path: Path, name: st
 
         dist.init_process_group("gloo")
         print("up", flush=True)
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            open("go").read()
+        assert os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        open("go").read()
         dist.barrier()
         dist.destroy_process_group()
         """,
@@ -87,9 +86,8 @@ def test_restarted_job_survives_the_death_of_its_zygote(tmp_path: Path, name: st
     job.wait_for("up")
     victim = next(p for p in job.family() if p.name() == name)
     os.kill(victim.pid, signal.SIGKILL)
-    if name == "taskd:store":
-        (tmp_path / "go").write_text("")
-        (tmp_path / "go").unlink()
-        (tmp_path / "go").touch()
+    (tmp_path / "go").write_text("")
+    (tmp_path / "go").unlink()
+    (tmp_path / "go").touch()
     ended = job.end()
     assert ended.code == 0, ended.err

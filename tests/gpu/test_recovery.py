@@ -45,6 +45,8 @@ def calm(kind: str, backend: str) -> str:
         ("ddp", "nccl", "1 20 killed", "recover-in-place"),
         ("ddp", "nccl", "0 20 killed", "recover-in-place"),
         ("ddp", "nccl", "1 20 cut off", "retry"),
+        ("reading", "nccl", "1 20 killed", "recover-in-place"),
+        ("reading", "nccl", "0 20 cut off", "retry"),
         ("subgroups", "nccl", "1 20 killed", "recover-in-place"),
         ("split", "nccl", "1 20 killed", "recover-in-place"),
         ("mesh", "nccl", "0 20 killed", "recover-in-place"),

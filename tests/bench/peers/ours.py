@@ -94,7 +94,8 @@ def shrunk() -> Incident:
     """Two nodes: the launcher of the second is killed; the ranks of the first continue alone."""
     with Trial() as job:
         store, manager = map(str, free_ports(2))
-        together = ("--nnodes", "2", "--master-port", store, "--manager-port", manager)
+        ports = ("--master-port", store, "--manager-port", manager)
+        together = ("--nnodes", "2", "--insecure", *ports)
         words = (*together, "--job-id", job.folder.name, "--strategies", "elastic-training")
         _start(job, PROTECTED, WORLD // 2, *words)
         second = _start(job, PROTECTED, WORLD // 2, *words, "--node-rank", "1", name="second")

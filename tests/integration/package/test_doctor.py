@@ -13,8 +13,10 @@ import pytest
 
 import taskd
 from taskd import doctor
+from taskd.agent.run import torch_check
 from taskd.ascend import mspti
 from taskd.doctor import Finding, Verdict
+from taskd.runtime.torch_versions import TESTED
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -82,24 +84,25 @@ def test_port_in_use_is_limited() -> None:
     [
         (None, Verdict.ABSENT),
         ("2.5.1", Verdict.LIMITED),
-        ("2.14.0", Verdict.LIMITED),
-        ("2.6.0+cu124", Verdict.FINE),
-        ("2.13.0+cpu", Verdict.FINE),
+        ("nightly", Verdict.LIMITED),
+        (f"{TESTED[0]}+cu124", Verdict.FINE),
+        (f"{TESTED[-1]}+cpu", Verdict.FINE),
+        ("2.99.0", Verdict.LIMITED),
     ],
 )
 def test_torch_version_decides_the_verdict(
     found: str | None, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: found)
-    monkeypatch.setattr(doctor, "TORCH_CHECK", "")
+    monkeypatch.setattr(torch_check, "TRIAL", "")
     assert doctor._torch().verdict is verdict
 
 
 def test_torch_with_unexpected_internals_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "TORCH_CHECK", "raise SystemExit('no split_group')")
+    monkeypatch.setattr(torch_check, "TRIAL", "raise SystemExit('no split_group')")
     finding = doctor._torch()
     assert finding.verdict is Verdict.LIMITED
-    assert finding.because == "ranks are restarted instead of repaired in place: no split_group"
+    assert finding.because == "`taskd.torch.init()` refuses it: no split_group"
 
 
 def test_package_version_decides_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,9 @@ class Ended:
     err: str
 
 
+TOKEN = "the same secret on all nodes"
+
+
 class Job:
     """One running `taskd run`, with its output in pipes."""
 
@@ -35,13 +38,15 @@ class Job:
         self.folder, self.words = folder, words
         self.temporary = folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
+        several = any(word.startswith("--nnodes=") for word in words)
+        token = {"TASKD_TOKEN": TOKEN} if several else {}
         self.popen = subprocess.Popen(
             [*self.under, sys.executable, "-m", "taskd", "run", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=folder,
-            env={**os.environ, "TMPDIR": str(self.temporary), **env},
+            env={**os.environ, "TMPDIR": str(self.temporary), **token, **env},
         )
         self.process = psutil.Process(self.popen.pid)
         self.memory: set[Path] = set()
@@ -95,12 +100,12 @@ class Job:
         open_now = psutil.net_connections("tcp")
         return self.ports & {e.laddr.port for e in open_now if e.laddr and e.status == "LISTEN"}
 
-    def end(self) -> Ended:
+    def end(self, deadline_s: float = DEADLINE_S) -> Ended:
         """Wait for its end; fails if anything is left behind."""
         self.look()
         family = self.family() if self.popen.poll() is None else []
         try:
-            out, err = self.popen.communicate(timeout=DEADLINE_S)
+            out, err = self.popen.communicate(timeout=deadline_s)
         except subprocess.TimeoutExpired:
             self.popen.kill()
             raise

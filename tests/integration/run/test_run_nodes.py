@@ -40,7 +40,8 @@ def nodes(folder: Path, *words: str, **env: str) -> list[Job]:
 
 
 def test_two_nodes_train_together(tmp_path: Path) -> None:
-    jobs = nodes(tmp_path, "--nproc-per-node=2", script(tmp_path, TRAIN))
+    words = ["--insecure", "--nproc-per-node=2", script(tmp_path, TRAIN)]
+    jobs = nodes(tmp_path, *words, TASKD_TOKEN="")
     ended = [job.end() for job in jobs]
     assert [each.code for each in ended] == [0, 0], ended
     assert "[rank 0]: weights" in ended[0].out
@@ -188,8 +189,12 @@ def test_missing_manager_is_named(tmp_path: Path) -> None:
     assert f"127.0.0.1:{manager}" in ended.err
 
 
-def test_killed_launcher_can_be_started_again(tmp_path: Path) -> None:
-    """The agent and the proxy of a node die with its launcher; the job waits for the node."""
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_launcher_can_be_started_again(tmp_path: Path, signum: signal.Signals) -> None:
+    """The agent and the proxy of a node die with its launcher; the job waits for the node.
+
+    So they do at SIGTERM, as a kubelet sends it, if that is not among the handled signals.
+    """
     path = script(
         tmp_path,
         """
@@ -206,6 +211,7 @@ def test_killed_launcher_can_be_started_again(tmp_path: Path) -> None:
     )
     port, manager = free_port(), free_port()
     words = ["--nnodes=2", f"--master-port={port}", f"--manager-port={manager}", "--rdzv-id=again"]
+    words += ["--signals-to-handle=SIGINT"]
     folders = [tmp_path / f"node{node}" for node in range(2)]
     for folder in folders:
         folder.mkdir()
@@ -214,7 +220,7 @@ def test_killed_launcher_can_be_started_again(tmp_path: Path) -> None:
     )
     first.wait_for("up")
     second.wait_for("up")
-    second.popen.kill()
+    second.signal(signum)
     second.popen.communicate()
     again = Job(folders[1], *words, "--node-rank=1", path)
     ended = [job.end() for job in (first, again)]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -29,6 +29,7 @@ class Trial:
         self.exits: asyncio.Queue[Exit] = asyncio.Queue()
         self.out = tmp_path / "out"
         self.err = tmp_path / "err"
+        self.left: list[psutil.Process] = []
 
     async def start(self, name: str = "rank0", **env: str) -> Process:
         with ExitStack() as stack:
@@ -203,16 +204,50 @@ def test_children_of_worker_die_with_it(tmp_path: Path) -> None:
     trial(tmp_path, program, scenario)
 
 
-def test_dead_zygote_is_replaced_after_its_workers_are_reported(tmp_path: Path) -> None:
+def test_workers_outlive_their_zygote_and_the_next_one_starts_more(tmp_path: Path) -> None:
     program = script(tmp_path, "import signal; signal.pause()")
 
     async def scenario(it: Trial) -> None:
-        process = await it.start()
-        zygote = psutil.Process(process.pid).ppid()
-        os.kill(zygote, signal.SIGKILL)
-        assert (await it.exited()).process == process
-        again = await it.start()
-        assert psutil.Process(again.pid).ppid() != zygote
+        old = [await it.start(f"rank{rank}") for rank in range(3)]
+        for number in range(2):
+            newest = old[-1]
+            zygote = psutil.Process(newest.pid).ppid()
+            os.kill(zygote, signal.SIGKILL)
+            again = await it.start(f"rank{3 + number}")
+            assert psutil.Process(again.pid).ppid() != zygote
+            assert it.exits.empty()
+            assert {psutil.Process(one.pid).ppid() for one in old} == {os.getpid()}
+            old.append(again)
+        os.kill(old[0].pid, signal.SIGTERM)
+        assert await it.exited() == Exit(old[0], None, signal.SIGTERM)
+        it.processes.kill(old[1])
+        assert await it.exited() == Exit(old[1], None, signal.SIGKILL)
+        it.left = [psutil.Process(one.pid) for one in old[2:]]
+
+    assert not psutil.wait_procs(trial(tmp_path, program, scenario).left, timeout=0)[1]
+
+
+def test_start_that_dies_with_the_zygote_leaves_no_process(tmp_path: Path) -> None:
+    program = script(tmp_path, "import signal; signal.pause()")
+
+    async def scenario(it: Trial) -> None:
+        known = {(await it.start()).pid}
+        for number in range(5):
+            zygote = it.processes._popen
+            assert zygote is not None
+            starting = asyncio.create_task(it.start())
+            for _ in range(number):
+                await asyncio.sleep(0)
+            zygote.kill()
+            with suppress(ZygoteLost):
+                known.add((await starting).pid)
+            known.add((await it.start()).pid)
+        workers = {
+            process.pid
+            for process in psutil.Process().children(recursive=True)
+            if process.name().startswith("taskd:rank")
+        }
+        assert workers == known
 
     trial(tmp_path, program, scenario)
 
@@ -274,6 +309,30 @@ def test_nothing_outlives_launcher(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("ready", [True, False], ids=["ready", "importing"])
+def test_worker_of_a_dead_zygote_does_not_outlive_the_launcher(tmp_path: Path, ready: bool) -> None:
+    program = script(tmp_path, "import os, signal; print(os.getpid(), flush=True); signal.pause()")
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(_LAUNCHER), str(tmp_path), program.target, "1"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert launcher.stdout is not None
+    zygote = psutil.Process(int(launcher.stdout.readline()))
+    launcher.stdout.readline()
+    [worker] = zygote.children()
+    zygote.kill()
+    psutil.wait_procs([zygote], timeout=DEADLINE_S)
+    assert launcher.stdout.readline() == "another\n"
+    if ready:
+        assert launcher.stdout.readline() == "ready\n"
+    assert worker.is_running()
+    launcher.kill()
+    launcher.wait()
+    launcher.stdout.close()
+    assert not psutil.wait_procs([worker], timeout=DEADLINE_S)[1]
+
+
 _LAUNCHER = """
     import asyncio, os, sys
     from pathlib import Path
@@ -290,10 +349,16 @@ _LAUNCHER = """
         processes.watch()
         await processes.start("rank0", {}, write, 2, print)
         printed = b""
-        while printed.count(b"\\n") < 2:
+        while printed.count(b"\\n") < int((*sys.argv, "2")[3]):
             printed += await asyncio.to_thread(os.read, read, 100)
         print(processes._popen.pid, flush=True)
         print("started", flush=True)
+        first = processes._popen
+        while processes._popen is first:
+            await asyncio.sleep(0.001)
+        print("another", flush=True)
+        await processes.ready()
+        print("ready", flush=True)
         await asyncio.Event().wait()
 
     asyncio.run(main())
