@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: setup demo check test test-fast test-slow coverage test-gpu explore test-mindspore test-adapters bench dist docs proto settings clean
+.PHONY: setup demo check test test-fast test-slow coverage test-gpu test-torch torch-bin test-browser test-k8s explore test-mindspore test-adapters test-floors attack bench dist docs proto settings clean
 
 setup: $(VENV)/.ready
 
@@ -40,6 +40,13 @@ test-fast: setup  ## unit tests, scenarios, simulators; shows the branch coverag
 test-slow: setup  ## integration and chaos tests with real processes, examples
 	$(PYTEST) --dist loadfile tests/integration tests/chaos tests/bench
 
+test-browser: setup  ## the dashboard's pages in Chromium, which is installed if there is none
+	tools/browser.sh
+	$(BIN)/pytest --durations=10 tests/browser
+
+test-k8s: setup  ## clusterd on a real Kubernetes API server, which is built once (7 minutes) if there is none
+	assets=$$(tools/kubernetes.sh) && KUBEBUILDER_ASSETS=$$assets $(BIN)/pytest --durations=10 tests/kubernetes
+
 coverage: .coverage  ## branch coverage of core/ in the last `make test-fast`, with the missing lines
 	$(BIN)/coverage report --show-missing
 
@@ -61,6 +68,38 @@ test-mindspore: setup .venvs/mindspore/.ready  ## our agent under MindSpore's ow
 
 test-adapters: setup .venvs/adapters/.ready  ## Accelerate, transformers and Lightning under taskd run (1 GB to install)
 	$(BIN)/pytest tests/adapters
+
+# Versions of torch other than the pinned one. Most have only builds with CUDA: 5 GB each.
+TORCH ?= 2.15.0
+TORCH_BIN = .venvs/torch-$(TORCH)/bin
+TORCH_TESTS = tests/unit/torch tests/unit/agent tests/integration/torch/test_kill.py \
+  $(addprefix tests/integration/torch/test_,collectives.py side_groups.py transport.py fsdp.py \
+  fsdp_reset.py hsdp.py) \
+  $(addprefix tests/integration/run/test_,standby.py script_errors.py)
+
+.venvs/torch-%/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venvs/torch-$*
+	grep -Ev '^(torch|setuptools)==' constraints.txt > .venvs/torch-$*/constraints.txt
+	.venvs/torch-$*/bin/pip --disable-pip-version-check --quiet install --no-cache-dir \
+	  --constraint .venvs/torch-$*/constraints.txt torch==$* --editable '.[test]'
+	touch $@
+
+test-torch: .venvs/torch-$(TORCH)/.ready  ## the tests that touch torch, with TORCH=x.y.z (5 GB to install)
+	$(TORCH_BIN)/pytest -n 2 --dist loadfile --durations=10 $(TORCH_TESTS)
+
+torch-bin:  # where the pytest of test-torch is
+	@echo $(TORCH_BIN)
+
+.venvs/floors/.ready: pyproject.toml
+	$(PYTHON) -m venv .venvs/floors
+	.venvs/floors/bin/pip --disable-pip-version-check --quiet install grpcio==1.66.2 protobuf==4.25.8 cryptography==46.0.5 pyyaml==6.0 prometheus_client==0.20.0 psutil hypothesis pytest pytest-timeout pytest-xdist --editable .
+	touch $@
+
+test-floors: .venvs/floors/.ready  ## the bus and clusterd with the oldest supported grpcio, protobuf and cryptography
+	.venvs/floors/bin/pytest -n 2 -k "not generated_code" tests/unit/bus tests/unit/wire tests/integration/bus tests/integration/clusterd/test_security.py tests/integration/clusterd/test_tenants.py tests/integration/clusterd/test_tls.py
+
+attack: setup  ## forged calls, floods, planted files against a live clusterd and a live job; at most 4 minutes
+	$(BIN)/pytest -x -s -m 'not explore' tests/attack
 
 explore: setup  ## every interleaving of two or three ranks and up to two faults
 	$(BIN)/pytest -m explore
