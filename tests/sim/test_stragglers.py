@@ -7,7 +7,7 @@ import pytest
 from taskd.core.manager.stragglers import Cause
 from tests.sim.straggler_world import World
 
-SEEDS = 60
+SEEDS = 30
 
 
 @pytest.mark.parametrize("cause", [*Cause, None], ids=lambda cause: str(cause or "even"))

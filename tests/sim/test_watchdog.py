@@ -10,7 +10,7 @@ from taskd.core.manager import watchdog
 from taskd.core.manager.watchdog import SETTLE_S, Hung, Stalled
 from tests.sim.watchdog_world import BEAT_S, CONFIG, World
 
-SEEDS = 60
+SEEDS = 30
 DAY_S = 86_400.0
 
 
@@ -31,7 +31,7 @@ def test_healthy_job_is_never_disturbed() -> None:
 
 
 @pytest.mark.parametrize("how", ["stopped", "deadlocked", "lost"])
-def test_every_hang_is_found_in_time_and_nobody_else_is_blamed(how: str) -> None:
+def test_every_hang_is_found_in_time_and_no_other_rank_is_blamed(how: str) -> None:
     for seed in range(SEEDS):
         world = World(seed)
         world.run(world.random.uniform(2 * BEAT_S, 200.0))
@@ -64,4 +64,4 @@ def test_planted_blindness_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bug: all ranks that wait for each other are taken for a slow network."""
     monkeypatch.setattr(watchdog, "stall_bound", lambda *_: inf)
     with pytest.raises(AssertionError, match="was not found"):
-        test_every_hang_is_found_in_time_and_nobody_else_is_blamed("lost")
+        test_every_hang_is_found_in_time_and_no_other_rank_is_blamed("lost")
