@@ -86,6 +86,8 @@ class OwnerContext:
     """How many reports of one job may wait; the next one is answered with EventQueueBusy."""
     signals: int = 64
     """How many signals may wait for a slow listener."""
+    decided: Callable[[JobOwner], None] = lambda _: None
+    """Called after every decision."""
 
 
 class JobOwner:
@@ -260,6 +262,7 @@ class JobOwner:
         outcome = transition.outcome
         if isinstance(transition.event, Request):
             self._answer(transition.event, Answer(int(outcome.answer), outcome.because))
+        self._context.decided(self)
         self.touch()
 
     async def _perform(self, command: Command) -> None:

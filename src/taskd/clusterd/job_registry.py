@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from operator import is_not
 from secrets import token_hex
 
@@ -28,12 +29,14 @@ from taskd.clusterd.cluster.interface import (
     owner_of,
 )
 from taskd.clusterd.cluster.objects import JobFacts, facts_of
+from taskd.clusterd.faults.fault_centre import FaultCentre
 from taskd.clusterd.job_owner import Answer, JobOwner, OwnerContext
 from taskd.clusterd.keyed_lock import KeyedLock
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.states import Ended, Idle
 from taskd.model.clusterd import Event, FaultsSeen, JobDeleted, JobRegistered, Unsubscribed
 from taskd.model.codes import RecoverCode
+from taskd.model.faults import Fault
 from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import Strategy
 from taskd.runtime.clock import Clock
@@ -73,7 +76,14 @@ class JobRegistry:
     ) -> None:
         self._journal, self._cluster, self._config = journal, cluster, config
         self._context = OwnerContext(
-            journal, cluster, self.facts, clock, recovery, config.inbox, config.signals
+            journal,
+            cluster,
+            self.facts,
+            clock,
+            recovery,
+            config.inbox,
+            config.signals,
+            self._decided,
         )
         self.served: dict[JobId, JobOwner] = {}
         self._known: set[JobId] = set()
@@ -83,8 +93,12 @@ class JobRegistry:
         self._job_locks: KeyedLock[JobId] = KeyedLock()
         """Registering, declaring and ending one job exclude each other; other jobs do not wait."""
         self._read: dict[JobId, tuple[list[Json], JobFacts]] = {}
-        self._device_reports_read: dict[str, tuple[Json, Json | None]] = {}
-        """The device report of each node: the last one read, and the last valid one."""
+        self.faults = FaultCentre(cluster, clock)
+        self._leaving: dict[JobId, frozenset[str]] = {}
+        """The nodes whose pods are being replaced."""
+        self._judge_again: dict[JobId, asyncio.TimerHandle] = {}
+        self.on_change: list[Callable[[Changed | None], None]] = []
+        """Called after every change of the cluster; with None after other news about faults."""
         self.on_forgotten: list[Callable[[JobId], None]] = []
         self._watching: asyncio.Task[None] | None = None
 
@@ -116,6 +130,8 @@ class JobRegistry:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
+        for timer in self._judge_again.values():
+            timer.cancel()
         for owner in list(self.served.values()):
             await owner.close()
 
@@ -264,6 +280,10 @@ class JobRegistry:
         self._known.discard(job)
         self._last_views.pop(job, None)
         self._stragglers.pop(job, None)
+        self._leaving.pop(job, None)
+        self.faults.forget(job)
+        if job in self._judge_again:
+            self._judge_again.pop(job).cancel()
         for forget in self.on_forgotten:
             forget(job)
         declared = self._declared.pop(job, None)
@@ -332,22 +352,25 @@ class JobRegistry:
                         await self.end(job, "the cluster has deleted the job")
                     else:
                         self._post_views(job)
+                for react in self.on_change:
+                    react(change)
             except Exception:
                 # An internal error on one object must not stop the watch of all others.
                 log.exception("object=%s could not process its change", change.key)
 
     def _touched(self, change: Changed) -> set[JobId]:
         if change.key.kind is Kind.CONFIG_MAP:
-            if not change.key.name.startswith(sense.DEVICE_REPORT):
-                return set()
-            node = change.key.name.removeprefix(sense.DEVICE_REPORT)
-            return {
-                job
-                for job, owner in self.served.items()
-                if any(pod.node == node for pod in owner.state.job.pods)
-            }
+            node = self.faults.node_of(change.key)
+            return set() if node is None else self._with_pods_on({node})
         owners = {owner_of(body)[0] for body in (change.before, change.after) if body is not None}
         return {JobId(owner) for owner in owners if owner in self.served}
+
+    def _with_pods_on(self, nodes: set[str]) -> set[JobId]:
+        return {
+            job
+            for job, owner in self.served.items()
+            if any(pod.node in nodes for pod in owner.state.job.pods)
+        }
 
     def _post_views(self, job: JobId) -> None:
         """Post complete views to the job's owner: each one that differs from the last."""
@@ -359,10 +382,11 @@ class JobRegistry:
         if facts.pods or facts.config.cluster:
             views = (facts.pods_seen,)
         if facts.config.cluster:
-            devices = sense.faults_seen(facts, self._device_reports(facts))
+            judged = self.faults.of_job(facts, self._leaving.get(job, ()))
             slow = sense.stragglers_seen(facts, self._stragglers.get(job, frozenset()))
-            seen = FaultsSeen(tuple(sorted((*devices, *slow))))
+            seen = FaultsSeen(tuple(sorted((*judged.seen, *slow))))
             views = (*views, facts.platform, seen)
+            self._post_again(job, judged.again_at)
         before = self._last_views.get(job, ())
         for view in views:
             if view not in before:
@@ -374,23 +398,40 @@ class JobRegistry:
         self._stragglers[job] = frozenset(ranks)
         self._post_views(job)
 
-    def _device_reports(self, facts: JobFacts) -> list[tuple[str, Json]]:
-        nodes = {pod.node for pod in facts.pods}
-        reports = [(node, self._device_report(node)) for node in nodes]
-        return [(node, body) for node, body in reports if body is not None]
+    def _post_again(self, job: JobId, at: float) -> None:
+        """Some faults count only after a while, or only for a while."""
+        if job in self._judge_again:
+            self._judge_again.pop(job).cancel()
+        if at < inf:
+            delay = max(0.0, at - self._context.clock())
+            loop = asyncio.get_running_loop()
+            self._judge_again[job] = loop.call_later(delay, self._judge, job)
 
-    def _device_report(self, node: str) -> Json | None:
-        """The last valid report; a damaged one is ignored."""
-        key = sense.device_report(node)
-        report = self._cluster.get(key)
-        if report is None:
-            self._device_reports_read.pop(node, None)
-            return None
-        read, valid = self._device_reports_read.get(node, (None, None))
-        if read is not report:
-            if sense.is_valid(report):
-                valid = report
-            else:
-                log.warning("%s is ignored: its CheckCode does not match its DeviceInfo", key)
-            self._device_reports_read[node] = (report, valid)
-        return valid
+    def _judge(self, job: JobId) -> None:
+        self._post_views(job)
+        self._tell_of_faults()
+
+    def faults_reported(self, job: JobId, faults: Iterable[Fault]) -> None:
+        """The job itself has reported these faults: it may repair some without the scheduler."""
+        ranks = [fault.rank for fault in faults if fault.kind.retryable]
+        if ranks:
+            self.faults.reported(job, ranks)
+            self._judge(job)
+
+    def public_faults_changed(self, nodes: set[str]) -> None:
+        for job in self._with_pods_on(nodes):
+            self._post_views(job)
+        self._tell_of_faults()
+
+    def _tell_of_faults(self) -> None:
+        for react in self.on_change:
+            react(None)
+
+    def _decided(self, owner: JobOwner) -> None:
+        """A pod that will be replaced needs no protection from the scheduler any more."""
+        round_ = getattr(owner.state, "round", None)
+        nodes = round_.leaving if round_ is not None else frozenset()
+        leaving = frozenset(pod.node for pod in owner.state.job.pods if pod.node_rank in nodes)
+        if leaving != self._leaving.get(owner.job, frozenset()):
+            self._leaving[owner.job] = leaving
+            self._judge(owner.job)

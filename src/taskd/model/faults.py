@@ -147,6 +147,8 @@ class SeenFault:
     """The cluster's own name of the severity, such as RestartBusiness or SeparateNPU."""
     pod: str = ""
     """The uid of the pod on that device. A fault of a pod that has left is not the job's."""
+    label: str = ""
+    """What the pod's label `fault-type` must say, if faults together led to a verdict."""
 
     @property
     def ignored(self) -> bool:

@@ -21,7 +21,12 @@ from taskd.core.clusterd.job_config import RecoveryConfig
 from tests.integration.clusterd.client import WAIT_S, Client, Signals, eventually, started
 
 JOB = "0f7b"
+NAMESPACES = {"mindx-dl-deviceinfo": "kube-system", "mindx-dl-nodeinfo": "mindx-dl"}
 EVERY = "retry, recover-in-place,recover ,elastic-training,dump"
+
+
+def checksum(content: Json) -> str:
+    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
 
 class Objects:
@@ -34,7 +39,7 @@ class Objects:
         folder = {"PodGroup": "podgroups", "Pod": "pods", "ConfigMap": "configmaps"}.get(
             kind, "nodes"
         )
-        namespace = "kube-system" if name.startswith("mindx-dl-") else "team"
+        namespace = NAMESPACES.get(name.rpartition("-")[0], "team")
         metadata: Json = {"name": name, **body.pop("metadata", {})}
         if kind != "Node":
             metadata["namespace"] = namespace
@@ -109,16 +114,26 @@ class Objects:
             "fault_level": level,
             "fault_code": "80E18005",
         }
-        listed = {"huawei.com/Ascend910-Fault": json.dumps([entry])}
+        self.device_report(node, [entry], check=code)
+
+    def device_report(
+        self, node: int, entries: list[Json], check: str = "", switch: Json | None = None
+    ) -> None:
+        """As the device plugin of host<node> writes it."""
+        listed = {"huawei.com/Ascend910-Fault": json.dumps(entries)}
         devices = {"DeviceList": listed, "UpdateTime": 1_700_000_000}
-        text = json.dumps(devices, separators=(",", ":"))
-        check = code or hashlib.sha256(text.encode()).hexdigest()
-        info = {"DeviceInfo": devices, "SuperPodID": -1, "CheckCode": check}
-        self.write(
-            "ConfigMap",
-            f"mindx-dl-deviceinfo-host{node}",
-            {"data": {"DeviceInfoCfg": json.dumps(info)}},
-        )
+        info = {"DeviceInfo": devices, "SuperPodID": -1, "CheckCode": check or checksum(devices)}
+        data = {"DeviceInfoCfg": json.dumps(info)}
+        if switch is not None:
+            data["SwitchInfoCfg"] = json.dumps(switch)
+        self.write("ConfigMap", f"mindx-dl-deviceinfo-host{node}", {"data": data})
+
+    def node_report(self, node: int, status: str, *faults: Json) -> None:
+        """As NodeD on host<node> writes it."""
+        info = {"FaultDevList": list(faults), "NodeStatus": status}
+        report = {"NodeInfo": info, "CheckCode": checksum(info)}
+        data = {"NodeInfo": json.dumps(report), "updateTime": "2026-01-01T00:00:00Z"}
+        self.write("ConfigMap", f"mindx-dl-nodeinfo-host{node}", {"data": data})
 
     async def until(self, folder: str, holds: Callable[[], bool]) -> None:
         """Wait until the files meet a condition; checked whenever one changes."""

@@ -23,6 +23,7 @@ from taskd.clusterd.cluster.objects import (
     fault_job_info,
     reset_data,
 )
+from taskd.clusterd.faults.node_reports import InvalidReport, device_report, node_report
 from taskd.clusterd.interceptors import _host
 from taskd.clusterd.job_owner import JobOwner
 from taskd.clusterd.job_registry import ABANDONED_S, JobRegistry, RegistryConfig
@@ -30,7 +31,6 @@ from taskd.clusterd.journal_records import Record
 from taskd.clusterd.keyed_lock import KeyedLock
 from taskd.clusterd.listeners import Channel, End
 from taskd.clusterd.main import steady_wall
-from taskd.clusterd.sense import device_faults, faults_seen, is_valid
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.states import Negotiating, Stopping
 from taskd.model.clusterd import (
@@ -408,8 +408,8 @@ def test_fault_job_info_lists_what_a_super_pod_must_release() -> None:
     ],
 )
 def test_invalid_device_report_has_no_faults(data: dict[str, str]) -> None:
-    assert list(device_faults({"data": data})) == []
-    assert not is_valid({"data": data})
+    with pytest.raises(InvalidReport):
+        device_report("n", {"data": data})
 
 
 REPORT = (
@@ -424,6 +424,14 @@ def checked(report: str) -> dict[str, Any]:
     device_info = report[len('{"DeviceInfo":') : report.index(',"SuperPodID"')]
     code = hashlib.sha256(device_info.encode()).hexdigest()
     return {"data": {"DeviceInfoCfg": report.replace("CODE", code)}}
+
+
+def is_valid(body: Json) -> bool:
+    try:
+        device_report("n", body)
+    except InvalidReport:
+        return False
+    return True
 
 
 def test_device_report_is_valid_if_its_check_code_matches() -> None:
@@ -453,7 +461,14 @@ ANYTHING = st.recursive(
                     *("labels", "annotations", "ownerReferences", "controller", "uid", "name"),
                     *("recover-strategy", "hccl/rankIndex", "devices", "rank_id", "containers"),
                     *("env", "value", "volumeMounts", "mountPath", "phase", "nodeName", "data"),
-                    *("DeviceInfoCfg", "reset.json", "resourceVersion", *DEVICE_KEYS),
+                    *(
+                        "DeviceInfoCfg",
+                        "SwitchInfoCfg",
+                        "NodeInfo",
+                        "reset.json",
+                        "resourceVersion",
+                        *DEVICE_KEYS,
+                    ),
                 ]
             ),
             inner,
@@ -477,11 +492,12 @@ def test_objects_with_any_content_are_read(group: Any, pods: list[Any]) -> None:
     with suppress(ValueError):
         facts = facts_of(whole, pods)
         fault_job_info(facts, pods, ["n"], 1)
-        faults_seen(facts, [("n", body) for body in pods])
     for body in (whole, *pods):
         owner_of(body)
         version_of(body)
-        list(device_faults(body))
+        for read in (device_report, node_report):
+            with suppress(InvalidReport):
+                read("n", body)
         with suppress(ValueError):
             key_of(body)
         with suppress(ValueError):

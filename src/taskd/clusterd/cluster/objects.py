@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taskd.clusterd.cluster.interface import Json, Key, Kind, key_of, owner_of
+from taskd.core.clusterd.fault_centre.fault_filter import FaultFilter, read_filter
 from taskd.core.clusterd.job_config import is_on, read_pod_group
 from taskd.model.clusterd import JobConfig, PlatformSeen, Pod, PodsSeen, ResetOperation
 from taskd.model.ids import JobId, NodeRank, Rank
@@ -47,6 +48,8 @@ class JobFacts:
     """Settings of the PodGroup that are not understood, as sentences for the log."""
     trace_mounted: bool = False
     """All pods mount the ConfigMap with the profiling switch."""
+    fault_filter: FaultFilter = field(default_factory=FaultFilter)
+    """How long faults may last before they count for this job."""
 
     @property
     def pods_seen(self) -> PodsSeen:
@@ -59,6 +62,7 @@ def facts_of(group: Json, pods: Iterable[Json]) -> JobFacts:
     pods = list(pods)
     members = tuple(sorted(pod for pod in map(pod_of, pods) if pod is not None))
     settings, mistakes = read_pod_group(labels, notes)
+    chosen, wrong = read_filter(notes)
     config = replace(
         settings,
         cluster=DECLARED not in notes,
@@ -71,7 +75,8 @@ def facts_of(group: Json, pods: Iterable[Json]) -> JobFacts:
         namespace=key_of(group).namespace,
         pod_group=key_of(group),
         config=config,
-        mistakes=mistakes,
+        mistakes=(*mistakes, *wrong),
+        fault_filter=chosen,
         enabled=is_on(labels),
         pods=members,
         phase=_text(group, "status", "phase", default="Running"),

@@ -63,7 +63,12 @@ class RecoverService(RecoverServicer):
     # Reports
 
     async def ReportProcessFault(self, request: pb.ProcessFaultRequest, context: Any) -> pb.Status:
-        return await self._report(request.jobId, lambda: codec.fault_report(request))
+        def event() -> Event:
+            report = codec.fault_report(request)
+            self._jobs.faults_reported(JobId(request.jobId), report.faults)
+            return report
+
+        return await self._report(request.jobId, event)
 
     async def ReportStopComplete(self, request: pb.StopCompleteRequest, context: Any) -> pb.Status:
         return await self._report(request.jobId, lambda: codec.stop_report(request))

@@ -120,8 +120,11 @@ def _label_pods(turn: Turn, faults: tuple[Fault, ...]) -> Turn:
     fault_type = "retry-fault" if all(fault.kind.retryable for fault in software) else "software"
     nodes = turn.job.nodes_of(fault.rank for fault in software)
     pods = [turn.job.pod_at(node) for node in nodes]
+    labels = {pod.uid: fault_type for pod in pods if pod is not None}
+    hit = {fault.rank for fault in faults}
+    labels |= {seen.pod: seen.label for seen in turn.job.seen if seen.label and seen.rank in hit}
     return turn.with_cluster_commands(
-        *(LabelPod(pod.uid, "fault-type", fault_type) for pod in pods if pod is not None)
+        *(LabelPod(pod, "fault-type", label) for pod, label in labels.items())
     )
 
 

@@ -1,0 +1,1 @@
+"""From the reports of devices, nodes, switches and third parties to the faults of each job."""

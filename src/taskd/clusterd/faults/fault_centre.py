@@ -1,0 +1,128 @@
+"""All faults that the cluster reports, by node, and what of them concerns each job.
+
+Each report is read once, when it changes. A damaged one is ignored, and the last valid one counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from taskd.clusterd.cluster.interface import Cluster, Json, Key, Kind
+from taskd.clusterd.cluster.objects import JobFacts
+from taskd.clusterd.faults import node_reports as reports
+from taskd.core.clusterd.fault_centre.hiding import JobRules
+from taskd.core.clusterd.fault_centre.judge import Judged, judge, recent
+from taskd.core.clusterd.fault_centre.public_faults import PublicFaults, as_node_faults
+from taskd.core.clusterd.fault_centre.relations import Evidence
+from taskd.model.ids import JobId, Rank
+from taskd.model.node_faults import FaultKey, NodeFault
+from taskd.model.strategies import Strategy
+from taskd.runtime.clock import Clock
+
+log = logging.getLogger(__name__)
+
+NAMESPACES = {reports.DEVICE_REPORT: "kube-system", reports.NODE_REPORT: "mindx-dl"}
+READERS: dict[str, Callable[[str, Json], tuple[NodeFault, ...]]] = {
+    reports.DEVICE_REPORT: reports.device_report,
+    reports.NODE_REPORT: reports.node_report,
+}
+
+
+@dataclass
+class _Known:
+    """One ConfigMap as it was last read."""
+
+    body: Json
+    faults: tuple[NodeFault, ...] = ()
+
+
+@dataclass
+class _Job:
+    evidence: Evidence = field(default_factory=Evidence)
+    reported: dict[Rank, float] = field(default_factory=dict)
+    judged: Judged | None = None
+
+
+class FaultCentre:
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self._cluster, self._clock = cluster, clock
+        self._reports: dict[Key, _Known] = {}
+        self._first_seen: dict[FaultKey, float] = {}
+        self._jobs: dict[JobId, _Job] = {}
+        self.public = PublicFaults()
+
+    def node_of(self, key: Key) -> str | None:
+        """The node that this ConfigMap reports about; None if it is not a report."""
+        for prefix, namespace in NAMESPACES.items():
+            if key.name.startswith(prefix) and key.namespace == namespace:
+                return key.name.removeprefix(prefix)
+        return None
+
+    def on(self, node: str) -> list[NodeFault]:
+        """All faults of a node now."""
+        found: list[NodeFault] = []
+        for prefix, namespace in NAMESPACES.items():
+            found += self._read(node, prefix, Key(Kind.CONFIG_MAP, namespace, f"{prefix}{node}"))
+        return [*map(self._dated, found), *as_node_faults(self.public.on(node))]
+
+    def of_job(self, facts: JobFacts, leaving: Iterable[str] = ()) -> Judged:
+        """`leaving`: the nodes whose pods are being replaced."""
+        now, job = self._clock(), self._jobs.setdefault(facts.job, _Job())
+        strategies = facts.config.strategies
+        rules = JobRules(
+            retry=facts.enabled and Strategy.RETRY in strategies,
+            in_place=facts.enabled and Strategy.RECOVER_IN_PLACE in strategies,
+            ignores_sub_health=facts.config.sub_health == "ignore",
+            master=next((pod.node for pod in facts.pods if pod.node_rank == 0), ""),
+            leaving=frozenset(leaving),
+            reported=recent(job.reported, facts.pods, now),
+        )
+        faults = [fault for node in {pod.node for pod in facts.pods} for fault in self.on(node)]
+        job.judged = judge(faults, facts.pods, rules, facts.fault_filter, job.evidence, now)
+        job.evidence = job.judged.evidence
+        return job.judged
+
+    def withheld(self) -> frozenset[FaultKey]:
+        """The keys of all faults that the scheduler must not see yet."""
+        keys: set[FaultKey] = set()
+        for job in self._jobs.values():
+            if job.judged is not None:
+                keys |= job.judged.withheld
+        return frozenset(keys)
+
+    def reported(self, job: JobId, ranks: Iterable[Rank]) -> None:
+        """The job itself has reported repeatable faults of these ranks."""
+        known, now = self._jobs.setdefault(job, _Job()), self._clock()
+        known.reported |= dict.fromkeys(ranks, now)
+
+    def forget(self, job: JobId) -> None:
+        self._jobs.pop(job, None)
+
+    def _read(self, node: str, prefix: str, key: Key) -> tuple[NodeFault, ...]:
+        body = self._cluster.get(key)
+        known = self._reports.get(key)
+        if known is not None and known.body is body:
+            return known.faults
+        before = known.faults if known is not None else ()
+        faults: tuple[NodeFault, ...] = ()
+        if body is None:
+            self._reports.pop(key, None)
+        else:
+            try:
+                faults = READERS[prefix](node, body)
+            except reports.InvalidReport as error:
+                log.warning("%s is ignored: %s", key, error)
+                faults = before
+            self._reports[key] = _Known(body, faults)
+        for gone in {fault.key for fault in before} - {fault.key for fault in faults}:
+            self._first_seen.pop(gone, None)
+        return faults
+
+    def _dated(self, fault: NodeFault) -> NodeFault:
+        """A fault began when its reporter says so, but not after we first saw it: the clock of a
+        node may be wrong."""
+        seen = self._first_seen.setdefault(fault.key, self._clock())
+        return replace(fault, since=min(fault.since or inf, seen))
