@@ -66,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", type=Path, help="file with one `operator T`, `job:ID T` or `secret S` per line"
     )
+    parser.add_argument(
+        "--public-fault-codes",
+        type=Path,
+        help="JSON file: who may report public faults, and the level of each code "
+        "(default: the usual places of Ascend's ClusterD)",
+    )
     parser.add_argument("--strategies", help="for jobs without a declaration (default: all six)")
     parser.add_argument(
         "--no-health", action="store_true", help="do not serve gRPC's health service"
@@ -133,6 +139,7 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         kubernetes=None if arguments.cluster is None else _kubernetes(arguments.probes),
         tls=tls,
         tokens=None if arguments.tokens is None else TokenFile(arguments.tokens),
+        public_codes=arguments.public_fault_codes,
         strategies=strategies,
         health=not arguments.no_health,
         metrics=arguments.metrics,

@@ -20,7 +20,14 @@ from taskd.clusterd.auth import Authority, Caller
 from taskd.model.codes import RecoverCode
 from taskd.runtime.clock import Clock
 from taskd.runtime.rate_limit import Buckets, Rate
-from taskd.wire._pb import control_pb2, recover_pb2
+from taskd.wire._pb import (
+    config_pb2,
+    control_pb2,
+    fault_pb2,
+    job_pb2,
+    pubfault_pb2,
+    recover_pb2,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +40,10 @@ OPERATOR_METHODS = {
     "/Recover/SubscribeStressTestResponse",
     "/TrainingDataTrace/ModifyTrainingDataTraceSwitch",
     "/TrainingDataTrace/GetTrainingDataTraceSwitch",
+    "/PubFault/SendPublicFault",
+    "/job.Job/Register",
+    "/job.Job/SubscribeJobSummarySignal",
+    "/job.Job/SubscribeJobSummarySignalList",
 }
 OPEN_METHODS = {"/taskd.v1.Control/Jobs"}
 """They show each caller only its own jobs."""
@@ -66,12 +77,22 @@ LARGE_REQUESTS = {
     "ReportStopComplete",
     "ReportSubHealth",
     "ReplyStressTestResult",
+    "SendPublicFault",
     "StressTest",
     "SwitchNicTrack",
 }
 BYTES_PER_TOKEN, OFTEN_BYTES_PER_TOKEN = 4096, 65536
 """A large request counts as many small ones."""
 KEYS = 20_000
+ANSWERS: dict[str, Any] = {
+    "Recover": recover_pb2,
+    "taskd.v1.Control": control_pb2,
+    "PubFault": pubfault_pb2,
+    "fault.Fault": fault_pb2,
+    "job.Job": job_pb2,
+    "config.Config": config_pb2,
+}
+"""Services whose answers have a code: an internal error is answered with it."""
 
 
 class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -201,11 +222,12 @@ def _host(context: Any) -> str:
 
 
 def _answer_type(method: str) -> Any:
-    """The type of the method's answer if it has a code for failures."""
+    """The type of the method's answer if it has a code and a text for failures."""
     service, _, name = method.removeprefix("/").rpartition("/")
-    module = recover_pb2 if service == "Recover" else control_pb2
-    described = module.DESCRIPTOR.services_by_name.get(service.rpartition(".")[2])
-    if described is None:
+    module = ANSWERS.get(service)
+    if module is None:
         return None
-    answer = described.methods_by_name[name].output_type.name
-    return {"Status": recover_pb2.Status, "Answer": control_pb2.Answer}.get(answer)
+    described = module.DESCRIPTOR.services_by_name[service.rpartition(".")[2]]
+    answer = described.methods_by_name[name].output_type
+    fields = {field.name for field in answer.fields}
+    return getattr(module, answer.name) if {"code", "info"} <= fields else None

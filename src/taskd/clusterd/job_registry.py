@@ -94,8 +94,6 @@ class JobRegistry:
         """Registering, declaring and ending one job exclude each other; other jobs do not wait."""
         self._read: dict[JobId, tuple[list[Json], JobFacts]] = {}
         self.faults = FaultCentre(cluster, clock)
-        self._leaving: dict[JobId, frozenset[str]] = {}
-        """The nodes whose pods are being replaced."""
         self._judge_again: dict[JobId, asyncio.TimerHandle] = {}
         self.on_change: list[Callable[[Changed | None], None]] = []
         """Called after every change of the cluster; with None after other news about faults."""
@@ -280,7 +278,6 @@ class JobRegistry:
         self._known.discard(job)
         self._last_views.pop(job, None)
         self._stragglers.pop(job, None)
-        self._leaving.pop(job, None)
         self.faults.forget(job)
         if job in self._judge_again:
             self._judge_again.pop(job).cancel()
@@ -382,7 +379,7 @@ class JobRegistry:
         if facts.pods or facts.config.cluster:
             views = (facts.pods_seen,)
         if facts.config.cluster:
-            judged = self.faults.of_job(facts, self._leaving.get(job, ()))
+            judged = self.faults.of_job(facts)
             slow = sense.stragglers_seen(facts, self._stragglers.get(job, frozenset()))
             seen = FaultsSeen(tuple(sorted((*judged.seen, *slow))))
             views = (*views, facts.platform, seen)
@@ -432,6 +429,5 @@ class JobRegistry:
         round_ = getattr(owner.state, "round", None)
         nodes = round_.leaving if round_ is not None else frozenset()
         leaving = frozenset(pod.node for pod in owner.state.job.pods if pod.node_rank in nodes)
-        if leaving != self._leaving.get(owner.job, frozenset()):
-            self._leaving[owner.job] = leaving
+        if self.faults.set_leaving(owner.job, leaving):
             self._judge(owner.job)

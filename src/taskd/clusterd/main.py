@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from grpc import aio
@@ -23,11 +23,17 @@ from taskd.clusterd import cluster_metrics
 from taskd.clusterd.auth import Authority, TokenFile, Tokens
 from taskd.clusterd.cluster.in_memory import InMemoryCluster
 from taskd.clusterd.cluster.interface import Cluster
+from taskd.clusterd.faults.public_codes import PLACES, PublicCodeFile
 from taskd.clusterd.interceptors import JOB_RATE, UNKNOWN_CALLER_RATE, AdmissionInterceptor
 from taskd.clusterd.job_registry import JobRegistry, RegistryConfig
+from taskd.clusterd.job_summaries import JobSummaries
 from taskd.clusterd.leadership import Leadership
+from taskd.clusterd.services.config_service import ConfigService
 from taskd.clusterd.services.control_service import ControlService
+from taskd.clusterd.services.fault_service import FaultService
+from taskd.clusterd.services.job_service import JobService
 from taskd.clusterd.services.profiling_service import ProfilingService
+from taskd.clusterd.services.public_fault_service import PublicFaultService
 from taskd.clusterd.services.recover_service import RecoverService
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.errors import SettingsError
@@ -37,8 +43,12 @@ from taskd.runtime.address import Address
 from taskd.runtime.clock import Clock, monotonic, wall
 from taskd.runtime.journal import Journal, JournalConfig
 from taskd.runtime.rate_limit import Rate
+from taskd.wire._pb.config_pb2_grpc import add_ConfigServicer_to_server
 from taskd.wire._pb.control_pb2_grpc import add_ControlServicer_to_server
+from taskd.wire._pb.fault_pb2_grpc import add_FaultServicer_to_server
+from taskd.wire._pb.job_pb2_grpc import add_JobServicer_to_server
 from taskd.wire._pb.profiling_pb2_grpc import add_TrainingDataTraceServicer_to_server
+from taskd.wire._pb.pubfault_pb2_grpc import add_PubFaultServicer_to_server
 from taskd.wire._pb.recover_pb2_grpc import add_RecoverServicer_to_server
 
 if TYPE_CHECKING:
@@ -69,7 +79,21 @@ ADD = (
     add_RecoverServicer_to_server,
     add_TrainingDataTraceServicer_to_server,
     add_ControlServicer_to_server,
+    add_PubFaultServicer_to_server,
+    add_FaultServicer_to_server,
+    add_JobServicer_to_server,
+    add_ConfigServicer_to_server,
 )
+NAMES = (
+    "Recover",
+    "TrainingDataTrace",
+    "taskd.v1.Control",
+    "PubFault",
+    "fault.Fault",
+    "job.Job",
+    "config.Config",
+)
+"""The services, for the health service."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +111,8 @@ class ServerConfig:
     tls: Tls | None = None
     tokens: Tokens | TokenFile | None = None
     """None: every caller that reaches the port may do everything."""
+    public_codes: Path | None = None
+    """Who may report public faults, and the level of each code; None: Ascend's usual places."""
     strategies: tuple[Strategy, ...] | None = LADDER
     """For a job without a declaration, if there is no cluster; None: it is refused."""
     health: bool = False
@@ -100,6 +126,10 @@ class ServerConfig:
     unknown_caller_rate: Rate = UNKNOWN_CALLER_RATE
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     history: JournalConfig = field(default_factory=JournalConfig)
+
+
+class WithStreams(Protocol):
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +191,27 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
             authority, jobs.is_served, clock, config.job_rate, config.unknown_caller_rate
         )
         server = aio.server(interceptors=[guard], options=OPTIONS)
-        _add_services(server, RecoverService(jobs), trace, ControlService(jobs, journal, authority))
+        places = PLACES if config.public_codes is None else (config.public_codes,)
+        codes = PublicCodeFile(places)
+        public = PublicFaultService(jobs, cluster, journal, codes, clock)
+        await public.start()
+        stack.callback(public.close)
+        summaries = JobSummaries(jobs, cluster, clock)
+        if has_cluster:
+            summaries.start()
+        stack.push_async_callback(summaries.close)
+        streams = (
+            FaultService(jobs, cluster),
+            JobService(summaries, clock),
+            ConfigService(jobs, cluster),
+        )
+        control = ControlService(jobs, journal, authority)
+        _add_services(server, RecoverService(jobs), trace, control, public, *streams)
         if config.health:
             await _add_health(server)
         port = _bind(server, config)
         await server.start()
-        stack.push_async_callback(_stop, server, jobs, trace)
+        stack.push_async_callback(_stop, server, jobs, (trace, *streams))
         stack.callback(asyncio.create_task(connection_limit.watch(port)).cancel)
         if config.metrics:
             collect = partial(cluster_metrics.metrics, jobs)
@@ -175,10 +220,11 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
         yield Server(port, jobs, journal, server, leadership)
 
 
-async def _stop(server: aio.Server, jobs: JobRegistry, trace: ProfilingService) -> None:
+async def _stop(server: aio.Server, jobs: JobRegistry, services: Sequence[WithStreams]) -> None:
     """Accept no new calls, end the streams, and let running calls finish."""
     stopping = asyncio.ensure_future(server.stop(GRACE_S))
-    trace.close()
+    for service in services:
+        service.close()
     await jobs.close()
     await stopping
 
@@ -273,5 +319,5 @@ async def _add_health(server: aio.Server) -> None:
         ) from error
     servicer = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    for name in ("", "Recover", "TrainingDataTrace", "taskd.v1.Control"):
+    for name in ("", *NAMES):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -26,6 +26,10 @@ DEVICE_KEYS = (
 TRACE_MOUNT = "/user/cluster-info/datatrace-config"
 DECLARED = "taskd/declared"
 """Annotation of a PodGroup that a job's manager has declared: the job has no scheduler."""
+PUBLIC_FAULT = "PublicFault"
+"""The key of a ConfigMap that reports public faults."""
+SERIAL = "product-serial-number"
+"""Annotation of a node."""
 FAULT_JOB_INFO = Key(Kind.CONFIG_MAP, "cluster-system", "fault-job-info")
 
 
@@ -58,7 +62,7 @@ class JobFacts:
 
 def facts_of(group: Json, pods: Iterable[Json]) -> JobFacts:
     owner, name = owner_of(group)
-    labels, notes = _labels(group), _annotations(group)
+    labels, notes = labels_of(group), annotations_of(group)
     pods = list(pods)
     members = tuple(sorted(pod for pod in map(pod_of, pods) if pod is not None))
     settings, mistakes = read_pod_group(labels, notes)
@@ -66,7 +70,7 @@ def facts_of(group: Json, pods: Iterable[Json]) -> JobFacts:
     config = replace(
         settings,
         cluster=DECLARED not in notes,
-        super_pod=any("super_pod_id" in _devices(pod) for pod in pods),
+        super_pod=any("super_pod_id" in devices_of(pod) for pod in pods),
         resources_timeout_s=_resources_timeout(pods),
     )
     return JobFacts(
@@ -79,44 +83,64 @@ def facts_of(group: Json, pods: Iterable[Json]) -> JobFacts:
         fault_filter=chosen,
         enabled=is_on(labels),
         pods=members,
-        phase=_text(group, "status", "phase", default="Running"),
+        phase=text_at(group, "status", "phase", default="Running"),
         platform=platform_of(group),
-        pod_names={_text(pod, "metadata", "uid"): _text(pod, "metadata", "name") for pod in pods},
+        pod_names={
+            text_at(pod, "metadata", "uid"): text_at(pod, "metadata", "name") for pod in pods
+        },
         trace_mounted=bool(pods) and all(map(_mounts_trace, pods)),
     )
 
 
 def pod_of(body: Json) -> Pod | None:
     """None: the pod has no rank index yet."""
-    notes = _annotations(body)
+    notes = annotations_of(body)
     index = _number(notes.get(RANK_INDEX))
     if index is None:
         return None
     pairs = sorted(
-        (rank, _text(device, "device_id"))
-        for device in _maps(_devices(body).get("devices"))
+        (rank, text_at(device, "device_id"))
+        for device in _maps(devices_of(body).get("devices"))
         if (rank := _number(device.get("rank_id"))) is not None
     )
     return Pod(
         node_rank=NodeRank(index),
-        uid=_text(body, "metadata", "uid"),
-        name=_text(body, "metadata", "name"),
-        node=_text(body, "spec", "nodeName"),
+        uid=text_at(body, "metadata", "uid"),
+        name=text_at(body, "metadata", "name"),
+        node=text_at(body, "spec", "nodeName"),
         ranks=tuple(Rank(rank) for rank, _ in pairs),
         devices=tuple(device for _, device in pairs),
-        running=_text(body, "status", "phase", default="Running") == "Running",
+        running=text_at(body, "status", "phase", default="Running") == "Running",
         backup=notes.get("podType") == "backup",
     )
 
 
 def platform_of(group: Json) -> PlatformSeen:
-    notes = _annotations(group)
+    notes = annotations_of(group)
     return PlatformSeen(
         strategy=notes.get(PLATFORM_STRATEGY),
         confirm=notes.get("ProcessConfirmFault"),
         result=notes.get("ProcessResultFault"),
         rank_table=notes.get("RankTableReady"),
     )
+
+
+def is_public_fault(body: Json) -> bool:
+    return labels_of(body).get("mc-consumer-publicfault") == "true"
+
+
+def serial_of(node: Json) -> str:
+    return annotations_of(node).get(SERIAL, "")
+
+
+def node_addresses(pods: Iterable[Json], nodes: Iterable[Json]) -> dict[str, tuple[str, str]]:
+    """Address and serial number of each node, as far as its pods and the node itself say."""
+    serials = {text_at(node, "metadata", "name"): serial_of(node) for node in nodes}
+    found = {node: ("", serial) for node, serial in serials.items()}
+    for pod in pods:
+        node = text_at(pod, "spec", "nodeName")
+        found[node] = (text_at(pod, "status", "hostIP"), serials.get(node, ""))
+    return found
 
 
 # The reset-config ConfigMap, which agents of older releases read
@@ -135,7 +159,7 @@ def reset_data(
 ) -> dict[str, str]:
     """The keys to write. Raises ValueError while a hot reset uses the ConfigMap."""
     try:
-        old = json.loads(_text(before, "reset.json"))
+        old = json.loads(text_at(before, "reset.json"))
     except ValueError as error:
         raise ValueError(f"reset.json is not valid JSON: {error}") from error
     if any(entry.get("Policy") in ("reset", "restart") for entry in _maps(_at(old, "RankList"))):
@@ -156,7 +180,7 @@ def reset_data(
 
 def sequence_of(body: Json, annotation: str) -> int:
     """The number of the last command that was carried out on this object."""
-    return _number(_annotations(body).get(annotation)) or 0
+    return _number(annotations_of(body).get(annotation)) or 0
 
 
 def _reset_rank(rank: int) -> Json:
@@ -176,13 +200,13 @@ def fault_job_info(facts: JobFacts, pods: Iterable[Json], nodes: Iterable[str], 
     lost = set(nodes)
     pods_of: dict[str, list[tuple[str, Json]]] = {}
     for pod in pods:
-        devices = _devices(pod)
-        node = _text(pod, "spec", "nodeName")
-        pods_of.setdefault(_text(devices, "super_pod_id"), []).append((node, devices))
+        devices = devices_of(pod)
+        node = text_at(pod, "spec", "nodeName")
+        pods_of.setdefault(text_at(devices, "super_pod_id"), []).append((node, devices))
     content = {
         super_pod: {
             "SdIds": [
-                _text(device, "super_device_id")
+                text_at(device, "super_device_id")
                 for node, devices in members
                 if node in lost
                 for device in _maps(devices.get("devices"))
@@ -214,7 +238,7 @@ def _at(body: object, *path: str) -> Any:
     return body
 
 
-def _text(body: object, *path: str, default: str = "") -> str:
+def text_at(body: object, *path: str, default: str = "") -> str:
     found = _at(body, *path)
     return default if found is None else str(found)
 
@@ -232,16 +256,16 @@ def _texts(value: object) -> dict[str, str]:
     return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
 
 
-def _labels(body: Json) -> dict[str, str]:
+def labels_of(body: Json) -> dict[str, str]:
     return _texts(_at(body, "metadata", "labels"))
 
 
-def _annotations(body: Json) -> dict[str, str]:
+def annotations_of(body: Json) -> dict[str, str]:
     return _texts(_at(body, "metadata", "annotations"))
 
 
-def _devices(body: Json) -> Json:
-    notes = _annotations(body)
+def devices_of(body: Json) -> Json:
+    notes = annotations_of(body)
     for key in DEVICE_KEYS:
         try:
             devices = json.loads(notes.get(key, ""))
@@ -263,7 +287,7 @@ def _mounts_trace(body: Json) -> bool:
 
 def _resources_timeout(pods: Iterable[Json]) -> float | None:
     for pod in pods:
-        if _annotations(pod).get(RANK_INDEX) == "0":
+        if annotations_of(pod).get(RANK_INDEX) == "0":
             for variable in [v for c in _containers(pod) for v in _maps(c.get("env"))]:
                 if variable.get("name") == "MINDIO_WAIT_MINDX_TIME":
                     wait = _number(variable.get("value"))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from taskd.clusterd.cluster.interface import Cluster, Json, Key, Kind
+from taskd.clusterd.cluster.interface import Cluster, Json, Key, Kind, key_of
 from taskd.clusterd.cluster.objects import JobFacts
 from taskd.clusterd.faults import node_reports as reports
 from taskd.core.clusterd.fault_centre.hiding import JobRules
@@ -43,6 +43,8 @@ class _Known:
 class _Job:
     evidence: Evidence = field(default_factory=Evidence)
     reported: dict[Rank, float] = field(default_factory=dict)
+    leaving: frozenset[str] = frozenset()
+    """The nodes whose pods are being replaced."""
     judged: Judged | None = None
 
 
@@ -68,22 +70,50 @@ class FaultCentre:
             found += self._read(node, prefix, Key(Kind.CONFIG_MAP, namespace, f"{prefix}{node}"))
         return [*map(self._dated, found), *as_node_faults(self.public.on(node))]
 
-    def of_job(self, facts: JobFacts, leaving: Iterable[str] = ()) -> Judged:
-        """`leaving`: the nodes whose pods are being replaced."""
-        now, job = self._clock(), self._jobs.setdefault(facts.job, _Job())
+    def of_job(self, facts: JobFacts) -> Judged:
+        """Judge the faults of a job, and remember the result until it is forgotten."""
+        job = self._jobs.setdefault(facts.job, _Job())
+        job.judged = self._judge(facts, job)
+        job.evidence = job.judged.evidence
+        return job.judged
+
+    def shown_to(self, facts: JobFacts) -> tuple[NodeFault, ...]:
+        """The faults of a job that subscribers may see."""
+        known = self._jobs.get(facts.job)
+        if known is None or known.judged is None:
+            return self._judge(facts, _Job()).shown
+        return known.judged.shown
+
+    def shown(self) -> list[NodeFault]:
+        """The faults of the whole cluster that the scheduler and subscribers may see."""
+        withheld = self.withheld()
+        return [f for node in sorted(self.nodes()) for f in self.on(node) if f.key not in withheld]
+
+    def nodes(self) -> set[str]:
+        """All nodes about which there is a report."""
+        keys = map(key_of, self._cluster.all(Kind.CONFIG_MAP))
+        named = {node for key in keys if (node := self.node_of(key)) is not None}
+        return named | {node for node, _, _ in self.public.entries}
+
+    def set_leaving(self, job: JobId, nodes: frozenset[str]) -> bool:
+        """Whether this is new."""
+        known = self._jobs.setdefault(job, _Job())
+        new, known.leaving = known.leaving != nodes, nodes
+        return new
+
+    def _judge(self, facts: JobFacts, job: _Job) -> Judged:
+        faults = [fault for node in {pod.node for pod in facts.pods} for fault in self.on(node)]
+        now = self._clock()  # after the faults were dated: none of them may begin in the future
         strategies = facts.config.strategies
         rules = JobRules(
             retry=facts.enabled and Strategy.RETRY in strategies,
             in_place=facts.enabled and Strategy.RECOVER_IN_PLACE in strategies,
             ignores_sub_health=facts.config.sub_health == "ignore",
             master=next((pod.node for pod in facts.pods if pod.node_rank == 0), ""),
-            leaving=frozenset(leaving),
+            leaving=job.leaving,
             reported=recent(job.reported, facts.pods, now),
         )
-        faults = [fault for node in {pod.node for pod in facts.pods} for fault in self.on(node)]
-        job.judged = judge(faults, facts.pods, rules, facts.fault_filter, job.evidence, now)
-        job.evidence = job.judged.evidence
-        return job.judged
+        return judge(faults, facts.pods, rules, facts.fault_filter, job.evidence, now)
 
     def withheld(self) -> frozenset[FaultKey]:
         """The keys of all faults that the scheduler must not see yet."""

@@ -10,9 +10,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from taskd.clusterd.cluster.interface import Json, Key, Kind, owner_of
-from taskd.clusterd.cluster.objects import DEVICE_KEYS, FAULT_JOB_INFO, RANK_INDEX
+from taskd.clusterd.cluster.objects import (
+    DEVICE_KEYS,
+    FAULT_JOB_INFO,
+    RANK_INDEX,
+    is_public_fault,
+)
 
-PREFIXES = ("reset-config-", "data-trace-", "mindx-dl-deviceinfo-", "mindx-dl-nodeinfo-")
+PREFIXES = (
+    "reset-config-",
+    "data-trace-",
+    "mindx-dl-deviceinfo-",
+    "mindx-dl-nodeinfo-",
+    "job-summary-",
+    "cluster-info-",
+    "rings-config-",
+)
 OF_A_JOB = frozenset((RANK_INDEX, "scheduling.k8s.io/group-name", *DEVICE_KEYS))
 METADATA = (
     "name",
@@ -36,12 +49,14 @@ def relevant(key: Key, body: Json) -> Json | None:
             spec = _map(body.get("spec"))
             containers = _list(spec.get("containers"), _container)
             kept["spec"] = _parts(spec, ("nodeName",)) | {"containers": containers}
-            kept["status"] = _parts(_map(body.get("status")), ("phase",))
+            kept["status"] = _parts(_map(body.get("status")), ("phase", "hostIP", "podIP"))
         case Kind.CONFIG_MAP:
-            if key != FAULT_JOB_INFO and not key.name.startswith(PREFIXES):
+            named = key == FAULT_JOB_INFO or key.name.startswith(PREFIXES)
+            if not named and not is_public_fault(body):
                 return None
             kept |= _parts(body, ("data",))
         case Kind.POD_GROUP:
+            kept["spec"] = _parts(_map(body.get("spec")), ("minMember",))
             kept["status"] = _parts(_map(body.get("status")), ("phase",))
         case Kind.NODE:
             pass

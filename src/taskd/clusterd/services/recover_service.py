@@ -7,13 +7,14 @@ report is answered when its decision is on disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
 from taskd.clusterd.job_owner import Answer, JobOwner
 from taskd.clusterd.job_registry import JobRegistry
 from taskd.clusterd.listeners import SUBSCRIBED, Channel, End
+from taskd.clusterd.services.level_streams import abort
 from taskd.core.clusterd.states import Pausing, Resuming, StressTesting, SwitchingNic
 from taskd.model.clusterd import (
     Event,
@@ -151,9 +152,9 @@ class RecoverService(RecoverServicer):
                 owner.unread.pop(operation, None)
                 return text
             case End():
-                return await _abort(context, *WHY[item])
+                return await abort(context, *WHY[item])
             case None:
-                return await _abort(
+                return await abort(
                     context,
                     grpc.StatusCode.DEADLINE_EXCEEDED,
                     f"the {operation} gave no result in time",
@@ -194,7 +195,7 @@ class RecoverService(RecoverServicer):
     async def _owner(self, job: str, context: Any) -> JobOwner:
         owner = self._jobs.get(job)
         if owner is None:
-            return await _abort(context, grpc.StatusCode.NOT_FOUND, RecoverCode.UnRegistry.sentence)
+            return await abort(context, grpc.StatusCode.NOT_FOUND, RecoverCode.UnRegistry.sentence)
         return owner
 
 
@@ -228,11 +229,6 @@ async def _serve(
             owner.post(SignalFailed(sending.sequence))
         if channel.close(listener):
             owner.post(Unsubscribed(stream))
-
-
-async def _abort(context: Any, code: grpc.StatusCode, why: str) -> NoReturn:
-    await context.abort(code, why)
-    raise AssertionError("abort does not return")
 
 
 def _status(answer: Answer) -> pb.Status:
