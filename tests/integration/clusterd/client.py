@@ -8,17 +8,42 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from taskd.clusterd.main import Server, ServerConfig, serve
 from taskd.runtime.tokens import bearer
-from taskd.wire._pb import control_pb2, profiling_pb2
+from taskd.wire._pb import (
+    config_pb2,
+    control_pb2,
+    fault_pb2,
+    job_pb2,
+    profiling_pb2,
+    pubfault_pb2,
+    recover_pb2,
+)
 from taskd.wire._pb import recover_pb2 as pb
 from taskd.wire._pb.control_pb2_grpc import ControlStub
 from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceStub
 from taskd.wire._pb.recover_pb2_grpc import RecoverStub
 
 WAIT_S = 20.0
+SERVICES: list[tuple[Any, str]] = [
+    (recover_pb2, "Recover"),
+    (profiling_pb2, "TrainingDataTrace"),
+    (control_pb2, "Control"),
+    (pubfault_pb2, "PubFault"),
+    (fault_pb2, "Fault"),
+    (job_pb2, "Job"),
+    (config_pb2, "Config"),
+]
+METHODS = {
+    f"/{service.full_name}/{method.name}": method
+    for module, name in SERVICES
+    for service in [module.DESCRIPTOR.services_by_name[name]]
+    for method in service.methods
+}
+"""All methods of clusterd, by their full names."""
 
 
 @dataclass
@@ -38,6 +63,16 @@ class Client:
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         return bearer(self.token)
+
+    def method(self, path: str) -> Any:
+        """A method by its full name: several services have one called Register."""
+        described = METHODS[path]
+        kind = self.channel.unary_stream if described.server_streaming else self.channel.unary_unary
+        return kind(
+            path,
+            request_serializer=GetMessageClass(described.input_type).SerializeToString,
+            response_deserializer=GetMessageClass(described.output_type).FromString,
+        )
 
     async def call(self, method: str, request: Any = None) -> Any:
         """The method of Recover, Control or TrainingDataTrace."""

@@ -218,6 +218,7 @@ def test_hot_switch_moves_a_sub_healthy_pod(objects: Objects) -> None:
     async def main() -> None:
         async with cluster(objects) as (server, client):
             signals = await joined(server, client)
+            owner = server.jobs.served[JobId(JOB)]
             objects.sub_health(1)
             signal = await signals.next("hot-switch")
             assert list(signal.actions) == ["hot switch"]
@@ -230,6 +231,8 @@ def test_hot_switch_moves_a_sub_healthy_pod(objects: Objects) -> None:
             await objects.until("pods", lambda: pod_notes().get("needVolcanoOpe") == "delete")
             (objects.directory / "pods" / "team.train-1.yaml").unlink()
             assert (await signals.next("changeStrategy")).changeStrategy == "migration"
+            objects.device_report(1, [])  # the backup, on the same host here, must not move again
+            await eventually(lambda: not owner.state.job.seen, server, JOB)
             assert await client.result("migration") == 0
             await objects.until("pods", lambda: "inHotSwitchFlow" not in pod_notes("train-1b"))
 

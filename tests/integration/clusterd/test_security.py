@@ -22,12 +22,20 @@ from taskd.clusterd.main import ServerConfig
 from taskd.errors import SettingsError
 from taskd.runtime.clock import monotonic
 from taskd.runtime.tokens import OPERATOR, job_scope, token_for
-from taskd.wire._pb import control_pb2, profiling_pb2
+from taskd.wire._pb import (
+    config_pb2,
+    control_pb2,
+    fault_pb2,
+    job_pb2,
+    profiling_pb2,
+    pubfault_pb2,
+)
 from taskd.wire._pb import recover_pb2 as pb
 from taskd.wire._pb.recover_pb2_grpc import RecoverServicer, add_RecoverServicer_to_server
-from tests.integration.clusterd.client import WAIT_S, Client, connected, started
+from tests.integration.clusterd.client import METHODS, WAIT_S, Client, connected, started
 
 SECRET = "a long secret"
+TRACE, NAMED = "/TrainingDataTrace", "default/a"
 A, B = token_for(SECRET, job_scope("a")), token_for(SECRET, job_scope("b"))
 BOSS = token_for(SECRET, OPERATOR)
 DENIED, UNKNOWN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
@@ -35,9 +43,7 @@ DENIED, UNKNOWN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTIC
 
 async def refused(client: Client, method: str, request: Any) -> grpc.StatusCode | None:
     """The status with which a call was refused; None if it was accepted."""
-    stubs = (client.recover, client.control, client.trace)
-    stub = next(stub for stub in stubs if hasattr(stub, method))
-    call = getattr(stub, method)(request, timeout=WAIT_S, metadata=client.metadata)
+    call = client.method(method)(request, timeout=WAIT_S, metadata=client.metadata)
     try:
         if isinstance(call, aio.UnaryStreamCall):
             # A subscription is confirmed at once, long before the first item.
@@ -60,51 +66,66 @@ def of_job(job: str) -> list[tuple[str, Any]]:
     """Every method that a job's own token may call, as a call about this job."""
     info = pb.ClientInfo(jobId=job)
     return [
-        ("Init", info),
-        ("Register", info),
-        ("HealthCheck", info),
-        ("SubscribeProcessManageSignal", info),
-        ("SubscribeNotifySwitch", info),
-        ("SubscribeNotifyExecStressTest", info),
-        ("ReportProcessFault", pb.ProcessFaultRequest(jobId=job)),
-        ("ReportStopComplete", pb.StopCompleteRequest(jobId=job)),
-        ("ReportRecoverStrategy", pb.RecoverStrategyRequest(jobId=job)),
-        ("ReportRecoverStatus", pb.RecoverStatusRequest(jobId=job)),
-        ("ReplySwitchNicResult", pb.SwitchResult(jobId=job)),
-        ("ReplyStressTestResult", pb.StressTestResult(jobId=job)),
-        ("SubscribeDataTraceSwitch", profiling_pb2.ProfilingClientInfo(jobId=job)),
-        ("DeclareJob", control_pb2.JobDeclaration(job=job)),
-        ("Status", control_pb2.JobRequest(job=job)),
-        ("Watch", control_pb2.JobRequest(job=job)),
-        ("Replay", control_pb2.ReplayRequest(job=job)),
-        ("ReportFault", control_pb2.FaultReport(job=job)),
-        ("PublishProgress", control_pb2.JobProgress(job=job)),
-        ("ReportSubHealth", control_pb2.SubHealth(job=job)),
-        ("ReportIncident", control_pb2.IncidentReport(job=job)),
-        ("EndJob", control_pb2.JobEnd(job=job)),
+        ("/Recover/Init", info),
+        ("/Recover/Register", info),
+        ("/Recover/HealthCheck", info),
+        ("/Recover/SubscribeProcessManageSignal", info),
+        ("/Recover/SubscribeNotifySwitch", info),
+        ("/Recover/SubscribeNotifyExecStressTest", info),
+        ("/Recover/ReportProcessFault", pb.ProcessFaultRequest(jobId=job)),
+        ("/Recover/ReportStopComplete", pb.StopCompleteRequest(jobId=job)),
+        ("/Recover/ReportRecoverStrategy", pb.RecoverStrategyRequest(jobId=job)),
+        ("/Recover/ReportRecoverStatus", pb.RecoverStatusRequest(jobId=job)),
+        ("/Recover/ReplySwitchNicResult", pb.SwitchResult(jobId=job)),
+        ("/Recover/ReplyStressTestResult", pb.StressTestResult(jobId=job)),
+        (
+            "/TrainingDataTrace/SubscribeDataTraceSwitch",
+            profiling_pb2.ProfilingClientInfo(jobId=job),
+        ),
+        ("/taskd.v1.Control/DeclareJob", control_pb2.JobDeclaration(job=job)),
+        ("/taskd.v1.Control/Status", control_pb2.JobRequest(job=job)),
+        ("/taskd.v1.Control/Watch", control_pb2.JobRequest(job=job)),
+        ("/taskd.v1.Control/Replay", control_pb2.ReplayRequest(job=job)),
+        ("/taskd.v1.Control/ReportFault", control_pb2.FaultReport(job=job)),
+        ("/taskd.v1.Control/PublishProgress", control_pb2.JobProgress(job=job)),
+        ("/taskd.v1.Control/ReportSubHealth", control_pb2.SubHealth(job=job)),
+        ("/taskd.v1.Control/ReportIncident", control_pb2.IncidentReport(job=job)),
+        ("/fault.Fault/Register", fault_pb2.ClientInfo(jobId=job, role="me")),
+        ("/fault.Fault/SubscribeFaultMsgSignal", fault_pb2.ClientInfo(jobId=job, role="me")),
+        ("/fault.Fault/GetFaultMsgSignal", fault_pb2.ClientInfo(jobId=job)),
+        ("/config.Config/Register", config_pb2.ClientInfo(jobId=job)),
+        ("/config.Config/SubscribeRankTable", config_pb2.ClientInfo(jobId=job)),
+        ("/taskd.v1.Control/EndJob", control_pb2.JobEnd(job=job)),
     ]
 
 
 def of_operator(job: str) -> list[tuple[str, Any]]:
     return [
-        ("RecordAction", control_pb2.OperatorAction(job=job)),
-        ("SwitchNicTrack", pb.SwitchNics(jobID=job)),
-        ("StressTest", pb.StressTestParam(jobID=job)),
-        ("SubscribeSwitchNicSignal", pb.SwitchNicRequest(jobID=job)),
-        ("SubscribeStressTestResponse", pb.StressTestRequest(jobID=job)),
-        ("ModifyTrainingDataTraceSwitch", profiling_pb2.DataTypeReq(jobNsName="default/a")),
-        ("GetTrainingDataTraceSwitch", profiling_pb2.DataStatusReq(jobNsName="default/a")),
+        ("/PubFault/SendPublicFault", pubfault_pb2.PublicFaultRequest()),
+        ("/fault.Fault/GetFaultMsgSignal", fault_pb2.ClientInfo()),
+        ("/fault.Fault/Register", fault_pb2.ClientInfo(jobId="-1", role="me")),
+        ("/job.Job/Register", job_pb2.ClientInfo(role="CCAgent")),
+        ("/job.Job/SubscribeJobSummarySignal", job_pb2.ClientInfo(role="CCAgent")),
+        ("/job.Job/SubscribeJobSummarySignalList", job_pb2.ClientInfo(role="CCAgent")),
+        ("/taskd.v1.Control/RecordAction", control_pb2.OperatorAction(job=job)),
+        ("/Recover/SwitchNicTrack", pb.SwitchNics(jobID=job)),
+        ("/Recover/StressTest", pb.StressTestParam(jobID=job)),
+        ("/Recover/SubscribeSwitchNicSignal", pb.SwitchNicRequest(jobID=job)),
+        ("/Recover/SubscribeStressTestResponse", pb.StressTestRequest(jobID=job)),
+        (
+            "/TrainingDataTrace/ModifyTrainingDataTraceSwitch",
+            profiling_pb2.DataTypeReq(jobNsName=NAMED),
+        ),
+        (
+            "/TrainingDataTrace/GetTrainingDataTraceSwitch",
+            profiling_pb2.DataStatusReq(jobNsName=NAMED),
+        ),
     ]
 
 
 def test_every_method_is_for_a_job_or_for_the_operator() -> None:
-    services = (
-        pb.DESCRIPTOR.services_by_name["Recover"],
-        profiling_pb2.DESCRIPTOR.services_by_name["TrainingDataTrace"],
-        control_pb2.DESCRIPTOR.services_by_name["Control"],
-    )
-    there = {method for service in services for method in service.methods_by_name}
-    assert {method for method, _ in of_job("a") + of_operator("a")} == there - {"Jobs"}
+    named = {method for method, _ in of_job("a") + of_operator("a")}
+    assert named == set(METHODS) - {"/taskd.v1.Control/Jobs"}
 
 
 def test_job_token_gives_access_to_that_job_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -191,7 +212,7 @@ def test_unknown_caller_cannot_use_up_a_jobs_rate() -> None:
             await client.join()
             async with connected(server.address, "wrong", "a") as stranger:
                 for _ in range(450):
-                    code = await refused(stranger, "HealthCheck", pb.ClientInfo(jobId="a"))
+                    code = await refused(stranger, "/Recover/HealthCheck", pb.ClientInfo(jobId="a"))
                     assert code is UNKNOWN
             assert await client.fault(1) == 0
 
@@ -266,9 +287,14 @@ def test_client_certificate_has_the_scope_of_its_common_name(tmp_path: Path) -> 
                 for method, request in of_job("b") + of_operator("a"):
                     assert await refused(client, method, request) is DENIED, method
             async with channel(server.port, issuer.ca, issuer.issue("operator")) as boss:
-                assert await refused(Client(boss), "StressTest", pb.StressTestParam()) is None
+                assert (
+                    await refused(Client(boss), "/Recover/StressTest", pb.StressTestParam()) is None
+                )
             async with channel(server.port, issuer.ca, issuer.issue("somebody")) as other:
-                assert await refused(Client(other), "Init", pb.ClientInfo(jobId="a")) is UNKNOWN
+                assert (
+                    await refused(Client(other), "/Recover/Init", pb.ClientInfo(jobId="a"))
+                    is UNKNOWN
+                )
             async with channel(server.port, issuer.ca) as none:
                 with pytest.raises(aio.AioRpcError):
                     await Client(none).code("HealthCheck")
@@ -285,7 +311,7 @@ def test_tls_of_the_server_alone_with_tokens(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(config) as (server, _), channel(server.port, issuer.ca) as link:
             await Client(link, A, "a").join()
-            assert await refused(Client(link, "", "a"), "Init", pb.ClientInfo()) is UNKNOWN
+            assert await refused(Client(link, "", "a"), "/Recover/Init", pb.ClientInfo()) is UNKNOWN
 
     asyncio.run(main())
 

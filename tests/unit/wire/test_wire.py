@@ -12,7 +12,16 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 from taskd.model import codes
-from taskd.wire._pb import link_pb2, profiling_pb2, recover_pb2, tasknet_pb2
+from taskd.wire._pb import (
+    config_pb2,
+    fault_pb2,
+    job_pb2,
+    link_pb2,
+    profiling_pb2,
+    pubfault_pb2,
+    recover_pb2,
+    tasknet_pb2,
+)
 from tests import ROOT
 
 TASKNET = """
@@ -82,6 +91,48 @@ DataTypeReq jobNsName=1 profilingSwitch=2
 DataTypeRes message=1 code=2
 """
 
+PUBFAULT = """
+PubFault/SendPublicFault PublicFaultRequest -> RespStatus
+RespStatus code=1 info=2
+PublicFaultRequest id=1 timestamp=2 version=3 resource=4 faults=5
+Fault faultId=1 faultType=2 faultCode=3 faultTime=4 assertion=5 faultLocation=6 influence=7 \
+description=8
+PubFaultInfo nodeName=1 nodeSN=2 deviceIds=3
+"""
+
+FAULT = """
+fault.Fault/Register fault.ClientInfo -> fault.Status
+fault.Fault/SubscribeFaultMsgSignal fault.ClientInfo -> stream fault.FaultMsgSignal
+fault.Fault/GetFaultMsgSignal fault.ClientInfo -> fault.FaultQueryResult
+fault.Status code=1 info=2
+fault.ClientInfo jobId=1 role=2
+fault.FaultQueryResult code=1 info=2 faultSignal=3
+fault.FaultMsgSignal uuid=1 jobId=2 signalType=3 nodeFaultInfo=4
+fault.NodeFaultInfo nodeName=1 nodeIP=2 nodeSN=3 faultLevel=4 faultDevice=5
+fault.SwitchFaultInfo faultCode=1 switchChipId=2 switchPortId=3 faultTime=4 faultLevel=5
+fault.DeviceFaultInfo deviceId=1 deviceType=2 faultCodes=3 faultLevel=4 faultType=5 faultReason=6 \
+switchFaultInfos=7 faultLevels=8
+"""
+
+JOB = """
+job.Job/Register job.ClientInfo -> job.Status
+job.Job/SubscribeJobSummarySignal job.ClientInfo -> stream job.JobSummarySignal
+job.Job/SubscribeJobSummarySignalList job.ClientInfo -> stream job.JobSummarySignalList
+job.ClientInfo role=1 clientId=3
+job.Status code=1 info=2 clientId=3
+job.JobSummarySignal uuid=1 jobId=2 jobName=3 namespace=4 frameWork=5 jobStatus=6 time=7 \
+cmIndex=8 total=9 HcclJson=10 deleteTime=11 sharedTorIp=12 masterAddr=13 operator=14 sid=15
+job.JobSummarySignalList jobSummarySignals=1 ReportTime=2 JobTotalNum=3
+"""
+
+CONFIG = """
+config.Config/Register config.ClientInfo -> config.Status
+config.Config/SubscribeRankTable config.ClientInfo -> stream config.RankTableStream
+config.Status code=1 info=2
+config.ClientInfo jobId=1 role=2
+config.RankTableStream jobId=1 rankTable=2
+"""
+
 
 @pytest.mark.parametrize(
     ("file", "promised"),
@@ -89,10 +140,14 @@ DataTypeRes message=1 code=2
         pytest.param(tasknet_pb2.DESCRIPTOR, TASKNET, id="tasknet"),
         pytest.param(recover_pb2.DESCRIPTOR, RECOVER, id="recover"),
         pytest.param(profiling_pb2.DESCRIPTOR, PROFILING, id="profiling"),
+        pytest.param(pubfault_pb2.DESCRIPTOR, PUBFAULT, id="pubfault"),
+        pytest.param(fault_pb2.DESCRIPTOR, FAULT, id="fault"),
+        pytest.param(job_pb2.DESCRIPTOR, JOB, id="job"),
+        pytest.param(config_pb2.DESCRIPTOR, CONFIG, id="config"),
     ],
 )
 def test_public_protocols_are_unchanged(file: FileDescriptor, promised: str) -> None:
-    assert file.package == ""
+    assert file.package == promised.split("/")[0].strip().rpartition(".")[0]
     assert described(file) == promised.replace("\\\n", "").split("\n")[1:-1]
 
 
