@@ -81,13 +81,16 @@ class MindioController:
         self._loop = asyncio.get_running_loop()
         self._thread = LoopThread("taskd-mindio")
         self._engine = engine(self)
+        self._frame = "pytorch"
         self._uuid, self._restarts_left = "", -1
         self._handled: list[object] = []
         active = self
 
-    def start(self, frame: str) -> None:
+    def start(self, frame: str = "") -> None:
+        """`frame`: the job's framework; without one, that of the last start."""
+        self._frame = frame or self._frame
         self._in_order(self._engine.register_callbacks)
-        self._in_order(self._engine.start, frame)
+        self._in_order(self._engine.start, self._frame)
 
     async def close(self) -> None:
         global active
@@ -135,7 +138,7 @@ class MindioController:
                 self._in_order(engine.save_and_exit)
             case "restart_controller":
                 self._in_order(engine.destroy)
-                self._in_order(engine.start, "pytorch")
+                self._in_order(engine.start, self._frame)
             case "destroy_controller":
                 self._in_order(engine.destroy)
             case "hot switch" | "stop switch":
@@ -149,7 +152,7 @@ class MindioController:
             if node not in signal.nodes:
                 self._send(agent(node), RestartAgent(max(self._restarts_left - 1, 0)))
         self._in_order(self._engine.destroy)
-        self._in_order(self._engine.start, "pytorch")
+        self._in_order(self._engine.start, self._frame)
 
     def is_for_machine(self, event: Event) -> bool:
         """Whether the manager's own machine handles the event, too."""

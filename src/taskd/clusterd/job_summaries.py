@@ -21,6 +21,7 @@ from taskd.clusterd.cluster.interface import (
     Key,
     Kind,
     owner_of,
+    owners_of,
 )
 from taskd.clusterd.cluster.objects import DECLARED, annotations_of, labels_of
 from taskd.clusterd.cluster.summary_objects import (
@@ -109,8 +110,7 @@ class JobSummaries:
             self._tell(summary)
         if job in self._removals:
             self._removals.pop(job).cancel()
-        owners = [one for one in group["metadata"].get("ownerReferences", []) if one.get("uid")]
-        maps = summary_maps(self.known[job], owners, labels_of(group))
+        maps = summary_maps(self.known[job], owners_of(group), labels_of(group))
         stale = set(self._maps.get(job, ())) - set(maps)
         await self._write(maps)
         self._maps[job] = maps

@@ -23,6 +23,7 @@ from taskd.clusterd import cluster_metrics
 from taskd.clusterd.auth import Authority, TokenFile, Tokens
 from taskd.clusterd.cluster.in_memory import InMemoryCluster
 from taskd.clusterd.cluster.interface import Cluster
+from taskd.clusterd.faults.cluster_info import ClusterInfo
 from taskd.clusterd.faults.public_codes import PLACES, PublicCodeFile
 from taskd.clusterd.interceptors import JOB_RATE, UNKNOWN_CALLER_RATE, AdmissionInterceptor
 from taskd.clusterd.job_registry import JobRegistry, RegistryConfig
@@ -197,9 +198,13 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
         await public.start()
         stack.callback(public.close)
         summaries = JobSummaries(jobs, cluster, clock)
+        cluster_info = ClusterInfo(jobs.faults, cluster)
+        jobs.on_change.append(cluster_info.changed)
         if has_cluster:
             summaries.start()
+            cluster_info.start()
         stack.push_async_callback(summaries.close)
+        stack.push_async_callback(cluster_info.close)
         streams = (
             FaultService(jobs, cluster),
             JobService(summaries, clock),

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 from grpc import aio
 
 from taskd.clusterd.cluster.interface import Json
@@ -303,5 +304,65 @@ def test_fault_that_the_job_repairs_by_itself_is_not_shown(objects: Objects) -> 
             assert answer.faultSignal.signalType == "normal"
             whole = await faults.GetFaultMsgSignal(info(""), timeout=WAIT_S)
             assert whole.faultSignal.signalType == "normal"
+
+    asyncio.run(main())
+
+
+# For the scheduler
+
+
+def cluster_info(objects: Objects, name: str = "cluster-info-device-0") -> Json:
+    path = objects.directory / "configmaps" / f"mindx-dl.{name}.yaml"
+    try:
+        body: Json = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        return {}
+    assert body["metadata"]["labels"]["mx-consumer-volcano"] == "true"
+    content: Json = json.loads(body["data"][name])
+    return content
+
+
+def shown_codes(objects: Objects) -> list[str]:
+    info = cluster_info(objects).get("mindx-dl-deviceinfo-host1", {})
+    listed = info.get("DeviceList", {}).get("huawei.com/Ascend910-Fault", "[]")
+    return [entry["fault_code"] for entry in json.loads(listed)]
+
+
+def test_scheduler_gets_all_reports_without_what_jobs_repair_by_themselves(
+    objects: Objects,
+) -> None:
+    objects.group("retry")
+
+    async def main() -> None:
+        async with with_codes(objects) as (server, client):
+            await joined(server, client)
+            memory = device_fault("80E01801", "RestartBusiness")
+            objects.device_report(1, [memory, device_fault("80E18005", "NotHandleFault", 0)])
+            await objects.until("configmaps", lambda: shown_codes(objects) == ["80E18005"])
+            objects.node_report(1, "Healthy")
+            await objects.until(
+                "configmaps", lambda: bool(cluster_info(objects, "cluster-info-node-cm"))
+            )
+            nodes = cluster_info(objects, "cluster-info-node-cm")
+            assert nodes["mindx-dl-nodeinfo-host1"]["NodeStatus"] == "Healthy"
+            # The memory error is shown when the job has not reported it in time.
+            await objects.until(
+                "configmaps", lambda: shown_codes(objects) == ["80E01801", "80E18005"]
+            )
+            await stub(client, PubFaultStub).SendPublicFault(public(), timeout=WAIT_S)
+            await objects.until("configmaps", lambda: "220001001" in shown_codes(objects))
+            lists = cluster_info(objects)["mindx-dl-deviceinfo-host1"]["DeviceList"]
+            assert lists["huawei.com/Ascend910-Unhealthy"] == "Ascend910-1"
+
+    asyncio.run(main())
+
+
+def test_damaged_reports_are_not_passed_on(objects: Objects) -> None:
+    async def main() -> None:
+        async with cluster(objects):
+            objects.device_report(0, [], check="wrong")
+            objects.device_report(1, [device_fault("80E18005", "SeparateNPU")])
+            await objects.until("configmaps", lambda: shown_codes(objects) == ["80E18005"])
+            assert list(cluster_info(objects)) == ["mindx-dl-deviceinfo-host1"]
 
     asyncio.run(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -105,6 +106,36 @@ def test_mindio_repairs_a_rank_in_place(tmp_path: Path) -> None:
     assert names[-1] == "destroy"
     assert ["stop_train", {"1": 1}, "stop"] in calls(tmp_path)
     assert ["change_strategy", "recover", "recover-in-place"] in calls(tmp_path)
+
+
+def test_controller_of_a_mindspore_job_starts_again_for_mindspore(tmp_path: Path) -> None:
+    package(tmp_path)
+    drive = """
+import asyncio, os
+from taskd.ascend.mindio_controller import MindioController
+from taskd.model.clusterd import Signal
+from taskd.model.ids import Incident
+
+async def main():
+    controller = MindioController(print, print, lambda: ())
+    controller.start("mindspore")
+    from taskd.python.framework.manager import controller as documented
+    documented.backend_send_callback(
+        b'{"actions": ["change_strategy"], "strategy": "downgrade", "params": "DP"}'
+    )
+    restart = ("restart_controller",)
+    controller.handle(Signal(uuid="u", incident=Incident(1), type="x", actions=restart))
+    await controller.close()
+
+asyncio.run(main())
+os._exit(0)
+"""
+    env = {**environment(tmp_path), "MS_WORKER_NUM": "4"}
+    subprocess.run([sys.executable, "-c", drive], env=env, check=True, timeout=PATIENCE_S)
+    made = calls(tmp_path)
+    worlds = [call[2] for call in made if call[0] == "init"]
+    assert worlds == [4, 4], "WORLD_SIZE is 2, MS_WORKER_NUM is 4"
+    assert ["change_strategy", "downgrade", "DP"] in made
 
 
 def test_documented_module_fails_clearly_without_mindio() -> None:

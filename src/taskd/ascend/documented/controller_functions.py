@@ -40,7 +40,7 @@ def init_controller() -> None:
     if mindio_controller.active is None:
         run_log.error("the controller is not started: no manager with MindIO runs in this process")
     else:
-        mindio_controller.active.start("pytorch")
+        mindio_controller.active.start()
 
 
 def backend_send_callback(data_ptr: bytes | str) -> int:
@@ -82,6 +82,7 @@ def send_msg_to_controller(action: str, data: ControllerMessage) -> None:
         faults=faults,
         strategy=wire_strategy(data.strategy),
         timeout_s=data.timeout,
+        extra=data.params,
     )
     mindio_controller.active.carry_out(action, signal, data.fault_ranks)
 

@@ -113,6 +113,12 @@ def owner_of(body: Mapping[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
+def owners_of(body: Mapping[str, Any]) -> list[Json]:
+    """The controlling owner as a reference for other objects: they go when it goes."""
+    references = _list(_map(body.get("metadata")).get("ownerReferences"))
+    return [dict(one) for one in references if _map(one).get("controller")]
+
+
 def _map(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from taskd.clusterd.cluster.interface import Json, Key, Kind, key_of, owner_of
+from taskd.clusterd.cluster.interface import Json, Key, Kind, key_of, owner_of, owners_of
 from taskd.core.clusterd.fault_centre.fault_filter import FaultFilter, read_filter
 from taskd.core.clusterd.job_config import is_on, read_pod_group
 from taskd.model.clusterd import JobConfig, PlatformSeen, Pod, PodsSeen, ResetOperation
@@ -43,6 +43,8 @@ class JobFacts:
     pod_group: Key
     config: JobConfig
     enabled: bool
+    owners: tuple[Json, ...] = ()
+    """The owner of the PodGroup, as a reference for objects that go with the job."""
     pods: tuple[Pod, ...] = ()
     phase: str = ""
     platform: PlatformSeen = field(default_factory=PlatformSeen)
@@ -82,6 +84,7 @@ def facts_of(group: Json, pods: Iterable[Json]) -> JobFacts:
         mistakes=(*mistakes, *wrong),
         fault_filter=chosen,
         enabled=is_on(labels),
+        owners=tuple(owners_of(group)),
         pods=members,
         phase=text_at(group, "status", "phase", default="Running"),
         platform=platform_of(group),

@@ -37,6 +37,7 @@ class _Known:
 
     body: Json
     faults: tuple[NodeFault, ...] = ()
+    valid: bool = True
 
 
 @dataclass
@@ -62,6 +63,13 @@ class FaultCentre:
             if key.name.startswith(prefix) and key.namespace == namespace:
                 return key.name.removeprefix(prefix)
         return None
+
+    def is_valid(self, key: Key) -> bool:
+        """Whether this report can be read as it is now."""
+        node = self.node_of(key)
+        if node is not None:
+            self._read(node, key.name.removesuffix(node), key)
+        return key in self._reports and self._reports[key].valid
 
     def on(self, node: str) -> list[NodeFault]:
         """All faults of a node now."""
@@ -141,12 +149,13 @@ class FaultCentre:
         if body is None:
             self._reports.pop(key, None)
         else:
+            valid = True
             try:
                 faults = READERS[prefix](node, body)
             except reports.InvalidReport as error:
                 log.warning("%s is ignored: %s", key, error)
-                faults = before
-            self._reports[key] = _Known(body, faults)
+                faults, valid = before, False
+            self._reports[key] = _Known(body, faults, valid)
         for gone in {fault.key for fault in before} - {fault.key for fault in faults}:
             self._first_seen.pop(gone, None)
         return faults

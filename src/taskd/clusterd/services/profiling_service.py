@@ -151,7 +151,7 @@ class ProfilingService(TrainingDataTraceServicer):
             "apiVersion": "v1",
             "metadata": {
                 "labels": {"reset": "true"},
-                "ownerReferences": [{"uid": facts.job, "name": facts.name, "controller": True}],
+                "ownerReferences": list(facts.owners),
             },
             "data": {"profilingSwitch": text},
         }
