@@ -19,6 +19,7 @@ from taskd.model.clusterd import (
     AnnotatePod,
     AnnotatePodGroup,
     ClusterCommand,
+    DeletePod,
     LabelPod,
     LabelPodGroup,
     RemoveFaultJobInfo,
@@ -45,6 +46,8 @@ async def in_cluster(
             await cluster.patch(_pod(facts, uid), _labels({key: value}))
         case AnnotatePod(uid, key, value):
             await cluster.patch(_pod(facts, uid), _annotations({key: value}))
+        case DeletePod(uid):
+            await cluster.delete(_pod(facts, uid), uid)
         case AnnotateNode(node, key, value):
             await cluster.patch(Key(Kind.NODE, "", node), _annotations({key: value}))
         case WriteResetConfig():

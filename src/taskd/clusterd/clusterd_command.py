@@ -67,6 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=Path, help="file with one `operator T`, `job:ID T` or `secret S` per line"
     )
     parser.add_argument(
+        "--delete-pods",
+        action="store_true",
+        help="delete pods that must be replaced, where no scheduler does (needs a cluster)",
+    )
+    parser.add_argument(
         "--public-fault-codes",
         type=Path,
         help="JSON file: who may report public faults, and the level of each code "
@@ -139,6 +144,7 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         kubernetes=None if arguments.cluster is None else _kubernetes(arguments.probes),
         tls=tls,
         tokens=None if arguments.tokens is None else TokenFile(arguments.tokens),
+        delete_pods=arguments.delete_pods,
         public_codes=arguments.public_fault_codes,
         strategies=strategies,
         health=not arguments.no_health,

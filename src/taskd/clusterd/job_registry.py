@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from operator import is_not
 from secrets import token_hex
@@ -59,6 +59,8 @@ class RegistryConfig:
     """How many jobs are served at the same time."""
     strategies: tuple[Strategy, ...] | None = None
     """For jobs without a declaration; None: such jobs are refused."""
+    delete_pods: bool = False
+    """Delete pods that must be replaced; else the scheduler does."""
     inbox: int = 64
     """How many reports of one job may wait."""
     signals: int = 64
@@ -151,12 +153,19 @@ class JobRegistry:
         before, facts = self._read.get(job, ([], None))
         if facts is None or len(before) != len(objects) or any(map(is_not, before, objects)):
             known = facts.mistakes if facts else ()
-            facts = facts_of(objects[0], objects[1:])
+            facts = self._facts(objects)
             self._read[job] = (objects, facts)
             for mistake in facts.mistakes:
                 if mistake not in known:
                     log.warning("job=%s %s", job, mistake)
         return facts
+
+    def _facts(self, objects: list[Json]) -> JobFacts:
+        facts = facts_of(objects[0], objects[1:])
+        config = facts.config
+        # Where a platform confirms every fault, it also decides about the pods.
+        deletes = self._config.delete_pods and config.cluster and not config.platform
+        return replace(facts, config=replace(config, deletes_pods=deletes))
 
     def named(self, namespace: str, name: str) -> list[JobId]:
         """The jobs of this id or name. A tenant may have given its job the name of another's."""

@@ -112,6 +112,8 @@ class ServerConfig:
     tls: Tls | None = None
     tokens: Tokens | TokenFile | None = None
     """None: every caller that reaches the port may do everything."""
+    delete_pods: bool = False
+    """Delete the pods that must be replaced, because no scheduler does."""
     public_codes: Path | None = None
     """Who may report public faults, and the level of each code; None: Ascend's usual places."""
     strategies: tuple[Strategy, ...] | None = LADDER
@@ -177,6 +179,7 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
         limits = RegistryConfig(
             max_jobs=config.max_jobs,
             strategies=strategies,
+            delete_pods=config.delete_pods,
             inbox=config.inbox,
             signals=config.signals,
         )

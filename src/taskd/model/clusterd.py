@@ -38,6 +38,8 @@ class JobConfig:
     """Healthy nodes hold resources of a lost node, and release them on request."""
     reschedule_timeout_s: float | None = None
     resources_timeout_s: float | None = None
+    deletes_pods: bool = False
+    """No other program deletes pods that must be replaced: clusterd does."""
     no_backup_nic: bool = False
     """The ranks have no second network interface, so their links cannot be switched."""
 
@@ -313,6 +315,14 @@ class AnnotatePod:
 
 
 @dataclass(frozen=True, slots=True)
+class DeletePod:
+    """So that the cluster creates another one. A newer pod of the same name stays."""
+
+    pod: str
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class AnnotateNode:
     node: str
     key: str
@@ -339,6 +349,7 @@ ClusterCommand = (
     | AnnotatePodGroup
     | LabelPod
     | AnnotatePod
+    | DeletePod
     | AnnotateNode
     | WriteFaultJobInfo
     | RemoveFaultJobInfo

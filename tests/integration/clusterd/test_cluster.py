@@ -128,6 +128,34 @@ def test_pod_replacement_writes_every_step_to_reset_config(objects: Objects) -> 
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("deletes", [True, False])
+def test_pods_are_deleted_only_where_clusterd_is_configured_to(
+    objects: Objects, deletes: bool
+) -> None:
+    config = ServerConfig(cluster_dir=objects.directory, delete_pods=deletes)
+    pod = objects.directory / "pods" / "team.train-1.yaml"
+
+    async def main() -> None:
+        async with started(config, job=JOB) as (server, client):
+            signals = await joined(server, client)
+            await client.fault(2)
+            signal = await signals.next("stopTrain")
+            await client.stopped(signal.uuid)
+            signal = await signals.next("globalFault")
+            assert pod.exists()
+            await client.offer("recover", "exit", uuid=signal.uuid)
+            signal = await signals.next("changeStrategy")
+            assert signal.changeStrategy == "recover"
+            await quiet(server)
+            assert pod.exists() is not deletes
+            objects.pod(1, "pod-1b")
+            await client.result("recover", uuid=signal.uuid)
+            assert pod.exists(), "the new pod of the same name stays"
+
+    objects.group("recover")
+    asyncio.run(main())
+
+
 def test_label_pause_is_reset_after_the_scheduler_restarted_the_job(
     objects: Objects,
 ) -> None:

@@ -18,6 +18,7 @@ from taskd.clusterd.cluster.interface import (
     Kind,
     merged,
     owner_of,
+    uid_of,
 )
 
 
@@ -89,8 +90,10 @@ class InMemoryCluster(ObjectCache):
             raise ClusterRefused(f"{key} already exists")
         return self._put(key, named(key, body), None)
 
-    async def delete(self, key: Key) -> None:
-        self.set(key, None)
+    async def delete(self, key: Key, uid: str = "") -> None:
+        known = self.get(key)
+        if known is not None and uid in ("", uid_of(known)):
+            self.set(key, None)
 
     def _put(self, key: Key, body: Json, before: Json | None) -> Json:
         count_version(body, before)

@@ -74,7 +74,9 @@ class Cluster(Protocol):
 
     async def create(self, key: Key, body: Json) -> Json: ...
 
-    async def delete(self, key: Key) -> None: ...
+    async def delete(self, key: Key, uid: str = "") -> None:
+        """With a uid: only if the object still has it; a newer one of the same name stays."""
+        ...
 
     def changes(self) -> AsyncIterator[Changed]:
         """All changes from now on."""
@@ -111,6 +113,10 @@ def owner_of(body: Mapping[str, Any]) -> tuple[str, str]:
         if _map(reference).get("controller"):
             return str(_map(reference).get("uid", "")), str(_map(reference).get("name", ""))
     return "", ""
+
+
+def uid_of(body: Mapping[str, Any]) -> str:
+    return str(_map(body.get("metadata")).get("uid", ""))
 
 
 def owners_of(body: Mapping[str, Any]) -> list[Json]:

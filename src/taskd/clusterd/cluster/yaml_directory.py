@@ -26,6 +26,7 @@ from taskd.clusterd.cluster.interface import (
     Kind,
     key_of,
     merged,
+    uid_of,
 )
 from taskd.clusterd.keyed_lock import KeyedLock
 
@@ -92,9 +93,13 @@ class YamlCluster(ObjectCache):
             await self._write(key, self._path(key), whole, None)
             return whole
 
-    async def delete(self, key: Key) -> None:
+    async def delete(self, key: Key, uid: str = "") -> None:
         async with self._writing.hold(key):
             path = self._path(key)
+            self._read(path)
+            known = self.get(key)
+            if known is not None and uid not in ("", uid_of(known)):
+                return
             try:
                 await asyncio.to_thread(path.unlink, missing_ok=True)
             except OSError as error:

@@ -21,6 +21,7 @@ from taskd.clusterd.kubernetes.api_client import (
     CONFLICT,
     MERGE_PATCH,
     NODES,
+    NOT_FOUND,
     POD_GROUPS,
     PODS,
     ApiClient,
@@ -99,12 +100,33 @@ class KubernetesCluster(InMemoryCluster):
         path = RESOURCES[key.kind].path(key.namespace)
         return await self._write(key, "POST", path, named(key, body))
 
-    async def delete(self, key: Key) -> None:
-        """Only what was declared: clusterd removes no object of the cluster."""
-        if key not in self._declared:
+    async def delete(self, key: Key, uid: str = "") -> None:
+        """What was declared; of the objects of the cluster only pods, named by their uid."""
+        if key in self._declared:
+            self._declared.discard(key)
+            await super().delete(key)
+        elif key.kind is Kind.POD and uid:
+            await self._delete_pod(key, uid)
+        else:
             raise ClusterRefused(f"{key} belongs to the cluster, which alone deletes it")
-        self._declared.discard(key)
-        await super().delete(key)
+
+    async def _delete_pod(self, key: Key, uid: str) -> None:
+        """At once: the kubelet of a lost node would never confirm it. Volcano does the same."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": 0,
+            "preconditions": {"uid": uid},
+        }
+        try:
+            await self._api.request("DELETE", _path(key), body)
+        except ApiFailed as error:
+            if error.code in (NOT_FOUND, CONFLICT):
+                return  # it has gone already, and perhaps another one has its name
+            message = f"cannot delete {key}: {error}"
+            if error.unreachable:
+                raise ClusterUnreachable(message) from error
+            raise ClusterRefused(message) from error
 
     async def _write(
         self, key: Key, method: str, path: str, body: Json, content_type: str = "application/json"

@@ -20,7 +20,7 @@ from taskd.core.clusterd.states import (
     Shrinking,
 )
 from taskd.core.clusterd.turn import Turn
-from taskd.model.clusterd import ResetOperation, Signal, WriteResetConfig
+from taskd.model.clusterd import DeletePod, ResetOperation, Signal, WriteResetConfig
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import FaultKind
 from taskd.model.ids import NodeRank
@@ -134,12 +134,25 @@ def recover(turn: Turn, strategy: Strategy) -> Outcome:
     pods_by = clear_at = None
     if job.config.cluster and missing:
         pods_by = now + (job.config.reschedule_timeout_s or config.reschedule_timeout_s)
+        turn = _delete_pods(turn, missing)
     elif job.config.cluster and strategy is Strategy.RECOVER_IN_PLACE:
         clear_at = now + config.pickup_s
     elif job.config.cluster:
         turn = turn.with_commands(WriteResetConfig(ResetOperation.CLEAR))
     report_by = now + config.status_timeout_s
     return turn.go_to(Replacing(job, round_, strategy, order, report_by, pods_by, clear_at), order)
+
+
+def _delete_pods(turn: Turn, nodes: frozenset[NodeRank]) -> Turn:
+    """Only where clusterd is configured to do it; usually the scheduler deletes pods. Their agents
+    have been ordered to exit before."""
+    if not turn.job.config.deletes_pods:
+        return turn
+    origin = dict(turn.round.origin)
+    pods = [turn.job.pod_at(node) for node in sorted(nodes)]
+    return turn.with_commands(
+        *(DeletePod(pod.uid) for pod in pods if pod and pod.uid == origin.get(pod.node_rank))
+    )
 
 
 def not_replaced(job: Job, round_: Round) -> frozenset[NodeRank]:

@@ -385,6 +385,7 @@ def test_code_file_gives_levels_and_reporters() -> None:
     lists = {"SeparateNPUCodes": ["010001002"], "NotHandleFaultCodes": None}
     codes = codes_of({"publicFaultCode": lists, "publicFaultResource": ["me"]})
     assert codes == PublicCodes({"010001002": "SeparateNPU"}, ("me",))
-    for wrong in ([], {}, {"publicFaultCode": {"SeparateNPUCodes": 7}}):
+    wrongs: list[object] = [[], {}, {"publicFaultCode": {"SeparateNPUCodes": 7}}]
+    for wrong in wrongs:
         with pytest.raises(ValueError, match=r"publicFaultCode|SeparateNPUCodes"):
             codes_of(wrong)
