@@ -36,6 +36,7 @@ def crd(kind: str, group: str, version: str, scope: str = "Namespaced") -> Json:
 CRDS = [
     crd("PodGroup", "scheduling.volcano.sh", "v1beta1"),
     crd("AscendJob", "mindxdl.gitee.com", "v1"),
+    crd("Job", "batch.volcano.sh", "v1alpha1"),
     crd("JobSet", "jobset.x-k8s.io", "v1alpha2"),
     crd("ClusterTrainingRuntime", "trainer.kubeflow.org", "v1alpha1", "Cluster"),
     crd("TrainJob", "trainer.kubeflow.org", "v1alpha1"),
@@ -47,14 +48,23 @@ def namespace(plane: ControlPlane, name: str) -> None:
 
 
 class TrainingJob:
-    """An AscendJob, its PodGroup and pods, as Ascend's operator and the scheduler make them."""
+    """A job, its PodGroup and pods, as Ascend's operator and the scheduler make them."""
 
-    def __init__(self, plane: ControlPlane, name: str, pods: int = 2, per_pod: int = 2) -> None:
+    def __init__(
+        self,
+        plane: ControlPlane,
+        name: str,
+        pods: int = 2,
+        per_pod: int = 2,
+        kind: str = "AscendJob",
+        version: str = "mindxdl.gitee.com/v1",
+    ) -> None:
         self.plane, self.name, self.per_pod = plane, name, per_pod
+        self.kind, self.version = kind, version
         job = plane.apply(
             {
-                "apiVersion": "mindxdl.gitee.com/v1",
-                "kind": "AscendJob",
+                "apiVersion": version,
+                "kind": kind,
                 "metadata": {"name": name, "namespace": "team"},
             }
         )
@@ -66,7 +76,7 @@ class TrainingJob:
                 "metadata": {
                     "name": self.group,
                     "namespace": "team",
-                    "ownerReferences": [self.owner("AscendJob", "mindxdl.gitee.com/v1")],
+                    "ownerReferences": [self.owner(self.kind, self.version)],
                     "labels": {"process-recover-enable": "on", "framework": "pytorch"},
                     "annotations": {"recover-strategy": "retry,recover,dump,exit"},
                 },
@@ -93,7 +103,7 @@ class TrainingJob:
             "metadata": {
                 "name": f"{self.name}-worker-{index}",
                 "namespace": "team",
-                "ownerReferences": [self.owner("AscendJob", "mindxdl.gitee.com/v1")],
+                "ownerReferences": [self.owner(self.kind, self.version)],
                 "annotations": {
                     "hccl/rankIndex": str(index),
                     "scheduling.k8s.io/group-name": self.group,
