@@ -108,6 +108,44 @@ def test_mindio_repairs_a_rank_in_place(tmp_path: Path) -> None:
     assert ["change_strategy", "recover", "recover-in-place"] in calls(tmp_path)
 
 
+def test_replaced_agent_starts_its_ranks_and_is_not_a_fault(tmp_path: Path) -> None:
+    """While MindIO repairs the ranks, only MindIO reports faults."""
+    package(tmp_path)
+
+    async def play() -> None:
+        read, write = os.pipe()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "taskd.manager", "--listen", "127.0.0.1:0", "--nodes", "2"),
+            *("--strategies", "recover-in-place,dump", "--ready-fd", str(write)),
+            *("--state-dir", str(tmp_path / "state")),
+            env=environment(tmp_path),
+            pass_fds=(write,),
+        )
+        os.close(write)
+        with os.fdopen(read) as line:
+            port = json.loads(await asyncio.to_thread(line.read))["port"]
+        first, second = AscendAgent(port), AscendAgent(port, 1)
+        for peer in (first, second):
+            await peer.join(3)
+            assert await peer.hears() == m.StartWorkers(3)
+        await second.bus.close()
+        replaced = AscendAgent(port, 1)
+        await replaced.join(3)
+        assert await replaced.hears() == m.StartWorkers(3)
+        await asyncio.to_thread((tmp_path / "gate").write_text, "")
+        assert await replaced.hears() == m.RestartWorkers((Rank(1),))
+        for peer in (first, replaced):
+            await peer.bus.close()
+        process.terminate()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await process.wait() == 0
+
+    asyncio.run(play())
+    names = [call[0] for call in calls(tmp_path)]
+    assert names.count("stop_train") == 1
+
+
 def test_controller_of_a_mindspore_job_starts_again_for_mindspore(tmp_path: Path) -> None:
     package(tmp_path)
     drive = """
