@@ -77,6 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(module.run(arguments))
     except TaskdError as error:
         print(f"taskd {named}: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -2,6 +2,7 @@
 
     TaskdError
     ├── SettingsError      the operator: a setting is missing or invalid
+    │   └── WrongCommand   the command itself is wrong, wherever and whenever it is started
     ├── Transient          the program itself: wait, then try again
     │   └── PeerUnreachable
     └── Permanent          the caller: trying again cannot help
@@ -11,9 +12,18 @@
 A fault in training is not an exception. It is a value that is sent as an event.
 """
 
+DO_NOT_REPLACE = 78
+"""The exit code of `taskd run` if the same command would only fail in the same way again.
+
+Programs that start failed pods or jobs again should not do so with this code.
+"""
+
 
 class TaskdError(Exception):
     """The base class of all exceptions that TaskD raises on purpose."""
+
+    exit_code = 1
+    """Of the command that it ends."""
 
 
 class SettingsError(TaskdError):
@@ -22,6 +32,10 @@ class SettingsError(TaskdError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class WrongCommand(SettingsError):
+    exit_code = DO_NOT_REPLACE
 
 
 class Transient(TaskdError): ...

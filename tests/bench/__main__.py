@@ -21,6 +21,7 @@ PAGE = ROOT / "docs/benchmarks.md"
 BENCHES = {
     "bus": "The bus",
     "clusterd": "clusterd",
+    "kubernetes": "clusterd on Kubernetes",
     "launch": "Launch and restart",
     "torch_step": "Protection when nothing fails",
     "state": "State that ranks send each other",

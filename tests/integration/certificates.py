@@ -49,12 +49,12 @@ class Authority:
             .not_valid_after(now + DAY)
         )
 
-    def issue(self, name: str, *uris: str) -> tuple[str, str]:
+    def issue(self, name: str, *uris: str, host: str = "localhost") -> tuple[str, str]:
         """Key and certificate files for this machine, and for the bus addresses in the URIs."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names: list[x509.GeneralName] = [
-            x509.DNSName("localhost"),
+            x509.DNSName(host),
             x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
             *map(x509.UniformResourceIdentifier, uris),
         ]

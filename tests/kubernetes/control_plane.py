@@ -1,6 +1,6 @@
 """A real Kubernetes control plane for tests: etcd, API server, controller manager, scheduler.
 
-There is no kubelet: `test_node.py` plays one. All processes end with the test run, by their pid.
+There is no kubelet: `node.py` plays one. All processes end with the test run, by their pid.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,13 @@ class ControlPlane:
     """Its command line."""
     running: subprocess.Popen[bytes]
     """The API server."""
+    etcd: str
+    """The URL of its etcd."""
     token: str = ADMIN
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
 
     def restart(self) -> None:
         """End the API server and start it again, with the same data."""
@@ -125,7 +131,18 @@ class ControlPlane:
         query = f"?fieldManager=test&force=true{dry}"
         return self.request("PATCH", object_path(body) + query, body, APPLY)
 
-    def kubeconfig(self, name: str, token: str = "") -> Path:
+    def compact(self) -> None:
+        """etcd forgets all versions but the newest."""
+        found = self._etcd("range", {"key": "AA=="})
+        self._etcd("compaction", {"revision": found["header"]["revision"], "physical": True})
+
+    def _etcd(self, call: str, body: Json) -> Json:
+        data = json.dumps(body).encode()
+        with urllib.request.urlopen(f"{self.etcd}/v3/kv/{call}", data, timeout=30) as answer:
+            answered: Json = json.loads(answer.read())
+            return answered
+
+    def kubeconfig(self, name: str, token: str = "", url: str = "") -> Path:
         path = self.folder / f"{name}.kubeconfig"
         path.write_text(
             yaml.safe_dump(
@@ -138,7 +155,7 @@ class ControlPlane:
                         {
                             "name": "test",
                             "cluster": {
-                                "server": self.url,
+                                "server": url or self.url,
                                 "certificate-authority": str(self.ca),
                             },
                         }
@@ -165,6 +182,7 @@ CLUSTER_WIDE = {
     "ClusterRoleBinding",
     "CustomResourceDefinition",
     "ClusterTrainingRuntime",
+    "PersistentVolume",
 }
 
 
@@ -177,7 +195,10 @@ def object_path(body: Json) -> str:
 
 
 @contextmanager
-def control_plane(assets: Path, folder: Path) -> Iterator[ControlPlane]:
+def control_plane(
+    assets: Path, folder: Path, *, controllers: bool = True, users: Sequence[str] = ()
+) -> Iterator[ControlPlane]:
+    """`users`: further administrators; the token of each is its name."""
     with ExitStack() as stack:
         etcd_port, peer_port, api_port = free_ports(3)
         etcd_url = f"http://127.0.0.1:{etcd_port}"
@@ -194,8 +215,16 @@ def control_plane(assets: Path, folder: Path) -> Iterator[ControlPlane]:
                 ],
             )
         )
-        plane = _api_server(assets, folder, etcd_url, api_port, stack)
-        for program in ("kube-controller-manager", "kube-scheduler"):
+        # Without controllers no namespace has a service account, which pods would need.
+        options = () if controllers else ("--disable-admission-plugins=ServiceAccount",)
+        (folder / "tokens.csv").write_text(
+            "".join(
+                f'{token},{user},{user},"system:masters"\n'
+                for token, user in [(ADMIN, "admin"), *((user, user) for user in users)]
+            )
+        )
+        plane = _api_server(assets, folder, etcd_url, api_port, stack, options)
+        for program in ("kube-controller-manager", "kube-scheduler") if controllers else ():
             command = [
                 str(assets / program),
                 f"--kubeconfig={plane.kubeconfig(program)}",
@@ -214,7 +243,7 @@ def control_plane(assets: Path, folder: Path) -> Iterator[ControlPlane]:
 
 
 def _api_server(
-    assets: Path, folder: Path, etcd_url: str, port: int, stack: ExitStack
+    assets: Path, folder: Path, etcd_url: str, port: int, stack: ExitStack, options: Sequence[str]
 ) -> ControlPlane:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     (folder / "sa.key").write_bytes(
@@ -229,7 +258,6 @@ def _api_server(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
     )
-    (folder / "tokens.csv").write_text(f'{ADMIN},admin,admin,"system:masters"\n')
     certificates = folder / "certificates"
     policy = folder / "audit.yaml"
     policy.write_text(
@@ -257,10 +285,16 @@ def _api_server(
         "--service-cluster-ip-range=10.0.0.0/24",
         f"--audit-policy-file={policy}",
         f"--audit-log-path={folder / 'audit.log'}",
+        *options,
     ]
     running = spawn(folder / "kube-apiserver.log", command)
     plane = ControlPlane(
-        f"https://127.0.0.1:{port}", certificates / "apiserver.crt", folder, command, running
+        f"https://127.0.0.1:{port}",
+        certificates / "apiserver.crt",
+        folder,
+        command,
+        running,
+        etcd_url,
     )
     stack.callback(lambda: end(plane.running))
     eventually(lambda: _is_ready(plane), START_S, f"see {folder / 'kube-apiserver.log'}")

@@ -58,6 +58,7 @@ class TrainingJob:
         per_pod: int = 2,
         kind: str = "AscendJob",
         version: str = "mindxdl.gitee.com/v1",
+        **labels: str,
     ) -> None:
         self.plane, self.name, self.per_pod = plane, name, per_pod
         self.kind, self.version = kind, version
@@ -77,7 +78,11 @@ class TrainingJob:
                     "name": self.group,
                     "namespace": "team",
                     "ownerReferences": [self.owner(self.kind, self.version)],
-                    "labels": {"process-recover-enable": "on", "framework": "pytorch"},
+                    "labels": {
+                        "process-recover-enable": "on",
+                        "framework": "pytorch",
+                        **labels,
+                    },
                     "annotations": {"recover-strategy": "retry,recover,dump,exit"},
                 },
                 "status": {"phase": "Running"},
@@ -94,10 +99,10 @@ class TrainingJob:
         about = {"apiVersion": version, "kind": kind, "name": self.name, "uid": self.uid}
         return {**about, "controller": True}
 
-    def pod(self, index: int, node: str = "") -> Json:
+    def pod_body(self, index: int, node: str = "") -> Json:
         ranks = range(index * self.per_pod, (index + 1) * self.per_pod)
         devices = [{"device_id": str(i), "rank_id": str(rank)} for i, rank in enumerate(ranks)]
-        body = {
+        return {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
@@ -120,6 +125,9 @@ class TrainingJob:
                 "tolerations": [{"operator": "Exists"}],
             },
         }
+
+    def pod(self, index: int, node: str = "") -> Json:
+        body = self.pod_body(index, node)
         made = self.plane.request("POST", "api/v1/namespaces/team/pods", body)
         name = made["metadata"]["name"]
         path = f"api/v1/namespaces/team/pods/{name}/status"

@@ -43,8 +43,9 @@ class Replica:
 
 @contextmanager
 def replica(
-    plane: ControlPlane, name: str, token: str = "", pod: str = "", *options: str
+    plane: ControlPlane, name: str, token: str = "", pod: str = "", *options: str, url: str = ""
 ) -> Iterator[Replica]:
+    """`url`: a proxy instead of the API server."""
     port, probes = free_ports(2)
     log = plane.folder / f"{name}.log"
     log.unlink(missing_ok=True)
@@ -53,7 +54,7 @@ def replica(
         *("--listen", f"127.0.0.1:{port}", "--probes", f"127.0.0.1:{probes}", *options),
     ]
     env = {
-        "KUBECONFIG": str(plane.kubeconfig(name, token)),
+        "KUBECONFIG": str(plane.kubeconfig(name, token, url)),
         "POD_NAME": pod,
         "POD_NAMESPACE": "mindx-dl",
     }

@@ -151,6 +151,7 @@ def test_deletions_while_disconnected_are_reported_after_the_server_has_forgotte
             job.delete_pod(2)
             job.pod(2)
             config_map(plane, "reset-config-gap", {"reset.json": "{}"})
+            await asyncio.to_thread(plane.compact)
             await asyncio.to_thread(plane.restart)
             changes = cluster.changes()
             await cluster.start()

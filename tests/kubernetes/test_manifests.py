@@ -11,10 +11,12 @@ from tests.kubernetes.manifests import ROOT, folders, objects
 
 
 def for_version(body: Json, version: tuple[int, int]) -> Json:
-    """Older servers know two of our objects under older names only."""
+    """Without what older servers do not know; `test_schemas.py` checks that."""
     body = deepcopy(body)
     if body["kind"] == "PodDisruptionBudget" and version < (1, 21):
         body["apiVersion"] = "policy/v1beta1"
+    if body["kind"] == "Job" and version < (1, 26):
+        del body["spec"]["podFailurePolicy"]
     if body["kind"] == "Job" and version < (1, 21):
         del body["spec"]["completionMode"]
     return body

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from taskd.clusterd.cluster.interface import Cluster
 from taskd.clusterd.job_registry import JobRegistry
 from taskd.runtime.metrics import Metric, Sample, one
 from taskd.wire._pb.control_pb2 import JobProgress
 
 
-def metrics(jobs: JobRegistry) -> Iterable[Metric]:
+def metrics(jobs: JobRegistry, cluster: Cluster) -> Iterable[Metric]:
     owners = sorted(jobs.served.items())
+    yield Metric(
+        "taskd_clusterd_watch_failing",
+        "1 for each kind of cluster objects that cannot be watched; the last known ones are used.",
+        tuple(Sample(1, {"kind": kind.value}) for kind in sorted(cluster.problems())),
+    )
     yield one("taskd_clusterd_jobs", "Jobs that are served.", len(owners))
     yield Metric(
         "taskd_clusterd_job_state",

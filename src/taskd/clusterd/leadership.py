@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from taskd.core.election import Election
 from taskd.core.record import Lease, StoreUnreachable
+from taskd.runtime.clock import Clock, monotonic
 
 log = logging.getLogger(__name__)
 
 
 class Leadership:
-    def __init__(self, lease: Lease, period_s: float) -> None:
-        self._lease, self._period_s = lease, period_s
+    def __init__(self, lease: Lease, election: Election, clock: Clock = monotonic) -> None:
+        self._lease, self._election, self._clock = lease, election, clock
         self.lost = asyncio.Event()
         """Set at the end of our term: this process must not decide any more."""
         self._renewing: asyncio.Task[None] | None = None
@@ -33,11 +35,11 @@ class Leadership:
                     log.info("this process leads: epoch=%d", epoch)
                     self._renewing = asyncio.create_task(self._renew(), name="renewal of the lease")
                     return epoch
-            await asyncio.sleep(self._period_s)
+            await asyncio.sleep(self._election.pause_s(self._clock()))
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._period_s)
+            await asyncio.sleep(self._election.config.period_s)
             reason = "another process has taken it"
             try:
                 renewed = await self._lease.renew()

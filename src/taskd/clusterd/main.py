@@ -222,7 +222,7 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
         stack.push_async_callback(_stop, server, jobs, (trace, *streams))
         stack.callback(asyncio.create_task(connection_limit.watch(port)).cancel)
         if config.metrics:
-            collect = partial(cluster_metrics.metrics, jobs)
+            collect = partial(cluster_metrics.metrics, jobs, cluster)
             await stack.enter_async_context(metrics.serve(config.metrics, collect))
         log.info("clusterd listens on port %d: jobs=%d", port, len(jobs.served))
         yield Server(port, jobs, journal, server, leadership)

@@ -85,6 +85,11 @@ class Election:
             return Take(lease.epoch + 1, lease.version)
         return Wait(lease.holder)
 
+    def pause_s(self, now: float) -> float:
+        """How long to wait before the next try: not past the time when the lease expires."""
+        left_s = self._seen_at + self.config.duration_s - now
+        return min(left_s, self.config.period_s) if left_s > 0 else self.config.period_s
+
     def written(self, epoch: int, sent_at: float) -> None:
         """The write that was sent at that time has succeeded."""
         self.epoch, self._renewed_at = epoch, sent_at

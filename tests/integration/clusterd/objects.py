@@ -108,22 +108,13 @@ class Objects:
 
     def sub_health(self, node: int, level: str = "SubHealthFault", code: str = "") -> None:
         """`code`: a CheckCode that need not match."""
-        entry = {
-            "fault_type": "CardUnhealthy",
-            "npu_name": "Ascend910-1",
-            "fault_level": level,
-            "fault_code": "80E18005",
-        }
-        self.device_report(node, [entry], check=code)
+        self.device_report(node, [device_fault("80E18005", level)], check=code)
 
     def device_report(
         self, node: int, entries: list[Json], check: str = "", switch: Json | None = None
     ) -> None:
         """As the device plugin of host<node> writes it."""
-        listed = {"huawei.com/Ascend910-Fault": json.dumps(entries)}
-        devices = {"DeviceList": listed, "UpdateTime": 1_700_000_000}
-        info = {"DeviceInfo": devices, "SuperPodID": -1, "CheckCode": check or checksum(devices)}
-        data = {"DeviceInfoCfg": json.dumps(info)}
+        data = {"DeviceInfoCfg": device_info(entries, check)}
         if switch is not None:
             data["SwitchInfoCfg"] = json.dumps(switch)
         self.write("ConfigMap", f"mindx-dl-deviceinfo-host{node}", {"data": data})
@@ -146,6 +137,26 @@ class Objects:
                     news.clear()
         finally:
             watch.close()
+
+
+def device_fault(code: str, level: str, device: int = 1, **more: Any) -> Json:
+    """A faulty device in a report."""
+    return {
+        "fault_type": "CardUnhealthy",
+        "npu_name": f"Ascend910-{device}",
+        "fault_level": level,
+        "fault_code": code,
+        **more,
+    }
+
+
+def device_info(entries: list[Json], check: str = "") -> str:
+    """What the device plugin writes. `check`: a CheckCode that need not match."""
+    listed = {"huawei.com/Ascend910-Fault": json.dumps(entries)}
+    devices = {"DeviceList": listed, "UpdateTime": 1_700_000_000}
+    return json.dumps(
+        {"DeviceInfo": devices, "SuperPodID": -1, "CheckCode": check or checksum(devices)}
+    )
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from taskd.wire._pb import fault_pb2, pubfault_pb2
 from taskd.wire._pb.fault_pb2_grpc import FaultStub
 from taskd.wire._pb.pubfault_pb2_grpc import PubFaultStub
 from tests.integration.clusterd.client import WAIT_S, Client, eventually, started
-from tests.integration.clusterd.objects import JOB, Objects, cluster, joined
+from tests.integration.clusterd.objects import JOB, Objects, cluster, device_fault, joined
 
 NOW_MS = 1_790_000_000_000
 
@@ -34,16 +34,6 @@ def objects(tmp_path: Path) -> Objects:
     made.reset_config()
     made.group()
     return made
-
-
-def device_fault(code: str, level: str, device: int = 1, **more: Any) -> Json:
-    return {
-        "fault_type": "CardUnhealthy",
-        "npu_name": f"Ascend910-{device}",
-        "fault_level": level,
-        "fault_code": code,
-        **more,
-    }
 
 
 def codes_of(server: Server) -> list[tuple[int, str, str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from taskd.errors import DO_NOT_REPLACE
 from tests.integration.run.run_job import Ended, Job, run, script
 
 COUNTED = """
@@ -55,7 +56,7 @@ def run_counted(folder: Path, text: str, *words: str) -> Ended:
 )
 def test_error_in_the_source_is_not_repeated(tmp_path: Path, text: str, says: str) -> None:
     ended = run_counted(tmp_path, text)
-    assert ended.code == 1
+    assert ended.code == DO_NOT_REPLACE
     assert starts(tmp_path) == [1, 1]
     failed = next(line for line in ended.err.splitlines() if "failed after" in line)
     assert says in failed, ended.err
@@ -63,7 +64,7 @@ def test_error_in_the_source_is_not_repeated(tmp_path: Path, text: str, says: st
 
 def test_error_at_start_is_repeated_at_most_once(tmp_path: Path) -> None:
     ended = run_counted(tmp_path, "    raise ValueError('wrong learning rate')")
-    assert ended.code == 1
+    assert ended.code == DO_NOT_REPLACE
     assert max(starts(tmp_path)) <= 2
     failed = next(line for line in ended.err.splitlines() if "failed after" in line)
     assert "ValueError: wrong learning rate" in failed, ended.err
@@ -79,7 +80,7 @@ def test_same_error_in_a_step_twice_ends_the_job(tmp_path: Path) -> None:
     train(fail)
     """
     ended = run_counted(tmp_path, text, f"--dump-dir={tmp_path / 'dump'}")
-    assert ended.code == 1
+    assert ended.code == DO_NOT_REPLACE
     assert starts(tmp_path) == [1, 2]
     failed = next(line for line in ended.err.splitlines() if "failed after" in line)
     assert "ValueError: bad batch, start 2" in failed, ended.err

@@ -30,6 +30,16 @@ def test_each_renewal_of_the_holder_begins_the_wait_again() -> None:
     assert one.consider(LeaseSeen("a", 3, "8"), 119.0) == Take(4, "8")
 
 
+def test_next_try_comes_when_the_lease_expires() -> None:
+    """Not up to a whole period later."""
+    one = election()
+    assert one.pause_s(100.0) == CONFIG.period_s
+    one.consider(LeaseSeen("a", 3, "7"), 100.3)
+    assert one.pause_s(105.0) == CONFIG.period_s
+    assert one.pause_s(110.0) == pytest.approx(0.3)
+    assert one.pause_s(110.3) == CONFIG.period_s, "it has expired: the last try failed"
+
+
 def test_released_lease_is_taken_at_once() -> None:
     assert election().consider(LeaseSeen("", 3, "7"), 0.0) == Take(4, "7")
 

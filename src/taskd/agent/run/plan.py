@@ -17,7 +17,7 @@ from taskd.agent.run import rendezvous
 from taskd.agent.run.arguments import FORK
 from taskd.agent.zygote.program import Program
 from taskd.config import environ
-from taskd.errors import SettingsError
+from taskd.errors import SettingsError, WrongCommand
 from taskd.model.strategies import LADDER
 
 UNLIMITED_RESTARTS = 32767
@@ -138,7 +138,7 @@ def _dashboard(listen: str, problems: list[str]) -> str:
 
 
 def read(args: argparse.Namespace) -> Plan:
-    """Raises SettingsError with all mistakes."""
+    """Raises WrongCommand with all mistakes."""
     problems: list[str] = []
     nodes = _nodes(args.nnodes, problems)
     if args.standalone:
@@ -205,7 +205,7 @@ def read(args: argparse.Namespace) -> Plan:
             "(expected null or console)"
         )
     if problems:
-        raise SettingsError(problems)
+        raise WrongCommand(problems)
     return plan
 
 

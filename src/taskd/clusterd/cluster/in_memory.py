@@ -52,6 +52,9 @@ class ObjectCache:
         for inbox in self._listeners:
             inbox.put_nowait(Changed(key, before, body))
 
+    def problems(self) -> Mapping[Kind, str]:
+        return {}
+
     def changes(self) -> AsyncIterator[Changed]:
         """All changes after this call, even those before the first one is awaited."""
         inbox: asyncio.Queue[Changed] = asyncio.Queue()

@@ -78,6 +78,10 @@ class Cluster(Protocol):
         """With a uid: only if the object still has it; a newer one of the same name stays."""
         ...
 
+    def problems(self) -> Mapping[Kind, str]:
+        """Kinds of objects whose local cache may be out of date, and why."""
+        ...
+
     def changes(self) -> AsyncIterator[Changed]:
         """All changes from now on."""
         ...

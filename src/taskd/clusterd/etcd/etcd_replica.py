@@ -46,8 +46,9 @@ async def join(
     await _check_version(client)
     log.info("etcd answers; waiting for the lease")
     identity = f"{socket.gethostname()}-{getpid()}-{token_hex(4)}"
-    lease = EtcdLease(client, config.prefix, Election(identity, config.election))
-    leadership = Leadership(lease, config.election.period_s)
+    election = Election(identity, config.election)
+    lease = EtcdLease(client, config.prefix, election)
+    leadership = Leadership(lease, election)
     stack.push_async_callback(leadership.close)
     epoch = await leadership.win()
     store = EtcdRecords(client, config.prefix, lease.is_ours)

@@ -66,6 +66,9 @@ class KubernetesCluster(InMemoryCluster):
     def synced(self) -> bool:
         return self._synced.is_set()
 
+    def problems(self) -> Mapping[Kind, str]:
+        return {kind: core.problem for kind, core in self.reflectors.items() if core.problem}
+
     async def start(self) -> None:
         """Raises ClusterUnreachable if the objects cannot be listed in time."""
         for kind, core in self.reflectors.items():

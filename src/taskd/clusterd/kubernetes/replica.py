@@ -59,7 +59,7 @@ async def join(
     log.info("in sync with the cluster; waiting for the lease")
     election = Election(f"{config.pod or 'clusterd'}_{token_hex(4)}", config.election)
     lease = KubernetesLease(api, config.namespace, election)
-    leadership = Leadership(lease, config.election.period_s)
+    leadership = Leadership(lease, election)
     stack.push_async_callback(leadership.close)
     epoch = await leadership.win()
     store = ConfigMapRecords(api, config.namespace)

@@ -35,6 +35,7 @@ from taskd.core.manager.states import (
     then,
 )
 from taskd.core.rank_sets import RankSet
+from taskd.errors import DO_NOT_REPLACE
 from taskd.model.clusterd import ResultReport, Signal
 from taskd.model.faults import FaultCause
 from taskd.model.ids import EVERY_WORKER, Incarnation, NodeRank, Rank, Step, agent, worker
@@ -121,7 +122,7 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome
                 nodes = join_ranks(job.bad_nodes)
                 why = f"nodes {nodes} have failed a stress test, or compute wrong gradients"
             if job.hopeless:
-                return end(job, 1, job.hopeless, now, config)
+                return end(job, DO_NOT_REPLACE, job.hopeless, now, config)
             return end(job, 1, f"no strategy is left: {why}", now, config)
         case other:
             return strategy_failed(job, order, f"unknown strategy {other!r}", now, config)
@@ -134,7 +135,7 @@ def end_after_dump(job: Job, now: float, config: JobConfig) -> Outcome:
         f"step {step} is written to {config.dump_dir}: start the job again to continue from it"
     )
     if job.hopeless:
-        because = f"{job.hopeless}; {because}"
+        return end(job, DO_NOT_REPLACE, f"{job.hopeless}; {because}", now, config)
     return end(job, 1, because, now, config)
 
 
