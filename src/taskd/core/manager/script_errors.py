@@ -47,7 +47,9 @@ def judge(job: Job, has_progress: bool) -> Job:
     elif is_first and not MAY_PASS & set(error.types) and _all_failed(job, error):
         why = "the same error in all ranks, before the first step"
     if why:
-        return replace(job, hopeless=f"{error}: rank {found.rank} failed with {why}")
+        may_pass = bool(MAY_PASS & set(error.types))
+        hopeless = f"{error}: rank {found.rank} failed with {why}"
+        return replace(job, hopeless=hopeless, may_pass=may_pass)
     if before is None or not error.same_as(before.error):
         job = replace(job, last_error=LastError(error, newest))
     return job

@@ -170,6 +170,8 @@ class Job:
     """After the last repair no rank continued: the next one would end in the same way."""
     hopeless: str = ""
     """Why another start would only repeat the script's error; no rank is replaced any more."""
+    may_pass: bool = False
+    """Whether such an error may have gone when the whole job is started again, later."""
     bad_nodes: frozenset[NodeRank] = frozenset()
     """Nodes with a broken device, where no cluster can replace them: see `bad_nodes.py`."""
     growths: int = 0

@@ -122,7 +122,7 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome
                 nodes = join_ranks(job.bad_nodes)
                 why = f"nodes {nodes} have failed a stress test, or compute wrong gradients"
             if job.hopeless:
-                return end(job, DO_NOT_REPLACE, job.hopeless, now, config)
+                return end(job, _exit_code(job), job.hopeless, now, config)
             return end(job, 1, f"no strategy is left: {why}", now, config)
         case other:
             return strategy_failed(job, order, f"unknown strategy {other!r}", now, config)
@@ -135,8 +135,12 @@ def end_after_dump(job: Job, now: float, config: JobConfig) -> Outcome:
         f"step {step} is written to {config.dump_dir}: start the job again to continue from it"
     )
     if job.hopeless:
-        return end(job, DO_NOT_REPLACE, f"{job.hopeless}; {because}", now, config)
-    return end(job, 1, because, now, config)
+        because = f"{job.hopeless}; {because}"
+    return end(job, _exit_code(job), because, now, config)
+
+
+def _exit_code(job: Job) -> int:
+    return DO_NOT_REPLACE if job.hopeless and not job.may_pass else 1
 
 
 def strategy_failed(

@@ -27,6 +27,7 @@ from taskd.core.manager.states import (
     Suspecting,
     Training,
 )
+from taskd.errors import DO_NOT_REPLACE
 from taskd.model import messages as m
 from taskd.model.clusterd import FaultReport, ResultReport, Signal, StopReport, StrategiesReport
 from taskd.model.faults import Fault, FaultCause, FaultKind
@@ -720,6 +721,16 @@ def test_job_that_ends_for_an_error_names_it_first() -> None:
     play.orders(change("exit", incident=1, uuid="u1"))
     (ended, *_) = play.sent(m.EndJob)
     assert ended.because.startswith("ModuleNotFoundError: no module (train.py:1): rank 3 failed")
+
+
+@pytest.mark.parametrize(("error", "code"), [(BAD_BATCH, DO_NOT_REPLACE), (NO_FILE, 1)])
+def test_exit_code_says_whether_a_later_start_may_help(error: m.ScriptError, code: int) -> None:
+    play = Play().training(protected=False).raises(3, error)
+    offered(play, 1)
+    restarted(play, 1).raises(3, error)
+    offered(play, 2)
+    play.orders(change("exit", incident=2, uuid="u2"))
+    assert {ended.exit_code for ended in play.sent(m.EndJob)} == {code}
 
 
 def test_rank_that_is_killed_after_its_script_has_ended_is_finished() -> None:
