@@ -29,6 +29,16 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def no_records_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The records of jobs of one test are not there in the next one."""
+    yield
+    if "plane" in request.fixturenames:
+        plane: ControlPlane = request.getfixturevalue("plane")
+        selector = "labelSelector=taskd/record%3Djob"
+        plane.request("DELETE", f"api/v1/namespaces/mindx-dl/configmaps?{selector}")
+
+
 def _is_served(plane: ControlPlane, crd: dict[str, object]) -> bool:
     found = plane.request(
         "GET",

@@ -55,7 +55,11 @@ def main() -> None:
         if not (root / source.lstrip("/")).exists():
             bind(Path(source), root / source.lstrip("/"))
     for source, target in about["mounts"]:
-        bind(Path(source), root / target.lstrip("/"))
+        # /var/run is a link to /run, which would lead out of the new root.
+        inside = (
+            target.replace("/var/run/", "/run/", 1) if target.startswith("/var/run/") else target
+        )
+        bind(Path(source), root / inside.lstrip("/"))
     if about["read_only"]:
         mount("", root, flags=MS_REMOUNT | MS_RDONLY)
     socket.sethostname(about["hostname"])

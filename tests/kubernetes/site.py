@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.kubernetes.container import Image
 from tests.kubernetes.control_plane import ControlPlane, Json, Refused, eventually, object_path
 from tests.kubernetes.node import Node, PodRun
+from tests.kubernetes.objects import exists
 from tests.kubernetes.pod_network import PodNetwork
 
 READY_S = 120.0
@@ -65,9 +66,18 @@ class Site:
             self.plane.apply(body)
 
     def remove(self, bodies: list[Json]) -> None:
+        """Also waits until their pods have gone."""
         for body in bodies:
             with suppress(Refused):
                 self.plane.request("DELETE", object_path(body), {"propagationPolicy": "Background"})
+        eventually(lambda: not self._pods_here(), READY_S)
+
+    def _pods_here(self) -> list[str]:
+        return [
+            pod["metadata"]["name"]
+            for pod in self.plane.request("GET", "api/v1/pods")["items"]
+            if pod["spec"].get("nodeName") in self.nodes
+        ]
 
     def secret(self, namespace: str, name: str, content: dict[str, bytes]) -> None:
         data = {key: b64encode(value).decode() for key, value in content.items()}
@@ -82,6 +92,11 @@ class Site:
 
     def claim(self, name: str) -> Path:
         """A volume that all pods of the namespace `team` can mount; its directory."""
+        path = f"api/v1/namespaces/team/persistentvolumeclaims/{name}"
+        if exists(self.plane, path):
+            volume = self.plane.request("GET", path)["spec"]["volumeName"]
+            found = self.plane.request("GET", f"api/v1/persistentvolumes/{volume}")
+            return Path(found["spec"]["hostPath"]["path"])
         folder = self.folder / name
         folder.mkdir()
         size, modes = {"storage": "1Gi"}, ["ReadWriteMany"]
@@ -111,7 +126,6 @@ class Site:
             },
         }
         self.plane.apply(claim)
-        path = object_path(claim)
         eventually(lambda: self.plane.request("GET", path)["status"].get("phase") == "Bound")
         return folder
 

@@ -83,7 +83,7 @@ def place(plane: ControlPlane, tmp_path: Path) -> Iterator[Site]:
         yield made
 
 
-def with_clusterd(body: Json, authority: Authority) -> Json:
+def with_clusterd(body: Json) -> Json:
     """What the guide asks for: an option, a token and the authority's certificate."""
     body = deepcopy(body)
     if body["kind"] == "StatefulSet":
@@ -132,7 +132,7 @@ def test_statefulset_trains_through_every_fault_to_the_undisturbed_weights(
         place.add_node(name, pods=1)
     place.claim("checkpoints")
     place.secret("team", "train", {"token": b"0123456789abcdef" * 4})
-    job = [with_clusterd(body, authority) for body in objects("jobs/statefulset")]
+    job = [with_clusterd(body) for body in objects("jobs/statefulset")]
     place.apply(job)
     first, second = place.pod("train-0"), place.pod("train-1")
     at_step(first, 5)
