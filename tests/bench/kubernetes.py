@@ -193,7 +193,7 @@ async def takeover(first: Replica, second: Replica) -> tuple[float, int]:
         again = await signals.next("stopTrain")
         took = time.monotonic() - killed_at
         assert again.uuid == stop.uuid, "the same decision, not another one"
-        return took, (await client.status()).incident
+        return took, (await client.status()).line.incident
 
 
 def assets() -> Path:

@@ -37,7 +37,7 @@ class Volumes:
             watcher.stop()
 
     def _made(self, volume: Json) -> Path:
-        target = self._folder / volume["name"]
+        target: Path = self._folder / volume["name"]
         target.mkdir(parents=True)
         target.chmod(0o777)
         if "persistentVolumeClaim" in volume:

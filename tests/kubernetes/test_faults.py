@@ -15,7 +15,7 @@ from lightkube.config.kubeconfig import KubeConfig
 
 from taskd.clusterd import act
 from taskd.clusterd.cluster.in_memory import version_of
-from taskd.clusterd.cluster.interface import ClusterUnreachable, Key, Kind
+from taskd.clusterd.cluster.interface import ClusterRefused, ClusterUnreachable, Key, Kind
 from taskd.clusterd.cluster.objects import facts_of
 from taskd.clusterd.kubernetes.api_client import ApiClient
 from taskd.clusterd.kubernetes.cluster import KubernetesCluster
@@ -154,7 +154,7 @@ def test_reset_config_keeps_foreign_keys_and_one_that_is_not_json_is_refused(
             async with through(proxy) as cluster:
                 (group,) = cluster.find(Kind.POD_GROUP, job.uid)
                 facts = facts_of(group, cluster.find(Kind.POD, job.uid))
-                with pytest.raises(act.ClusterRefused, match=r"reset.json is not valid JSON"):
+                with pytest.raises(ClusterRefused, match=r"reset.json is not valid JSON"):
                     await act.in_cluster(clear, facts, cluster, 1000.0)
                 changes = cluster.changes()
                 await asyncio.to_thread(

@@ -70,7 +70,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     done = subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=END_S
     )
-    (weights,) = set(WEIGHTS.findall(done.stdout.decode()))
+    (weights,) = set(WEIGHTS.findall(done.stdout))
     return str(weights)
 
 
@@ -112,6 +112,10 @@ def weights(*runs: PodRun) -> set[str]:
         f"see {[str(run.log) for run in runs]}",
     )
     return {found for run in runs for found in WEIGHTS.findall(run.text)}
+
+
+def phase(place: Site, run: PodRun) -> str:
+    return str(place.plane.request("GET", pod_path(run))["status"]["phase"])
 
 
 def pod_path(run: PodRun) -> str:
@@ -184,8 +188,7 @@ def test_indexed_job_trains_through_a_lost_rank_and_a_lost_pod(
         at_step(third, 30)
         assert ranks(first, 0, 1) == survivors
         assert weights(first, third) == {undisturbed}
-        phase = lambda run: place.plane.request("GET", pod_path(run))["status"]["phase"]  # noqa: E731
-        eventually(lambda: [phase(run) for run in (first, third)] == ["Succeeded"] * 2)
+        eventually(lambda: {phase(place, run) for run in (first, third)} == {"Succeeded"})
 
 
 def test_job_whose_script_is_wrong_is_not_replaced(place: Site) -> None:
