@@ -3,7 +3,7 @@
 # `make test-k8s`, and prints the directory that holds them.
 #
 # KUBEBUILDER_ASSETS names a directory of ready binaries, of any version. Without it, Debian's
-# source package `kubernetes` is built once into ~/.cache/taskd (about 4 minutes on two cores).
+# source package `kubernetes` is built once into ~/.cache/taskd (about 7 minutes of CPU time).
 set -euo pipefail
 
 version=1.20.2
@@ -34,7 +34,7 @@ if ! command -v apt-get >/dev/null; then
     echo "cannot build Kubernetes without apt-get: set KUBEBUILDER_ASSETS" >&2
     exit 1
 fi
-echo "building Kubernetes $version into $cache/bin: about 4 minutes" >&2
+echo "building Kubernetes $version into $cache/bin: about 7 minutes" >&2
 build=$cache/build
 rm -rf "$build"
 mkdir -p "$build/lists/partial" "$build/source" "$build/bin"
@@ -81,7 +81,7 @@ export GOFLAGS=-tags=providerless PATH=/usr/lib/go-1.19/bin:$PATH
 export GOGC=400 # the compiler spends a fifth of its time on garbage otherwise
 
 # All generated code is in the source except the description of the API, which apply needs. Its own
-# Makefile would generate everything again, which takes half as long as the rest of the build.
+# Makefile would generate everything again.
 go build -o "$build/openapi-gen" ./vendor/k8s.io/kube-openapi/cmd/openapi-gen >&2
 described=$(find -L pkg vendor/k8s.io -name '*.go' -print0 |
     xargs -0 grep --files-with-matches '+k8s:openapi-gen=' | xargs -n1 dirname | sort -u |
