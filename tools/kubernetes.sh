@@ -91,10 +91,8 @@ described=$(find -L pkg vendor/k8s.io -name '*.go' -print0 |
     --output-file-base zz_generated.openapi --report-filename "$build/violations" \
     --go-header-file vendor/k8s.io/code-generator/hack/boilerplate.go.txt >&2
 
-about=k8s.io/kubernetes/vendor/k8s.io/component-base/version
-IFS=. read -r major minor _ <<<"$version"
-go build -o "$build/bin/" -ldflags \
-    "-s -w -X $about.gitVersion=v$version -X $about.gitMajor=$major -X $about.gitMinor=$minor" \
+go build -o "$build/bin/" \
+    -ldflags "-s -w -X k8s.io/kubernetes/vendor/k8s.io/component-base/version.gitVersion=v$version" \
     ./cmd/kube-apiserver ./cmd/kube-controller-manager ./cmd/kube-scheduler >&2
 rm -rf "$cache/bin"
 mv "$build/bin" "$cache/bin"

@@ -168,7 +168,8 @@ class ControlPlane:
 
     def version(self) -> tuple[int, int]:
         found = self.request("GET", "version")
-        return int(found["major"]), int(found["minor"].rstrip("+"))
+        major, minor, *_ = found["gitVersion"].removeprefix("v").split(".")
+        return int(major), int(minor)
 
 
 PLURALS = {
