@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from taskd.agent.act import ProcessActions
 from taskd.agent.main import Agent, Observer, no_observer
+from taskd.agent.node_facts import NodeFactsReader
 from taskd.agent.node_resources import NodeResources
 from taskd.agent.run.plan import PRELOAD, Plan
 from taskd.agent.watch import Watch
@@ -99,7 +100,7 @@ class NodeRun:
     async def _train(self) -> Done:
         plan, resources = self.plan, self.resources
         node = Node(NodeRank(plan.node), tuple(map(Rank, plan.ranks)), plan.max_restarts)
-        watch = Watch(resources.beacons)
+        watch, facts = Watch(resources.beacons), NodeFactsReader(resources.beacons)
 
         self.agent.profiling = watch.profiling.order
 
@@ -124,7 +125,7 @@ class NodeRun:
             return actions
 
         def make_beat() -> m.NodeHeartbeat:
-            beat = m.NodeHeartbeat(node.node, watch.look(), watch.profiling.look())
+            beat = m.NodeHeartbeat(node.node, watch.look(), watch.profiling.look(), facts.changed())
             self._look_for_manager(beat.progress)
             return beat
 

@@ -51,6 +51,7 @@ def complete(status: pb.JobStatus, last: pb.JobStatus) -> pb.JobStatus:
     if status.same_ranks:
         status.ranks.extend(last.ranks)
         status.nodes.extend(last.nodes)
+        status.shards.extend(last.shards)
     if status.same_places:
         status.places.extend(last.places)
     return status

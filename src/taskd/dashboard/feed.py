@@ -45,6 +45,7 @@ class JobFeed:
         self.job, self.contact = job, views.LIVE
         self.status = pb.JobStatus(line=pb.JobLine(job=job))
         self.found: list[incidents.Incident] = []
+        self.notes: list[dict[str, Any]] = []
         self.carpet = Carpet()
         self.points: deque[tuple[int, int, float, float]] = deque(maxlen=POINTS)
         self.updates = 0
@@ -128,7 +129,7 @@ class JobFeed:
         new = await self._link.history(self.job, self._token, after)
         self._history = number
         self._lines.extend(new)
-        self.found = incidents.read(self._lines)
+        self.found, self.notes = incidents.read(self._lines), incidents.notes(self._lines)
         for incident in self.found:
             for report in incident.reports:
                 self._note(self.carpet.add_incident(report))

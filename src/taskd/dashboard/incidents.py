@@ -16,6 +16,7 @@ from google.protobuf.json_format import Parse, ParseError
 
 from taskd.clusterd.services.control_service import INCIDENT_REPORT, OPERATOR_ACTION
 from taskd.core.agent.error_text import key_line
+from taskd.model.faults import FaultCause, FaultKind
 from taskd.model.strategies import LADDER
 from taskd.wire._pb import control_pb2 as pb
 
@@ -25,9 +26,12 @@ QUIET = ("Idle", "Shrunk")
 OPERATIONS = ("Pausing", "SwitchingNic", "StressTesting", "Resuming")
 FAILED = ("ended",)
 """Outcomes after which the job does not train any more."""
+COMMUNICATION = FaultCause.COMMUNICATION.value
 EARLIER = 50
 """How many earlier incidents the median of a phase is taken from."""
 TITLE = 160
+MOST_NOTES = 50
+SUB_HEALTH = "SubHealth"
 
 
 @dataclass
@@ -52,18 +56,30 @@ class Incident:
         return any(line.after in OPERATIONS for line in self.lines) and not self.faults()
 
     def faults(self) -> list[dict[str, Any]]:
-        """One per rank, with all its evidence; the manager's reports know more than clusterd."""
+        """One per rank, with all its evidence; the manager's reports know more than clusterd.
+
+        Those that caused the incident come first. A rank whose collective failed because of
+        another rank has only noticed it.
+        """
         known: dict[int, dict[str, Any]] = {}
         for line in self.lines:
             if line.event.startswith("FaultReport("):
-                for rank in _ranks_in(line.event):
-                    known.setdefault(rank, _fault(rank, evidence=_in_brackets(line.because)))
+                for rank, cause in _ranks_in(line.event):
+                    evidence = _in_brackets(line.because)
+                    known.setdefault(rank, _fault(rank, cause=cause, evidence=evidence))
         for report in self.reports:
             for fault in report.faults:
                 known[fault.rank] = _fault(
                     fault.rank, fault.node, fault.host, fault.cause, fault.evidence
                 )
-        return [known[rank] for rank in sorted(known)]
+        only_links = all(fault["cause"] == COMMUNICATION for fault in known.values())
+        for fault in known.values():
+            fault["noticed"] = fault["cause"] == COMMUNICATION and not only_links
+        return sorted(known.values(), key=lambda fault: (fault["noticed"], fault["rank"]))
+
+    def causes(self) -> list[dict[str, Any]]:
+        """The faults without those that are only a consequence of another one."""
+        return [fault for fault in self.faults() if not fault["noticed"]]
 
 
 def read(lines: Iterable[pb.HistoryLine]) -> list[Incident]:
@@ -74,7 +90,7 @@ def read(lines: Iterable[pb.HistoryLine]) -> list[Incident]:
         if line.event.startswith(INCIDENT_REPORT):
             if (report := report_in(line)) is not None:
                 reports.append(report)
-        elif line.incident and not line.event.startswith((OPERATOR_ACTION, "SubHealth")):
+        elif line.incident and not line.event.startswith((OPERATOR_ACTION, SUB_HEALTH)):
             _add(found, line)
     by_number = {number: incident for incident in found for number in incident.numbers}
     for report in reports:
@@ -106,6 +122,20 @@ def report_in(line: pb.HistoryLine) -> pb.IncidentReport | None:
     except (ParseError, RecursionError):
         return None
     return report
+
+
+NOTES = {SUB_HEALTH: "slow", "FaultsSeen(": "device", OPERATOR_ACTION: "action"}
+
+
+def notes(lines: Iterable[pb.HistoryLine]) -> list[dict[str, Any]]:
+    """Reports about the health of ranks and devices, and what operators did. Newest first."""
+    found = [
+        {"kind": kind, "atUnixMs": line.at_unix_ms, "text": line.because}
+        for line in lines
+        for begin, kind in NOTES.items()
+        if line.event.startswith(begin) and line.because
+    ]
+    return found[::-1][:MOST_NOTES]
 
 
 # What is shown
@@ -144,6 +174,18 @@ def shown(found: Sequence[Incident], index: int) -> dict[str, Any]:
             for report in incident.reports[:1]
             for each in report.ranks
         ],
+        "links": [
+            {
+                "node": each.node,
+                "host": each.host,
+                "link": each.link,
+                "counter": each.counter,
+                "change": each.change,
+                "total": each.total,
+            }
+            for report in incident.reports[-1:]
+            for each in report.links
+        ],
     }
 
 
@@ -170,13 +212,13 @@ def brief(incident: Incident) -> dict[str, Any]:
         "strategy": strategy,
         "title": title(incident),
         "because": _result(incident),
-        "ranks": [fault["rank"] for fault in incident.faults()],
-        "nodes": sorted({f["node"] for f in incident.faults() if f["node"] >= 0}),
+        "ranks": [fault["rank"] for fault in incident.causes()],
+        "nodes": sorted({f["node"] for f in incident.causes() if f["node"] >= 0}),
     }
 
 
 def title(incident: Incident) -> str:
-    faults = incident.faults()
+    faults = incident.causes()
     if not faults:
         return incident.lines[0].because or incident.lines[0].after
     ranks = ", ".join(str(fault["rank"]) for fault in faults[:4])
@@ -297,8 +339,15 @@ def _fault(
     return {"rank": rank, "node": node, "host": host, "cause": cause, "evidence": evidence}
 
 
-def _ranks_in(event: str) -> list[int]:
-    return [int(rank) for rank in re.findall(r"Fault\(rank=(\d{1,8})", event)[:64]]
+_FAULT = re.compile(r"Fault\(rank=(\d{1,8})(?:, kind=(\d))?")
+
+
+def _ranks_in(event: str) -> list[tuple[int, str]]:
+    """Each rank, with `communication` if that is what failed."""
+    return [
+        (int(rank), COMMUNICATION if kind == FaultKind.NETWORK.value else "")
+        for rank, kind in _FAULT.findall(event)[:64]
+    ]
 
 
 def _in_brackets(sentence: str) -> str:

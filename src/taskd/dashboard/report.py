@@ -80,6 +80,7 @@ def data_of(
         "endedUnixMs": lines[-1].at_unix_ms if lines else 0,
         "because": next((line.because for line in reversed(lines) if line.because), ""),
         "nodes": views.nodes(known, found)["nodes"],
+        "notes": incidents.notes(lines),
         "incidents": shown[::-1],
     }
 

@@ -122,10 +122,18 @@ class Dashboard:
         if feed is None or (feed.over and feed.contact == views.LOST):
             if len(self.feeds) >= MOST_FEEDS:
                 await self._drop_oldest()
-            token = self.token or session.token
-            feed = JobFeed(self.link, job, token, lambda: self.is_over(job))
-            self.feeds[job] = feed
+            feed = self._follow(job, self.token or session.token)
         await feed.ready()
+        return feed
+
+    def begin(self) -> None:
+        """Follow the only job from now on: the first page shows what was before it, too."""
+        if self.only_job:
+            self._follow(self.only_job, self.token)
+
+    def _follow(self, job: str, token: str) -> JobFeed:
+        feed = JobFeed(self.link, job, token, lambda: self.is_over(job))
+        self.feeds[job] = feed
         return feed
 
     async def _drop_oldest(self) -> None:
@@ -312,7 +320,7 @@ async def incident(request: Request) -> Response:
 
 async def nodes(request: Request) -> Response:
     feed = await _feed(request)
-    return _json(views.nodes(feed.status, feed.found))
+    return _json(views.nodes(feed.status, feed.found, feed.notes))
 
 
 async def ranks(request: Request) -> Response:
@@ -456,6 +464,7 @@ def application(dashboard: Dashboard) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         dashboard.link = dashboard.connect()
+        dashboard.begin()
         yield
         await dashboard.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from taskd.dashboard import incidents
@@ -64,7 +64,11 @@ def job(status: pb.JobStatus, found: Sequence[Incident], contact: str = LIVE) ->
             if rank.note
         ][:20],
         "incidents": incident_list(found),
-        "lostMs": sum(i["tookMs"] for i in map(incidents.brief, found) if i["kind"] == "fault"),
+        "lostMs": sum(
+            each["tookMs"]
+            for each in map(incidents.brief, found)
+            if each["kind"] == "fault" and each["beganUnixMs"] >= status.started_unix_ms
+        ),
     }
 
 
@@ -109,7 +113,9 @@ def incident(found: Sequence[Incident], number: int) -> dict[str, Any] | None:
     return None
 
 
-def nodes(status: pb.JobStatus, found: Sequence[Incident]) -> dict[str, Any]:
+def nodes(
+    status: pb.JobStatus, found: Sequence[Incident], notes: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """The nodes, those with the most incidents first, and what the loss of each would cost."""
     devices = {place.rank: place.device for place in status.places}
     names = {place.rank: place.node for place in status.places}
@@ -118,7 +124,7 @@ def nodes(status: pb.JobStatus, found: Sequence[Incident]) -> dict[str, Any]:
         located.setdefault(rank.node, []).append(rank)
     blamed: dict[int, list[dict[str, Any]]] = {}
     for each in found:
-        for fault in each.faults():
+        for fault in each.causes():
             node = fault["node"] if fault["node"] >= 0 else _node_of(fault["rank"], status)
             blamed.setdefault(node, []).append(
                 {
@@ -133,12 +139,39 @@ def nodes(status: pb.JobStatus, found: Sequence[Incident]) -> dict[str, Any]:
     for node in {*located, *blamed} - set(known):
         known[node] = pb.NodeStatus(node=node, present=True, ranks=len(located.get(node, ())))
     spares = sum(node.spare for node in known.values())
-    rows = [
-        _node(node, located.get(node.node, []), blamed.get(node.node, []), names, spares)
-        for node in known.values()
-    ]
+    kept_on = _kept_on(status.shards)
+    slow = {each.rank: each.cause for each in status.stragglers}
+    rows = []
+    for node in known.values():
+        ranks_here = located.get(node.node, [])
+        row = _node(node, ranks_here, blamed.get(node.node, []), names)
+        row["loss"], row["severity"] = loss_of(node, spares, kept_on.get(node.node, ()))
+        row["slow"] = [
+            {"rank": rank.rank, "cause": slow[rank.rank]}
+            for rank in ranks_here
+            if rank.rank in slow
+        ]
+        rows.append(row)
     rows.sort(key=lambda row: (-row["incidents"], row["node"]))
-    return {"nodes": rows, "incidents": sum(row["incidents"] for row in rows), "spares": spares}
+    return {
+        "nodes": rows,
+        "incidents": len([each for each in found if each.causes()]),
+        "spares": spares,
+        "shards": [
+            {"shard": each.shard, "replicas": list(each.replicas), "copies": list(each.copies)}
+            for each in status.shards
+        ],
+        "notes": list(notes),
+    }
+
+
+def _kept_on(shards: Iterable[pb.ShardStatus]) -> dict[int, list[int]]:
+    """By node: the other nodes that keep copies of what is trained on this node only."""
+    found: dict[int, set[int]] = {}
+    for shard in shards:
+        if len(shard.replicas) == 1:
+            found.setdefault(shard.replicas[0], set()).update(shard.copies)
+    return {node: sorted(others - {node}) for node, others in found.items()}
 
 
 def _node(
@@ -146,9 +179,7 @@ def _node(
     ranks: Sequence[pb.RankStatus],
     blamed: Sequence[Mapping[str, Any]],
     names: Mapping[int, str],
-    spares: int,
 ) -> dict[str, Any]:
-    cost, severity = loss_of(node, spares)
     per_device = Counter(each["device"] for each in blamed if each["device"])
     return {
         "node": node.node,
@@ -166,26 +197,33 @@ def _node(
         "recent": list(blamed[-5:])[::-1],
         "shards": node.shards,
         "onlyHere": list(node.only_here[:16]),
-        "loss": cost,
-        "severity": severity,
+        "notCopied": list(node.not_copied[:16]),
     }
 
 
-def loss_of(node: pb.NodeStatus, spares: int) -> tuple[str, str]:
+def loss_of(node: pb.NodeStatus, spares: int, kept_on: Sequence[int] = ()) -> tuple[str, str]:
     """What the loss of this node would cost now, as a sentence and as good, warn or bad."""
     if not node.present:
         return "It is already lost", "warn"
     if node.leader:
-        return "The manager and the store run here: the job would end", "bad"
+        return "The job would end: the manager and the store run here", "bad"
     if not node.ranks:
         return "Nothing: it runs no rank", "good"
+    if node.not_copied:
+        text = _plural(len(node.not_copied), "shard") + " would be lost"
+        return f"{text}: all ranks would restart from the last checkpoint", "bad"
+    source = "from replicas on other nodes"
     if node.only_here:
-        count = len(node.only_here)
-        one = f"{count} shard{'s' * (count > 1)} without a replica elsewhere"
-        return f"{one}: copies of snapshots are used, otherwise the last checkpoint", "bad"
+        where = ", ".join(map(str, kept_on[:4])) + (", …" if len(kept_on) > 4 else "")
+        source = f"from copies on node {where}" if kept_on else "from copies"
+    ranks = _plural(node.ranks, "rank")
     if spares:
-        return f"No step: a spare takes over its {node.ranks} ranks from replicas", "good"
-    return f"No step: {node.ranks} ranks wait for a node, or the job shrinks", "warn"
+        return f"No step: a spare takes over its {ranks}, {source}", "good"
+    return f"No step, but its {ranks} wait for a node, or the job shrinks; state {source}", "warn"
+
+
+def _plural(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def ranks(status: pb.JobStatus, node: int | None = None, most: int = 512) -> list[dict[str, Any]]:

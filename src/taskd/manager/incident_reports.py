@@ -6,25 +6,38 @@ next ones already show the recovery.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice, takewhile
 
 from taskd.core.manager.states import Job
+from taskd.model.ids import NodeRank
 from taskd.model.manager import IncidentRecord
 from taskd.model.messages import Progress
 from taskd.wire._pb import control_pb2 as control
 
-MAX_FAULTS, MAX_RANKS = 64, 512
+MAX_FAULTS, MAX_RANKS, MAX_LINKS = 64, 512, 256
 MAX_EVIDENCE, MAX_STACK, MAX_STACKS = 16_384, 8_192, 262_144
 """Characters: of one evidence, of one stack, of all stacks."""
+LinkChange = tuple[NodeRank, str, str, int, int]
+"""Node, link, counter, growth, total."""
 
 
 class IncidentReports:
     """Collects the reports of one job; the publisher sends them in order."""
 
-    def __init__(self, job: str, monotonic_to_wall: float) -> None:
-        """`monotonic_to_wall`: the time of day when the monotonic clock was 0."""
-        self._job, self._offset = job, monotonic_to_wall
+    def __init__(
+        self,
+        job: str,
+        monotonic_to_wall: float,
+        link_changes: Callable[[], Iterable[LinkChange]] = tuple,
+        on_report: Callable[[control.IncidentReport], None] = lambda report: None,
+    ) -> None:
+        """`monotonic_to_wall`: the time of day when the monotonic clock was 0.
+
+        `on_report` is called with every report and must return at once.
+        """
+        self._on_report = on_report
+        self._job, self._offset, self._link_changes = job, monotonic_to_wall, link_changes
         self._last: IncidentRecord | None = None
         self._activity: dict[int, Progress] = {}
         self.waiting: list[control.IncidentReport] = []
@@ -39,7 +52,10 @@ class IncidentReports:
         new = list(takewhile(lambda record: record is not self._last, records))
         if after.past_incidents:
             self._last = after.past_incidents[-1]
-        self.waiting += [self._report(record, after) for record in reversed(new)]
+        for record in reversed(new):
+            report = self._report(record, after)
+            self.waiting.append(report)
+            self._on_report(report)
 
     def _report(self, record: IncidentRecord, job: Job) -> control.IncidentReport:
         return control.IncidentReport(
@@ -51,6 +67,17 @@ class IncidentReports:
             because=record.because,
             faults=list(_faults(record, job)),
             ranks=activity_of(self._activity, {int(fault.rank) for fault in record.faults}),
+            links=[
+                control.LinkChange(
+                    node=node,
+                    host=known.host if (known := job.view.nodes.get(node)) is not None else "",
+                    link=link,
+                    counter=counter,
+                    change=growth,
+                    total=total,
+                )
+                for node, link, counter, growth, total in islice(self._link_changes(), MAX_LINKS)
+            ],
         )
 
 

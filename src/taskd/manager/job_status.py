@@ -9,8 +9,9 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from taskd.core.manager import copy_placement as placement
@@ -20,6 +21,7 @@ from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.states import Job, State
 from taskd.manager.clusterd_client import ClusterdClient
 from taskd.manager.incident_reports import IncidentReports
+from taskd.manager.node_evidence import nodes_with_copies
 from taskd.manager.profiling_control import ProfilingControl
 from taskd.manager.settings import ManagerConfig
 from taskd.model.ids import NodeRank, Rank
@@ -34,6 +36,10 @@ log = logging.getLogger(__name__)
 
 SUMMARY = "summary.json"
 SETTLING_S = 0.3
+MOST_SHARDS = 256
+"""Shards in a status, those at risk first."""
+Copies = Mapping[NodeRank, frozenset[Rank]]
+"""The ranks of whose state a copy lies in the memory of each node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class JobSnapshot:
     progress: Mapping[int, Progress]
     profiling: ProfilingControl | None = None
     operation: str = ""
+    copies: Copies = field(default_factory=dict)
 
 
 def declaration(config: ManagerConfig) -> control.JobDeclaration:
@@ -72,7 +79,7 @@ async def publish(
     Not at once: a recovery changes the state several times and must not be slowed down.
     """
     last_published: tuple[object, ...] = ()
-    last_ranks: list[tuple[int, str, int, str]] = []
+    last_ranks: list[object] = []
     rank_version = round(monotonic() * 1000)  # greater than that of an earlier manager
     reported_slow: frozenset[tuple[int, str]] = frozenset()
     last_step, last_at = 0, monotonic()
@@ -86,7 +93,8 @@ async def publish(
         if slow != reported_slow and await clusterd.report_sub_health(progress.stragglers):
             reported_slow = slow
         await send_incidents(clusterd, incidents)
-        ranks = [(r.rank, r.phase, r.pid, r.note) for r in progress.ranks]
+        ranks: list[object] = [(r.rank, r.phase, r.pid, r.note) for r in progress.ranks]
+        ranks += [n.SerializeToString() for n in (*progress.nodes, *progress.shards)]
         rank_version += ranks != last_ranks
         progress.rank_version, last_ranks = rank_version, ranks
         key = (
@@ -128,10 +136,12 @@ async def send_incidents(clusterd: ClusterdClient, incidents: IncidentReports) -
 def progress_of(config: ManagerConfig, seen: JobSnapshot) -> control.JobProgress:
     job = seen.state.job
     ranks = [_rank(seen, rank) for rank in sorted(job.view.ranks)]
+    shards = shards_of(job, seen.copies)
+    nodes = nodes_of(job, shards)
     summary = type(seen.state).__name__
     if seen.because:
         summary += f": {seen.because}"
-    if at_risk := _at_risk(job):
+    if at_risk := _at_risk(nodes):
         summary += f" | {at_risk}"
     if job.past_incidents:
         summary += f" | last: {describe_incident(job.past_incidents[-1])}"
@@ -144,22 +154,52 @@ def progress_of(config: ManagerConfig, seen: JobSnapshot) -> control.JobProgress
         profiling="" if seen.profiling is None else seen.profiling.describe(),
         operation=seen.operation,
         stragglers=[] if seen.profiling is None else seen.profiling.stragglers.current(),
-        nodes=nodes_of(job),
+        nodes=nodes,
+        shards=sorted(shards, key=_risk)[:MOST_SHARDS],
         total_steps=max((beat.total for beat in seen.progress.values()), default=0),
     )
 
 
-def nodes_of(job: Job) -> list[control.NodeStatus]:
-    """Every node, with what only this node holds. Only replicas are considered, not snapshots."""
-    located: dict[NodeRank, int] = {}
-    shards: dict[NodeRank, set[str]] = {}
+def shards_of(job: Job, copies: Copies) -> list[control.ShardStatus]:
+    """Where each part of the state is: with the ranks that train, and in the nodes' memory."""
+    names: dict[Rank, str] = {}
+    replicas: dict[str, set[int]] = {}
     for rank in job.world:
         view = job.view.ranks[rank]
-        located[view.node] = located.get(view.node, 0) + 1
         if view.said_hello:
-            shards.setdefault(view.node, set()).add(view.shard)
-    alone = placement.shards_on_one_node(
-        (shard, node) for node, held in shards.items() for shard in held
+            names[rank] = view.shard
+            replicas.setdefault(view.shard, set()).add(view.node)
+    here = {
+        node: ranks
+        for node, ranks in copies.items()
+        if (known := job.view.nodes.get(node)) is not None and known.present
+    }
+    kept = nodes_with_copies(here, names)
+    return [
+        control.ShardStatus(shard=shard, replicas=sorted(on), copies=sorted(kept.get(shard, ())))
+        for shard, on in sorted(replicas.items())
+    ]
+
+
+def _risk(shard: control.ShardStatus) -> tuple[int, int, str]:
+    """Few nodes first."""
+    return len({*shard.replicas, *shard.copies}), len(shard.replicas), shard.shard
+
+
+def nodes_of(job: Job, shards: Sequence[control.ShardStatus]) -> list[control.NodeStatus]:
+    """Every node, with what only this node holds."""
+    located: dict[NodeRank, int] = {}
+    for rank in job.world:
+        node = job.view.ranks[rank].node
+        located[node] = located.get(node, 0) + 1
+    held = Counter(node for shard in shards for node in shard.replicas)
+    only_here = placement.shards_on_one_node(
+        (shard.shard, NodeRank(node)) for shard in shards for node in shard.replicas
+    )
+    not_copied = placement.shards_on_one_node(
+        (shard.shard, NodeRank(node))
+        for shard in shards
+        for node in (*shard.replicas, *shard.copies)
     )
     return [
         control.NodeStatus(
@@ -172,8 +212,9 @@ def nodes_of(job: Job) -> list[control.NodeStatus]:
             else "",
             leader=bool(view.store),
             ranks=located.get(node, 0),
-            only_here=sorted(shard for shard, at in alone.items() if at == node),
-            shards=len(shards.get(node, ())),
+            only_here=[shard for shard, at in only_here.items() if at == node],
+            not_copied=[shard for shard, at in not_copied.items() if at == node],
+            shards=held[node],
         )
         for node, view in sorted(job.view.nodes.items())
     ]
@@ -201,14 +242,11 @@ def _rank(seen: JobSnapshot, rank: Rank) -> control.RankStatus:
     )
 
 
-def _at_risk(job: Job) -> str:
-    """Shards that the loss of a single node would destroy, if only replicas are considered."""
-    views = [job.view.ranks[rank] for rank in job.world]
-    alone = placement.shards_on_one_node(
-        (view.shard, view.node) for view in views if view.said_hello
-    )
-    nodes = ", ".join(str(node) for node in sorted(set(alone.values())))
-    return f"{len(alone)} shards have no replica on another node (nodes {nodes})" if alone else ""
+def _at_risk(nodes: Sequence[control.NodeStatus]) -> str:
+    """Shards that would be lost with a single node."""
+    alone = {node.node: len(node.not_copied) for node in nodes if node.not_copied}
+    where = ", ".join(map(str, alone))
+    return f"{sum(alone.values())} shards are on one node only (nodes {where})" if alone else ""
 
 
 def describe_incident(record: IncidentRecord) -> str:

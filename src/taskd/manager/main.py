@@ -22,6 +22,7 @@ from taskd.manager import job_status as status
 from taskd.manager.act import Act
 from taskd.manager.clusterd_client import ClusterdClient
 from taskd.manager.incident_reports import IncidentReports
+from taskd.manager.incident_spans import SpanExport
 from taskd.manager.job_metrics import JobMetrics
 from taskd.manager.operation_orders import Operations, Precheck
 from taskd.manager.plugins import Plugins, snapshot_of
@@ -104,7 +105,13 @@ class Manager:
         )
         self.because = ""
         self._changed = asyncio.Event()
-        self._incidents = IncidentReports(config.job_id, wall() - monotonic())
+        self._spans = SpanExport(config.otlp, config.job_id) if config.otlp else None
+        self._incidents = IncidentReports(
+            config.job_id,
+            wall() - monotonic(),
+            self._sense.evidence.changes,
+            (lambda report: None) if self._spans is None else self._spans.send,
+        )
         self._pace = status.Pace(monotonic(), wall())
         self._mindio: MindioController | None = None
 
@@ -208,7 +215,8 @@ class Manager:
     def _snapshot(self) -> status.JobSnapshot:
         operation = "" if self._operations is None else self._operations.describe()
         progress, profiling = self._sense.progress, self._sense.profiling
-        return status.JobSnapshot(self.state, self.because, progress, profiling, operation)
+        copies = self._sense.evidence.copies
+        return status.JobSnapshot(self.state, self.because, progress, profiling, operation, copies)
 
     def _step(self, state: State, event: Event, now: float) -> Outcome | None:
         if isinstance(event, MessageReceived):
@@ -236,6 +244,8 @@ class Manager:
 
     async def _report_end(self, ended: Ended) -> None:
         self._summary.write(ended)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.flush)
         if self._clusterd is not None:
             await status.send_incidents(self._clusterd, self._incidents)
             progress = status.progress_of(self._config, self._snapshot())

@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-backup-nic", action="store_true", help="refuse orders to switch network links"
     )
     parser.add_argument("--metrics", default="", help="host:port to serve Prometheus on")
+    parser.add_argument("--otlp", default="", help="http://host:4318 of an OpenTelemetry collector")
     parser.add_argument("--rescheduling", action="store_true", help="lost nodes may come back")
 
 
@@ -84,6 +85,7 @@ def config_of(args: argparse.Namespace) -> ManagerConfig:
         precheck=args.precheck,
         backup_nic=not args.no_backup_nic,
         metrics=args.metrics,
+        otlp=args.otlp,
         job=job,
     )
 

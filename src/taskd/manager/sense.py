@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from taskd.bus.endpoint import Bus, PeerJoined, PeerLeft
 from taskd.core.manager import message_check, silent_nodes
+from taskd.manager.node_evidence import NodeEvidence
 from taskd.manager.node_liveness import HeartbeatMonitor, NodeProbes
 from taskd.manager.operation_orders import Operations
 from taskd.manager.profiling_control import ProfilingControl, StragglerMonitor
@@ -25,6 +27,7 @@ from taskd.model.manager import (
     StopRequested,
 )
 from taskd.model.messages import AgentHello, EndJob, NodeHeartbeat, Progress
+from taskd.runtime.clock import monotonic
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ class Sense:
         self._room = asyncio.Semaphore(MAX_WAITING)
         self.progress: dict[int, Progress] = {}
         """The newest progress of each rank; the heartbeat monitor derives events from it."""
+        self.evidence = NodeEvidence()
         self._timers: dict[NodeRank, asyncio.TimerHandle] = {}
         self.profiling = ProfilingControl(
             bus, config.profiling_switch, StragglerMonitor(config.stragglers)
@@ -65,7 +69,9 @@ class Sense:
             if isinstance(received.body, NodeHeartbeat):
                 for item in received.body.progress:
                     if item.phase != "loading":
-                        self.progress[item.rank] = item
+                        self.progress[item.rank] = with_stack(item, self.progress.get(item.rank))
+                if (facts := received.body.facts) is not None:
+                    self.evidence.take(received.body.node, facts, monotonic())
                 self._heartbeats.handle(received.body)
                 self.on_heartbeat()
             elif isinstance(received.body, EndJob):
@@ -104,6 +110,13 @@ class Sense:
             timer.cancel()
         gone = NodeSilent(node, evidence)
         self._timers[node] = loop.call_later(silence_s, self.inbox.put_nowait, gone)
+
+
+def with_stack(new: Progress, old: Progress | None) -> Progress:
+    """A rank that looks stuck sends its stacks once: keep them until it moves again."""
+    if old is None or new.stack or new.incarnation != old.incarnation or new.idle_s < old.idle_s:
+        return new
+    return replace(new, stack=old.stack)
 
 
 def _node(peer: Position) -> NodeRank | None:

@@ -101,4 +101,7 @@ class ManagerConfig:
     metrics: str = ""
     """host:port of the Prometheus metrics endpoint; empty: none."""
 
+    otlp: str = ""
+    """Address of an OpenTelemetry collector that gets each incident as spans; empty: none."""
+
     job: JobConfig = field(default_factory=JobConfig)

@@ -463,6 +463,24 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkCounter:
+    """A counter of the kernel that grows when a link does not work well."""
+
+    link: str
+    counter: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What an agent knows about its node beside its ranks. No decision depends on it."""
+
+    links: tuple[LinkCounter, ...] = ()
+    copies: tuple[Rank, ...] = ()
+    """The ranks of whose state a copy lies in the node's memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeHeartbeat:
     """An agent's heartbeat, with the progress of its ranks."""
 
@@ -470,6 +488,8 @@ class NodeHeartbeat:
     progress: tuple[Progress, ...]
     paces: tuple[Pace, ...] = ()
     """Of the ranks that are being profiled."""
+    facts: NodeFacts | None = None
+    """None: as in the last heartbeat that had them."""
 
 
 # Ours, manager to agent

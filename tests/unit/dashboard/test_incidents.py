@@ -44,6 +44,46 @@ def test_faults_during_a_recovery_belong_to_the_same_incident() -> None:
     assert shown["ranks"] == [1, 2, 3]
 
 
+def test_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
+    history = History()
+    error = "RuntimeError: Connection reset by peer"
+    event = f"FaultReport(faults=[Fault(rank=1, kind=2, evidence={error})])"
+    history.add(1, "Idle", "Stopping", f"network error of rank 1 ({error})", event)
+    event = "FaultReport(faults=[Fault(rank=2, evidence=signal 9)])"
+    because = "it belongs to this round: fault of rank 2 (signal 9)"
+    history.add(1, "Stopping", "Stopping", because, event)
+    history.add(1, "Stopping", "Replacing", "recover is chosen")
+    (early,) = incidents.read(history.lines)
+    assert incidents.title(early) == "rank 2: signal 9"
+    history.add(1, "Replacing", "Idle", "recover worked")
+    history.report(1)
+    found = incidents.read(history.lines)
+    (brief,) = views.incident_list(found)
+    assert (brief["title"], brief["ranks"]) == ("rank 2 exited: signal 9", [2])
+    assert [(f["rank"], f["noticed"]) for f in found[0].faults()] == [(2, False), (1, True)]
+    rows = views.nodes(status(), found)["nodes"]
+    assert {row["node"]: row["incidents"] for row in rows} == {0: 0, 1: 1}
+
+
+def test_lost_link_without_another_fault_is_the_cause() -> None:
+    history = History()
+    event = "FaultReport(faults=[Fault(rank=1, kind=2, evidence=reset)])"
+    history.add(1, "Idle", "Stopping", "network error of rank 1 (reset)", event)
+    (found,) = incidents.read(history.lines)
+    assert incidents.title(found) == "rank 1 communication: reset"
+
+
+def test_health_reports_and_actions_are_listed() -> None:
+    history = History()
+    history.add(0, "Idle", "Idle", "rank 3 arrives 12 ms late: data loading", "SubHealth 3")
+    history.add(0, "Idle", "Idle", "ada: drain node 1", "OperatorAction")
+    history.add(0, "Idle", "Idle", "there is nothing to handle")
+    assert [(note["kind"], note["text"]) for note in incidents.notes(history.lines)] == [
+        ("action", "ada: drain node 1"),
+        ("slow", "rank 3 arrives 12 ms late: data loading"),
+    ]
+
+
 def test_open_incident_is_shown_before_its_report() -> None:
     history = History()
     history.recovery()

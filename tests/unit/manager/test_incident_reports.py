@@ -5,7 +5,7 @@ from dataclasses import replace
 from taskd.core.manager.states import Job, JobConfig, initial_job
 from taskd.manager import incident_reports as reports
 from taskd.manager.incident_reports import IncidentReports
-from taskd.manager.job_status import nodes_of
+from taskd.manager.job_status import nodes_of, shards_of
 from taskd.model.faults import Fault, FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step
 from taskd.model.manager import IncidentRecord
@@ -79,9 +79,17 @@ def test_nodes_show_where_the_only_replicas_are() -> None:
         rank: replace(view, said_hello=True, shard="a" if rank < 2 else "b")
         for rank, view in state.view.ranks.items()
     }
-    view = replace(state.view, ranks=state.view.ranks.update(views))
+    here = {node: replace(known, present=True) for node, known in state.view.nodes.items()}
+    view = replace(state.view, nodes=here, ranks=state.view.ranks.update(views))
     state = replace(state, view=view, bad_nodes=frozenset({NodeRank(1)}))
-    first, second = nodes_of(state)
+    copies = {NodeRank(1): frozenset({Rank(0), Rank(2)}), NodeRank(7): frozenset({Rank(2)})}
+    shards = shards_of(state, copies)
+    assert [(s.shard, list(s.replicas), list(s.copies)) for s in shards] == [
+        ("a", [0], [1]),
+        ("b", [1], [1]),
+    ]
+    first, second = nodes_of(state, shards)
     assert (list(first.only_here), list(second.only_here)) == (["a"], ["b"])
+    assert (list(first.not_copied), list(second.not_copied)) == ([], ["b"])
     assert (first.ranks, second.ranks) == (2, 2)
     assert "failed a stress test" in second.problem

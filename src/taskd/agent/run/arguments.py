@@ -135,6 +135,12 @@ _OURS: tuple[tuple[str, str, Any, str], ...] = (
     ("--join-timeout", "SECONDS", 0.0, "how long to wait until all nodes join; default: 900"),
     ("--nics", "PRIMARY,BACKUP", "", "network interfaces for the ranks' process groups"),
     ("--metrics", "HOST:PORT", "", "address where the manager serves Prometheus metrics"),
+    (
+        "--otlp",
+        "URL",
+        "",
+        "send each incident to this OpenTelemetry collector, such as http://host:4318",
+    ),
     ("--state-dir", "FOLDER", "", "folder for the journal, for `taskd replay`"),
 )
 DASHBOARD = "--dashboard"

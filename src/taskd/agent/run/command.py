@@ -159,6 +159,7 @@ def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:
         *(["--precheck"] if chosen.precheck else []),
         *([] if _has_backup_nic(chosen) else ["--no-backup-nic"]),
         *([f"--metrics={chosen.metrics}"] if chosen.metrics else []),
+        *([f"--otlp={chosen.otlp}"] if chosen.otlp else []),
     )
     if chosen.nodes > 1:
         command += ("--rescheduling",)  # a lost node's launcher may be started again

@@ -91,6 +91,8 @@ class Plan:
     """host:port where node 0 serves a page about the job; empty: it does not."""
     metrics: str = ""
     """host:port where the manager serves Prometheus metrics; empty: it does not."""
+    otlp: str = ""
+    """Address of an OpenTelemetry collector for the job's incidents; empty: none."""
     dump_dir: str = ""
     """Where survivors save an emergency checkpoint; empty: as the environment says."""
     events: bool = False
@@ -194,6 +196,7 @@ def read(args: argparse.Namespace) -> Plan:
         nic_failover=args.nic_failover,
         dashboard=_dashboard(args.dashboard, problems),
         metrics=args.metrics,
+        otlp=args.otlp,
         dump_dir=os.path.abspath(args.dump_dir),
         events=args.event_log_handler == "console",
     )

@@ -293,6 +293,7 @@ class ControlService(ControlServicer):
             if not same_ranks:
                 status.ranks.extend(progress.ranks)
                 status.nodes.extend(progress.nodes)
+                status.shards.extend(progress.shards)
             status.total_steps = progress.total_steps
         return status
 

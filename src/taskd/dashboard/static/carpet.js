@@ -17,7 +17,10 @@ export class Carpet {
     this.chosen = false;
     this.ended = null;
     this.canvas = h("canvas", { role: "img" });
-    this.tall = h("div", { class: "tall" }, this.canvas);
+    this.labels = h("div", { class: "names", "aria-hidden": "true" });
+    this.marks = h("div", { class: "marks", role: "group", "aria-label": "Incidents in this time" });
+    this.incidents = [];
+    this.tall = h("div", { class: "tall" }, this.canvas, this.labels);
     this.box = h("div", { class: "carpet", tabindex: "0", role: "region", "aria-label": "Ranks over time" }, this.tall);
     this.axis = h("div", { class: "axis", "aria-hidden": "true" });
     this.fold = h("span", {});
@@ -32,7 +35,7 @@ export class Carpet {
   }
 
   get elements() {
-    return [this.legend, this.box, this.axis, this.tip];
+    return [this.legend, this.marks, this.box, this.axis, this.tip];
   }
 
   set(data) {
@@ -51,6 +54,27 @@ export class Carpet {
     for (const run of change.runs) this.ranks = Math.max(this.ranks, run[2] + 1);
     this.runs = [...this.runs, ...change.runs].sort((a, b) => a[0] - b[0]).slice(-20000);
     this.update();
+  }
+
+  // `[time, address, title]` of each incident: a link above the carpet.
+  mark(incidents) {
+    this.incidents = incidents;
+    this.pins();
+  }
+
+  pins() {
+    if (!this.to) return;
+    const inside = this.incidents.filter(([at]) => at >= this.from && at <= this.to).slice(0, 60);
+    const key = inside.map(([at, href]) => `${href} ${Math.round((1000 * (at - this.from)) / (this.to - this.from))}`).join();
+    if (key === this.pinned) return;
+    this.pinned = key;
+    const focused = document.activeElement?.closest?.(".marks a")?.getAttribute("href");
+    this.marks.replaceChildren(...inside.map(([at, href, title]) => {
+      const pin = h("a", { href, title, "aria-label": `Incident at ${clock(at)}: ${title}` });
+      pin.style.left = `${(100 * (at - this.from)) / (this.to - this.from)}%`;
+      return pin;
+    }));
+    if (focused) [...this.marks.children].find((pin) => pin.getAttribute("href") === focused)?.focus();
   }
 
   rows() {
@@ -106,6 +130,12 @@ export class Carpet {
     const height = rows.length <= 16 ? 20 : rows.length <= 64 ? 9 : rows.length <= 140 ? 5 : 4;
     this.rowHeight = height;
     this.tall.style.height = `${rows.length * height}px`;
+    const names = height === 20 ? rows.map(([, , name]) => name) : [];
+    if (names.join() !== this.named) {
+      this.named = names.join();
+      this.labels.replaceChildren(...names.map((name) => h("span", {}, name)));
+    }
+    this.pins();
     this.label(phases, rows);
     this.ticks(from, span);
     this.later();

@@ -24,8 +24,19 @@ export function moment(unixMs) {
   return today ? clock(unixMs) : `${at.toLocaleDateString("en-CA")} ${clock(unixMs)}`;
 }
 
+// A long time, without more digits than a person needs.
+export function span(ms) {
+  const seconds = Math.round(Math.max(0, ms) / 1000);
+  if (seconds < 60) return `${seconds} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 10) return `${minutes} min ${seconds % 60} s`;
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} days ${hours % 24} h`;
+}
+
 export function ago(unixMs, now = Date.now()) {
-  return now - unixMs < 1500 ? "just now" : `${duration(Math.max(0, now - unixMs))} ago`;
+  return now - unixMs < 1500 ? "just now" : `${span(now - unixMs)} ago`;
 }
 
 export function pace(perS) {

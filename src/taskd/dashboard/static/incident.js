@@ -12,6 +12,13 @@ const MEANING = {
   restarted: "all ranks run again",
   dumped: "the emergency checkpoint is written",
 };
+const COUNTERS = {
+  RetransSegs: "segments sent again",
+  EstabResets: "connections reset",
+  AttemptFails: "connections refused",
+  carrier_changes: "cable unplugged or plugged in",
+  link_downed: "link lost",
+};
 const TAIL = 40000;
 
 export function toneOf(incident) {
@@ -56,8 +63,11 @@ export function incidentView(incident, link, heading = "h1") {
   parts.push(card("Where the time went", incident.lanes.some((lane) => lane.medianMs !== null) ? h("span", { class: "quiet small" }, "the mark is the median of earlier incidents") : null, lanesView(incident.lanes, true)));
   if (incident.ladder.length) parts.push(ladder(incident));
   parts.push(decisions(incident));
-  parts.push(...incident.faults.map(evidence));
+  parts.push(...incident.faults.filter((fault) => !fault.noticed).map(evidence));
+  const noticed = incident.faults.filter((fault) => fault.noticed);
+  if (noticed.length) parts.push(consequences(noticed));
   if (incident.ranks.length) parts.push(ranks(incident));
+  if (incident.links?.length) parts.push(links(incident.links));
   return parts;
 }
 
@@ -94,6 +104,22 @@ function evidence(fault) {
   return card(`Evidence: rank ${fault.rank}`, all, facts([["cause", fault.cause], ["where", where]]), text);
 }
 
+// Ranks whose collectives failed because of another rank: they are not the cause.
+function consequences(faults) {
+  return card(`${plural(faults.length, "rank")} noticed it`, h("span", { class: "quiet small" }, "a consequence, not the cause"),
+    faults.map((fault) => h("details", {}, h("summary", { class: "break" }, `rank ${fault.rank}${fault.evidence ? `: ${fault.evidence.slice(0, 120)}` : ""}`), h("pre", {}, fault.evidence.slice(-TAIL)))));
+}
+
+function links(rows) {
+  return card("Links", h("span", { class: "quiet small" }, "counters that grew from a minute before the incident until its end"),
+    table(["Node", "Link", "Counter", "#Growth", "#Total"], rows.map((row) => h("tr", {},
+      h("td", {}, `${row.node}${row.host ? ` (${row.host})` : ""}`),
+      h("td", {}, row.link),
+      h("td", { title: COUNTERS[row.counter] ?? "" }, row.counter, COUNTERS[row.counter] ? h("span", { class: "quiet small" }, ` ${COUNTERS[row.counter]}`) : ""),
+      h("td", { class: "number" }, `+${count(row.change)}`),
+      h("td", { class: "number" }, count(row.total)))), "Counters of links"));
+}
+
 function ranks(incident) {
   const ahead = Math.max(...incident.ranks.map((rank) => rank.collective));
   const lost = new Set(incident.faults.map((fault) => fault.rank));
@@ -103,10 +129,12 @@ function ranks(incident) {
     h("td", {}, `rank ${rank.rank}`),
     h("td", { class: "number" }, count(rank.step)),
     h("td", { class: "number" }, count(rank.collective)),
-    h("td", {}, rank.waiting ? "inside a collective" : "computing"),
+    h("td", {}, rank.waiting ? `inside collective ${count(rank.collective)}` : "computing"),
     h("td", { class: "number" }, `${rank.idleS.toFixed(1)} s`),
-    h("td", {}, rank.stack ? h("details", {}, h("summary", {}, "stack"), h("pre", {}, rank.stack)) : "")));
+    h("td", { class: "wide" }, rank.stack ? h("details", {}, h("summary", {}, "stack"), h("pre", {}, rank.stack)) : "")));
+  const stacks = incident.ranks.some((rank) => rank.stack);
   const note = `${behind ? plural(behind, "rank") + " behind in collectives" : "all ranks had entered the same collectives"}${shown.length < incident.ranks.length ? `; the first ${shown.length} are shown` : ""}`;
   return card("What the ranks did before", h("span", { class: "quiet small" }, note),
+    stacks ? null : h("p", { class: "quiet small" }, "Stacks are recorded when ranks look stuck. Here none did, or its process was stopped and could not write them."),
     table(["Rank", "#Step", "#Collectives", "Last seen", "#Idle", "Stack"], rows, "Ranks before the incident"));
 }

@@ -17,19 +17,20 @@ export function nodesPage(job, root, say, failed) {
   }
 
   function render(data) {
-    const worst = data.nodes.filter((node) => node.incidents).slice(0, 3);
-    const blame = worst.reduce((sum, node) => sum + node.incidents, 0);
-    const headline = data.incidents
-      ? `${plural(blame, "incident")} of ${count(data.incidents)} on ${worst.map((node) => `node ${node.node}`).join(", ")}`
+    const [worst] = data.nodes.filter((node) => node.incidents);
+    const headline = worst
+      ? `Node ${worst.node} has caused ${worst.incidents === data.incidents ? (data.incidents === 1 ? "the only incident" : `all ${count(data.incidents)} incidents`) : `${count(worst.incidents)} of ${plural(data.incidents, "incident")}`}`
       : "No node has caused an incident";
+    const risky = data.nodes.filter((node) => node.severity === "bad" && !node.leader).length;
     const most = Math.max(1, ...data.nodes.map((node) => node.incidents));
     const rows = data.nodes.slice(0, MOST).map((node) => row(job, node, most));
     const left = data.nodes.length - rows.length;
     replace(root,
       h("section", { class: `card hero ${data.incidents ? "slow" : "training"}` }, h("h1", {}, h("span", { class: "dot", "aria-hidden": "true" }), headline),
-        h("p", { class: "sub" }, `${plural(data.nodes.length, "node")}${data.spares ? `, ${plural(data.spares, "spare")}` : ", no spare"}`)),
+        h("p", { class: "sub" }, `${plural(data.nodes.length, "node")} · ${data.spares ? plural(data.spares, "spare") : "no spare"} · ${risky ? `the loss of ${plural(risky, "node")} would cost steps` : "the loss of any node except the manager's would cost no step"}`)),
       card("Nodes", null, table(["Node", "Health", "Ranks", "Incidents", "Its loss would cost now", "Last incidents"], rows, "Nodes"),
-        left > 0 ? h("p", { class: "quiet small" }, `${count(left)} more nodes without incidents`) : null));
+        left > 0 ? h("p", { class: "quiet small" }, `${count(left)} more nodes without incidents`) : null),
+      ...[shardsOf(data.shards), notesOf(data.notes)].filter(Boolean));
   }
 
   load();
@@ -37,9 +38,34 @@ export function nodesPage(job, root, say, failed) {
   return () => { stopped = true; clearInterval(again); };
 }
 
+function shardsOf(shards) {
+  if (!shards.length) return null;
+  const on = (nodes) => (nodes.length ? `${nodes.length > 1 ? "nodes" : "node"} ${nodes.slice(0, 12).join(", ")}${nodes.length > 12 ? ` and ${nodes.length - 12} more` : ""}` : "–");
+  const rows = shards.map((shard) => {
+    const safe = new Set([...shard.replicas, ...shard.copies]).size > 1;
+    return h("tr", {},
+      h("td", { class: "wide mono" }, shard.shard || "the whole state"),
+      h("td", {}, on(shard.replicas)),
+      h("td", {}, on(shard.copies)),
+      h("td", { class: "nowrap" }, pill(safe ? "survives any node" : "on one node only", safe ? "training" : "slow")));
+  });
+  return card("Where the state is", h("span", { class: "quiet small" }, "replicas train; copies are kept in memory after each step"),
+    table(["Shard", "Replicas on", "Copies on", "If a node is lost"], rows, "Shards"));
+}
+
+function notesOf(notes) {
+  const kinds = { slow: ["slow", "slow rank"], device: ["failed", "device"], action: ["still", "action"] };
+  return card("Health reports and actions", null, notes.length
+    ? table(["When", "Kind", "What"], notes.map((note) => h("tr", {},
+      h("td", { class: "nowrap" }, moment(note.atUnixMs)),
+      h("td", { class: "nowrap" }, pill(kinds[note.kind][1], kinds[note.kind][0])),
+      h("td", { class: "wide" }, note.text))), "Health reports and actions")
+    : h("p", { class: "quiet" }, "No rank was slow, no device was reported, and no operator did anything."));
+}
+
 function row(job, node, most) {
   const tone = { good: "training", warn: "slow", bad: "failed" }[node.severity];
-  const health = !node.present ? pill("lost", "failed") : node.problem ? pill(node.problem, "failed") : node.spare ? pill("spare", "still") : pill(phasesOf(node), node.phases.training === node.rankCount ? "training" : "slow");
+  const health = !node.present ? pill("lost", "failed") : node.problem ? pill(node.problem, "failed") : node.slow.length ? pill(`slow: rank ${node.slow[0].rank} (${node.slow[0].cause})`, "slow") : node.spare ? pill("spare", "still") : pill(phasesOf(node), node.phases.training === node.rankCount ? "training" : "slow");
   const bar = h("div", { class: "track" }, h("div", { class: node.incidents > 1 ? "took over" : "took" }));
   bar.firstChild.style.width = node.incidents ? `${(100 * node.incidents) / most}%` : "0";
   bar.firstChild.hidden = !node.incidents;
@@ -49,7 +75,7 @@ function row(job, node, most) {
     h("td", { class: "nowrap" }, health),
     h("td", { class: "nowrap" }, rankRange(node)),
     h("td", {}, h("div", { class: "lanes" }, h("span", {}, `${node.incidents}`), bar, ""), h("div", { class: "quiet small" }, devices)),
-    h("td", { class: "wide" }, pill(tone === "training" ? "safe" : tone === "slow" ? "waits" : "at risk", tone), " ", h("span", { class: "small" }, node.loss), node.onlyHere.length ? h("div", { class: "quiet small break" }, `only here: ${node.onlyHere.join(", ")}`) : null),
+    h("td", { class: "wide" }, pill(tone === "training" ? "safe" : tone === "slow" ? "waits" : "at risk", tone), " ", h("span", { class: "small" }, node.loss), node.notCopied.length ? h("div", { class: "quiet small break" }, `only here: ${node.notCopied.join(", ")}`) : null),
     h("td", { class: "small" }, node.recent.map((one) => h("div", {}, h("a", { href: `${jobUrl(job)}/incidents/${one.incident}` }, `rank ${one.rank} ${one.cause}`), h("span", { class: "quiet" }, ` ${moment(one.atUnixMs)}`)))));
 }
 

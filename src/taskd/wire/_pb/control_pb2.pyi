@@ -132,7 +132,7 @@ class JobFault(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., fault_type: _Optional[str] = ..., evidence: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("line", "strategies", "strategy", "deadline_unix_ms", "faults", "ranks", "rounds", "decision", "manager", "profiling", "stragglers", "places", "operation", "goodput", "started_unix_ms", "nodes", "history", "total_steps", "same_ranks", "same_places")
+    __slots__ = ("line", "strategies", "strategy", "deadline_unix_ms", "faults", "ranks", "rounds", "decision", "manager", "profiling", "stragglers", "places", "operation", "goodput", "started_unix_ms", "nodes", "history", "total_steps", "same_ranks", "same_places", "shards")
     LINE_FIELD_NUMBER: _ClassVar[int]
     STRATEGIES_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class JobStatus(_message.Message):
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     SAME_RANKS_FIELD_NUMBER: _ClassVar[int]
     SAME_PLACES_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     line: JobLine
     strategies: _containers.RepeatedScalarFieldContainer[str]
     strategy: str
@@ -173,10 +174,21 @@ class JobStatus(_message.Message):
     total_steps: int
     same_ranks: bool
     same_places: bool
-    def __init__(self, line: _Optional[_Union[JobLine, _Mapping]] = ..., strategies: _Optional[_Iterable[str]] = ..., strategy: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., decision: _Optional[int] = ..., manager: _Optional[str] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., operation: _Optional[str] = ..., goodput: _Optional[float] = ..., started_unix_ms: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., history: _Optional[int] = ..., total_steps: _Optional[int] = ..., same_ranks: bool = ..., same_places: bool = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[ShardStatus]
+    def __init__(self, line: _Optional[_Union[JobLine, _Mapping]] = ..., strategies: _Optional[_Iterable[str]] = ..., strategy: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., decision: _Optional[int] = ..., manager: _Optional[str] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., operation: _Optional[str] = ..., goodput: _Optional[float] = ..., started_unix_ms: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., history: _Optional[int] = ..., total_steps: _Optional[int] = ..., same_ranks: bool = ..., same_places: bool = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ...) -> None: ...
+
+class ShardStatus(_message.Message):
+    __slots__ = ("shard", "replicas", "copies")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    replicas: _containers.RepeatedScalarFieldContainer[int]
+    copies: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, shard: _Optional[str] = ..., replicas: _Optional[_Iterable[int]] = ..., copies: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "host", "present", "spare", "problem", "leader", "ranks", "only_here", "shards")
+    __slots__ = ("node", "host", "present", "spare", "problem", "leader", "ranks", "only_here", "shards", "not_copied")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +198,7 @@ class NodeStatus(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     ONLY_HERE_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    NOT_COPIED_FIELD_NUMBER: _ClassVar[int]
     node: int
     host: str
     present: bool
@@ -195,7 +208,8 @@ class NodeStatus(_message.Message):
     ranks: int
     only_here: _containers.RepeatedScalarFieldContainer[str]
     shards: int
-    def __init__(self, node: _Optional[int] = ..., host: _Optional[str] = ..., present: bool = ..., spare: bool = ..., problem: _Optional[str] = ..., leader: bool = ..., ranks: _Optional[int] = ..., only_here: _Optional[_Iterable[str]] = ..., shards: _Optional[int] = ...) -> None: ...
+    not_copied: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[int] = ..., host: _Optional[str] = ..., present: bool = ..., spare: bool = ..., problem: _Optional[str] = ..., leader: bool = ..., ranks: _Optional[int] = ..., only_here: _Optional[_Iterable[str]] = ..., shards: _Optional[int] = ..., not_copied: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("rank", "node", "device")
@@ -268,7 +282,7 @@ class FaultReport(_message.Message):
     def __init__(self, job: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[JobFault, _Mapping]]] = ..., reporter: _Optional[str] = ..., drain: bool = ..., checkpoint: bool = ...) -> None: ...
 
 class JobProgress(_message.Message):
-    __slots__ = ("job", "step", "steps_per_s", "world", "summary", "ranks", "profiling", "stragglers", "operation", "goodput", "started_unix_ms", "nodes", "total_steps", "rank_version")
+    __slots__ = ("job", "step", "steps_per_s", "world", "summary", "ranks", "profiling", "stragglers", "operation", "goodput", "started_unix_ms", "nodes", "total_steps", "rank_version", "shards")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +297,7 @@ class JobProgress(_message.Message):
     NODES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     RANK_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     job: str
     step: int
     steps_per_s: float
@@ -297,7 +312,8 @@ class JobProgress(_message.Message):
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
     total_steps: int
     rank_version: int
-    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., world: _Optional[int] = ..., summary: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ..., operation: _Optional[str] = ..., goodput: _Optional[float] = ..., started_unix_ms: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., total_steps: _Optional[int] = ..., rank_version: _Optional[int] = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[ShardStatus]
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., world: _Optional[int] = ..., summary: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., profiling: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ..., operation: _Optional[str] = ..., goodput: _Optional[float] = ..., started_unix_ms: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., total_steps: _Optional[int] = ..., rank_version: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ...) -> None: ...
 
 class Straggler(_message.Message):
     __slots__ = ("rank", "cause", "late_ms", "slower", "since_unix_ms", "evidence")
@@ -324,7 +340,7 @@ class SubHealth(_message.Message):
     def __init__(self, job: _Optional[str] = ..., stragglers: _Optional[_Iterable[_Union[Straggler, _Mapping]]] = ...) -> None: ...
 
 class IncidentReport(_message.Message):
-    __slots__ = ("job", "incident", "phases", "strategy", "outcome", "because", "faults", "ranks")
+    __slots__ = ("job", "incident", "phases", "strategy", "outcome", "because", "faults", "ranks", "links")
     JOB_FIELD_NUMBER: _ClassVar[int]
     INCIDENT_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
@@ -333,6 +349,7 @@ class IncidentReport(_message.Message):
     BECAUSE_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     job: str
     incident: int
     phases: _containers.RepeatedCompositeFieldContainer[Phase]
@@ -341,7 +358,24 @@ class IncidentReport(_message.Message):
     because: str
     faults: _containers.RepeatedCompositeFieldContainer[IncidentFault]
     ranks: _containers.RepeatedCompositeFieldContainer[RankActivity]
-    def __init__(self, job: _Optional[str] = ..., incident: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., strategy: _Optional[str] = ..., outcome: _Optional[str] = ..., because: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[IncidentFault, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankActivity, _Mapping]]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkChange]
+    def __init__(self, job: _Optional[str] = ..., incident: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., strategy: _Optional[str] = ..., outcome: _Optional[str] = ..., because: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[IncidentFault, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankActivity, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkChange, _Mapping]]] = ...) -> None: ...
+
+class LinkChange(_message.Message):
+    __slots__ = ("node", "host", "link", "counter", "change", "total")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    host: str
+    link: str
+    counter: str
+    change: int
+    total: int
+    def __init__(self, node: _Optional[int] = ..., host: _Optional[str] = ..., link: _Optional[str] = ..., counter: _Optional[str] = ..., change: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class Phase(_message.Message):
     __slots__ = ("name", "at_unix_ms", "took_ms")
