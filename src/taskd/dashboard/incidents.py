@@ -15,7 +15,7 @@ from typing import Any
 from google.protobuf.json_format import Parse, ParseError
 
 from taskd.clusterd.services.control_service import INCIDENT_REPORT, OPERATOR_ACTION
-from taskd.core.agent.error_text import key_line
+from taskd.core.agent.error_text import headline
 from taskd.model.faults import FaultCause, FaultKind
 from taskd.model.strategies import LADDER
 from taskd.wire._pb import control_pb2 as pb
@@ -224,7 +224,7 @@ def title(incident: Incident) -> str:
     ranks = ", ".join(str(fault["rank"]) for fault in faults[:4])
     more = f" and {len(faults) - 4} more" if len(faults) > 4 else ""
     worst = max(faults, key=lambda fault: bool(fault["evidence"]))
-    last = key_line(worst["evidence"])
+    last = headline(worst["evidence"])
     text = f"rank{'s' * (len(faults) > 1)} {ranks}{more}"
     if worst["cause"] and worst["cause"] not in last:
         text += f" {worst['cause']}"

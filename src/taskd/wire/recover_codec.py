@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any
 
+from taskd.core.agent.error_text import shortened
 from taskd.model.clusterd import (
     FaultReport,
     OperatorAskedNic,
@@ -86,7 +87,7 @@ def report_request(job: str, report: Report | NicResult | StressResult) -> tuple
     """The name of the method, and the request."""
     match report:
         case FaultReport(faults):
-            evidence = [fault.evidence[-SENT_TEXT:] for fault in faults]
+            evidence = [shortened(fault.evidence, SENT_TEXT) for fault in faults]
             return "ReportProcessFault", pb.ProcessFaultRequest(
                 jobId=job,
                 faultRanks=fault_ranks(faults),

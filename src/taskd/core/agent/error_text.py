@@ -10,6 +10,12 @@ import re
 
 _TRACEBACK = re.compile(r"^(\[?[\w ]*\]?:? ?)Traceback \(most recent call last\):\s*$")
 
+_OF_STACKS = "(most recent call first)"
+"""In the stacks that a process writes about itself while it runs."""
+_OF_RANK = re.compile(r"^\[rank\d+\]: ")
+"""What torch writes before each line of a traceback."""
+_ENDED = re.compile(r"exit code -?\d+|signal \d+")
+
 
 def error_lines(text: str, most: int) -> list[str]:
     """The end of the last traceback; without one, the last lines."""
@@ -28,6 +34,32 @@ def key_line(text: str) -> str:
     """The one line that names the error."""
     lines = [line.strip() for line in error_lines(text, most=1) if line.strip()]
     return lines[-1] if lines else ""
+
+
+def headline(text: str) -> str:
+    """The one line of a fault's evidence that a person must read.
+
+    Of a traceback that is its end. Stacks of a hung rank follow the sentence that says what is
+    wrong with it.
+    """
+    lines = text.strip().splitlines()
+    is_dump = any(_OF_STACKS in line for line in lines) and _last_traceback(lines) is None
+    line = lines[0].strip() if is_dump else key_line(text)
+    return _OF_RANK.sub("", line)
+
+
+def one_line(text: str) -> str:
+    """The same, with how the process ended."""
+    line, ended = headline(text), _ENDED.match(text)
+    return line if ended is None or line.startswith(ended[0]) else f"{ended[0]}: {line}"
+
+
+def shortened(text: str, most: int) -> str:
+    """The first line and the end: both may say what is wrong."""
+    if len(text) <= most:
+        return text
+    first = text.partition("\n")[0][: most // 2]
+    return f"{first}\n…\n{text[len(first) + 3 - most :]}"
 
 
 def _last_traceback(lines: list[str]) -> tuple[int, str] | None:

@@ -29,7 +29,13 @@ export class Pace {
   }
 
   data() {
-    return [this.points.map((point) => point[0] / 1000), this.points.map((point) => point[2])];
+    // A second has few steps: the mean of some seconds shows the pace, single ones only noise.
+    const width = this.points.length > 60 ? 5 : 1;
+    const mean = (at) => {
+      const near = this.points.slice(Math.max(0, at - width + 1), at + 1);
+      return near.reduce((sum, point) => sum + point[2], 0) / near.length;
+    };
+    return [this.points.map((point) => point[0] / 1000), this.points.map((_, at) => mean(at))];
   }
 
   build() {

@@ -122,7 +122,7 @@ function links(rows) {
 
 function ranks(incident) {
   const ahead = Math.max(...incident.ranks.map((rank) => rank.collective));
-  const lost = new Set(incident.faults.map((fault) => fault.rank));
+  const lost = new Set(incident.faults.filter((fault) => !fault.noticed).map((fault) => fault.rank));
   const behind = incident.ranks.filter((rank) => rank.collective < ahead).length;
   const shown = incident.ranks.slice(0, 128);
   const rows = shown.map((rank) => h("tr", { class: lost.has(rank.rank) ? "mark" : "" },

@@ -18,7 +18,10 @@ export function nodesPage(job, root, say, failed) {
 
   function render(data) {
     const [worst] = data.nodes.filter((node) => node.incidents);
-    const headline = worst
+    const spread = worst && data.nodes[1]?.incidents === worst.incidents;
+    const headline = spread
+      ? `${plural(data.incidents, "incident")}, on ${plural(data.nodes.filter((node) => node.incidents).length, "node")}`
+      : worst
       ? `Node ${worst.node} has caused ${worst.incidents === data.incidents ? (data.incidents === 1 ? "the only incident" : `all ${count(data.incidents)} incidents`) : `${count(worst.incidents)} of ${plural(data.incidents, "incident")}`}`
       : "No node has caused an incident";
     const risky = data.nodes.filter((node) => node.severity === "bad" && !node.leader).length;
