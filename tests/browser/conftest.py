@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from taskd.runtime.retry import Tries, every
 from tests import ROOT
 
 WAIT_S = 90.0
+SCRIPT = ROOT / "examples" / "train_ddp.py"
 expect.set_options(timeout=WAIT_S * 1000)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -57,8 +59,11 @@ class Running:
         return status
 
     def kill(self, rank: int) -> None:
+        self.signal(rank, signal.SIGKILL)
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
         (pid,) = [each["pid"] for each in self.status()["ranks"] if each["rank"] == rank]
-        os.kill(pid, 9)
+        os.kill(pid, number)
 
 
 def eventually(holds: Callable[[], bool]) -> None:
@@ -69,7 +74,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def running(folder: Path, job: str = "") -> Iterator[Running]:
+def running(folder: Path, job: str = "", script: Path = SCRIPT) -> Iterator[Running]:
     job = job or f"shown-{os.getpid()}"
     folder.chmod(0o700)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TASKD_")}
@@ -84,7 +89,7 @@ def running(folder: Path, job: str = "") -> Iterator[Running]:
                 "-m",
                 "taskd",
                 *words,
-                str(ROOT / "examples" / "train_ddp.py"),
+                str(script),
                 "100000",
                 "0.05",
             ],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any, Literal
 
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import WAIT_S, Running, Visitor, eventually, running
+from tests.browser.conftest import SCRIPT, WAIT_S, Running, Visitor, eventually, running
 
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 PROBLEMS = (Path(__file__).parent / "accessibility.js").read_text()
@@ -67,7 +68,8 @@ def test_incident_page_explains_the_decision(visitor: Visitor, job: Running) -> 
         job.kill(1)
     page.locator("#last a").click()
     expect(page.locator("h1")).to_contain_text("signal 9")
-    for title in ("Where the time went", "Why this strategy", "What was decided", "Evidence"):
+    titles = ("Where the time went", "Why this strategy", "What was decided", "Evidence")
+    for title in (*titles, "What the ranks did before"):
         expect(page.get_by_role("heading", name=title).first).to_be_visible()
     row = page.get_by_role("row").filter(has=page.get_by_text("chosen", exact=True))
     expect(row).to_contain_text("recover-in-place")
@@ -79,7 +81,9 @@ def test_incident_page_explains_the_decision(visitor: Visitor, job: Running) -> 
 def test_nodes_page_shows_what_a_loss_would_cost(visitor: Visitor, job: Running) -> None:
     page = sign_in(visitor, job)
     page.get_by_role("link", name="Nodes").click()
-    expect(page.get_by_role("table")).to_contain_text("the job would end")
+    expect(page.get_by_role("region", name="Nodes")).to_contain_text("The job would end")
+    expect(page.get_by_role("region", name="Shards")).to_contain_text("the whole state")
+    expect(page.get_by_role("heading", name="Health reports and actions")).to_be_visible()
     accessible(page)
     shoot(page, "nodes")
 
@@ -166,14 +170,34 @@ def test_inline_script_does_not_run(visitor: Visitor, job: Running) -> None:
     visitor.problems.clear()
 
 
-def test_job_with_hostile_name_that_ends_while_shown(visitor: Visitor, tmp_path: Path) -> None:
+HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
+CRASH = f"""
+            if job.rank == 3 and (flag := pathlib.Path("crash")).exists():
+                flag.unlink()
+                print("{HOSTILE}" * 180_000, flush=True)
+                raise ValueError("{HOSTILE}")
+"""
+
+
+def test_hostile_job_that_fails_with_10_mb_of_log_and_ends_while_shown(
+    visitor: Visitor, tmp_path: Path
+) -> None:
     name = f"<img src=x onerror=alert({os.getpid()})>"
-    with running(tmp_path, job=name) as job:
+    script = tmp_path / "train.py"
+    wait = "            threading.Event().wait(PACE_S)\n"
+    text = SCRIPT.read_text().replace("import sys\n", "import pathlib\nimport sys\n")
+    script.write_text(text.replace(wait, f"{wait}{CRASH}"))
+    with running(tmp_path, name, script) as job:
         page = sign_in(visitor, job)
         expect(page.locator("#top .where")).to_have_text(name)
-        job.kill(3)
-        expect(page.locator("#last h2")).to_contain_text("rank 3")
+        (tmp_path / "crash").touch()
+        expect(page.locator("#last h2")).to_contain_text(f"rank 3 exited: ValueError: {HOSTILE}")
         expect(page.locator("#last .pill")).to_contain_text("training again after")
+        page.locator("#last a").click()
+        expect(page.locator("pre", has_text="ValueError").last).to_contain_text(HOSTILE)
+        assert page.evaluate("document.querySelectorAll('main script, main img').length") == 0
+        page.go_back()
+        expect(page.locator(".hero h1")).to_contain_text("Training")
         job.launcher.terminate()
         expect(page.locator(".hero h1")).to_contain_text("The job has ended")
         job.launcher.wait(WAIT_S)
@@ -192,6 +216,23 @@ def test_report_is_one_file_that_works_alone(visitor: Visitor, job: Running) -> 
     expect(page.get_by_role("heading", name="Where the time went").first).to_be_attached()
     accessible(page)
     shoot(page, "report")
+
+
+def test_hung_rank_is_shown_with_the_stacks_of_all_ranks(visitor: Visitor, job: Running) -> None:
+    page = sign_in(visitor, job)
+    eventually(lambda: is_quiet(job.status()))
+    before = job.status()["line"]["incident"]
+    job.signal(1, signal.SIGSTOP)
+    eventually(lambda: job.status()["line"]["incident"] > before)
+    eventually(lambda: is_quiet(job.status()))
+    expect(page.locator("#last h2")).to_contain_text("rank 1 hung: rank 1 has made no progress")
+    page.locator("#last a").click()
+    rows = page.get_by_role("region", name="Ranks before the incident").get_by_role("row")
+    expect(rows.nth(1)).to_contain_text("inside collective")
+    rows.nth(1).get_by_text("stack").click()
+    expect(rows.nth(1).locator("pre")).to_contain_text("most recent call first")
+    expect(page.locator("tr.mark")).to_contain_text("rank 1")
+    accessible(page)
 
 
 def test_page_survives_the_death_of_the_manager(visitor: Visitor, job: Running) -> None:

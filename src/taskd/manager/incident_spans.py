@@ -8,6 +8,7 @@ queue: a collector that is away costs the manager nothing but the spans.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ from taskd.wire._pb import control_pb2 as control
 log = logging.getLogger(__name__)
 
 PATH = "/v1/traces"
-FLUSH_MS = 2_000
+FLUSH_S = 2.0
 """How long the end of a job may be delayed by spans that are not sent yet."""
 MOST_TEXT = 2_000
 NAME = "taskd.incident"
@@ -123,8 +124,10 @@ class SpanExport:
             self._send(span, parent)
 
     def flush(self) -> None:
-        """Blocks: call it in a thread."""
-        self._provider.force_flush(FLUSH_MS)
+        """Blocks for at most FLUSH_S, also if the collector does not answer."""
+        thread = threading.Thread(target=self._provider.force_flush, daemon=True)
+        thread.start()
+        thread.join(FLUSH_S)
 
 
 def _lacks(name: str) -> bool:

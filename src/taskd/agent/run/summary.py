@@ -19,6 +19,7 @@ from taskd.model import messages as m
 from taskd.model.agent import Event
 
 SUMMARY = "summary.json"
+STOPPED = "stopped by "
 EVIDENCE_LINES = 12
 SUPERSEDED = "superseded"
 
@@ -78,8 +79,8 @@ class Summary:
         result = "done" if done.exit_code == 0 else "failed"
         shown = incidents or [Incident(_fault_line(fault), True) for fault in self._faults]
         lines = [f"{result} after {took:.1f} s, {count(shown)}: {done.because}"]
-        if trouble and done.exit_code:
-            lines.append(trouble)
+        if trouble and done.exit_code and not done.because.startswith(STOPPED):
+            lines.append(trouble)  # after a signal, the manager may simply have ended first
         lines += [incident.line for incident in shown]
         lines += [f"  rank {each.rank}: {describe_exit(each)}" for each in self._late]
         if done.exit_code:
