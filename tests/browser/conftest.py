@@ -59,9 +59,9 @@ class Running:
         return status
 
     def kill(self, rank: int) -> None:
-        self.signal(rank, signal.SIGKILL)
+        self.send_signal(rank, signal.SIGKILL)
 
-    def signal(self, rank: int, number: signal.Signals) -> None:
+    def send_signal(self, rank: int, number: signal.Signals) -> None:
         (pid,) = [each["pid"] for each in self.status()["ranks"] if each["rank"] == rank]
         os.kill(pid, number)
 

@@ -222,10 +222,10 @@ def test_hung_rank_is_shown_with_the_stacks_of_all_ranks(visitor: Visitor, job: 
     page = sign_in(visitor, job)
     eventually(lambda: is_quiet(job.status()))
     before = job.status()["line"]["incident"]
-    job.signal(1, signal.SIGSTOP)
+    job.send_signal(1, signal.SIGSTOP)
     eventually(lambda: job.status()["line"]["incident"] > before)
     eventually(lambda: is_quiet(job.status()))
-    expect(page.locator("#last h2")).to_contain_text("rank 1 hung: rank 1 has made no progress")
+    expect(page.locator("#last h2")).to_contain_text("rank 1 hung: has made no progress")
     page.locator("#last a").click()
     rows = page.get_by_role("region", name="Ranks before the incident").get_by_role("row")
     expect(rows.nth(1)).to_contain_text("inside collective")

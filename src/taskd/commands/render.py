@@ -14,8 +14,11 @@ from typing import Any
 from google.protobuf.message import Message
 
 from taskd.clusterd.services.control_service import INCIDENT_REPORT
+from taskd.runtime.plain_text import one_line
 from taskd.wire._pb import control_pb2 as pb
 
+MOST_TEXT = 600
+"""Characters of one event in the history."""
 KINDS = {"0": "memory", "1": "process", "2": "communication"}
 
 
@@ -106,11 +109,17 @@ def history(lines: Iterable[pb.HistoryLine]) -> Iterable[str]:
             title = f"incident {incident}" if incident else "before any incident"
             yield f"{title}, {_time(began)}"
         change = line.after if line.before == line.after else f"{line.before} -> {line.after}"
-        yield f"  {line.at_unix_ms - began:>8} ms  {change}: {line.because or 'no change'}"
+        yield f"  {line.at_unix_ms - began:>8} ms  {change}: {_brief(line.because) or 'no change'}"
         if not line.event.startswith(INCIDENT_REPORT):  # `because` says the same in one line
-            yield f"               event    {line.event}"
+            yield f"               event    {_brief(line.event)}"
         for command in line.commands:
-            yield f"               command  {command}"
+            yield f"               command  {_brief(command)}"
+
+
+def _brief(text: str) -> str:
+    """On one line; --json shows all of it."""
+    line = one_line(text)
+    return line if len(line) <= MOST_TEXT else f"{line[:MOST_TEXT]}…"
 
 
 def _ranks(ranks: Iterable[pb.RankStatus]) -> str:

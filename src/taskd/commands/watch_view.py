@@ -27,7 +27,7 @@ TONES = {
     "unknown": "warn",
 }
 PHASE_TONES = {"training": "good", "dead": "bad", "absent": "bad", "parked": "warn"}
-BAR, LANE = 24, 28
+BAR, LEAST_BAR, LANE = 24, 8, 28
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12
 
 
@@ -49,7 +49,7 @@ def screen(
     tone = COLOURS[TONES[health]]
     top = [
         terminal.paint(_cut(f"{status.line.job}  {headline}", width), STRONG + tone),
-        _cut(progress_line(status), width),
+        _cut(progress_line(status, width), width),
     ]
     bottom = _incident(found, now_ms, width, terminal)
     bottom += ["", terminal.paint(_cut(f"hint: {hint(status, found, health)}", width), QUIET)]
@@ -57,21 +57,23 @@ def screen(
     return "\n".join([*top, "", *_ranks(status, width, max(room, 3), terminal), *bottom])
 
 
-def progress_line(status: pb.JobStatus) -> str:
-    line = status.line
-    parts = [f"step {line.step:,}"]
-    if status.total_steps > 0:
-        share = min(1.0, line.step / status.total_steps)
-        done = round(share * BAR)
-        parts = [f"[{'#' * done}{'.' * (BAR - done)}] {line.step:,} of {status.total_steps:,}"]
+def progress_line(status: pb.JobStatus, width: int = 80) -> str:
+    """Step, pace, time left and goodput. The bar gets the room that is left."""
+    line, total = status.line, status.total_steps
+    parts = [f"{line.step:,} of {total:,}" if total > 0 else f"step {line.step:,}"]
     if line.steps_per_s:
         parts.append(f"{line.steps_per_s:.2f} steps/s")
-        left = status.total_steps - line.step
+        left = total - line.step
         if left > 0:
             parts.append(f"{_span(left / line.steps_per_s)} left")
     if status.goodput:
         parts.append(f"goodput {100 * status.goodput:.1f} %")
-    return "  ".join(parts)
+    text = "  ".join(parts)
+    size = min(BAR, width - len(text) - len("[] "))
+    if total <= 0 or size < LEAST_BAR:
+        return text
+    done = round(min(1.0, line.step / total) * size)
+    return f"[{'#' * done}{'.' * (size - done)}] {text}"
 
 
 def hint(status: pb.JobStatus, found: Sequence[incidents.Incident], health: str) -> str:

@@ -226,9 +226,10 @@ def title(incident: Incident) -> str:
     worst = max(faults, key=lambda fault: bool(fault["evidence"]))
     last = headline(worst["evidence"])
     text = f"rank{'s' * (len(faults) > 1)} {ranks}{more}"
+    last = last.strip().removeprefix(f"{text} ")
     if worst["cause"] and worst["cause"] not in last:
         text += f" {worst['cause']}"
-    return (f"{text}: {last.strip()}" if last else text)[:TITLE]
+    return (f"{text}: {last}" if last else text)[:TITLE]
 
 
 def lanes(found: Sequence[Incident], index: int) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from taskd.core.agent.error_text import one_line
+from taskd.core.agent.error_text import fault_line
 from taskd.core.manager import copy_placement as placement
 from taskd.core.manager.goodput import Goodput
 from taskd.core.manager.incident_record import RECORDS_KEPT
@@ -239,7 +239,7 @@ def _rank(seen: JobSnapshot, rank: Rank) -> control.RankStatus:
         else view.process.value,
         step=max(view.step, beat.step) if beat is not None and current else view.step,
         idle_s=beat.idle_s if beat is not None and current else 0.0,
-        note=f"{fault.cause}: {one_line(fault.evidence)[:200]}" if fault else "",
+        note=f"{fault.cause}: {fault_line(fault.evidence)[:200]}" if fault else "",
     )
 
 

@@ -48,7 +48,7 @@ def headline(text: str) -> str:
     return _OF_RANK.sub("", line)
 
 
-def one_line(text: str) -> str:
+def fault_line(text: str) -> str:
     """The same, with how the process ended."""
     line, ended = headline(text), _ENDED.match(text)
     return line if ended is None or line.startswith(ended[0]) else f"{ended[0]}: {line}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core.agent.error_text import one_line
+from taskd.core.agent.error_text import fault_line
 from taskd.core.clusterd.hot_switch import abandon_switch, begin_switch, sub_healthy_pod
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.job_facts import Attempt, Job, Round
@@ -226,5 +226,5 @@ def _new_ranks(state: State, faults: tuple[Fault, ...]) -> list[int]:
 
 def _describe(fault: Fault) -> str:
     return f"{NAMES[fault.kind]} of rank {fault.rank}" + (
-        f" ({one_line(fault.evidence)})" if fault.evidence else ""
+        f" ({fault_line(fault.evidence)})" if fault.evidence else ""
     )

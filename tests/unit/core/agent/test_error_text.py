@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskd.core.agent.error_text import error_lines, headline, key_line, one_line, shortened
+from taskd.core.agent.error_text import error_lines, fault_line, headline, key_line, shortened
 
 NOISE = "\n".join(f"nanobind: leaked instance 0x{n:x} of type 'torch.Tensor'" for n in range(40))
 TRACE = """Traceback (most recent call last):
@@ -65,7 +65,7 @@ a warning at exit
 )
 def test_headline_is_what_a_person_must_read(evidence: str, read_first: str, sentence: str) -> None:
     assert headline(evidence) == read_first
-    assert one_line(evidence) == sentence
+    assert fault_line(evidence) == sentence
 
 
 def test_shortened_text_keeps_its_first_line_and_its_end() -> None:
