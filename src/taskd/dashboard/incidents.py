@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import median
 from typing import Any
 
@@ -41,6 +42,8 @@ class Incident:
     lines: list[pb.HistoryLine] = field(default_factory=list)
     reports: list[pb.IncidentReport] = field(default_factory=list)
     over: bool = False
+    in_brief: dict[str, Any] | None = field(default=None, repr=False, compare=False)
+    """Made once, after `read` is done with it."""
 
     @property
     def number(self) -> int:
@@ -72,10 +75,10 @@ class Incident:
                 known[fault.rank] = _fault(
                     fault.rank, fault.node, fault.host, fault.cause, fault.evidence
                 )
-        only_links = all(fault["cause"] == COMMUNICATION for fault in known.values())
-        for fault in known.values():
-            fault["noticed"] = fault["cause"] == COMMUNICATION and not only_links
-        return sorted(known.values(), key=lambda fault: (fault["noticed"], fault["rank"]))
+        only_links = all(each["cause"] == COMMUNICATION for each in known.values())
+        for each in known.values():
+            each["noticed"] = each["cause"] == COMMUNICATION and not only_links
+        return sorted(known.values(), key=lambda each: (each["noticed"], each["rank"]))
 
     def causes(self) -> list[dict[str, Any]]:
         """The faults without those that are only a consequence of another one."""
@@ -116,7 +119,12 @@ def _add(found: list[Incident], line: pb.HistoryLine) -> None:
 
 def report_in(line: pb.HistoryLine) -> pb.IncidentReport | None:
     """None if the line does not hold a report that this version can read."""
-    text = line.event.removeprefix(INCIDENT_REPORT)
+    return _parsed(line.event.removeprefix(INCIDENT_REPORT))
+
+
+@lru_cache(maxsize=1_000)
+def _parsed(text: str) -> pb.IncidentReport | None:
+    """A page reads the whole history again with each new line."""
     try:
         report: pb.IncidentReport = Parse(text, pb.IncidentReport(), ignore_unknown_fields=True)
     except (ParseError, RecursionError):
@@ -191,6 +199,12 @@ def shown(found: Sequence[Incident], index: int) -> dict[str, Any]:
 
 def brief(incident: Incident) -> dict[str, Any]:
     """One incident in a list."""
+    if incident.in_brief is None:
+        incident.in_brief = _brief(incident)
+    return incident.in_brief
+
+
+def _brief(incident: Incident) -> dict[str, Any]:
     first, last = incident.lines[0], incident.lines[-1]
     strategy, outcome = "", "open"
     for report in incident.reports:
