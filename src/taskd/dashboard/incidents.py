@@ -25,6 +25,7 @@ PHASES = ("seen", "stopped", "decided", "forked", "groups", "state", "step")
 QUIET = ("Idle", "Shrunk")
 """clusterd's states in which the job trains."""
 OPERATIONS = ("Pausing", "SwitchingNic", "StressTesting", "Resuming")
+ENDED = "Ended"
 FAILED = ("ended",)
 """Outcomes after which the job does not train any more."""
 COMMUNICATION = FaultCause.COMMUNICATION.value
@@ -111,10 +112,10 @@ def _add(found: list[Incident], line: pb.HistoryLine) -> None:
         last = Incident()
         found.append(last)
     assert last is not None
-    if last.over and line.after == line.before:
-        return  # nothing happened after the end
+    if last.over and (line.after == line.before or (line.before in QUIET and line.after == ENDED)):
+        return  # nothing happened after its end; the end of the job later is not part of it
     last.lines.append(line)
-    last.over = line.after in (*QUIET, "Ended")
+    last.over = line.after in (*QUIET, ENDED)
 
 
 def report_in(line: pb.HistoryLine) -> pb.IncidentReport | None:
@@ -210,7 +211,7 @@ def _brief(incident: Incident) -> dict[str, Any]:
     for report in incident.reports:
         strategy, outcome = report.strategy or strategy, report.outcome or outcome
     if incident.over and outcome in ("open", "superseded"):
-        outcome = "ended" if last.after == "Ended" else "recovered"
+        outcome = "ended" if last.after == ENDED else "recovered"
     if not strategy:
         strategy = next((row["strategy"] for row in ladder(incident) if row["chosen"]), "")
     ended = max((line.at_unix_ms for line in _until_over(incident)), default=first.at_unix_ms)
@@ -329,7 +330,7 @@ def objections(text: str) -> dict[str, str]:
 def _until_over(incident: Incident) -> list[pb.HistoryLine]:
     """Without what came after the end, such as a tick in the same state."""
     for at, line in enumerate(incident.lines):
-        if line.after in (*QUIET, "Ended") and at:
+        if line.after in (*QUIET, ENDED) and at:
             return incident.lines[: at + 1]
     return incident.lines
 

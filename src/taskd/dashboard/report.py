@@ -69,6 +69,7 @@ def data_of(
     for each in shown:
         for fault in each["faults"]:
             fault["evidence"] = fault["evidence"][-MOST_EVIDENCE:]
+    times = [line.at_unix_ms for line in lines if line.at_unix_ms] or [0]
     known = pb.JobStatus(line=pb.JobLine(job=job)) if status is None else status
     return {
         "job": job,
@@ -76,8 +77,8 @@ def data_of(
         "written": f"{datetime.fromtimestamp(now_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC",
         "problem": problem,
         "live": None if status is None else views.job(status, found),
-        "beganUnixMs": lines[0].at_unix_ms if lines else 0,
-        "endedUnixMs": lines[-1].at_unix_ms if lines else 0,
+        "beganUnixMs": min(times),
+        "endedUnixMs": max(times),
         "because": next((line.because for line in reversed(lines) if line.because), ""),
         "nodes": views.nodes(known, found)["nodes"],
         "notes": incidents.notes(lines),

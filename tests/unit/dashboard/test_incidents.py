@@ -65,6 +65,14 @@ def test_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
     assert {row["node"]: row["incidents"] for row in rows} == {0: 0, 1: 1}
 
 
+def test_end_of_the_job_does_not_belong_to_the_last_incident() -> None:
+    history = History()
+    history.recovery()
+    history.add(1, "Idle", "Ended", "node 0 was stopped by SIGTERM")
+    (brief,) = views.incident_list(incidents.read(history.lines))
+    assert (brief["outcome"], brief["because"]) == ("recovered", "recover-in-place worked")
+
+
 def test_lost_link_without_another_fault_is_the_cause() -> None:
     history = History()
     event = "FaultReport(faults=[Fault(rank=1, kind=2, evidence=reset)])"

@@ -20,6 +20,7 @@ const COUNTERS = {
   link_downed: "link lost",
 };
 const TAIL = 40000;
+const SENTENCE = 400;
 
 export function toneOf(incident) {
   if (incident.open) return "recovering";
@@ -34,8 +35,8 @@ export function resultOf(incident) {
   return `${after} ${duration(incident.tookMs)}`;
 }
 
-export function lanesView(lanes, explained) {
-  if (!lanes.length) return h("p", { class: "quiet" }, "The phases are known once the incident is over.");
+export function lanesView({ lanes, open }, explained) {
+  if (!lanes.length) return h("p", { class: "quiet" }, open ? "The phases are known once the incident is over." : "The manager has not reported the phases of this incident.");
   const all = lanes.reduce((sum, lane) => sum + lane.tookMs, 0);
   const usual = lanes.reduce((sum, lane) => sum + (lane.medianMs ?? 0), 0);
   const scale = Math.max(all, usual, 1);
@@ -60,7 +61,7 @@ export function lanesView(lanes, explained) {
 
 export function incidentView(incident, link, heading = "h1") {
   const parts = [hero(incident, link, heading)];
-  parts.push(card("Where the time went", incident.lanes.some((lane) => lane.medianMs !== null) ? h("span", { class: "quiet small" }, "the mark is the median of earlier incidents") : null, lanesView(incident.lanes, true)));
+  parts.push(card("Where the time went", incident.lanes.some((lane) => lane.medianMs !== null) ? h("span", { class: "quiet small" }, "the mark is the median of earlier incidents") : null, lanesView(incident, true)));
   if (incident.ladder.length) parts.push(ladder(incident));
   parts.push(decisions(incident));
   parts.push(...incident.faults.filter((fault) => !fault.noticed).map(evidence));
@@ -87,12 +88,16 @@ function ladder(incident) {
   return card("Why this strategy", null, table(["Strategy", "", "What was said about it"], rows, "Strategies"));
 }
 
+function shortened(text) {
+  return text.length > SENTENCE ? `${text.slice(0, SENTENCE)}…` : text;
+}
+
 function decisions(incident) {
   const items = incident.decisions.map((line) => h("li", {},
     h("span", { class: "at" }, `+${duration(line.atMs)}`),
-    h("div", {}, h("span", { class: "break" }, line.because || "no change"),
+    h("div", {}, h("span", { class: "break" }, shortened(line.because) || "no change"),
       h("div", { class: "quiet small" }, line.before === line.after ? line.after : `${line.before} → ${line.after}`, incident.numbers.length > 1 ? ` · incident ${line.incident}` : ""),
-      h("details", {}, h("summary", { class: "small" }, "messages"), h("pre", {}, [line.event, ...line.commands].map((text) => text.slice(0, TAIL)).join("\n"))))));
+      h("details", {}, h("summary", { class: "small" }, "messages"), h("pre", {}, [line.because, line.event, ...line.commands].map((text) => text.slice(0, TAIL)).join("\n"))))));
   return card("What was decided", null, h("ol", { class: "decisions" }, items));
 }
 

@@ -103,7 +103,7 @@ function lastIncident(job, incident) {
   return h("section", { class: "card", id: "last" },
     h("div", { class: "head" }, h("h2", { class: "break" }, `Last incident: ${incident.title}`), h("div", { class: "end" }, link)),
     h("p", { class: "small" }, pill(resultOf(incident), toneOf(incident)), h("span", { class: "quiet" }, incident.strategy ? ` by ${incident.strategy} · ` : " ", h("time", { "data-at": incident.beganUnixMs, title: moment(incident.beganUnixMs) }, ago(incident.beganUnixMs)))),
-    lanesView(incident.lanes));
+    lanesView(incident));
 }
 
 function aboutOf(view) {
