@@ -27,6 +27,7 @@ BENCHES = {
     "state": "State that ranks send each other",
     "verify": "Verified gradients",
     "profiling": "Profiling",
+    "dashboard": "The dashboard",
     "recovery": "Recovery, against peers",
     "reconfigure": "Groups formed again, against torch's own reconfiguration",
     "compiled": "Recovery with torch.compile",

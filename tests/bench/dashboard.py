@@ -1,16 +1,13 @@
 """The dashboard for a simulated job of 10,000 ranks with an incident every 10 seconds.
 
-    python -m tests.bench.dashboard [RANKS] [SECONDS]
-
-A real clusterd, a simulated manager, the real dashboard with 50 pages (one in Chromium) behind it.
-Prints the CPU of clusterd with and without the dashboard, the dashboard's memory, the first paint,
-and the frames per second while the page scrolls.
+A real clusterd, a simulated manager, the real dashboard with 50 pages (one in Chromium) behind it:
+the CPU of clusterd with and without the dashboard, the dashboard's memory, the first paint, and the
+frames per second while the page scrolls.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import shutil
@@ -19,7 +16,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -27,9 +23,12 @@ from playwright.async_api import async_playwright
 
 from taskd.wire._pb import control_pb2 as pb
 from tests import ROOT
+from tests.bench.rows import Row
 from tests.integration.clusterd.client import Client, connected
 
-PER_NODE, PAGES, INCIDENT_EVERY = 8, 50, 10
+RANKS, PER_NODE, PAGES, INCIDENT_EVERY = 10_000, 8, 50, 10
+SECONDS = 30.0
+"""How long the CPU of clusterd is measured, without and with the dashboard."""
 FRAMES = """
 async () => {
   const box = document.querySelector(".carpet");
@@ -152,12 +151,11 @@ async def look(url: str) -> tuple[float, float, float]:
         )
         await page.wait_for_timeout(3000)
         frames, longest = await page.evaluate(FRAMES)
-        await page.screenshot(path="/tmp/taskd-10000-ranks.png")
         await browser.close()
     return paint, frames, longest
 
 
-async def measure(ranks: int, seconds: float, folder: Path) -> dict[str, Any]:
+async def _measured(ranks: int, seconds: float, folder: Path) -> dict[str, float]:
     server = spawn(
         folder, "clusterd", "--listen", "127.0.0.1:0", "--journal", str(folder / "journal")
     )
@@ -195,24 +193,44 @@ async def measure(ranks: int, seconds: float, folder: Path) -> dict[str, Any]:
         server.terminate()
         server.wait()
     return {
-        "ranks": ranks,
-        "clusterd CPU without dashboard, % of a core": round(alone, 2),
-        "clusterd CPU with dashboard and 50 pages, % of a core": round(watched, 2),
-        "dashboard memory, MiB": round(memory, 1),
-        "first paint, ms": round(paint),
-        "frames/s while scrolling": round(frames, 1),
-        "longest frame, ms": round(longest),
-        "updates per page": min(each[0] for each in counts),
+        "alone": alone,
+        "watched": watched,
+        "memory": memory,
+        "paint": paint,
+        "frames": frames,
+        "longest": longest,
+        "updates": min(each[0] for each in counts),
     }
 
 
-def main() -> None:
-    ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
+def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o700)
-        print(json.dumps(asyncio.run(measure(ranks, seconds, Path(folder))), indent=1))
-
-
-if __name__ == "__main__":
-    main()
+        seen = asyncio.run(_measured(RANKS, SECONDS, Path(folder)))
+    job = f"{RANKS:,} ranks, an incident every {INCIDENT_EVERY} s"
+    more = seen["watched"] - seen["alone"]
+    return [
+        Row(
+            f"{job}: frames per second while the page scrolls",
+            f"{seen['frames']:.1f}/s, the longest took {seen['longest']:.0f} ms",
+            "30/s",
+            seen["frames"] / 30,
+            1,
+            at_least=True,
+        ),
+        Row("first paint of that page", f"{seen['paint']:.0f} ms", "1 s", seen["paint"] / 1000, 1),
+        Row(
+            f"memory of the dashboard, with {PAGES} open pages",
+            f"{seen['memory']:.1f} MiB",
+            "100 MiB",
+            seen["memory"] / 100,
+            1,
+        ),
+        Row(
+            "what the dashboard and its pages add to the CPU of clusterd",
+            f"{more:.2f} % of a core ({seen['watched']:.2f} instead of {seen['alone']:.2f})",
+            "1 % of a core",
+            max(0.0, more),
+            1,
+        ),
+    ]
