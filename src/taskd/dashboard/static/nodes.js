@@ -30,7 +30,7 @@ export function nodesPage(job, root, say, failed) {
     const left = data.nodes.length - rows.length;
     replace(root,
       h("section", { class: `card hero ${data.incidents ? "slow" : "training"}` }, h("h1", {}, h("span", { class: "dot", "aria-hidden": "true" }), headline),
-        h("p", { class: "sub" }, `${plural(data.nodes.length, "node")} · ${data.spares ? plural(data.spares, "spare") : "no spare"} · ${risky ? `the loss of ${plural(risky, "node")} would cost steps` : "the loss of any node except the manager's would cost no step"}`)),
+        h("p", { class: "sub" }, `${plural(data.nodes.length, "node")} · ${data.spares ? plural(data.spares, "spare") : "no spare"} · ${data.nodes.length === 1 ? "if it is lost, the job ends" : risky ? `the loss of ${plural(risky, "node")} would cost steps` : "the loss of any node except the manager's would cost no step"}`)),
       card("Nodes", null, table(["Node", "Health", "Ranks", "Incidents", "Its loss would cost now", "Last incidents"], rows, "Nodes"),
         left > 0 ? h("p", { class: "quiet small" }, `${count(left)} more nodes without incidents`) : null),
       ...[shardsOf(data.shards), notesOf(data.notes)].filter(Boolean));
