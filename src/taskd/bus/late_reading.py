@@ -28,14 +28,20 @@ SMALL_BUFFERS = (
 
 Admit = Callable[[Any], Awaitable[None]]
 """Gets the context; returns, or ends the call."""
+Charge = Callable[[Any, int], Awaitable[None]]
+"""Gets the context and the size of the request; returns, or ends the call."""
 Serve = Callable[[Any, Any], Awaitable[Any]]
 """Gets the request and the context. Returns the response; or None where it has written them."""
 
 
 def reading_late(
-    handler: Any, admit: Admit, limit_bytes: int, serve: Serve | None = None
+    handler: Any,
+    admit: Admit,
+    limit_bytes: int,
+    serve: Serve | None = None,
+    charge: Charge | None = None,
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """The same method with one request, which is read and parsed only after `admit`.
+    """The same method with one request: it is read after `admit`, and parsed after `charge`.
 
     `serve` replaces the handler's own function.
     """
@@ -52,6 +58,8 @@ def reading_late(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"the request has {len(raw)} bytes, at most {limit_bytes} are accepted",
             )
+        if charge is not None:
+            await charge(context, len(raw))
         try:
             request = parse(raw)
         except (DecodeError, ValueError):

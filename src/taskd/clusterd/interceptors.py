@@ -83,6 +83,11 @@ LARGE_REQUESTS = {
 }
 BYTES_PER_TOKEN, OFTEN_BYTES_PER_TOKEN = 4096, 65536
 """A large request counts as many small ones."""
+CALLER_RATE = Rate(1 << 20, 4 << 20)
+"""Bytes of each tenant that are parsed: parsing comes before the job is known, and a request of
+empty sub-messages takes 40 times its size."""
+HEALTH_BYTES, HEALTH_STREAMS = 1024, 128
+"""Of the health service, which every machine may ask: a request, and all streams together."""
 KEYS = 20_000
 ANSWERS: dict[str, Any] = {
     "Recover": recover_pb2,
@@ -108,10 +113,11 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         self._jobs = Buckets(job_rate, KEYS, clock)
         self._often = Buckets(OFTEN_RATE, KEYS, clock)
         self._unknown_callers = Buckets(unknown_caller_rate, KEYS, clock)
+        self._callers = Buckets(CALLER_RATE, KEYS, clock)
         self._logged = Buckets(LOG_RATE, KEYS, clock)
         self._guarded: dict[str, Any] = {}
         self._streams: Counter[str] = Counter()
-        """How many streams of each job are open."""
+        """How many streams of each job are open, and of the health service."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -120,8 +126,11 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         if method in self._guarded:
             return self._guarded[method]
         handler = await continuation(details)
-        if handler is None or method.startswith(HEALTH):
-            return handler
+        if handler is None:
+            return None
+        if method.startswith(HEALTH):
+            self._guarded[method] = self._health(method, handler)
+            return self._guarded[method]
         serve = handler.unary_stream if handler.response_streaming else handler.unary_unary
         guarded = reading_late(
             handler,
@@ -130,9 +139,30 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
             partial(
                 self._serve_stream if handler.response_streaming else self._serve, method, serve
             ),
+            partial(self._charge, method),
         )
         self._guarded[method] = guarded
         return guarded
+
+    def _health(self, method: str, handler: Any) -> Any:
+        """Open to every machine, and therefore limited for each."""
+
+        async def admit(context: Any) -> None:
+            if not self._unknown_callers.take(_host(context)):
+                await self._refuse(method, context, *TOO_MANY)
+
+        async def serve_stream(request: Any, context: Any) -> None:
+            if self._streams[HEALTH] >= HEALTH_STREAMS:
+                text = f"{HEALTH_STREAMS} streams of the health service are open"
+                await self._refuse(method, context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+            self._streams[HEALTH] += 1
+            try:
+                await handler.unary_stream(request, context)
+            finally:
+                self._streams[HEALTH] -= 1
+
+        serve = serve_stream if handler.response_streaming else None
+        return reading_late(handler, admit, HEALTH_BYTES, serve)
 
     async def _serve(self, method: str, serve: Any, request: Any, context: Any) -> Any:
         await self._admit_request(method, request, context)
@@ -176,6 +206,14 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
             await self._refuse(method, context, grpc.StatusCode.UNAUTHENTICATED, text)
         text = f"only the operator may call {method}"
         await self._refuse(method, context, grpc.StatusCode.PERMISSION_DENIED, text)
+
+    async def _charge(self, method: str, context: Any, size: int) -> None:
+        """Before the request is parsed. The operator acts for many jobs."""
+        caller = self._caller(context)
+        if caller is None or caller.operator or size <= SMALL_BYTES:
+            return
+        if not self._callers.take(caller.scope, size):
+            await self._refuse(method, context, *TOO_MANY)
 
     async def _admit_request(self, method: str, request: Any, context: Any) -> None:
         job, caller = job_of(request), self._caller(context)

@@ -13,12 +13,13 @@ from grpc import aio
 
 from taskd.bus.security import Tls
 from taskd.clusterd.auth import Tokens
-from taskd.clusterd.interceptors import MAX_STREAMS, SMALL_BYTES
+from taskd.clusterd.interceptors import HEALTH_STREAMS, MAX_STREAMS, SMALL_BYTES
 from taskd.clusterd.main import ServerConfig, weaknesses
 from taskd.commands.connection import plain
 from taskd.model.codes import RecoverCode, TraceCode
 from taskd.runtime.plain_text import OneLineFormatter, is_plain, one_line
 from taskd.runtime.rate_limit import Rate
+from taskd.runtime.tokens import bearer
 from taskd.wire._pb import control_pb2, profiling_pb2
 from taskd.wire._pb import recover_pb2 as pb
 from tests.integration.clusterd.client import WAIT_S, Client, connected, started
@@ -55,6 +56,57 @@ def test_requests_of_strangers_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -
             async with connected(server.address, "a", "a") as tenant:
                 assert await tenant.declare() == 0
             assert parsed
+
+    asyncio.run(main())
+
+
+def test_large_requests_of_a_tenant_are_counted_before_they_are_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They name no job, so that no job's rate is used up."""
+    parsed: list[int] = []
+    declaration: Any = control_pb2.JobDeclaration
+    original = declaration.FromString
+    monkeypatch.setattr(
+        declaration, "FromString", lambda raw: parsed.append(len(raw)) or original(raw)
+    )
+
+    async def main() -> None:
+        config = ServerConfig(tokens=Tokens({"a": "job:a", "b": "job:b"}))
+        async with started(config) as (server, client):
+            large = control_pb2.JobDeclaration(name="x" * 1_900_000).SerializeToString()
+            declare = client.channel.unary_unary("/taskd.v1.Control/DeclareJob", None, None)
+            statuses = set()
+            for _ in range(20):
+                with pytest.raises(aio.AioRpcError) as refused:
+                    await declare(large, metadata=bearer("a"), timeout=WAIT_S)
+                statuses.add(refused.value.code())
+            assert grpc.StatusCode.RESOURCE_EXHAUSTED in statuses
+            assert len(parsed) < 20
+            async with connected(server.address, "b", "b") as other:
+                assert await other.declare() == 0
+
+    asyncio.run(main())
+
+
+def test_health_service_is_limited_for_strangers() -> None:
+    async def main() -> None:
+        config = ServerConfig(tokens=Tokens({"a": "job:a"}), health=True)
+        async with started(config) as (_server, client):
+            check = client.channel.unary_unary("/grpc.health.v1.Health/Check", None, None)
+            assert await check(b"", timeout=WAIT_S) == b"\x08\x01"  # SERVING
+            with pytest.raises(aio.AioRpcError) as refused:
+                await check(b"\x0a\x00" * 600, timeout=WAIT_S)
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            watch = client.channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)
+            calls = [watch(b"") for _ in range(HEALTH_STREAMS)]
+            for call in calls:
+                assert await call.read() == b"\x08\x01"
+            with pytest.raises(aio.AioRpcError) as refused:
+                await watch(b"").read()
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            for call in calls:
+                call.cancel()
 
     asyncio.run(main())
 
