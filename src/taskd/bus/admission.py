@@ -49,13 +49,12 @@ class Admission:
 
     async def admit(self, context: Context, claimed: Position | None) -> None:
         """Return, or end the call with a gRPC status that says why it was refused."""
+        if self._secret or self._tls:
+            await self._check(context, claimed)  # strangers must not use up the rate of members
         if not self._take_one():
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {self._rate} calls per second"
             )
-        if not self._secret and not self._tls:
-            return
-        await self._check(context, claimed)
 
     async def _check(self, context: Context, claimed: Position | None) -> None:
         problem = self._token_problem(_metadata(context), claimed) if self._secret else None

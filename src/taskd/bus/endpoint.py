@@ -228,7 +228,7 @@ class Bus:
             )
         await server.start()
         self._server = server
-        self._limit = asyncio.create_task(connection_limit.watch(self.port))
+        self._limit = asyncio.create_task(connection_limit.watch())
 
     async def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the upstream connection. False: timeout, and `disconnect_reason` says why."""

@@ -17,8 +17,11 @@ from contextlib import suppress
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
 
-MAX_CONNECTIONS = 8
-"""Connections kept open at once; the next one replaces the oldest."""
+MAX_CONNECTIONS, MAX_ADDRESSES = 8, 64
+"""Connections kept open at once from one address, and addresses. The next one replaces the oldest
+of its own address: strangers elsewhere cannot disconnect the manager."""
+Held = dict[str, deque[asyncio.StreamWriter]]
+"""The open connections of each address."""
 TRIES = 3
 """A port that accepts and disconnects this often belongs to another process."""
 
@@ -26,19 +29,30 @@ TRIES = 3
 class LivenessPort:
     """Accepts connections and keeps them open. Nothing is sent: the kernel's answer is enough."""
 
-    def __init__(self, server: asyncio.Server, held: deque[asyncio.StreamWriter]) -> None:
+    def __init__(self, server: asyncio.Server, held: Held) -> None:
         self._server, self._held = server, held
         self.address = str(Address(*server.sockets[0].getsockname()[:2]))
 
     @classmethod
     async def open(cls, towards: str) -> LivenessPort | None:
         """Listen on the address by which we reach `towards` (host:port). None: no route to it."""
-        held: deque[asyncio.StreamWriter] = deque(maxlen=MAX_CONNECTIONS)
+        held: Held = {}
 
-        async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if len(held) == MAX_CONNECTIONS:
-                held[0].close()
-            held.append(writer)
+        async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            address = writer.get_extra_info("peername", ("",))[0]
+            if address not in held and len(held) == MAX_ADDRESSES:
+                writer.close()
+                return
+            same = held.setdefault(address, deque())
+            same.append(writer)
+            if len(same) > MAX_CONNECTIONS:
+                same[0].close()
+            with suppress(OSError):
+                await reader.read(1)  # until the peer leaves; no peer of ours sends anything
+            writer.close()
+            same.remove(writer)
+            if not same:
+                del held[address]
 
         try:
             host = _own_address(Address.parse(towards))
@@ -48,7 +62,7 @@ class LivenessPort:
 
     def close(self) -> None:
         self._server.close()
-        for writer in self._held:
+        for writer in [one for same in self._held.values() for one in same]:
             writer.close()
 
 

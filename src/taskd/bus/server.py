@@ -39,6 +39,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Announce = Callable[[Sequence[Position], float], Awaitable[None]]
 
 
+OPEN = "/taskd.v1.Link/Open"
+"""Its frames are parsed by `bus/stream.py`, which counts their parts first."""
 LIMIT_BYTES = {"Register": 64 << 10, "PathDiscovery": 512 << 10}
 """The largest request of a method; of the others: `MAX_MESSAGE`."""
 
@@ -53,8 +55,15 @@ class AdmitFirst(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
         handler = await continuation(details)
-        if handler is None or handler.request_streaming:
-            return handler  # streams look at their caller before they read
+        if handler is None:
+            return None
+        if details.method == OPEN:  # streams look at their caller before they read
+            open_stream = handler.stream_stream
+            return grpc.stream_stream_rpc_method_handler(
+                open_stream, None, handler.response_serializer
+            )
+        if handler.request_streaming:
+            return handler
         limit = LIMIT_BYTES.get(details.method.rpartition("/")[2], MAX_MESSAGE)
         return reading_late(handler, self._admission.admit_caller, limit)
 

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import grpc
 
 from taskd.bus.relay_loop import RelayLoop
-from taskd.core.bus.delivery import Session
+from taskd.core.bus.delivery import Frame, Session
 from taskd.core.bus.routing import Hop, Side
 from taskd.runtime.clock import monotonic
 from taskd.wire._pb import link_pb2
-from taskd.wire.bus_frames import frame_from_pb, frame_to_pb
+from taskd.wire.bus_frames import frame_from_bytes, frame_from_pb, frame_to_pb
 
 HELLO_TIMEOUT_S = 10.0
 CONFIRM_WITHIN_S = 0.02
@@ -58,7 +58,7 @@ async def _run_stream(relay_loop: RelayLoop, hop: Hop, stream: Stream) -> str:
         return "the peer ended the stream before its hello"
     wake = relay_loop.wake_for(hop)
     with relay_loop.relay() as relay:
-        relay.hello_received(hop, frame_from_pb(first))
+        relay.hello_received(hop, _frame(first))
     tasks: list[asyncio.Task[str]] = []
     try:
         if hop is not Side.UP:
@@ -77,6 +77,11 @@ async def _run_stream(relay_loop: RelayLoop, hop: Hop, stream: Stream) -> str:
             relay.disconnected(hop, monotonic())
 
 
+def _frame(read: link_pb2.Frame | bytes) -> Frame:
+    """A server gets bytes, because its peers are not trusted; a client trusts its server."""
+    return frame_from_bytes(read) if isinstance(read, bytes) else frame_from_pb(read)
+
+
 async def _write(session: Session, stream: Stream, wake: asyncio.Event) -> str:
     while True:
         await wake.wait()
@@ -92,11 +97,11 @@ async def _read(
     confirm: asyncio.TimerHandle | None = None
     try:
         while True:
-            read: link_pb2.Frame = await stream.read()
+            read: link_pb2.Frame | bytes = await stream.read()
             if read is EOF:
                 return "the peer ended the stream"
             with relay_loop.relay() as relay:
-                relay.frame_received(hop, frame_from_pb(read), monotonic())
+                relay.frame_received(hop, _frame(read), monotonic())
             relay_loop.progressed()
             if session.owes_confirmation and (confirm is None or confirm.when() <= loop.time()):
                 confirm = loop.call_later(CONFIRM_WITHIN_S, wake.set)

@@ -220,7 +220,7 @@ async def serve(config: ServerConfig) -> AsyncIterator[Server]:
         port = _bind(server, config)
         await server.start()
         stack.push_async_callback(_stop, server, jobs, (trace, *streams))
-        stack.callback(asyncio.create_task(connection_limit.watch(port)).cancel)
+        stack.callback(asyncio.create_task(connection_limit.watch()).cancel)
         if config.metrics:
             collect = partial(cluster_metrics.metrics, jobs, cluster)
             await stack.enter_async_context(metrics.serve(config.metrics, collect))

@@ -78,6 +78,11 @@ class Sessions:
     def end(self, key: str) -> None:
         self._open.pop(key, None)
 
+    def end_token(self, token: str) -> None:
+        """All sessions with a token that is not valid any more."""
+        for key in [key for key, session in self._open.items() if session.token == token]:
+            del self._open[key]
+
     def is_open(self, key: str) -> bool:
         return key in self._open
 

@@ -17,7 +17,7 @@ import html
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_urlsafe
@@ -106,15 +106,27 @@ class Dashboard:
         known = session.token, job
         if self._allowed.get(known, 0.0) > monotonic():
             return
-        if session.operator or session.scope == f"job:{job}":
-            feed = self.feeds.get(job)
-            if feed is None or not feed.status.strategies:
-                await self.link.status(job, session.token)
-        else:
+        if not session.operator and session.scope != f"job:{job}":
             raise NotAllowed(f"{session.scope} may not see this job")
+        feed = self.feeds.get(job)
+        if feed is None or not feed.status.strategies:
+            await self.link.status(job, session.token)
+        else:
+            await self._check_token(session)
         self._allowed[known] = monotonic() + ALLOWED_S
         if len(self._allowed) > 10 * security.MOST_SESSIONS:
             self._allowed.clear()
+
+    async def _check_token(self, session: Session) -> None:
+        """Its token may have been revoked. What was shown stays while clusterd is away."""
+        with suppress(PeerUnreachable):
+            try:
+                scope = (await self.link.jobs(session.token)).scope or "operator"
+            except NotAllowed:
+                scope = ""
+            if scope != session.scope:
+                self.sessions.end_token(session.token)
+                raise NotAllowed("the token of this session is not valid any more")
 
     async def feed(self, session: Session, job: str) -> JobFeed:
         await self.allow(session, job)
@@ -336,10 +348,21 @@ async def carpet(request: Request) -> Response:
 
 async def events(request: Request) -> Response:
     feed = await _feed(request)
-    sessions, key = _dashboard(request).sessions, _cookie(request)
-    stream = feed.events(lambda: sessions.is_open(key))
+    dashboard, key = _dashboard(request), _cookie(request)
+    stream = _while_allowed(dashboard, _session(request), key, feed)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return Stream(stream, media_type="text/event-stream", headers=headers)
+
+
+async def _while_allowed(
+    dashboard: Dashboard, session: Session, key: str, feed: JobFeed
+) -> AsyncIterator[bytes]:
+    async for event in feed.events(lambda: dashboard.sessions.is_open(key)):
+        try:
+            await dashboard.allow(session, feed.job)
+        except NotAllowed:
+            return
+        yield event
 
 
 async def action(request: Request) -> Response:

@@ -45,26 +45,25 @@ def to_close(connections: Iterable[Connection], used: int, limit: int) -> list[C
     ]
 
 
-async def watch(port: int) -> None:
-    """Look at the connections of this process's server on that port. Runs forever."""
+async def watch() -> None:
+    """Look at the connections that this process has accepted, on any port. Runs forever."""
     while True:
         await asyncio.sleep(INTERVAL_S)
-        enforce(port, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        enforce(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def enforce(port: int, limit: int) -> int:
+def enforce(limit: int) -> int:
     """Returns how many connections were closed."""
     descriptors = _descriptors(limit)
     if len(descriptors) < limit * PRESSURE:
         return 0
-    closing = to_close(_connections(descriptors, port), len(descriptors), limit)
+    closing = to_close(_connections(descriptors), len(descriptors), limit)
     for one in closing:
         _shut_down(one)
     if closing:
         log.warning(
-            "port %d: the newest connections of addresses with too many were closed: addresses=%s "
-            "closed=%d descriptors=%d limit=%d",
-            port,
+            "the newest connections of addresses with too many were closed: addresses=%s closed=%d "
+            "descriptors=%d limit=%d",
             ",".join(sorted({one.address for one in closing})[:5]),
             len(closing),
             len(descriptors),
@@ -80,8 +79,10 @@ def _descriptors(limit: int) -> Sequence[int]:
         return range(limit)
 
 
-def _connections(descriptors: Iterable[int], port: int) -> list[Connection]:
-    found = []
+def _connections(descriptors: Iterable[int]) -> list[Connection]:
+    """Those that peers have opened: their local port is one that this process listens on."""
+    found: list[tuple[int, Connection]] = []
+    ports = set()
     for fd in descriptors:
         try:
             status = os.fstat(fd)
@@ -91,13 +92,18 @@ def _connections(descriptors: Iterable[int], port: int) -> list[Connection]:
         except OSError:
             continue  # closed in the meantime
         try:
-            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
-                found.append(Connection(fd, one.getpeername()[0], status.st_ino))
+            if one.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            port = one.getsockname()[1]
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                ports.add(port)
+            else:
+                found.append((port, Connection(fd, one.getpeername()[0], status.st_ino)))
         except OSError:
-            continue  # it listens, or has been closed by its peer
+            continue  # it has been closed by its peer
         finally:
-            one.detach()  # the descriptor belongs to gRPC
-    return found
+            one.detach()  # the descriptor belongs to its server
+    return [one for port, one in found if port in ports]
 
 
 def _shut_down(connection: Connection) -> None:

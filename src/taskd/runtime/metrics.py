@@ -19,6 +19,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from taskd.errors import SettingsError
+from taskd.runtime.waiting_connections import WaitingConnections
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,18 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
     request_queue_size = 128
+
+    def __init__(self, *args: Any) -> None:
+        self._open = WaitingConnections()
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.remove(request)
+        super().shutdown_request(request)
 
 
 class _Server6(_Server):

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from google.protobuf.message import DecodeError
+
 from taskd.core.bus.delivery import Frame, Hello, ProtocolError
 from taskd.model.bus import Parcel, Receipt
 from taskd.model.codes import NetCode
 from taskd.model.ids import Position
 from taskd.wire._pb import link_pb2, tasknet_pb2
 
+MOST_PARTS = 4096
+"""Messages and acks in one frame; our own processes send at most 1024."""
+COUNTED_BYTES = 128 << 10
+"""From this size on the parts are counted before they are parsed: an empty one has two bytes on the
+wire, and a hundred times as many in memory."""
 DEFAULT_PATIENCE_S = 3.0
 """How long one of Ascend's processes waits for a receipt; its messages do not say."""
 
@@ -83,6 +90,54 @@ def frame_to_pb(frame: Frame) -> link_pb2.Frame:
             round(parcel.patience_s * 1000) if parcel.sync else 0 for parcel in frame.parcels
         ],
     )
+
+
+def frame_from_bytes(raw: bytes) -> Frame:
+    """Raises `ProtocolError` also for what cannot be parsed, and for a frame of too many parts."""
+    if len(raw) > COUNTED_BYTES and _has_more_fields(raw, MOST_PARTS):
+        raise ProtocolError(f"a frame has more than {MOST_PARTS} parts")
+    try:
+        pb = link_pb2.Frame.FromString(raw)
+    except (DecodeError, ValueError) as error:
+        raise ProtocolError("a frame cannot be parsed") from error
+    if len(pb.messages) + len(pb.acks) > MOST_PARTS:
+        raise ProtocolError(f"a frame has more than {MOST_PARTS} parts")
+    return frame_from_pb(pb)
+
+
+def _has_more_fields(raw: bytes, most: int) -> bool:
+    """Counts the fields of a message on the wire, without what is inside of them."""
+    at, end = 0, len(raw)
+    for _ in range(most):
+        if at >= end:
+            return False
+        tag, at = _varint(raw, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(raw, at)
+            case 1:
+                at += 8
+            case 2:
+                length, at = _varint(raw, at)
+                at += length
+            case 5:
+                at += 4
+            case _:
+                return False  # a group, or no message at all: the parser refuses it
+    return at < end
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """The number, and where the next one begins."""
+    value = shift = 0
+    while at < len(raw) and shift < 64:
+        byte = raw[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            break
+        shift += 7
+    return value, at
 
 
 def frame_from_pb(pb: link_pb2.Frame) -> Frame:

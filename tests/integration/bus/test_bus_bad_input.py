@@ -153,7 +153,7 @@ def test_more_registrations_than_the_table_holds() -> None:
     """
 
     async def scenario() -> None:
-        limits = RelayConfig(max_children=50)
+        limits = RelayConfig(max_children=50, child_grace_s=600)  # none is withdrawn meanwhile
         async with under_attack(relay=limits) as (mgr, stranger):
             asked = [pb.RegisterReq(pos=position_to_pb(worker(1, rank))) for rank in range(500)]
             acks = await asyncio.gather(*map(stranger.stub.Register, asked))
@@ -273,6 +273,26 @@ def test_peer_that_breaks_the_link_protocol_is_disconnected(number: int, greets:
                     grpc.StatusCode.INVALID_ARGUMENT,
                     grpc.StatusCode.OK,  # The stream ended before it became interesting.
                 )
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("part", [b"\x12\x00", b"\x1a\x00", b"\x1a\x02\x1a\x00"])
+def test_frame_of_countless_empty_parts_is_not_parsed(part: bytes) -> None:
+    """Sent by a member: two bytes each on the wire, and hundreds once they are parsed."""
+
+    async def scenario() -> None:
+        async with under_attack() as (mgr, stranger):
+            await stranger.stub.Register(pb.RegisterReq(pos=position_to_pb(agent(1))))
+            async with bare_channel(mgr.port) as channel:
+                call = channel.stream_stream("/taskd.v1.Link/Open", None, None)(metadata=AGENT_1)
+                hello = link_pb2.Frame(hello=link_pb2.Hello(life="a"))
+                await call.write(hello.SerializeToString())
+                await call.write(part * (1_000_000 // len(part)))
+                with suppress(grpc.aio.AioRpcError):
+                    await to_the_end(call)
+                assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert "parts" in await call.details()
 
     asyncio.run(scenario())
 

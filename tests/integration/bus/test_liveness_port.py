@@ -50,22 +50,52 @@ def test_node_is_gone_when_its_agent_is_killed_and_not_before() -> None:
         async with asyncio.timeout(PATIENCE_S):
             await probes.wait_for_probe(NODE)
         probes.node_disconnected(NODE)
-        for _ in range(liveness_port.MAX_CONNECTIONS):
-            assert await liveness_port.is_reachable(
-                address, PATIENCE_S
-            )  # ends the probe's connection
+        host, _, port = address.rpartition(":")
+        others = [
+            await asyncio.open_connection(host, int(port))
+            for _ in range(liveness_port.MAX_CONNECTIONS)
+        ]  # end the probe's connection
         assert events.empty()
         process.kill()
         async with asyncio.timeout(PATIENCE_S):
             gone = await events.get()
         assert isinstance(gone, NodeGone)
         assert gone.node == NODE
+        for _, writer in others:
+            writer.close()
 
     try:
         asyncio.run(live())
     finally:
         process.kill()
         process.communicate()
+
+
+def test_strangers_do_not_disconnect_the_manager() -> None:
+    async def live() -> None:
+        port = await LivenessPort.open("127.0.0.1:1")
+        assert port is not None
+        host, _, number = port.address.rpartition(":")
+        reader, manager = await asyncio.open_connection(host, int(number))
+        strangers = []
+        for _ in range(3 * liveness_port.MAX_CONNECTIONS):
+            strangers.append(
+                await asyncio.open_connection(host, int(number), local_addr=("127.0.0.2", 0))
+            )
+        async with asyncio.timeout(PATIENCE_S):
+            for stranger, _ in strangers[: 2 * liveness_port.MAX_CONNECTIONS]:
+                assert await stranger.read(1) == b""  # replaced by the next ones
+        assert not reader.at_eof()
+        leaving = asyncio.create_task(reader.read(1))
+        await asyncio.sleep(0)
+        assert not leaving.done()
+        port.close()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await leaving == b""
+        for _, writer in (*strangers, (reader, manager)):
+            writer.close()
+
+    asyncio.run(live())
 
 
 def test_refusal_of_a_port_that_never_accepted_proves_nothing() -> None:

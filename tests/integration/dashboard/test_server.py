@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
-from taskd.dashboard import views
+from taskd.clusterd.auth import Tokens
+from taskd.dashboard import server, views
 from taskd.wire._pb import control_pb2 as pb
 from tests.integration.clusterd.client import WAIT_S, Client
 from tests.integration.dashboard.pages import Pages, opened, progress
@@ -311,5 +312,41 @@ def test_signed_out_session_gets_no_more_events() -> None:
             assert (await pages.browser.get("/api/v1/jobs/job")).status_code == 401
             signed_in = False
             assert [event async for event in stream] == []
+
+    asyncio.run(check())
+
+
+def test_session_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ALLOWED_S", 0.0)
+
+    async def check() -> None:
+        scopes = {"boss": "operator", "key": "job:job"}
+        async with opened(Tokens(scopes)) as pages:
+            await pages.sign_in("key")
+            assert (await pages.browser.get("/api/v1/jobs/job")).status_code == 200
+            del scopes["key"]
+            assert (await pages.browser.get("/api/v1/jobs/job")).status_code == 403
+            assert (await pages.browser.get("/api/v1/jobs/job")).status_code == 401
+
+    asyncio.run(check())
+
+
+def test_stream_of_events_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ALLOWED_S", 0.0)
+
+    async def check() -> None:
+        scopes = {"boss": "operator", "key": "job:job"}
+        async with opened(Tokens(scopes)) as pages:
+            await pages.sign_in("key")
+            (key,) = pages.dashboard.sessions._open
+            session = pages.dashboard.sessions.get(key)
+            assert session is not None
+            feed = await pages.dashboard.feed(session, "job")
+            events = server._while_allowed(pages.dashboard, session, key, feed)
+            assert (await anext(events)).startswith(b"event: snapshot")
+            del scopes["key"]
+            await pages.job.code("PublishProgress", progress("job", step=42))
+            async with asyncio.timeout(WAIT_S):
+                assert [event async for event in events] == []
 
     asyncio.run(check())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import yaml
 
 from taskd.errors import SettingsError
 from taskd.runtime import metrics
+from taskd.runtime.clock import monotonic
 from taskd.runtime.metrics import Metric, Sample, one
+from taskd.runtime.waiting_connections import MOST_WAITING
 from tests import ROOT
 
 DASHBOARD = ROOT / "deploy/grafana-dashboard.json"
@@ -76,6 +79,27 @@ def test_slow_connections_do_not_shut_out_a_scraper() -> None:
                 writer.write(b"GET /met")
             try:
                 return await ask(port, SCRAPE)
+            finally:
+                for _, writer in slow:
+                    writer.close()
+
+    assert b"taskd_step" in asyncio.run(main())
+
+
+def test_dripping_connections_do_not_take_all_threads() -> None:
+    async def main() -> bytes:
+        async with metrics.serve("127.0.0.1:0", look) as port:
+            before = threading.active_count()
+            slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(200)]
+            for _, writer in slow:
+                writer.write(b"GET /met")
+            try:
+                reply = await ask(port, SCRAPE)
+                deadline = monotonic() + TIMEOUT_S
+                while threading.active_count() - before > MOST_WAITING + 1:
+                    assert monotonic() < deadline
+                    await asyncio.sleep(0)
+                return reply
             finally:
                 for _, writer in slow:
                     writer.close()

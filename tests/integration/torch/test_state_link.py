@@ -10,13 +10,14 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 
 import pytest
 from torch.distributed import TCPStore
 
 from taskd.errors import PeerUnreachable
+from taskd.runtime.waiting_connections import MOST_WAITING
 from taskd.torch.groups.store import Rendezvous
 from taskd.torch.state import state_link
 from taskd.torch.state.link_encryption import RECORD, SMALL
@@ -58,11 +59,12 @@ class Wire:
 
     def __init__(self, store: TCPStore, prefix: str, flipped: int | None) -> None:
         """`flipped` is the number of a byte of the answer in which one bit is changed."""
-        self.down = b""
+        self.down, self.up = b"", b""
         self._flipped = flipped
         key = f"{prefix}/state/0"
         store.wait([key])
         host, port, number = store.get(key).decode().split()
+        self.number = number
         self._target = host, int(port)
         self._server = socket.create_server(("127.0.0.1", 0))
         store.set(key, f"127.0.0.1 {self._server.getsockname()[1]} {number}")
@@ -83,6 +85,7 @@ class Wire:
     def _copy_up(self, near: socket.socket, far: socket.socket) -> None:
         with suppress(OSError):
             while data := near.recv(1 << 16):
+                self.up += data
                 far.sendall(data)
         with suppress(OSError):
             far.shutdown(socket.SHUT_RDWR)
@@ -151,11 +154,13 @@ def test_earlier_answer_is_refused(store: TCPStore, encrypted: bool, prefix: str
 def test_answer_of_another_rank_is_refused(store: TCPStore, encrypted: bool) -> None:
     """Its address is put in the place of the requested one."""
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(state_link.serve, meet(store), 5, [1], write_state)
+        at = meet(store)
+        served = pool.submit(state_link.serve, at, 5, [1], write_state)
         store.wait(["1//state/5"])
         store.set("1//state/0", store.get("1//state/5").decode())
         with pytest.raises(PeerUnreachable):
             state_link.fetch(meet(store), 0, StateRequest("a"), reader(bytearray(len(STATE))))
+        at.abort()
         with pytest.raises(PeerUnreachable, match="without the job's key"):
             served.result()
 
@@ -169,8 +174,29 @@ def test_stranger_who_reads_the_store_gets_no_state(store: TCPStore, encrypted: 
             text = str(StateRequest("a")).encode().ljust(160, b"\0")
             stranger.sendall(bytes.fromhex(number) + text + bytes(16))
             assert stranger.recv(1) == b""
-        with pytest.raises(PeerUnreachable, match="without the job's key"):
-            served.result()
+        got = bytearray(len(STATE))
+        state_link.fetch(meet(store), 0, StateRequest("a"), reader(got))
+        served.result()
+        assert got == STATE, "the stranger has taken the place of the receiver"
+
+
+def test_silent_and_replaying_strangers_take_no_place(store: TCPStore, encrypted: bool) -> None:
+    """They connect first and say nothing, or repeat the request of a receiver."""
+    with ThreadPoolExecutor(2) as pool, ExitStack() as strangers:
+        served = pool.submit(state_link.serve, meet(store), 0, [1, 2], write_state)
+        store.wait(["1//state/0"])
+        host, port, _ = store.get("1//state/0").decode().split()
+        for _ in range(2 * MOST_WAITING):
+            strangers.enter_context(socket.create_connection((host, int(port)), 30))
+        wire, got = Wire(store, "1/", None), [bytearray(len(STATE)) for _ in range(2)]
+        state_link.fetch(meet(store), 0, StateRequest("a"), reader(got[0]))
+        with socket.create_connection((host, int(port)), 30) as stranger:
+            stranger.sendall(wire.up[:208])
+            assert stranger.recv(1) == b""
+        store.set("1//state/0", f"{host} {port} {wire.number}")
+        state_link.fetch(meet(store), 0, StateRequest("a"), reader(got[1]))
+        served.result()
+        assert got == [STATE, STATE]
 
 
 def test_nodes_that_disagree_about_encryption_are_told(
@@ -179,10 +205,12 @@ def test_nodes_that_disagree_about_encryption_are_told(
     sides = iter([True, False])
     monkeypatch.setattr(state_link, "is_encrypted", lambda: next(sides))
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(state_link.serve, meet(store), 0, [1], write_state)
+        at = meet(store)
+        served = pool.submit(state_link.serve, at, 0, [1], write_state)
         store.wait(["1//state/0"])
         with pytest.raises(PeerUnreachable):
             state_link.fetch(meet(store), 0, StateRequest("a"), reader(bytearray(len(STATE))))
+        at.abort()
         with pytest.raises(PeerUnreachable, match="--encrypt-state"):
             served.result()
 

@@ -33,8 +33,8 @@ def test_real_connections_are_closed_and_others_stay() -> None:
 
         good = connect("127.0.0.2")
         many = [connect("127.0.0.1") for _ in range(30)]
-        assert enforce(port, limit=100_000) == 0
-        assert enforce(port, limit=30) == 20
+        assert enforce(limit=100_000) == 0
+        assert enforce(limit=30) == 20
         states = [near.send(b"x") and far.recv(1) for near, far in many[:10]]
         assert states == [b"x"] * 10
         assert all(near.recv(1) == b"" for near, _ in many[10:])

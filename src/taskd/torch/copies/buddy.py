@@ -2,9 +2,10 @@
 
 Each rank keeps copies for others and sends its own to a rank on another node, its buddy
 (`core/manager/copy_placement.py` says which ranks to try first). The addresses are in the store of
-the current rendezvous, which any process can read and write: a sender proves with the job's key
-that it is a rank of the job. The copies themselves are sealed. Sending follows the local copy in
-the same thread, so it costs training nothing but bandwidth.
+the current rendezvous, which any process can read and write: both ends prove with the job's key
+that they belong to the job, each for random numbers of the other, before a byte of the copy is
+sent. The copies themselves are sealed. Sending follows the local copy in the same thread, so it
+costs training nothing but bandwidth.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import BinaryIO
 
 from taskd import config
 from taskd.core.manager import copy_placement as placement
+from taskd.runtime.waiting_connections import WaitingConnections
 from taskd.torch.copies import snapshot_file, snapshots
 from taskd.torch.groups.store import Rendezvous
 from taskd.torch.state.link_encryption import Decrypter, Encrypter
@@ -34,8 +36,8 @@ _HEADER = struct.Struct("<16sQQ16s?")
 """Random numbers of the receiver and the sender, and between them the rank and the length of the
 file that follows; whether it is encrypted."""
 PLACE = "copy of a snapshot for another node"
-KEPT = b"!"
-"""The reply when the file is kept."""
+WANTED, KEPT = f"{PLACE}: wanted", f"{PLACE}: kept"
+"""What the receiver signs before the file is sent, and when it has dealt with it."""
 TIMEOUT_S = 30.0
 CHUNK = 1 << 20
 
@@ -45,9 +47,9 @@ class Buddy:
 
     def __init__(self, folder: Path, rank: int, node: int) -> None:
         self._folder, self._rank, self._node = folder, rank, node
-        self._number = secrets.token_bytes(NUMBER_BYTES)
         self._server: socket.socket | None = None
-        self._target: tuple[str, int, bytes] | None = None
+        self._target: tuple[str, int] | None = None
+        self._unproven = WaitingConnections()
         self._distrusted: frozenset[int] = frozenset()
 
     def announce(self, rendezvous: Rendezvous) -> None:
@@ -59,17 +61,16 @@ class Buddy:
                 target=self._accept, args=(self._server,), name="taskd-buddy", daemon=True
             ).start()
         host, port = self._server.getsockname()[:2]
-        address = f"{self._node} {host} {port} {self._number.hex()}"
-        rendezvous.store.set(f"buddy/{self._rank}", address)
+        rendezvous.store.set(f"buddy/{self._rank}", f"{self._node} {host} {port}")
 
     def choose(self, rendezvous: Rendezvous, ranks: list[int]) -> bool:
         """Choose where our copies go, among all that have announced. False: no other node."""
         per_node = int(config.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._target = None
         for rank in placement.buddy_candidates(self._rank, ranks, per_node):
-            node, host, port, number = rendezvous.store.get(f"buddy/{rank}").decode().split()
+            node, host, port = rendezvous.store.get(f"buddy/{rank}").decode().split()
             if int(node) != self._node:
-                self._target = host, int(port), bytes.fromhex(number)
+                self._target = host, int(port)
                 return True
         return False
 
@@ -77,18 +78,19 @@ class Buddy:
         """Send a copy of this file. If it fails, the next snapshot tries again."""
         if self._target is None:
             return
-        host, port, number = self._target
         try:
             with (
                 path.open("rb") as file,
-                socket.create_connection((host, port), TIMEOUT_S) as connection,
+                socket.create_connection(self._target, TIMEOUT_S) as connection,
             ):
                 length = path.stat().st_size
+                number = _read_exactly(connection, NUMBER_BYTES)
                 mine = secrets.token_bytes(NUMBER_BYTES)
                 header = _HEADER.pack(number, self._rank, length, mine, is_encrypted())
                 connection.sendall(header + sign(header, PLACE))
+                _expect(connection, header, WANTED)
                 _send_file(connection, file, header)
-                _read_exactly(connection, len(KEPT))
+                _expect(connection, header, KEPT)
         except OSError as error:
             log.warning("snapshot has no second copy on another node: %s", error)
 
@@ -102,28 +104,46 @@ class Buddy:
                 connection, _ = server.accept()
             except OSError:
                 return
+            self._unproven.add(connection)
             threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
 
     def _receive(self, connection: socket.socket) -> None:
         with suppress(OSError, BadState), connection:
             connection.settimeout(TIMEOUT_S)
-            header = _read_exactly(connection, _HEADER.size)
-            proof = _read_exactly(connection, DIGEST)
-            if not secrets.compare_digest(proof, sign(header, PLACE)):
-                return
-            number, rank, length, _, encrypted = _HEADER.unpack(header)
-            if number != self._number or encrypted != is_encrypted():
+            try:
+                header = _read_header(connection)
+            finally:
+                self._unproven.remove(connection)
+            _, rank, length, _, encrypted = _HEADER.unpack(header)
+            if encrypted != is_encrypted():
                 log.warning("the copy of rank %d is refused: another --encrypt-state?", rank)
                 return
+            connection.sendall(sign(header, WANTED))
             draft = self._folder / f"draft-{rank}-{threading.get_ident()}"
             try:
                 _write_file(connection, draft, length, header)
                 info = snapshot_file.inspect(draft)
                 if info is not None and rank not in self._distrusted:
                     draft.rename(snapshots.next_file(self._folder, rank, info))
-                connection.sendall(KEPT)
+                connection.sendall(sign(header, KEPT))
             finally:
                 draft.unlink(missing_ok=True)
+
+
+def _read_header(connection: socket.socket) -> bytes:
+    """Raises BadState unless its sender knows the job's key, now and not in a recording."""
+    number = secrets.token_bytes(NUMBER_BYTES)
+    connection.sendall(number)
+    header = _read_exactly(connection, _HEADER.size)
+    proof = _read_exactly(connection, DIGEST)
+    if header[:NUMBER_BYTES] != number or not secrets.compare_digest(proof, sign(header, PLACE)):
+        raise BadState("a copy was offered without the job's key")
+    return header
+
+
+def _expect(connection: socket.socket, header: bytes, what: str) -> None:
+    if not secrets.compare_digest(_read_exactly(connection, DIGEST), sign(header, what)):
+        raise OSError("the receiver does not know the job's key")
 
 
 def _send_file(connection: socket.socket, file: BinaryIO, header: bytes) -> None:

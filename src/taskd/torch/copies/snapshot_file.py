@@ -136,7 +136,7 @@ def inspect(path: Path) -> SnapshotInfo | None:
     magic, step, length, _, shard = _HEAD.unpack(head)
     if magic != MAGIC or size < HEAD + length:
         return None
-    return SnapshotInfo(path, step, shard.rstrip(b"\0").decode(), length)
+    return SnapshotInfo(path, step, shard.rstrip(b"\0").decode(errors="replace"), length)
 
 
 def is_intact(info: SnapshotInfo) -> bool:

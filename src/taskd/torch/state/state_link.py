@@ -20,6 +20,8 @@ from functools import cache
 
 from taskd.config import load
 from taskd.errors import PeerRefused, PeerUnreachable, TaskdError
+from taskd.runtime.clock import monotonic
+from taskd.runtime.waiting_connections import MOST_WAITING, WaitingConnections, shut_down
 from taskd.torch.groups.store import Rendezvous
 from taskd.torch.state.link_encryption import Decrypter, Encrypter
 from taskd.torch.state.sealed import DIGEST, BadState, key_for, sign
@@ -80,57 +82,92 @@ class Conversation:
 
 
 def serve(rendezvous: Rendezvous, rank: int, receivers: Sequence[int], write: Write) -> None:
-    """Serve each receiver once, in parallel, and return when all have everything."""
-    offered = secrets.token_bytes(NUMBER_BYTES)
-    place = _place(rendezvous, rank)
+    """Serve each receiver once, in parallel, and return when all have everything.
+
+    Connections without the job's key are refused, and take the place of no receiver.
+    """
     server = rendezvous.track(
-        socket.create_server((rendezvous.local_host(), 0), backlog=len(receivers))
+        socket.create_server((rendezvous.local_host(), 0), backlog=MOST_WAITING)
     )
+    sender = _Sender(server, _place(rendezvous, rank), len(receivers), write)
+    limit_s = rendezvous.timeout.total_seconds()
+    deadline, threads = monotonic() + limit_s, []
     with server:
-        server.settimeout(rendezvous.timeout.total_seconds())
         host, port = server.getsockname()[:2]
-        rendezvous.store.set(f"state/{rank}", f"{host} {port} {offered.hex()}")
-        problems: list[str] = []
-        threads = []
-        for _ in receivers:
+        rendezvous.store.set(f"state/{rank}", f"{host} {port} {sender.offered.hex()}")
+        while sender.awaited:
+            server.settimeout(max(deadline - monotonic(), 0.001))
             try:
                 connection, _ = server.accept()
             except OSError as error:
-                raise PeerUnreachable(f"no receiver connected for the state: {error}") from error
+                if not sender.awaited:
+                    break
+                raise PeerUnreachable(
+                    f"no receiver connected for the state: {sender.refused or error}"
+                ) from error
             # Many tensors are small: none of them may wait for the next.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(rendezvous.timeout.total_seconds())
+            connection.settimeout(limit_s)
             rendezvous.track(connection)
-            thread = threading.Thread(
-                target=_serve_one, args=(connection, place, offered, write, problems)
-            )
-            thread.start()
-            threads.append(thread)
+            sender.unproven.add(connection)
+            threads.append(threading.Thread(target=sender.answer, args=(connection,)))
+            threads[-1].start()
+        sender.unproven.drop_all()
         for thread in threads:
             thread.join()
-    if problems:
-        raise PeerUnreachable("; ".join(problems))
+    if sender.problems:
+        raise PeerUnreachable("; ".join(sender.problems))
 
 
-def _serve_one(
-    connection: socket.socket, place: str, offered: bytes, write: Write, problems: list[str]
-) -> None:
-    try:
+class _Sender:
+    """Answers connections until as many receivers as expected have proved that they may ask."""
+
+    def __init__(self, server: socket.socket, place: str, receivers: int, write: Write) -> None:
+        self._server, self._place, self._write = server, place, write
+        self.offered = secrets.token_bytes(NUMBER_BYTES)
+        self.awaited = receivers
+        """How many receivers have not come yet."""
+        self.refused = ""
+        """Why the last stranger was refused."""
+        self.problems: list[str] = []
+        self.unproven = WaitingConnections()
+        self._asked: set[bytes] = set()
+        self._lock = threading.Lock()
+
+    def answer(self, connection: socket.socket) -> None:
         with connection:
-            received = bytearray(NUMBER_BYTES + REQUEST_BYTES + DIGEST)
-            _read(connection, memoryview(received))
-            asked, rest = bytes(received[:NUMBER_BYTES]), bytes(received[NUMBER_BYTES:])
-            text, proof = rest[:REQUEST_BYTES], rest[REQUEST_BYTES:]
-            talk = Conversation(place, offered, asked, text, is_encrypted())
-            if not secrets.compare_digest(proof, talk.receiver_proof()):
-                raise PeerRefused(
-                    "the state was requested without the job's key, for another incident, or by a "
-                    "node with another --encrypt-state"
-                )
-            _answer(connection, talk, write)
-            _read(connection, memoryview(bytearray(1)))  # the receiver has everything
-    except (OSError, TaskdError) as error:
-        problems.append(f"a receiver did not get the state: {error}")
+            try:
+                talk = self._proven(connection)
+            except (OSError, TaskdError) as error:
+                self.unproven.remove(connection)
+                self.refused = str(error)
+                return
+            try:
+                _answer(connection, talk, self._write)
+                _read(connection, memoryview(bytearray(1)))  # the receiver has everything
+            except (OSError, TaskdError) as error:
+                self.problems.append(f"a receiver did not get the state: {error}")
+
+    def _proven(self, connection: socket.socket) -> Conversation:
+        received = bytearray(NUMBER_BYTES + REQUEST_BYTES + DIGEST)
+        _read(connection, memoryview(received))
+        asked, rest = bytes(received[:NUMBER_BYTES]), bytes(received[NUMBER_BYTES:])
+        text, proof = rest[:REQUEST_BYTES], rest[REQUEST_BYTES:]
+        talk = Conversation(self._place, self.offered, asked, text, is_encrypted())
+        if not secrets.compare_digest(proof, talk.receiver_proof()):
+            raise PeerRefused(
+                "the state was requested without the job's key, for another incident, or by a "
+                "node with another --encrypt-state"
+            )
+        with self._lock:
+            if asked in self._asked or not self.awaited:
+                raise PeerRefused("the same request has come twice")
+            self._asked.add(asked)
+            self.unproven.remove(connection)  # before the wait ends: the rest is dropped then
+            self.awaited -= 1
+            if not self.awaited:
+                shut_down(self._server)  # ends the wait for further connections
+        return talk
 
 
 def _answer(connection: socket.socket, talk: Conversation, write: Write) -> None:
