@@ -17,7 +17,9 @@ from tests import ROOT
 CHANNEL = (("grpc.max_send_message_length", 1 << 27), ("grpc.use_local_subchannel_pool", 1))
 REFUSED = {"UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"}
 REFUSED |= {"FAILED_PRECONDITION", "UNAVAILABLE", "UNIMPLEMENTED"}
-EMPTY_PARTS = {"/taskd.v1.Control/DeclareJob": b"\x32\x00", "/TaskNet/PathDiscovery": b"\x1a\x00"}
+DECLARE, DISCOVER = "/taskd.v1.Control/DeclareJob", "/TaskNet/PathDiscovery"
+HEALTH = "/grpc.health.v1.Health/Check"
+EMPTY_PARTS = {DECLARE: b"\x32\x00", DISCOVER: b"\x1a\x00", HEALTH: b"\x0a\x00"}
 """A sub-message without content: two bytes on the wire, and much more once it is parsed."""
 
 
@@ -45,15 +47,25 @@ class Tried:
         )
 
 
-async def flood(address: str, method: str, size: int, seconds: float, tried: Tried) -> int:
+MOST_LONGER = 6
+"""A busy machine offers less per second: a flood may last this many times longer."""
+
+
+async def flood(
+    address: str, method: str, size: int, seconds: float, tried: Tried, at_least: int = 0
+) -> int:
     """Send requests full of empty parts, without a token. Returns how many bytes were offered."""
     payload, offered = EMPTY_PARTS[method] * (size // 2), 0
-    end = perf_counter() + seconds
+    began = perf_counter()
+
+    def goes_on() -> bool:
+        lasted = perf_counter() - began
+        return lasted < seconds or (offered < at_least and lasted < seconds * MOST_LONGER)
 
     async def one() -> None:
         nonlocal offered
         async with aio.insecure_channel(address, options=CHANNEL) as channel:
-            while perf_counter() < end:
+            while goes_on():
                 status = await tried.call(channel, method, payload, None)
                 assert status in REFUSED, f"{method} of a stranger was answered with {status}"
                 offered += len(payload)
@@ -62,9 +74,11 @@ async def flood(address: str, method: str, size: int, seconds: float, tried: Tri
     return offered
 
 
-async def flood_from_another_process(address: str, method: str, size: int, seconds: float) -> int:
+async def flood_from_another_process(
+    address: str, method: str, size: int, seconds: float, at_least: int = 0
+) -> int:
     """The same without using the time of this process. Returns the bytes that were offered."""
-    words = (address, method, str(size), str(seconds))
+    words = (address, method, str(size), str(seconds), str(at_least))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, *words, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )
@@ -98,6 +112,6 @@ class MemoryWatch:
 
 
 if __name__ == "__main__":
-    where, what, length, lasting = sys.argv[1:]
-    sent = asyncio.run(flood(where, what, int(length), float(lasting), Tried()))
+    where, what, length, lasting, least = sys.argv[1:]
+    sent = asyncio.run(flood(where, what, int(length), float(lasting), Tried(), int(least)))
     sys.stdout.write(f"{sent}\n")

@@ -16,7 +16,7 @@ from taskd.bus.security import JOB_KEY, TOKEN_KEY, make_token
 from taskd.model.ids import Position, agent, manager, worker
 from taskd.wire._pb import tasknet_pb2 as pb
 from taskd.wire.bus_frames import position_to_pb
-from tests.attack.attacks import REFUSED, MemoryWatch, Tried, flood
+from tests.attack.attacks import DISCOVER, REFUSED, MemoryWatch, Tried, flood_from_another_process
 from tests.integration.run.run_job import TOKEN, Job, script
 
 TRAIN = """
@@ -125,7 +125,10 @@ def test_two_node_job_trains_through_all_attacks(tmp_path: Path) -> None:
     async def attack() -> float:
         await attack_bus(f"127.0.0.1:{bus}", tried)
         async with MemoryWatch(first.manager().pid) as memory:
-            await flood(f"127.0.0.1:{bus}", "/TaskNet/PathDiscovery", 8_000_000, 5.0, tried)
+            offered = await flood_from_another_process(
+                f"127.0.0.1:{bus}", DISCOVER, 8_000_000, 5.0, at_least=500_000_000
+            )
+        assert offered >= 500_000_000, f"only {offered / 1e6:.0f} MB were offered"
         return memory.growth_mib
 
     growth = asyncio.run(attack())

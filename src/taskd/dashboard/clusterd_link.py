@@ -1,7 +1,11 @@
-"""The dashboard's connection to clusterd. Every call is made with the token of its caller."""
+"""The dashboard's connection to clusterd. Every call is made with the token of its caller.
+
+When clusterd is away, renewed certificates are used for the next connection.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +13,7 @@ import grpc
 from grpc import aio
 
 from taskd.bus.security import ClusterdTlsSettings, clusterd_credentials
+from taskd.bus.tls_files import TlsFiles
 from taskd.errors import PeerRefused, PeerUnreachable
 from taskd.model.codes import RecoverCode, TraceCode
 from taskd.runtime.tokens import bearer
@@ -59,17 +64,30 @@ def complete(status: pb.JobStatus, last: pb.JobStatus) -> pb.JobStatus:
 
 class ClusterdLink:
     def __init__(self, address: str, tls: ClusterdTlsSettings) -> None:
-        self.address = address
-        encrypted = clusterd_credentials(tls)
+        self.address, self._tls = address, tls
+        self._files = TlsFiles.of(tls)
+        self._closing: set[asyncio.Task[None]] = set()
+        self._open()
+
+    def _open(self) -> None:
+        encrypted = clusterd_credentials(self._tls)
         self._channel = (
-            aio.insecure_channel(address, options=OPTIONS)
+            aio.insecure_channel(self.address, options=OPTIONS)
             if encrypted is None
-            else aio.secure_channel(address, encrypted, options=OPTIONS)
+            else aio.secure_channel(self.address, encrypted, options=OPTIONS)
         )
         self._stubs = _CONTROL(self._channel), _RECOVER(self._channel), _TRACE(self._channel)
 
+    def _renew(self) -> None:
+        if self._files.are_renewed():
+            closing = asyncio.create_task(self._channel.close(TIMEOUT_S))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            self._open()
+
     async def close(self) -> None:
         await self._channel.close(None)
+        await asyncio.gather(*self._closing)
 
     async def jobs(self, token: str) -> pb.JobList:
         reply: pb.JobList = await self._call("Jobs", pb.JobsRequest(), token)
@@ -134,6 +152,7 @@ class ClusterdLink:
     def _translated(self, error: aio.AioRpcError) -> PeerRefused | PeerUnreachable:
         text = f"clusterd at {self.address}: {error.details()}"
         if error.code() in AWAY:
+            self._renew()
             return PeerUnreachable(text)
         if error.code() in FOREIGN:
             return NotAllowed(text)

@@ -1,22 +1,20 @@
 """The manager's gRPC channel to clusterd. It follows certificates and tokens that are renewed.
 
-gRPC keeps the certificates with which a channel was created, for every connection. So the files
-are read again after each failed call, and a new channel replaces the old one if they have changed.
-The token file is read for each call.
+After a failed call the certificates are read again (`bus/tls_files.py`). The token file is read for
+each call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from pathlib import Path
 from typing import Any
 
 from grpc import aio
 
-from taskd.bus.security import check_pair, clusterd_credentials, read_pem
-from taskd.errors import SettingsError
+from taskd.bus.security import clusterd_credentials
+from taskd.bus.tls_files import TlsFiles
 from taskd.manager.settings import ManagerConfig
 from taskd.runtime.tokens import bearer
 from taskd.wire._pb.control_pb2_grpc import ControlStub
@@ -42,7 +40,7 @@ class ClusterdChannel:
 
     def __init__(self, address: str, config: ManagerConfig) -> None:
         self._address, self._config = address, config
-        self._files = self._read_files()
+        self._files = TlsFiles.of(config.clusterd_tls)
         self._token = config.clusterd_token
         self._problem = ""
         self._closing: set[asyncio.Task[None]] = set()
@@ -74,28 +72,14 @@ class ClusterdChannel:
 
     def renew(self) -> None:
         """After a failed call: use the certificates that have changed since."""
-        try:
-            files = self._read_files()
-            if files == self._files:
-                return
-            if self._config.clusterd_tls.crt:
-                check_pair(files[1], files[2])
-        except (SettingsError, ValueError, ssl.SSLError, OSError) as error:
-            self._warn(f"the changed TLS files of clusterd are not used: {error}")
+        if not self._files.are_renewed():
             return
-        self._files, self._problem = files, ""
         old = self._channel
         self._open()
-        log.info("clusterd: TLS files were renewed: %s", self._config.clusterd_tls.ca)
         # Calls that are under way may end. What is lost with a stream, clusterd repeats.
         closing = asyncio.create_task(old.close(self._config.rpc_timeout_s))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-
-    def _read_files(self) -> list[bytes]:
-        tls = self._config.clusterd_tls
-        named = (("ca", tls.ca), ("client key", tls.key), ("client certificate", tls.crt))
-        return read_pem(*((name, path) for name, path in named if path))
 
     def _warn(self, problem: str) -> None:
         """Once for each problem: calls are made every second."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -173,3 +174,41 @@ def test_client_certificates(tmp_path: Path) -> None:
 
     with running(tmp_path / "data", *options, scheme="https") as server:
         asyncio.run(scenario(server.client))
+
+
+def test_renewed_certificates_are_used_without_a_restart(tmp_path: Path) -> None:
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    key, crt = new.issue("server")
+    options = (
+        *(f"--cert-file={crt}", f"--key-file={key}", "--client-cert-auth"),
+        f"--trusted-ca-file={new.ca}",
+    )
+    files = {name: tmp_path / f"{name}.pem" for name in ("ca", "key", "crt")}
+
+    def install(authority: Authority) -> None:
+        for path, source in zip(
+            files.values(), (authority.ca, *authority.issue("client")), strict=True
+        ):
+            shutil.copy(source, path)
+
+    async def scenario(address: str) -> None:
+        install(new)
+        first = EtcdClient([address], EtcdSettings(**_names(files)), call_s=10.0)
+        await ready(first)
+        await first.close()
+        install(old)
+        client = EtcdClient([address], EtcdSettings(**_names(files)), call_s=2.0)
+        with pytest.raises(EtcdUnanswered):
+            await client.range("x")
+        install(new)
+        with pytest.raises(EtcdUnanswered):
+            await client.range("x")  # notices that the files have changed
+        await ready(client)
+        await client.close()
+
+    with running(tmp_path / "data", *options, scheme="https") as server:
+        asyncio.run(scenario(server.client))
+
+
+def _names(files: dict[str, Path]) -> dict[str, str]:
+    return {name: str(path) for name, path in files.items()}

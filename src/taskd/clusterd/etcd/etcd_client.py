@@ -14,6 +14,7 @@ from typing import Any
 
 from grpc import aio
 
+from taskd.bus.tls_files import TlsFiles
 from taskd.clusterd.etcd.etcd_errors import (
     EtcdRefused,
     EtcdUnanswered,
@@ -101,6 +102,8 @@ class EtcdClient:
         self._call_s = call_s
         self._at = 0
         self._channels: dict[str, aio.Channel] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._files: TlsFiles | None = None
         self._token = ""
         self._turn = asyncio.Lock()
 
@@ -113,6 +116,7 @@ class EtcdClient:
         for channel in self._channels.values():
             await channel.close(None)
         self._channels.clear()
+        await asyncio.gather(*self._closing)
 
     # Keys
 
@@ -245,6 +249,7 @@ class EtcdClient:
             address = self.address
             if address not in self._channels:
                 credentials = self._settings.credentials()
+                self._files = self._files or self._settings.files()
                 self._channels[address] = (
                     aio.insecure_channel(address, options=OPTIONS)
                     if credentials is None
@@ -270,6 +275,13 @@ class EtcdClient:
         if failed == self.address:
             self._at += 1
             self._token = ""
+        if self._files is not None and self._files.are_renewed():
+            # Channels keep the certificates that they were opened with.
+            for channel in self._channels.values():
+                closing = asyncio.create_task(channel.close(self._call_s))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+            self._channels.clear()
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return (("token", self._token),) if self._token else ()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from taskd.bus.security import read_pem
+from taskd.bus.tls_files import TlsFiles
 from taskd.config import load
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
@@ -45,6 +46,10 @@ class EtcdSettings:
         if self.crt and not self.ca:
             found.append("TASKD_ETCD_CRT needs TASKD_ETCD_CA")
         return found
+
+    def files(self) -> TlsFiles | None:
+        """None: no encryption."""
+        return TlsFiles("etcd", self.ca, self.key, self.crt) if self.ca else None
 
     def credentials(self) -> grpc.ChannelCredentials | None:
         """None: no encryption. Raises SettingsError if a file cannot be used."""
