@@ -11,9 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
+from taskd.bus.admission import MAX_REASON
 from taskd.bus.client import NOT_TRIED
 from taskd.bus.endpoint import Bus, BusConfig, Tls
-from taskd.bus.security import make_badge, tls_of
+from taskd.bus.security import JOB_KEY, TOKEN_KEY, make_badge, tls_of
 from taskd.errors import SettingsError
 from taskd.manager.settings import ManagerConfig
 from taskd.model.codes import NetCode
@@ -113,6 +114,28 @@ def test_orders_count_only_from_the_manager(caplog: pytest.LogCaptureFixture) ->
 
     asyncio.run(scenario())
     assert "EndJob from Worker:1/3 is ignored: only the manager gives orders" in caplog.text
+
+
+def test_refusals_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A stranger that tries on and on, under a long name."""
+
+    async def scenario() -> None:
+        async with (
+            running_bus(manager(), None, serves=True, job="job", token="secret") as mgr,
+            grpc.aio.insecure_channel(f"127.0.0.1:{mgr.port}") as channel,
+        ):
+            names = ("role", "W" * 5000), ("serverrank", "0"), ("processrank", "0")
+            metadata = (*names, (JOB_KEY, "job"), (TOKEN_KEY, "guess"))
+            for _ in range(200):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await channel.unary_unary("/TaskNet/Register")(b"", metadata=metadata)
+                assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+                assert len(refused.value.details() or "") <= MAX_REASON
+
+    asyncio.run(scenario())
+    refusals = [record.getMessage() for record in caplog.records if "refused" in record.msg]
+    assert 0 < len(refusals) < 60
+    assert max(map(len, refusals)) < 500
 
 
 def test_all_traffic_works_over_mutual_tls(tmp_path: Path) -> None:

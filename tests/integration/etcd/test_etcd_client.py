@@ -186,9 +186,8 @@ def test_renewed_certificates_are_used_without_a_restart(tmp_path: Path) -> None
     files = {name: tmp_path / f"{name}.pem" for name in ("ca", "key", "crt")}
 
     def install(authority: Authority) -> None:
-        for path, source in zip(
-            files.values(), (authority.ca, *authority.issue("client")), strict=True
-        ):
+        sources = (str(authority.ca), *authority.issue("client"))
+        for path, source in zip(files.values(), sources, strict=True):
             shutil.copy(source, path)
 
     async def scenario(address: str) -> None:

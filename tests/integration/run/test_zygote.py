@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -405,3 +406,24 @@ def test_module_that_makes_forking_unsafe_is_named(
 
     program = script(tmp_path, "")
     trial(tmp_path, program, scenario, preload=("json", "harmful"))
+
+
+def test_zygote_whose_agent_has_died_does_not_begin_to_import(tmp_path: Path) -> None:
+    """The agent may die before the zygote has asked the kernel to die with it."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        dead = subprocess.Popen([sys.executable, "-c", ""])
+        dead.wait()
+        code = "from taskd.agent.zygote import zygote; zygote.main()"
+        words = [f"--fd={far.fileno()}", f"--parent={dead.pid}", "--kind=script"]
+        process = subprocess.run(
+            [sys.executable, "-c", code, *words, f"--remove={folder}", "script.py"],
+            pass_fds=[far.fileno()],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+        )
+    assert (process.returncode, process.stdout) == (0, b""), process.stderr
+    assert not folder.exists()

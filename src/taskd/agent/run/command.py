@@ -19,6 +19,7 @@ from pathlib import Path
 
 from taskd.agent.node_resources import NodeResources, run_folders, worker_processes
 from taskd.agent.run import arguments, node_ranks, plan, rendezvous, torch_check
+from taskd.agent.run.node_ranks import Claim
 from taskd.agent.run.plan import Plan
 from taskd.agent.run.supervisor import Supervisor
 from taskd.agent.worker_environment import base_environment
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         return _launch(chosen, folders)
 
 
-def _claim(chosen: Plan) -> socket.socket:
+def _claim(chosen: Plan) -> Claim:
     """Claim this node's part of the job for as long as this process lives."""
     if (claim := node_ranks.claim(chosen.job, chosen.node)) is not None:
         return claim
@@ -124,7 +125,7 @@ def _listener(chosen: Plan, listen_host: str) -> socket.socket | None:
         return None
 
 
-def _draw_node_rank(chosen: Plan) -> tuple[Plan, socket.socket]:
+def _draw_node_rank(chosen: Plan) -> tuple[Plan, Claim]:
     assert chosen.master_port is not None, "with several nodes the store's port is fixed"
     endpoint = chosen.master_addr, chosen.master_port
     first = max(chosen.node, 1)

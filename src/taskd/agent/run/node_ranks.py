@@ -2,8 +2,8 @@
 
 The store keeps for each node rank the machine that drew it, so that a launcher that is started
 again gets the rank of its predecessor on the same machine. Whether the predecessor is dead is shown
-by the claim, a name that only one process per machine can hold (`claim`). The claim is taken before
-the store is asked, so two launchers can never both get the same rank.
+by the claim, a locked file that only one process per machine can hold (`claim`). The claim is taken
+before the store is asked, so two launchers can never both get the same rank.
 
 `draw` runs in a process of its own (`main`), because it needs torch, which the launcher must not
 import.
@@ -11,21 +11,26 @@ import.
 
 from __future__ import annotations
 
-import errno
+import fcntl
 import os
 import socket
 import subprocess
 import sys
 import uuid
+from contextlib import suppress
 from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
 from taskd.agent.process_lifetime import command_with_parent
+from taskd.clusterd.locate import directory
 from taskd.config import environ
 from taskd.errors import SettingsError
+from taskd.runtime.clock import wall
 
+SUFFIX, SWEPT_S = ".claim", 86_400.0
+"""Of the files; how old one is that may be removed, if no process holds it."""
 RENEWED = "taskd/renewed"
 """Set in a store that replaces another one: it does not know the ranks that were drawn before."""
 
@@ -35,26 +40,68 @@ class Store(Protocol):
     def check(self, keys: list[str], /) -> bool: ...
 
 
-def claim(job: str, node: int) -> socket.socket | None:
-    """Claim a node's part of the job until the socket is closed; None: another process has it."""
-    held = socket.socket(socket.AF_UNIX)
-    try:
-        held.bind(f"\0taskd/{_claim_name(job, node)}")
-    except OSError as error:
-        held.close()
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return None
-    return held
+class Claim:
+    """A locked file. The kernel releases it when the last process that has it open ends."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path, self.descriptor = path, descriptor
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def release(self) -> None:
+        """Another process has received the descriptor, and holds the claim from now on."""
+        os.close(self.descriptor)
+        self.descriptor = -1
 
 
-def _claim_name(job: str, node: int) -> str:
-    """Other users of the machine can take any name that they can guess: so it has the secret in it.
+def claim(job: str, node: int) -> Claim | None:
+    """Claim a node's part of the job until it is closed; None: another process has it.
 
-    Without a secret the name is that of the user, the job and the node.
+    The file is in a folder that only this user can write: no other user can take a claim. Raises
+    SettingsError if there is no such folder.
     """
-    key = environ.get("TASKD_TOKEN", "").encode()[: blake2b.MAX_KEY_SIZE]
-    return blake2b(f"{os.getuid()}/{job}/{node}".encode(), digest_size=16, key=key).hexdigest()
+    path = _claim_path(job, node)
+    _sweep(path.parent)
+    return _lock(path)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the files of launchers that were killed."""
+    for old in folder.glob(f"*{SUFFIX}"):
+        with suppress(FileNotFoundError):
+            if wall() - old.stat().st_mtime > SWEPT_S and (left := _lock(old)) is not None:
+                left.close()
+
+
+def _lock(path: Path) -> Claim | None:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        if _is_at(path, descriptor):
+            return Claim(path, descriptor)
+        os.close(descriptor)  # its last holder has just removed it
+
+
+def _claim_path(job: str, node: int) -> Path:
+    """Containers with a network of their own are machines of their own."""
+    network = os.stat("/proc/self/ns/net").st_ino
+    name = blake2b(f"{network}/{job}/{node}".encode(), digest_size=16).hexdigest()
+    return directory() / f"{name}{SUFFIX}"
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def machine_id(name: str) -> str:
@@ -64,7 +111,7 @@ def machine_id(name: str) -> str:
     return f"{name or socket.gethostname()} {boot} {network}"
 
 
-def draw(store: Store, job: str, first: int, here: str) -> tuple[int, socket.socket]:
+def draw(store: Store, job: str, first: int, here: str) -> tuple[int, Claim]:
     """The lowest free rank from `first` on, or the rank of a dead predecessor on this machine."""
     mine, node = f"{here} {uuid.uuid4()}", first
     while True:
@@ -82,7 +129,7 @@ def draw(store: Store, job: str, first: int, here: str) -> tuple[int, socket.soc
 
 def draw_in_process(
     endpoint: tuple[str, int], job: str, first: int, name: str, timeout_s: float
-) -> tuple[int, socket.socket]:
+) -> tuple[int, Claim]:
     """Draw in a process of its own; raises SettingsError if no store answers."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     host, port = endpoint
@@ -109,7 +156,7 @@ def draw_in_process(
                 "draws has died; see its output above, or give every node its --node-rank"
             ]
         )
-    return int(text), socket.socket(fileno=files[0])
+    return int(text), Claim(_claim_path(job, int(text)), files[0])
 
 
 def main() -> None:
@@ -135,7 +182,8 @@ def main() -> None:
             )
             return
         node, held = draw(store, job, int(first), here)
-        socket.send_fds(pipe, [str(node).encode()], [held.fileno()])
+        socket.send_fds(pipe, [str(node).encode()], [held.descriptor])
+        held.release()
 
 
 if __name__ == "__main__":

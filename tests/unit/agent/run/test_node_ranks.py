@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore
 
-from taskd.agent.run import node_ranks
-from taskd.agent.run.node_ranks import claim, machine_id
+from taskd.agent.run.node_ranks import Claim, claim, machine_id
 from taskd.agent.run.node_ranks import draw as draw_rank
 from taskd.agent.run.rendezvous import is_local_address, wildcard_address
 
 _jobs = count()
 
 
-Draw = Callable[[HashStore, str, int, str], tuple[int, socket.socket]]
+Draw = Callable[[HashStore, str, int, str], tuple[int, Claim]]
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def draw() -> Iterator[Draw]:
     """Claims are held until the test ends."""
     held = []
 
-    def draw_once(store: HashStore, job: str, first: int, here: str) -> tuple[int, socket.socket]:
+    def draw_once(store: HashStore, job: str, first: int, here: str) -> tuple[int, Claim]:
         drawn = draw_rank(store, job, first, here)
         held.append(drawn[1])
         return drawn
@@ -68,9 +69,9 @@ def test_rank_of_dead_launcher_stays_with_its_machine(job: str, draw: Draw) -> N
 def test_rank_claimed_on_this_machine_is_not_drawn(job: str, draw: Draw) -> None:
     claimed = claim(job, 1)
     assert claimed is not None
-    with claimed:
-        assert claim(job, 1) is None
-        assert draw(HashStore(), job, 1, machine_id(""))[0] == 2
+    assert claim(job, 1) is None
+    assert draw(HashStore(), job, 1, machine_id(""))[0] == 2
+    claimed.close()
 
 
 def test_machine_id_depends_on_given_name() -> None:
@@ -90,13 +91,61 @@ def test_wildcard_address_has_family_of_host() -> None:
     assert wildcard_address("127.0.0.1") == wildcard_address("no.such.invalid") == "0.0.0.0"
 
 
-def test_name_of_a_claim_cannot_be_guessed_without_the_token(
-    monkeypatch: pytest.MonkeyPatch,
+OTHER_USER = 65534
+SQUATTER = """
+import os, socket, sys
+from hashlib import blake2b
+os.setuid(int(sys.argv[1]))
+job, folder, taken = sys.argv[2], sys.argv[3], []
+for uid in (0, int(sys.argv[4])):
+    name = blake2b(f"{uid}/{job}/1".encode(), digest_size=16).hexdigest()
+    taken.append(socket.socket(socket.AF_UNIX))
+    taken[-1].bind(chr(0) + "taskd/" + name)
+try:
+    os.listdir(folder)
+except PermissionError:
+    print("squatting", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_another_user_cannot_take_a_claim(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any user of the machine can take an abstract name that is known."""
-    names = set()
-    for token in ("one", "another", ""):
-        monkeypatch.setenv("TASKD_TOKEN", token)
-        names |= {node_ranks._claim_name("job", node) for node in range(2)}
-    assert len(names) == 6
-    assert not any("job" in name for name in names)
+    """Earlier, a claim was an abstract socket, whose name any user could guess or look up."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    first = claim(job, 1)
+    assert first is not None
+    first.close()
+    words = [str(OTHER_USER), job, str(tmp_path / "taskd"), str(os.getuid() or 1)]
+    with subprocess.Popen(
+        [sys.executable, "-c", SQUATTER, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as squatter:
+        assert squatter.stdout is not None
+        assert squatter.stdout.readline() == "squatting\n"
+        held = claim(job, 1)
+        assert held is not None
+        held.close()
+        squatter.communicate()
+    assert not list((tmp_path / "taskd").glob("*.claim")), "claims leave no files"
+
+
+def test_claim_ends_with_its_process(job: str) -> None:
+    code = (
+        "import sys; from taskd.agent.run.node_ranks import claim; held = claim(sys.argv[1], 1);"
+        "print(held is not None, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "True\n"
+        assert claim(job, 1) is None
+        holder.kill()
+    held = claim(job, 1)
+    assert held is not None
+    held.close()
