@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -85,6 +87,19 @@ async def flood_from_another_process(
     out, _ = await process.communicate()
     assert process.returncode == 0, "a request of a stranger was answered"
     return int(out)
+
+
+@asynccontextmanager
+async def busy_machine() -> AsyncIterator[None]:
+    """The attacker and its target share this machine: that alone makes every call slower."""
+    burn = "while True: bytes(4_000_000)"
+    burning = [await asyncio.create_subprocess_exec(sys.executable, "-c", burn) for _ in range(2)]
+    try:
+        yield
+    finally:
+        for one in burning:
+            one.kill()
+            await one.wait()
 
 
 class MemoryWatch:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +27,7 @@ from tests.attack.attacks import (
     HEALTH,
     MemoryWatch,
     Tried,
+    busy_machine,
     flood,
     flood_from_another_process,
 )
@@ -172,18 +173,6 @@ async def latencies(
     return sorted(took)
 
 
-async def beside_a_busy_process(measured: Coroutine[Any, Any, list[float]]) -> list[float]:
-    """The attacker and its target share this machine: that alone makes every call slower."""
-    burn = "while True: bytes(4_000_000)"
-    burning = [await asyncio.create_subprocess_exec(sys.executable, "-c", burn) for _ in range(2)]
-    try:
-        return await measured
-    finally:
-        for one in burning:
-            one.kill()
-            await one.wait()
-
-
 def test_health_service_is_no_way_around(server: tuple[str, int]) -> None:
     """It is open to every machine, and therefore parses small requests only."""
     address, pid = server
@@ -205,7 +194,8 @@ def test_flood_of_strangers_costs_little_memory_and_time(server: tuple[str, int]
 
     async def slowdown(channel: aio.Channel) -> float:
         """How much longer the slowest calls take while strangers flood the server."""
-        idle = await beside_a_busy_process(latencies(channel, token, 5.0))
+        async with busy_machine():
+            idle = await latencies(channel, token, 5.0)
         async with MemoryWatch(pid) as memory:
             attack = asyncio.create_task(
                 flood_from_another_process(address, DECLARE, 4_000_000, 10.0, OFFERED)

@@ -25,6 +25,7 @@ BENCHES = {
     "launch": "Launch and restart",
     "torch_step": "Protection when nothing fails",
     "state": "State that ranks send each other",
+    "flood": "Under a flood of strangers",
     "verify": "Verified gradients",
     "profiling": "Profiling",
     "dashboard": "The dashboard",
