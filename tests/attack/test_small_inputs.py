@@ -7,6 +7,8 @@ import math
 import os
 import socket
 import struct
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskd.agent.zygote import protocol
+from taskd.core.bus.delivery import ProtocolError
 from taskd.runtime import beacon
+from taskd.torch.copies import snapshot_file
+from taskd.torch.copies.snapshot_file import MAGIC as SNAPSHOT
+from taskd.wire import bus_frames
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -43,6 +49,43 @@ def test_zygote_gets_a_message_or_a_reason(packet: bytes) -> None:
         assert received is not None
         for one in received[1]:
             os.close(one)
+
+
+def field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+frames = st.binary(max_size=300) | st.lists(
+    st.builds(field, st.integers(1, 15), st.binary(max_size=100)), max_size=20
+).map(b"".join)
+
+
+@settings(max_examples=1000)
+@given(frames, st.integers(0, 400), st.booleans())
+def test_frame_of_the_bus_is_read_or_refused(raw: bytes, counted: int, many: bool) -> None:
+    """Also where its parts are counted first: both ways see the same frame."""
+    limits: Any = bus_frames
+    before = limits.COUNTED_BYTES, limits.MOST_PARTS
+    limits.COUNTED_BYTES, limits.MOST_PARTS = counted, 3 if many else 4096
+    try:
+        frame = bus_frames.frame_from_bytes(raw)
+    except ProtocolError:
+        return
+    finally:
+        limits.COUNTED_BYTES, limits.MOST_PARTS = before
+    assert len(frame.parcels) + len(frame.receipts) <= (3 if many else 4096)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=400), st.booleans())
+def test_snapshot_file_is_complete_or_ignored(content: bytes, begins_well: bool) -> None:
+    """Such a file may come from a crashed rank, or from another node."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(struct.pack("<Q", SNAPSHOT) + content if begins_well else content)
+        file.flush()
+        found = snapshot_file.inspect(Path(file.name))
+        size = os.fstat(file.fileno()).st_size
+    assert found is None or found.length + snapshot_file.HEAD <= size
 
 
 @settings(max_examples=1000)

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from taskd.clusterd.etcd.etcd_client import EtcdClient, Found, delete, is_at, put
 from taskd.clusterd.etcd.etcd_errors import EtcdBusy, EtcdRefused, EtcdUnanswered
+from taskd.clusterd.packed_text import pack, unpack
 from taskd.core.record import Record, RecordConflict, Stored, StoreUnreachable
 from taskd.wire._pb import etcd_pb2 as pb
 
@@ -56,7 +57,7 @@ class EtcdRecords:
 
     async def write(self, name: str, record: Record, version: str | None) -> Stored:
         body = {"name": name, "epoch": record.epoch, "sequence": record.sequence}
-        value = zlib.compress(json.dumps({**body, "state": record.state}).encode())
+        value = pack(json.dumps({**body, "state": record.state}))
         if len(value) > LIMIT:
             raise StoreUnreachable(
                 f"the state of {name} is too large for etcd: {len(value)} bytes, at most {LIMIT}"
@@ -82,6 +83,6 @@ class EtcdRecords:
 
 
 def _read(found: Found) -> tuple[str, Stored]:
-    body = json.loads(zlib.decompress(found.value))
+    body = json.loads(unpack(found.value))
     record = Record(int(body["epoch"]), int(body["sequence"]), str(body["state"]))
     return str(body["name"]), Stored(record, str(found.mod_revision))

@@ -20,6 +20,7 @@ from taskd.clusterd.kubernetes.api_client import (
     ApiClient,
     ApiFailed,
 )
+from taskd.clusterd.packed_text import pack, unpack
 from taskd.core.record import Record, RecordConflict, Stored, StoreUnreachable
 
 LABEL = "taskd/record"
@@ -70,7 +71,7 @@ class ConfigMapRecords:
                 return found
 
     async def write(self, name: str, record: Record, version: str | None) -> Stored:
-        state = b64encode(zlib.compress(record.state.encode())).decode()
+        state = b64encode(pack(record.state)).decode()
         if len(state) > LIMIT:
             raise StoreUnreachable(
                 f"the state of {name} is too large for a ConfigMap: {len(state)} bytes, at most "
@@ -117,7 +118,7 @@ def object_name(kind: str, name: str) -> str:
 
 def _read(body: Mapping[str, Any]) -> tuple[str, Stored]:
     data = body["data"]
-    state = zlib.decompress(b64decode(body["binaryData"]["state"], validate=True)).decode()
+    state = unpack(b64decode(body["binaryData"]["state"], validate=True))
     record = Record(int(data["epoch"]), int(data["sequence"]), state)
     return str(data["name"]), Stored(record, str(body["metadata"]["resourceVersion"]))
 
