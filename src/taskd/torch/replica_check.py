@@ -70,11 +70,11 @@ class ReplicaCheck:
         before, store = self._protected.agreement, rendezvous.store
         if before is None:
             return None
-        key = f"{KEY}/{self._context.rank}"
-        store.set(key, seal(_packed(mine), key))  # type: ignore[arg-type]
+        key, incident = f"{KEY}/{self._context.rank}", rendezvous.prefix
+        store.set(key, seal(_packed(mine), f"{key} at {incident}"))  # type: ignore[arg-type]
         shown = store.multi_get([f"{KEY}/{rank}" for rank in members])
         evidence = {
-            Rank(rank): _unpacked(unseal(one, f"{KEY}/{rank}"))
+            Rank(rank): _unpacked(unseal(one, f"{KEY}/{rank} at {incident}"))
             for rank, one in zip(members, shown, strict=True)
         }
         self._late = state_evidence.late_parts(evidence.values())

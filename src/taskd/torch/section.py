@@ -22,7 +22,7 @@ from taskd.torch import random_state
 from taskd.torch.groups.all_groups import Mode
 from taskd.torch.loop_position import ALL_SECTIONS
 from taskd.torch.recovery import Recovery
-from taskd.torch.state.sealed import seal, unseal
+from taskd.torch.state.sealed import in_this_attempt, seal, unseal
 from taskd.torch.step import Attempt
 from taskd.torch.step_cycle import Abandon, StepCycle
 
@@ -160,7 +160,7 @@ class SectionResults:
             return
         key = self._key(at)
         try:
-            sealed = seal(value, key)
+            sealed = seal(value, in_this_attempt(key))
             if len(sealed) > MAX_BYTES:
                 raise ValueError(f"it has {len(sealed)} bytes, more than {MAX_BYTES}")
             self._store.set(key, sealed)  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ class SectionResults:
         key = self._key(at)
         try:
             if self._store.check([key]):
-                return unseal(self._store.get(key), key)
+                return unseal(self._store.get(key), in_this_attempt(key))
         except RuntimeError as error:
             log.warning("cannot read the result of section %r: %s", self._name, error)
         return None

@@ -27,7 +27,7 @@ from taskd.torch import compat
 from taskd.torch.groups.solo_results import flatten
 from taskd.torch.groups.works import NO_TIMEOUT
 from taskd.torch.state.pieces import raw_bytes
-from taskd.torch.state.sealed import seal, unseal
+from taskd.torch.state.sealed import in_this_attempt, seal, unseal
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class SetupResults:
             return
         try:
             key = self._key(call)
-            store.set(key, seal(self._result(name, outputs), key))  # type: ignore[arg-type]
+            store.set(key, seal(self._result(name, outputs), in_this_attempt(key)))  # type: ignore[arg-type]
         except RuntimeError as error:
             log.warning("cannot save the results of the set-up for a replacement: %s", error)
             self.stop()
@@ -184,7 +184,7 @@ class SetupResults:
         key = self._key(call)
         if self._store is None or not self._store.check([key]):
             return None
-        result: SetupResult = unseal(self._store.get(key), key)
+        result: SetupResult = unseal(self._store.get(key), in_this_attempt(key))
         return result
 
     def _key(self, call: Call) -> str:

@@ -10,6 +10,7 @@ from torch.distributed import HashStore
 
 from taskd.torch.groups.works import Finished
 from taskd.torch.setup_results import WEIGHTS_BYTES, SetupResults
+from taskd.torch.state.sealed import BadState
 from tests.integration.torch.runs import ends, run, same
 from tests.integration.torch.scripts import setup
 
@@ -116,6 +117,17 @@ def test_paused_collectives_are_neither_recorded_nor_counted() -> None:
     place = torch.zeros(1)
     assert second.replay("0", "allreduce", ([place],)) == [place]
     assert place.item() == 1.0
+
+
+def test_result_of_an_older_attempt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any process that reaches the store can put an older value in the place of a newer one."""
+    first, second = two_processes()
+    handle = first.record("0", "allreduce", ([torch.ones(1)],), Finished([torch.ones(1)]))
+    assert handle is not None
+    handle.wait()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with pytest.raises(BadState):
+        second.replay("0", "allreduce", ([torch.zeros(1)],))
 
 
 def test_nothing_is_recorded_after_the_first_step() -> None:

@@ -13,7 +13,7 @@ from hmac import compare_digest
 from typing import Any
 
 from taskd.bus.security import BADGE, make_seal
-from taskd.config import load
+from taskd.config import environ, load
 from taskd.errors import SettingsError, Transient
 from taskd.worker.settings import WorkerSettings
 
@@ -35,6 +35,11 @@ def unseal(sealed: bytes | bytearray, place: str, key: bytes | None = None) -> A
     if not compare_digest(sign(body, place, key), sealed[:DIGEST]):
         raise BadState(f"the {place} is damaged, or comes from another job or place")
     return pickle.loads(body)
+
+
+def in_this_attempt(place: str) -> str:
+    """A place whose values are valid until all ranks restart: an older one cannot be planted."""
+    return f"{place} in attempt {environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def sign(data: bytes, place: str, key: bytes | None = None) -> bytes:
