@@ -54,9 +54,15 @@ MOST_LONGER = 6
 
 
 async def flood(
-    address: str, method: str, size: int, seconds: float, tried: Tried, at_least: int = 0
+    address: str,
+    method: str,
+    size: int,
+    seconds: float,
+    tried: Tried,
+    at_least: int = 0,
+    metadata: Any = None,
 ) -> int:
-    """Send requests full of empty parts, without a token. Returns how many bytes were offered."""
+    """Send requests full of empty parts. Returns how many bytes were offered."""
     payload, offered = EMPTY_PARTS[method] * (size // 2), 0
     began = perf_counter()
 
@@ -68,8 +74,8 @@ async def flood(
         nonlocal offered
         async with aio.insecure_channel(address, options=CHANNEL) as channel:
             while goes_on():
-                status = await tried.call(channel, method, payload, None)
-                assert status in REFUSED, f"{method} of a stranger was answered with {status}"
+                status = await tried.call(channel, method, payload, metadata)
+                assert status in REFUSED or method == HEALTH, f"{method} was answered with {status}"
                 offered += len(payload)
 
     await asyncio.gather(*(one() for _ in range(16)))

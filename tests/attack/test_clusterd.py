@@ -36,7 +36,8 @@ from tests.integration.clusterd.test_fuzz import METHODS
 SECRET = "a long secret of the server"
 CONTROL: Any = ControlStub
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
-MOST_GROWTH_MIB = 100
+MOST_GROWTH_MIB, MOST_TENANT_MIB = 100, 800
+"""Of strangers; and of one tenant, whose requests are read: bounded, and not small."""
 MOST_SLOWER = 5.0
 """The p99 of a legitimate call, compared with that of a server that nobody attacks, while another
 process uses as much processor time as the attacker."""
@@ -174,7 +175,7 @@ async def latencies(
 
 
 def test_health_service_is_no_way_around(server: tuple[str, int]) -> None:
-    """It is open to every machine, and therefore parses small requests only."""
+    """It is open to every machine, and therefore answers without reading anything."""
     address, pid = server
     tried = Tried()
 
@@ -185,6 +186,23 @@ def test_health_service_is_no_way_around(server: tuple[str, int]) -> None:
 
     growth = asyncio.run(main())
     assert growth < MOST_GROWTH_MIB
+    print(f"{tried.show()}\ngrowth={growth:.0f} MiB")  # noqa: T201
+
+
+def test_flood_of_one_tenant_costs_bounded_memory(server: tuple[str, int]) -> None:
+    """With its own token it is admitted, and its requests are read: a few at the same time."""
+    address, pid = server
+    tried, token = Tried(), token_for(SECRET.replace(" ", "-"), job_scope("a"))
+
+    async def main() -> float:
+        async with MemoryWatch(pid) as memory:
+            await flood(
+                address, DECLARE, 2_000_000, 2.0, tried, 100 * 2_000_000, metadata=bearer(token)
+            )
+        return memory.growth_mib
+
+    growth = asyncio.run(main())
+    assert growth < MOST_TENANT_MIB
     print(f"{tried.show()}\ngrowth={growth:.0f} MiB")  # noqa: T201
 
 

@@ -3,14 +3,17 @@
 gRPC's own servers receive and parse a request before any code of ours runs: a stranger can make
 them hold gigabytes of empty sub-messages. Here a method is served as a stream of raw bytes. Until
 its caller is admitted nothing is read, and flow control keeps the rest on the caller's machine;
-then the request is read, its size is checked, and only then it is parsed. On the wire nothing
-differs. Used by the bus (`bus/server.py`) and by clusterd (`clusterd/interceptors.py`).
+then the request is read, its size is checked, and only then it is parsed. Of each caller only a few
+requests are read at the same time; the others wait on its machine. On the wire nothing differs.
+Used by the bus (`bus/server.py`) and by clusterd (`clusterd/interceptors.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -30,14 +33,53 @@ Admit = Callable[[Any], Awaitable[None]]
 """Gets the context; returns, or ends the call."""
 Charge = Callable[[Any, int], Awaitable[None]]
 """Gets the context and the size of the request; returns, or ends the call."""
+MOST_READ = 4
+"""Requests of one caller that are read at the same time."""
+READ_S = 30.0
+"""How long a caller may take to send one."""
+Slots = Callable[[Any], AbstractAsyncContextManager[None]]
+"""Gets the context; waits until its request may be read."""
 Serve = Callable[[Any, Any], Awaitable[Any]]
 """Gets the request and the context. Returns the response; or None where it has written them."""
+
+
+@dataclass
+class _Slot:
+    free: asyncio.Semaphore
+    users: int = 0
+
+
+class ReadingSlots:
+    """Bounds what the requests of one caller take before their size is known."""
+
+    def __init__(self, caller_of: Callable[[Any], str], most: int = MOST_READ) -> None:
+        self._caller_of, self._most = caller_of, most
+        self._slots: dict[str, _Slot] = {}
+
+    @asynccontextmanager
+    async def __call__(self, context: Any) -> AsyncIterator[None]:
+        caller = self._caller_of(context)
+        slot = self._slots.setdefault(caller, _Slot(asyncio.Semaphore(self._most)))
+        slot.users += 1
+        try:
+            async with slot.free:
+                yield
+        finally:
+            slot.users -= 1
+            if not slot.users:
+                del self._slots[caller]
+
+
+def host_of(context: Any) -> str:
+    """The peer without its port, so that one machine counts as one caller."""
+    return str(context.peer()).rpartition(":")[0]
 
 
 def reading_late(
     handler: Any,
     admit: Admit,
     limit_bytes: int,
+    slots: Slots,
     serve: Serve | None = None,
     charge: Charge | None = None,
 ) -> grpc.RpcMethodHandler[Any, Any]:
@@ -50,7 +92,21 @@ def reading_late(
 
     async def read_and_serve(_: object, context: Any) -> None:
         await admit(context)
-        raw = await context.read()
+        async with slots(context):
+            request = await read(context)
+        response = await (serve or own)(request, context)
+        if response is not None:
+            with suppress(aio.InternalError):  # the client has disconnected
+                await context.write(response)
+
+    async def read(context: Any) -> Any:
+        raw: Any = EOF
+        try:
+            async with asyncio.timeout(READ_S):
+                raw = await context.read()
+        except TimeoutError:
+            text = f"the request did not arrive within {READ_S:g} s"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
         if raw is EOF:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is missing")
         if len(raw) > limit_bytes:
@@ -61,13 +117,9 @@ def reading_late(
         if charge is not None:
             await charge(context, len(raw))
         try:
-            request = parse(raw)
+            return parse(raw)
         except (DecodeError, ValueError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request cannot be parsed")
-        response = await (serve or own)(request, context)
-        if response is not None:
-            with suppress(aio.InternalError):  # the client has disconnected
-                await context.write(response)
 
     def serialize(response: Any) -> bytes:
         """A response that many callers get may be encoded already."""

@@ -15,7 +15,7 @@ import grpc
 
 from taskd.bus.admission import Admission, claimed_position
 from taskd.bus.client import CALL_KEY, CALL_TIMEOUT_S, MAX_MESSAGE, REPLACE_ALL_PATHS
-from taskd.bus.late_reading import reading_late
+from taskd.bus.late_reading import ReadingSlots, reading_late
 from taskd.bus.relay_loop import RelayLoop
 from taskd.bus.stream import EOF, run_stream
 from taskd.bus.tasknet_client import CODE_KEY
@@ -50,6 +50,7 @@ class AdmitFirst(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
+        self._slots = ReadingSlots(_caller)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -65,7 +66,7 @@ class AdmitFirst(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler.request_streaming:
             return handler
         limit = LIMIT_BYTES.get(details.method.rpartition("/")[2], MAX_MESSAGE)
-        return reading_late(handler, self._admission.admit_caller, limit)
+        return reading_late(handler, self._admission.admit_caller, limit, self._slots)
 
 
 class BusServer(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
@@ -256,6 +257,12 @@ async def _write_messages(queue: Queue, context: Context, wake: asyncio.Event) -
 def _metadata(context: Context) -> dict[str, str]:
     pairs = context.invocation_metadata() or ()
     return {key: value for key, value in pairs if isinstance(value, str)}
+
+
+def _caller(context: Context) -> str:
+    """The position that has been admitted; on a bus without tokens, the connection."""
+    claimed = claimed_position(_metadata(context))
+    return str(context.peer() if claimed is None else claimed)
 
 
 def _call(context: Context) -> Call:

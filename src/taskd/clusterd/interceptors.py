@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from taskd.bus.late_reading import reading_late
+from taskd.bus.late_reading import ReadingSlots, host_of, reading_late
 from taskd.clusterd.auth import Authority, Caller
 from taskd.model.codes import RecoverCode
 from taskd.runtime.clock import Clock
@@ -83,11 +83,11 @@ LARGE_REQUESTS = {
 }
 BYTES_PER_TOKEN, OFTEN_BYTES_PER_TOKEN = 4096, 65536
 """A large request counts as many small ones."""
-CALLER_RATE = Rate(1 << 20, 4 << 20)
+CALLER_RATE = Rate(1 << 20, 2 << 20)
 """Bytes of each tenant that are parsed: parsing comes before the job is known, and a request of
 empty sub-messages takes 40 times its size."""
-HEALTH_BYTES, HEALTH_STREAMS = 1024, 128
-"""Of the health service, which every machine may ask: a request, and all streams together."""
+HEALTH_STREAMS = 128
+"""Of the health service, which every machine may ask: all together."""
 KEYS = 20_000
 ANSWERS: dict[str, Any] = {
     "Recover": recover_pb2,
@@ -115,6 +115,7 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         self._unknown_callers = Buckets(unknown_caller_rate, KEYS, clock)
         self._callers = Buckets(CALLER_RATE, KEYS, clock)
         self._logged = Buckets(LOG_RATE, KEYS, clock)
+        self._slots = ReadingSlots(self._reader)
         self._guarded: dict[str, Any] = {}
         self._streams: Counter[str] = Counter()
         """How many streams of each job are open, and of the health service."""
@@ -136,6 +137,7 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
             handler,
             partial(self._admit_caller, method),
             LARGE_BYTES if method.rpartition("/")[2] in LARGE_REQUESTS else SMALL_BYTES,
+            self._slots,
             partial(
                 self._serve_stream if handler.response_streaming else self._serve, method, serve
             ),
@@ -145,13 +147,15 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         return guarded
 
     def _health(self, method: str, handler: Any) -> Any:
-        """Open to every machine, and therefore limited for each."""
+        """Open to every machine: nothing of a request is read. All services are one server."""
 
-        async def admit(context: Any) -> None:
-            if not self._unknown_callers.take(_host(context)):
+        async def serve(_: object, context: Any) -> None:
+            if not self._unknown_callers.take(host_of(context)):
                 await self._refuse(method, context, *TOO_MANY)
-
-        async def serve_stream(request: Any, context: Any) -> None:
+            request = handler.request_deserializer(b"")
+            if not handler.response_streaming:
+                await context.write(await handler.unary_unary(request, context))
+                return
             if self._streams[HEALTH] >= HEALTH_STREAMS:
                 text = f"{HEALTH_STREAMS} streams of the health service are open"
                 await self._refuse(method, context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -161,8 +165,7 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
             finally:
                 self._streams[HEALTH] -= 1
 
-        serve = serve_stream if handler.response_streaming else None
-        return reading_late(handler, admit, HEALTH_BYTES, serve)
+        return grpc.stream_stream_rpc_method_handler(serve, None, handler.response_serializer)
 
     async def _serve(self, method: str, serve: Any, request: Any, context: Any) -> Any:
         await self._admit_request(method, request, context)
@@ -199,13 +202,18 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         caller = self._caller(context)
         if caller is not None and (caller.operator or method not in OPERATOR_METHODS):
             return
-        if not self._unknown_callers.take(_host(context)):
+        if not self._unknown_callers.take(host_of(context)):
             await self._refuse(method, context, *TOO_MANY)
         if caller is None:
             text = "no valid token or client certificate"
             await self._refuse(method, context, grpc.StatusCode.UNAUTHENTICATED, text)
         text = f"only the operator may call {method}"
         await self._refuse(method, context, grpc.StatusCode.PERMISSION_DENIED, text)
+
+    def _reader(self, context: Any) -> str:
+        """Who waits for whom: a tenant for itself; operators for others on their machine."""
+        caller = self._caller(context)
+        return caller.scope if caller and not caller.operator else host_of(context)
 
     async def _charge(self, method: str, context: Any, size: int) -> None:
         """Before the request is parsed. The operator acts for many jobs."""
@@ -226,7 +234,7 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
             else:
                 within = self._jobs.take(job, 1.0 + size / BYTES_PER_TOKEN)
         else:
-            within = self._unknown_callers.take(_host(context), 1.0 + size / BYTES_PER_TOKEN)
+            within = self._unknown_callers.take(host_of(context), 1.0 + size / BYTES_PER_TOKEN)
         if not within:
             await self._refuse(method, context, *TOO_MANY)
         if not allowed:
@@ -240,7 +248,7 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
 
     async def _refuse(self, method: str, context: Any, status: grpc.StatusCode, why: str) -> None:
         limited = status is grpc.StatusCode.RESOURCE_EXHAUSTED
-        if not limited and self._logged.take(_host(context)):
+        if not limited and self._logged.take(host_of(context)):
             log.warning("refused %s to %s: %s", method, context.peer(), why[:MAX_LOGGED])
         await context.abort(status, why[:MAX_LOGGED])
 
@@ -252,11 +260,6 @@ def job_of(request: Any) -> str:
         if isinstance(job, str):
             return job
     return ""
-
-
-def _host(context: Any) -> str:
-    """The peer without its port, so that one machine counts as one caller."""
-    return str(context.peer()).rpartition(":")[0]
 
 
 def _answer_type(method: str) -> Any:

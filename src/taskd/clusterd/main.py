@@ -25,7 +25,12 @@ from taskd.clusterd.cluster.in_memory import InMemoryCluster
 from taskd.clusterd.cluster.interface import Cluster
 from taskd.clusterd.faults.cluster_info import ClusterInfo
 from taskd.clusterd.faults.public_codes import PLACES, PublicCodeFile
-from taskd.clusterd.interceptors import JOB_RATE, UNKNOWN_CALLER_RATE, AdmissionInterceptor
+from taskd.clusterd.interceptors import (
+    JOB_RATE,
+    LARGE_BYTES,
+    UNKNOWN_CALLER_RATE,
+    AdmissionInterceptor,
+)
 from taskd.clusterd.job_registry import JobRegistry, RegistryConfig
 from taskd.clusterd.job_summaries import JobSummaries
 from taskd.clusterd.leadership import Leadership
@@ -61,7 +66,7 @@ log = logging.getLogger(__name__)
 OPTIONS = (
     *SMALL_BUFFERS,
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    ("grpc.max_receive_message_length", LARGE_BYTES),
     ("grpc.max_send_message_length", 8 * 1024 * 1024),
     ("grpc.max_concurrent_streams", 1024),
     ("grpc.keepalive_time_ms", 10_000),

@@ -128,7 +128,9 @@ def test_refusals_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
             metadata = (*names, (JOB_KEY, "job"), (TOKEN_KEY, "guess"))
             for _ in range(200):
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await channel.unary_unary("/TaskNet/Register")(b"", metadata=metadata)
+                    await channel.unary_unary("/TaskNet/Register", None, None)(
+                        b"", metadata=metadata
+                    )
                 assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
                 assert len(refused.value.details() or "") <= MAX_REASON
 

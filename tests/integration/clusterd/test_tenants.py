@@ -67,9 +67,12 @@ def test_large_requests_of_a_tenant_are_counted_before_they_are_parsed(
     parsed: list[int] = []
     declaration: Any = control_pb2.JobDeclaration
     original = declaration.FromString
-    monkeypatch.setattr(
-        declaration, "FromString", lambda raw: parsed.append(len(raw)) or original(raw)
-    )
+
+    def parse(raw: bytes) -> Any:
+        parsed.append(len(raw))
+        return original(raw)
+
+    monkeypatch.setattr(declaration, "FromString", parse)
 
     async def main() -> None:
         config = ServerConfig(tokens=Tokens({"a": "job:a", "b": "job:b"}))
@@ -95,9 +98,7 @@ def test_health_service_is_limited_for_strangers() -> None:
         async with started(config) as (_server, client):
             check = client.channel.unary_unary("/grpc.health.v1.Health/Check", None, None)
             assert await check(b"", timeout=WAIT_S) == b"\x08\x01"  # SERVING
-            with pytest.raises(aio.AioRpcError) as refused:
-                await check(b"\x0a\x00" * 600, timeout=WAIT_S)
-            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert await check(b"\xff" * 10, timeout=WAIT_S) == b"\x08\x01"  # it is not read
             watch = client.channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)
             calls = [watch(b"") for _ in range(HEALTH_STREAMS)]
             for call in calls:

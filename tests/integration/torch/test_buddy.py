@@ -20,6 +20,7 @@ from taskd.runtime.waiting_connections import MOST_WAITING
 from taskd.torch.copies import buddy, snapshot_file
 from taskd.torch.copies.buddy import Buddy
 from taskd.torch.groups.store import Rendezvous
+from taskd.torch.state.sealed import DIGEST
 
 LIMIT = timedelta(seconds=30)
 BODY = b"the weights of the model" * 1000
@@ -148,7 +149,7 @@ def test_recorded_copy_cannot_be_sent_again(pair: Pair) -> None:
     assert pair.steps() == {6, 7}
     with socket.create_connection(pair.address, 30) as replay:
         assert len(replay.recv(16)) == 16
-        replay.sendall(sent[: buddy._HEADER.size + buddy.DIGEST])
+        replay.sendall(sent[: buddy._HEADER.size + DIGEST])
         assert read_all(replay) == b""
     assert pair.steps() == {6, 7}
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from taskd.bus.late_reading import host_of
 from taskd.clusterd.cluster.in_memory import InMemoryCluster, version_of
 from taskd.clusterd.cluster.interface import ClusterUnreachable, Json, Key, Kind, key_of, owner_of
 from taskd.clusterd.cluster.objects import (
@@ -24,7 +25,6 @@ from taskd.clusterd.cluster.objects import (
     reset_data,
 )
 from taskd.clusterd.faults.node_reports import InvalidReport, device_report, node_report
-from taskd.clusterd.interceptors import _host
 from taskd.clusterd.job_owner import JobOwner
 from taskd.clusterd.job_registry import ABANDONED_S, JobRegistry, RegistryConfig
 from taskd.clusterd.journal_records import Record
@@ -112,10 +112,10 @@ class Caller:
 
 
 def test_callers_are_distinguished_by_their_whole_address() -> None:
-    same = {_host(Caller(f"ipv6:%5Bfd00::7%5D:{port}")) for port in (1024, 1025, 50_000)}
+    same = {host_of(Caller(f"ipv6:%5Bfd00::7%5D:{port}")) for port in (1024, 1025, 50_000)}
     assert len(same) == 1
     others = ["ipv6:%5Bfd00::8%5D:1024", "ipv6:%5Bfd01::7%5D:1024", "ipv4:10.0.0.7:1024"]
-    assert len(same | {_host(Caller(address)) for address in others}) == 4
+    assert len(same | {host_of(Caller(address)) for address in others}) == 4
 
 
 def test_journal_clock_does_not_jump_with_the_wall_clock() -> None:

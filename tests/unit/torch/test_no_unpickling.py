@@ -141,6 +141,8 @@ def unpickling(tree: ast.AST) -> Iterator[tuple[int, str]]:
             case ast.Call():
                 if what := called(node, pickles):
                     yield line, what
+            case _:
+                pass
 
 
 def imported(module: str, name: str) -> str:
