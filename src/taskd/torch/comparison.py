@@ -63,6 +63,8 @@ class Comparison:
         self._context, self._snapshot_every = context, snapshot_every
         self._protected = context.protected
         self._is_late = False
+        self.has_late_exchange = False
+        """A step has exchanged data after its update had begun, on this rank or any other."""
         self._has_left_gradients = False
         self._at_gate: tuple[int, ...] | None = None
         """What only this rank has, when it was copied."""
@@ -245,6 +247,7 @@ class Comparison:
         context = self._context
         self._protected.agreement = agreement
         self._is_late = self._is_late and not agreement.is_late
+        self.has_late_exchange = self.has_late_exchange or agreement.has_late_exchange
         context.shard = agreement.shards[Rank(context.rank)]
         if context.shard == self._name:
             context.replica = self._replica
@@ -260,8 +263,8 @@ class Comparison:
     def _copies_every(self, agreement: Agreement) -> int:
         if self._snapshot_every is not None:
             return self._snapshot_every
-        # Between the updates of two optimizers, all ranks are halfway between two steps at once.
-        several = len(self._protected.optimizers) > 1
+        # Between two updates of a step, all ranks are halfway between two steps at once.
+        several = len(self._protected.optimizers) > 1 or agreement.has_late_exchange
         size = self._context.world_size
         survives = agreement.survives_node_loss(size, self._per_node)
         if not (several or agreement.is_late or not survives):
@@ -287,7 +290,12 @@ class Comparison:
             name: one for name, one in zip(agreement.parts, parts, strict=True) if one
         }
         if not whole:
-            return StatePrint(0, 0, 0, has_left_gradients, self._is_late, parts)
+            return StatePrint(
+                has_left_gradients=has_left_gradients,
+                is_late=self._is_late,
+                parts=parts,
+                has_late_exchange=self.has_late_exchange,
+            )
         guarded = self._context.guard is not None and self.agreement is not None
         return StatePrint(
             # Replicas that differ by mistake are the guard's to find.
@@ -298,6 +306,7 @@ class Comparison:
             self._is_late,
             parts,
             self._context.copies.propose_interval() if self._snapshot_every is None else 0,
+            self.has_late_exchange,
         )
 
     def _own_versions(self, step: int) -> tuple[int, ...]:
@@ -315,7 +324,7 @@ class Comparison:
         world = self._context.groups.world.shape
         device = "cpu" if "cpu" in world.backends else next(iter(world.backends))
         row = [mine.state, mine.gradients, mine.buffers, mine.has_left_gradients, mine.is_late]
-        row.append(mine.copies_every)
+        row += [mine.has_late_exchange, mine.copies_every]
         packed = torch.tensor([*map(int, row), *mine.parts], dtype=torch.int64, device=device)
         received = [torch.empty_like(packed) for _ in world.ranks]
         dist.all_gather(received, packed)
@@ -323,7 +332,7 @@ class Comparison:
         rows = torch.stack(received).tolist()
         return {
             Rank(rank): StatePrint(
-                one[0], one[1], one[2], one[3] == 1, one[4] == 1, tuple(one[6:]), one[5]
+                *one[:3], one[3] == 1, one[4] == 1, tuple(one[7:]), one[6], one[5] == 1
             )
             for rank, one in zip(world.ranks, rows, strict=True)
         }
@@ -347,6 +356,12 @@ class Comparison:
                 100 * copy_interval.SHARE,
                 self._context.copies.describe_costs(),
                 every,
+            )
+        if after.has_late_exchange and not before.has_late_exchange and self._context.rank == 0:
+            log.info(
+                "step %d: steps exchange data after their first update: the state is copied after "
+                "each step, so that none is lost if a rank fails in between",
+                step,
             )
         if own and own != state_classes.describe(before):
             log.info("step %d: each rank copies in every step what only it has: %s", step, own)

@@ -554,8 +554,9 @@ def wrap_checkpoint_save(wrap: Callable[[Callable[..., Any]], Callable[..., Any]
     state_dict_saver._save_state_dict = wrap(original)
 
 
-def wrap_checkpoint_thread(called: Callable[[Any], None]) -> None:
-    """Call this with the thread pool of each `dcp.async_save`, in the thread that called it."""
+def wrap_checkpoint_thread(called: Callable[[Any, Any], None]) -> None:
+    """Call this with the thread pool of each `dcp.async_save`, in the thread that called it, and
+    with the process group that it uses; None: it uses none."""
     owner: Any = find_owner(PrivateName(_DCP_THREAD, "execute_save", ""))
     if owner is None:
         return
@@ -563,7 +564,8 @@ def wrap_checkpoint_thread(called: Callable[[Any], None]) -> None:
 
     @wraps(original)
     def execute_save(self: Any, *args: Any, **kwargs: Any) -> Any:
-        called(self._executor)
+        group = kwargs.get("process_group") or default_group()
+        called(self._executor, None if kwargs.get("no_dist") else group)
         return original(self, *args, **kwargs)
 
     owner.execute_save = execute_save

@@ -31,7 +31,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from taskd.errors import Transient
+from taskd.errors import SettingsError, Transient
 from taskd.torch import compat
 from taskd.torch.groups import sealed_objects
 from taskd.torch.groups.all_groups import Groups, Mode
@@ -123,8 +123,21 @@ class DcpAdapter:
         compat.wrap_checkpoint_save(self._save)
         compat.wrap_checkpoint_thread(self._mark_thread)
 
-    def _mark_thread(self, executor: ThreadPoolExecutor) -> None:
-        """`async_save` was called. The executor has one thread, and only for this save."""
+    def _mark_thread(self, executor: ThreadPoolExecutor, group: Any) -> None:
+        """`async_save` was called. The executor has one thread, and only for this save.
+
+        Raises:
+            SettingsError: Its collectives would run in another thread in the same group as those
+                of the training, in an order that no two ranks agree on.
+        """
+        if group is self._groups.world and group.size() > 1:
+            raise SettingsError(
+                [
+                    "dcp.async_save needs a process group of its own, because training uses the "
+                    'default one at the same time: create it with dist.new_group(backend="gloo") '
+                    "before the first step, and pass it as process_group=…"
+                ]
+            )
         if not self._groups.absorbing:
             self._groups.on_outside()
         executor.submit(setattr, self._background, "formed", self._formed_for_script())

@@ -50,10 +50,10 @@ class StepCycle:
         self._retry_on: tuple[type[Exception], ...] = ()
         self._updates = 0
         """How many optimizers have finished in the current step."""
-        self._may_finish = False
-        """The groups are broken, but the step has everything it needs and is to be finished."""
         self._updating = False
         """An optimizer has passed the gate in this step: weights may have changed."""
+        self._begun_at_update = 0
+        """How many collectives had begun when the first optimizer passed the gate."""
         self._gate_passed = False
         """Everything that has to be exchanged in this step has been."""
         self._device_gate: DeviceGate | None = None
@@ -158,7 +158,7 @@ class StepCycle:
 
     def begin(self) -> None:
         self._updates, self._updating = 0, False
-        self._gate_passed, self._may_finish = False, False
+        self._gate_passed = False
         self._is_copied, self._is_recorded = False, False
         if self.feed is not None:
             self.feed.begin_attempt(self.context.step)
@@ -182,6 +182,7 @@ class StepCycle:
                 # Also for a step whose optimizer a grad scaler has skipped.
                 if not self._gate_passed and self._groups.absorbing:
                     self._exchange_and_agree(self._has_left_gradients())
+                self._check_results()
                 self._finish()
                 self._copy_and_vote()
             except Abandon as abandoned:
@@ -354,8 +355,9 @@ class StepCycle:
             # From here on other ranks may commit this step: there is no way back.
             self._exchange_and_agree(has_left_gradients=False, before_update=True)
         else:
-            self._leave_if_broken()
-        self._updating = True
+            self._check_results()
+        if not self._updating:
+            self._updating, self._begun_at_update = True, self._groups.begun
 
     def _exchange_and_agree(self, has_left_gradients: bool, before_update: bool = False) -> None:
         """Everything that has to be exchanged before this step can be committed.
@@ -403,7 +405,23 @@ class StepCycle:
         return comparison is not None and comparison.is_due(step, has_left_gradients=False)
 
     def _leave_if_broken(self, *_: Any) -> None:
-        if self._groups.absorbing and self._groups.is_broken() and not self._may_finish:
+        """After an update, only if something is missing: other ranks may have committed the step,
+        and this one can commit it, too, if its own results are complete."""
+        groups = self._groups
+        if groups.absorbing and (groups.lost if self._updating else groups.is_broken()):
+            raise Abandon
+
+    def _check_results(self) -> None:
+        """What follows an update, another update or an exchange of results, must be complete."""
+        groups = self._groups
+        if not (groups.absorbing and self._updating):
+            return
+        is_complete = not groups.has_lost()
+        if self.context.comparison is not None and (
+            groups.begun > self._begun_at_update or not is_complete
+        ):
+            self.context.comparison.has_late_exchange = True
+        if not is_complete:
             raise Abandon
 
     def _after_update(self, *_: Any) -> None:
@@ -485,8 +503,8 @@ class StepCycle:
         if not self._groups.is_broken():
             comparison.sample(context.step, has_left_gradients)
             return
-        one_update = len(context.protected.optimizers) == 1
+        one_update = len(context.protected.optimizers) == 1 and not comparison.has_late_exchange
         if context.votes and one_update and self._recovery.may_finish():
-            self._may_finish = True
+            self._groups.lost = False  # what this comparison has lost: all sums are complete
             return
         raise Abandon

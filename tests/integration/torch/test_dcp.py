@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
+from taskd.errors import SettingsError
 from taskd.torch.state.sharded import local
 from tests.integration.torch.runs import assert_same, ends, run, same
 from tests.integration.torch.scripts import (
@@ -265,6 +266,25 @@ def test_async_save_that_loses_a_rank_does_not_end_the_training(
     for step in complete:
         expected = load(undisturbed.folder / "saved" / str(step), like)
         assert same(expected, load(world.folder / "saved" / str(step), like)), step
+
+
+def async_save_in_the_default_group(args: dict[str, Any]) -> None:
+    job = taskd.init()
+    model = DDP(nn.Linear(2, 2))
+    job.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    refused = ""
+    try:
+        dcp.async_save({"app": model}, checkpoint_id=Path(args["folder"]) / "saved")
+    except SettingsError as error:
+        refused = str(error)
+    torch.save({"refused": refused}, Path(args["folder"]) / f"end-{args['rank']}.pt")
+
+
+def test_async_save_in_the_group_of_the_training_is_refused(tmp_path: Path) -> None:
+    """Its collectives would mix with those of the training."""
+    script = async_save_in_the_default_group
+    for end in ends(run(tmp_path / "run", script, size=2, ranks_per_node=2)):
+        assert 'dist.new_group(backend="gloo")' in end["refused"]
 
 
 def test_save_after_a_repair_at_the_end_of_a_step_is_left_out(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ class StatePrint:
     parts: tuple[int, ...] = ()
     copies_every: int = copy_interval.NO_PROPOSAL
     """How often this rank could copy its state without slowing down training."""
+    has_late_exchange: bool = False
+    """A step has exchanged data after its update had begun: see `Agreement.has_late_exchange`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ class Agreement:
     the ranks must be able to go back to the step before."""
     copies_every: int = 1
     """After how many steps a state that exists once is copied, unless the script says it."""
+    has_late_exchange: bool = False
+    """Steps have several updates, or exchange results after the update. A fault in between leaves
+    all ranks halfway between two steps, so they must be able to go back to the one before."""
 
     @property
     def own_since(self) -> int:
@@ -146,6 +151,8 @@ def agree(before: Agreement, step: int, since: int, prints: Mapping[Rank, StateP
         copies_every=copy_interval.agree(
             before.copies_every, [one.copies_every for one in prints.values()]
         ),
+        has_late_exchange=before.has_late_exchange
+        or any(one.has_late_exchange for one in prints.values()),
     )
     return after if after == before else replace(after, version=before.version + 1)
 

@@ -65,6 +65,11 @@ class Groups:
         self.absorbing = False
         """Inside a protected step: errors are recorded, not raised."""
         self._is_alone = False
+        self.lost = False
+        """A collective of this step has ended without its result: its caller has got another value.
+
+        Broken groups alone do not say that: all collectives may have ended well before.
+        """
         self.begun = 0
         """Collectives entered; `done` counts those that ended. The beacon shows both."""
         self.done = 0
@@ -240,7 +245,7 @@ class Groups:
 
     def enter_step(self) -> None:
         with self._lock:
-            self.absorbing = True
+            self.absorbing, self.lost = True, False
             self.formed_for_step = self.formed
             if not self._pending_abort:
                 return
@@ -301,6 +306,12 @@ class Groups:
         if self._devices.wait():
             self.done = self.begun
             self._on_collective(self.begun, self.done)
+
+    def has_lost(self) -> bool:
+        """Whether any collective of this step, up to here, has not given its result."""
+        if self._devices.wait() and self.is_broken():
+            self.lost = True
+        return self.lost
 
     def queue_device_waits(self) -> Callable[[], bool] | None:
         """What is queued from here on waits on the device for all collectives of this step.

@@ -104,9 +104,12 @@ class ResilientGroup(dist.ProcessGroup):
                 return self._protected_work(operation(*args, **kwargs), fallback)
             except RuntimeError as error:
                 groups.absorb(error)
-        elif groups.mode is Mode.BROKEN and not groups.absorbing:
-            groups.explain_failure_outside()
-            raise dist.DistBackendError(f"the process group was aborted: {groups.why}")
+                groups.lost = True
+        elif groups.mode is Mode.BROKEN:
+            if not groups.absorbing:
+                groups.explain_failure_outside()
+                raise dist.DistBackendError(f"the process group was aborted: {groups.why}")
+            groups.lost = True
         elif groups.mode is Mode.SOLO and self._block is not None:
             self._block.add(name, args)
         elif groups.mode is Mode.SOLO:
@@ -143,6 +146,7 @@ class ResilientGroup(dist.ProcessGroup):
         if block.inner is None:
             if groups.mode is Mode.SOLO:
                 groups.setup.replay(self._name, "coalesced", (outputs,))
+            groups.lost = groups.lost or groups.mode is Mode.BROKEN
             return Finished(outputs)
         try:
             work = compat.end_coalescing(block.inner, device)
@@ -150,6 +154,7 @@ class ResilientGroup(dist.ProcessGroup):
             if not groups.absorbing:
                 raise
             groups.absorb(error)
+            groups.lost = True
             return Finished(outputs)
         if groups.absorbing:
             return self._protected_work(work, lambda: outputs)

@@ -127,6 +127,7 @@ class GlooWork(_SilentWork):
     def _on_error(self, error: RuntimeError) -> None:
         """An abandoned collective fails late and says nothing about the current groups."""
         if not self._ended:
+            self._groups.lost = True
             self._groups.absorb(error)
 
     def _finish(self, outputs: list[torch.Tensor] | None) -> None:
@@ -134,7 +135,10 @@ class GlooWork(_SilentWork):
             if self._ended:
                 return
             self._ended = True
-        self._future.set_result(self._fallback() if outputs is None else outputs)
+        if outputs is None:
+            self._groups.lost = True
+            outputs = self._fallback()
+        self._future.set_result(outputs)
 
 
 class DeviceWork(_SilentWork):
@@ -155,6 +159,7 @@ class DeviceWork(_SilentWork):
             self._inner.wait(timeout)
         except RuntimeError as error:
             self._groups.absorb(error, self._rendezvous)
+            self._groups.lost = True
             self._fallback()
         return True
 

@@ -211,6 +211,16 @@ def _check(protected: Protected) -> None:
             "DDP(static_graph=True) cannot be protected: a rank that joins later would not know "
             "the graph that the others have recorded; leave static_graph out"
         )
+    first = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
+    if first and any(
+        isinstance(module, first.FullyShardedDataParallel)
+        for model in protected.models
+        for module in model.modules()
+    ):
+        problems.append(
+            "FullyShardedDataParallel (FSDP1) cannot be protected: a step that was interrupted in "
+            "it cannot be undone; use fully_shard (FSDP2)"
+        )
     zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     if zero and any(isinstance(one, zero.ZeroRedundancyOptimizer) for one in protected.optimizers):
         problems.append(
