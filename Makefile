@@ -134,6 +134,7 @@ dist: setup  ## sdist and wheels in dist/, checked as PyPI does, installed, and 
 
 settings: setup  ## docs/reference/settings.md from the settings classes
 	$(BIN)/python tools/settings.py
+	$(BIN)/python tools/support.py
 
 clean:
 	rm -rf $(VENV) .venvs build dist site .coverage

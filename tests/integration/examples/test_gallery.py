@@ -16,6 +16,11 @@ SLOW = {"gpt.py"}
 """It compiles for minutes on a small machine; `tests/integration/torch` has a smaller one."""
 
 
+@pytest.mark.shows(
+    "tensor parallelism (DTensor) inside FSDP2, on a two-dimensional mesh",
+    "lost rank",
+    "yes, from snapshots",
+)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in SLOW])
 def test_script_ends_with_identical_weights(name: str) -> None:

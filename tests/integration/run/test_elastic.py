@@ -176,6 +176,7 @@ def test_job_shrinks_when_node_is_lost_and_grows_when_it_returns(tmp_path: Path)
     assert ledger(ended[0].out) == [[1 / WORLD] * WORLD] * 150
 
 
+@pytest.mark.shows("DDP", "lost node")
 def test_spare_node_takes_over_ranks_of_lost_node(tmp_path: Path) -> None:
     path = script(tmp_path, SAME)
     undisturbed = Job(tmp_path, "--nproc-per-node=4", path, "0").end()

@@ -88,6 +88,7 @@ def test_lost_rank_removes_its_replica_for_a_moment(tmp_path: Path) -> None:
     assert is_complete(ended.out, 4)
 
 
+@pytest.mark.shows("HSDP (FSDP2 on a two-dimensional mesh)", "lost node")
 def test_lost_node_removes_other_half_of_its_replica(tmp_path: Path) -> None:
     """Ranks 2 and 3 share a replica but not a node: if 3 is lost with its node, 2 has to leave."""
     path = script(tmp_path, SHARDED)

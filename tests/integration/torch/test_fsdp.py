@@ -20,6 +20,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return ends(run(tmp_path_factory.mktemp("calm") / "run", scripts.fsdp, steps=STEPS))
 
 
+@pytest.mark.shows("FSDP2 (`fully_shard`)", "lost rank", "yes, from snapshots")
 @pytest.mark.parametrize(
     "moment",
     [
@@ -64,6 +65,7 @@ def test_result_is_identical_with_a_snapshot_every_third_step(
     assert_same(calm, world)
 
 
+@pytest.mark.shows("FSDP2 (`fully_shard`)", "lost node", "yes, from a buddy's copy")
 def test_result_is_identical_after_the_loss_of_a_node_and_its_memory(
     calm: list[Any], tmp_path: Path
 ) -> None:

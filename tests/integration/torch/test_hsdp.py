@@ -18,6 +18,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return ends(run(tmp_path_factory.mktemp("calm") / "run", scripts.hsdp, steps=STEPS))
 
 
+@pytest.mark.shows("HSDP (FSDP2 on a two-dimensional mesh)", "lost rank")
 @pytest.mark.parametrize(
     "moment",
     ["between steps", "in forward", "in backward", "after backward", "in the optimizer"],

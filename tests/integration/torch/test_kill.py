@@ -26,6 +26,7 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.shows("DDP", "lost rank")
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_result_is_identical_after_a_kill(moment: str, calm: list[Any], tmp_path: Path) -> None:
     world = run(tmp_path / "run", scripts.ddp, steps=8, kills=[(2, 0, 3, moment)])

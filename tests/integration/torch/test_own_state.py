@@ -59,6 +59,11 @@ def test_loader_is_not_read_twice_by_a_replacement(tmp_path: Path) -> None:
     check(tmp_path, own_state.read_before_the_step, kills, size=2, ranks_per_node=2)
 
 
+@pytest.mark.shows(
+    "expert parallelism: experts that differ by rank, all-to-all",
+    "lost rank",
+    "yes, from snapshots",
+)
 @pytest.mark.parametrize("alike", [False, True])
 def test_experts_come_back_to_their_rank(tmp_path: Path, alike: bool) -> None:
     kills = [
@@ -91,6 +96,11 @@ def test_emergency_checkpoint_has_the_state_of_every_rank(tmp_path: Path, script
     assert_same(calm, run(tmp_path / "resumed", script, steps=STEPS))
 
 
+@pytest.mark.shows(
+    "pipelines (`torch.distributed.pipelining`: GPipe, 1F1B), alone and with DDP",
+    "lost rank",
+    "yes, from snapshots",
+)
 @pytest.mark.parametrize(("schedule", "ddp"), [("gpipe", True), ("1f1b", False)])
 def test_stages_of_a_pipeline_come_back_to_their_rank(
     tmp_path: Path, schedule: str, ddp: bool

@@ -23,12 +23,12 @@ def check(folder: Path, script: Script, size: int, **args: Any) -> None:
     assert_same(calm, world)
 
 
-@pytest.mark.shows("context parallelism (ring attention), with DDP", "lost rank")
+@pytest.mark.shows("context parallelism (ring attention) with DDP", "lost rank")
 def test_slices_of_a_sequence(tmp_path: Path) -> None:
     check(tmp_path, parallelisms.context_parallel, 2)
 
 
-@pytest.mark.shows("pipelines with several stages per rank: interleaved, zero bubble", "lost rank")
+@pytest.mark.shows("pipelines with several stages per rank (interleaved, zero bubble)", "lost rank")
 @pytest.mark.parametrize("schedule", ["ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble"])
 def test_several_stages_per_rank(tmp_path: Path, schedule: str) -> None:
     check(tmp_path, parallelisms.interleaved, 2, schedule=schedule)

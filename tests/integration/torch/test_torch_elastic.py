@@ -22,6 +22,7 @@ from tests.integration.torch.world import World
 STEPS = 40
 
 
+@pytest.mark.shows("DDP", "shrink and grow")
 @pytest.mark.parametrize("lost", [(2,), (0,), (1, 3)])
 def test_every_sample_is_used_once_while_ranks_are_missing(
     lost: tuple[int, ...], tmp_path: Path

@@ -57,6 +57,9 @@ def elastic_hsdp(args: dict[str, Any]) -> None:
     torch.save(end, Path(args["folder"]) / f"end-{args['rank']}.pt")
 
 
+@pytest.mark.shows(
+    "HSDP (FSDP2 on a two-dimensional mesh)", "shrink and grow", "yes, by whole replicas"
+)
 @pytest.mark.parametrize(
     ("mesh", "lost", "moment", "leaving"),
     [

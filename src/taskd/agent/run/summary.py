@@ -21,7 +21,7 @@ from taskd.model.agent import Event
 SUMMARY = "summary.json"
 STOPPED = "stopped by "
 EVIDENCE_LINES = 12
-SUPERSEDED = "superseded"
+SUPERSEDED, RESTARTED = "superseded", "restarted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,4 +168,5 @@ def _incident_line(group: list[dict[str, Any]]) -> str:
         number = f"{group[0]['incident']} to {number}"
     answer = f"{last['strategy'] or 'no strategy'}: {last['outcome'] or 'open'}"
     took = f" in {sum(parts.values()):.0f} ms ({spent})" if parts else ""
-    return f"  incident {number}: {faults} -> {answer}{took}"
+    why = f": {last['because']}" if last["outcome"] == RESTARTED and last.get("because") else ""
+    return f"  incident {number}: {faults} -> {answer}{took}{why}"

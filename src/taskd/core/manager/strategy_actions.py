@@ -158,11 +158,13 @@ def recovered(
     job: Job, order: Signal, now: float, config: JobConfig, outcome: str = "recovered"
 ) -> Outcome:
     because = f"incident {job.incident} is over: {len(job.world)} ranks train"
+    why = because
     if outcome == "restarted":
         because += ", all of them restarted; steps since the last checkpoint are done again"
+        why = job.open_incident.because if job.open_incident is not None else ""
     report = ResultReport(0, order.strategy, uuid=job.uuid, info=because)
     job = replace(
-        close_incident(job, outcome, because),
+        close_incident(job, outcome, why or because),
         faults={},
         stalled=False,
         settled_at=now + config.settled_s,
@@ -335,6 +337,9 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig, missing: st
     because = f"attempt {job.attempt}: all {len(members)} ranks restart"
     if missing:
         because = f"{because} from the script's last checkpoint: {missing}"
+        if job.open_incident is not None:
+            job = replace(job, open_incident=replace(job.open_incident, because=missing))
+            state = replace(state, job=job)
     outcome = Outcome(state, messages, because)
     if unstarted:
         return outcome

@@ -51,3 +51,11 @@ def test_incident_that_new_faults_interrupted_is_one(tmp_path: Path) -> None:
     assert summary_lines(tmp_path, interrupted)[1] == (
         "  incident 1: rank 2 (hung) -> no strategy: superseded"
     )
+
+
+def test_restart_of_all_ranks_says_why(tmp_path: Path) -> None:
+    restarted = FAULT | {"outcome": "restarted", "because": "no rank holds shard 1of2"}
+    assert summary_lines(tmp_path, restarted)[1] == (
+        "  incident 1: rank 2 (hung) -> retry: restarted in 3 ms (stopped 3): "
+        "no rank holds shard 1of2"
+    )

@@ -539,6 +539,8 @@ def test_repair_after_which_no_rank_continues_fails_and_then_all_ranks_restart()
     assert isinstance(play.state, Stopping)
     play.parks(0, 1, 2)
     assert isinstance(play.state, Restarting), "the same repair would end in the same way"
+    assert play.state.job.open_incident is not None
+    assert "no rank continued" in play.state.job.open_incident.because, "for the summary"
 
 
 def test_replacement_that_hangs_after_the_repair_is_a_new_fault() -> None:

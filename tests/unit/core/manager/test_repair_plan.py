@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -174,6 +175,7 @@ def test_shrinking_drops_a_whole_replica() -> None:
     assert repair.leaving == (2,)
 
 
+@pytest.mark.shows("FSDP2 (`fully_shard`)", "shrink and grow", "not possible: no replica is left")
 def test_shrinking_is_impossible_when_every_replica_lost_a_rank() -> None:
     survivors = [holder(0, 4, shard="a", replica=0)]
     lost = [placement(1, shard="b", replica=0)]
@@ -332,6 +334,14 @@ def test_ranks_go_back_to_the_step_of_the_last_own_copy() -> None:
     assert made.resume == 5
 
 
+@pytest.mark.shows(
+    "pipelines (`torch.distributed.pipelining`: GPipe, 1F1B), alone and with DDP",
+    "shrink and grow",
+    "not possible",
+)
+@pytest.mark.shows(
+    "expert parallelism: experts that differ by rank, all-to-all", "shrink and grow", "not possible"
+)
 def test_job_with_own_state_does_not_shrink() -> None:
     assert isinstance(shrink([own(0, 5), own(1, 5)], [lost(2)]), Impossible)
 
