@@ -57,3 +57,17 @@ def test_zero_redundancy_optimizer_is_refused() -> None:
             Protected(model, spread, None, {})
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_first_version_of_fsdp_is_refused() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        model = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(SettingsError, match="FSDP1.*use fully_shard"):
+            Protected(nn.Sequential(model), optimizer, None, {})
+    finally:
+        dist.destroy_process_group()
