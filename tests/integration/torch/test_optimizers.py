@@ -67,7 +67,7 @@ def test_first_version_of_fsdp_is_refused() -> None:
     try:
         model = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(SettingsError, match="FSDP1.*use fully_shard"):
+        with pytest.raises(SettingsError, match=r"FSDP1.*use fully_shard"):
             Protected(nn.Sequential(model), optimizer, None, {})
     finally:
         dist.destroy_process_group()
