@@ -106,3 +106,10 @@ def test_whole_state_is_compared_rarely_and_watched_parts_always() -> None:
     assert is_due(watching, 13, has_left_gradients=False)
     alone = replace(watching, shards={Rank(0): "a", Rank(1): "b"})
     assert not is_due(alone, 13, has_left_gradients=False)
+
+
+def test_late_exchange_of_one_rank_is_known_to_all_and_stays() -> None:
+    after = agree(agreement("", ""), 4, 5, prints(StatePrint(has_late_exchange=True), StatePrint()))
+    assert after.has_late_exchange
+    assert after.version == 1
+    assert agree(after, 8, 9, prints(StatePrint(), StatePrint())) == after
