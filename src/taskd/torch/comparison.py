@@ -332,7 +332,14 @@ class Comparison:
         rows = torch.stack(received).tolist()
         return {
             Rank(rank): StatePrint(
-                *one[:3], one[3] == 1, one[4] == 1, tuple(one[7:]), one[6], one[5] == 1
+                state=one[0],
+                gradients=one[1],
+                buffers=one[2],
+                has_left_gradients=one[3] == 1,
+                is_late=one[4] == 1,
+                has_late_exchange=one[5] == 1,
+                copies_every=one[6],
+                parts=tuple(one[7:]),
             )
             for rank, one in zip(world.ranks, rows, strict=True)
         }
