@@ -55,7 +55,7 @@ class LivenessPort:
                 del held[address]
 
         try:
-            host = _own_address(Address.parse(towards))
+            host = own_address(Address.parse(towards))
             return cls(await asyncio.start_server(hold, host, 0), held)
         except (OSError, SettingsError):
             return None
@@ -75,6 +75,19 @@ async def is_reachable(address: str, timeout_s: float) -> bool:
         return False
     writer.close()
     return True
+
+
+async def refuses(address: str, timeout_s: float) -> bool:
+    """Whether the kernel there answers that no process listens. Everything else proves nothing."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await _connect(address)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False
 
 
 async def wait_for_exit(address: str, timeout_s: float) -> bool:
@@ -101,7 +114,8 @@ async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWr
     return await asyncio.open_connection(parsed.host, parsed.port)
 
 
-def _own_address(peer: Address) -> str:
+def own_address(peer: Address) -> str:
+    """This machine's address on the way to the peer."""
     found = socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, there = found[0]
     with socket.socket(family, kind, protocol) as probe:

@@ -41,8 +41,8 @@ class EtcdServer:
     folder: Path
     options: tuple[str, ...] = ()
     scheme: str = "http"
-    client: str = field(default_factory=lambda: f"127.0.0.1:{_free_port()}")
-    peer: str = field(default_factory=lambda: f"127.0.0.1:{_free_port()}")
+    client: str = field(default_factory=lambda: f"127.0.0.1:{free_port()}")
+    peer: str = field(default_factory=lambda: f"127.0.0.1:{free_port()}")
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -75,7 +75,7 @@ def running(folder: Path, *options: str, scheme: str = "http") -> Iterator[EtcdS
         server.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         return int(trial.getsockname()[1])

@@ -56,7 +56,7 @@ class Supervisor:
         while True:
             assert self._popen is not None
             started_at = self.clock()
-            code = await _exit_of(self._popen)
+            code = await exit_of(self._popen)
             if code >= 0 and self.is_over():
                 return
             failures = failures + 1 if self.clock() - started_at < self.min_lifetime_s else 0
@@ -76,15 +76,15 @@ class Supervisor:
         for timeout_s, signum in ((exit_s, signal.SIGTERM), (grace_s, signal.SIGKILL)):
             try:
                 async with asyncio.timeout(timeout_s):
-                    await _exit_of(self._popen)
+                    await exit_of(self._popen)
                 break
             except TimeoutError:
                 self._popen.send_signal(signum)
-        await _exit_of(self._popen)
+        await exit_of(self._popen)
         self._popen = None
 
 
-async def _exit_of(popen: subprocess.Popen[bytes]) -> int:
+async def exit_of(popen: subprocess.Popen[bytes]) -> int:
     """Wait until a process that we started exits, without a thread and without polling."""
     if popen.poll() is None:
         loop = asyncio.get_running_loop()

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from grpc import aio
 
 from taskd.bus.tls_files import TlsFiles
 from taskd.clusterd.etcd.etcd_errors import (
+    EtcdBusy,
     EtcdRefused,
     EtcdUnanswered,
     LeaseNotFound,
@@ -23,6 +26,7 @@ from taskd.clusterd.etcd.etcd_errors import (
     error_of,
 )
 from taskd.clusterd.etcd.etcd_settings import EtcdSettings, why_refused
+from taskd.runtime.clock import monotonic
 from taskd.wire._pb import etcd_pb2 as pb
 from taskd.wire._pb import etcd_pb2_grpc as services
 
@@ -33,6 +37,9 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
+
+FOLLOW_S = 1.0
+"""Time between two looks at etcd's members."""
 
 _KV: Any = services.KVStub
 _WATCH: Any = services.WatchStub
@@ -65,7 +72,22 @@ class Transaction:
 class Member:
     id: int
     name: str
+    """Empty: it was added, and has not started yet."""
     peer_urls: tuple[str, ...]
+    client_urls: tuple[str, ...] = ()
+    is_learner: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """What the member that answers knows, without asking the others."""
+
+    cluster: int
+    member: int
+    leader: int
+    """0: it knows none."""
+    version: str
+    db_bytes: int
 
 
 def put(key: str, value: bytes, lease: int = 0) -> pb.RequestOp:
@@ -106,6 +128,8 @@ class EtcdClient:
         self._files: TlsFiles | None = None
         self._token = ""
         self._turn = asyncio.Lock()
+        self._looked_at = -inf
+        self._looking: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
@@ -113,6 +137,9 @@ class EtcdClient:
         return self._addresses[self._at % len(self._addresses)]
 
     async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         for channel in self._channels.values():
             await channel.close(None)
         self._channels.clear()
@@ -196,13 +223,14 @@ class EtcdClient:
     # Members
 
     async def members(self) -> tuple[Member, ...]:
+        """As the member that answers knows them: this works without a quorum, too."""
         request = pb.MemberListRequest()
         answer = await self._call(lambda channel: _CLUSTER(channel).MemberList, request)
         return _members(answer.members)
 
-    async def add_member(self, peer_url: str) -> tuple[Member, ...]:
-        """All members, with the new one."""
-        request = pb.MemberAddRequest(peerURLs=[peer_url])
+    async def add_learner(self, peer_url: str) -> tuple[Member, ...]:
+        """All members, with the new one. A learner has no vote: it cannot block the others."""
+        request = pb.MemberAddRequest(peerURLs=[peer_url], isLearner=True)
         answer = await self._call(lambda channel: _CLUSTER(channel).MemberAdd, request)
         return _members(answer.members)
 
@@ -211,13 +239,25 @@ class EtcdClient:
         answer = await self._call(lambda channel: _CLUSTER(channel).MemberRemove, request)
         return _members(answer.members)
 
+    async def promote_member(self, member: int) -> tuple[Member, ...]:
+        """Give a learner its vote. Raises EtcdBusy as long as it lacks recent entries."""
+        request = pb.MemberPromoteRequest(ID=member)
+        answer = await self._call(lambda channel: _CLUSTER(channel).MemberPromote, request)
+        return _members(answer.members)
+
+    async def status(self) -> MemberStatus:
+        answer = await self._call(lambda channel: _MAINTENANCE(channel).Status, pb.StatusRequest())
+        header = answer.header
+        return MemberStatus(
+            header.cluster_id, header.member_id, answer.leader, answer.version, answer.dbSize
+        )
+
     async def check_version(self) -> str:
         """The version of the member that answers. Raises EtcdRefused if it is not accepted."""
-        request = pb.StatusRequest()
-        answer = await self._call(lambda channel: _MAINTENANCE(channel).Status, request)
-        if why := why_refused(answer.version):
+        version = (await self.status()).version
+        if why := why_refused(version):
             raise EtcdRefused(f"{self.address}: {why}")
-        return str(answer.version)
+        return version
 
     # Calls
 
@@ -233,7 +273,9 @@ class EtcdClient:
         address = self.address
         try:
             call = method(channel)(request, timeout=self._call_s, metadata=self._metadata())
-            return await asyncio.wait_for(call, 2 * self._call_s)
+            answer = await asyncio.wait_for(call, 2 * self._call_s)
+            self._follow_members()
+            return answer
         except aio.AioRpcError as error:
             found = error_of(error, address)
             if isinstance(found, EtcdUnanswered):
@@ -270,6 +312,21 @@ class EtcdClient:
                 self._leave(address)
             raise found from error
 
+    def _follow_members(self) -> None:
+        """Learn the members' addresses from time to time, while one of them answers."""
+        if self._settings.follow_members and monotonic() - self._looked_at > FOLLOW_S:
+            self._looked_at = monotonic()
+            self._looking = asyncio.create_task(self._look_for_members())
+
+    async def _look_for_members(self) -> None:
+        with suppress(EtcdBusy, EtcdRefused, EtcdUnanswered):
+            voters = [one for one in await self.members() if not one.is_learner]
+            found = [url.partition("://")[2] for one in voters for url in one.client_urls]
+            if found:
+                at = self.address
+                self._addresses = tuple(found)
+                self._at = found.index(at) if at in found else 0
+
     def _leave(self, failed: str) -> None:
         """Unless another call has already left this address."""
         if failed == self.address:
@@ -300,4 +357,7 @@ def _found(answer: pb.RangeResponse) -> tuple[Found, ...]:
 
 
 def _members(found: Sequence[pb.Member]) -> tuple[Member, ...]:
-    return tuple(Member(one.ID, one.name, tuple(one.peerURLs)) for one in found)
+    return tuple(
+        Member(one.ID, one.name, tuple(one.peerURLs), tuple(one.clientURLs), one.isLearner)
+        for one in found
+    )

@@ -13,6 +13,16 @@ BAD_TOKEN = ("invalid auth token", "revision of auth store is old")
 NOT_SIGNED_IN = ("user name is empty", "user name not found")
 WRONG_PASSWORD = "authentication failed"
 NO_AUTH = "authentication is not enabled"
+NOT_NOW = (
+    "re-configuration failed",
+    "unhealthy cluster",
+    "in sync with leader",
+    "too many learner",
+    "already exist",
+    "member not found",
+    "promote a learner",
+)
+"""Why a change of the members is refused at the moment."""
 SENT_NOTHING = ("too many requests", "no space", "is a learner")
 
 
@@ -61,6 +71,8 @@ def error_of(error: aio.AioRpcError, address: str) -> Exception:
             f"etcd at {address} does not permit this user ({what}): grant it read and write on"
             " the prefix"
         )
+    if any(part in what for part in NOT_NOW):
+        return EtcdBusy(f"etcd at {address} does not change its members now: {what}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED or any(part in what for part in SENT_NOTHING):
         return EtcdBusy(f"etcd at {address} is busy: {what}")
     if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):

@@ -37,6 +37,9 @@ class EtcdSettings:
     key: str = ""
     """The key of that certificate."""
 
+    follow_members: bool = False
+    """Use the addresses that etcd's members advertise, as they come and go, after the first."""
+
     def problems(self) -> list[str]:
         found = []
         if bool(self.user) != bool(self.password):

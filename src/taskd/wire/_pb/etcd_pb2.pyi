@@ -299,22 +299,26 @@ class LeaseKeepAliveResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., ID: _Optional[int] = ..., TTL: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("ID", "name", "peerURLs", "clientURLs")
+    __slots__ = ("ID", "name", "peerURLs", "clientURLs", "isLearner")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PEERURLS_FIELD_NUMBER: _ClassVar[int]
     CLIENTURLS_FIELD_NUMBER: _ClassVar[int]
+    ISLEARNER_FIELD_NUMBER: _ClassVar[int]
     ID: int
     name: str
     peerURLs: _containers.RepeatedScalarFieldContainer[str]
     clientURLs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ID: _Optional[int] = ..., name: _Optional[str] = ..., peerURLs: _Optional[_Iterable[str]] = ..., clientURLs: _Optional[_Iterable[str]] = ...) -> None: ...
+    isLearner: bool
+    def __init__(self, ID: _Optional[int] = ..., name: _Optional[str] = ..., peerURLs: _Optional[_Iterable[str]] = ..., clientURLs: _Optional[_Iterable[str]] = ..., isLearner: bool = ...) -> None: ...
 
 class MemberAddRequest(_message.Message):
-    __slots__ = ("peerURLs",)
+    __slots__ = ("peerURLs", "isLearner")
     PEERURLS_FIELD_NUMBER: _ClassVar[int]
+    ISLEARNER_FIELD_NUMBER: _ClassVar[int]
     peerURLs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peerURLs: _Optional[_Iterable[str]] = ...) -> None: ...
+    isLearner: bool
+    def __init__(self, peerURLs: _Optional[_Iterable[str]] = ..., isLearner: bool = ...) -> None: ...
 
 class MemberAddResponse(_message.Message):
     __slots__ = ("header", "member", "members")
@@ -344,6 +348,20 @@ class MemberListRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class MemberPromoteRequest(_message.Message):
+    __slots__ = ("ID",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ID: int
+    def __init__(self, ID: _Optional[int] = ...) -> None: ...
+
+class MemberPromoteResponse(_message.Message):
+    __slots__ = ("header", "members")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    header: ResponseHeader
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
 class MemberListResponse(_message.Message):
     __slots__ = ("header", "members")
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -357,7 +375,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("header", "version", "dbSize", "leader", "raftIndex", "raftTerm", "errors")
+    __slots__ = ("header", "version", "dbSize", "leader", "raftIndex", "raftTerm", "errors", "isLearner")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DBSIZE_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +383,7 @@ class StatusResponse(_message.Message):
     RAFTINDEX_FIELD_NUMBER: _ClassVar[int]
     RAFTTERM_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
+    ISLEARNER_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     version: str
     dbSize: int
@@ -372,7 +391,8 @@ class StatusResponse(_message.Message):
     raftIndex: int
     raftTerm: int
     errors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., version: _Optional[str] = ..., dbSize: _Optional[int] = ..., leader: _Optional[int] = ..., raftIndex: _Optional[int] = ..., raftTerm: _Optional[int] = ..., errors: _Optional[_Iterable[str]] = ...) -> None: ...
+    isLearner: bool
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., version: _Optional[str] = ..., dbSize: _Optional[int] = ..., leader: _Optional[int] = ..., raftIndex: _Optional[int] = ..., raftTerm: _Optional[int] = ..., errors: _Optional[_Iterable[str]] = ..., isLearner: bool = ...) -> None: ...
 
 class AuthenticateRequest(_message.Message):
     __slots__ = ("name", "password")

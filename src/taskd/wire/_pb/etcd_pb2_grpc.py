@@ -311,6 +311,11 @@ class ClusterStub(object):
                 request_serializer=taskd_dot_wire_dot___pb_dot_etcd__pb2.MemberListRequest.SerializeToString,
                 response_deserializer=taskd_dot_wire_dot___pb_dot_etcd__pb2.MemberListResponse.FromString,
                 )
+        self.MemberPromote = channel.unary_unary(
+                '/etcdserverpb.Cluster/MemberPromote',
+                request_serializer=taskd_dot_wire_dot___pb_dot_etcd__pb2.MemberPromoteRequest.SerializeToString,
+                response_deserializer=taskd_dot_wire_dot___pb_dot_etcd__pb2.MemberPromoteResponse.FromString,
+                )
 
 
 class ClusterServicer(object):
@@ -334,6 +339,12 @@ class ClusterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MemberPromote(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -351,6 +362,11 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.MemberList,
                     request_deserializer=taskd_dot_wire_dot___pb_dot_etcd__pb2.MemberListRequest.FromString,
                     response_serializer=taskd_dot_wire_dot___pb_dot_etcd__pb2.MemberListResponse.SerializeToString,
+            ),
+            'MemberPromote': grpc.unary_unary_rpc_method_handler(
+                    servicer.MemberPromote,
+                    request_deserializer=taskd_dot_wire_dot___pb_dot_etcd__pb2.MemberPromoteRequest.FromString,
+                    response_serializer=taskd_dot_wire_dot___pb_dot_etcd__pb2.MemberPromoteResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -410,6 +426,23 @@ class Cluster(object):
         return grpc.experimental.unary_unary(request, target, '/etcdserverpb.Cluster/MemberList',
             taskd_dot_wire_dot___pb_dot_etcd__pb2.MemberListRequest.SerializeToString,
             taskd_dot_wire_dot___pb_dot_etcd__pb2.MemberListResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def MemberPromote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/etcdserverpb.Cluster/MemberPromote',
+            taskd_dot_wire_dot___pb_dot_etcd__pb2.MemberPromoteRequest.SerializeToString,
+            taskd_dot_wire_dot___pb_dot_etcd__pb2.MemberPromoteResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
