@@ -12,11 +12,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 from taskd.agent.etcd_member.etcd_binary import EtcdBinary, EtcdMemberSettings, find
-from taskd.agent.etcd_member.job_etcd import JobEtcd, JobEtcdPlan, job_etcd
+from taskd.agent.etcd_member.job_authority import issue
+from taskd.agent.etcd_member.job_etcd import JobEtcdPlan, job_etcd
+from taskd.agent.etcd_member.member_keeper import MemberKeeper
+from taskd.agent.etcd_member.member_process import make_folder
 from taskd.agent.node_resources import run_folders
+from taskd.bus.liveness_port import own_address
 from taskd.clusterd.etcd.etcd_settings import EtcdSettings
 from taskd.runtime.address import Address
 
@@ -95,27 +100,23 @@ async def serve(plan: JobEtcdPlan) -> None:
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with job_etcd(plan, lambda text: tell(said=text)) as etcd:
-        tell(client=etcd.keeper.me.client)
+    async with job_etcd(plan, lambda text: tell(said=text)) as keeper:
+        files = asdict(plan.certificate) if plan.certificate else {}
+        tell(client=keeper.me.client, **files)
         before = None
         while not stop.is_set():
-            now = _facts(etcd)
-            if now != before:
+            if (now := _facts(keeper)) != before:
                 tell(**now)
                 before = now
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), 0.05)
 
 
-def _facts(etcd: JobEtcd) -> dict[str, Any]:
-    members = etcd.keeper.members
+def _facts(keeper: MemberKeeper) -> dict[str, Any]:
     return {
-        "voters": sorted(one.name for one in members if not one.is_learner),
-        "joined": etcd.keeper.joined.is_set(),
-        "pid": etcd.keeper.process.pid,
-        "ca": etcd.settings.ca,
-        "crt": etcd.settings.crt,
-        "key": etcd.settings.key,
+        "voters": sorted(one.name for one in keeper.members if not one.is_learner),
+        "joined": keeper.joined.is_set(),
+        "pid": keeper.process.pid,
     }
 
 
@@ -124,17 +125,18 @@ def main(words: Sequence[str]) -> None:
     binary = find(EtcdMemberSettings(), encrypted=bool(token))
     assert isinstance(binary, EtcdBinary), binary
     with run_folders() as (run_dir, shared):
+        folder = make_folder("", shared, run_dir)
+        address = Address.parse(seed)
+        hosts = [own_address(address), address.host]
         plan = JobEtcdPlan(
             binary=binary,
-            settings=EtcdMemberSettings(),
             job="job",
-            token=token,
             name=name,
             order=int(order),
             first=first == "first",
-            seed=Address.parse(seed),
-            shared=shared,
-            run_dir=run_dir,
+            seeds=(address,),
+            folder=folder,
+            certificate=issue(token, "job", hosts, folder) if token else None,
         )
         asyncio.run(serve(plan))
 

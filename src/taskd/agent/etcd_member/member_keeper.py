@@ -42,6 +42,8 @@ class KeeperConfig:
     turn_s: float = 0.3
     silent_s: float = 3.0
     """How long a member may be silent before another node takes its place."""
+    starting_s: float = 30.0
+    """The same for a member whose launcher is alive: it starts, or is started again."""
     leaderless_s: float = 1.5
     """How long etcd may have no leader before a member looks for proof: several elections."""
     probe_s: float = 0.5
@@ -72,6 +74,7 @@ class MemberKeeper:
     _running: bool = False
     _waiting: str = ""
     _refused: str = ""
+    _turned: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -108,7 +111,13 @@ class MemberKeeper:
                 if str(error) != self._refused:
                     self._refused = str(error)
                     self.say(self._refused)
+            self._turned.set()
+            self._turned.clear()
             await asyncio.sleep(self.config.turn_s)
+
+    async def turned(self) -> None:
+        """Wait until the next turn is over."""
+        await self._turned.wait()
 
     async def close(self) -> None:
         for client in self._clients.values():
@@ -230,8 +239,10 @@ class MemberKeeper:
             return Contact.ANSWERS
         if known is not None and await self._is_dead(known):
             return Contact.DEAD
+        alive = known is not None and await self._accepts(known)
+        limit_s = self.config.starting_s if alive else self.config.silent_s
         last = self._answered.setdefault(one.id, now)
-        return Contact.SILENT if now - last > self.config.silent_s else Contact.ANSWERS
+        return Contact.SILENT if now - last > limit_s else Contact.ANSWERS
 
     async def _member_answers(self, known: Registered) -> bool:
         try:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from taskd.agent.etcd_member.etcd_binary import EtcdBinary, EtcdMemberSettings
+from taskd.agent.etcd_member.etcd_binary import EtcdBinary
 from taskd.agent.etcd_member.job_authority import Certificate
 from taskd.agent.node_resources import SHARED_MEMORY
 from taskd.agent.process_lifetime import command_with_parent
@@ -56,7 +56,6 @@ class MemberPlan:
     name: str
     host: str
     """By which the other nodes reach this one."""
-    listen_host: str
     client_port: int
     peer_port: int
     certificate: Certificate | None
@@ -81,7 +80,7 @@ class MemberPlan:
 
     def command(self, data: Path, others: Sequence[str], *, alone: bool) -> list[str]:
         """`others` are the peer URLs of the existing members; empty: this one is the first."""
-        listen = f"{self.scheme}://{_bracketed(self.listen_host)}"
+        listen = f"{self.scheme}://{_bracketed(self.host)}"
         cluster = [f"{self.name}={self.peer_url}", *(f"m{n}={u}" for n, u in enumerate(others))]
         return [
             self.binary.path,
@@ -184,14 +183,12 @@ class MemberProcess:
         return next((line[:500] for line in reversed(lines) if '"error"' in line), "")
 
 
-def make_folder(settings: EtcdMemberSettings, shared: str, run_dir: str) -> Path:
+def make_folder(chosen: str, shared: str, run_dir: str) -> Path:
     """In this launcher's shared memory if there is room, or in its temporary folder."""
-    if settings.folder:
-        os.makedirs(settings.folder, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="taskd-etcd-", dir=settings.folder))
+    if chosen:
+        os.makedirs(chosen, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="taskd-etcd-", dir=chosen))
     where = shared if shared.startswith(SHARED_MEMORY) and _free(shared) > DATA_BYTES else run_dir
-    if where == run_dir:
-        log.warning("%s has no room for etcd's data: it is kept in %s", shared, run_dir)
     folder = Path(where) / "etcd"
     folder.mkdir(mode=0o700)
     return folder
