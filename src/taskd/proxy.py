@@ -98,6 +98,11 @@ class Proxy:
         await self.bus.start()
         self._own = asyncio.create_task(self._read_own())
 
+    async def redirect(self, upstream: str) -> None:
+        """Join another manager from now on."""
+        self.upstream = upstream
+        await self.bus.redirect(upstream)
+
     async def _read_own(self) -> None:
         while True:
             got = await self.bus.receive()

@@ -95,7 +95,7 @@ class ProcessActions:
             case SendToManager(body):
                 await self._agent.send_to_manager(body)
             case SendHello(workers, attempt, remaining, condemned, shards):
-                served = self._addresses.store if self._resources.serves_store else ""
+                served = self._resources.served_store
                 node, host = NodeRank(self._plan.node), socket.gethostname()
                 state = workers, served, attempt, remaining
                 more = self._addresses.liveness_port, self._processes.warm, condemned, shards
@@ -124,7 +124,7 @@ class ProcessActions:
         if self._store is not None:
             self._processes.kill(self._store)
             self._store = None
-        host, _, port = self._addresses.store.rpartition(":")
+        host, _, port = self._resources.served_store.rpartition(":")
         renewed, self._stores = self._stores > 0, self._stores + 1
         while self._store is None:
             try:

@@ -53,6 +53,8 @@ class NodeRun:
     bus: Bus = field(init=False)
     agent: Agent = field(init=False)
     liveness_port: LivenessPort | None = field(init=False, default=None)
+    opened: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    """Set when bus and liveness port are open."""
     _config: WorkersConfig = field(init=False)
     _contact: Contact = field(init=False, default=Contact())
     _is_lost: bool = field(init=False, default=False)
@@ -68,6 +70,7 @@ class NodeRun:
         )
         await self.bus.start()
         self.liveness_port = await LivenessPort.open(self.proxy.upstream)
+        self.opened.set()
         self._config = WorkersConfig(permission_timeout_s=self._permission_s, grace_s=plan.grace_s)
         self.agent = Agent(self.bus, self.proxy.bus, self._config, observer=self.observer)
         self._handle_signals()
@@ -143,12 +146,10 @@ class NodeRun:
         if is_lost and not was_lost:
             why = f"the job's manager at {self.proxy.upstream} is unreachable, and the ranks wait"
             limit_s = self._config.lost_manager_s
-            log.warning(
-                "%s: start the launcher there again within %g s, and no step is lost; "
-                "otherwise this node ends",
-                why,
-                limit_s,
-            )
+            remedy = "start the launcher there again within %g s, and no step is lost"
+            if self.plan.etcd:
+                remedy = "no other node leads yet; is etcd running? Waiting for %g s"
+            log.warning("%s: " + remedy + "; otherwise this node ends", why, limit_s)
             self.agent.enqueue(ManagerLost(why))
         elif was_lost and not is_lost:
             self.agent.enqueue(RanksTrain())

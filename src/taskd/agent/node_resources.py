@@ -41,11 +41,11 @@ class NodeResources:
     beacons: str
     """The folder in shared memory."""
     store: str
-    """host:port of the torch store where the ranks meet."""
+    """host:port of the torch store where the ranks meet at the first start."""
     listener: socket.socket | None = None
-    """The listening socket of the store, if this node has to serve it."""
-    serves_store: bool = False
-    """Whether the store dies with this node."""
+    """The listening socket of the store that this node has to serve, if any."""
+    served_store: str = ""
+    """host:port of the store that dies with this node; empty: none does."""
 
 
 def worker_processes(plan: Plan, folders: tuple[str, str]) -> WorkerProcesses:

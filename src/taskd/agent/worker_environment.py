@@ -18,6 +18,7 @@ class Addresses:
     """Addresses that are known once everything listens; each as host:port."""
 
     store: str
+    """Where the ranks meet at the first start."""
     proxy: str
     liveness_port: str = ""
     """A port of the agent that the manager probes to see whether the agent is alive."""
@@ -34,7 +35,8 @@ def base_environment(plan: Plan) -> dict[str, str]:
 
 def worker_environment(plan: Plan, start: StartWorker, addresses: Addresses) -> dict[str, str]:
     node, local_rank = plan.node_and_local_rank(start.rank)
-    host, _, port = addresses.store.rpartition(":")
+    store = start.store or addresses.store
+    host, _, port = store.rpartition(":")
     whole = start.incarnation == start.attempt
     return {
         "RANK": str(start.rank),
@@ -59,7 +61,8 @@ def worker_environment(plan: Plan, start: StartWorker, addresses: Addresses) -> 
         "TASKD_NODE_RANK": str(plan.node),
         "TASKD_INCARNATION": str(start.incarnation),
         "TASKD_INCIDENT": str(start.incident),
-        "TASKD_STORE": addresses.store,
+        "TASKD_STORE": store,
+        **({"TASKD_STORE_MOVES": "on"} if plan.etcd else {}),
         # Read by Ascend's in-process recovery: was the whole pod started, or only this worker?
         "RESTART_FAULT_PROCESS_TYPE": "worker" if start.incident and not whole else "pod",
         **({"TASKD_DUMP_DIR": plan.dump_dir} if plan.dump_dir else {}),

@@ -81,6 +81,7 @@ class UpstreamClient:
     def __init__(self, relay_loop: RelayLoop, config: UpstreamConfig, random: Random) -> None:
         self._relay_loop = relay_loop
         self._config = config
+        self._target = config.target
         self._random = random
         self._stub: tasknet_pb2_grpc.TaskNetStub | None = None
         self._calls = count(1)
@@ -95,6 +96,15 @@ class UpstreamClient:
     def start(self) -> None:
         self._task = asyncio.create_task(self._keep_joined())
         self._task.add_done_callback(_log_end)
+
+    async def redirect(self, target: str) -> None:
+        """Join another server from now on, at once."""
+        if target == self._target:
+            return
+        self._target = target
+        if self._task is not None:
+            await self.close()
+            self.start()
 
     async def close(self) -> None:
         if self._task is not None:
@@ -150,7 +160,7 @@ class UpstreamClient:
                     tries.reset()
             if self.disconnect_reason != logged:
                 log.warning(
-                    "disconnected from upstream %s: %s", config.target, self.disconnect_reason
+                    "disconnected from upstream %s: %s", self._target, self.disconnect_reason
                 )
             logged = self.disconnect_reason
 
@@ -158,13 +168,13 @@ class UpstreamClient:
         try:
             return await self._join_once()
         except _AscendServer:
-            log.info("upstream %s is an Ascend server", self._config.target)
+            log.info("upstream %s is an Ascend server", self._target)
             return await self._join_once()
 
     async def _join_once(self) -> str:
         """Join and serve the stream. Returns or raises when the connection has ended."""
         config = self._config
-        async with _channel(config, keepalive=not self._is_ascend) as channel:
+        async with _channel(config, self._target, keepalive=not self._is_ascend) as channel:
             stub = tasknet_pb2_grpc.TaskNetStub(channel)  # type: ignore[no-untyped-call]
             ack = await stub.Register(
                 tasknet_pb2.RegisterReq(
@@ -224,13 +234,13 @@ class UpstreamClient:
         _expect_ok(ack, "PathDiscovery")
 
 
-def _channel(config: UpstreamConfig, *, keepalive: bool) -> grpc.aio.Channel:
+def _channel(config: UpstreamConfig, target: str, *, keepalive: bool) -> grpc.aio.Channel:
     options: tuple[tuple[str, str | int], ...] = OPTIONS + (KEEPALIVE if keepalive else ())
     if config.tls is None:
-        return grpc.aio.insecure_channel(config.target, options=options)
+        return grpc.aio.insecure_channel(target, options=options)
     if config.tls.server_name:
         options = (*options, ("grpc.ssl_target_name_override", config.tls.server_name))
-    return grpc.aio.secure_channel(config.target, channel_credentials(config.tls), options=options)
+    return grpc.aio.secure_channel(target, channel_credentials(config.tls), options=options)
 
 
 def _log_end(task: asyncio.Task[None]) -> None:

@@ -23,6 +23,7 @@ from taskd.bus.server import AdmitFirst, BusServer
 from taskd.bus.tcp_info import TcpConnections
 from taskd.core.bus.relay import Relay, RelayConfig
 from taskd.core.bus.routing import Side, as_destination, as_member
+from taskd.core.election import Fence
 from taskd.errors import SettingsError
 from taskd.model.bus import (
     Change,
@@ -42,7 +43,7 @@ from taskd.runtime import connection_limit
 from taskd.runtime.address import Address
 from taskd.runtime.clock import monotonic
 from taskd.runtime.rate_limit import Buckets
-from taskd.wire.bus_bodies import InvalidBody, decode, encode
+from taskd.wire.bus_bodies import InvalidBody, decode, encode, epoch_of
 
 __all__ = [
     "Bus",
@@ -90,6 +91,8 @@ class BusConfig:
     tls: Tls | None = None
     tls_below: bool = True
     """Whether children need TLS, too. The children of a proxy connect over the loopback."""
+    epoch: int = 0
+    """Of the manager's term, in every message that it sends; 0: there is only one manager."""
     mtype: str = "default"
     relay: RelayConfig = field(default_factory=RelayConfig)
     max_calls_per_s: int = MAX_CALLS_PER_S
@@ -142,6 +145,7 @@ class Bus:
         self._tcp_connections = TcpConnections()
         self._upstream: UpstreamClient | None = None
         self._burst = 0
+        self.fence = Fence()
         self._refused_orders = Buckets(LOG_RATE, LOGGED_HOSTS, monotonic)
         self._closed = False
         self.port = 0
@@ -267,7 +271,7 @@ class Bus:
             sync,
             self.me,
             dst_or_code,
-            encode(body),
+            encode(body, self._config.epoch),
             timeout_s,
         )
         if not _fits_the_wire(parcel):
@@ -298,17 +302,22 @@ class Bus:
         return await self._relay_loop.receive()
 
     async def receive_order(self) -> Received:
-        """The next message from the manager. No other member of the job gives orders."""
+        """The next message from the manager that leads. No other process gives orders."""
         while True:
             received = await self.receive()
+            why = "only the manager gives orders"
             if received.src == manager():
-                return received
+                if self.fence.admits(received.epoch):
+                    return received
+                why = f"epoch {received.epoch} is over, and epoch {self.fence.epoch} has begun"
             if self._refused_orders.take(str(received.src)):
-                log.warning(
-                    "%s from %s is ignored: only the manager gives orders",
-                    type(received.body).__name__,
-                    received.src,
-                )
+                kind = type(received.body).__name__
+                log.warning("%s from %s is ignored: %s", kind, received.src, why)
+
+    async def redirect(self, upstream: str) -> None:
+        """Leave the upstream server, if it is another one, and join this one."""
+        if self._upstream is not None:
+            await self._upstream.redirect(str(Address.parse(upstream)))
 
     def changes(self) -> Watcher:
         """Changes of connections, after one `Joined` or `PeerJoined` for each that is open."""
@@ -332,10 +341,11 @@ class Bus:
 def _read(parcel: Parcel) -> Received | None:
     try:
         body = decode(parcel.body, parcel.src.role)
+        epoch = epoch_of(parcel.body) if parcel.src.role == Role.MANAGER else 0
     except InvalidBody as problem:
         log.warning("message from %s dropped: its body is invalid: %s", parcel.src, problem)
         return None
-    return Received(parcel.src, parcel.dst, parcel.uuid, parcel.mtype, body)
+    return Received(parcel.src, parcel.dst, parcel.uuid, parcel.mtype, body, epoch)
 
 
 def _fits_the_wire(parcel: Parcel) -> bool:

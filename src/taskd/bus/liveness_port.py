@@ -34,18 +34,21 @@ class LivenessPort:
         self.address = str(Address(*server.sockets[0].getsockname()[:2]))
 
     @classmethod
-    async def open(cls, towards: str) -> LivenessPort | None:
-        """Listen on the address by which we reach `towards` (host:port). None: no route to it."""
+    async def open(cls, towards: str, limit: int = MAX_CONNECTIONS) -> LivenessPort | None:
+        """Listen on the address by which we reach `towards` (host:port). None: no route to it.
+
+        `limit`: how many connections of one address are kept.
+        """
         held: Held = {}
 
         async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             address = writer.get_extra_info("peername", ("",))[0]
-            if address not in held and len(held) == MAX_ADDRESSES:
+            if address not in held and len(held) == max(MAX_ADDRESSES, limit):
                 writer.close()
                 return
             same = held.setdefault(address, deque())
             same.append(writer)
-            if len(same) > MAX_CONNECTIONS:
+            if len(same) > limit:
                 same[0].close()
             with suppress(OSError):
                 await reader.read(1)  # until the peer leaves; no peer of ours sends anything

@@ -174,10 +174,13 @@ def steady_wall(
 
 
 @asynccontextmanager
-async def serve(config: ServerConfig) -> AsyncIterator[Server]:
-    """Raises before serving anything if the journal, the cluster or the port is not available."""
+async def serve(config: ServerConfig, given: Journal | None = None) -> AsyncIterator[Server]:
+    """Raises before serving anything if the journal, the cluster or the port is not available.
+
+    `given`: the journal of the process around it, which also closes it.
+    """
     async with AsyncExitStack() as stack:
-        journal, cluster, leadership = await _state(config, stack)
+        journal, cluster, leadership = await _state(config, given, stack)
         clock = steady_wall(not_before=await journal.newest())
         has_cluster = config.cluster_dir is not None or config.kubernetes is not None
         strategies = None if has_cluster else config.strategies
@@ -249,14 +252,14 @@ def _add_services(server: aio.Server, *services: object) -> None:
 
 
 async def _state(
-    config: ServerConfig, stack: AsyncExitStack
+    config: ServerConfig, given: Journal | None, stack: AsyncExitStack
 ) -> tuple[Journal, Cluster, Leadership | None]:
     """The journal and the cluster. With Kubernetes or etcd: when this server leads."""
     if config.kubernetes is not None:
         from taskd.clusterd.kubernetes.replica import join
 
         return await join(config.kubernetes, config.history, stack)
-    journal, leadership = await _journal(config, stack)
+    journal, leadership = (given, None) if given else await _journal(config, stack)
     cluster = _cluster(config)
     await cluster.start()
     stack.push_async_callback(cluster.close)

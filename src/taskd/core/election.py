@@ -1,8 +1,10 @@
 """Who leads: decides on a lease that several processes read and write. Pure, without I/O.
 
-A lease expires when it has not changed for its duration on the reader's own clock. The clocks of
-the machines are never compared, so they may differ. The holder gives up earlier than the others
-take over, and counts from before it sent its last successful renewal.
+`Election` is for several clusterds, `Candidacy`, `Tenure` and `Fence` for the managers of one job.
+
+A lease of `Election` expires when it has not changed for its duration on the reader's own clock.
+The clocks of the machines are never compared, so they may differ. The holder gives up earlier than
+the others take over, and counts from before it sent its last successful renewal.
 """
 
 from __future__ import annotations
@@ -101,3 +103,130 @@ class Election:
     def leads(self, now: float) -> bool:
         """Whether this process may still decide."""
         return self.epoch is not None and now - self._renewed_at < self.config.give_up_s
+
+
+# The managers of one job: each node has a candidate, and etcd ends the term of a silent leader.
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """The time in which one manager leads the job."""
+
+    epoch: int
+    """Counts the terms: every later leader has a higher one."""
+    node: int
+    manager: str
+    """host:port where the nodes reach it."""
+    door: str
+    """host:port of its liveness port; empty: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TermsSeen:
+    """What the store says about the terms of the job."""
+
+    term: Term | None
+    """None: no manager leads."""
+    epoch: int
+    """Of the newest term that has begun; 0: none has."""
+    ended: int
+    """The epoch in which the job ended; 0: it has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Begin this term, unless another candidate is faster."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Another manager leads."""
+
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """The job has ended in a term that this candidate has followed."""
+
+
+class Candidacy:
+    """Decides for the candidate of one node when to lead."""
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self._newest = 0
+        self._followed = 0
+
+    def consider(self, seen: TermsSeen) -> Claim | Follow | NotYet | JobOver:
+        if seen.epoch < self._newest:
+            return NotYet(
+                f"etcd is at epoch {seen.epoch}, but epoch {self._newest} has existed: it was "
+                "restored from an old backup. Restore a newer one, or start the job again"
+            )
+        self._newest = seen.epoch
+        if seen.term is not None:
+            self._followed = seen.term.epoch
+            return Follow(seen.term)
+        if seen.ended and seen.ended == self._followed:
+            return JobOver()
+        if seen.epoch == 0 and self.node != 0:
+            # The ranks first meet at the store of node 0: without it no job can start.
+            return NotYet("the first node leads first")
+        return Claim(seen.epoch + 1)
+
+
+class Tenure:
+    """Whether the leader may still act, by its own clock.
+
+    It counts from before it sent its last successful renewal, and the store from when it received
+    it. So the leader stops before any other process can begin.
+    """
+
+    def __init__(self) -> None:
+        self.epoch: int | None = None
+        """Of our term, while it lasts."""
+        self._until = -inf
+
+    def begin(self, epoch: int, sent_at: float, length_s: float) -> None:
+        self.epoch = epoch
+        self.renewed(sent_at, length_s)
+
+    def renewed(self, sent_at: float, length_s: float) -> None:
+        if self.epoch is not None:
+            self._until = sent_at + length_s * SAFE_PART
+
+    def end(self) -> None:
+        self.epoch = None
+
+    def holds(self, now: float) -> bool:
+        return self.epoch is not None and now < self._until
+
+
+SAFE_PART = 0.75
+"""Of the lease's length: the rest is for clocks that do not run equally fast."""
+
+
+class Fence:
+    """Refuses the orders of former leaders: the one place, in every agent and worker.
+
+    A new leader decides only about processes that have answered it. By then their fence has its
+    epoch, so no order of a former leader can come between its decision and their obedience.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def admits(self, epoch: int) -> bool:
+        """False: the order comes from a former leader. Orders without an epoch have 0."""
+        if epoch < self.epoch:
+            return False
+        self.epoch = epoch
+        return True

@@ -19,9 +19,14 @@ log = logging.getLogger(__name__)
 
 class Act:
     def __init__(
-        self, bus: Bus, clusterd: ClusterdClient | None, emit: Callable[[Event], None]
+        self,
+        bus: Bus,
+        clusterd: ClusterdClient | None,
+        emit: Callable[[Event], None],
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._bus, self._clusterd, self._emit = bus, clusterd, emit
+        """`leads`: whether this manager may act; False ends all its actions."""
+        self._bus, self._clusterd, self._emit, self._leads = bus, clusterd, emit, leads
         self._sending: set[asyncio.Task[None]] = set()
 
     def send(self, to: Position, body: Body) -> None:
@@ -31,6 +36,9 @@ class Act:
         task.add_done_callback(self._sending.discard)
 
     async def perform(self, command: Command) -> None:
+        if not self._leads():
+            log.warning("%s dropped: this manager does not lead", type(command).__name__)
+            return
         match command:
             case SendMessage(to, body):
                 # No acknowledgement needed: a disconnected peer sends a hello later, and the

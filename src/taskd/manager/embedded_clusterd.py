@@ -1,9 +1,9 @@
 """clusterd inside the manager's process, for jobs without a cluster.
 
-It is the same gRPC server on a loopback port, with its journal in the state directory. So a
-restarted manager finds all earlier decisions, and `taskd status` finds it by the job's name. It
-requires a token that only the job's owner can read, because a loopback port is open to every user
-of the machine. Imported only when it is needed.
+It is the same gRPC server on a loopback port, with its journal in the state directory, or in etcd.
+So a restarted manager finds all earlier decisions, and `taskd status` finds it by the job's name.
+It requires a token that only the job's owner can read, because a loopback port is open to every
+user of the machine. Imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from taskd.clusterd.main import Server, ServerConfig, serve
 from taskd.errors import SettingsError
 from taskd.manager.settings import ManagerConfig
 from taskd.runtime.files import write_private
+from taskd.runtime.journal import Journal
 from taskd.runtime.tokens import OPERATOR, token_for
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,13 @@ JOURNAL, PORT_FILE = "clusterd.journal", "clusterd.json"
 
 
 @asynccontextmanager
-async def clusterd(config: ManagerConfig) -> AsyncIterator[ManagerConfig]:
-    """Run it; yields the config with its address and token. The previous port is used if free."""
+async def clusterd(
+    config: ManagerConfig, journal: Journal | None = None
+) -> AsyncIterator[ManagerConfig]:
+    """Run it; yields the config with its address and token. The previous port is used if free.
+
+    `journal`: of the manager's term, if there are several managers.
+    """
     state = config.state_dir
     token = config.clusterd_token or token_for(config.token or token_hex(32), OPERATOR)
     server_config = ServerConfig(
@@ -43,7 +49,7 @@ async def clusterd(config: ManagerConfig) -> AsyncIterator[ManagerConfig]:
         state.mkdir(parents=True, exist_ok=True)
         server_config = replace(server_config, journal=state / JOURNAL)
     async with AsyncExitStack() as stack:
-        server = await _start(stack, server_config)
+        server = await _start(stack, server_config, journal)
         _save_port(state, server.port)
         _announce(config.job_id, server.address, token)
         try:
@@ -59,14 +65,16 @@ async def clusterd(config: ManagerConfig) -> AsyncIterator[ManagerConfig]:
                 locate.withdraw(config.job_id)
 
 
-async def _start(stack: AsyncExitStack, server_config: ServerConfig) -> Server:
+async def _start(
+    stack: AsyncExitStack, server_config: ServerConfig, journal: Journal | None
+) -> Server:
     try:
-        return await stack.enter_async_context(serve(server_config))
+        return await stack.enter_async_context(serve(server_config, journal))
     except SettingsError:
         if server_config.listen.endswith(":0"):
             raise
         any_port = replace(server_config, listen=f"{LOOPBACK}:0")
-        return await stack.enter_async_context(serve(any_port))
+        return await stack.enter_async_context(serve(any_port, journal))
 
 
 def _announce(job: str, address: str, token: str) -> None:

@@ -276,22 +276,28 @@ def write_ready(config: ManagerConfig, port: int, clusterd: str) -> None:
 class SummaryFile:
     """summary.json: every incident of the job, also those that a former manager has handled."""
 
-    def __init__(self, config: ManagerConfig) -> None:
+    def __init__(self, config: ManagerConfig, earlier: list[object] | None = None) -> None:
+        """`earlier`: the incidents of former managers; None: as the file says."""
         self._job, self._directory = config.job_id, config.state_dir
-        self._earlier = [] if self._directory is None else self._read(self._directory / SUMMARY)
+        if earlier is None:
+            earlier = [] if self._directory is None else self._read(self._directory / SUMMARY)
+        self._earlier = earlier
 
     def write(self, state: State) -> None:
         if self._directory is None:
             return
-        incidents = [*self._earlier, *map(_incident, state.job.past_incidents)]
         summary = {
             "job": self._job,
             "exit_code": getattr(state, "exit_code", None),
             "because": getattr(state, "because", ""),
             "attempts": state.job.attempt,
-            "incidents": incidents[-RECORDS_KEPT:],
+            "incidents": self.incidents(state),
         }
         _write(self._directory, SUMMARY, summary)
+
+    def incidents(self, state: State) -> list[object]:
+        """The newest ones, of all managers."""
+        return [*self._earlier, *map(_incident, state.job.past_incidents)][-RECORDS_KEPT:]
 
     def _read(self, file: Path) -> list[object]:
         try:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import signal
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskd.ascend.mindio_controller import OWN_SIGNALS, MindioController, is_wanted
 from taskd.bus.endpoint import Bus, BusConfig
@@ -35,7 +35,13 @@ from taskd.runtime import metrics
 from taskd.runtime.clock import monotonic, wall
 from taskd.runtime.driver import Driver, Transition
 
+if TYPE_CHECKING:
+    from taskd.manager.job_term import JobTerm
+
 log = logging.getLogger(__name__)
+
+NOT_LEADING = 3
+"""The exit code of a manager whose term has ended: its supervisor starts the next candidate."""
 
 
 def serve(config: ManagerConfig) -> int:
@@ -45,6 +51,13 @@ def serve(config: ManagerConfig) -> int:
 
 async def run(config: ManagerConfig) -> int:
     async with AsyncExitStack() as stack:
+        if config.clusterd == EMBEDDED:
+            from taskd.manager.embedded_clusterd import clusterd as embedded
+        term = None
+        if config.etcd:
+            from taskd.manager.job_term import lead
+
+            term = await lead(config, stack)
         bus = Bus(
             BusConfig(
                 me=manager(),
@@ -52,14 +65,14 @@ async def run(config: ManagerConfig) -> int:
                 job=config.job_id,
                 token=config.token,
                 tls=config.tls,
+                epoch=term.epoch if term else 0,
             )
         )
         await bus.start()
         stack.push_async_callback(bus.close)
         if config.clusterd == EMBEDDED:
-            from taskd.manager.embedded_clusterd import clusterd as embedded
-
-            config = await stack.enter_async_context(embedded(config))
+            journal = term.journal if term else None
+            config = await stack.enter_async_context(embedded(config, journal))
         address = config.clusterd
         clusterd = ClusterdClient(address, config) if address else None
         if clusterd is not None:
@@ -67,15 +80,23 @@ async def run(config: ManagerConfig) -> int:
             clusterd.declaration = status.declaration(config)
         status.write_ready(config, bus.port, address)
         log.info("job %s: listening: port=%d clusterd=%s", config.job_id, bus.port, address)
-        return await Manager(config, bus, clusterd).run()
+        return await Manager(config, bus, clusterd, term).run()
 
 
 class Manager:
-    def __init__(self, config: ManagerConfig, bus: Bus, clusterd: ClusterdClient | None) -> None:
-        self._config, self._clusterd = config, clusterd
-        self._summary = status.SummaryFile(config)
+    def __init__(
+        self,
+        config: ManagerConfig,
+        bus: Bus,
+        clusterd: ClusterdClient | None,
+        term: JobTerm | None = None,
+    ) -> None:
+        """`term`: this manager is one of several candidates, and leads now."""
+        self._config, self._clusterd, self._term = config, clusterd, term
+        self._summary = status.SummaryFile(config, term.earlier if term else None)
         self._sense = Sense(bus, config)
-        self._act = Act(bus, clusterd, self._sense.inbox.put_nowait)
+        self._act = Act(bus, clusterd, self._sense.inbox.put_nowait, self._leads)
+        self._saving: set[asyncio.Task[None]] = set()
         self._plugins = self._find_plugins()
         self._operations = (
             None
@@ -133,6 +154,8 @@ class Manager:
                 if task.done():
                     task.result()
             if not driving.done():
+                if self._term is not None and self._term.leadership.lost.is_set():
+                    return NOT_LEADING
                 log.info("received a signal to stop; the job continues without a manager")
                 return 0
             ended = driving.result()
@@ -150,6 +173,11 @@ class Manager:
     def _tasks(self) -> list[Any]:
         profiling = self._sense.profiling
         work: list[Any] = [self._sense.receive(), self._sense.watch_connections(), profiling.run()]
+        if self._term is not None:
+            work += [
+                self._term.find_lost_nodes(self._sense.inbox.put_nowait),
+                self._term.leadership.lost.wait(),
+            ]
         if self._plugins is not None:
             work.append(self._run_plugins(self._plugins))
         if self._clusterd is not None:
@@ -204,6 +232,10 @@ class Manager:
 
         return Plugins(directory, self._act.send, node_of)
 
+    def _leads(self) -> bool:
+        """False: this manager must not act any more; `run` ends."""
+        return self._term is None or self._term.leads
+
     def _nodes(self) -> list[NodeRank]:
         return [node for node, view in self.state.job.view.nodes.items() if view.present]
 
@@ -221,6 +253,8 @@ class Manager:
     def _step(self, state: State, event: Event, now: float) -> Outcome | None:
         if isinstance(event, MessageReceived):
             self._sense.message_handled()
+        if not self._leads():
+            return None
         if self._mindio is not None and not self._mindio.is_for_machine(event):
             return None
         return machine.step(state, event, now, self._config.job)
@@ -241,11 +275,17 @@ class Manager:
         if state.job.past_incidents != before.job.past_incidents:
             self._changed.set()
             self._summary.write(state)
+            if self._term is not None:
+                saving = asyncio.ensure_future(self._term.save(self._summary.incidents(state)))
+                self._saving.add(saving)
+                saving.add_done_callback(self._saving.discard)
 
     async def _report_end(self, ended: Ended) -> None:
         self._summary.write(ended)
         if self._spans is not None:
             await asyncio.to_thread(self._spans.flush)
+        if self._term is not None:
+            await self._term.end_job()
         if self._clusterd is not None:
             await status.send_incidents(self._clusterd, self._incidents)
             progress = status.progress_of(self._config, self._snapshot())

@@ -54,6 +54,15 @@ class ManagerConfig:
 
     clusterd_tls: ClusterdTlsSettings = field(default_factory=clusterd_tls_from_environment)
 
+    etcd: str = ""
+    """host:port of etcd, several with commas. Then each node has a manager, and one leads."""
+
+    node: int = 0
+    """The node of this manager, among those that can lead."""
+
+    advertise: str = ""
+    """host:port where other nodes reach this manager, when it leads."""
+
     strategies: tuple[Strategy, ...] = ()
     """Strategies to declare to a clusterd that cannot read them from a cluster. Empty: all."""
 

@@ -134,6 +134,8 @@ class StartWorker:
     incarnation: Incarnation
     attempt: int
     incident: Incident
+    store: str = ""
+    """host:port of the store where it meets its peers; empty: the one of the first start."""
 
 
 @dataclass(frozen=True, slots=True)

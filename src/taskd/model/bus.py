@@ -64,6 +64,8 @@ class Received:
     uuid: str
     mtype: str
     body: Body
+    epoch: int = 0
+    """Of the manager that sent it; 0: it has none."""
 
 
 @dataclass(frozen=True, slots=True)

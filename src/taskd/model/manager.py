@@ -37,6 +37,15 @@ class NodeDisconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesRegistered:
+    """The nodes that the job has had so far, as a new leader finds them. Each of them says hello,
+    or is reported as gone or silent."""
+
+    nodes: frozenset[NodeRank]
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSilent:
     node: NodeRank
     evidence: str
@@ -105,6 +114,7 @@ Event = (
     MessageReceived
     | NodeConnected
     | NodeDisconnected
+    | NodesRegistered
     | NodeSilent
     | NodeBack
     | NodeGone

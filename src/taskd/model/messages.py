@@ -328,6 +328,8 @@ class Dump:
     step: Step
     directory: str
     members: tuple[Member, ...]
+    store: str = ""
+    """As in `Repair`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,6 +503,8 @@ class ReplaceWorkers:
 
     incident: Incident
     workers: tuple[Member, ...]
+    store: str = ""
+    """host:port of the store that new processes use; empty: the one of the first start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,6 +514,8 @@ class RestartJob:
     incident: Incident
     attempt: int
     workers: tuple[Member, ...]
+    store: str = ""
+    """As in `ReplaceWorkers`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from taskd.torch.operations import interfaces
 from taskd.torch.operations.device_tests import StressSettings, StressTest
 from taskd.torch.operations.nic_switch import Switcher
 from taskd.torch.recovery import Recovery
+from taskd.torch.setup_copies import SetupCopies
 from taskd.torch.start_mark import StartMark
 from taskd.torch.state import link_encryption, sealed
 from taskd.worker import bus_connection
@@ -132,6 +133,11 @@ def _join(
         context.turn_parts.forget_predecessor()
         groups.form_all(settings.incident, address, f"start/{attempt}/", timeout)
         groups.open()
+    if settings.store_moves:
+        copies = _setup_copies(context, start_mark)
+        groups.setup.copies = copies
+        if joining:
+            copies.await_own(start_mark.store)
     groups.setup.start(start_mark.store, context.rank)
     dist.init_process_group(
         resilient_group.BACKEND,
@@ -146,6 +152,13 @@ def _join(
         start_mark.set()
     atexit.register(_take_down, context, os.getpid())
     return recovery
+
+
+def _setup_copies(context: JobContext, start_mark: StartMark) -> SetupCopies:
+    """With a copy of the results of a rank on the next node."""
+    local_size = int(config.environ.get("LOCAL_WORLD_SIZE", "1"))
+    peer = (context.rank + local_size) % context.world_size
+    return SetupCopies(context.rank, peer, start_mark.connect)
 
 
 def _take_down(context: JobContext, pid: int) -> None:

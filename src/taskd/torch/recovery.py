@@ -124,6 +124,9 @@ class Recovery:
     def _repair(self, plan: Repair) -> bool:
         """False: it failed, and the manager makes another plan."""
         context = self._context
+        if not self._is_at_store(plan.store):
+            self._manager.repair_failed(plan.incident, f"the store {plan.store} does not answer")
+            return False
         context.copies.wait()
         context.incident = plan.incident
         context.beacon.phase("repairing", plan.incident)
@@ -153,6 +156,23 @@ class Recovery:
         self._manager.repaired(done)
         return True
 
+    def _is_at_store(self, address: str) -> bool:
+        """The store was lost with its node: a replacement needs what was in it. False: no answer.
+
+        A process that has not received its state yet has nothing to add.
+        """
+        if not address or self._start_mark.is_at(address):
+            return True
+        copies = self._context.groups.setup.copies
+        try:
+            self._start_mark.move(address, copies.publish if copies else lambda store: None)
+        except RuntimeError as error:
+            log.warning("cannot use the store at %s: %s", address, error)
+            return False
+        if copies is not None:
+            copies.copy_peer()
+        return True
+
     def _set_members(self, members: tuple[int, ...]) -> None:
         """The job may have another size now."""
         context = self._context
@@ -167,7 +187,8 @@ class Recovery:
         context = self._context
         context.beacon.phase("leaving", order.incident)
         ranks = tuple(sorted(member.rank for member in order.members))
-        address, timeout = context.settings.store, timedelta(seconds=CHECKPOINT_TIMEOUT_S)
+        address = order.store or context.settings.store
+        timeout = timedelta(seconds=CHECKPOINT_TIMEOUT_S)
         because = ""
         try:
             nic_switch.agree_on_interface(

@@ -5,6 +5,9 @@ that all ranks have agreed on: its predecessor got them from its peers, which ar
 So until its first step each rank saves in the job's store what every collective has put into its
 outputs; its replacement reads it back, call by call. Large floating-point outputs are left out:
 they are weights, and come from a peer anyway. `groups/resilient_group.py` calls this.
+
+The store can be lost with its node, if another node can lead the job. Then each rank also keeps its
+own results and those of a rank on another node (`torch/setup_copies.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from torch.futures import Future
 from taskd.torch import compat
 from taskd.torch.groups.solo_results import flatten
 from taskd.torch.groups.works import NO_TIMEOUT
+from taskd.torch.setup_copies import SetupCopies
 from taskd.torch.state.pieces import raw_bytes
 from taskd.torch.state.sealed import in_this_attempt, seal, unseal
 
@@ -86,13 +90,17 @@ class SetupResults:
         self._size = 0
         self._warned = False
         self._local = threading.local()
+        self.copies: SetupCopies | None = None
+        """None: the store is not lost with a node."""
 
     def start(self, store: Store, rank: int) -> None:
         self._store, self._prefix = store, f"setup/{rank}"
 
     def stop(self) -> None:
         """The first step begins."""
-        self._store = None
+        store, self._store = self._store, None
+        if store is not None and self.copies is not None:
+            self.copies.set_up_done(store)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -130,7 +138,10 @@ class SetupResults:
             return
         try:
             key = self._key(call)
-            store.set(key, seal(self._result(name, outputs), in_this_attempt(key)))  # type: ignore[arg-type]
+            sealed = seal(self._result(name, outputs), in_this_attempt(key))
+            store.set(key, sealed)  # type: ignore[arg-type]
+            if self.copies is not None:
+                self.copies.keep(key, sealed)
         except RuntimeError as error:
             log.warning("cannot save the results of the set-up for a replacement: %s", error)
             self.stop()
@@ -184,7 +195,10 @@ class SetupResults:
         key = self._key(call)
         if self._store is None or not self._store.check([key]):
             return None
-        result: SetupResult = unseal(self._store.get(key), in_this_attempt(key))
+        sealed = self._store.get(key)
+        result: SetupResult = unseal(sealed, in_this_attempt(key))
+        if self.copies is not None:
+            self.copies.keep(key, sealed)
         return result
 
     def _key(self, call: Call) -> str:

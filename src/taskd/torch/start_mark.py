@@ -2,16 +2,18 @@
 
 The store is a process that can be lost like any other, and its successor is empty. So every rank
 that is parked in an incident checks whether the mark is there and sets it again; and a replacement
-waits a little for it.
+waits a little for it. If the store was lost with its node, the next plan names the store of another
+node, and all ranks move to it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +26,14 @@ class StartMark:
 
     def __init__(self, address: str, attempt: str) -> None:
         self._address, self._attempt = address, attempt
-        self.store = self._connect()
+        self.store = self.connect()
 
-    def _connect(self) -> PrefixStore:
-        host, _, port = self._address.rpartition(":")
+    def connect(self) -> PrefixStore:
+        """A further connection to the store, under the prefix of the attempt."""
+        return self._connect_to(self._address)
+
+    def _connect_to(self, address: str) -> PrefixStore:
+        host, _, port = address.rpartition(":")
         store = TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False)
         return PrefixStore(f"attempt/{self._attempt}/", store)
 
@@ -50,6 +56,19 @@ class StartMark:
     def set(self) -> None:
         self.store.set(KEY, "1")
 
+    def is_at(self, address: str) -> bool:
+        return address == self._address
+
+    def move(self, address: str, publish: Callable[[Store], None]) -> None:
+        """Use another store from now on. `publish` fills it before it gets the mark.
+
+        Raises RuntimeError if it does not answer.
+        """
+        store = self._connect_to(address)
+        publish(store)
+        self._address, self.store = address, store
+        self.set()
+
     def renew(self) -> None:
         """Set it again, in a thread: only a replacement on a new store needs it."""
         threading.Thread(target=self._renew, name="taskd-start-mark", daemon=True).start()
@@ -60,8 +79,12 @@ class StartMark:
                 return
         except RuntimeError:
             log.info("store was lost: setting the start mark in the new one")
+        address = self._address
         try:
-            self.store = self._connect()
-            self.set()
+            store = self._connect_to(address)
         except RuntimeError as error:
             log.warning("cannot set the start mark in the store: %s", error)
+            return
+        if self.is_at(address):  # it has not moved meanwhile
+            self.store = store
+            self.set()

@@ -50,11 +50,27 @@ class InvalidBody(ValueError):
     """The text is not an envelope, or its fields do not fit its code."""
 
 
-def encode(body: m.Body) -> str:
+EPOCH = "TaskdEpoch"
+"""In the extension: the epoch of the manager that sends it. Ascend's peers ignore it."""
+
+
+def encode(body: m.Body, epoch: int = 0) -> str:
     msg_type, code, message, extension = _envelope(body)
+    extension = {**extension, EPOCH: str(epoch)} if epoch else dict(extension)
     return json.dumps(
-        {"msg_type": msg_type, "code": code, "message": message, "extension": dict(extension)}
+        {"msg_type": msg_type, "code": code, "message": message, "extension": extension}
     )
+
+
+def epoch_of(text: str) -> int:
+    """The epoch of the manager that has sent this body; 0: it has none."""
+    if EPOCH not in text:
+        return 0
+    envelope = _loads(text, "the body")
+    extension = envelope.get("extension") if isinstance(envelope, dict) else None
+    if not isinstance(extension, dict) or EPOCH not in extension:
+        return 0
+    return _number(str(extension[EPOCH]), "the epoch")
 
 
 def decode(text: str, sender: str) -> m.Body:

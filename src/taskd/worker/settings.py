@@ -48,6 +48,10 @@ class WorkerSettings:
     store: str = ""
     """host:port of the rendezvous store for process groups. Empty: MASTER_ADDR and MASTER_PORT."""
 
+    store_moves: bool = False
+    """The store can be lost with its node, and another node serves the next one. Set by the agent
+    (`taskd run --etcd`)."""
+
     nics: str = ""
     """The network interfaces for this rank's groups, `PRIMARY,BACKUP`: each a name or, where NCCL
     needs an adapter, `name:hca`. Empty: the backend chooses."""

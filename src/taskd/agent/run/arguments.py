@@ -129,6 +129,12 @@ _OURS: tuple[tuple[str, str, Any, str], ...] = (
         "",
         "clusterd, or several with commas; default: one inside the manager",
     ),
+    (
+        "--etcd",
+        "HOST:PORT,…",
+        "",
+        "etcd that keeps the job's state: then any node may be lost, node 0 included",
+    ),
     ("--preload", "MODULE,…", [], "import these modules once, before workers are forked"),
     ("--job-id", "NAME", "", "name of the job; default: the value of --rdzv-id"),
     ("--manager-port", "PORT", 0, "its port; default: a free one (9601 with several nodes)"),

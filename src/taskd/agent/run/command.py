@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from taskd.agent.node_resources import NodeResources, run_folders, worker_processes
 from taskd.agent.run import arguments, node_ranks, plan, rendezvous, torch_check
@@ -26,6 +27,9 @@ from taskd.agent.worker_environment import base_environment
 from taskd.config import environ
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
+
+if TYPE_CHECKING:
+    from taskd.clusterd.etcd.etcd_settings import EtcdAccess
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +69,9 @@ class Started:
     """Its host:port."""
     state_dir: str
     supervisor: Supervisor | None
-    """The manager's, on the first node."""
+    """The manager's, on each node that has one."""
+    etcd: EtcdAccess | None = None
+    """None: the first node leads the job, for as long as it lasts."""
 
 
 def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
@@ -74,9 +80,10 @@ def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
     listen_host = LOOPBACK if chosen.nodes == 1 else rendezvous.wildcard_address(chosen.master_addr)
     claim = None if chosen.draws_rank else _claim(chosen)
     listener = _listener(chosen, listen_host)
-    if chosen.draws_rank and listener is not None:
+    is_first = listener is not None
+    if chosen.draws_rank and is_first:
         claim = _claim(chosen)
-    if listener is not None and chosen.manager_port:
+    if is_first and chosen.manager_port:
         plan.listen(listen_host, chosen.manager_port).close()  # refuse now if the port is taken
     processes.open()
     if warning := torch_check.check():
@@ -84,28 +91,65 @@ def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
     if claim is None:
         chosen, claim = _draw_node_rank(chosen)
     port = listener.getsockname()[1] if listener is not None else chosen.master_port
+    store = served = f"{chosen.master_addr}:{port}"
     manager_port = chosen.manager_port or plan.free_port()
+    manager = here = Address(chosen.master_addr, manager_port)
+    access = _etcd(chosen)
+    if not is_first and access is not None:
+        # Each node can lead: it has a store and a manager of its own.
+        listener, here = _own_ports(chosen, listen_host)
+        served = str(Address(here.host, listener.getsockname()[1]))
     supervisor = None
     if listener is not None:
-        _warn_if_open(chosen)
-        supervisor = _manager(chosen, str(Address(listen_host, manager_port)), run_dir)
+        if is_first:
+            _warn_if_open(chosen)
+        supervisor = _manager(chosen, listen_host, here, access, run_dir)
         supervisor.start()
     resources = NodeResources(
         processes=processes,
         run_dir=run_dir,
         beacons=beacons,
-        store=f"{chosen.master_addr}:{port}",
+        store=store,
         listener=listener,
-        serves_store=listener is not None,
+        served_store=served if listener is not None else "",
     )
-    manager = str(Address(chosen.master_addr, manager_port))
-    started = Started(resources, manager, chosen.state_dir or run_dir, supervisor)
+    state_dir = chosen.state_dir or run_dir
+    started = Started(resources, str(manager), state_dir, supervisor, access)
     from taskd.agent.run.launcher import launch
 
     try:
         return launch(chosen, started)
     finally:
         claim.close()
+
+
+def _etcd(chosen: Plan) -> EtcdAccess | None:
+    """Where the job's state is kept; None: on the first node."""
+    if not chosen.etcd:
+        return None
+    from taskd.clusterd.etcd.etcd_settings import EtcdAccess, addresses, settings
+
+    return EtcdAccess(addresses(chosen.etcd), settings())
+
+
+def _own_ports(chosen: Plan, listen_host: str) -> tuple[socket.socket, Address]:
+    """This node's own store and the address of its manager, on the usual ports if they are free."""
+    from taskd.bus.liveness_port import own_address
+
+    assert chosen.master_port is not None, "with several nodes the store's port is fixed"
+    host = chosen.local_addr or own_address(Address(chosen.master_addr, chosen.master_port))
+    listener = _listen_near(listen_host, chosen.master_port)
+    manager = _listen_near(listen_host, chosen.manager_port)
+    port = manager.getsockname()[1]
+    manager.close()
+    return listener, Address(host, port)
+
+
+def _listen_near(host: str, port: int | None) -> socket.socket:
+    try:
+        return plan.listen(host, port)
+    except SettingsError:
+        return plan.listen(host, None)  # another node of the job runs on this machine
 
 
 def _listener(chosen: Plan, listen_host: str) -> socket.socket | None:
@@ -145,7 +189,10 @@ def _warn_if_open(chosen: Plan) -> None:
         )
 
 
-def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:
+def _manager(
+    chosen: Plan, listen_host: str, here: Address, access: EtcdAccess | None, run_dir: str
+) -> Supervisor:
+    listen = str(Address(listen_host, here.port))
     command: tuple[str, ...] = (
         f"--job-id={chosen.job}",
         f"--nodes={chosen.nodes}",
@@ -162,9 +209,14 @@ def _manager(chosen: Plan, listen: str, run_dir: str) -> Supervisor:
         *([f"--metrics={chosen.metrics}"] if chosen.metrics else []),
         *([f"--otlp={chosen.otlp}"] if chosen.otlp else []),
     )
+    if access is not None:
+        etcd = f"--etcd={','.join(access.addresses)}"
+        command += (etcd, f"--node={chosen.node}", f"--advertise={here}")
     if chosen.nodes > 1:
         command += ("--rescheduling",)  # a lost node's launcher may be started again
     env = {"TASKD_LOG_LEVEL": "ERROR", **base_environment(chosen), "TASKD_TOKEN": chosen.token}
+    if access is not None:
+        env |= access.environment()
     from taskd.agent.run.summary import SUMMARY, has_ended
 
     summary = Path(chosen.state_dir or run_dir) / SUMMARY

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from taskd.agent.main import Observer
 from taskd.agent.node import NodeRun
@@ -24,6 +26,10 @@ from taskd.errors import TaskdError
 from taskd.model.agent import Event
 from taskd.proxy import Proxy, ProxyConfig
 from taskd.runtime.clock import wall
+
+if TYPE_CHECKING:
+    from taskd.agent.run.leader_follower import LeaderFollower
+    from taskd.core.election import Term
 
 
 def launch(plan: Plan, started: Started) -> int:
@@ -41,6 +47,7 @@ class _Launcher:
     started: Started
     output: WorkerOutput
     _dashboard: DashboardProcess | None = None
+    _follower: LeaderFollower | None = None
 
     async def run(self) -> Done:
         plan, summary = self.plan, Summary(wall)
@@ -71,7 +78,9 @@ class _Launcher:
             await proxy.close()
             if self.started.supervisor is not None:
                 # The manager exits once every node has left, and ours has just left.
-                await self.started.supervisor.stop(self._manager_exit_s)
+                follower = self._follower
+                leads = follower is None or follower.leads
+                await self.started.supervisor.stop(self._manager_exit_s if leads else 0.0)
             if self._dashboard is not None:
                 self._dashboard.stop()
         incidents = read_incidents(self.started.state_dir)
@@ -106,10 +115,21 @@ class _Launcher:
                 self._dashboard = DashboardProcess(plan.job, plan.dashboard, plan.clusterd, environ)
                 self._dashboard.start()
 
+    def _leader_changed(self, term: Term) -> None:
+        if term.epoch > 1:
+            say(f"node {term.node} leads the job since epoch {term.epoch}")
+
     async def _train(self, node: NodeRun) -> Done:
-        background = []
+        background: list[Coroutine[Any, Any, None]] = []
         if self.started.supervisor is not None:
-            background = [self.started.supervisor.keep_running(), self._announce(node.proxy)]
+            background.append(self.started.supervisor.keep_running())
+            if self.plan.node == 0:
+                background.append(self._announce(node.proxy))
+        if self.started.etcd is not None:
+            from taskd.agent.run.leader_follower import LeaderFollower
+
+            self._follower = LeaderFollower(self.started.etcd, node, self._leader_changed)
+            background.append(self._follower.run())
         try:
             async with asyncio.TaskGroup() as tasks:
                 helpers = [tasks.create_task(work) for work in background]

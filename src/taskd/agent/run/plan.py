@@ -75,6 +75,9 @@ class Plan:
     """Whether ranks encrypt the state that they send each other."""
     clusterd: str = ""
     """Empty: embedded in the manager."""
+    etcd: str = ""
+    """HOST:PORT,…: where the job's state is kept, so that any node can lead it. Empty: node 0
+    leads, and must not be lost."""
     strategies: tuple[str, ...] = ()
     """Empty: all."""
     logs: LogSettings
@@ -184,6 +187,7 @@ def read(args: argparse.Namespace) -> Plan:
         insecure=args.insecure,
         encrypt_state=_encrypt_state(args, problems),
         clusterd=args.clusterd,
+        etcd=_etcd(args, nodes, problems),
         strategies=_strategies(args.strategies, problems),
         logs=_logs(args, local_size, problems),
         signals=_signals(args.signals_to_handle, problems),
@@ -270,6 +274,16 @@ def _token(nodes: int, insecure: bool, problems: list[str]) -> str:
             "trust completely, --insecure starts it without one"
         )
     return token or (uuid.uuid4().hex if nodes == 1 else "")
+
+
+def _etcd(args: argparse.Namespace, nodes: int, problems: list[str]) -> str:
+    for address in filter(None, args.etcd.split(",")):
+        host, _, port = address.strip().rpartition(":")
+        if not (host and port.isdigit() and 0 < int(port) < 65536):
+            problems.append(f"--etcd must be HOST:PORT,HOST:PORT,…, got {address!r}")
+    if args.etcd and nodes == 1:
+        problems.append("--etcd needs --nnodes of 2 or more: it is for the loss of a node")
+    return str(args.etcd)
 
 
 def _encrypt_state(args: argparse.Namespace, problems: list[str]) -> bool:

@@ -146,12 +146,13 @@ class _Seam:
             processes = worker_processes(plan, self.folders)
             processes.open()
             group = self.agent.worker_group()
+            store = f"{group.master_addr}:{group.master_port}"
             resources = NodeResources(
                 processes=processes,
                 run_dir=self.folders[0],
                 beacons=self.folders[1],
-                store=f"{group.master_addr}:{group.master_port}",
-                serves_store=plan.node == 0,
+                store=store,
+                served_store=store if plan.node == 0 else "",
             )
             self.node_run = NodeRun(plan, resources, self.output, proxy, self._observe)
             return await self.node_run.run()

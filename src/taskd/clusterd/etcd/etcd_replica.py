@@ -43,7 +43,7 @@ async def join(
     """Wait until this process leads. The stack undoes everything in reverse order."""
     client = EtcdClient(config.addresses, config.settings, CALL_S)
     stack.push_async_callback(client.close)
-    await _check_version(client)
+    await check_version(client)
     log.info("etcd answers; waiting for the lease")
     identity = f"{socket.gethostname()}-{getpid()}-{token_hex(4)}"
     election = Election(identity, config.election)
@@ -60,7 +60,7 @@ async def join(
     return journal, leadership
 
 
-async def _check_version(client: EtcdClient) -> None:
+async def check_version(client: EtcdClient) -> None:
     """Raises SettingsError if etcd can be reached but not used."""
     problem = ""
     async for _ in Tries(every(1.0)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import grpc
 
@@ -63,6 +63,21 @@ class EtcdSettings:
             return grpc.ssl_channel_credentials(ca)
         key, crt = read_pem(("the key for etcd", self.key), ("the certificate", self.crt))
         return grpc.ssl_channel_credentials(ca, key, crt)
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdAccess:
+    """Everything that a client of one etcd needs."""
+
+    addresses: tuple[str, ...]
+    settings: EtcdSettings
+
+    def environment(self) -> dict[str, str]:
+        """For a process that reads its settings with `settings()`."""
+        return {
+            f"TASKD_ETCD_{one.name.upper()}": getattr(self.settings, one.name)
+            for one in fields(EtcdSettings)
+        }
 
 
 def settings() -> EtcdSettings:

@@ -134,10 +134,11 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Outco
             )
         case Waiting(), (m.StartWorkers(remaining) | m.RestartAgent(remaining)):
             return first_start(replace(state.node, remaining=remaining), ())
-        case Waiting(), m.RestartJob(incident, attempt, members):
-            return first_start(replace(state.node, incident=incident, attempt=attempt), members)
-        case Waiting(), m.ReplaceWorkers(incident, members):
-            return first_start(replace(state.node, incident=incident), members)
+        case Waiting(), m.RestartJob(incident, attempt, members, store):
+            node = replace(state.node, incident=incident, attempt=attempt, store=store)
+            return first_start(node, members)
+        case Waiting(), m.ReplaceWorkers(incident, members, store):
+            return first_start(replace(state.node, incident=incident, store=store), members)
         case Waiting(Node(ranks=())), Interrupted(because):
             return finish(state.node, 1, because, messages=(SendToManager(m.RanksFailed(())),))
         case Waiting(), Interrupted(because):

@@ -58,7 +58,7 @@ def first_start(node: Node, members: tuple[m.Member, ...]) -> Outcome:
 
 
 def _start(node: Node, rank: Rank, incarnation: Incarnation) -> StartWorker:
-    return StartWorker(rank, incarnation, node.attempt, node.incident)
+    return StartWorker(rank, incarnation, node.attempt, node.incident, node.store)
 
 
 def started(state: Training | Stopping, event: WorkerStarted) -> Outcome:
@@ -88,7 +88,7 @@ def replace_some(
         return Outcome(state, because=f"the order belongs to the older incident {order.incident}")
     here = {w.rank: w.incarnation for w in order.workers if w.node == state.node.node}
     ranks = tuple(sorted({*state.node.ranks, *here}))
-    node = replace(state.node, incident=order.incident, ranks=ranks)
+    node = replace(state.node, incident=order.incident, ranks=ranks, store=order.store)
     new = {r: incarnation for r, incarnation in here.items() if incarnation > newest(state, r)}
     if not new:
         reports = (present(node, state.workers),)
@@ -105,7 +105,13 @@ def restart_job(state: Training, order: m.RestartJob, now: float, config: Worker
         return Outcome(state, reports, f"attempt {order.attempt} has been started already")
     incarnations = {w.rank: w.incarnation for w in order.workers if w.node == state.node.node}
     ranks = tuple(sorted(incarnations)) or state.node.ranks
-    node = replace(state.node, incident=order.incident, attempt=order.attempt, ranks=ranks)
+    node = replace(
+        state.node,
+        incident=order.incident,
+        attempt=order.attempt,
+        ranks=ranks,
+        store=order.store,
+    )
     again = {
         r: max(incarnations.get(r, Incarnation(0)), next_incarnation(state, r)) for r in node.ranks
     }

@@ -78,6 +78,8 @@ class Node:
     """What a stress test has found here; repeated to a restarted manager."""
     shards: Mapping[Rank, m.RankShard] = field(default_factory=dict)
     """The shards of the job's ranks, kept for a restarted manager."""
+    store: str = ""
+    """host:port of the store for new processes; empty: the one of the first start."""
 
 
 @dataclass(frozen=True, slots=True)

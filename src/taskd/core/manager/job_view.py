@@ -90,6 +90,12 @@ class JobView:
             rank for rank, view in self.ranks.items() if view.process is ProcessState.ALIVE
         )
 
+    def store(self) -> str:
+        """host:port of the store where ranks meet next; empty: no node serves one."""
+        serving = (view for view in self.nodes.values() if view.present and view.store)
+        first = min(serving, key=lambda view: view.node, default=None)
+        return first.store if first else ""
+
     def on(self, node: NodeRank) -> tuple[RankView, ...]:
         """The ranks that are located on this node."""
         known = self.nodes.get(node)

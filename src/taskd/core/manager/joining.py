@@ -18,6 +18,7 @@ from taskd.core.manager.states import (
     Awaiting,
     Ending,
     Gathering,
+    Inherited,
     Job,
     JobConfig,
     Outcome,
@@ -33,7 +34,7 @@ from taskd.core.manager.states import (
 from taskd.core.rank_sets import RankSet
 from taskd.model.clusterd import FaultReport
 from taskd.model.faults import Fault, FaultCause
-from taskd.model.ids import NodeRank, Position, Rank, Role, agent, worker
+from taskd.model.ids import Incarnation, NodeRank, Position, Rank, Role, agent, worker
 from taskd.model.manager import Command, SendMessage
 from taskd.model.messages import (
     AgentHello,
@@ -51,6 +52,10 @@ from taskd.model.messages import (
     WorkerHello,
     WorkerRegistered,
 )
+
+DEAD = ProcessState.DEAD
+INCARNATIONS_PER_TERM = 10_000
+"""More than any rank has in the term of one leader."""
 
 # The first start
 
@@ -88,7 +93,7 @@ def permit_start(state: State, node: NodeRank) -> Outcome:
         state = with_job(state, view=view)
     if ours and job.attempt:
         members = tuple(Member(view.rank, node, view.incarnation) for view in views)
-        late = RestartJob(job.incident, job.attempt, members)
+        late = RestartJob(job.incident, job.attempt, members, job.view.store())
         return Outcome(
             state, (SendMessage(agent(node), late),), f"node {node} joins attempt {job.attempt}"
         )
@@ -110,6 +115,8 @@ def agent_hello(state: State, hello: AgentHello, now: float, config: JobConfig) 
         left = min(left, max(0, hello.remaining - hello.attempt))
     bad_nodes = job.bad_nodes | ({hello.node} if hello.condemned else set())
     attempt = max(job.attempt, hello.attempt)
+    if isinstance(state, Gathering):
+        state = node_heard(state, hello.node)
     state = with_job(state, attempt=attempt, restarts_left=left, bad_nodes=bad_nodes)
     match state:
         case Awaiting():
@@ -139,8 +146,9 @@ def _repeat_order(state: Repairing | Restarting, node: NodeRank) -> tuple[Comman
     if not here:
         return ()
     if isinstance(state, Restarting):
-        return (SendMessage(agent(node), RestartJob(job.incident, job.attempt, here)),)
-    return (SendMessage(agent(node), ReplaceWorkers(job.incident, here)),)
+        restart = RestartJob(job.incident, job.attempt, here, job.view.store())
+        return (SendMessage(agent(node), restart),)
+    return (SendMessage(agent(node), ReplaceWorkers(job.incident, here, job.view.store())),)
 
 
 def worker_hello(state: State, hello: WorkerHello, now: float, config: JobConfig) -> Outcome:
@@ -221,12 +229,77 @@ def check_complete(state: Gathering, now: float, config: JobConfig) -> Outcome:
     for rank in state.job.world.from_rank(state.awaited):
         if _is_unknown(state, views[rank]):
             return Outcome(replace(state, awaited=rank))
-    return view_complete(state, now, config)
+    return view_complete(_without_absent(state, now), now, config)
 
 
 def _is_unknown(state: Gathering, view: RankView) -> bool:
     silent = state.rebuilding and view.process is ProcessState.ALIVE and not view.said_hello
-    return view.process is ProcessState.ABSENT or silent
+    return silent or (view.process is ProcessState.ABSENT and not _all_nodes_known(state))
+
+
+def _all_nodes_known(state: Gathering) -> bool:
+    """Every node has said hello or is lost: a rank that is on none of them is lost."""
+    inherited = state.inherited
+    return state.rebuilding and inherited is not None and not inherited.unheard
+
+
+def _without_absent(state: Gathering, now: float) -> Gathering:
+    """The ranks that no node has named were on a node that is lost."""
+    inherited, views = state.inherited, state.job.view.ranks
+    absent = [views[r] for r in sorted(state.job.world) if views[r].process is ProcessState.ABSENT]
+    if inherited is None or not absent:
+        return state
+    reasons = inherited.lost
+    last = max(reasons, default=NodeRank(0))
+    faults = []
+    for view in absent:
+        unnamed = FaultCause.LOST, "no node that is left has it"
+        cause, evidence = reasons.get(view.node, reasons.get(last, unnamed))
+        faults.append(Fault.of(view.rank, cause, evidence, now))
+    # Its last incarnation is not known: the next one must be newer than any that may still live.
+    floor = Incarnation(INCARNATIONS_PER_TERM * (inherited.epoch - 1))
+    newer = {
+        view.rank: replace(view, incarnation=max(view.incarnation, floor), process=DEAD)
+        for view in absent
+    }
+    view = replace(state.job.view, ranks=state.job.view.ranks.update(newer))
+    return replace(state, job=add_faults(replace(state.job, view=view), tuple(faults), now))
+
+
+def nodes_registered(
+    state: State, nodes: frozenset[NodeRank], epoch: int, now: float, config: JobConfig
+) -> Outcome:
+    if not isinstance(state, Gathering) or epoch < 2:
+        return Outcome(state, because="this is the first manager of the job")
+    heard = {node for node, view in state.job.view.nodes.items() if view.present}
+    state = replace(state, inherited=Inherited(nodes - heard, epoch))
+    because = f"epoch {epoch}: the job has {len(nodes)} nodes, {len(heard)} of them have joined"
+    return then(Outcome(state, because=because), check_complete(state, now, config))
+
+
+def node_found_lost(
+    state: Gathering,
+    node: NodeRank,
+    cause: FaultCause,
+    evidence: str,
+    now: float,
+    config: JobConfig,
+) -> Outcome:
+    inherited = state.inherited
+    if inherited is None:
+        return Outcome(state)
+    lost = {**inherited.lost, node: (cause, evidence)}
+    known = replace(inherited, unheard=inherited.unheard - {node}, lost=lost)
+    return check_complete(replace(state, inherited=known, awaited=FIRST_RANK), now, config)
+
+
+def node_heard(state: Gathering, node: NodeRank) -> Gathering:
+    inherited = state.inherited
+    if inherited is None:
+        return state
+    lost = {other: why for other, why in inherited.lost.items() if other != node}
+    known = replace(inherited, unheard=inherited.unheard - {node}, lost=lost)
+    return replace(state, inherited=known, awaited=FIRST_RANK)
 
 
 def _ran_before(job: Job, src: Position, body: Body) -> bool:

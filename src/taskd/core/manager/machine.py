@@ -72,6 +72,7 @@ from taskd.model.manager import (
     NodeGone,
     NodeSilent,
     NodesMarkedBad,
+    NodesRegistered,
     RankHung,
     SendMessage,
     SignalReceived,
@@ -147,6 +148,15 @@ def _step(state: State, event: Event, now: float, config: JobConfig) -> Outcome:
             return then(outcome, _update_patience(state, now, config))
         case NodeDisconnected(node):
             return _disconnected(state, node, now, config)
+        case NodesRegistered(nodes, epoch):
+            return joining.nodes_registered(state, nodes, epoch, now, config)
+        case NodeSilent(node, evidence) | NodeGone(node, evidence) if isinstance(state, Gathering):
+            cause = FaultCause.SILENT if isinstance(event, NodeSilent) else FaultCause.LOST
+            lost = _lose_node(state, node, cause, evidence, now, config)
+            if not isinstance(lost.state, Gathering):
+                return lost
+            found = joining.node_found_lost(lost.state, node, cause, evidence, now, config)
+            return then(lost, found)
         case NodeSilent(node, evidence):
             return _lose_node(state, node, FaultCause.SILENT, evidence, now, config)
         case NodeBack(node):

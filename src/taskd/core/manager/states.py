@@ -249,6 +249,17 @@ def initial_job(config: JobConfig) -> Job:
     return Job(view, RankSet(view.ranks), restarts_left=config.max_restarts)
 
 
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What a new leader knows of the job before any node has said hello."""
+
+    unheard: frozenset[NodeRank]
+    """Nodes that have neither said hello nor been found lost."""
+    epoch: int
+    lost: Mapping[NodeRank, tuple[FaultCause, str]] = field(default_factory=dict)
+    """The nodes that are lost, each with the reason."""
+
+
 # The states
 
 
@@ -264,6 +275,8 @@ class Gathering:
     """The first rank that is not known yet."""
     deferred: tuple[Signal, ...] = ()
     """Signals of clusterd that are carried out when the view is complete."""
+    inherited: Inherited | None = None
+    """The nodes of a job that another manager led before; None: they are not known."""
 
 
 @dataclass(frozen=True, slots=True)

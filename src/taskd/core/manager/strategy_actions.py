@@ -207,15 +207,13 @@ def dismiss_nodes(job: Job, order: Signal, config: JobConfig) -> tuple[Job, tupl
 
 
 def repair_message(state: Repairing, config: JobConfig) -> Repair:
-    stores = (view for view in state.job.view.nodes.values() if view.present and view.store)
-    store = min(stores, key=lambda view: view.node, default=None)
     return Repair(
         state.job.incident,
         state.order.strategy,
         state.plan.members,
         state.plan.resume,
         state.plan.sources,
-        store.store if store else "",
+        state.job.view.store(),
         config.repair_timeout_s,
         tuple(RankSet(state.job.view.ranks) - state.job.world),
         state.plan.helpers,
@@ -278,7 +276,7 @@ def _repair(
     state = Repairing(job, order, made, job.world, job.world, now + config.repair_timeout_s)
     # The processes first: starting them takes longest.
     commands: list[Command] = [
-        SendMessage(agent(node), ReplaceWorkers(job.incident, members))
+        SendMessage(agent(node), ReplaceWorkers(job.incident, members, job.view.store()))
         for node, members in _by_node(made.replaced).items()
     ]
     commands.append(SendMessage(EVERY_WORKER, repair_message(state, config)))
@@ -349,7 +347,7 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig, missing: st
 
 def _restart_message(job: Job, node: NodeRank, members: tuple[Member, ...]) -> Body:
     if job.view.nodes[node].ours:
-        return RestartJob(job.incident, job.attempt, members)
+        return RestartJob(job.incident, job.attempt, members, job.view.store())
     if node in job.start_requests:
         # An agent of Ascend that has no ranks yet waits for this message, and for no other.
         return StartWorkers(job.restarts_left)
@@ -365,7 +363,8 @@ def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     # A rank at another step also writes if it can reach a copy: perhaps that of a lost rank.
     writers = tuple(h for h in job.holders() if step in {at for _, at in h.offers()})
     members = tuple(Member(h.rank, h.node, h.incarnation) for h in writers)
-    message = SendMessage(EVERY_WORKER, Dump(job.incident, step, config.dump_dir, members))
+    dump = Dump(job.incident, step, config.dump_dir, members, job.view.store())
+    message = SendMessage(EVERY_WORKER, dump)
     unwritten = RankSet(member.rank for member in members)
     state = Dumping(job, order, unwritten, now + config.dump_timeout_s)
     return Outcome(state, (message,), f"{len(members)} ranks write step {step}")

@@ -1,0 +1,89 @@
+"""Keeps a node of a job with etcd connected to the manager that leads, on whichever node it runs.
+
+etcd reports each change of the leader. The node registers its liveness port there, once, so that a
+new leader knows at once which nodes are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from taskd.agent.node import NodeRun
+from taskd.clusterd.etcd.etcd_client import EtcdClient
+from taskd.clusterd.etcd.etcd_replica import check_version
+from taskd.clusterd.etcd.etcd_settings import EtcdAccess
+from taskd.clusterd.etcd.job_terms import JobTerms, job_prefix
+from taskd.core.election import Term
+from taskd.core.record import StoreUnreachable
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+
+
+@dataclass
+class LeaderFollower:
+    access: EtcdAccess
+    node: NodeRun
+    on_change: Callable[[Term], None]
+    """Called with each new term."""
+    term: Term | None = None
+    """The newest one that was seen."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether the manager of this node leads, as far as is known."""
+        return self.term is not None and self.term.node == self.node.plan.node
+
+    async def run(self) -> None:
+        """Never returns. Raises SettingsError if etcd cannot be used."""
+        plan = self.node.plan
+        client = EtcdClient(self.access.addresses, self.access.settings)
+        changed = asyncio.Event()
+        try:
+            await check_version(client)
+            terms = JobTerms(client, job_prefix(plan.job, plan.token))
+            watching = asyncio.create_task(terms.follow(changed))
+            try:
+                await asyncio.gather(self._register(terms), self._follow(terms, changed))
+            finally:
+                watching.cancel()
+        finally:
+            await client.close()
+
+    async def _register(self, terms: JobTerms) -> None:
+        await self.node.opened.wait()
+        port = self.node.liveness_port
+        while True:
+            try:
+                return await terms.register(self.node.plan.node, port.address if port else "")
+            except StoreUnreachable as error:
+                log.warning("%s; trying again", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _follow(self, terms: JobTerms, changed: asyncio.Event) -> None:
+        problem = ""
+        while True:
+            changed.clear()
+            try:
+                term = (await terms.look()).term
+                problem = ""
+            except StoreUnreachable as error:
+                if str(error) != problem:
+                    problem = str(error)
+                    log.warning("%s; training goes on, and a fault must wait for etcd", problem)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if term is not None and (self.term is None or term.epoch > self.term.epoch):
+                await self._join(term)
+            await changed.wait()
+
+    async def _join(self, term: Term) -> None:
+        self.term = term
+        await self.node.opened.wait()
+        self.node.bus.fence.admits(term.epoch)
+        await self.node.proxy.redirect(term.manager)
+        self.on_change(term)

@@ -1,0 +1,115 @@
+"""Who leads one job, as etcd has it: read, watched, and the small facts that outlive a leader.
+
+Under the job's prefix:
+
+    leader      the current term; etcd removes it when the leader's lease ends
+    epoch       the number of the newest term
+    ended       the epoch in which the job has ended
+    nodes/N     the liveness port of each node's agent, written once when the node starts
+    summary     the incidents so far, for the next leader
+    jobs/…      the record of the embedded clusterd (`etcd_records.py`)
+
+While nothing fails only the leader's renewals reach etcd, however many nodes the job has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import aclosing
+from dataclasses import asdict
+from hashlib import blake2b
+from urllib.parse import quote
+
+from taskd.clusterd.etcd.etcd_client import EtcdClient, Found, get, put
+from taskd.clusterd.etcd.etcd_errors import EtcdBusy, EtcdRefused, EtcdUnanswered
+from taskd.core.election import Term, TermsSeen
+from taskd.core.record import StoreUnreachable
+
+log = logging.getLogger(__name__)
+
+FAILED = (EtcdBusy, EtcdRefused, EtcdUnanswered)
+RETRY_S = 0.2
+
+
+def job_prefix(job: str, token: str) -> str:
+    """The same for all nodes of the job. Jobs of other owners have another secret."""
+    owner = blake2b(token.encode(), digest_size=6, person=b"taskd-job").hexdigest()
+    return f"/taskd/runs/{quote(job, safe='')}-{owner}"
+
+
+class JobTerms:
+    def __init__(self, client: EtcdClient, prefix: str) -> None:
+        self._client, self._prefix = client, prefix
+        self.leader_key = f"{prefix}/leader"
+        self.epoch_key = f"{prefix}/epoch"
+        self.ended_key = f"{prefix}/ended"
+        self.summary_key = f"{prefix}/summary"
+        self.lease = 0
+        """etcd's lease of the leader that was last seen."""
+        self.epoch_revision = 0
+        """When the epoch was last changed; 0: there is none yet."""
+
+    async def look(self) -> TermsSeen:
+        """Raises StoreUnreachable."""
+        keys = (self.leader_key, self.epoch_key, self.ended_key)
+        try:
+            found = (await self._client.transact([], [get(key) for key in keys])).found
+            leader, epoch, ended = (one[0] if one else None for one in found)
+            self.lease = leader.lease if leader else 0
+            self.epoch_revision = epoch.mod_revision if epoch else 0
+            return TermsSeen(_term(leader), _number(epoch), _number(ended))
+        except FAILED as error:
+            raise StoreUnreachable(f"cannot read who leads the job: {error}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreUnreachable(
+                f"the keys under {self._prefix} were not written by TaskD: {error!r}"
+            ) from error
+
+    async def follow(self, changed: asyncio.Event) -> None:
+        """Set the event when the watch is in place and after each change. Never returns."""
+        while True:
+            try:
+                async with aclosing(self._client.watch(self.leader_key)) as changes:
+                    async for _ in changes:
+                        changed.set()
+            except FAILED as error:
+                log.info("the watch of the job's leader ended: %s", error)
+            changed.set()  # a look finds the member of etcd that answers
+            await asyncio.sleep(RETRY_S)
+
+    async def register(self, node: int, door: str) -> None:
+        """Say where the agent of this node can be probed. Raises StoreUnreachable."""
+        await self._put(f"{self._prefix}/nodes/{node}", door.encode())
+
+    async def doors(self) -> dict[int, str]:
+        """The nodes that have registered, and their liveness ports."""
+        start = f"{self._prefix}/nodes/"
+        try:
+            found = await self._client.range(start, prefix=True)
+        except FAILED as error:
+            raise StoreUnreachable(f"cannot read the nodes of the job: {error}") from error
+        names = {one.key.removeprefix(start): one.value.decode() for one in found}
+        return {int(name): door for name, door in names.items() if name.isdecimal()}
+
+    async def _put(self, key: str, value: bytes) -> None:
+        try:
+            await self._client.transact([], [put(key, value)])
+        except FAILED as error:
+            raise StoreUnreachable(f"cannot write {key}: {error}") from error
+
+
+def value_of(term: Term) -> bytes:
+    return json.dumps(asdict(term)).encode()
+
+
+def _term(found: Found | None) -> Term | None:
+    if found is None:
+        return None
+    body = json.loads(found.value)
+    return Term(int(body["epoch"]), int(body["node"]), str(body["manager"]), str(body["door"]))
+
+
+def _number(found: Found | None) -> int:
+    return int(found.value) if found is not None else 0

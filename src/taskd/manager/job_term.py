@@ -1,0 +1,128 @@
+"""The manager as one of several candidates: it waits until it leads, and stops when it does not.
+
+Each node of a job with etcd has a manager process. One of them leads; the others wait here, with
+everything imported, until etcd ends its term. `clusterd/etcd/job_lease.py` is the lease,
+`core/election.py` the rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from taskd.bus import liveness_port
+from taskd.bus.liveness_port import LivenessPort
+from taskd.clusterd.etcd.etcd_client import EtcdClient
+from taskd.clusterd.etcd.etcd_records import EtcdRecords
+from taskd.clusterd.etcd.etcd_replica import check_version
+from taskd.clusterd.etcd.etcd_settings import addresses, settings
+from taskd.clusterd.etcd.job_lease import ANSWER_S, PERIOD_S, JobLease
+from taskd.clusterd.etcd.job_terms import JobTerms, job_prefix
+from taskd.clusterd.leadership import Leadership
+from taskd.clusterd.record_journal import RecordJournal
+from taskd.core.election import Term
+from taskd.core.record import StoreUnreachable
+from taskd.manager.settings import ManagerConfig
+from taskd.model.ids import NodeRank
+from taskd.model.manager import Event, NodeGone, NodeSilent, NodesRegistered
+from taskd.runtime.journal import JournalConfig
+
+log = logging.getLogger(__name__)
+
+CALL_S = 1.0
+MAX_CANDIDATES = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobTerm:
+    """This process leads the job."""
+
+    epoch: int
+    lease: JobLease
+    leadership: Leadership
+    journal: RecordJournal
+    doors: dict[int, str]
+    """The nodes that have registered, and the liveness ports of their agents."""
+    earlier: list[Any] = field(default_factory=list)
+    """The incidents of former leaders."""
+
+    @property
+    def leads(self) -> bool:
+        """Asked before every action. The first False ends the term."""
+        if not self.lease.held:
+            self.leadership.lost.set()
+        return not self.leadership.lost.is_set()
+
+    async def find_lost_nodes(self, emit: Callable[[Event], None]) -> None:
+        """Which nodes are gone, with their ranks? The others say hello by themselves."""
+        emit(NodesRegistered(frozenset(map(NodeRank, self.doors)), self.epoch))
+        await asyncio.gather(*(self._probe(node, door, emit) for node, door in self.doors.items()))
+        await asyncio.Event().wait()
+
+    async def _probe(self, node: int, door: str, emit: Callable[[Event], None]) -> None:
+        if not door or await liveness_port.is_reachable(door, ANSWER_S):
+            return  # it is alive, and joins this manager
+        if await liveness_port.wait_for_exit(door, ANSWER_S):
+            emit(NodeGone(NodeRank(node), f"its agent has ended: its port {door} is closed"))
+        else:
+            why = f"its machine does not answer at {door}, and it has not joined the new manager"
+            emit(NodeSilent(NodeRank(node), why))
+
+    async def save(self, incidents: list[Any]) -> None:
+        try:
+            await self.lease.save_summary(json.dumps(incidents))
+        except StoreUnreachable as error:
+            log.warning("the next leader will not know the last incidents: %s", error)
+
+    async def end_job(self) -> None:
+        try:
+            await self.lease.end_job()
+        except StoreUnreachable as error:
+            log.warning("the end of the job could not be written: %s", error)
+
+
+async def lead(config: ManagerConfig, stack: AsyncExitStack) -> JobTerm:
+    """Wait until this process leads. Raises SettingsError if etcd cannot be used."""
+    client = EtcdClient(addresses(config.etcd), settings(), CALL_S)
+    stack.push_async_callback(client.close)
+    await check_version(client)
+    prefix = job_prefix(config.job_id, config.token)
+    terms = JobTerms(client, prefix)
+    door = await LivenessPort.open(config.advertise, MAX_CANDIDATES)
+    if door is not None:
+        stack.callback(door.close)
+    me = Term(0, config.node, config.advertise, door.address if door else "")
+    lease = JobLease(client, terms, me)
+    leadership = Leadership(lease, PERIOD_S)
+    stack.push_async_callback(leadership.close)
+    epoch = await leadership.win()
+    store = EtcdRecords(client, prefix, lease.is_ours)
+    journal = RecordJournal(store, lease, epoch, leadership.lost.set, JournalConfig())
+    stack.push_async_callback(journal.aclose)
+    await journal.claim()
+    doors = await terms.doors()
+    return JobTerm(
+        epoch=epoch,
+        lease=lease,
+        leadership=leadership,
+        journal=journal,
+        doors=doors,
+        earlier=await _earlier(client, terms),
+    )
+
+
+async def _earlier(client: EtcdClient, terms: JobTerms) -> list[Any]:
+    for found in await client.range(terms.summary_key):
+        try:
+            incidents = json.loads(found.value)
+        except ValueError:
+            log.warning("the incidents of former leaders cannot be read")
+            continue
+        if isinstance(incidents, list):
+            return incidents
+    return []
