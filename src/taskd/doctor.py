@@ -21,6 +21,8 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from taskd.agent.etcd_member import etcd_binary
+from taskd.agent.etcd_member.etcd_binary import COST, NoEtcd
 from taskd.agent.run import torch_check
 from taskd.ascend import mspti
 from taskd.runtime import log
@@ -78,6 +80,7 @@ def examine() -> Iterator[Finding]:
         "pidfd", _pidfd, "the exit of a process is detected late: Linux 5.3 or newer is required"
     )
     yield _tried("shared memory", _shared_memory, "processes cannot share progress and snapshots")
+    yield _etcd()
     yield _open_files()
     yield _log_directory()
     yield _library()
@@ -224,6 +227,14 @@ def _shared_memory() -> str:
     if free_mib < SHARED_MEMORY_MIB:
         raise OSError(f"only {free_mib} MiB are free (for a container: --shm-size)")
     return f"works, {free_mib} MiB free"
+
+
+def _etcd() -> Finding:
+    found = etcd_binary.find(etcd_binary.member_settings(), encrypted=True)
+    if isinstance(found, NoEtcd):
+        because = f"{found.because}: in a job of several nodes, {COST}"
+        return Finding("etcd", Verdict.ABSENT, "not usable", because, found.remedy)
+    return Finding("etcd", Verdict.FINE, f"{found.version}, {found.path}")
 
 
 def _open_files() -> Finding:

@@ -27,6 +27,10 @@ class EtcdMemberSettings:
     folder: str = ""
     """Where its data is kept while the job runs; empty: in shared memory (125 MiB)."""
 
+    join: str = ""
+    """host:port of a member of the job's etcd: for a node 0 whose machine was lost, started again
+    while the job runs on the other nodes."""
+
 
 @dataclass(frozen=True, slots=True)
 class EtcdBinary:

@@ -34,6 +34,10 @@ class Certificate:
     crt: str
     key: str
 
+    @property
+    def files(self) -> tuple[str, str, str]:
+        return self.ca, self.crt, self.key
+
     def client_settings(self) -> EtcdSettings:
         return EtcdSettings(ca=self.ca, crt=self.crt, key=self.key)
 

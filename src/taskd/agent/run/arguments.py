@@ -133,7 +133,8 @@ _OURS: tuple[tuple[str, str, Any, str], ...] = (
         "--etcd",
         "HOST:PORT,…",
         "",
-        "etcd that keeps the job's state: then any node may be lost, node 0 included",
+        "etcd that keeps the job's state: then any node may be lost, node 0 included; own: the job "
+        "starts one (the default from 3 nodes on, if etcd is installed); none: node 0 keeps it",
     ),
     ("--preload", "MODULE,…", [], "import these modules once, before workers are forked"),
     ("--job-id", "NAME", "", "name of the job; default: the value of --rdzv-id"),
@@ -156,6 +157,10 @@ _OUR_FLAGS = (
     (
         "--spare",
         "a spare node, which takes over a lost node's ranks; the next: --node-rank NNODES+1",
+    ),
+    (
+        "--witness",
+        "a machine that only helps to decide which nodes are lost: it has no ranks",
     ),
     ("--precheck", "stress-test every rank and link after all ranks have done their first step"),
     (

@@ -29,6 +29,7 @@ from taskd.errors import SettingsError
 from taskd.runtime.address import Address
 
 if TYPE_CHECKING:
+    from taskd.agent.run.own_etcd import OwnEtcd
     from taskd.clusterd.etcd.etcd_settings import EtcdAccess
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,10 @@ def run(args: argparse.Namespace) -> int:
     # Until the event loop handles it: leave by an exception, so that the folders are removed.
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     with run_folders() as folders:
+        if chosen.witness:
+            from taskd.agent.run.witness import witness
+
+            return witness(chosen, folders, say)
         return _launch(chosen, folders)
 
 
@@ -72,6 +77,8 @@ class Started:
     """The manager's, on each node that has one."""
     etcd: EtcdAccess | None = None
     """None: the first node leads the job, for as long as it lasts."""
+    member: Supervisor | None = None
+    """Of the process that keeps this node's member of the job's own etcd."""
 
 
 def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
@@ -94,7 +101,8 @@ def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
     store = served = f"{chosen.master_addr}:{port}"
     manager_port = chosen.manager_port or plan.free_port()
     manager = here = Address(chosen.master_addr, manager_port)
-    access = _etcd(chosen)
+    own = _own_etcd(chosen, folders, is_first)
+    access = _etcd(chosen) if own is None else own.access
     if not is_first and access is not None:
         # Each node can lead: it has a store and a manager of its own.
         listener, here = _own_ports(chosen, listen_host)
@@ -114,7 +122,8 @@ def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
         served_store=served if listener is not None else "",
     )
     state_dir = chosen.state_dir or run_dir
-    started = Started(resources, str(manager), state_dir, supervisor, access)
+    member = own.member if own is not None else None
+    started = Started(resources, str(manager), state_dir, supervisor, access, member)
     from taskd.agent.run.launcher import launch
 
     try:
@@ -123,9 +132,18 @@ def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
         claim.close()
 
 
+def _own_etcd(chosen: Plan, folders: tuple[str, str], is_first: bool) -> OwnEtcd | None:
+    """None: the job starts no etcd."""
+    if not chosen.starts_etcd:
+        return None
+    from taskd.agent.run import own_etcd
+
+    return own_etcd.start(chosen, folders, first=is_first, say=say)
+
+
 def _etcd(chosen: Plan) -> EtcdAccess | None:
     """Where the job's state is kept; None: on the first node."""
-    if not chosen.etcd:
+    if chosen.etcd in ("", plan.OWN_ETCD, plan.NO_ETCD):
         return None
     from taskd.clusterd.etcd.etcd_settings import EtcdAccess, addresses, settings
 

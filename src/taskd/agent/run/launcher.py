@@ -81,6 +81,8 @@ class _Launcher:
                 follower = self._follower
                 leads = follower is None or follower.leads
                 await self.started.supervisor.stop(self._manager_exit_s if leads else 0.0)
+            if self.started.member is not None:
+                await self.started.member.stop(0.0)
             if self._dashboard is not None:
                 self._dashboard.stop()
         incidents = read_incidents(self.started.state_dir)
@@ -130,6 +132,8 @@ class _Launcher:
 
             self._follower = LeaderFollower(self.started.etcd, node, self._leader_changed)
             background.append(self._follower.run())
+        if self.started.member is not None:
+            background.append(self.started.member.keep_running())
         try:
             async with asyncio.TaskGroup() as tasks:
                 helpers = [tasks.create_task(work) for work in background]

@@ -31,6 +31,7 @@ PRELOAD = (
     "taskd.torch",
 )
 
+OWN_ETCD, NO_ETCD = "own", "none"
 OUT, ERR = 1, 2
 """The bits of torchrun's --redirects and --tee."""
 
@@ -76,8 +77,11 @@ class Plan:
     clusterd: str = ""
     """Empty: embedded in the manager."""
     etcd: str = ""
-    """HOST:PORT,…: where the job's state is kept, so that any node can lead it. Empty: node 0
-    leads, and must not be lost."""
+    """HOST:PORT,…: where the job's state is kept, so that any node can lead it. `own`: in an etcd
+    that the job starts. Empty: the same if there is one on node 0, otherwise node 0 leads, and
+    must not be lost. `none`: node 0 leads."""
+    witness: bool = False
+    """Only a member of the job's etcd, without ranks."""
     strategies: tuple[str, ...] = ()
     """Empty: all."""
     logs: LogSettings
@@ -110,6 +114,12 @@ class Plan:
     """With `draws_rank`, whether this is the first node; None: if the address is its own."""
     local_addr: str = ""
     """This machine's name among the nodes that draw; empty: its host name."""
+
+    @property
+    def starts_etcd(self) -> bool:
+        """Two nodes alone gain little from etcd: they have to ask for it."""
+        by_default = not self.etcd and not self.clusterd and self.nodes >= 3
+        return self.nodes > 1 and (self.etcd == OWN_ETCD or by_default)
 
     @property
     def spare(self) -> bool:
@@ -188,6 +198,7 @@ def read(args: argparse.Namespace) -> Plan:
         encrypt_state=_encrypt_state(args, problems),
         clusterd=args.clusterd,
         etcd=_etcd(args, nodes, problems),
+        witness=args.witness,
         strategies=_strategies(args.strategies, problems),
         logs=_logs(args, local_size, problems),
         signals=_signals(args.signals_to_handle, problems),
@@ -277,6 +288,12 @@ def _token(nodes: int, insecure: bool, problems: list[str]) -> str:
 
 
 def _etcd(args: argparse.Namespace, nodes: int, problems: list[str]) -> str:
+    if args.witness and args.etcd not in ("", OWN_ETCD):
+        problems.append("--witness is a member of the etcd that the job starts: remove --etcd")
+    if args.witness and nodes < 2:
+        problems.append("--witness needs --nnodes of 2 or more")
+    if args.etcd in (OWN_ETCD, NO_ETCD):
+        return str(args.etcd)
     for address in filter(None, args.etcd.split(",")):
         host, _, port = address.strip().rpartition(":")
         if not (host and port.isdigit() and 0 < int(port) < 65536):

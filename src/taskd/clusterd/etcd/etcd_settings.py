@@ -75,7 +75,7 @@ class EtcdAccess:
     def environment(self) -> dict[str, str]:
         """For a process that reads its settings with `settings()`."""
         return {
-            f"TASKD_ETCD_{one.name.upper()}": getattr(self.settings, one.name)
+            f"TASKD_ETCD_{one.name.upper()}": str(getattr(self.settings, one.name))
             for one in fields(EtcdSettings)
         }
 

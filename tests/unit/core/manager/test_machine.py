@@ -295,7 +295,9 @@ def test_recover_in_place_replaces_only_the_dead_rank() -> None:
 
     replaced, repair = play.last.commands
     member = m.Member(Rank(3), NodeRank(1), Incarnation(1))
-    assert replaced == SendMessage(agent(1), m.ReplaceWorkers(Incident(1), (member,), "host0:29500"))
+    assert replaced == SendMessage(
+        agent(1), m.ReplaceWorkers(Incident(1), (member,), "host0:29500")
+    )
     assert isinstance(repair, SendMessage)
     assert isinstance(repair.body, m.Repair)
     assert repair.to == EVERY_WORKER
