@@ -9,7 +9,15 @@ import pytest
 
 from taskd.core.agent import machine as local
 from taskd.core.agent.machine import Node, Waiting, WorkersConfig
-from taskd.core.manager.states import Awaiting, Repairing, Reported, Training
+from taskd.core.manager.joining import INCARNATIONS_PER_TERM
+from taskd.core.manager.states import (
+    Awaiting,
+    Gathering,
+    JobConfig,
+    Repairing,
+    Reported,
+    Training,
+)
 from taskd.model import messages as m
 from taskd.model.agent import (
     Event,
@@ -23,7 +31,13 @@ from taskd.model.agent import (
 from taskd.model.clusterd import FaultReport, ResultReport, StrategiesReport
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Step, agent, worker
-from taskd.model.manager import NodeBack, NodeDisconnected, NodeGone, NodeSilent
+from taskd.model.manager import (
+    NodeBack,
+    NodeDisconnected,
+    NodeGone,
+    NodeSilent,
+    NodesRegistered,
+)
 from tests.unit.core.manager.test_machine import CONFIG, STOP, Play, change
 
 SPARE = NodeRank(2)
@@ -247,3 +261,60 @@ def test_stopping_a_spare_does_not_stop_the_job() -> None:
     outcome = ready(Interrupted("stopped by SIGINT", 2), Waiting(Node(SPARE, (), 5)))
     assert isinstance(outcome.state, local.Done)
     assert outcome.commands == (SendToManager(m.RanksFailed(())),)
+
+
+# A new leader
+
+
+def new_leader(*gone: int) -> Play:
+    """Node 0 led the job before; nodes 1 and 2 have joined this manager."""
+    play = Play(JobConfig(nodes=3, ranks_per_node=1))
+    play.step(NodesRegistered(frozenset(map(NodeRank, range(4))), epoch=2))
+    for node in gone:
+        play.step(NodeGone(NodeRank(node), "its port is closed"))
+    for node in (1, 2):
+        play.agent_joins(node, running=True)
+        play.hello(node)
+    return play
+
+
+def test_new_leader_waits_for_every_node_that_may_live() -> None:
+    assert isinstance(new_leader().state, Gathering)
+    play = new_leader(0)
+    assert isinstance(play.state, Gathering), "the spare may have ranks of node 0"
+    play.step(NodeGone(NodeRank(3), "its port is closed"))
+    assert isinstance(play.state, Reported)
+
+
+def test_ranks_that_no_node_has_are_lost_with_the_former_leader() -> None:
+    play = new_leader(0, 3)
+    assert isinstance(play.state, Reported)
+    (report,) = play.sent(FaultReport)
+    assert [(fault.rank, fault.cause) for fault in report.faults] == [(0, FaultCause.LOST)]
+
+
+def test_silent_node_of_the_former_leader_is_lost_too() -> None:
+    play = new_leader(3)
+    play.step(NodeSilent(NodeRank(0), "no answer"))
+    (report,) = play.sent(FaultReport)
+    assert [(fault.rank, fault.cause) for fault in report.faults] == [(0, FaultCause.SILENT)]
+
+
+def test_lost_rank_gets_an_incarnation_that_no_former_leader_has_given() -> None:
+    play = new_leader(0, 3)
+    assert play.state.job.view.ranks[Rank(0)].incarnation >= INCARNATIONS_PER_TERM
+    returned = m.AgentHello(NodeRank(0), "host0", (m.LocalWorker(Rank(0), Incarnation(7), 1),), "")
+    play.receive(agent(0), returned)
+    assert play.sent(m.EndWorkers), "the process that came back is a former incarnation"
+
+
+def test_first_leader_waits_for_all_ranks() -> None:
+    play = Play(JobConfig(nodes=3, ranks_per_node=1))
+    play.step(NodesRegistered(frozenset({NodeRank(0)}), epoch=1))
+    play.agent_joins(0)
+    assert isinstance(play.state, Gathering)
+
+
+def test_orders_name_the_store_of_the_first_node_that_is_present() -> None:
+    play = new_leader(0, 3)
+    assert play.state.job.view.store() == "host1:29500"
