@@ -148,7 +148,7 @@ def training(
     job_id = f"example-{os.getpid()}-{os.urandom(2).hex()}"
     command = [TASKD, "run", "--nproc-per-node", str(ranks // nodes), "--job-id", job_id, *options]
     if nodes > 1:
-        ports = ["--master-port", str(_free_port()), "--manager-port", str(_free_port())]
+        ports = ["--master-port", str(free_port()), "--manager-port", str(free_port())]
         command += ["--nnodes", str(nodes), *ports]
     if machines:
         command += ["--master-addr", machines.address(0, 1)]
@@ -199,7 +199,7 @@ def _last(view: dict[str, Any]) -> str:
     return str(view["manager"].split("| last: ")[-1])
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 

@@ -79,3 +79,52 @@ def _run(*words: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=30)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+
+
+@dataclass(frozen=True)
+class Star:
+    """Machines at one switch, and a hub that is connected to all of them, for servers."""
+
+    hub: str
+    nodes: tuple[str, ...]
+
+    def inside(self, where: str, *words: str) -> list[str]:
+        return [IP, "netns", "exec", where, *words]
+
+    def address(self, node: int) -> str:
+        return f"{NET}.9.{node + 1}"
+
+    @property
+    def hub_address(self) -> str:
+        return f"{NET}.9.254"
+
+    def cut(self, node: int) -> None:
+        """The node's cable: its packets are lost, in both directions."""
+        _run(*self.inside(self.nodes[node], IP, "link", "set", "eth0", "down"))
+
+
+@contextmanager
+def star(count: int) -> Iterator[Star]:
+    tag = f"{os.getpid() % 100000}"
+    made = Star(f"taskd-h-{tag}", tuple(f"taskd-{node}-{tag}" for node in range(count)))
+    try:
+        for name in (made.hub, *made.nodes):
+            _run(IP, "netns", "add", name)
+            _run(*made.inside(name, IP, "link", "set", "lo", "up"))
+        inside_hub = made.inside(made.hub, IP)
+        _run(*inside_hub, "link", "add", "br0", "type", "bridge")
+        _run(*inside_hub, "addr", "add", f"{made.hub_address}/24", "dev", "br0")
+        _run(*inside_hub, "link", "set", "br0", "up")
+        for node, name in enumerate(made.nodes):
+            ends = f"tkh{node}{tag}", f"tkn{node}{tag}"
+            _run(IP, "link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+            _run(IP, "link", "set", ends[0], "netns", made.hub)
+            _run(IP, "link", "set", ends[1], "netns", name, "name", "eth0")
+            _run(*inside_hub, "link", "set", ends[0], "master", "br0", "up")
+            address = f"{made.address(node)}/24"
+            _run(*made.inside(name, IP, "addr", "add", address, "dev", "eth0"))
+            _run(*made.inside(name, IP, "link", "set", "eth0", "up"))
+        yield made
+    finally:
+        for name in (made.hub, *made.nodes):
+            subprocess.run([IP, "netns", "delete", name], capture_output=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -123,7 +124,7 @@ def _join(
     nics = interfaces.configure(settings)
     if nics.failover:
         nics.watch(context.on_fault)
-    _register_operations(context, address, backends)
+    _register_operations(context, lambda: start_mark.address, backends)
     context.is_replacement = joining
     if joining:
         context.held_step = None
@@ -178,7 +179,9 @@ def _take_down(context: JobContext, pid: int) -> None:
     transport.wait_for_discarded(TAKE_DOWN_S)
 
 
-def _register_operations(context: JobContext, store: str, backends: dict[str, str]) -> None:
+def _register_operations(
+    context: JobContext, store: Callable[[], str], backends: dict[str, str]
+) -> None:
     """Follow the manager's orders for stress tests and link switches from now on.
 
     They come over the connection to the manager, which exists already.

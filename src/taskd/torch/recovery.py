@@ -161,7 +161,7 @@ class Recovery:
 
         A process that has not received its state yet has nothing to add.
         """
-        if not address or self._start_mark.is_at(address):
+        if not address or address == self._start_mark.address:
             return True
         copies = self._context.groups.setup.copies
         try:

@@ -22,6 +22,7 @@ from taskd.torch import random_state
 from taskd.torch.groups.all_groups import Mode
 from taskd.torch.loop_position import ALL_SECTIONS
 from taskd.torch.recovery import Recovery
+from taskd.torch.setup_copies import SetupCopies
 from taskd.torch.state.sealed import in_this_attempt, seal, unseal
 from taskd.torch.step import Attempt
 from taskd.torch.step_cycle import Abandon, StepCycle
@@ -146,17 +147,19 @@ class SectionRun:
     def _results(self) -> SectionResults:
         mark = self._context.start_mark
         assert mark is not None
-        return SectionResults(mark.store, self._context.rank, self._name)
+        copies = self._context.groups.setup.copies
+        return SectionResults(mark.store, copies, self._context.rank, self._name)
 
 
 class SectionResults:
     """What sections have returned on one rank, in the job's store."""
 
-    def __init__(self, store: Store, rank: int, name: str) -> None:
-        self._store, self._rank, self._name = store, rank, name
+    def __init__(self, store: Store, copies: SetupCopies | None, rank: int, name: str) -> None:
+        """`copies`: what outlives the store; only the sections of the set-up are among it."""
+        self._store, self._copies, self._rank, self._name = store, copies, rank, name
 
     def save(self, at: tuple[int, int], value: object) -> None:
-        if value is None:
+        if value is None and self._copies is None:
             return
         key = self._key(at)
         try:
@@ -164,6 +167,7 @@ class SectionResults:
             if len(sealed) > MAX_BYTES:
                 raise ValueError(f"it has {len(sealed)} bytes, more than {MAX_BYTES}")
             self._store.set(key, sealed)  # type: ignore[arg-type]
+            self._keep(at, key, sealed)
             old = self._key((at[0] - TURNS_KEPT, at[1]))
             if at[0] >= TURNS_KEPT:
                 self._store.delete_key(old)
@@ -174,7 +178,14 @@ class SectionResults:
         key = self._key(at)
         try:
             if self._store.check([key]):
-                return unseal(self._store.get(key), in_this_attempt(key))
+                sealed = self._store.get(key)
+                self._keep(at, key, sealed)
+                return unseal(sealed, in_this_attempt(key))
+            if self._copies is not None:
+                log.warning(
+                    "the result of section %r was lost with the node of its store: it is None here",
+                    self._name,
+                )
         except RuntimeError as error:
             log.warning("cannot read the result of section %r: %s", self._name, error)
         return None
@@ -183,9 +194,14 @@ class SectionResults:
         """Only for sections of the set-up: of later ones the plan knows."""
         if at[0] == NO_TURN:
             self._store.set(f"passed/{at[1]}", "1")
+            self._keep(at, f"passed/{at[1]}", b"1")
 
     def is_passed(self, at: tuple[int, int]) -> bool:
         return self._store.check([f"passed/{at[1]}"])
+
+    def _keep(self, at: tuple[int, int], key: str, value: bytes) -> None:
+        if self._copies is not None and at[0] == NO_TURN:
+            self._copies.keep(key, value)
 
     def _key(self, at: tuple[int, int]) -> str:
         return f"section/{self._rank}/{at[0]}/{at[1]}"

@@ -9,6 +9,7 @@ node, and all ranks move to it.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,6 +28,11 @@ class StartMark:
     def __init__(self, address: str, attempt: str) -> None:
         self._address, self._attempt = address, attempt
         self.store = self.connect()
+
+    @property
+    def address(self) -> str:
+        """host:port of the store."""
+        return self._address
 
     def connect(self) -> PrefixStore:
         """A further connection to the store, under the prefix of the attempt."""
@@ -56,9 +62,6 @@ class StartMark:
     def set(self) -> None:
         self.store.set(KEY, "1")
 
-    def is_at(self, address: str) -> bool:
-        return address == self._address
-
     def move(self, address: str, publish: Callable[[Store], None]) -> None:
         """Use another store from now on. `publish` fills it before it gets the mark.
 
@@ -74,6 +77,8 @@ class StartMark:
         threading.Thread(target=self._renew, name="taskd-start-mark", daemon=True).start()
 
     def _renew(self) -> None:
+        if self._node_is_gone():
+            return  # the next plan names another store
         try:
             if self.store.check([KEY]):
                 return
@@ -85,6 +90,18 @@ class StartMark:
         except RuntimeError as error:
             log.warning("cannot set the start mark in the store: %s", error)
             return
-        if self.is_at(address):  # it has not moved meanwhile
+        if address == self._address:  # it has not moved meanwhile
             self.store = store
             self.set()
+
+    def _node_is_gone(self) -> bool:
+        """The launcher of the store's node holds its port, also while the store is started again.
+
+        torch would write the stack of its own error for a store that is gone.
+        """
+        host, _, port = self._address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), PATIENCE.seconds).close()
+        except OSError:
+            return True
+        return False

@@ -44,11 +44,14 @@ class EtcdServer:
     client: str = field(default_factory=lambda: f"127.0.0.1:{free_port()}")
     peer: str = field(default_factory=lambda: f"127.0.0.1:{free_port()}")
     process: subprocess.Popen[bytes] | None = None
+    under: tuple[str, ...] = ()
+    """A command that replaces itself by it, such as `ip netns exec`."""
 
     def start(self) -> None:
         client, peer = f"{self.scheme}://{self.client}", f"http://{self.peer}"
         self.process = subprocess.Popen(
             [
+                *self.under,
                 *(binary(), "--name=a", f"--data-dir={self.folder}", *SMALL),
                 *(f"--listen-client-urls={client}", f"--advertise-client-urls={client}"),
                 *(f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"),

@@ -9,6 +9,7 @@ import pytest
 
 from tests import ROOT
 from tests.integration import namespaces
+from tests.integration.etcd import etcd_server
 
 EXAMPLES = ROOT / "examples"
 
@@ -22,10 +23,13 @@ EXAMPLES = ROOT / "examples"
         "03_cut_links.py",
         "04_fsdp2_buddies.py",
         "06_emergency_checkpoint.py",
+        "11_lose_node_zero.py",
         "demo.py",
     ],
 )
 def test_example_ends_with_identical_weights(name: str) -> None:
+    if name == "11_lose_node_zero.py":
+        etcd_server.binary()  # installed if it is missing
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=200
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from importlib.util import find_spec
@@ -84,7 +85,10 @@ class StressSettings:
 class StressTest:
     """One per process."""
 
-    def __init__(self, settings: StressSettings, store: str, backends: dict[str, str]) -> None:
+    def __init__(
+        self, settings: StressSettings, store: Callable[[], str], backends: dict[str, str]
+    ) -> None:
+        """`store`: host:port of the present one."""
         self._settings, self._store, self._backends = settings, store, backends
         local = int(config.environ.get("LOCAL_RANK", "0"))
         kind = "cuda" if "cuda" in backends and torch.cuda.is_available() else "cpu"
@@ -218,7 +222,7 @@ class StressTest:
 
     def _rendezvous(self, request: Request, what: str) -> Rendezvous:
         timeout = timedelta(seconds=request.limit_s)
-        rendezvous = Rendezvous(self._store, f"stress/{request.uuid}/{what}/", timeout)
+        rendezvous = Rendezvous(self._store(), f"stress/{request.uuid}/{what}/", timeout)
         request.on_stop(rendezvous.abort)
         return rendezvous
 

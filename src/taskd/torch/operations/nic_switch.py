@@ -144,8 +144,13 @@ class Switcher:
     """Carries out the orders that `worker/operations/nic_order.py` receives."""
 
     def __init__(
-        self, rank: int, store: str, backends: dict[str, str], members: Callable[[], Sequence[int]]
+        self,
+        rank: int,
+        store: Callable[[], str],
+        backends: dict[str, str],
+        members: Callable[[], Sequence[int]],
     ) -> None:
+        """`store`: host:port of the present one."""
         self._rank, self._store, self._backends, self._members = rank, store, backends, members
 
     def switch(self, order: m.SwitchNic) -> None:
@@ -164,11 +169,11 @@ class Switcher:
         try:
             if problem:
                 # The others wait at the trial: tell them there.
-                rendezvous = Rendezvous(self._store, prefix, timedelta(seconds=10))
+                rendezvous = Rendezvous(self._store(), prefix, timedelta(seconds=10))
                 rendezvous.store.set(f"vote/{self._rank}", problem)
                 raise DeadLink(problem)
             nics.use(side)
-            trial(self._store, prefix, self._members(), self._rank, SWITCH_TRIAL_S)
+            trial(self._store(), prefix, self._members(), self._rank, SWITCH_TRIAL_S)
             moved = True
         finally:
             if not moved:
