@@ -16,7 +16,7 @@ from pathlib import Path
 
 from watched import HERE, TASKD, TIMEOUT_S, Job, compare, free_port, say, training
 
-STEPS = 200
+STEPS = 100
 PACE_S = 0.05
 NODES, RANKS = 3, 2
 
@@ -56,17 +56,24 @@ with ExitStack() as stack:
         own = ["--node-rank", str(node), *(["--spare"] if node == NODES else [])]
         words = [*common, "--nproc-per-node", str(RANKS), *own, *script]
         file = stack.enter_context(output.open("w"))
-        both = {"stdout": file, "stderr": subprocess.STDOUT}
-        nodes.append(subprocess.Popen(words, text=True, env=environment, **both))
+        target = subprocess.PIPE if node == 0 else file
+        nodes.append(
+            subprocess.Popen(
+                words, stdout=target, stderr=subprocess.STDOUT, text=True, env=environment
+            )
+        )
         stack.callback(nodes[-1].wait)
         stack.callback(nodes[-1].kill)
     zero, *others = nodes
-    job = Job(zero, name, [])
-    view = job.at_step(20)
+    assert zero.stdout is not None
+    for line in zero.stdout:
+        say(line.rstrip())
+        if "taskd status" in line:
+            break
+    view = Job(zero, name, []).at_step(20)
     zero.kill()
+    zero.stdout.close()
     say(f"SIGKILL to node 0, which leads, at step {view['line']['step']}")
-    next_leader = Job(others[0], name, [])
-    next_leader.recovered()
     codes = [other.wait(TIMEOUT_S) for other in others]
     text = "".join(output.read_text() for output in outputs[1:])
 

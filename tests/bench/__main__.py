@@ -30,6 +30,7 @@ BENCHES = {
     "profiling": "Profiling",
     "dashboard": "The dashboard",
     "recovery": "Recovery, against peers",
+    "node_zero": "Loss of node 0, with etcd",
     "reconfigure": "Groups formed again, against torch's own reconfiguration",
     "compiled": "Recovery with torch.compile",
     "gpu": "On a GPU",
