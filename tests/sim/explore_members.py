@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from taskd.core import etcd_members
 from taskd.core.etcd_members import (
@@ -108,7 +109,7 @@ class MembersExplorer:
                     again = replace(world, nodes=(*world.nodes, Node(machine)))
                     yield f"a launcher is started again on machine {machine}", again
 
-    def _put(self, world: World, number: int, fault: int = 0, **change: bool) -> World:
+    def _put(self, world: World, number: int, fault: int = 0, **change: Any) -> World:
         nodes = list(world.nodes)
         nodes[number] = replace(nodes[number], **change)
         return replace(world, nodes=tuple(nodes), faults_left=world.faults_left - fault)
