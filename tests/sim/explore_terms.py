@@ -186,8 +186,8 @@ class TermsExplorer:
             orders = orders | {(epoch, agent) for agent in range(AGENTS)}
         self.endings.add(f"epoch {epoch} decides")
         after = replace(world, version=version + 1, orders=orders)
-        if epoch < world.decided:
-            raise AssertionError(f"epoch {epoch} writes after epoch {world.decided}")
+        if epoch < world.epoch:
+            raise AssertionError(f"epoch {epoch} writes after epoch {world.epoch} has begun")
         return f"epoch {epoch} is decided", replace(after, decided=epoch)
 
     def _order_arrives(

@@ -43,7 +43,12 @@ def without_learners(me: int, members: Sequence[MemberSeen]) -> ContinueAlone | 
 
 
 @pytest.mark.parametrize(
-    ("planted", "faults"), [(on_silence, 2), (with_more_members, 3), (without_learners, 2)]
+    ("planted", "faults"),
+    [
+        (on_silence, 2),
+        pytest.param(with_more_members, 3, marks=pytest.mark.explore),
+        pytest.param(without_learners, 2, marks=pytest.mark.explore),
+    ],
 )
 def test_planted_bug_is_found(
     monkeypatch: pytest.MonkeyPatch, planted: object, faults: int

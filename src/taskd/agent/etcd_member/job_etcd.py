@@ -79,6 +79,7 @@ async def job_etcd(plan: JobEtcdPlan, say: Callable[[str], None]) -> AsyncIterat
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        await keeper.leave()
         await keeper.close()
         port.close()
 

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 PREFIX = "/taskd/clusterd"
 ELECTION = ElectionConfig(duration_s=5.0, give_up_s=3.5, period_s=0.5)
 CALL_S = 1.0
+RETRY_S, PATIENT_TRIES = 0.3, 20
+"""An etcd that starts together with us is not reported at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,12 +65,12 @@ async def join(
 async def check_version(client: EtcdClient) -> None:
     """Raises SettingsError if etcd can be reached but not used."""
     problem = ""
-    async for _ in Tries(every(1.0)):
+    async for tries in Tries(every(RETRY_S)):
         try:
             await client.check_version()
             await client.range(PREFIX)
         except (EtcdUnanswered, EtcdBusy) as error:
-            if str(error) != problem:
+            if tries > PATIENT_TRIES and str(error) != problem:
                 problem = str(error)
                 log.warning("%s; trying again. Is it running, and has it a quorum?", problem)
         except EtcdRefused as error:
