@@ -22,6 +22,7 @@ BENCHES = {
     "bus": "The bus",
     "clusterd": "clusterd",
     "kubernetes": "clusterd on Kubernetes",
+    "own_etcd": "A job with an etcd of its own",
     "launch": "Launch and restart",
     "torch_step": "Protection when nothing fails",
     "state": "State that ranks send each other",
