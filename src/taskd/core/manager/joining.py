@@ -262,8 +262,8 @@ def _without_absent(state: Gathering, now: float) -> Gathering:
         view.rank: replace(view, incarnation=max(view.incarnation, floor), process=DEAD)
         for view in absent
     }
-    view = replace(state.job.view, ranks=state.job.view.ranks.update(newer))
-    return replace(state, job=add_faults(replace(state.job, view=view), tuple(faults), now))
+    job_view = replace(state.job.view, ranks=state.job.view.ranks.update(newer))
+    return replace(state, job=add_faults(replace(state.job, view=job_view), tuple(faults), now))
 
 
 def nodes_registered(
