@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from taskd.bus.liveness_port import LivenessPort, own_address
 from taskd.clusterd.etcd.etcd_settings import EtcdSettings
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
+from taskd.runtime.files import write_private
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,20 +52,13 @@ async def job_etcd(plan: JobEtcdPlan, say: Callable[[str], None]) -> AsyncIterat
     except OSError as error:
         raise SettingsError([f"{seed.host} cannot be reached: {error}"]) from error
     if plan.first and _is_taken(own := Address(host, seed.port)):
-        raise SettingsError([f"etcd cannot listen on {own}: {own.why_not()}"])
+        remedy = "Choose another --manager-port (etcd's is two higher), or --etcd none"
+        raise SettingsError([f"etcd cannot listen on {own}: {own.why_not()}. {remedy}"])
     port = await LivenessPort.open(str(seed))
     if port is None:
         raise SettingsError([f"there is no way from this machine to {seed.host}"])
     certificate = plan.certificate
-    member = MemberPlan(
-        binary=plan.binary,
-        name=f"{plan.name}-{token_hex(4)}",
-        host=host,
-        client_port=seed.port if plan.first else free_port(),
-        peer_port=free_port(),
-        certificate=certificate,
-        cluster_token=f"{plan.job}-{token_hex(8)}",
-    )
+    member = _member(plan, host, seed.port)
     keeper = MemberKeeper(
         me=Registered(member.name, plan.order, member.peer_url, member.client, port.address),
         process=MemberProcess(member, plan.folder),
@@ -82,6 +77,21 @@ async def job_etcd(plan: JobEtcdPlan, say: Callable[[str], None]) -> AsyncIterat
         await keeper.leave()
         await keeper.close()
         port.close()
+
+
+def _member(plan: JobEtcdPlan, host: str, first_port: int) -> MemberPlan:
+    """The same as before if this process was started again: the data belongs to that member."""
+    path = plan.folder / "identity.json"
+    if not path.exists():
+        identity = {
+            "name": f"{plan.name}-{token_hex(4)}",
+            "client_port": first_port if plan.first else free_port(),
+            "peer_port": free_port(),
+            "cluster_token": f"{plan.job}-{token_hex(8)}",
+        }
+        write_private(path, json.dumps(identity))
+    saved = json.loads(path.read_text())
+    return MemberPlan(binary=plan.binary, host=host, certificate=plan.certificate, **saved)
 
 
 def _is_taken(address: Address) -> bool:

@@ -100,7 +100,7 @@ class MemberKeeper:
         return self._waiting
 
     async def run(self) -> None:
-        if self.first:
+        if self.first or self.process.has_data:
             await self._start(())
         while True:
             try:
@@ -148,7 +148,7 @@ class MemberKeeper:
         self._members = members
         mine = next((one for one in members if self.me.peer_url in one.peer_urls), None)
         if mine is None:
-            if self.me.name not in await member_registry.registered(client):
+            if (await member_registry.registered(client)).get(self.me.name) != self.me:
                 await member_registry.register(client, self.me)
             self.joined.set()
             return
@@ -190,7 +190,7 @@ class MemberKeeper:
         if any(one.id == status.member and one.is_learner for one in self._members):
             return  # a learner answers no reads
         self._known = await member_registry.registered(own)
-        if self.me.name not in self._known:
+        if self._known.get(self.me.name) != self.me:
             await member_registry.register(own, self.me)
         if self._waiting:
             self._waiting = ""

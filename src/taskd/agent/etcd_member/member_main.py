@@ -74,6 +74,7 @@ async def keep(task: MemberTask) -> None:
             turn.cancel()
             if keeper.joined.is_set():
                 running.save(keeper.addresses)
+        running.forget()
 
 
 def say(text: str) -> None:

@@ -117,6 +117,11 @@ class MemberProcess:
     def pid(self) -> int | None:
         return None if self._popen is None else self._popen.pid
 
+    @property
+    def has_data(self) -> bool:
+        """It was a member before its keeper was started again."""
+        return (self.folder / "data").is_dir()
+
     async def start(self, others: Sequence[str] = ()) -> None:
         """Start it, and start it again with its data whenever it dies."""
         self._others = tuple(others)

@@ -126,7 +126,7 @@ def _is_used(plan: Plan) -> bool:
     seed = seed_of(plan)
     manager = Address(plan.master_addr, seed.port - PORT_OFFSET)
     deadline = monotonic() + plan.join_timeout_s
-    if RunningJob.of(plan.job).addresses():
+    if any(_accepts(Address.parse(one)) for one in RunningJob.of(plan.job).addresses()):
         return True
     for _ in Tries(every(LOOK_S), deadline=deadline):
         serves_manager = _accepts(manager)

@@ -1,0 +1,142 @@
+"""A network that falls apart: at most one part of the job trains, and it is whole afterwards.
+
+Each node is a network namespace; etcd is the job's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration import namespaces
+from tests.integration.etcd.etcd_server import binary
+from tests.integration.etcd.member_node import MemberNode
+from tests.integration.run.run_job import script
+from tests.integration.switched_machines import Machines, machines
+
+pytestmark = [
+    pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces"),
+    pytest.mark.timeout(240),
+]
+
+TRAIN = """
+    import os, threading
+
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    import taskd.torch as taskd
+
+    job = taskd.init()
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    job.protect(model=model, optimizer=optimizer)
+    for step in job.steps(10_000):
+        with step:
+            model(torch.ones(2, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            threading.Event().wait(0.1)
+        print(f"step {int(step)} with {len(job.members)} ranks", flush=True)
+"""
+
+
+class Launcher:
+    """`taskd run` on one machine; its output is in files, so that it never waits for the test."""
+
+    def __init__(self, spaces: Machines, node: int, folder: Path, *words: str) -> None:
+        self.out, self.err = folder / f"out{node}", folder / f"err{node}"
+        common = [f"--master-addr={spaces.address(0)}", "--master-port=29500"]
+        ours = [f"--node-rank={node}", f"--job-id=half{os.getpid()}", "--nproc-per-node=1"]
+        environment = {"TMPDIR": str(folder), "TASKD_TOKEN": "s", "GLOO_SOCKET_IFNAME": "eth0"}
+        with self.out.open("w") as out, self.err.open("w") as err:
+            self.popen = subprocess.Popen(
+                [
+                    *spaces.inside(node),
+                    sys.executable,
+                    "-m",
+                    "taskd",
+                    "run",
+                    *common,
+                    *ours,
+                    *words,
+                ],
+                stdout=out,
+                stderr=err,
+                cwd=folder,
+                env={**os.environ, **environment},
+            )
+
+    def wait_for(self, pattern: str, *, err: bool = False, after: int = 0) -> None:
+        """Until a line matches. The test's own time limit is the limit."""
+        path = self.err if err else self.out
+        command = ["tail", f"--bytes=+{after + 1}", "--follow", f"--pid={self.popen.pid}", path]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tail:
+            assert tail.stdout is not None
+            for line in tail.stdout:
+                if re.search(pattern, line):
+                    tail.kill()
+                    return
+        raise AssertionError(f"no {pattern!r}: {self.out.read_text()} {self.err.read_text()}")
+
+    def size(self) -> int:
+        return self.out.stat().st_size
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+
+@contextmanager
+def job(folder: Path, nodes: int, *words: str) -> Iterator[tuple[Machines, list[Launcher]]]:
+    binary()
+    with ExitStack() as stack:
+        spaces = stack.enter_context(machines(nodes))
+        launchers = []
+        for node in range(nodes):
+            launchers.append(Launcher(spaces, node, folder, f"--nnodes={nodes}", *words))
+            stack.callback(launchers[-1].close)
+        yield spaces, launchers
+
+
+def test_members_without_a_majority_wait_and_come_back() -> None:
+    binary()
+    with ExitStack() as stack:
+        spaces = stack.enter_context(machines(3))
+        nodes = []
+        for order in range(3):
+            node = MemberNode(f"{spaces.address(0)}:9603", order, under=spaces.inside(order))
+            stack.callback(node.close)
+            nodes.append(node)
+        for node in nodes:
+            node.wait_for_voters(0, 1, 2)
+        spaces.cut(0)
+        nodes[0].wait(lambda node: any("no majority" in text for text in node.said))
+        spaces.join(0)
+        nodes[0].wait(lambda node: any("has a majority again" in text for text in node.said))
+        nodes[0].wait_for_voters(0, 1, 2)
+
+
+def test_minority_with_node_zero_never_trains_alone(tmp_path: Path) -> None:
+    path = script(tmp_path, TRAIN)
+    words = ("--strategies=retry,recover-in-place,elastic-training", path)
+    with job(tmp_path, 3, *words) as (spaces, (zero, one, two)):
+        for launcher in (zero, one, two):
+            launcher.wait_for("with 3 ranks")
+        before = [launcher.size() for launcher in (zero, one, two)]
+        spaces.cut(0)
+        one.wait_for("with 2 ranks", after=before[1])
+        two.wait_for("with 2 ranks", after=before[2])
+        assert "with 1 ranks" not in zero.out.read_text()
+        assert "with 2 ranks" not in zero.out.read_text()
+        spaces.join(0)
+        one.wait_for("with 3 ranks", after=before[1])
+        zero.wait_for("with 3 ranks", after=before[0])
+        assert "with 1 ranks" not in zero.out.read_text()
