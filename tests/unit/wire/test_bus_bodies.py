@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from taskd.model import messages as m
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Rank, Role, Step
-from taskd.wire.bus_bodies import OUR_CODES, InvalidBody, decode, encode
+from taskd.wire.bus_bodies import OUR_CODES, InvalidBody, decode, encode, epoch_of
 
 UP, DOWN = Role.AGENT, Role.MANAGER
 MEMBER = m.Member(Rank(1), NodeRank(0), Incarnation(2))
@@ -144,6 +144,20 @@ OURS: list[m.Ours] = [
 @pytest.mark.parametrize("body", OURS, ids=lambda body: type(body).__name__)
 def test_our_messages_survive_encoding(body: m.Ours) -> None:
     assert decode(encode(body), "anyone") == body
+
+
+@pytest.mark.parametrize("body", [*OURS, m.SetProfiling(True, False, ("step",))])
+def test_epoch_travels_with_each_order(body: m.Body) -> None:
+    text = encode(body, 7)
+    assert epoch_of(text) == 7
+    assert decode(text, Role.MANAGER) == body
+    assert epoch_of(encode(body)) == 0
+
+
+def test_epoch_that_is_not_a_number_is_refused() -> None:
+    text = encode(m.RequestHello(), 7).replace('"7"', '"x"')
+    with pytest.raises(InvalidBody, match="epoch"):
+        epoch_of(text)
 
 
 def test_each_of_our_messages_has_a_code_and_a_sample() -> None:
