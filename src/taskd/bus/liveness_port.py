@@ -69,28 +69,22 @@ class LivenessPort:
             writer.close()
 
 
-async def is_reachable(address: str, timeout_s: float) -> bool:
-    """Whether the port accepts now. If it never did, a refusal later proves nothing."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            _, writer = await _connect(address)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
-
-
-async def refuses(address: str, timeout_s: float) -> bool:
-    """Whether the kernel there answers that no process listens. Everything else proves nothing."""
+async def is_open(address: str, timeout_s: float) -> bool | None:
+    """False: it refuses, so no process listens there. None: no answer, which proves nothing."""
     try:
         async with asyncio.timeout(timeout_s):
             _, writer = await _connect(address)
     except ConnectionRefusedError:
-        return True
-    except (OSError, TimeoutError):
         return False
+    except (OSError, TimeoutError):
+        return None
     writer.close()
-    return False
+    return True
+
+
+async def is_reachable(address: str, timeout_s: float) -> bool:
+    """Whether the port accepts now. If it never did, a refusal later proves nothing."""
+    return await is_open(address, timeout_s) is True
 
 
 async def wait_for_exit(address: str, timeout_s: float) -> bool:

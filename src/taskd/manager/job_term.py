@@ -65,11 +65,10 @@ class JobTerm:
         await asyncio.Event().wait()
 
     async def _probe(self, node: int, door: str, emit: Callable[[Event], None]) -> None:
-        if not door or await liveness_port.is_reachable(door, ANSWER_S):
-            return  # it is alive, and joins this manager
-        if await liveness_port.wait_for_exit(door, ANSWER_S):
+        answer = await liveness_port.is_open(door, ANSWER_S) if door else True
+        if answer is False:
             emit(NodeGone(NodeRank(node), f"its agent has ended: its port {door} is closed"))
-        else:
+        elif answer is None:
             why = f"its machine does not answer at {door}, and it has not joined the new manager"
             emit(NodeSilent(NodeRank(node), why))
 

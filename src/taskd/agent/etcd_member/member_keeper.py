@@ -271,9 +271,9 @@ class MemberKeeper:
         return await liveness_port.is_reachable(one.liveness, self.config.probe_s)
 
     async def _is_dead(self, one: Registered) -> bool:
-        return one.liveness in self._proven and await liveness_port.refuses(
-            one.liveness, self.config.probe_s
-        )
+        if one.liveness not in self._proven:
+            return False
+        return await liveness_port.is_open(one.liveness, self.config.probe_s) is False
 
     def _client(self, *addresses: str) -> EtcdClient:
         if addresses not in self._clients:

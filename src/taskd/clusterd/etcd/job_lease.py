@@ -140,8 +140,11 @@ class JobLease:
 
     async def end_job(self) -> None:
         """The job is over: no candidate takes over, and the next job of this name starts fresh."""
-        await self._change(put(self._terms.ended_key, str(self._me.epoch).encode()))
-        await self._change(delete(self._terms.summary_key))
+        terms = self._terms
+        stale = [terms.summary_key, *map(terms.node_key, await terms.doors())]
+        await self._change(put(terms.ended_key, str(self._me.epoch).encode()))
+        for key in stale:
+            await self._change(delete(key))
 
     async def save_summary(self, text: str) -> None:
         await self._change(put(self._terms.summary_key, text.encode()))

@@ -81,7 +81,10 @@ class JobTerms:
 
     async def register(self, node: int, door: str) -> None:
         """Say where the agent of this node can be probed. Raises StoreUnreachable."""
-        await self._put(f"{self._prefix}/nodes/{node}", door.encode())
+        await self._put(self.node_key(node), door.encode())
+
+    def node_key(self, node: int) -> str:
+        return f"{self._prefix}/nodes/{node}"
 
     async def doors(self) -> dict[int, str]:
         """The nodes that have registered, and their liveness ports."""

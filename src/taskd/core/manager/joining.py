@@ -343,6 +343,8 @@ def _send_away(job: Job, rank: Rank) -> SendMessage:
 def join_timed_out(state: Gathering, now: float, config: JobConfig) -> Outcome:
     views = state.job.view.ranks
     missing = tuple(r for r in sorted(state.job.world) if views[r].process is ProcessState.ABSENT)
+    if state.rebuilding and state.inherited is not None:
+        return view_complete(_without_absent(state, now), now, config)
     if state.rebuilding:
         silent = tuple(
             Fault.of(r, FaultCause.SILENT, "its node did not reconnect", now) for r in missing

@@ -308,6 +308,15 @@ def test_lost_rank_gets_an_incarnation_that_no_former_leader_has_given() -> None
     assert play.sent(m.EndWorkers), "the process that came back is a former incarnation"
 
 
+def test_node_that_answers_but_never_joins_is_lost_after_a_while() -> None:
+    play = new_leader(3)
+    assert isinstance(play.state, Gathering)
+    play.late()
+    (report,) = play.sent(FaultReport)
+    assert [fault.rank for fault in report.faults] == [0]
+    assert play.state.job.view.ranks[Rank(0)].incarnation >= INCARNATIONS_PER_TERM
+
+
 def test_first_leader_waits_for_all_ranks() -> None:
     play = Play(JobConfig(nodes=3, ranks_per_node=1))
     play.step(NodesRegistered(frozenset({NodeRank(0)}), epoch=1))
