@@ -156,8 +156,10 @@ def _own_ports(chosen: Plan, listen_host: str) -> tuple[socket.socket, Address]:
 
     assert chosen.master_port is not None, "with several nodes the store's port is fixed"
     host = chosen.local_addr or own_address(Address(chosen.master_addr, chosen.master_port))
-    listener = _listen_near(listen_host, chosen.master_port)
-    manager = _listen_near(listen_host, chosen.manager_port)
+    # The usual ports belong to node 0, if it is on this machine.
+    shared = rendezvous.is_local_address(chosen.master_addr)
+    listener = _listen_near(listen_host, None if shared else chosen.master_port)
+    manager = _listen_near(listen_host, None if shared else chosen.manager_port)
     port = manager.getsockname()[1]
     manager.close()
     return listener, Address(host, port)

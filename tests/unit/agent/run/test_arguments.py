@@ -99,6 +99,17 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     assert len(raised.value.problems) == 5
 
 
+def test_etcd_needs_addresses_and_several_nodes(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as raised:
+        read(tmp_path, "--etcd=one,two:0,three:2379")
+    assert [problem.partition(":")[0] for problem in raised.value.problems] == [
+        "--etcd must be HOST",
+        "--etcd must be HOST",
+        "--etcd needs --nnodes of 2 or more",
+    ]
+    assert read(tmp_path, "--nnodes=2", "--etcd=a:1,b:2").etcd == "a:1,b:2"
+
+
 def test_streams_can_be_chosen_per_rank(tmp_path: Path) -> None:
     made = read(tmp_path, "--nproc-per-node=2", "--redirects=0:1,1:2", "--tee=3")
     assert made.logs.redirects == {0: 1, 1: 2}
