@@ -66,8 +66,11 @@ def weights(*outputs: str) -> set[str]:
     return set(re.findall(r"weights \w+", "".join(outputs)))
 
 
-def undisturbed(folder: Path, path: str) -> set[str]:
-    found = weights(Job(folder, "--nproc-per-node=6", path, "0").end().out)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The weights of SAME without any fault."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    found = weights(Job(folder, "--nproc-per-node=6", script(folder, SAME), "0").end().out)
     assert found
     return found
 
@@ -123,7 +126,9 @@ TRAIN = """
 """Each rank prints what rank 0 has sent it in the set-up."""
 
 
-def test_spare_takes_over_the_ranks_of_node_zero(tmp_path: Path, etcd: EtcdServer) -> None:
+def test_spare_takes_over_the_ranks_of_node_zero(
+    tmp_path: Path, etcd: EtcdServer, undisturbed: set[str]
+) -> None:
     path = script(tmp_path, SAME)
     cluster = Cluster(tmp_path, etcd, "--strategies=recover", path, "0.05")
     zero, *others = [cluster.start(node) for node in range(4)]
@@ -131,7 +136,7 @@ def test_spare_takes_over_the_ranks_of_node_zero(tmp_path: Path, etcd: EtcdServe
     lose(zero)
     ended = [job.end() for job in others]
     assert [each.code for each in ended] == [0, 0, 0], ended
-    assert weights(*(each.out for each in ended)) == undisturbed(tmp_path, path)
+    assert weights(*(each.out for each in ended)) == undisturbed
     reports = "".join(each.err for each in ended)
     assert re.search(r"rank 0 \(lost\), rank 1 \(lost\) -> recover: recovered", reports), reports
 
@@ -155,7 +160,9 @@ def test_job_shrinks_without_node_zero_and_a_later_replacement_knows_the_set_up(
     assert re.search(r"rank 5 \(.*recover-in-place: recovered", reports), reports
 
 
-def test_stopped_leader_harms_nothing_when_it_wakes(tmp_path: Path, etcd: EtcdServer) -> None:
+def test_stopped_leader_harms_nothing_when_it_wakes(
+    tmp_path: Path, etcd: EtcdServer, undisturbed: set[str]
+) -> None:
     path = script(tmp_path, SAME)
     cluster = Cluster(tmp_path, etcd, "--strategies=recover", path, "0.2")
     jobs = [cluster.start(node) for node in range(3)]
@@ -171,7 +178,7 @@ def test_stopped_leader_harms_nothing_when_it_wakes(tmp_path: Path, etcd: EtcdSe
     assert stopped.wait(60) in (3, None), "it has noticed that it does not lead"
     ended = [job.end() for job in jobs]
     assert [each.code for each in ended] == [0, 0, 0], ended
-    assert weights(*(each.out for each in ended)) == undisturbed(tmp_path, path)
+    assert weights(*(each.out for each in ended)) == undisturbed
 
 
 def test_ctrl_c_on_another_node_ends_the_job_after_node_zero_was_lost(
@@ -190,7 +197,9 @@ def test_ctrl_c_on_another_node_ends_the_job_after_node_zero_was_lost(
 
 
 @pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces")
-def test_silent_node_zero_is_replaced_and_acts_no_more(tmp_path: Path) -> None:
+def test_silent_node_zero_is_replaced_and_acts_no_more(
+    tmp_path: Path, undisturbed: set[str]
+) -> None:
     path = script(tmp_path, SAME)
     with ExitStack() as stack:
         machines = stack.enter_context(star(4))
@@ -213,4 +222,4 @@ def test_silent_node_zero_is_replaced_and_acts_no_more(tmp_path: Path) -> None:
         assert "rank 0 (silent), rank 1 (silent) -> recover: recovered" in reports, reports
         assert zero.popen.poll() is None, "it waits, and does not act"
     found = weights(*(each.out for each in ended))
-    assert found == undisturbed(tmp_path, path)
+    assert found == undisturbed
