@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: setup demo check test test-fast test-slow coverage test-gpu test-torch torch-bin test-browser test-k8s explore test-mindspore test-adapters test-floors attack bench dist docs proto settings clean
+.PHONY: setup demo check test test-fast test-slow coverage test-gpu test-torch torch-bin test-browser test-k8s explore soak test-mindspore test-adapters test-floors attack bench dist docs proto settings clean
 
 setup: $(VENV)/.ready
 
@@ -100,6 +100,10 @@ test-floors: .venvs/floors/.ready  ## the bus and clusterd with the oldest suppo
 
 attack: setup  ## forged calls, floods, planted files against a live clusterd and a live job; at most 4 minutes
 	$(BIN)/pytest -x -s -m 'not explore' tests/attack
+
+soak: setup  ## 1,000 faults on four machines made of network namespaces (hours)
+	TASKD_SOAK_FAULTS=1000 $(BIN)/pytest -n 0 tests/chaos/test_nodes_chaos.py \
+	  tests/integration/run/test_half_jobs.py tests/integration/run/test_own_etcd.py
 
 explore: setup  ## every interleaving of two or three ranks and up to two faults
 	$(BIN)/pytest -m explore

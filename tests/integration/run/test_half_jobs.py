@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from taskd.config import environ
 from tests.integration import namespaces
 from tests.integration.etcd.etcd_server import binary
 from tests.integration.etcd.member_node import MemberNode
@@ -22,6 +23,7 @@ from tests.integration.run.run_job import script
 from tests.integration.switched_machines import Machines, machines
 
 pytestmark = [
+    pytest.mark.skipif("TASKD_SOAK_FAULTS" not in environ, reason="`make soak` runs it"),
     pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces"),
     pytest.mark.timeout(240),
 ]

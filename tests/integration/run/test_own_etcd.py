@@ -13,6 +13,7 @@ from taskd.agent.run.own_etcd import PORT_OFFSET
 from taskd.agent.run.plan import free_port
 from taskd.clusterd.etcd.etcd_client import EtcdClient
 from taskd.clusterd.etcd.etcd_errors import EtcdBusy, EtcdUnanswered
+from taskd.config import environ
 from taskd.runtime.retry import Tries, every
 from tests.integration.etcd.etcd_server import binary
 from tests.integration.run.run_job import DEADLINE_S, TOKEN, Job, script
@@ -61,6 +62,7 @@ class OwnCluster:
         await client.close()
 
 
+@pytest.mark.skipif("TASKD_SOAK_FAULTS" not in environ, reason="`make soak` runs it")
 @pytest.mark.timeout(300)
 def test_spare_takes_over_the_ranks_of_node_zero(tmp_path: Path) -> None:
     path = script(tmp_path, SAME)
