@@ -227,6 +227,13 @@ def _check(protected: Protected) -> None:
             "ZeroRedundancyOptimizer cannot be protected: each rank holds another part of its "
             "state, and no rank could give it to a replacement; use fully_shard"
         )
+    if any(_package(one) == "deepspeed" for one in (*protected.models, *protected.optimizers)):
+        problems.append(
+            "DeepSpeed cannot be protected: its engine updates flat copies of the weights, each "
+            "rank its own part, and counts its own steps; no rank could give them to a "
+            "replacement. Use fully_shard, or restart from the checkpoints of DeepSpeed"
+        )
+        raise SettingsError(problems)  # what follows would read a torch optimizer
     known = set(protected.parameters)
     for optimizer in protected.optimizers:
         for group in optimizer.param_groups:
@@ -235,3 +242,7 @@ def _check(protected: Protected) -> None:
                 break
     if problems:
         raise SettingsError(problems)
+
+
+def _package(one: object) -> str:
+    return type(one).__module__.partition(".")[0]
