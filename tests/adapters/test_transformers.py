@@ -16,15 +16,17 @@ PYTHON = ROOT / ".venvs/adapters/bin/python"
 TIMED = ("runtime", "per_second")
 
 
-def run(folder: Path, faults: str = "", **env: str) -> dict[str, Any]:
+def run(
+    folder: Path, faults: str = "", env: dict[str, str] | None = None, ranks: int = 2
+) -> dict[str, Any]:
     """What the job has left in its folder: results of all ranks, and its checkpoints."""
     folder.mkdir()
-    command = [PYTHON, "-m", "taskd", "run", "--nproc-per-node=2"]
+    command = [PYTHON, "-m", "taskd", "run", f"--nproc-per-node={ranks}"]
     preload, script = "--preload=taskd.integrations.transformers", "resilient_trainer.py"
     done = subprocess.run(
         [*map(str, command), preload, ROOT / "tests/adapters" / script],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "FAULTS": faults, **env},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "FAULTS": faults, **(env or {})},
         capture_output=True,
         text=True,
         timeout=240,
@@ -41,7 +43,7 @@ def run(folder: Path, faults: str = "", **env: str) -> dict[str, Any]:
             left[str(path.relative_to(folder))] = without_times(json.loads(path.read_text()))
         elif path.suffix in (".safetensors", ".pt", ".pth"):
             left[str(path.relative_to(folder))] = path.read_bytes()
-    left["events"] = [event_lines(folder / f"events-{rank}") for rank in range(2)]
+    left["events"] = [event_lines(folder / f"events-{rank}") for rank in range(ranks)]
     left["launcher"] = done.stderr
     return left
 
@@ -60,11 +62,16 @@ def event_lines(path: Path) -> list[str]:
 
 
 def assert_same(calm: dict[str, Any], disturbed: dict[str, Any], faults: int) -> None:
+    assert disturbed["launcher"].count("recovered in") == faults, disturbed["launcher"]
+    assert_equal(calm, disturbed)
+
+
+def assert_equal(calm: dict[str, Any], disturbed: dict[str, Any]) -> None:
     launcher = disturbed.pop("launcher")
-    assert launcher.count("recovered in") == faults, launcher
+    assert disturbed.keys() == calm.keys() - {"launcher"}, launcher
     for name, expected in calm.items():
         if name != "launcher":
-            assert disturbed[name] == expected, name
+            assert disturbed[name] == expected, f"{name}\n{launcher}"
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +96,12 @@ def test_trainer_loses_no_step(faults: str, calm: dict[str, Any], tmp_path: Path
 @pytest.mark.timeout(500)
 def test_early_stopping_with_workers_and_bf16_is_exact(tmp_path: Path) -> None:
     env = {"STOP_EARLY": "0.0", "WORKERS": "1", "BF16": "1"}
-    calm = run(tmp_path / "calm", **env)
-    disturbed = run(tmp_path / "run", "0.3.forward 1.8.evaluate", **env)
+    calm = run(tmp_path / "calm", env=env)
+    disturbed = run(tmp_path / "run", "0.3.forward 1.8.evaluate", env)
     assert_same(calm, disturbed, 2)
 
 
 @pytest.mark.timeout(300)
 def test_callback_that_raises_ends_the_job_with_its_error(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="the callback has failed"):
-        run(tmp_path / "run", RAISE_AT="3")
+        run(tmp_path / "run", env={"RAISE_AT": "3"})

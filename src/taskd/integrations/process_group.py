@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from taskd import config
 from taskd.errors import SettingsError
+from taskd.torch.groups import resilient_group
 from taskd.torch.init import TIMEOUT, init
 from taskd.torch.job import Job
 from taskd.worker.settings import WorkerSettings
@@ -51,7 +52,9 @@ def job() -> Job:
 
 def _join(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
     global _job
-    if _is_joining or _job is not None or not config.load(WorkerSettings).proxy:
+    # The script may call `taskd.torch.init` itself, in spite of the adapter.
+    is_ours = _is_joining or backend == resilient_group.BACKEND
+    if is_ours or _job is not None or not config.load(WorkerSettings).proxy:
         _plain(backend, *args, **kwargs)
     else:
         timeout = kwargs.get("timeout") or TIMEOUT

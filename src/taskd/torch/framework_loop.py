@@ -77,6 +77,15 @@ class FrameworkLoop:
         self._is_open = True
         return given
 
+    def batch(self, number: int) -> list[Any]:
+        """The batch of this number, for the code after a step that is committed."""
+        self._feed.has(number)
+        return [self._feed.batch(number)]
+
+    def load_committed(self) -> None:
+        """Before the code after a step that this process has not run: the parts as committed."""
+        self._cycle.skip_attempts()
+
     def commit(self) -> None:
         """All that belongs to the step is done.
 

@@ -1,0 +1,338 @@
+"""The state of a Lightning Trainer, as parts that a job can protect.
+
+The counters of its loops are the same on all ranks. What a rank has logged in this epoch, its
+metrics, and the attributes of the module and the callbacks may belong to that rank alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import struct
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.loggers.csv_logs import CSVLogger, ExperimentWriter
+from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.loops.progress import _BaseProgress
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+    _Sync,
+)
+from torchmetrics import Metric
+
+from taskd.errors import SettingsError
+from taskd.torch.state.sealed import seal, unseal
+
+PLAIN = (bool, int, float, str, bytes, type(None))
+DEEPEST = 8
+CONNECTOR = (
+    "_progress_bar_metrics",
+    "_logged_metrics",
+    "_callback_metrics",
+    "_first_loop_iter",
+    "_current_fx",
+)
+"""Attributes of Lightning's logger connector."""
+
+
+class LoopPart:
+    """The position in all loops, and the switches of the trainer."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer, loop = self._trainer, self._trainer.fit_loop
+        return {
+            "progress": _progress(loop),
+            "stepped": loop.epoch_loop._batches_that_stepped,
+            "evaluated": loop.epoch_loop.val_loop._has_run,
+            "should_stop": trainer.should_stop,
+            "accumulated": trainer.accumulate_grad_batches,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        trainer, loop = self._trainer, self._trainer.fit_loop
+        _set_progress(loop, state["progress"])
+        loop.epoch_loop._batches_that_stepped = state["stepped"]
+        loop.epoch_loop.val_loop._has_run = state["evaluated"]
+        trainer.should_stop = state["should_stop"]
+        trainer.accumulate_grad_batches = state["accumulated"]
+
+
+def _progress(owner: Any) -> dict[str, Any]:
+    """The counters of a loop and of the loops inside it."""
+    return {
+        name: _progress(value) if isinstance(value, _Loop | _BaseProgress) else value
+        for name, value in vars(owner).items()
+        if isinstance(value, _Loop | _BaseProgress) or isinstance(owner, _BaseProgress)
+    }
+
+
+def _set_progress(owner: Any, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        if isinstance(value, dict):
+            _set_progress(getattr(owner, name), value)
+        else:
+            setattr(owner, name, value)
+
+
+class ResultsPart:
+    """What was logged since the epoch began, and the output of the last training step."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.output: dict[str, Any] = {}
+
+    @property
+    def _results(self) -> _ResultCollection:
+        return self._trainer.fit_loop.epoch_loop._results
+
+    def state_dict(self) -> dict[str, Any]:
+        connector = self._trainer._logger_connector
+        return {
+            "results": {key: _saved_metric(one) for key, one in self._results.items()},
+            "connector": {name: _detached(getattr(connector, name)) for name in CONNECTOR},
+            "output": {name: _detached(v) for name, v in self.output.items() if is_plain(v)},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        results, known = self._results, dict(self._results)
+        results.clear()
+        for key, (meta, sync, values) in state["results"].items():
+            metric = known.get(key)
+            if metric is None:
+                metric = self._metric(meta, sync, is_tensor=values is not None)
+            for name, value in (values or {}).items():
+                setattr(metric, name, value)
+            results[key] = metric
+        for name, value in state["connector"].items():
+            connector = self._trainer._logger_connector
+            setattr(connector, name, dict(value) if isinstance(value, dict) else value)
+        self.output = dict(state["output"])
+
+    def _metric(self, fields: dict[str, Any], sync: dict[str, Any], is_tensor: bool) -> Any:
+        meta = _Metadata(**fields)
+        meta.sync = _Sync(fn=self._trainer.strategy.reduce, **sync)
+        metric = _ResultMetric(meta, is_tensor)
+        if not is_tensor:
+            owner = self._trainer.lightning_module
+            metric.value = owner.get_submodule(meta.metric_attribute)
+            metric._forward_cache = metric.value._forward_cache
+        return metric.to(self._trainer.strategy.root_device)
+
+
+RESULT = ("value", "cumulated_batch_size", "_forward_cache", "_computed", "has_reset")
+
+
+def _saved_metric(metric: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
+    """The options of a logged value, and the value; None: a metric of the module has it."""
+    meta = metric.meta
+    fields = {one.name: getattr(meta, one.name) for one in dataclasses.fields(meta)}
+    sync = fields.pop("_sync")
+    if sync.group is not None:
+        raise SettingsError(
+            [f"self.log({meta.name!r}, sync_dist_group=…): the group could not be given away"]
+        )
+    fields["reduce_fx"] = meta.reduce_fx.__name__
+    how = {"_should": sync.should, "rank_zero_only": sync.rank_zero_only, "_op": sync.op}
+    if not metric.is_tensor:
+        return fields, how, None
+    names = [name for name in RESULT if hasattr(metric, name)]
+    values = {name: _detached(getattr(metric, name)) for name in names}
+    return fields, how, values | {"_update_count": metric._update_count}
+
+
+class MetricsPart:
+    """The states of the torchmetrics in the module, which its own state does not contain."""
+
+    def __init__(self, module: LightningModule) -> None:
+        self._metrics = {
+            name: one
+            for name, one in module.named_modules()
+            if isinstance(one, Metric) and not isinstance(one, _ResultMetric)
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            name: {key: _detached(getattr(one, key)) for key in (*one._defaults, *METRIC)}
+            for name, one in self._metrics.items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, values in state.items():
+            for key, value in values.items():
+                setattr(self._metrics[name], key, value)
+
+
+METRIC = ("_computed", "_forward_cache", "_update_count")
+
+
+class AttributesPart:
+    """Numbers, strings, tensors, and lists and dictionaries of them: attributes of objects."""
+
+    def __init__(self, owners: Iterable[Any], base: Any) -> None:
+        """`base`: an object whose attributes are those of the framework."""
+        self._owners = list(owners)
+        self._left_out = set(vars(base))
+        self._lists: dict[tuple[int, str], GrowingList] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            str(number): {
+                name: self._encoded(number, name, value)
+                for name, value in vars(owner).items()
+                if name not in self._left_out and is_plain(value)
+            }
+            | _own_state(owner)
+            for number, owner in enumerate(self._owners)
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for number, owner in enumerate(self._owners):
+            values = dict(state[str(number)])
+            if OWN in values:
+                owner.load_state_dict(values.pop(OWN))
+            for name, value in values.items():
+                if isinstance(value, tuple) and value[:1] == (LIST,):
+                    growing = self._lists.setdefault((number, name), GrowingList())
+                    now = vars(owner).get(name)
+                    kept = now if isinstance(now, list) else []
+                    kept[:] = growing.decode(value[1])
+                    vars(owner)[name] = kept
+                else:
+                    vars(owner)[name] = value
+
+    def _encoded(self, number: int, name: str, value: Any) -> Any:
+        if not isinstance(value, list):
+            return _detached(value)
+        return LIST, self._lists.setdefault((number, name), GrowingList()).encode(value)
+
+
+LIST, OWN = "list", "state_dict()"
+
+
+def _own_state(owner: Any) -> dict[str, Any]:
+    """What a callback gives by the documented way."""
+    kind = type(owner)
+    if not isinstance(owner, Callback) or kind.state_dict is Callback.state_dict:
+        return {}
+    return {OWN: owner.state_dict()}
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether it can be copied, and given to another process."""
+    if isinstance(value, PLAIN):
+        return True
+    if isinstance(value, torch.Tensor):
+        return type(value) is torch.Tensor and value.layout == torch.strided
+    if depth >= DEEPEST or type(value) not in (list, tuple, dict, set):
+        return False
+    if isinstance(value, dict):
+        return is_plain(list(value), depth) and is_plain(list(value.values()), depth)
+    return all(is_plain(one, depth + 1) for one in value)
+
+
+LENGTH, PLACE = struct.Struct("<I"), "list that grows"
+
+
+class GrowingList:
+    """A list to which every step appends: only what is new is encoded in a step."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[Any, int]] = []
+        self._encoded = b""
+
+    def encode(self, values: list[Any]) -> bytes:
+        known = len(self._seen)
+        same = zip(self._seen, values, strict=False)
+        if len(values) < known or any(
+            old is not new or version != _version(new) for (old, version), new in same
+        ):
+            self._seen, self._encoded, known = [], b"", 0
+        if len(values) > known:
+            new = values[known:]
+            sealed = seal([_detached(one) for one in new], PLACE)
+            self._encoded += LENGTH.pack(len(sealed)) + sealed
+            self._seen += [(one, _version(one)) for one in new]
+        return self._encoded
+
+    def decode(self, encoded: bytes) -> list[Any]:
+        values: list[Any] = []
+        place = 0
+        while place < len(encoded):
+            begin = place + LENGTH.size
+            place = begin + LENGTH.unpack_from(encoded, place)[0]
+            values += unseal(encoded[begin:place], PLACE)
+        self._seen, self._encoded = [(one, _version(one)) for one in values], encoded
+        return values
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, torch.Tensor) else 0
+
+
+def _detached(value: Any) -> Any:
+    """The same without its history: only a tensor without one can be copied."""
+    match value:
+        case torch.Tensor():
+            return value.detach()
+        case dict():
+            return {name: _detached(one) for name, one in value.items()}
+        case list() | tuple():
+            return type(value)(map(_detached, value))
+        case _:
+            return value
+
+
+class ContinuedWriter(ExperimentWriter):  # type: ignore[misc]
+    """Writes on in the file of its predecessor, which Lightning's own writer would delete."""
+
+    def _check_log_dir_exists(self) -> None:
+        pass
+
+
+class CsvPart:
+    """How many lines rank 0 had logged when the step was committed: what follows comes again."""
+
+    def __init__(self, loggers: Iterable[Any]) -> None:
+        self._writers = [one.experiment for one in loggers if isinstance(one, CSVLogger)]
+        self._writers = [one for one in self._writers if isinstance(one, ExperimentWriter)]
+        self._lines = [0] * len(self._writers)
+        for number, writer in enumerate(self._writers):
+            writer.log_metrics = partial(self._log, number, writer.log_metrics)
+
+    def _log(self, number: int, plain: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        self._lines[number] += 1
+        plain(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lines": list(self._lines), "waiting": [list(one.metrics) for one in self._writers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Only the counts: `cut` changes the files, in a replacement alone."""
+        self._lines = list(state["lines"])
+        for writer, waiting in zip(self._writers, state["waiting"], strict=True):
+            writer.metrics = list(waiting)
+
+    def cut(self) -> None:
+        """Drop the lines that will be written again."""
+        for writer, lines in zip(self._writers, self._lines, strict=True):
+            path = Path(writer.metrics_file_path)
+            if not path.exists():
+                continue
+            with path.open(newline="") as file:
+                reader = csv.DictReader(file)
+                rows, writer.metrics_keys = list(reader), list(reader.fieldnames or [])
+            rows = rows[: lines - len(writer.metrics)]
+            with path.open("w", newline="") as file:
+                again = csv.DictWriter(file, fieldnames=writer.metrics_keys)
+                again.writeheader()
+                again.writerows(rows)
