@@ -173,12 +173,14 @@ async def cluster(objects: Objects, **recovery: float) -> AsyncIterator[tuple[Se
             raise
 
 
-async def joined(server: Server, client: Client) -> Signals:
+async def joined(server: Server, client: Client, at_rest: bool = True) -> Signals:
+    """`at_rest`: nothing is wrong with the job, so it writes nothing after its registration."""
     await client.join()
     signals = client.subscribe()
     owner = server.jobs.served[JOB]  # type: ignore[index]
     await eventually(lambda: owner.state.job.subscribed and bool(owner.state.job.pods), server, JOB)
-    await quiet(server)
+    if at_rest:
+        await quiet(server)
     return signals
 
 

@@ -381,7 +381,7 @@ async def fuzz_cluster(
     )
     async with serve(config) as server, connected(server.address, job=TRAIN) as client:
         fuzzed = Fuzzed(server, client)
-        signals = await joined(server, client)
+        signals = await joined(server, client, at_rest=not setting.sub_healthy)
         if not setting.sub_healthy:
             await client.fault(3)
         for taken in steps:
