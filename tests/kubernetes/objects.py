@@ -118,7 +118,7 @@ class TrainingJob:
                 },
             },
             "spec": {
-                "nodeName": node or f"node-{index}",
+                "nodeName": node,
                 "automountServiceAccountToken": False,
                 "containers": [{"name": "ascend", "image": "train"}],
                 "terminationGracePeriodSeconds": 0,
@@ -127,6 +127,9 @@ class TrainingJob:
         }
 
     def pod(self, index: int, node: str = "") -> Json:
+        node = node or f"node-{index}"
+        # The controller manager deletes pods whose node does not exist, after 40 s.
+        self.plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
         body = self.pod_body(index, node)
         made = self.plane.request("POST", "api/v1/namespaces/team/pods", body)
         name = made["metadata"]["name"]
