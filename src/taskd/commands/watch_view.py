@@ -26,7 +26,7 @@ TONES = {
     "failed": "bad",
     "unknown": "warn",
 }
-PHASE_TONES = {"training": "good", "dead": "bad", "absent": "bad", "parked": "warn"}
+PHASE_TONES = {"training": "good", "dead": "bad", "parked": "warn"}
 BAR, LEAST_BAR, LANE = 24, 8, 28
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12
 

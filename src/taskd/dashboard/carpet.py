@@ -15,7 +15,7 @@ GONE, TRAINING, PARKED, REPAIRING, JOINING, DONE = range(6)
 NAMES = ("gone", "training", "parked", "repairing", "joining", "done")
 CODES = {
     "": JOINING,
-    "absent": GONE,
+    "absent": JOINING,
     "dead": GONE,
     "starting": JOINING,
     "joining": JOINING,

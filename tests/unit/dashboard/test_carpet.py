@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from taskd.dashboard.carpet import GONE, PARKED, REPAIRING, TRAINING, Carpet
+from taskd.dashboard.carpet import GONE, JOINING, PARKED, REPAIRING, TRAINING, Carpet
 from taskd.wire._pb import control_pb2 as pb
 
 
@@ -58,3 +58,9 @@ def test_job_that_grows_and_shrinks() -> None:
     carpet.see(ranks("tttt"), 100)
     carpet.see(ranks("tt"), 200)
     assert carpet.see(ranks("tttt"), 300) == [(300, 2, 3, TRAINING)]
+
+
+def test_rank_that_has_not_started_yet_is_not_shown_as_gone() -> None:
+    carpet = Carpet()
+    (run,) = carpet.see([pb.RankStatus(rank=0, phase="absent")], 5)
+    assert run == (5, 0, 0, JOINING)
