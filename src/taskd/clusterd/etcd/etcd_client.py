@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from grpc import aio
@@ -26,7 +25,6 @@ from taskd.clusterd.etcd.etcd_errors import (
     error_of,
 )
 from taskd.clusterd.etcd.etcd_settings import EtcdSettings, why_refused
-from taskd.runtime.clock import monotonic
 from taskd.wire._pb import etcd_pb2 as pb
 from taskd.wire._pb import etcd_pb2_grpc as services
 
@@ -38,8 +36,8 @@ OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
-FOLLOW_S = 1.0
-"""Time between two looks at etcd's members."""
+FOLLOW_S, MAX_FOLLOW_S = 0.5, 8.0
+"""Time between two looks at etcd's members: at first, and later."""
 
 _KV: Any = services.KVStub
 _WATCH: Any = services.WatchStub
@@ -128,7 +126,6 @@ class EtcdClient:
         self._files: TlsFiles | None = None
         self._token = ""
         self._turn = asyncio.Lock()
-        self._looked_at = -inf
         self._looking: asyncio.Task[None] | None = None
 
     @property
@@ -313,10 +310,16 @@ class EtcdClient:
             raise found from error
 
     def _follow_members(self) -> None:
-        """Learn the members' addresses from time to time, while one of them answers."""
-        if self._settings.follow_members and monotonic() - self._looked_at > FOLLOW_S:
-            self._looked_at = monotonic()
-            self._looking = asyncio.create_task(self._look_for_members())
+        """Learn the members' addresses from now on: a client that only watches makes no calls."""
+        if self._settings.follow_members and self._looking is None:
+            self._looking = asyncio.create_task(self._keep_looking())
+
+    async def _keep_looking(self) -> None:
+        pause_s = FOLLOW_S
+        while True:
+            await self._look_for_members()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_FOLLOW_S)
 
     async def _look_for_members(self) -> None:
         with suppress(EtcdBusy, EtcdRefused, EtcdUnanswered):
