@@ -101,6 +101,8 @@ class TermsExplorer:
                     yield from self._claims(world, at)
                 case "leading":
                     yield from self._leads(world, at)
+                case _:
+                    pass
             if world.faults_left and one.status != DEAD:
                 yield f"{at} dies", self._fault(world, at, Candidate(DEAD))
         if world.leader and self._lease_may_end(world):
