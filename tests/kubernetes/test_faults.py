@@ -265,7 +265,7 @@ def test_clocks_of_the_replicas_are_never_compared(plane: ControlPlane) -> None:
         stop.set()
         await asyncio.to_thread(holder.join)
         stopped_at = time.monotonic()
-        leadership = Leadership(lease, election)
+        leadership = Leadership(lease, short.period_s, lambda: election.pause_s(time.monotonic()))
         async with asyncio.timeout(WAIT_S):
             await leadership.win()
         assert time.monotonic() - stopped_at >= short.duration_s - 2 * short.period_s

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
-from taskd.core.election import Election
 from taskd.core.record import Lease, StoreUnreachable
-from taskd.runtime.clock import Clock, monotonic
 
 log = logging.getLogger(__name__)
 
 
 class Leadership:
-    def __init__(self, lease: Lease, election: Election, clock: Clock = monotonic) -> None:
-        self._lease, self._election, self._clock = lease, election, clock
+    def __init__(
+        self, lease: Lease, period_s: float, pause_s: Callable[[], float] | None = None
+    ) -> None:
+        """`pause_s`: how long to wait before the next try to take the lease."""
+        self._lease, self._period_s, self._pause_s = lease, period_s, pause_s
         self.lost = asyncio.Event()
         """Set at the end of our term: this process must not decide any more."""
         self._renewing: asyncio.Task[None] | None = None
@@ -35,11 +37,11 @@ class Leadership:
                     log.info("this process leads: epoch=%d", epoch)
                     self._renewing = asyncio.create_task(self._renew(), name="renewal of the lease")
                     return epoch
-            await asyncio.sleep(self._election.pause_s(self._clock()))
+            await asyncio.sleep(self._period_s if self._pause_s is None else self._pause_s())
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._election.config.period_s)
+            await asyncio.sleep(self._period_s)
             reason = "another process has taken it"
             try:
                 renewed = await self._lease.renew()

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
@@ -158,7 +159,7 @@ def test_client_certificates(tmp_path: Path) -> None:
     )
 
     async def scenario(address: str) -> None:
-        tls = {"ca": str(authority.ca), "crt": own_crt, "key": own_key}
+        tls: dict[str, Any] = {"ca": str(authority.ca), "crt": own_crt, "key": own_key}
         client = EtcdClient([address], EtcdSettings(**tls), call_s=10.0)
         await ready(client)
         await client.close()
@@ -209,5 +210,5 @@ def test_renewed_certificates_are_used_without_a_restart(tmp_path: Path) -> None
         asyncio.run(scenario(server.client))
 
 
-def _names(files: dict[str, Path]) -> dict[str, str]:
+def _names(files: dict[str, Path]) -> dict[str, Any]:
     return {name: str(path) for name, path in files.items()}

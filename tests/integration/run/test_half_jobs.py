@@ -79,7 +79,13 @@ class Launcher:
     def wait_for(self, pattern: str, *, err: bool = False, after: int = 0) -> None:
         """Until a line matches. The test's own time limit is the limit."""
         path = self.err if err else self.out
-        command = ["tail", f"--bytes=+{after + 1}", "--follow", f"--pid={self.popen.pid}", path]
+        command = [
+            "tail",
+            f"--bytes=+{after + 1}",
+            "--follow",
+            f"--pid={self.popen.pid}",
+            str(path),
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tail:
             assert tail.stdout is not None
             for line in tail.stdout:

@@ -69,7 +69,7 @@ def start(
     running = RunningJob.of(plan.job)
     access = _access(certificate, (str(seed),))
     known = tuple(one for one in (settings.join, *running.addresses()) if one)
-    if known and asyncio.run(_leads(plan, _access(certificate, known))):
+    if bool(known) and asyncio.run(_leads(plan, _access(certificate, known))):
         first, access = False, _access(certificate, known)
     if isinstance(binary, NoEtcd):
         say(f"this node cannot keep a copy of the job's state: {binary}")

@@ -18,6 +18,7 @@ from taskd.clusterd.leadership import Leadership
 from taskd.clusterd.record_journal import RecordJournal
 from taskd.core.election import Election, ElectionConfig
 from taskd.errors import SettingsError
+from taskd.runtime.clock import monotonic
 from taskd.runtime.journal import JournalConfig
 from taskd.runtime.retry import Tries, every
 
@@ -50,7 +51,7 @@ async def join(
     identity = f"{socket.gethostname()}-{getpid()}-{token_hex(4)}"
     election = Election(identity, config.election)
     lease = EtcdLease(client, config.prefix, election)
-    leadership = Leadership(lease, election)
+    leadership = Leadership(lease, config.election.period_s, lambda: election.pause_s(monotonic()))
     stack.push_async_callback(leadership.close)
     epoch = await leadership.win()
     store = EtcdRecords(client, config.prefix, lease.is_ours)

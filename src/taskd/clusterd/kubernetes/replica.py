@@ -26,6 +26,7 @@ from taskd.clusterd.leadership import Leadership
 from taskd.clusterd.record_journal import RecordJournal
 from taskd.core.election import Election, ElectionConfig
 from taskd.runtime import probes
+from taskd.runtime.clock import monotonic
 from taskd.runtime.journal import JournalConfig
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ async def join(
     log.info("in sync with the cluster; waiting for the lease")
     election = Election(f"{config.pod or 'clusterd'}_{token_hex(4)}", config.election)
     lease = KubernetesLease(api, config.namespace, election)
-    leadership = Leadership(lease, election)
+    leadership = Leadership(lease, config.election.period_s, lambda: election.pause_s(monotonic()))
     stack.push_async_callback(leadership.close)
     epoch = await leadership.win()
     store = ConfigMapRecords(api, config.namespace)
