@@ -1,4 +1,4 @@
-"""Exhaustive search over small jobs: `core/worker/machine.py` and `core/manager/repair_plan.py` in
+"""Exhaustive search over small jobs: `core/worker/machine.py` and `repair_plan.py` in
 all interleavings.
 
 A model of the training threads around the real machines. Each rank computes, enters the step's
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, permutations, product
 
-from taskd.core.manager.repair_plan import Holder, Impossible, Placement, Plan, plan
+from taskd.core.manager.repair.repair_plan import Holder, Impossible, Placement, Plan, plan
 from taskd.core.worker import machine, states
 from taskd.core.worker.states import WorkerConfig
 from taskd.model.faults import FaultCause

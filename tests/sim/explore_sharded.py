@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from taskd.core.manager.repair_plan import Holder
+from taskd.core.manager.repair.repair_plan import Holder
 from taskd.core.worker import states
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Rank, Step

@@ -10,7 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from taskd.core.manager.stragglers import Accuse, Cause, PacesReported, State, StragglerConfig, step
+from taskd.core.manager.watch.stragglers import (
+    Accuse,
+    Cause,
+    PacesReported,
+    State,
+    StragglerConfig,
+    step,
+)
 from taskd.model.ids import Incarnation, Rank
 from taskd.model.profiling import EVERYTHING, Pace, PeerConnection
 

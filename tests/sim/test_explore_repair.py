@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.core.manager.repair_plan import Holder, Impossible, Placement, Plan, plan
+from taskd.core.manager.repair.repair_plan import Holder, Impossible, Placement, Plan, plan
 from taskd.model.ids import Step
 from tests.sim import explore_repair
 from tests.sim.explore_repair import Explorer

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 
 from taskd.core.clusterd import new_faults
-from taskd.core.clusterd.round_start import begin
+from taskd.core.clusterd.round.round_start import begin
+from taskd.core.clusterd.round.turn import Turn
 from taskd.core.clusterd.states import Outcome, Stopping
-from taskd.core.clusterd.turn import Turn
 from taskd.core.manager.machine import BY_ORDER, LEGAL
 from taskd.core.manager.states import (
     Deciding,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskd.core.manager.stragglers import Cause
+from taskd.core.manager.watch.stragglers import Cause
 from tests.sim.straggler_world import World
 
 SEEDS = 30

@@ -6,8 +6,8 @@ from math import inf
 
 import pytest
 
-from taskd.core.manager import watchdog
-from taskd.core.manager.watchdog import SETTLE_S, Hung, Stalled
+from taskd.core.manager.watch import watchdog
+from taskd.core.manager.watch.watchdog import SETTLE_S, Hung, Stalled
 from tests.sim.watchdog_world import BEAT_S, CONFIG, World
 
 SEEDS = 30

@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from taskd.core.manager import watchdog
-from taskd.core.manager.wait_bounds import PHASES, LivenessConfig
-from taskd.core.manager.watchdog import Hung, Stalled
+from taskd.core.manager.watch import watchdog
+from taskd.core.manager.watch.wait_bounds import PHASES, LivenessConfig
+from taskd.core.manager.watch.watchdog import Hung, Stalled
 from taskd.model.ids import Incarnation, NodeRank, Rank, Step
 from taskd.model.messages import NodeHeartbeat, Progress
 

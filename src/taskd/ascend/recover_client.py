@@ -4,7 +4,7 @@ It blocks, as its users expect: they run it in a thread. It initialises and regi
 subscribes to the signals, passes their actions to an engine (`ascend/mindio.py`) in sequence, and
 sends the reports (`ascend/recover_calls.py`). A subscription that does not even receive keep-alives
 is renewed. The documented import paths are `taskd.python.toolkit.recover_module` and
-`mindx_elastic`. TaskD's manager does not use it: see `manager/clusterd_client.py`.
+`mindx_elastic`. TaskD's manager does not use it: see `clusterd_client.py`.
 """
 
 from __future__ import annotations

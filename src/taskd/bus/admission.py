@@ -10,7 +10,7 @@ import grpc
 from taskd.bus.security import JOB_KEY, TOKEN_KEY, check_token, is_certified, names_positions
 from taskd.model.ids import Position
 from taskd.runtime.clock import Clock, monotonic
-from taskd.runtime.rate_limit import Buckets, Rate
+from taskd.runtime.limits.rate_limit import Buckets, Rate
 
 log = logging.getLogger(__name__)
 

@@ -39,10 +39,10 @@ from taskd.model.bus import (
 from taskd.model.codes import NetCode, net_code
 from taskd.model.ids import Position, Role, manager
 from taskd.model.messages import Body
-from taskd.runtime import connection_limit
 from taskd.runtime.address import Address
 from taskd.runtime.clock import monotonic
-from taskd.runtime.rate_limit import Buckets
+from taskd.runtime.limits import connection_limit
+from taskd.runtime.limits.rate_limit import Buckets
 from taskd.wire.bus_bodies import InvalidBody, decode, encode, epoch_of
 
 __all__ = [

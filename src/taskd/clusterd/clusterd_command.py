@@ -18,7 +18,7 @@ from taskd.config import environ
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.errors import SettingsError
 from taskd.model.strategies import LADDER, parse_strategies
-from taskd.runtime.fd_limit import raise_fd_limit
+from taskd.runtime.limits.fd_limit import raise_fd_limit
 from taskd.runtime.plain_text import OneLineFormatter
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from taskd.bus.late_reading import ReadingSlots, host_of, reading_late
 from taskd.clusterd.auth import Authority, Caller
 from taskd.model.codes import RecoverCode
 from taskd.runtime.clock import Clock
-from taskd.runtime.rate_limit import Buckets, Rate
+from taskd.runtime.limits.rate_limit import Buckets, Rate
 from taskd.wire._pb import (
     config_pb2,
     control_pb2,

@@ -44,11 +44,12 @@ from taskd.clusterd.services.recover_service import RecoverService
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.errors import SettingsError
 from taskd.model.strategies import LADDER, Strategy
-from taskd.runtime import connection_limit, metrics
+from taskd.runtime import metrics
 from taskd.runtime.address import Address
 from taskd.runtime.clock import Clock, monotonic, wall
 from taskd.runtime.journal import Journal, JournalConfig
-from taskd.runtime.rate_limit import Rate
+from taskd.runtime.limits import connection_limit
+from taskd.runtime.limits.rate_limit import Rate
 from taskd.wire._pb.config_pb2_grpc import add_ConfigServicer_to_server
 from taskd.wire._pb.control_pb2_grpc import add_ControlServicer_to_server
 from taskd.wire._pb.fault_pb2_grpc import add_FaultServicer_to_server

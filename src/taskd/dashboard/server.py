@@ -40,7 +40,7 @@ from taskd.dashboard.feed import JobFeed
 from taskd.dashboard.security import HostNames, Session, Sessions
 from taskd.errors import PeerRefused, PeerUnreachable, SettingsError
 from taskd.runtime.clock import monotonic
-from taskd.runtime.rate_limit import Buckets, Rate
+from taskd.runtime.limits.rate_limit import Buckets, Rate
 from taskd.version import __version__
 from taskd.wire._pb import control_pb2 as pb
 

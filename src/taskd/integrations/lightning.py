@@ -48,9 +48,9 @@ from taskd.integrations.lightning_state import (  # noqa: E402
     MetricsPart,
     ResultsPart,
 )
-from taskd.torch.framework_loop import FrameworkLoop, Repeat  # noqa: E402
 from taskd.torch.groups import sealed_objects  # noqa: E402
 from taskd.torch.job import Job  # noqa: E402
+from taskd.torch.loop.framework_loop import FrameworkLoop, Repeat  # noqa: E402
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -29,7 +29,7 @@ from taskd.integrations.trainer_state import (  # noqa: E402
     RankPart,
     SharedPart,
 )
-from taskd.torch.framework_loop import FrameworkLoop  # noqa: E402
+from taskd.torch.loop.framework_loop import FrameworkLoop  # noqa: E402
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from taskd.bus.endpoint import Bus
-from taskd.manager.clusterd_client import ClusterdClient
+from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
 from taskd.model.clusterd import FaultReport, ResultReport, StopReport, StrategiesReport
 from taskd.model.codes import NetCode
 from taskd.model.ids import Position

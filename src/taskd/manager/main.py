@@ -18,14 +18,14 @@ from taskd.bus.endpoint import Bus, BusConfig
 from taskd.config import environ
 from taskd.core.manager import machine
 from taskd.core.manager.states import Ended, Outcome, State
-from taskd.manager import job_status as status
 from taskd.manager.act import Act
-from taskd.manager.clusterd_client import ClusterdClient
-from taskd.manager.incident_reports import IncidentReports
-from taskd.manager.incident_spans import SpanExport
-from taskd.manager.job_metrics import JobMetrics
+from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
 from taskd.manager.operation_orders import Operations, Precheck
 from taskd.manager.plugins import Plugins, snapshot_of
+from taskd.manager.reports import job_status as status
+from taskd.manager.reports.incident_reports import IncidentReports
+from taskd.manager.reports.incident_spans import SpanExport
+from taskd.manager.reports.job_metrics import JobMetrics
 from taskd.manager.sense import Sense
 from taskd.manager.settings import EMBEDDED, ManagerConfig
 from taskd.model.clusterd import Signal
@@ -52,7 +52,7 @@ def serve(config: ManagerConfig) -> int:
 async def run(config: ManagerConfig) -> int:
     async with AsyncExitStack() as stack:
         if config.clusterd == EMBEDDED:
-            from taskd.manager.embedded_clusterd import clusterd as embedded
+            from taskd.manager.clusterd_link.embedded_clusterd import clusterd as embedded
         term = None
         if config.etcd:
             from taskd.manager.job_term import lead

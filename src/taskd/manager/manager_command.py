@@ -11,15 +11,15 @@ from pathlib import Path
 
 from taskd.config import environ, load
 from taskd.core.manager.operation_progress import OperationsConfig
-from taskd.core.manager.silent_nodes import SilenceConfig
 from taskd.core.manager.states import UNLIMITED_RESTARTS, JobConfig
-from taskd.core.manager.stragglers import StragglerConfig
-from taskd.core.manager.wait_bounds import LivenessConfig
+from taskd.core.manager.watch.silent_nodes import SilenceConfig
+from taskd.core.manager.watch.stragglers import StragglerConfig
+from taskd.core.manager.watch.wait_bounds import LivenessConfig
 from taskd.errors import SettingsError, TaskdError
 from taskd.manager.main import serve
 from taskd.manager.settings import PORT, ManagerConfig, switch_file
 from taskd.model.strategies import parse_strategies
-from taskd.runtime.fd_limit import raise_fd_limit
+from taskd.runtime.limits.fd_limit import raise_fd_limit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """Which nodes and ranks are alive: heartbeats, probes over the bus, and the agents' liveness ports.
 
-`core/manager/watchdog.py` finds hung ranks in the heartbeats, `core/manager/silent_nodes.py`
+`watchdog.py` finds hung ranks in the heartbeats, `silent_nodes.py`
 silent nodes; what they find becomes an event of the manager's machine. A node whose heartbeat is
 late is probed over the bus, and the state of its TCP connection is inspected.
 
@@ -20,9 +20,9 @@ from typing import Any, assert_never
 
 from taskd.bus import liveness_port
 from taskd.bus.endpoint import Bus
-from taskd.core.manager import silent_nodes as silence
-from taskd.core.manager import watchdog
-from taskd.core.manager.silent_nodes import (
+from taskd.core.manager.watch import silent_nodes as silence
+from taskd.core.manager.watch import watchdog
+from taskd.core.manager.watch.silent_nodes import (
     BeatReceived,
     Command,
     ConnectionInspected,
@@ -34,8 +34,8 @@ from taskd.core.manager.silent_nodes import (
     ProbeNode,
     SilenceConfig,
 )
-from taskd.core.manager.wait_bounds import LivenessConfig
-from taskd.core.manager.watchdog import Hung, Stalled, Warned
+from taskd.core.manager.watch.wait_bounds import LivenessConfig
+from taskd.core.manager.watch.watchdog import Hung, Stalled, Warned
 from taskd.model.ids import NodeRank, agent
 from taskd.model.manager import Event, JobStalled, NodeBack, NodeGone, NodeSilent, RankHung
 from taskd.model.messages import AgentHello, KeptAlive, NodeHeartbeat

@@ -1,6 +1,6 @@
 """Operations in the manager: receives clusterd's requests and the ranks' results, and replies.
 
-`core/manager/operation_progress.py` decides. `manager/clusterd_client.py` has the streams and sends
+`core/manager/operation_progress.py` decides. `clusterd_client.py` has the streams and sends
 the replies; the pause around an operation belongs to the manager's own machine.
 """
 
@@ -18,7 +18,7 @@ from taskd.core.manager import operation_progress as machine
 from taskd.core.manager.operation_progress import OperationsConfig
 from taskd.core.manager.states import Job, Paused
 from taskd.core.manager.states import State as JobState
-from taskd.manager.clusterd_client import ClusterdClient
+from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
 from taskd.model.codes import RecoverCode
 from taskd.model.ids import NodeRank, Position, Rank, Role
 from taskd.model.manager import NodesMarkedBad

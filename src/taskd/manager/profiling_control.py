@@ -5,7 +5,7 @@ Our agents pass it to their ranks through shared memory; workers on the bus, suc
 codes 700 to 711 and reply with 14DC. A process that joins later gets the switch after its hello;
 one that does not follow gets it again.
 
-`core/manager/stragglers.py` judges the paces. `taskd status` shows the stragglers, and clusterd
+`stragglers.py` judges the paces. `taskd status` shows the stragglers, and clusterd
 gets them as sub-health: it journals them and, in a cluster, follows the job's
 `subHealthyStrategy`.
 """
@@ -17,8 +17,8 @@ import logging
 
 from taskd.ascend.switch_file import LOOK_S, SwitchFile
 from taskd.bus.endpoint import Bus
-from taskd.core.manager import stragglers as straggler_machine
-from taskd.core.manager.stragglers import (
+from taskd.core.manager.watch import stragglers as straggler_machine
+from taskd.core.manager.watch.stragglers import (
     Accuse,
     Clear,
     Event,

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from taskd.bus.endpoint import Bus, PeerJoined, PeerLeft
-from taskd.core.manager import message_check, silent_nodes
-from taskd.manager.node_evidence import NodeEvidence
+from taskd.core.manager import message_check
+from taskd.core.manager.watch import silent_nodes
 from taskd.manager.node_liveness import HeartbeatMonitor, NodeProbes
 from taskd.manager.operation_orders import Operations
 from taskd.manager.profiling_control import ProfilingControl, StragglerMonitor
+from taskd.manager.reports.node_evidence import NodeEvidence
 from taskd.manager.settings import ManagerConfig
 from taskd.model.ids import NodeRank, Position, Role
 from taskd.model.manager import (

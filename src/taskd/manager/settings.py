@@ -13,10 +13,10 @@ from taskd.bus.security import (
 )
 from taskd.config import environ
 from taskd.core.manager.operation_progress import OperationsConfig
-from taskd.core.manager.silent_nodes import SilenceConfig
 from taskd.core.manager.states import JobConfig
-from taskd.core.manager.stragglers import StragglerConfig
-from taskd.core.manager.wait_bounds import LivenessConfig
+from taskd.core.manager.watch.silent_nodes import SilenceConfig
+from taskd.core.manager.watch.stragglers import StragglerConfig
+from taskd.core.manager.watch.wait_bounds import LivenessConfig
 from taskd.model.strategies import Strategy
 from taskd.worker.settings import SWITCH
 

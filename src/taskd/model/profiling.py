@@ -1,7 +1,7 @@
 """What profiling can record of a training job, and how a profiled rank reports its pace.
 
 The five parts are switched by name (the JSON of Ascend's ConfigMap); inside a node the switch is
-one word of bits. `worker/` records, `core/manager/stragglers.py` judges the paces.
+one word of bits. `worker/` records, `stragglers.py` judges the paces.
 """
 
 from __future__ import annotations

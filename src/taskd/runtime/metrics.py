@@ -1,6 +1,6 @@
 """Serves metrics to Prometheus, by `prometheus_client` (the extra `metrics`, loaded when used).
 
-The manager and clusterd describe what they know as `Metric` values (`manager/job_metrics.py`,
+The manager and clusterd describe what they know as `Metric` values (`job_metrics.py`,
 `clusterd/cluster_metrics.py`), which are collected again for each scrape.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from taskd.errors import SettingsError
-from taskd.runtime.waiting_connections import WaitingConnections
+from taskd.runtime.limits.waiting_connections import WaitingConnections
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ profiling is switched on.
 """
 
 from taskd.errors import UnknownTorch
-from taskd.torch.guard import Corrupt
 from taskd.torch.init import init
 from taskd.torch.job import Job
+from taskd.torch.loop.section import Section
 from taskd.torch.profiling import optimizer_hook as optimizer_hook
 from taskd.torch.recovery import NotRepaired
-from taskd.torch.section import Section
+from taskd.torch.replicas.guard import Corrupt
 from taskd.torch.step import Attempt, Step
 
 __all__ = ["Attempt", "Corrupt", "Job", "NotRepaired", "Section", "Step", "UnknownTorch", "init"]

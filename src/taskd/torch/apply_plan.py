@@ -1,6 +1,6 @@
 """Carries out the manager's repair plan in this process: form groups, send or receive state, open.
 
-`recovery.py` calls it in the training thread; the plan was made by `core/manager/repair_plan.py`.
+`recovery.py` calls it in the training thread; the plan was made by `repair_plan.py`.
 Anything that goes wrong is raised as `Transient` and reported to the manager, which makes a new
 plan.
 """
@@ -22,8 +22,8 @@ from taskd.torch.copies import snapshot_file
 from taskd.torch.copies.snapshot_file import SnapshotInfo
 from taskd.torch.copies.snapshots import LocalState
 from taskd.torch.groups.store import Rendezvous
-from taskd.torch.guard import Guard
 from taskd.torch.operations import nic_switch
+from taskd.torch.replicas.guard import Guard
 from taskd.torch.state import pieces, state_link, transfer
 from taskd.torch.state.state_link import Receive, Send, StateRequest
 from taskd.torch.state.transfer import StateImage

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 from taskd.model.faults import FaultCause
 from taskd.runtime.beacon import Beacon
 from taskd.torch import random_state
-from taskd.torch.attempt_values import AttemptValues
 from taskd.torch.copies.copy_schedule import CopySchedule
 from taskd.torch.copies.snapshots import LocalState
 from taskd.torch.copies.turn_parts import TurnParts
 from taskd.torch.groups.all_groups import Groups
-from taskd.torch.guard import Guard
-from taskd.torch.loop_position import LoopPosition
-from taskd.torch.start_mark import StartMark
+from taskd.torch.loop.attempt_values import AttemptValues
+from taskd.torch.loop.loop_position import LoopPosition
+from taskd.torch.replicas.guard import Guard
+from taskd.torch.startup.start_mark import StartMark
 from taskd.torch.state.protected import Protected
 from taskd.worker.manager_connection import ManagerConnection
 from taskd.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from taskd.torch.comparison import Comparison
+    from taskd.torch.replicas.comparison import Comparison
     from taskd.torch.verify.verification import Verification
 
 

@@ -19,7 +19,7 @@ from taskd import config
 from taskd.bus.endpoint import BusConfig
 from taskd.model.ids import Incarnation, NodeRank, Rank, worker
 from taskd.model.worker import Identity
-from taskd.torch import compat, compile_cache, dcp
+from taskd.torch import compat, dcp
 from taskd.torch.context import JobContext
 from taskd.torch.groups import resilient_group, transport
 from taskd.torch.job import Job
@@ -27,8 +27,9 @@ from taskd.torch.operations import interfaces
 from taskd.torch.operations.device_tests import StressSettings, StressTest
 from taskd.torch.operations.nic_switch import Switcher
 from taskd.torch.recovery import Recovery
-from taskd.torch.setup_copies import SetupCopies
-from taskd.torch.start_mark import StartMark
+from taskd.torch.startup import compile_cache
+from taskd.torch.startup.setup_copies import SetupCopies
+from taskd.torch.startup.start_mark import StartMark
 from taskd.torch.state import link_encryption, sealed
 from taskd.worker import bus_connection
 from taskd.worker.manager_connection import ManagerConnection

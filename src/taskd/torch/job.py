@@ -20,16 +20,16 @@ from taskd.core.worker import gradient_vote
 from taskd.errors import SettingsError
 from taskd.model.ids import Step as CommittedStep
 from taskd.torch import compat, random_state
-from taskd.torch.comparison import Comparison
 from taskd.torch.context import JobContext
 from taskd.torch.copies import final_state
 from taskd.torch.data.feed import open_feed
-from taskd.torch.framework_loop import FrameworkLoop
 from taskd.torch.groups import ddp_buckets, ddp_buffers, sealed_objects
 from taskd.torch.groups.all_groups import Mode
-from taskd.torch.guard import Guard
+from taskd.torch.loop.framework_loop import FrameworkLoop
+from taskd.torch.loop.section import Section
 from taskd.torch.recovery import Recovery
-from taskd.torch.section import Section
+from taskd.torch.replicas.comparison import Comparison
+from taskd.torch.replicas.guard import Guard
 from taskd.torch.state import emergency_checkpoint, sharded
 from taskd.torch.state.protected import Protected, Stateful
 from taskd.torch.step import Step

@@ -20,7 +20,7 @@ from taskd.torch import apply_plan, compat
 from taskd.torch.context import JobContext
 from taskd.torch.groups import ddp_buckets
 from taskd.torch.operations import nic_switch
-from taskd.torch.start_mark import StartMark
+from taskd.torch.startup.start_mark import StartMark
 from taskd.torch.state import emergency_checkpoint, sharded
 from taskd.worker.manager_connection import ManagerConnection
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from taskd.torch import attempt_values
+from taskd.torch.loop import attempt_values
 from taskd.torch.state import sharded
 
 if TYPE_CHECKING:

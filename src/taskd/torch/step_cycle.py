@@ -22,8 +22,8 @@ from taskd.torch.context import JobContext
 from taskd.torch.data.feed import Feed
 from taskd.torch.device_gate import DeviceGate, open_gate
 from taskd.torch.groups.ddp_buffers import BufferExchange
-from taskd.torch.guard import Corrupt, Guard
 from taskd.torch.recovery import NotRepaired, Recovery
+from taskd.torch.replicas.guard import Corrupt, Guard
 from taskd.torch.state import sharded
 from taskd.torch.state.undo import Undo
 from taskd.torch.verify.verification import Verification
@@ -227,7 +227,7 @@ class StepCycle:
 
         Only with attempts: a rank that has left the step cannot go back to it. If copying takes
         long, it goes on in the background, and a rank that is lost meanwhile costs the others
-        their processes (`core/manager/repair_plan.py`).
+        their processes (`repair_plan.py`).
         """
         context = self.context
         if self._groups.is_broken() or not (self.by_attempts and context.votes):

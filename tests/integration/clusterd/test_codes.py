@@ -19,7 +19,7 @@ from taskd.clusterd.main import ServerConfig
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.states import Replacing
 from taskd.model.codes import RecoverCode
-from taskd.runtime.rate_limit import Rate
+from taskd.runtime.limits.rate_limit import Rate
 from taskd.wire._pb import recover_pb2 as pb
 from tests.integration.clusterd.client import Client, Signals, eventually, started
 from tests.integration.clusterd.objects import JOB, Objects, cluster, joined, lost_for_good

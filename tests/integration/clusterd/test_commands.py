@@ -204,10 +204,10 @@ def test_watch_of_an_ended_job_ends_without_error(place: Path) -> None:
     """The clusterd inside a manager ends with its job and removes its announcement."""
     script = """
 import asyncio, sys
-from taskd.manager.embedded_clusterd import clusterd
+from taskd.manager.clusterd_link.embedded_clusterd import clusterd
 from taskd.manager.settings import ManagerConfig
-from taskd.manager.clusterd_client import ClusterdClient
-from taskd.manager.job_status import declaration
+from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
+from taskd.manager.reports.job_status import declaration
 
 async def main():
     async with clusterd(ManagerConfig(job_id="mine", token="secret")) as config:

@@ -23,7 +23,7 @@ from taskd.clusterd.main import Server, ServerConfig, serve
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.states import Ended, HandedOver, Idle, Shrunk
 from taskd.model.ids import JobId
-from taskd.runtime.rate_limit import Rate
+from taskd.runtime.limits.rate_limit import Rate
 from taskd.wire._pb import control_pb2, recover_pb2
 from tests.integration.clusterd.client import METHODS as ALL_METHODS
 from tests.integration.clusterd.client import Client, connected, eventually

@@ -15,7 +15,7 @@ from taskd.clusterd.main import Server, ServerConfig
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.model.ids import JobId
 from taskd.model.types import Tick
-from taskd.runtime.rate_limit import Rate
+from taskd.runtime.limits.rate_limit import Rate
 from taskd.wire._pb import control_pb2
 from taskd.wire._pb import recover_pb2 as pb
 from tests.integration.clusterd.client import (

@@ -17,8 +17,8 @@ from taskd.clusterd.interceptors import HEALTH_STREAMS, MAX_STREAMS, SMALL_BYTES
 from taskd.clusterd.main import ServerConfig, weaknesses
 from taskd.commands.connection import plain
 from taskd.model.codes import RecoverCode, TraceCode
+from taskd.runtime.limits.rate_limit import Rate
 from taskd.runtime.plain_text import OneLineFormatter, is_plain, one_line
-from taskd.runtime.rate_limit import Rate
 from taskd.runtime.tokens import bearer
 from taskd.wire._pb import control_pb2, profiling_pb2
 from taskd.wire._pb import recover_pb2 as pb

@@ -18,7 +18,7 @@ from taskd.bus.security import (
 )
 from taskd.clusterd.main import ServerConfig, serve
 from taskd.errors import SettingsError
-from taskd.manager.clusterd_client import ClusterdClient
+from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
 from taskd.manager.settings import ManagerConfig
 from taskd.python.toolkit.recover_module import DLRecoverManager
 from taskd.wire._pb import recover_pb2 as pb

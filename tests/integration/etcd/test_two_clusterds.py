@@ -16,7 +16,7 @@ from taskd.clusterd.etcd.etcd_lease import EtcdLease
 from taskd.clusterd.etcd.etcd_records import EtcdRecords
 from taskd.core.election import Election
 from taskd.core.record import Record, RecordConflict, StoreUnreachable
-from taskd.manager.clusterd_client import ClusterdClient
+from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
 from taskd.manager.settings import ManagerConfig
 from taskd.model.clusterd import Signal
 from tests.integration.clusterd.client import WAIT_S, connected

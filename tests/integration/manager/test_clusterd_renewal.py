@@ -10,7 +10,7 @@ from pathlib import Path
 from taskd.bus.security import ClusterdTlsSettings, Tls
 from taskd.clusterd.auth import TokenFile
 from taskd.clusterd.main import Server, ServerConfig, serve
-from taskd.manager.clusterd_client import ClusterdClient
+from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
 from taskd.manager.settings import ManagerConfig
 from taskd.model.clusterd import FaultReport, Signal
 from taskd.model.faults import Fault

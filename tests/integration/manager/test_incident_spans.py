@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from taskd.errors import SettingsError
-from taskd.manager import incident_spans
-from taskd.manager.incident_spans import SpanExport, span_of
+from taskd.manager.reports import incident_spans
+from taskd.manager.reports.incident_spans import SpanExport, span_of
 from taskd.wire._pb import control_pb2 as control
 
 WAIT_S = 60.0

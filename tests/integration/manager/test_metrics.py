@@ -15,8 +15,8 @@ import yaml
 from taskd.errors import SettingsError
 from taskd.runtime import metrics
 from taskd.runtime.clock import monotonic
+from taskd.runtime.limits.waiting_connections import MOST_WAITING
 from taskd.runtime.metrics import Metric, Sample, one
-from taskd.runtime.waiting_connections import MOST_WAITING
 from tests import ROOT
 
 DASHBOARD = ROOT / "deploy/grafana-dashboard.json"
@@ -129,7 +129,7 @@ def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_dashboard_uses_only_metrics_that_exist() -> None:
     source = Path(metrics.__file__).parents[1]
-    code = (source / "manager/job_metrics.py").read_text() + (
+    code = (source / "job_metrics.py").read_text() + (
         source / "clusterd/cluster_metrics.py"
     ).read_text()
     board = json.loads(DASHBOARD.read_text())

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from taskd.manager import clusterd_client
-from taskd.manager.clusterd_client import ClusterdClient
+from taskd.manager.clusterd_link import clusterd_client
+from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
 from taskd.manager.settings import ManagerConfig
 from taskd.model.clusterd import StopReport
 from taskd.model.codes import RecoverCode

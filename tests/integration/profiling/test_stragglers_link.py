@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.core.manager.stragglers import (
+from taskd.core.manager.watch.stragglers import (
     Accuse,
     Cause,
     PacesReported,

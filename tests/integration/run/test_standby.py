@@ -144,7 +144,7 @@ def test_warm_up_leaves_nothing_behind() -> None:
         import os, sys
         import torch._dynamo, torch.distributed as dist, taskd.torch
         from torch.distributed.distributed_c10d import _world
-        from taskd.torch import warmup
+        from taskd.torch.startup import warmup
         from taskd.worker.profiling import profiler
 
         def look():

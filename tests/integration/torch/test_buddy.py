@@ -16,7 +16,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from taskd.runtime.clock import monotonic
-from taskd.runtime.waiting_connections import MOST_WAITING
+from taskd.runtime.limits.waiting_connections import MOST_WAITING
 from taskd.torch.copies import buddy, snapshot_file
 from taskd.torch.copies.buddy import Buddy
 from taskd.torch.groups.store import Rendezvous

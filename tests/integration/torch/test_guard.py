@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from taskd.core.worker.state_vote import Verdict
-from taskd.torch.guard import Guard
+from taskd.torch.replicas.guard import Guard
 from tests.integration.run.run_job import Ended, script
 from tests.integration.run.run_job import run as job_run
 from tests.integration.torch.runs import assert_same, ends, run

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from taskd.runtime.clock import monotonic
-from taskd.torch import comparison
+from taskd.torch.replicas import comparison
 from taskd.torch.state import state_link, transfer
 from tests.integration.torch import scripts
 from tests.integration.torch.runs import assert_same, ends, run

@@ -9,7 +9,7 @@ import torch
 from torch.distributed import HashStore
 
 from taskd.torch.groups.works import Finished
-from taskd.torch.setup_results import WEIGHTS_BYTES, SetupResults
+from taskd.torch.startup.setup_results import WEIGHTS_BYTES, SetupResults
 from taskd.torch.state.sealed import BadState
 from tests.integration.torch.runs import ends, run, same
 from tests.integration.torch.scripts import setup

@@ -17,7 +17,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from taskd.errors import PeerUnreachable
-from taskd.runtime.waiting_connections import MOST_WAITING
+from taskd.runtime.limits.waiting_connections import MOST_WAITING
 from taskd.torch.groups.store import Rendezvous
 from taskd.torch.state import state_link
 from taskd.torch.state.link_encryption import RECORD, SMALL

@@ -1,7 +1,7 @@
 """A small real job for tests: rank processes, a store, a bus, and a test that acts as manager.
 
 The ranks are forked from a server that has already imported torch. Every repair plan is made by the
-real `core/manager/repair_plan`; only the orders are sent by the test.
+real `core/manager/repair/repair_plan`; only the orders are sent by the test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from taskd.bus.endpoint import Bus, BusConfig
-from taskd.core.manager.repair_plan import (
+from taskd.core.manager.repair.repair_plan import (
     Holder,
     Placement,
     Plan,

@@ -46,7 +46,7 @@ from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import LADDER
 from taskd.model.types import Tick
 from taskd.runtime.journal import Journal
-from taskd.runtime.rate_limit import Buckets, Rate
+from taskd.runtime.limits.rate_limit import Buckets, Rate
 
 
 def test_new_listener_replaces_the_old_one() -> None:

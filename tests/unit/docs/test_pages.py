@@ -54,7 +54,7 @@ def test_readme_lists_every_example() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_mentioned_files_exist(page: Path) -> None:
-    """`core/manager/repair_plan.py`, or without `.py`, below src/taskd; others below the root."""
+    """`repair_plan.py`, or without `.py`, below src/taskd; others below the root."""
     packages = {path.name for path in (ROOT / "src" / "taskd").iterdir() if path.is_dir()}
     for name in re.findall(r"`([\w.]+(?:/[\w.]+)+)`", page.read_text()):
         if name.endswith((".py", ".txt", ".json", ".proto", ".sh")):

@@ -10,7 +10,7 @@ import pytest
 
 from taskd.core.manager import machine
 from taskd.core.manager.states import Ended, Job, Training
-from taskd.manager.job_status import SUMMARY, SummaryFile
+from taskd.manager.reports.job_status import SUMMARY, SummaryFile
 from taskd.manager.settings import ManagerConfig
 from taskd.model.ids import Incident
 from taskd.model.manager import IncidentRecord

@@ -21,6 +21,8 @@ ALLOWED = {SOURCES / "torch/compat.py", SOURCES / "agent/seams/torch_names.py"}
 OWN_OBJECTS = {"self", "cls"}
 WITH_TORCH_OBJECTS = {"torch", "seams", "documented"}
 """Folders whose modules work on objects of torch, also without an import of it."""
+OTHER_FRAMEWORKS = {"integrations"}
+"""Their private attributes are those of Lightning and transformers, whose versions are checked."""
 PUBLIC = {"_replace", "_asdict", "_fields", "_exit"}
 """Names with an underscore that are part of a public API: of named tuples, and `os._exit`."""
 
@@ -110,6 +112,8 @@ def private_uses(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text())
     imports = list(torch_imports(tree))
     yield from ((line, name) for line, name in imports if is_private(name))
+    if path.parent.name in OTHER_FRAMEWORKS:
+        return
     if imports or WITH_TORCH_OBJECTS & set(path.relative_to(SOURCES).parts):
         own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         yield from ((line, name) for line, name in attributes(tree) if name not in own | PUBLIC)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from taskd.errors import SettingsError
-from taskd.torch import warmup
 from taskd.torch.profiling import optimizer_hook
+from taskd.torch.startup import warmup
 from taskd.worker.visible_devices import write_report
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -52,7 +52,7 @@ async def job_etcd(plan: JobEtcdPlan, say: Callable[[str], None]) -> AsyncIterat
     except OSError as error:
         raise SettingsError([f"{seed.host} cannot be reached: {error}"]) from error
     if plan.first and _is_taken(own := Address(host, seed.port)):
-        remedy = "Choose another --manager-port (etcd's is two higher), or --etcd none"
+        remedy = "Choose another --manager-port (etcd's is two higher)"
         raise SettingsError([f"etcd cannot listen on {own}: {own.why_not()}. {remedy}"])
     port = await LivenessPort.open(str(seed))
     if port is None:

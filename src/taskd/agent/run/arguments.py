@@ -134,7 +134,7 @@ _OURS: tuple[tuple[str, str, Any, str], ...] = (
         "HOST:PORT,…",
         "",
         "etcd that keeps the job's state: then any node may be lost, node 0 included; own: the job "
-        "starts one (the default from 3 nodes on, if etcd is installed); none: node 0 keeps it",
+        "starts one (experimental); default: node 0 keeps it",
     ),
     ("--preload", "MODULE,…", [], "import these modules once, before workers are forked"),
     ("--job-id", "NAME", "", "name of the job; default: the value of --rdzv-id"),

@@ -143,7 +143,7 @@ def _own_etcd(chosen: Plan, folders: tuple[str, str], is_first: bool) -> OwnEtcd
 
 def _etcd(chosen: Plan) -> EtcdAccess | None:
     """Where the job's state is kept; None: on the first node."""
-    if chosen.etcd in ("", plan.OWN_ETCD, plan.NO_ETCD):
+    if chosen.etcd in ("", plan.OWN_ETCD):
         return None
     from taskd.clusterd.etcd.etcd_settings import EtcdAccess, addresses, settings
 

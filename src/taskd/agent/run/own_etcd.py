@@ -57,10 +57,7 @@ def start(
     settings = etcd_binary.member_settings()
     binary = etcd_binary.find(settings, encrypted=bool(plan.token))
     if first and isinstance(binary, NoEtcd):
-        if plan.etcd == "own":
-            raise SettingsError([f"--etcd own: {binary}"])
-        say(f"without etcd, {COST}: {binary}")
-        return None
+        raise SettingsError([f"--etcd own: {binary}. Without etcd, {COST}"])
     if not first and not plan.witness and not _is_used(plan):
         return None
     seed = seed_of(plan)
@@ -108,8 +105,8 @@ def _certificate(
         raise SettingsError(
             [
                 "node 0 keeps the job's state in etcd, which needs certificates: install the "
-                "library `cryptography` on every node (pip install 'taskd[secure]'), or give all "
-                "nodes `--etcd none`"
+                "library `cryptography` on every node (pip install 'taskd[secure]'), or start all "
+                "nodes without `--etcd own`"
             ]
         ) from error
 

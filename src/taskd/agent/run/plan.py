@@ -31,7 +31,7 @@ PRELOAD = (
     "taskd.torch",
 )
 
-OWN_ETCD, NO_ETCD = "own", "none"
+OWN_ETCD = "own"
 OUT, ERR = 1, 2
 """The bits of torchrun's --redirects and --tee."""
 
@@ -117,9 +117,8 @@ class Plan:
 
     @property
     def starts_etcd(self) -> bool:
-        """Two nodes alone gain little from etcd: they have to ask for it."""
-        by_default = not self.etcd and not self.clusterd and self.nodes >= 3
-        return self.nodes > 1 and (self.etcd == OWN_ETCD or by_default)
+        """Whether the nodes of this job run an etcd of their own."""
+        return self.nodes > 1 and self.etcd == OWN_ETCD
 
     @property
     def spare(self) -> bool:
@@ -288,12 +287,12 @@ def _token(nodes: int, insecure: bool, problems: list[str]) -> str:
 
 
 def _etcd(args: argparse.Namespace, nodes: int, problems: list[str]) -> str:
-    if args.witness and args.etcd not in ("", OWN_ETCD):
-        problems.append("--witness is a member of the etcd that the job starts: remove --etcd")
+    if args.witness and args.etcd != OWN_ETCD:
+        problems.append("--witness is a member of the etcd that the job starts: use --etcd own")
     if args.witness and nodes < 2:
         problems.append("--witness needs --nnodes of 2 or more")
-    if args.etcd in (OWN_ETCD, NO_ETCD):
-        return str(args.etcd)
+    if args.etcd == OWN_ETCD:
+        return OWN_ETCD
     for address in filter(None, args.etcd.split(",")):
         host, _, port = address.strip().rpartition(":")
         if not (host and port.isdigit() and 0 < int(port) < 65536):

@@ -1,7 +1,7 @@
 """Refuses a torch that TaskD cannot work with before any rank starts.
 
 The version is read from what pip has installed: importing torch takes seconds. A version that is
-newer than the tested ones is tried in a separate process (`torch/version_check.py`).
+newer than the tested ones is tried in a separate process (`version_check.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from taskd.errors import UnknownTorch
 from taskd.runtime.torch_versions import Support, installed_torch, judge, supported_torch
 
-TRIAL = "from taskd.torch.version_check import main; main()"
+TRIAL = "from taskd.torch.startup.version_check import main; main()"
 TIMEOUT_S = 120.0
 
 

@@ -8,7 +8,7 @@ their descendants. If the zygote itself dies, its children become the agent's an
 zygote guards them, too: it kills them when the agent is gone.
 
 One child is forked ahead of time: the standby. It does once what every training script does first
-(`torch/warmup.py`), and then waits for the message that says which rank it becomes.
+(`warmup.py`), and then waits for the message that says which rank it becomes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from taskd.agent.zygote.program import Program
 
 WORKER_NAME = "taskd:{}"
 REPORTS_POLL_S = 1.0
-WARM_UP = "taskd.torch.warmup"
+WARM_UP = "taskd.torch.startup.warmup"
 BLOCKED = {signal.SIGTERM}
 
 

@@ -28,7 +28,7 @@ from taskd.core.clusterd.fault_centre.public_faults import (
 from taskd.model.codes import RecoverCode
 from taskd.runtime.clock import Clock
 from taskd.runtime.journal import Journal, JournalFailed
-from taskd.runtime.rate_limit import Buckets, Rate
+from taskd.runtime.limits.rate_limit import Buckets, Rate
 from taskd.wire import fault_codec
 from taskd.wire._pb import pubfault_pb2 as pb
 from taskd.wire._pb.pubfault_pb2_grpc import PubFaultServicer

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core.clusterd import decision, hot_switch, repair_progress, round_end, round_start
+from taskd.core.clusterd import decision, hot_switch
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.new_faults import faults_seen
-from taskd.core.clusterd.operation_round import resume, stress_over
-from taskd.core.clusterd.round_start import begin
+from taskd.core.clusterd.round import repair_progress, round_end, round_start
+from taskd.core.clusterd.round.operation_round import resume, stress_over
+from taskd.core.clusterd.round.round_start import begin
+from taskd.core.clusterd.round.turn import Turn
 from taskd.core.clusterd.states import (
     Asking,
     AwaitingBackup,
@@ -32,7 +34,6 @@ from taskd.core.clusterd.states import (
     SwitchingNic,
     Undecided,
 )
-from taskd.core.clusterd.turn import Turn
 from taskd.model.clusterd import (
     ClusterWriteDone,
     ClusterWriteFailed,

@@ -7,8 +7,9 @@ from dataclasses import replace
 from taskd.core.clusterd import platform, signals
 from taskd.core.clusterd.choose_strategy import Question, choose
 from taskd.core.clusterd.job_facts import MASTER, Attempt, Job, Round
-from taskd.core.clusterd.round_end import exit_job
-from taskd.core.clusterd.round_start import mark_lost, nodes_to_replace, retryable
+from taskd.core.clusterd.round.round_end import exit_job
+from taskd.core.clusterd.round.round_start import mark_lost, nodes_to_replace, retryable
+from taskd.core.clusterd.round.turn import Turn
 from taskd.core.clusterd.states import (
     AwaitingPods,
     Converging,
@@ -19,7 +20,6 @@ from taskd.core.clusterd.states import (
     Retrying,
     Shrinking,
 )
-from taskd.core.clusterd.turn import Turn
 from taskd.model.clusterd import DeletePod, ResetOperation, Signal, WriteResetConfig
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import FaultKind

@@ -11,8 +11,9 @@ from dataclasses import replace
 from taskd.core.clusterd import signals
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.job_facts import MASTER, Job
-from taskd.core.clusterd.round_end import hand_over
-from taskd.core.clusterd.round_start import new_incident
+from taskd.core.clusterd.round.round_end import hand_over
+from taskd.core.clusterd.round.round_start import new_incident
+from taskd.core.clusterd.round.turn import Turn
 from taskd.core.clusterd.states import (
     AwaitingBackup,
     AwaitingPause,
@@ -22,7 +23,6 @@ from taskd.core.clusterd.states import (
     Migrating,
     Outcome,
 )
-from taskd.core.clusterd.turn import Turn
 from taskd.model.clusterd import (
     AnnotatePod,
     LabelPod,

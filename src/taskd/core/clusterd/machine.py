@@ -14,19 +14,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from taskd.core.clusterd import (
-    cluster_events,
-    decision,
-    hot_switch,
-    new_faults,
-    operation_round,
-    repair_progress,
-    round_end,
-    round_start,
-)
-from taskd.core.clusterd.expected_reports import as_answered, refusal, uuid_of
+from taskd.core.clusterd import cluster_events, decision, hot_switch, new_faults
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.job_facts import Labelling
+from taskd.core.clusterd.round import operation_round, repair_progress, round_end, round_start
+from taskd.core.clusterd.round.expected_reports import as_answered, refusal, uuid_of
+from taskd.core.clusterd.round.turn import Turn
 from taskd.core.clusterd.states import (
     NEW,
     Asking,
@@ -61,7 +54,6 @@ from taskd.core.clusterd.states import (
     StressTesting,
     SwitchingNic,
 )
-from taskd.core.clusterd.turn import Turn
 from taskd.model.clusterd import (
     ClusterWriteDone,
     ClusterWriteFailed,

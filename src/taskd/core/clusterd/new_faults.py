@@ -12,9 +12,10 @@ from taskd.core.agent.error_text import fault_line
 from taskd.core.clusterd.hot_switch import abandon_switch, begin_switch, sub_healthy_pod
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.job_facts import Attempt, Job, Round
-from taskd.core.clusterd.operation_round import abandon_operation, tested
-from taskd.core.clusterd.repair_progress import strategy_of
-from taskd.core.clusterd.round_start import absorb, begin, faults_changed, open_round
+from taskd.core.clusterd.round.operation_round import abandon_operation, tested
+from taskd.core.clusterd.round.repair_progress import strategy_of
+from taskd.core.clusterd.round.round_start import absorb, begin, faults_changed, open_round
+from taskd.core.clusterd.round.turn import Turn
 from taskd.core.clusterd.states import (
     AwaitingBackup,
     AwaitingPause,
@@ -42,7 +43,6 @@ from taskd.core.clusterd.states import (
     SwitchingNic,
     Undecided,
 )
-from taskd.core.clusterd.turn import Turn
 from taskd.model.clusterd import Command, LabelPodGroup
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault, FaultKind, SeenFault, merge

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core.manager import parking, strategy_actions
+from taskd.core.manager import strategy_actions
 from taskd.core.manager.incident_record import add_faults
+from taskd.core.manager.repair import parking
 from taskd.core.manager.states import (
     ANSWERS_KEPT,
     SIGNALS_KEPT,

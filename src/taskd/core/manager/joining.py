@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from taskd.core.manager import clusterd_signals, growth, strategy_actions
+from taskd.core.manager import clusterd_signals, strategy_actions
 from taskd.core.manager.incident_record import add_faults, mark_phase
 from taskd.core.manager.job_view import NodeView, ProcessState, RankView, mark_alive
+from taskd.core.manager.repair import growth
 from taskd.core.manager.states import (
     FIRST_RANK,
     Awaiting,

@@ -15,17 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from taskd.core.manager import (
-    bad_nodes,
-    clusterd_signals,
-    growth,
-    joining,
-    parking,
-    rank_faults,
-    resume,
-    shard_keepers,
-    strategy_actions,
-)
+from taskd.core.manager import clusterd_signals, joining, rank_faults, strategy_actions
 from taskd.core.manager.job_view import (
     RankFinished,
     RankStarted,
@@ -34,6 +24,7 @@ from taskd.core.manager.job_view import (
     apply_message,
     node_lost,
 )
+from taskd.core.manager.repair import growth, parking, resume, shard_keepers
 from taskd.core.manager.states import (
     Awaiting,
     Deciding,
@@ -58,6 +49,7 @@ from taskd.core.manager.states import (
     with_job,
 )
 from taskd.core.manager.strategy_actions import join_ranks, strategy_failed
+from taskd.core.manager.watch import bad_nodes
 from taskd.model.clusterd import FaultReport, Signal
 from taskd.model.faults import Fault, FaultCause
 from taskd.model.ids import ALL, NodeRank, Position, Role, agent, worker

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taskd.core.manager import bad_nodes, parking, strategy_actions
+from taskd.core.manager import strategy_actions
 from taskd.core.manager.incident_record import add_faults
 from taskd.core.manager.job_view import ProcessState
+from taskd.core.manager.repair import parking
 from taskd.core.manager.states import (
     Awaiting,
     Deciding,
@@ -29,6 +30,7 @@ from taskd.core.manager.states import (
     Training,
     then,
 )
+from taskd.core.manager.watch import bad_nodes
 from taskd.model.clusterd import FaultReport, ResultReport
 from taskd.model.faults import Fault, FaultCause
 from taskd.model.ids import Incarnation, Rank

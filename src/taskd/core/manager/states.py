@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from taskd.core.manager.job_view import NO_STEP, JobView, ProcessState, initial_view
-from taskd.core.manager.repair_plan import Holder, Plan
+from taskd.core.manager.repair.repair_plan import Holder, Plan
 from taskd.core.rank_sets import RankSet, RankTable
 from taskd.model import types
 from taskd.model.clusterd import ExpectedReport, Signal

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from taskd.core.manager import growth
 from taskd.core.manager.incident_record import close_incident, mark_phase
 from taskd.core.manager.job_view import ProcessState, mark_alive, mark_starting, node_lost
-from taskd.core.manager.rank_placement import lost_ranks, missing_ranks, place
-from taskd.core.manager.repair_plan import (
+from taskd.core.manager.repair import growth
+from taskd.core.manager.repair.rank_placement import lost_ranks, missing_ranks, place
+from taskd.core.manager.repair.repair_plan import (
     Impossible,
     Placement,
     Plan,

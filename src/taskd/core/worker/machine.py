@@ -2,7 +2,7 @@
 
 The states are in `states.py`. Events of an older incident are rejected in one place, `_is_stale`.
 `worker/manager_connection.py` runs this machine beside the training thread;
-`core/manager/repair_plan.py` makes the plans that it carries out.
+`repair_plan.py` makes the plans that it carries out.
 """
 
 from __future__ import annotations

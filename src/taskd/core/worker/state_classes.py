@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from taskd.core.manager.copy_placement import survives_node_loss
+from taskd.core.manager.repair.copy_placement import survives_node_loss
 from taskd.core.worker import copy_interval
 from taskd.model.ids import Rank
 

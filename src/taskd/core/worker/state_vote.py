@@ -1,6 +1,6 @@
 """Which rank's state is corrupt when ranks that should hold the same bits differ.
 
-The ranks compare fingerprints at regular steps (`torch/guard.py`). Each rank sees all fingerprints
+The ranks compare fingerprints at regular steps (`guard.py`). Each rank sees all fingerprints
 and decides by itself; the same numbers give the same verdict. If more than half of the holders of a
 shard agree, they are right: two ranks are not corrupt in the same way. Without such a majority it
 is unknown which rank is right, and none is trusted.

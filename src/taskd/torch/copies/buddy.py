@@ -1,7 +1,7 @@
 """A second copy of each snapshot on another node: a lost node takes its shared memory along.
 
 Each rank keeps copies for others and sends its own to a rank on another node, its buddy
-(`core/manager/copy_placement.py` says which ranks to try first). The addresses are in the store of
+(`copy_placement.py` says which ranks to try first). The addresses are in the store of
 the current rendezvous, which any process can read and write: both ends prove with the job's key
 that they belong to the job, each for random numbers of the other, before a byte of the copy is
 sent. The copies themselves are sealed. Sending follows the local copy in the same thread, so it
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from taskd import config
-from taskd.core.manager import copy_placement as placement
-from taskd.runtime.waiting_connections import WaitingConnections
+from taskd.core.manager.repair import copy_placement as placement
+from taskd.runtime.limits.waiting_connections import WaitingConnections
 from taskd.torch.copies import snapshot_file, snapshots
 from taskd.torch.groups.store import Rendezvous
 from taskd.torch.state.link_encryption import Decrypter, Encrypter

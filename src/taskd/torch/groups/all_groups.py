@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from taskd.errors import Transient
 from taskd.torch.groups.in_flight import DeviceCollectives, GlooCollectives
 from taskd.torch.groups.store import CurrentStore, Rendezvous
-from taskd.torch.loop_position import calling_line
-from taskd.torch.setup_results import SetupResults
+from taskd.torch.loop.loop_position import calling_line
+from taskd.torch.startup.setup_results import SetupResults
 
 if TYPE_CHECKING:
     from taskd.torch.groups.resilient_group import ResilientGroup

@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from taskd.torch import compat
 from taskd.torch.groups.solo_results import flatten
-from taskd.torch.setup_results import WITHOUT_RESULT
+from taskd.torch.startup.setup_results import WITHOUT_RESULT
 
 PATCHED = "_taskd"
 """Marks our own function."""

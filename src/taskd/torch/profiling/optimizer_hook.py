@@ -21,7 +21,7 @@ from taskd.torch.profiling.step_recorder import TorchHooks
 from taskd.worker import visible_devices
 from taskd.worker.profiling.profiler import StepEndHook
 
-WARM_UP = "taskd.torch.warmup"
+WARM_UP = "taskd.torch.startup.warmup"
 
 _hook = StepEndHook(TorchHooks())
 _has_reported = False

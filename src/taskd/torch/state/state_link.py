@@ -21,7 +21,7 @@ from functools import cache
 from taskd.config import load
 from taskd.errors import PeerRefused, PeerUnreachable, TaskdError
 from taskd.runtime.clock import monotonic
-from taskd.runtime.waiting_connections import MOST_WAITING, WaitingConnections, shut_down
+from taskd.runtime.limits.waiting_connections import MOST_WAITING, WaitingConnections, shut_down
 from taskd.torch.groups.store import Rendezvous
 from taskd.torch.state.link_encryption import Decrypter, Encrypter
 from taskd.torch.state.sealed import DIGEST, BadState, key_for, sign

@@ -1,7 +1,7 @@
 """How long each part of a rank's steps took: waiting for other ranks, for data, for checkpoints.
 
 The hooks of a framework (`torch/profiling/step_recorder.py`) add the times; `recorder.py` publishes
-the totals; `core/manager/stragglers.py` compares them between ranks. All times are nanoseconds of
+the totals; `stragglers.py` compares them between ranks. All times are nanoseconds of
 the same clock.
 
 Waiting counts only while the rank had nothing else to do: every blocking wait that a hook sees, and

@@ -23,21 +23,21 @@ def read(monkeypatch: pytest.MonkeyPatch, *words: str) -> plan.Plan:
         (("--nnodes=1",), False),
         (("--nnodes=2",), False),
         (("--nnodes=2", "--etcd=own"), True),
-        (("--nnodes=3",), True),
-        (("--nnodes=3", "--etcd=none"), False),
+        (("--nnodes=3",), False),
+        (("--nnodes=3", "--etcd=own"), True),
         (("--nnodes=3", "--etcd=host:2379"), False),
         (("--nnodes=3", "--clusterd=host:8899"), False),
         (("--nnodes=3", "--clusterd=host:8899", "--etcd=own"), True),
     ],
 )
-def test_default_depends_on_the_number_of_nodes(
+def test_job_starts_an_etcd_only_if_asked_to(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], starts: bool
 ) -> None:
     assert read(monkeypatch, *words).starts_etcd is starts
 
 
 @pytest.mark.parametrize(
-    "words", [("--nnodes=1", "--witness"), ("--nnodes=3", "--witness", "--etcd=none")]
+    "words", [("--nnodes=1", "--witness", "--etcd=own"), ("--nnodes=3", "--witness")]
 )
 def test_witness_needs_the_jobs_own_etcd(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]

@@ -1,0 +1,1 @@
+"""How a job is repaired: who is replaced, where state is, where all ranks resume."""

@@ -1,0 +1,1 @@
+"""The manager's connection to clusterd, in another process or embedded."""

@@ -1,0 +1,1 @@
+"""What the manager publishes: status, metrics, incidents, evidence."""

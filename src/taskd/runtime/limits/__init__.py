@@ -1,0 +1,1 @@
+"""Bounds: connections, descriptors, rates."""

@@ -1,0 +1,236 @@
+"""What an attempt has left in the script's variables, kept for the replacement of this rank.
+
+A replacement can be handed a step that its predecessor has committed, to run the code after it.
+That code uses variables which the attempt has set, such as the loss. So when an attempt ends, the
+variables that it has set and that are read elsewhere in the same function are saved in the node's
+shared memory, as far as they are small. A value that was lost with the process is replaced by NaN:
+it is not known, and the code after the step must not fail.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import inspect
+import logging
+import math
+import mmap
+import os
+import struct
+import sys
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from taskd.torch.startup.setup_results import SavedTensor
+from taskd.torch.state.sealed import BadState, seal, unseal
+
+log = logging.getLogger(__name__)
+
+RESULT = "return"
+"""The name for what a function has returned: no variable has it."""
+PLACE = "values of an attempt"
+SIZE = 1 << 16
+_HEAD = struct.Struct("<QQ")
+"""The step plus one (0: not valid, written last), and the length of what follows."""
+_FIRST_WORD = struct.Struct("<Q")
+MAX_ELEMENTS, MAX_ITEMS = 1024, 64
+"""Of a tensor, and of a list or dictionary: a larger one is not kept."""
+
+Values = dict[str, Any]
+
+
+class AttemptValues:
+    """The values of the last attempt of this rank."""
+
+    def __init__(self, folder: Path | None, rank: int) -> None:
+        """`folder` is in the node's shared memory; None: nothing is kept."""
+        path = None if folder is None else folder / f"values-{rank}"
+        self._rank = rank
+        self._last: tuple[int, Values] | None = None if path is None else _read(path, rank)
+        self._map = None if path is None else _open(path)
+
+    def save(self, step: int, values: Values) -> None:
+        """An attempt at this step is complete on this rank."""
+        if self._map is None:
+            return
+        kept = {name: small for name, value in values.items() if (small := _small(value)) != _SKIP}
+        self._last = step, kept
+        place = _place(self._rank, step)
+        data = seal(kept, place)
+        if len(data) > SIZE - _HEAD.size:
+            data = seal({}, place)
+        _FIRST_WORD.pack_into(self._map, 0, 0)
+        self._map[_HEAD.size : _HEAD.size + len(data)] = data
+        _FIRST_WORD.pack_into(self._map, _FIRST_WORD.size, len(data))
+        _FIRST_WORD.pack_into(self._map, 0, step + 1)
+
+    def forget_predecessor(self) -> None:
+        """All ranks start together."""
+        self._last = None
+        if self._map is not None:
+            _FIRST_WORD.pack_into(self._map, 0, 0)
+
+    @property
+    def can_restore(self) -> bool:
+        """Whether it is known which values an attempt leaves."""
+        return self._last is not None
+
+    def restore(self, step: int) -> Values:
+        """The last values, if they are those after this step; or NaN in place of each number."""
+        if self._last is None:
+            return {}
+        at, values = self._last
+        if at != step and values:
+            log.warning(
+                "what the attempt at step %d has computed on this rank is lost: the code after it "
+                "gets NaN instead",
+                step,
+            )
+        return {name: _large(value, is_known=at == step) for name, value in values.items()}
+
+
+class _Device:
+    """A small tensor on a device: reading it in each step would make the step wait."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, device
+
+
+_SKIP = "taskd: this value is not kept"
+
+
+def _small(value: Any) -> Any:
+    match value:
+        case torch.Tensor():
+            return _small_tensor(value)
+        case None | bool() | str() | bytes():
+            return value
+        case int():
+            return int(value)
+        case float():
+            return float(value)
+        case list() | tuple():
+            items = [_small(item) for item in value[: MAX_ITEMS + 1]]
+            is_kept = len(items) <= MAX_ITEMS and _SKIP not in items
+            return (items if isinstance(value, list) else tuple(items)) if is_kept else _SKIP
+        case dict():
+            small = _small(list(value.values()))
+            return _SKIP if small == _SKIP else dict(zip(map(str, value), small, strict=True))
+        case _:
+            return _SKIP
+
+
+def _small_tensor(value: torch.Tensor) -> Any:
+    if value.numel() > MAX_ELEMENTS or value.layout != torch.strided or type(value) not in _PLAIN:
+        return _SKIP
+    if value.device.type != "cpu":
+        return _Device(tuple(value.shape), value.dtype, str(value.device))
+    return SavedTensor.of(value.detach().contiguous())
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _large(value: Any, is_known: bool) -> Any:
+    match value:
+        case _Device():
+            return _unknown(torch.empty(value.shape, dtype=value.dtype, device=value.device))
+        case SavedTensor():
+            tensor = torch.empty(value.shape, dtype=value.dtype)
+            value.copy_to(tensor)
+            return tensor if is_known else _unknown(tensor)
+        case list() | tuple():
+            return type(value)(_large(item, is_known) for item in value)
+        case dict():
+            return {name: _large(item, is_known) for name, item in value.items()}
+        case float() if not is_known:
+            return math.nan
+        case _:
+            return value
+
+
+def _unknown(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.fill_(math.nan) if tensor.is_floating_point() else tensor.zero_()
+
+
+# The script's variables
+
+
+def calling_frame() -> FrameType:
+    """The one from which our caller was called."""
+    ours = inspect.currentframe()
+    assert ours is not None
+    assert ours.f_back is not None
+    assert ours.f_back.f_back is not None
+    return ours.f_back.f_back
+
+
+def set_since(begin: int, frame: FrameType) -> Values:
+    """The variables that were set since this instruction and are read elsewhere in the function."""
+    names = _names(frame.f_code, begin, frame.f_lasti)
+    if not names:
+        return {}
+    present = frame.f_locals
+    return {name: present[name] for name in names if name in present}
+
+
+def put_into(frame: FrameType, values: Values) -> None:
+    """Set variables of a running function."""
+    present = frame.f_locals  # once: in older Pythons each access reads all variables again
+    present.update({name: value for name, value in values.items() if name != RESULT})
+    if sys.version_info < (3, 13) and present is not frame.f_globals:
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
+@lru_cache(maxsize=64)
+def _names(code: CodeType, begin: int, end: int) -> tuple[str, ...]:
+    inside, outside = set[str](), set[str]()
+    for one in dis.get_instructions(code):
+        is_inside = begin < one.offset < end
+        names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        if one.opname.startswith("STORE_") and one.opname not in _NOT_VARIABLES and is_inside:
+            inside.update(name for name in names if isinstance(name, str))
+        elif one.opname.startswith("LOAD_") and one.opname not in _NOT_VARIABLES and not is_inside:
+            outside.update(name for name in names if isinstance(name, str))
+    return tuple(sorted(inside & outside))
+
+
+_NOT_VARIABLES = {"STORE_ATTR", "STORE_SUBSCR", "LOAD_ATTR", "LOAD_METHOD", "LOAD_CONST"}
+
+
+# The file
+
+
+def _place(rank: int, step: int) -> str:
+    return f"{PLACE} of rank {rank} at step {step}"
+
+
+def _read(path: Path, rank: int) -> tuple[int, Values] | None:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(data) < _HEAD.size:
+        return None
+    step, length = _HEAD.unpack_from(data)
+    if not step:
+        return None
+    try:
+        sealed = data[_HEAD.size : _HEAD.size + length]
+        return step - 1, unseal(sealed, _place(rank, step - 1))
+    except BadState as error:
+        log.warning("cannot read what the predecessor has computed: %s", error)
+        return None
+
+
+def _open(path: Path) -> mmap.mmap:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(file, SIZE)
+        return mmap.mmap(file, SIZE)
+    finally:
+        os.close(file)

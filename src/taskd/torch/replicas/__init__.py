@@ -1,0 +1,1 @@
+"""Whether ranks hold the same: comparison, proof before a repair, the guard."""

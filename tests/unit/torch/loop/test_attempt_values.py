@@ -1,0 +1,67 @@
+"""Variables of an attempt are kept for the replacement that runs the code after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from taskd.torch.loop.attempt_values import AttemptValues, calling_frame, put_into, set_since
+
+
+class Watch:
+    def __enter__(self) -> Watch:
+        self.begin = calling_frame().f_lasti
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seen = set_since(self.begin, calling_frame())
+
+
+def test_variables_that_are_read_later_are_found() -> None:
+    watch = Watch()
+    with watch:
+        data = [1.0, 2.0]
+        loss = sum(data)
+        count = 3
+    assert watch.seen == {"loss": 3.0, "count": 3}
+    assert loss == count
+
+
+class Given:
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __iter__(self) -> Iterator[Watch]:
+        put_into(calling_frame(), self._values)
+        yield from ()
+
+
+def test_variables_of_a_function_can_be_set_from_outside() -> None:
+    for watch in Given({"loss": 0.5}):
+        with watch:
+            loss = 1.0
+    assert loss == 0.5
+
+
+def test_values_survive_the_process(tmp_path: Path) -> None:
+    loss = torch.tensor(0.5, requires_grad=True)
+    kept = {"loss": loss, "log": {"name": "a", "parts": [1, 2.5]}, "large": torch.zeros(5000)}
+    AttemptValues(tmp_path, 0).save(3, kept)
+
+    after = AttemptValues(tmp_path, 0)
+    assert after.can_restore
+    assert after.restore(3) == {"loss": torch.tensor(0.5), "log": kept["log"]}
+    lost = after.restore(4)
+    assert torch.isnan(lost["loss"])
+    assert lost["log"]["name"] == "a"
+    assert math.isnan(lost["log"]["parts"][1])
+
+
+def test_first_start_forgets_the_last_run(tmp_path: Path) -> None:
+    AttemptValues(tmp_path, 0).save(3, {"loss": 1.0})
+    AttemptValues(tmp_path, 0).forget_predecessor()
+    assert not AttemptValues(tmp_path, 0).can_restore
