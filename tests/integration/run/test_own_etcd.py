@@ -66,7 +66,7 @@ class OwnCluster:
 @pytest.mark.timeout(300)
 def test_spare_takes_over_the_ranks_of_node_zero(tmp_path: Path) -> None:
     path = script(tmp_path, SAME)
-    cluster = OwnCluster(tmp_path, 3, "--strategies=recover", path, "0.05")
+    cluster = OwnCluster(tmp_path, 3, "--strategies=recover", path, "0.8")
     zero, *others = [cluster.start(node) for node in range(4)]
     others[0].wait_for("step 5")
     cluster.wait_for_voters(3)
