@@ -43,7 +43,7 @@ def run(
     for path in sorted(
         [*folder.glob("saved/*"), *folder.glob("best/*"), *folder.glob("logs/*/*/*")]
     ):
-        left[str(path.relative_to(folder))] = path.read_bytes()
+        left[str(path.relative_to(folder))] = content(path, folder)
     left["events"] = [
         # A replacement repeats the code after the step of its predecessor.
         list(dict.fromkeys((folder / f"events-{rank}").read_text().splitlines()))
@@ -53,8 +53,15 @@ def run(
     return left
 
 
+def content(path: Path, folder: Path) -> Any:
+    """A checkpoint contains the names of files in the folder of its job, so bytes would differ."""
+    if path.suffix == ".ckpt":
+        return comparable(torch.load(path, weights_only=True), str(folder))
+    return path.read_text()
+
+
 def comparable(value: Any, folder: str) -> Any:
-    """Every bit of a checkpoint; names of files without the folder of the job."""
+    """Every value, every bit of a tensor; names of files without the folder of the job."""
     match value:
         case torch.Tensor():
             return str(value.dtype), tuple(value.shape), value.numpy().tobytes()

@@ -28,6 +28,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from torchmetrics import Metric
 
 from taskd.errors import SettingsError
+from taskd.torch import compat
 from taskd.torch.state.sealed import seal, unseal
 
 PLAIN = (bool, int, float, str, bytes, type(None))
@@ -254,14 +255,14 @@ class GrowingList:
         known = len(self._seen)
         same = zip(self._seen, values, strict=False)
         if len(values) < known or any(
-            old is not new or version != _version(new) for (old, version), new in same
+            old is not new or changes != _changes(new) for (old, changes), new in same
         ):
             self._seen, self._encoded, known = [], b"", 0
         if len(values) > known:
             new = values[known:]
             sealed = seal([_detached(one) for one in new], PLACE)
             self._encoded += LENGTH.pack(len(sealed)) + sealed
-            self._seen += [(one, _version(one)) for one in new]
+            self._seen += [(one, _changes(one)) for one in new]
         return self._encoded
 
     def decode(self, encoded: bytes) -> list[Any]:
@@ -271,12 +272,12 @@ class GrowingList:
             begin = place + LENGTH.size
             place = begin + LENGTH.unpack_from(encoded, place)[0]
             values += unseal(encoded[begin:place], PLACE)
-        self._seen, self._encoded = [(one, _version(one)) for one in values], encoded
+        self._seen, self._encoded = [(one, _changes(one)) for one in values], encoded
         return values
 
 
-def _version(value: Any) -> int:
-    return value._version if isinstance(value, torch.Tensor) else 0
+def _changes(value: Any) -> int:
+    return compat.version(value) if isinstance(value, torch.Tensor) else 0
 
 
 def _detached(value: Any) -> Any:

@@ -2,8 +2,8 @@
 
 A seam lists every such name in one table and calls `check` once, before anything is built on them.
 A framework that lacks one is refused with its version, the missing name and what it is needed for.
-Two tables use this: `torch/compat.py` for training processes and `agent/seams/torch_names.py` for
-the launcher.
+Three tables use this: `torch/compat.py` for training processes, `agent/seams/torch_names.py` for
+the launcher, and `integrations/lightning_names.py` for Lightning.
 """
 
 from __future__ import annotations
@@ -82,8 +82,14 @@ def check_torch(
     lacking = missing(table, find)
     if not lacking:
         return
-    what = "; ".join(f"{entry}, which TaskD needs for {entry.purpose}" for entry in lacking)
-    raise UnknownTorch(f"torch {version} lacks {what}. Supported: {supported_torch()}")
+    raise UnknownTorch(
+        f"torch {version} lacks {with_purposes(lacking)}. Supported: {supported_torch()}"
+    )
+
+
+def with_purposes(lacking: Iterable[PrivateName]) -> str:
+    """The names, and what each is needed for."""
+    return "; ".join(f"{entry}, which TaskD needs for {entry.purpose}" for entry in lacking)
 
 
 def _has(owner: Any, entry: PrivateName) -> bool:
