@@ -15,6 +15,7 @@ from tests import ROOT
 from tests.adapters.test_transformers import assert_same
 
 PYTHON = ROOT / ".venvs/adapters/bin/python"
+ADAPTER = "taskd.integrations.lightning"
 
 
 def run(
@@ -23,7 +24,7 @@ def run(
     """What the job has left in its folder: results of all ranks, logs and checkpoints."""
     folder.mkdir(exist_ok=True)
     command = [PYTHON, "-m", "taskd", "run", f"--nproc-per-node={ranks}"]
-    preload, script = "--preload=taskd.integrations.lightning", "resilient_lightning.py"
+    preload, script = f"--preload={ADAPTER}", "resilient_lightning.py"
     done = subprocess.run(
         [*map(str, command), preload, ROOT / "tests/adapters" / script],
         cwd=folder,
@@ -92,3 +93,19 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_trainer_loses_no_step(faults: str, calm: dict[str, Any], tmp_path: Path) -> None:
     disturbed = run(tmp_path / "run", faults)
     assert_same(calm, disturbed, len(faults.split()))
+
+
+@pytest.mark.timeout(300)
+def test_lightning_that_lacks_a_name_is_refused_with_its_purpose() -> None:
+    owner, name = "lightning.pytorch.loops.training_epoch_loop", "_broadcast_sigterm_tensor"
+    code = f"from {owner} import _TrainingEpochLoop as loop; del loop.{name}; import {ADAPTER}"
+    done = subprocess.run(
+        [PYTHON, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode != 0
+    lacking = f"lacks {owner}._TrainingEpochLoop.{name}, which TaskD needs for repeating a batch"
+    assert lacking in done.stderr, done.stderr
