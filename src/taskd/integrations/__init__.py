@@ -1,1 +1,1 @@
-"""Adapters for training frameworks: each in one file, for the versions that it was written for."""
+"""Adapters for training frameworks, each for the versions that it was written for."""
