@@ -39,6 +39,8 @@ def mentioned(node: ast.AST) -> Iterator[str]:
             yield node.attr
         case ast.keyword(arg=str(name)) | ast.alias(name=name) | ast.Constant(value=str(name)):
             yield name
+        case _:
+            pass
 
 
 def defined(node: ast.AST) -> Iterator[str]:
@@ -48,3 +50,5 @@ def defined(node: ast.AST) -> Iterator[str]:
             yield name
         case ast.Attribute(value=ast.Name(id="self"), ctx=ast.Store()):
             yield node.attr
+        case _:
+            pass
