@@ -95,6 +95,14 @@ def test_trainer_loses_no_step(faults: str, calm: dict[str, Any], tmp_path: Path
     assert_same(calm, disturbed, len(faults.split()))
 
 
+@pytest.mark.timeout(500)
+def test_early_stopping_with_workers_is_exact(tmp_path: Path) -> None:
+    env = {"STOP_EARLY": "0.5", "WORKERS": "1"}
+    calm = run(tmp_path / "calm", env=env)
+    disturbed = run(tmp_path / "run", "0.4.forward", env)
+    assert_same(calm, disturbed, 1)
+
+
 @pytest.mark.timeout(300)
 def test_lightning_that_lacks_a_name_is_refused_with_its_purpose() -> None:
     owner, name = "lightning.pytorch.loops.training_epoch_loop", "_broadcast_sigterm_tensor"
