@@ -80,7 +80,7 @@ def start(
     words = [*container["command"], *(container.get("args") or ())]
     about = {
         "root": str(root),
-        "programs": [sys.base_prefix],
+        "programs": [sys.base_prefix, str(ROOT), sys.prefix],
         "mounts": [(str(source), target) for source, target in [*mounts, (image.folder, "/image")]],
         "read_only": bool(security.get("readOnlyRootFilesystem")),
         "hostname": hostname,

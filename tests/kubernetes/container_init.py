@@ -2,7 +2,7 @@
 
 Started by `container.py` in new mount, PID and UTS namespaces, with a JSON description as its only
 argument. The files are the machine's own, read through a new root; what a container must not share
-(/tmp, /run, /dev/shm, /proc, home directories) is its own.
+(/tmp, /run, /etc, /dev/shm, /proc, home directories) is its own.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
 
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC = 1, 32, 4096, 16384
-OWN = {"proc", "tmp", "run", "root", "home", "lost+found"}
+OWN = {"proc", "tmp", "run", "root", "home", "etc", "lost+found"}
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -49,17 +50,18 @@ def main() -> None:
     for name, mode in (("proc", 0o555), ("tmp", 0o1777), ("run", 0o755), ("root", 0o755)):
         (root / name).mkdir()
         (root / name).chmod(mode)
+    shutil.copytree("/etc", root / "etc", symlinks=True)
     mount("proc", root / "proc", "proc")
     mount("tmpfs", root / "dev" / "shm", "tmpfs", options="mode=1777")
-    for source in about["programs"]:  # inside a home directory, as the interpreter may be
-        if not (root / source.lstrip("/")).exists():
-            bind(Path(source), root / source.lstrip("/"))
     for source, target in about["mounts"]:
         # /var/run is a link to /run, which would lead out of the new root.
         inside = (
             target.replace("/var/run/", "/run/", 1) if target.startswith("/var/run/") else target
         )
         bind(Path(source), root / inside.lstrip("/"))
+    for source in about["programs"]:  # inside a directory of the container's own, as they may be
+        if not (root / source.lstrip("/")).exists():
+            bind(Path(source), root / source.lstrip("/"))
     if about["read_only"]:
         mount("", root, flags=MS_REMOUNT | MS_RDONLY)
     socket.sethostname(about["hostname"])

@@ -231,6 +231,8 @@ def control_plane(
                 f"--kubeconfig={plane.kubeconfig(program)}",
                 "--secure-port=0",
                 "--leader-elect=false",
+                # Older versions also have an insecure port; two control planes would share it.
+                *(("--port=0",) if plane.version() < (1, 23) else ()),
             ]
             if program == "kube-controller-manager":
                 command += [

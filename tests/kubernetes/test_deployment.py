@@ -22,6 +22,8 @@ from tests.kubernetes.node import PodRun
 from tests.kubernetes.pod_network import PodAddress, inside
 from tests.kubernetes.site import Site, site
 
+pytestmark = pytest.mark.timeout(600)
+
 HEALTH = """
 import sys
 import grpc

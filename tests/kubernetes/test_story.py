@@ -27,6 +27,8 @@ from tests.kubernetes.manifests import objects
 from tests.kubernetes.node import PodRun
 from tests.kubernetes.site import Site, at_step, rank_pid, site
 
+pytestmark = pytest.mark.timeout(900)
+
 STEPS = 90
 TRAIN = f"""
 import hashlib, threading
@@ -70,6 +72,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     done = subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=END_S
     )
+    assert done.returncode == 0, done.stderr
     (weights,) = set(WEIGHTS.findall(done.stdout))
     return str(weights)
 
@@ -142,7 +145,7 @@ def test_statefulset_trains_through_every_fault_to_the_undisturbed_weights(
     at_step(first, 5)
     survivors = ranks(first, 0, 1)
 
-    os.kill(rank_pid(second, 3), signal.SIGKILL)
+    os.kill(*ranks(second, 3), signal.SIGKILL)
     at_step(first, 15)
     assert place.find("train-1") is second, "a lost rank is repaired inside its pod"
 
@@ -159,7 +162,7 @@ def test_statefulset_trains_through_every_fault_to_the_undisturbed_weights(
     at_step(fourth, 45)
 
     assert ranks(first, 0, 1) == survivors
-    os.kill(rank_pid(fourth, 2), signal.SIGKILL)
+    os.kill(*ranks(fourth, 2), signal.SIGKILL)
     first_leader.kill()  # with SIGKILL, and its node does not report it
     plane.request("DELETE", f"api/v1/namespaces/mindx-dl/pods/{first_leader.name_of_pod}", force)
     at_step(first, 60)
@@ -181,7 +184,7 @@ def test_indexed_job_trains_through_a_lost_rank_and_a_lost_pod(
         first, second = (place.pod(f"train-indexed-{index}") for index in range(2))
         at_step(first, 5)
         survivors = ranks(first, 0, 1)
-        os.kill(rank_pid(second, 3), signal.SIGKILL)
+        os.kill(*ranks(second, 3), signal.SIGKILL)
         at_step(first, 15)
         place.plane.request("DELETE", pod_path(second))
         third = place.pod("train-indexed-1", other_than=second.uid)
