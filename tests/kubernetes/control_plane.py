@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 Json = dict[str, Any]
 
 ADMIN = "admin-token"
-START_S = 120.0
+START_S = 300.0
 APPLY = "application/apply-patch+yaml"
 
 

@@ -100,7 +100,7 @@ class Site:
         folder = self.folder / name
         folder.mkdir()
         size, modes = {"storage": "1Gi"}, ["ReadWriteMany"]
-        volume = f"{name}-{self.folder.name.lower()}"
+        volume = f"{name}-{self.folder.name}".lower().replace("_", "-")
         self.plane.apply(
             {
                 "apiVersion": "v1",
