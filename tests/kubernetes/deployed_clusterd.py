@@ -12,7 +12,7 @@ from tests.kubernetes.site import Site
 from tests.kubernetes.test_manifests import for_version
 
 SERVER = "clusterd-grpc-svc.mindx-dl.svc"
-SECRET = "the secret from which the tokens of all jobs are made"
+SECRET = "the-secret-from-which-the-tokens-of-all-jobs-are-made"
 
 
 def leader(place: Site) -> PodRun:
