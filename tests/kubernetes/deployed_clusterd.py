@@ -8,7 +8,7 @@ from tests.integration.certificates import Authority
 from tests.kubernetes.control_plane import Json, Refused, eventually
 from tests.kubernetes.manifests import objects
 from tests.kubernetes.node import PodRun
-from tests.kubernetes.site import Site
+from tests.kubernetes.site import READY_S, Site
 from tests.kubernetes.test_manifests import for_version
 
 SERVER = "clusterd-grpc-svc.mindx-dl.svc"
@@ -27,7 +27,7 @@ def leader(place: Site) -> PodRun:
         names = [one["targetRef"]["name"] for sub in subsets for one in sub.get("addresses") or ()]
         return place.find(names[0]) if len(names) == 1 else None
 
-    run: PodRun = eventually(found, 120.0)
+    run: PodRun = eventually(found, READY_S)
     return run
 
 

@@ -96,7 +96,7 @@ class PodNetwork:
                     upstream = socket.create_connection(("127.0.0.1", port))
                 except ConnectionRefusedError:
                     accepted.close()
-                except OSError:
+                except OSError:  # closed by `detach`
                     return
                 else:
                     for one, other in ((accepted, upstream), (upstream, accepted)):
@@ -178,7 +178,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
     for end in (source, target):
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        end.close()
 
 
 def _ip(*words: str) -> None:

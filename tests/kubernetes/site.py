@@ -15,7 +15,7 @@ from tests.kubernetes.node import Node, PodRun
 from tests.kubernetes.objects import exists
 from tests.kubernetes.pod_network import PodNetwork
 
-READY_S = 120.0
+READY_S = 300.0
 
 
 @dataclass

@@ -20,7 +20,7 @@ from tests.kubernetes.control_plane import ControlPlane, eventually
 from tests.kubernetes.deployed_clusterd import SERVER, leader, renew_certificate, start_clusterd
 from tests.kubernetes.node import PodRun
 from tests.kubernetes.pod_network import PodAddress, inside
-from tests.kubernetes.site import Site, site
+from tests.kubernetes.site import READY_S, Site, site
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -74,7 +74,7 @@ def replicas(place: Site) -> list[PodRun]:
         found = [run for name in names if (run := place.find(name)) is not None]
         return found if len(found) == 2 else []
 
-    runs: list[PodRun] = eventually(ready, 180.0)
+    runs: list[PodRun] = eventually(ready, READY_S)
     return runs
 
 

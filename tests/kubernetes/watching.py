@@ -36,10 +36,10 @@ class Watcher:
 
     def stop(self) -> None:
         self._stop.set()
-        connection = self._connection
-        if connection is not None and connection.sock is not None:
+        opened = None if self._connection is None else self._connection.sock
+        if opened is not None:
             with suppress(OSError):
-                connection.sock.shutdown(2)
+                opened.shutdown(2)
         if threading.current_thread() is not self._thread:
             self._thread.join(30)
 
@@ -47,7 +47,12 @@ class Watcher:
         while not self._stop.is_set():
             with suppress(OSError, ValueError, http.client.HTTPException):
                 self._follow()
+            self._close()
             self._stop.wait(AGAIN_S)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
 
     def _follow(self) -> None:
         listed = self._get(f"{self._path}?{self._query}")
@@ -72,8 +77,7 @@ class Watcher:
             self._changed(item, gone)
 
     def _get(self, path: str) -> http.client.HTTPResponse:
-        if self._connection is not None:
-            self._connection.close()
+        self._close()
         context = ssl.create_default_context(cafile=str(self._plane.ca))
         self._connection = http.client.HTTPSConnection(
             urlsplit(self._plane.url).netloc, context=context, timeout=300
