@@ -95,6 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO)
+    # The client of the Kubernetes API logs every request, two per second for the lease alone.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     raise_fd_limit()
