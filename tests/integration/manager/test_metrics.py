@@ -129,7 +129,7 @@ def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_dashboard_uses_only_metrics_that_exist() -> None:
     source = Path(metrics.__file__).parents[1]
-    code = (source / "job_metrics.py").read_text() + (
+    code = (source / "manager/reports/job_metrics.py").read_text() + (
         source / "clusterd/cluster_metrics.py"
     ).read_text()
     board = json.loads(DASHBOARD.read_text())
