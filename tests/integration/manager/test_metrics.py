@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterable
@@ -137,11 +138,6 @@ def test_dashboard_uses_only_metrics_that_exist() -> None:
     rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
     assert all({"summary", "action"} == set(rule["annotations"]) for rule in rules)
     asked += [rule["expr"] for rule in rules]
-    names = {
-        word
-        for expr in asked
-        for word in expr.replace("(", " ").replace("{", " ").replace("[", " ").split()
-        if word.startswith("taskd_")
-    }
+    names = {name for expr in asked for name in re.findall(r"\btaskd_\w+", expr)}
     assert len(names) > 8
     assert not {name for name in names if f'"{name}"' not in code}
