@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import ssl
 
+import grpc
+
 from taskd.bus.security import ClusterdTlsSettings, check_pair, read_pem
 from taskd.errors import SettingsError
 
@@ -27,6 +29,10 @@ class TlsFiles:
     @classmethod
     def of(cls, settings: ClusterdTlsSettings) -> TlsFiles:
         return cls("clusterd", settings.ca, settings.key, settings.crt)
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Of the files as they were last used, also if they cannot be read any more."""
+        return grpc.ssl_channel_credentials(*self._used)
 
     def are_renewed(self) -> bool:
         """Whether they have changed since the last call, and can be used."""

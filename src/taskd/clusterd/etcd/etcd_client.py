@@ -287,12 +287,11 @@ class EtcdClient:
         async with self._turn:
             address = self.address
             if address not in self._channels:
-                credentials = self._settings.credentials()
                 self._files = self._files or self._settings.files()
                 self._channels[address] = (
                     aio.insecure_channel(address, options=OPTIONS)
-                    if credentials is None
-                    else aio.secure_channel(address, credentials, options=OPTIONS)
+                    if self._files is None
+                    else aio.secure_channel(address, self._files.credentials(), options=OPTIONS)
                 )
             if self._settings.user and not self._token:
                 self._token = await self._sign_in(self._channels[address])

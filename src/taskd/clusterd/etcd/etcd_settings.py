@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields
 
-import grpc
-
-from taskd.bus.security import read_pem
 from taskd.bus.tls_files import TlsFiles
 from taskd.config import load
 from taskd.errors import SettingsError
@@ -51,18 +48,8 @@ class EtcdSettings:
         return found
 
     def files(self) -> TlsFiles | None:
-        """None: no encryption."""
-        return TlsFiles("etcd", self.ca, self.key, self.crt) if self.ca else None
-
-    def credentials(self) -> grpc.ChannelCredentials | None:
         """None: no encryption. Raises SettingsError if a file cannot be used."""
-        if not self.ca:
-            return None
-        (ca,) = read_pem(("etcd's authority", self.ca))
-        if not self.crt:
-            return grpc.ssl_channel_credentials(ca)
-        key, crt = read_pem(("the key for etcd", self.key), ("the certificate", self.crt))
-        return grpc.ssl_channel_credentials(ca, key, crt)
+        return TlsFiles("etcd", self.ca, self.key, self.crt) if self.ca else None
 
 
 @dataclass(frozen=True, slots=True)
