@@ -92,7 +92,7 @@ torch-bin:  # where the pytest of test-torch is
 
 .venvs/floors/.ready: pyproject.toml
 	$(PYTHON) -m venv .venvs/floors
-	.venvs/floors/bin/pip --disable-pip-version-check --quiet install grpcio==1.66.2 protobuf==4.25.8 cryptography==46.0.5 pyyaml==6.0 prometheus_client==0.20.0 psutil hypothesis pytest pytest-timeout pytest-xdist --editable .
+	.venvs/floors/bin/pip --disable-pip-version-check --quiet install grpcio==1.66.2 grpcio-health-checking==1.62.3 protobuf==4.25.8 cryptography==46.0.5 pyyaml==6.0 prometheus_client==0.20.0 psutil hypothesis pytest pytest-timeout pytest-xdist --editable .
 	touch $@
 
 test-floors: .venvs/floors/.ready  ## the bus and clusterd with the oldest supported grpcio, protobuf and cryptography
