@@ -81,6 +81,13 @@ LARGE_REQUESTS = {
     "StressTest",
     "SwitchNicTrack",
 }
+
+
+def limit_bytes(method: str) -> int:
+    """The largest request of a method."""
+    return LARGE_BYTES if method.rpartition("/")[2] in LARGE_REQUESTS else SMALL_BYTES
+
+
 BYTES_PER_TOKEN, OFTEN_BYTES_PER_TOKEN = 4096, 65536
 """A large request counts as many small ones."""
 CALLER_RATE = Rate(1 << 20, 2 << 20)
@@ -136,7 +143,7 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         guarded = reading_late(
             handler,
             partial(self._admit_caller, method),
-            LARGE_BYTES if method.rpartition("/")[2] in LARGE_REQUESTS else SMALL_BYTES,
+            limit_bytes(method),
             self._slots,
             partial(
                 self._serve_stream if handler.response_streaming else self._serve, method, serve

@@ -19,6 +19,7 @@ from grpc import aio
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from taskd.clusterd.interceptors import limit_bytes
 from taskd.clusterd.main import Server, ServerConfig, serve
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.states import Ended, HandedOver, Idle, Shrunk
@@ -169,6 +170,9 @@ class Fuzzed:
             return stream
         sent = method(request, timeout=20)
         code = await sent.code()
+        if request.ByteSize() > limit_bytes(name):
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name}: {code}"
+            return None
         assert code in (grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND), f"{name}: {code}"
         if code is grpc.StatusCode.OK:
             answer = await sent
