@@ -31,6 +31,7 @@ BENCHES = {
     "profiling": "Profiling",
     "dashboard": "The dashboard",
     "recovery": "Recovery, against peers",
+    "kills": "Twenty kills",
     "node_zero": "Loss of node 0, with etcd",
     "reconfigure": "Groups formed again, against torch's own reconfiguration",
     "compiled": "Recovery with torch.compile",
@@ -50,7 +51,7 @@ def main(names: list[str]) -> int:
         bench = import_module(f"tests.bench.{name}")
         rows = bench.measure()
         if not rows:
-            print(f"\n{BENCHES[name]}: torch {torch.__version__} has nothing like it")
+            print(f"\n{BENCHES[name]}: not on this machine with torch {torch.__version__}")
             continue
         sections[name] = _table(rows) + getattr(bench, "NOTES", "")
         print(f"\n{BENCHES[name]}\n{sections[name]}", flush=True)

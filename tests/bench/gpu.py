@@ -19,6 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
@@ -26,20 +28,25 @@ from taskd.torch.copies.snapshots import Snapshots
 from taskd.torch.state.protected import Protected
 from tests.bench.rows import Row, ms
 from tests.gpu.test_recovery import run
-from tests.integration.torch.world import World
+from tests.integration.torch.world import Script, World
 
 WIDTH, DEPTH, BATCH = 8192, 16, 16384
 """1.07 billion parameters; a step takes longer than a copy of them."""
 ROUNDS, PAIRS, RECOVERIES = 8, 12, 3
-STRETCH, STRETCHES = 10, 8
+STRETCH, LONG_STRETCH, STRETCHES = 10, 40, 8
 """Protected and plain steps: ten at a time, so that the host may run ahead."""
+GLOO_S, NCCL_S = 0.5, 0.6
+STEP_S = 0.1
+"""A fault hits a job that has trained for some seconds: its standby is ready."""
 
 
 def measure() -> list[Row]:
+    os.environ.setdefault("TASKD_SEAL", "key of the benchmark")
     rows = _snapshots()
     torch.cuda.empty_cache()
     alone, shared = _protection(1, 2048, 4, 8192), _protection(2, 2048, 4, 8192)
-    return [*rows, alone, shared, _recovery("gloo", 4), _recovery("nccl", 2)]
+    recoveries = [_recovery("gloo", 4, GLOO_S), _recovery("nccl", 2, NCCL_S)]
+    return [*rows, _automatic_copies(), alone, shared, *recoveries]
 
 
 def _snapshots() -> list[Row]:
@@ -143,11 +150,30 @@ def _protection(ranks: int, width: int, depth: int, batch: int) -> Row:
         ms(took["ours"]),
         ms(took["plain"]),
         median(ours / plain for ours, plain in zip(took["ours"], took["plain"], strict=True)),
+        1.02,
     )
 
 
-async def _train(folder: Path, ranks: int, args: dict[str, Any]) -> None:
-    world = World(stretches, folder, size=ranks, args=args, run_s=300.0)
+def _automatic_copies() -> Row:
+    """FSDP2 with one rank: the only holder of its state, which must therefore be copied."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        asyncio.run(_train(Path(folder), 1, {}, sharded_stretches))
+        took = json.loads((Path(folder) / "took").read_text())
+    return Row(
+        f"a step of {DEPTH * (WIDTH + 1) * WIDTH / 1e9:.2f} billion parameters (FSDP2) with "
+        f"automatic copies, which chose every {took['every']} steps; newest copy "
+        f"{took['age']} steps old",
+        ms(took["ours"]),
+        ms(took["plain"]),
+        median(ours / plain for ours, plain in zip(took["ours"], took["plain"], strict=True)),
+        1.05,
+    )
+
+
+async def _train(
+    folder: Path, ranks: int, args: dict[str, Any], script: Script | None = None
+) -> None:
+    world = World(script or stretches, folder, size=ranks, args=args, run_s=300.0)
     try:
         await world.run()
     finally:
@@ -160,27 +186,63 @@ def stretches(args: dict[str, Any]) -> None:
     job = taskd.init("nccl")
     width, depth, size = args["shape"]
     plain = _ddp(width, depth, size, dist.new_group(backend="nccl"))
-    work = _ddp(width, depth, size, None, job)
+    took = _alternate(plain, _protected(job, _ddp(width, depth, size, None, job)), STRETCH)
+    if args["rank"] == 0:
+        (Path(args["folder"]) / "took").write_text(json.dumps(took))
+    dist.barrier()
+
+
+def sharded_stretches(args: dict[str, Any]) -> None:
+    """The same with FSDP2 and longer stretches, so that each has copies in it."""
+    os.environ |= {"NCCL_SOCKET_IFNAME": "lo"}
+    job = taskd.init("nccl")
+    ours = _protected(job, _fsdp(job))
+    plain = _fsdp()
+    for _ in range(LONG_STRETCH):
+        ours()  # the first copies reserve their memory; then the interval is chosen
+    took = _alternate(plain, ours, LONG_STRETCH)
+    copies = job._context.copies
+    newest = max(copy.step for copy in copies.list_on_node())
+    found = {**took, "every": copies.every, "age": job.step - newest}
+    (Path(args["folder"]) / "took").write_text(json.dumps(found))
+
+
+def _protected(job: taskd.Job, work: Callable[[], None]) -> Callable[[], None]:
     steps = job.steps(1_000_000)
 
-    def ours() -> None:
-        with next(steps):
-            work()
+    def step() -> None:
+        for attempt in next(steps):
+            with attempt:
+                work()
 
+    return step
+
+
+def _alternate(
+    plain: Callable[[], None], ours: Callable[[], None], length: int
+) -> dict[str, list[float]]:
+    """Seconds per step, in stretches of so many steps. The first stretches connect."""
     took: dict[str, list[float]] = {"plain": [], "ours": []}
     for number in range(STRETCHES + 1):
         for kind, step in (("plain", plain), ("ours", ours)):
             dist.barrier()
 
             def stretch(step: Callable[[], None] = step) -> None:
-                for _ in range(STRETCH):
+                for _ in range(length):
                     step()
 
-            if (seconds := _timed(stretch)) and number:  # the first stretch connects
-                took[kind].append(seconds / STRETCH)
-    if args["rank"] == 0:
-        (Path(args["folder"]) / "took").write_text(json.dumps(took))
-    dist.barrier()
+            if (seconds := _timed(stretch)) and number:
+                took[kind].append(seconds / length)
+    return took
+
+
+def _fsdp(job: taskd.Job | None = None) -> Callable[[], None]:
+    mesh = init_device_mesh("cuda", (1,))
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, device="cuda") for _ in range(DEPTH)))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return _step_of(model, BATCH, WIDTH, job)
 
 
 def _ddp(
@@ -191,7 +253,10 @@ def _ddp(
     job: taskd.Job | None = None,
 ) -> Callable[[], None]:
     layers = [nn.Linear(width, width, device="cuda") for _ in range(depth)]
-    model = DDP(nn.Sequential(*layers), process_group=group)
+    return _step_of(DDP(nn.Sequential(*layers), process_group=group), size, width, job)
+
+
+def _step_of(model: nn.Module, size: int, width: int, job: taskd.Job | None) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     batch = torch.randn(size, width, device="cuda")
     if job is not None:
@@ -207,13 +272,13 @@ def _ddp(
     return step
 
 
-def _recovery(backend: str, ranks: int) -> Row:
+def _recovery(backend: str, ranks: int, limit_s: float) -> Row:
     found = []
     for _ in range(RECOVERIES):
-        log = run("ddp", backend, "1 20 killed").err
+        log = run("ddp", backend, "1 50 killed", STEP_S=str(STEP_S)).err
         match = re.search(r"recover-in-place: (recovered in (\d+) ms.*)", log)
         assert match is not None, log
         found.append((int(match[2]), match[1]))
     middle = sorted(found)[RECOVERIES // 2]
-    what = f"SIGKILL of one of {ranks} ranks on one device over {backend} to its next step"
-    return Row(what, f"{middle[1]} (median of {RECOVERIES})", "")
+    what = f"SIGKILL of one of {ranks} ranks on one device over {backend} to its next step, in s"
+    return Row(what, f"{middle[1]} (median of {RECOVERIES})", "", middle[0] / 1000, limit_s)

@@ -214,13 +214,15 @@ def _shrunk(shrunk: Contender[Incident]) -> list[Row]:
 
 
 def _account(contender: Contender[Incident]) -> list[Row]:
-    if not contender.results:
-        return []
-    parts = {"seen": median(incident.seen for incident in contender.results)}
-    for name in contender.results[0].parts:
-        parts[name] = median(incident.parts.get(name, 0.0) for incident in contender.results)
+    return [account(contender.results)] if contender.results else []
+
+
+def account(incidents: list[Incident]) -> Row:
+    parts = {"seen": median(incident.seen for incident in incidents)}
+    for name in incidents[0].parts:
+        parts[name] = median(incident.parts.get(name, 0.0) for incident in incidents)
     text = ", ".join(f"{name} {part * 1000:.0f}" for name, part in parts.items())
-    return [Row("of this, in ms", text, "as the job reports it; seen is the rest")]
+    return Row("of this, in ms", text, "as the job reports it; seen is the rest")
 
 
 def _hung(hung: Contender[Incident]) -> list[Row]:

@@ -19,11 +19,11 @@ TRAIN = str(Path(__file__).parent / "train.py")
 STEPS = 60
 
 
-def run(kind: str, backend: str, fault: str) -> run_job.Ended:
+def run(kind: str, backend: str, fault: str, **env: str) -> run_job.Ended:
     ranks = "4" if backend == "gloo" else "2"
     with TemporaryDirectory() as folder:
         command = ("--nproc-per-node", ranks, TRAIN, kind, backend, str(STEPS))
-        return run_job.run(Path(folder), *command, FAULT=fault)
+        return run_job.run(Path(folder), *command, FAULT=fault, **env)
 
 
 def weights(ended: run_job.Ended) -> str:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from typing import Any
 
 kind, backend, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -113,8 +114,10 @@ if kind == "mesh":
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 job.protect(model=model, optimizer=optimizer, retry_on=(Hiccup,))
 
+pause = threading.Event()
 for step in job.steps(steps):
     with step:
+        pause.wait(float(os.environ.get("STEP_S", "0")))  # a step of a larger model
         batch = torch.randn(64, WIDTH, device=device)
         now = is_fault_due()
         loss = (model(batch) - batch).square().mean()

@@ -151,7 +151,7 @@ def _join(
     )
     groups.world.bound_device_id = device_id
     if not joining:
-        start_mark.set()
+        start_mark.arrive(context.rank, context.world_size)
     atexit.register(_take_down, context, os.getpid())
     return recovery
 

@@ -68,6 +68,10 @@ class WorkerSettings:
     dump_dir: str = "taskd-dump"
     """Where the survivors of the last run wrote their emergency checkpoint, if they did."""
 
+    warm_device: bool = True
+    """If all ranks of a node use one GPU, its standby makes itself ready on it, which takes half a
+    gigabyte of its memory. It does not if less than a tenth of that memory is free."""
+
     rank: WorkerConfig = field(default_factory=WorkerConfig)
 
 

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from tests import ROOT
 from tests.bench.peers.ports import free_ports
@@ -47,6 +48,8 @@ class Incident:
     """As the job reports it, in seconds: stopped, decided, forked, groups, state, step."""
     usual_step_s: float = 0.0
     """How long a step took before the fault, where that matters."""
+    incidents: int = 1
+    """How many the job has counted for this fault."""
 
     @property
     def seen(self) -> float:
@@ -58,7 +61,7 @@ def killed() -> Incident:
     with Trial() as job:
         _start(job, PROTECTED)
         outcome = survive(job)
-        return Incident(outcome.seconds, _parts(job))
+        return Incident(outcome.seconds, _parts(job), incidents=len(_incidents(job)))
 
 
 def hung() -> Incident:
@@ -140,13 +143,19 @@ def _parts(job: Trial) -> dict[str, float]:
     A death may be detected twice (a broken link, then a lost node): the second detection replaces
     the first, and has the summary.
     """
-    summary = job.folder / STATE / "summary.json"
     try:
         for _ in job.finished(ACCOUNT_LIMIT_S):
-            incidents = json.loads(summary.read_text())["incidents"] if summary.exists() else []
-            for one in incidents:
+            for one in _incidents(job):
                 if one["outcome"] == "recovered":
                     return {name: ms / 1000 for name, ms in one["parts_ms"].items()}
     except TrialError as error:
         raise TrialError(f"recovered, but wrote no summary of it; {error}") from error
     raise AssertionError("finished() ends by returning a line or by raising")
+
+
+def _incidents(job: Trial) -> list[dict[str, Any]]:
+    summary = job.folder / STATE / "summary.json"
+    found: list[dict[str, Any]] = []
+    if summary.exists():
+        found = json.loads(summary.read_text())["incidents"]
+    return found

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from taskd import config
 from taskd.errors import SettingsError
 from taskd.torch.profiling import optimizer_hook
 from taskd.torch.startup import warmup
-from taskd.worker.visible_devices import write_report
+from taskd.worker.visible_devices import DeviceUse, write_report
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -23,6 +24,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(warmup, "_has_devices", lambda: True)
     monkeypatch.setattr(warmup, "_devices_at_start", None)
     monkeypatch.setattr(warmup, "train", lambda: calls.append("a training step"))
+    monkeypatch.setattr(warmup, "use_device", lambda device: calls.append(f"device {device}"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: calls.append("the driver"))
     return calls
 
@@ -38,6 +40,17 @@ def test_driver_starts_once_all_ranks_have_finished_a_step(
     assert warmup.start_driver(reports)
     assert started == ["the driver", "a training step"]
     assert not warmup.driver_has_other_devices()
+
+
+def test_standby_makes_itself_ready_on_the_device_of_all_ranks(
+    tmp_path: Path, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_report(tmp_path / "0", config.environ, DeviceUse(1, 0.5))
+    assert warmup.start_driver([tmp_path / "0"])
+    assert started == ["the driver", "a training step", "device 1"]
+    monkeypatch.setenv("TASKD_WARM_DEVICE", "0")
+    assert warmup.start_driver([tmp_path / "0"])
+    assert started[3:] == ["the driver", "a training step"]
 
 
 def test_driver_is_left_alone_when_the_script_chooses_devices(

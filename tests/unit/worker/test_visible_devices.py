@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from taskd.worker.visible_devices import may_start_driver, write_report
+from taskd.worker.visible_devices import (
+    DeviceUse,
+    common_device,
+    may_start_driver,
+    write_report,
+)
 
 
 def report(folder: Path, *environments: dict[str, str] | None) -> list[Path]:
@@ -33,3 +38,30 @@ def test_driver_is_not_started_when_a_script_has_chosen_devices(tmp_path: Path, 
 
 def test_driver_waits_for_the_reports_of_all_ranks(tmp_path: Path) -> None:
     assert may_start_driver(report(tmp_path, {}, None), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("uses", "expected"),
+    [
+        ([DeviceUse(2, 0.5), DeviceUse(2, 0.4)], 2),
+        ([DeviceUse(0, 0.5), DeviceUse(1, 0.5)], None),
+        ([DeviceUse(0, 0.5), DeviceUse(0, 0.05)], None),
+        ([DeviceUse(0, 0.5), None], None),
+    ],
+    ids=["one for all", "one each", "nearly full", "not used by all"],
+)
+def test_standby_uses_the_device_that_all_ranks_share(
+    tmp_path: Path, uses: list[DeviceUse | None], expected: int | None
+) -> None:
+    paths = [tmp_path / str(rank) for rank in range(len(uses))]
+    for path, use in zip(paths, uses, strict=True):
+        write_report(path, {"HOME": "/"}, use)
+    assert common_device(paths, {}) == expected
+
+
+def test_standby_uses_no_device_that_a_script_has_configured(tmp_path: Path) -> None:
+    """cuBLAS reads this once, and gives other sums with it."""
+    path = tmp_path / "0"
+    write_report(path, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, DeviceUse(0, 0.5))
+    assert common_device([path], {}) is None
+    assert common_device([path], {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}) == 0

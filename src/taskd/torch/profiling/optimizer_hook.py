@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from taskd import config
@@ -48,7 +49,14 @@ def _report_devices() -> None:
         )
     if path := config.environ.get("TASKD_DEVICES_FILE"):
         with suppress(OSError):  # without it, the standby does not start the driver
-            visible_devices.write_report(Path(path), config.environ)
+            visible_devices.write_report(Path(path), config.environ, _device_use())
+
+
+def _device_use() -> visible_devices.DeviceUse | None:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return visible_devices.DeviceUse(torch.cuda.current_device(), free / total)
 
 
 def _in_child() -> None:

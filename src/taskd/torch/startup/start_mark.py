@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 log = logging.getLogger(__name__)
 
-KEY = "begun"
+KEY, ARRIVED = "begun", "arrived"
 PATIENCE = timedelta(seconds=3)
 
 
@@ -58,6 +58,16 @@ class StartMark:
             )
             return False
         return True
+
+    def arrive(self, rank: int, world_size: int) -> None:
+        """This rank starts together with the others; the last one to arrive sets the mark.
+
+        Not the first one: groups over NCCL do not wait for all ranks, and a rank that is slower
+        would take the job for a running one. A rank that starts twice counts once.
+        """
+        is_first = self.store.add(f"{ARRIVED}/{rank}", 1) == 1
+        if is_first and self.store.add(ARRIVED, 1) >= world_size:
+            self.set()
 
     def set(self) -> None:
         self.store.set(KEY, "1")

@@ -117,11 +117,34 @@ def start_driver(reports: list[Path]) -> bool:
     if allowed:
         _devices_at_start = visible_devices.seen(config.environ)
         torch.cuda.is_available()
+        device = visible_devices.common_device(reports, config.environ)
         try:
             train()
+            if device is not None and config.load(WorkerSettings).warm_device:
+                use_device(device)
         except (RuntimeError, TaskdError) as error:
             log.info("warm-up was not completed: %s", error)
     return allowed is not None
+
+
+def use_device(device: int) -> None:
+    """What a process does on a device before its first step: context, libraries, kernels.
+
+    It draws no random numbers there, and leaves no memory reserved but that of the context.
+    """
+    with torch.cuda.device(device):
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        update = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]
+        for precision in (torch.float32, torch.bfloat16):
+            with torch.autocast("cuda", precision, enabled=precision != torch.float32):
+                loss = model(torch.ones(4, 8, device="cuda")).float().square().mean()
+            torch.autograd.backward(loss)
+            update(optimizer)
+        loss.item()
+        del model, optimizer, update, loss
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def driver_has_other_devices() -> bool:
@@ -147,7 +170,7 @@ def _look_up_host_name() -> None:
 
 def train() -> None:
     """A protected step of a small model, in groups that hold only this process."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # those of devices stay as they are
     context = JobContext(WorkerSettings(), rank=0, world_size=WORLD_SIZE)
     groups = context.groups
     resilient_group.register(groups, {"cpu": "gloo"})
