@@ -39,7 +39,7 @@ OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 MOST_GROWTH_MIB, MOST_TENANT_MIB = 100, 800
 """Of strangers; and of one tenant, whose requests are read: bounded, and not small."""
 MOST_SLOWER = 5.0
-"""The p99 of a legitimate call, compared with that of a server that nobody attacks, while another
+"""The p99 of a legitimate call, compared with that of a server that is not attacked, while another
 process uses as much processor time as the attacker."""
 OFFERED = 1_000_000_000
 """Bytes in a flood: 100 MB/s for ten seconds, or longer on a busy machine."""

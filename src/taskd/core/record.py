@@ -29,7 +29,7 @@ class Record:
     epoch: int
     """The term of the leader that wrote it."""
     sequence: int
-    """Grows by one with every write, whoever the leader is."""
+    """Grows by one with every write of any leader."""
     state: str
 
     def followed_by(self, state: str, epoch: int) -> Record:

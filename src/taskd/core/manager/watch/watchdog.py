@@ -257,7 +257,7 @@ def _is_paced(state: State, progress: Progress, config: LivenessConfig) -> bool:
 def _is_single_step(
     state: State, judged: Mapping[Rank, Observation], config: LivenessConfig
 ) -> bool:
-    """The job has one rank, which is inside a step: there is nobody that could wait for it."""
+    """The job has one rank, which is inside a step: no other rank could wait for it."""
     return len(judged) == len(state.ranks) == 1 and all(
         _is_paced(state, seen.progress, config) for seen in judged.values()
     )
