@@ -12,7 +12,7 @@ from pathlib import Path
 
 from taskd import config
 
-COMPILED = (b"torchinductor", b".main.so", b"/triton/")
+COMPILED = (b"torchinductor", b".main.so", b"/.triton/")
 FIRST_LOOK_S, LONGEST_S = 1.0, 60.0
 
 
