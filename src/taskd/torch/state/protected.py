@@ -40,9 +40,10 @@ class OptimizerOptions:
         self._optimizers = optimizers
 
     def state_dict(self) -> list[list[dict[str, Any]]]:
+        """A copy: it is asked for twice in each step, and nearly all values are plain numbers."""
         return [
             [
-                {name: value for name, value in group.items() if name != "params"}
+                {name: _copy(value) for name, value in group.items() if name != "params"}
                 for group in optimizer.param_groups
             ]
             for optimizer in self._optimizers
@@ -94,7 +95,16 @@ class Protected:
         replacement does it, too, before its first step.
         """
         self._before = self._recorded
-        self._recorded = {name: deepcopy(part.state_dict()) for name, part in self.parts.items()}
+        self._recorded = self.copy_parts()
+
+    def copy_parts(self) -> dict[str, Any]:
+        """The state of each part, which the script cannot change any more."""
+        return {
+            name: part.state_dict()
+            if isinstance(part, OptimizerOptions)
+            else deepcopy(part.state_dict())
+            for name, part in self.parts.items()
+        }
 
     def record_before(self) -> None:
         """The step that was last recorded is abandoned."""
@@ -168,6 +178,15 @@ class Protected:
 
     def ddp_models(self) -> list[DistributedDataParallel]:
         return [model for model in self.models if isinstance(model, DistributedDataParallel)]
+
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+def _copy(value: Any) -> Any:
+    kind = type(value)
+    is_plain = kind in PLAIN or (kind is tuple and all(type(one) in PLAIN for one in value))
+    return value if is_plain else deepcopy(value)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 
 from taskd.core.worker.state_evidence import SampleKey
-from taskd.torch.state.pieces import raw_bytes
 from taskd.torch.state.protected import Protected
 from taskd.torch.state.sharded import is_distributed, local
 
@@ -80,11 +79,12 @@ class SampleChain:
 
     @torch.no_grad()
     def _samples(self, step: int, gradients: bool) -> Iterator[bytes]:
-        chosen: dict[torch.device, list[torch.Tensor]] = {}
+        chosen: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for tensor in self._chosen(step, gradients):
-            chosen.setdefault(tensor.device, []).append(raw_bytes(_elements(tensor, step)))
+            kind = tensor.device, tensor.dtype
+            chosen.setdefault(kind, []).append(_elements(tensor, step))
         for tensors in chosen.values():
-            yield torch.cat(tensors).cpu().numpy().tobytes()
+            yield torch.cat(tensors).cpu().view(torch.uint8).numpy().tobytes()
 
     def _chosen(self, step: int, gradients: bool) -> Iterator[torch.Tensor]:
         protected = self._protected
@@ -114,9 +114,12 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 def _elements(tensor: torch.Tensor, step: int) -> torch.Tensor:
     if not tensor.is_contiguous():
         tensor = tensor[step % tensor.shape[0]]  # the whole of it would be copied
-    flat = tensor.reshape(-1)
-    gap = max(1, flat.numel() // ELEMENTS)
-    return flat[step % gap :: gap][:ELEMENTS]
+        tensor = tensor.reshape(-1)
+    size = tensor.numel()
+    gap = max(1, size // ELEMENTS)
+    first = step % gap
+    count = min(ELEMENTS, (size - first + gap - 1) // gap)
+    return tensor.as_strided((count,), (gap,), tensor.storage_offset() + first)
 
 
 def _read(path: Path) -> dict[SampleKey, int]:

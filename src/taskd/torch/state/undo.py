@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -63,7 +62,7 @@ class Undo:
         for scaler in protected.scalers:
             scale, growth = compat.scaler_state(scaler)
             self._scalers.append((_copy(scale), _copy(growth)))
-        self._parts = {name: deepcopy(part.state_dict()) for name, part in protected.parts.items()}
+        self._parts = protected.copy_parts()
         for weights in self._watched:
             weights.save()
 
