@@ -1,0 +1,213 @@
+"""Training on a cluster: the shipped manifests, the real controllers, and one fault after another.
+
+Every story ends with the weights of an undisturbed run, and the ranks that no fault has hit are the
+same processes from the beginning to the end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+
+from taskd.runtime.tokens import job_scope, token_for
+from tests import ROOT
+from tests.integration.certificates import Authority
+from tests.kubernetes.control_plane import ControlPlane, Json, eventually
+from tests.kubernetes.deployed_clusterd import SECRET, SERVER, leader, start_clusterd
+from tests.kubernetes.indexed_job import indexed_job
+from tests.kubernetes.manifests import objects
+from tests.kubernetes.node import PodRun
+from tests.kubernetes.site import Site, at_step, rank_pid, site
+
+pytestmark = pytest.mark.timeout(900)
+
+STEPS = 90
+TRAIN = f"""
+import hashlib, threading
+import torch
+from torch.nn.parallel import DistributedDataParallel
+import taskd.torch as taskd
+
+job = taskd.init()
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = torch.nn.Sequential(
+    torch.nn.Linear(16, 64),
+    torch.nn.BatchNorm1d(64),
+    torch.nn.Dropout(0.1),
+    torch.nn.Linear(64, 16),
+)
+model = DistributedDataParallel(net)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+job.protect(model=model, optimizer=optimizer)
+for step in job.steps({STEPS}):
+    with step:
+        batch = torch.randn(8, 16) + job.rank
+        (model(batch) - batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        threading.Event().wait(0.1)
+    print(f"step {{int(step)}}", flush=True)
+state = torch.cat([tensor.flatten().double() for tensor in net.state_dict().values()])
+print("weights", hashlib.sha256(state.numpy().tobytes()).hexdigest(), flush=True)
+"""
+WEIGHTS = re.compile(r"weights (\w{64})")
+END_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "train.py").write_text(TRAIN)
+    command = [sys.executable, "-m", "taskd", "run", "--nproc-per-node=4", "train.py"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=END_S
+    )
+    assert done.returncode == 0, done.stderr
+    (weights,) = set(WEIGHTS.findall(done.stdout))
+    return str(weights)
+
+
+@pytest.fixture
+def place(plane: ControlPlane, tmp_path: Path) -> Iterator[Site]:
+    if os.geteuid() != 0:
+        pytest.skip("pods need network namespaces: run as root")
+    with site(plane, tmp_path) as made:
+        (tmp_path / "training" / "train.py").write_text(TRAIN)
+        yield made
+
+
+def with_clusterd(body: Json) -> Json:
+    """What the guide asks for: an option, a token and the authority's certificate."""
+    body = deepcopy(body)
+    if body["kind"] == "StatefulSet":
+        (container,) = body["spec"]["template"]["spec"]["containers"]
+        (script,) = container["args"]
+        container["args"] = [script.replace("taskd run", f"taskd run --clusterd {SERVER}:8899")]
+        container["env"] += [
+            {"name": "TASKD_CLUSTERD_CA", "value": "/image/ca.pem"},
+            {"name": "TASKD_CLUSTERD_TOKEN", "value": token_for(SECRET, job_scope("train"))},
+        ]
+    return body
+
+
+def ranks(run: PodRun, *numbers: int) -> list[int]:
+    found: list[int] = eventually(
+        lambda: pids if all(pids := [rank_pid(run, number) for number in numbers]) else None
+    )
+    return found
+
+
+def weights(*runs: PodRun) -> set[str]:
+    """Once every rank has printed them."""
+    eventually(
+        lambda: sum(len(WEIGHTS.findall(run.text)) for run in runs) == 4,
+        END_S,
+        f"see {[str(run.log) for run in runs]}",
+    )
+    return {found for run in runs for found in WEIGHTS.findall(run.text)}
+
+
+def phase(place: Site, run: PodRun) -> str:
+    return str(place.plane.request("GET", pod_path(run))["status"]["phase"])
+
+
+def pod_path(run: PodRun) -> str:
+    return f"api/v1/namespaces/team/pods/{run.name_of_pod}"
+
+
+def test_statefulset_trains_through_every_fault_to_the_undisturbed_weights(
+    place: Site, undisturbed: str
+) -> None:
+    """A rank is killed, a pod deleted, a node lost; clusterd's leader dies during a repair."""
+    plane = place.plane
+    place.add_node("control", pods=2)
+    authority = Authority(place.folder, "authority")
+    (place.folder / "training" / "ca.pem").write_bytes(authority.ca.read_bytes())
+    clusterd = start_clusterd(place, authority)
+    first_leader = leader(place)
+    for name in ("worker-a", "worker-b"):
+        place.add_node(name, pods=1)
+    place.claim("checkpoints")
+    place.secret("team", "train", {"token": b"0123456789abcdef" * 4})
+    job = [with_clusterd(body) for body in objects("jobs/statefulset")]
+    place.apply(job)
+    first, second = place.pod("train-0"), place.pod("train-1")
+    at_step(first, 5)
+    survivors = ranks(first, 0, 1)
+
+    os.kill(*ranks(second, 3), signal.SIGKILL)
+    at_step(first, 15)
+    assert place.find("train-1") is second, "a lost rank is repaired inside its pod"
+
+    plane.request("DELETE", "api/v1/namespaces/team/pods/train-1")
+    third = place.pod("train-1", other_than=second.uid)
+    at_step(third, 25)
+
+    place.add_node("worker-c", pods=1)
+    lost = next(name for name, node in place.nodes.items() if node.pod("train-1") is third)
+    assert place.lose_node(lost) == ["train-1"]
+    force = {"gracePeriodSeconds": 0}
+    plane.request("DELETE", "api/v1/namespaces/team/pods/train-1", force)
+    fourth = place.pod("train-1", other_than=third.uid)
+    at_step(fourth, 45)
+
+    assert ranks(first, 0, 1) == survivors
+    os.kill(*ranks(fourth, 2), signal.SIGKILL)
+    first_leader.kill()  # with SIGKILL, and its node does not report it
+    plane.request("DELETE", f"api/v1/namespaces/mindx-dl/pods/{first_leader.name_of_pod}", force)
+    at_step(first, 60)
+    assert ranks(first, 0, 1) == survivors, "they keep their processes, and so their memory"
+    assert weights(first, fourth) == {undisturbed}
+    assert leader(place).uid != first_leader.uid
+    place.remove([*job, *clusterd])
+
+
+def test_indexed_job_trains_through_a_lost_rank_and_a_lost_pod(
+    place: Site, undisturbed: str
+) -> None:
+    for name in ("worker-d", "worker-e"):
+        place.add_node(name, pods=1)
+    place.claim("checkpoints")
+    place.secret("team", "train", {"token": b"0123456789abcdef" * 4})
+    job = objects("jobs/indexed-job")
+    with indexed_job(place.plane, job):
+        first, second = (place.pod(f"train-indexed-{index}") for index in range(2))
+        at_step(first, 5)
+        survivors = ranks(first, 0, 1)
+        os.kill(*ranks(second, 3), signal.SIGKILL)
+        at_step(first, 15)
+        place.plane.request("DELETE", pod_path(second))
+        third = place.pod("train-indexed-1", other_than=second.uid)
+        at_step(third, 30)
+        assert ranks(first, 0, 1) == survivors
+        assert weights(first, third) == {undisturbed}
+        eventually(lambda: {phase(place, run) for run in (first, third)} == {"Succeeded"})
+
+
+def test_job_whose_script_is_wrong_is_not_replaced(place: Site) -> None:
+    """Exit code 78 ends an Indexed Job; a StatefulSet's pod stays, and says so."""
+    (place.folder / "training" / "train.py").write_text("import no_such_module\n")
+    for name in ("worker-f", "worker-g"):
+        place.add_node(name, pods=2)
+    place.claim("checkpoints")
+    place.secret("team", "train", {"token": b"0123456789abcdef" * 4})
+    stateful = objects("jobs/statefulset")
+    place.apply(stateful)
+    pods = [place.pod(f"train-{index}") for index in range(2)]
+    for run in pods:
+        eventually(lambda run=run: "ended with code 78" in run.text, END_S, str(run.log))
+        assert run.restarts == 0
+    place.remove(stateful)
+    with indexed_job(place.plane, objects("jobs/indexed-job")) as ended:
+        (condition,) = eventually(ended, END_S)
+        assert (condition["type"], condition["reason"]) == ("Failed", "PodFailurePolicy")
