@@ -15,8 +15,8 @@ SERVER = "clusterd-grpc-svc.mindx-dl.svc"
 SECRET = "the-secret-from-which-the-tokens-of-all-jobs-are-made"
 
 
-def leader(place: Site) -> PodRun:
-    """The pod behind clusterd's Service."""
+def leader(place: Site, other_than: str = "") -> PodRun:
+    """The pod behind clusterd's Service; another one than the one with that uid."""
 
     def found() -> PodRun | None:
         path = "api/v1/namespaces/mindx-dl/endpoints/clusterd-grpc-svc"
@@ -25,7 +25,8 @@ def leader(place: Site) -> PodRun:
         except Refused:
             return None
         names = [one["targetRef"]["name"] for sub in subsets for one in sub.get("addresses") or ()]
-        return place.find(names[0]) if len(names) == 1 else None
+        run = place.find(names[0]) if len(names) == 1 else None
+        return run if run is not None and run.uid != other_than else None
 
     run: PodRun = eventually(found, READY_S)
     return run
@@ -37,9 +38,22 @@ def renew_certificate(place: Site, authority: Authority) -> None:
     place.secret("mindx-dl", "clusterd-tls", tls)
 
 
-def start_clusterd(place: Site, authority: Authority) -> list[Json]:
+def start_clusterd(place: Site, authority: Authority, *, deletes: bool = False) -> list[Json]:
+    """`deletes`: with the option and the right to delete pods, as the guide describes it."""
     renew_certificate(place, authority)
     place.secret("mindx-dl", "clusterd-tokens", {"tokens": f"secret {SECRET}\n".encode()})
     bodies = [for_version(body, place.plane.version()) for body in objects("clusterd")]
+    if deletes:
+        for body in bodies:
+            _let_it_delete_pods(body)
     place.apply(bodies)
     return [body for body in bodies if body["kind"] in ("Deployment", "Service")]
+
+
+def _let_it_delete_pods(body: Json) -> None:
+    if body["kind"] == "Deployment":
+        body["spec"]["template"]["spec"]["containers"][0]["args"].append("--delete-pods")
+    elif body["kind"] == "ClusterRole":
+        for rule in body["rules"]:
+            if rule["resources"] == ["pods"]:
+                rule["verbs"].append("delete")

@@ -142,10 +142,12 @@ class PodNetwork:
 
 
 def _names(service: str, where: str, namespace: str, address: Json) -> str:
-    bases = [service] + ([f"{address['hostname']}.{service}"] if "hostname" in address else [])
+    """Of a pod with a name of its own no other: some resolvers (c-ares, in gRPC) take two lines
+    with one common name for the same host."""
+    base = f"{address['hostname']}.{service}" if "hostname" in address else service
     suffixes = [f".{where}", f".{where}.svc", f".{where}.svc.cluster.local"]
     suffixes += [""] if where == namespace else []
-    return " ".join(f"{base}{suffix}" for base in reversed(bases) for suffix in suffixes)
+    return " ".join(f"{base}{suffix}" for suffix in suffixes)
 
 
 def inside(address: PodAddress, act: Callable[[], T]) -> T:

@@ -11,15 +11,18 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 
 import pytest
 
+from taskd.core.election import ElectionConfig
 from taskd.runtime.tokens import job_scope, token_for
 from tests import ROOT
 from tests.integration.certificates import Authority
+from tests.kubernetes.ascend_parts import AscendParts
 from tests.kubernetes.control_plane import ControlPlane, Json, eventually
 from tests.kubernetes.deployed_clusterd import SECRET, SERVER, leader, start_clusterd
 from tests.kubernetes.indexed_job import indexed_job
@@ -86,18 +89,40 @@ def place(plane: ControlPlane, tmp_path: Path) -> Iterator[Site]:
         yield made
 
 
-def with_clusterd(body: Json) -> Json:
+def start_with_clusterd(place: Site, *, deletes: bool = False) -> list[Json]:
+    """All that a job needs, on a node of its own; returns the objects to remove."""
+    place.add_node("control", pods=2)
+    authority = Authority(place.folder, "authority")
+    (place.folder / "training" / "ca.pem").write_bytes(authority.ca.read_bytes())
+    clusterd = start_clusterd(place, authority, deletes=deletes)
+    place.claim("checkpoints")
+    place.secret("team", "train", {"token": b"0123456789abcdef" * 4})
+    return clusterd
+
+
+def with_clusterd(body: Json, job: str = "train") -> Json:
     """What the guide asks for: an option, a token and the authority's certificate."""
     body = deepcopy(body)
     if body["kind"] == "StatefulSet":
         (container,) = body["spec"]["template"]["spec"]["containers"]
         (script,) = container["args"]
         container["args"] = [script.replace("taskd run", f"taskd run --clusterd {SERVER}:8899")]
+        (name,) = (one for one in container["env"] if one["name"] == "PET_RDZV_ID")
+        name["value"] = job
         container["env"] += [
+            {"name": "TASKD_LOG_LEVEL", "value": "INFO"},
             {"name": "TASKD_CLUSTERD_CA", "value": "/image/ca.pem"},
-            {"name": "TASKD_CLUSTERD_TOKEN", "value": token_for(SECRET, job_scope("train"))},
+            {"name": "TASKD_CLUSTERD_TOKEN", "value": token_for(SECRET, job_scope(job))},
         ]
     return body
+
+
+def lose_pod(place: Site, run: PodRun) -> None:
+    """Its processes end and its node does not report it; an operator removes the object."""
+    run.kill()
+    where = run.body["metadata"]["namespace"]
+    path = f"api/v1/namespaces/{where}/pods/{run.name_of_pod}"
+    place.plane.request("DELETE", path, {"gracePeriodSeconds": 0})
 
 
 def ranks(run: PodRun, *numbers: int) -> list[int]:
@@ -130,15 +155,10 @@ def test_statefulset_trains_through_every_fault_to_the_undisturbed_weights(
 ) -> None:
     """A rank is killed, a pod deleted, a node lost; clusterd's leader dies during a repair."""
     plane = place.plane
-    place.add_node("control", pods=2)
-    authority = Authority(place.folder, "authority")
-    (place.folder / "training" / "ca.pem").write_bytes(authority.ca.read_bytes())
-    clusterd = start_clusterd(place, authority)
+    clusterd = start_with_clusterd(place)
     first_leader = leader(place)
     for name in ("worker-a", "worker-b"):
         place.add_node(name, pods=1)
-    place.claim("checkpoints")
-    place.secret("team", "train", {"token": b"0123456789abcdef" * 4})
     job = [with_clusterd(body) for body in objects("jobs/statefulset")]
     place.apply(job)
     first, second = place.pod("train-0"), place.pod("train-1")
@@ -156,19 +176,57 @@ def test_statefulset_trains_through_every_fault_to_the_undisturbed_weights(
     place.add_node("worker-c", pods=1)
     lost = next(name for name, node in place.nodes.items() if node.pod("train-1") is third)
     assert place.lose_node(lost) == ["train-1"]
-    force = {"gracePeriodSeconds": 0}
-    plane.request("DELETE", "api/v1/namespaces/team/pods/train-1", force)
+    lose_pod(place, third)
     fourth = place.pod("train-1", other_than=third.uid)
     at_step(fourth, 45)
 
     assert ranks(first, 0, 1) == survivors
     os.kill(*ranks(fourth, 2), signal.SIGKILL)
-    first_leader.kill()  # with SIGKILL, and its node does not report it
-    plane.request("DELETE", f"api/v1/namespaces/mindx-dl/pods/{first_leader.name_of_pod}", force)
+    lose_pod(place, first_leader)
+    next_leader = leader(place, other_than=first_leader.uid)
+    leads_at = time.monotonic()
+    eventually(lambda: "Idle -> Stopping" in next_leader.text, END_S, str(next_leader.log))
+    assert time.monotonic() - leads_at < ElectionConfig().duration_s, "the job finds it soon"
     at_step(first, 60)
     assert ranks(first, 0, 1) == survivors, "they keep their processes, and so their memory"
     assert weights(first, fourth) == {undisturbed}
-    assert leader(place).uid != first_leader.uid
+    place.remove([*job, *clusterd])
+
+
+def test_device_report_moves_a_pod_to_another_node_while_the_leader_of_clusterd_dies(
+    place: Site, undisturbed: str
+) -> None:
+    """The next leader completes the repair that it finds in the record of the job."""
+    plane = place.plane
+    clusterd = start_with_clusterd(place, deletes=True)
+    first_leader = leader(place)
+    for name in ("worker-h", "worker-i", "worker-j"):
+        place.add_node(name, pods=1)
+    job = objects("jobs/statefulset")
+    (stateful,) = (body for body in job if body["kind"] == "StatefulSet")
+    stateful["spec"]["replicas"] = 0  # the id of the job is the uid that the object gets now
+    parts = AscendParts(plane, plane.apply(stateful), per_pod=2, strategies="recover,dump,exit")
+    stateful["spec"]["replicas"] = 2
+    place.apply([with_clusterd(body, parts.uid) for body in job])
+    first, second = place.pod("train-0"), place.pod("train-1")
+    at_step(first, 5)
+    survivors = ranks(first, 0, 1)
+
+    broken = second.node.name
+    parts.device_breaks(broken)
+    eventually(lambda: "Negotiating -> Replacing" in first_leader.text, END_S)
+    lose_pod(place, first_leader)
+    third = place.pod("train-1", other_than=second.uid)
+    assert third.node.name != broken
+    next_leader = leader(place, other_than=first_leader.uid)
+    eventually(lambda: "Replacing -> Idle" in next_leader.text, END_S, str(next_leader.log))
+    assert ranks(first, 0, 1) == survivors, "they keep their processes, and so their memory"
+    assert weights(first, third) == {undisturbed}
+    # If the first leader dies before it has deleted the pod, the kubelet starts the pod's container
+    # again. The next leader deletes the pod, and the loss of that container is another incident.
+    incidents = set(re.findall(r"incident=(\d+)", first_leader.text + next_leader.text))
+    assert {"1"} <= incidents <= {"1", "2"}
+    parts.close()
     place.remove([*job, *clusterd])
 
 
