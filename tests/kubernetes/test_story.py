@@ -132,6 +132,11 @@ def ranks(run: PodRun, *numbers: int) -> list[int]:
     return found
 
 
+def kill_rank(run: PodRun, number: int) -> None:
+    (pid,) = ranks(run, number)
+    os.kill(pid, signal.SIGKILL)
+
+
 def weights(*runs: PodRun) -> set[str]:
     """Once every rank has printed them."""
     eventually(
@@ -165,7 +170,7 @@ def test_statefulset_trains_through_every_fault_to_the_undisturbed_weights(
     at_step(first, 5)
     survivors = ranks(first, 0, 1)
 
-    os.kill(*ranks(second, 3), signal.SIGKILL)
+    kill_rank(second, 3)
     at_step(first, 15)
     assert place.find("train-1") is second, "a lost rank is repaired inside its pod"
 
@@ -181,7 +186,7 @@ def test_statefulset_trains_through_every_fault_to_the_undisturbed_weights(
     at_step(fourth, 45)
 
     assert ranks(first, 0, 1) == survivors
-    os.kill(*ranks(fourth, 2), signal.SIGKILL)
+    kill_rank(fourth, 2)
     lose_pod(place, first_leader)
     next_leader = leader(place, other_than=first_leader.uid)
     leads_at = time.monotonic()
@@ -242,7 +247,7 @@ def test_indexed_job_trains_through_a_lost_rank_and_a_lost_pod(
         first, second = (place.pod(f"train-indexed-{index}") for index in range(2))
         at_step(first, 5)
         survivors = ranks(first, 0, 1)
-        os.kill(*ranks(second, 3), signal.SIGKILL)
+        kill_rank(second, 3)
         at_step(first, 15)
         place.plane.request("DELETE", pod_path(second))
         third = place.pod("train-indexed-1", other_than=second.uid)
