@@ -62,6 +62,19 @@ class Container:
             at += 1
         return pids[1:]
 
+    def execute(self, words: list[str]) -> subprocess.CompletedProcess[str]:
+        """As `kubectl exec` does."""
+        first = self.pids()[0]
+        found = Path(f"/proc/{first}/environ").read_text().rstrip("\0").split("\0")
+        into = ["nsenter", f"--target={first}", "--mount", "--pid", "--net", "--uts", "--ipc"]
+        return subprocess.run(
+            [*into, "--root", "--wd", "--", *words],
+            env=dict(item.split("=", 1) for item in found),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
 
 def start(
     container: Json,
