@@ -44,8 +44,8 @@ test-browser: setup  ## the dashboard's pages in Chromium, which is installed if
 	tools/browser.sh
 	$(BIN)/pytest --durations=10 tests/browser
 
-test-k8s: setup  ## clusterd on a real Kubernetes API server, which is built once (7 minutes)
-	assets=$$(tools/kubernetes.sh) && KUBEBUILDER_ASSETS=$$assets $(BIN)/pytest --durations=10 tests/kubernetes
+test-k8s: setup  ## training and clusterd on a real Kubernetes API server, which is built once (7 minutes); as root
+	assets=$$(tools/kubernetes.sh) && KUBEBUILDER_ASSETS=$$assets $(PYTEST) --dist worksteal tests/kubernetes
 
 coverage: .coverage  ## branch coverage of core/ in the last `make test-fast`, with the missing lines
 	$(BIN)/coverage report --show-missing

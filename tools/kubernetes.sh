@@ -8,7 +8,7 @@ set -euo pipefail
 
 version=1.20.2
 programs=(etcd kube-apiserver kube-controller-manager kube-scheduler)
-tools=(golang-1.19-go)
+packages=(etcd-server golang-1.19-go golang-1.19-src golang-github-modern-go-reflect2-dev)
 archive=/usr/share/keyrings/debian-archive-keyring.gpg
 
 complete() { # directory
@@ -37,47 +37,37 @@ fi
 echo "building Kubernetes $version into $cache/bin: about 7 minutes" >&2
 build=$cache/build
 rm -rf "$build"
-mkdir -p "$build/lists/partial" "$build/source" "$build/bin"
+mkdir -p "$build"/{lists/partial,cache/archives/partial,source,bin}
 cd "$build"
-
-missing=()
-for tool in "${tools[@]}"; do
-    dpkg-query --show --showformat='${Status}' "$tool" 2>/dev/null | grep -q '^install ok' ||
-        missing+=("$tool")
-done
-if ((${#missing[@]})); then
-    as_root=$([[ $(id -u) == 0 ]] || echo "sudo -n")
-    $as_root apt-get update -qq >&2
-    DEBIAN_FRONTEND=noninteractive $as_root \
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
-fi
 
 # A source list of our own: the machine's is left alone, and no root is needed.
 for type in deb deb-src; do
     echo "$type [signed-by=$archive] http://deb.debian.org/debian bookworm main"
 done >sources.list
 apt=(apt-get -qq -o "Dir::Etc::sourcelist=$build/sources.list" -o Dir::Etc::sourceparts=/dev/null
-    -o "Dir::State::lists=$build/lists" -o APT::Sandbox::User=)
+    -o "Dir::State::lists=$build/lists" -o "Dir::Cache=$build/cache" -o APT::Sandbox::User=)
 "${apt[@]}" update >&2
-"${apt[@]}" download etcd-server golang-github-modern-go-reflect2-dev >&2
+"${apt[@]}" download "${packages[@]}" >&2
 "${apt[@]}" source --download-only kubernetes >&2
 
-# Unpacked, not installed: the package would start a service.
-dpkg-deb --extract etcd-server_*.deb etcd
-cp etcd/usr/bin/etcd bin/
+# Unpacked, not installed: no root is needed, and no service is started.
+for package in *.deb; do
+    dpkg-deb --extract "$package" packages
+done
+cp packages/usr/bin/etcd bin/
 
 tar -xzf kubernetes_*.orig.tar.gz -C source --strip-components=1
 # The source has reflect2 1.0.1, which crashes with Go 1.18 and later as soon as a custom resource
 # has labels. Debian's package is 1.0.2, where that is fixed.
-dpkg-deb --extract golang-github-modern-go-reflect2-dev_*.deb reflect2
 reflect2=github.com/modern-go/reflect2
 rm source/vendor/$reflect2/*.go source/vendor/$reflect2/*.s
-cp reflect2/usr/share/gocode/src/$reflect2/*.{go,s} source/vendor/$reflect2/
+cp packages/usr/share/gocode/src/$reflect2/*.{go,s} source/vendor/$reflect2/
 mkdir -p gopath/src/k8s.io
 ln -s "$build/source" gopath/src/k8s.io/kubernetes
 cd gopath/src/k8s.io/kubernetes
 export GOPATH=$build/gopath GOCACHE=$build/gocache GO111MODULE=off CGO_ENABLED=0
-export GOFLAGS=-tags=providerless PATH=/usr/lib/go-1.19/bin:$PATH
+export GOFLAGS=-tags=providerless GOROOT=$build/packages/usr/lib/go-1.19
+export PATH=$GOROOT/bin:$PATH
 export GOGC=400 # the compiler spends a fifth of its time on garbage otherwise
 
 # All generated code is in the source except the description of the API, which apply needs. Its own

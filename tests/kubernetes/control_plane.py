@@ -1,6 +1,6 @@
 """A real Kubernetes control plane for tests: etcd, API server, controller manager, scheduler.
 
-There is no kubelet: pods do not run. All processes end with the test run, by their pid.
+There is no kubelet: `node.py` plays one. All processes end with the test run, by their pid.
 """
 
 from __future__ import annotations

@@ -47,6 +47,17 @@ def namespace(plane: ControlPlane, name: str) -> None:
     plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
 
+def pod_annotations(index: int, per_pod: int, group: str) -> dict[str, str]:
+    """What operator, device plugin and scheduler write about the pod of this index."""
+    ranks = range(index * per_pod, (index + 1) * per_pod)
+    devices = [{"device_id": str(i), "rank_id": str(rank)} for i, rank in enumerate(ranks)]
+    return {
+        "hccl/rankIndex": str(index),
+        "scheduling.k8s.io/group-name": group,
+        "ascend.kubectl.kubernetes.io/ascend-910-configuration": json.dumps({"devices": devices}),
+    }
+
+
 class TrainingJob:
     """A job, its PodGroup and pods, as Ascend's operator and the scheduler make them."""
 
@@ -100,8 +111,6 @@ class TrainingJob:
         return {**about, "controller": True}
 
     def pod_body(self, index: int, node: str = "") -> Json:
-        ranks = range(index * self.per_pod, (index + 1) * self.per_pod)
-        devices = [{"device_id": str(i), "rank_id": str(rank)} for i, rank in enumerate(ranks)]
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -109,13 +118,7 @@ class TrainingJob:
                 "name": f"{self.name}-worker-{index}",
                 "namespace": "team",
                 "ownerReferences": [self.owner(self.kind, self.version)],
-                "annotations": {
-                    "hccl/rankIndex": str(index),
-                    "scheduling.k8s.io/group-name": self.group,
-                    "ascend.kubectl.kubernetes.io/ascend-910-configuration": json.dumps(
-                        {"devices": devices}
-                    ),
-                },
+                "annotations": pod_annotations(index, self.per_pod, self.group),
             },
             "spec": {
                 "nodeName": node,

@@ -14,7 +14,7 @@ import pytest
 
 from taskd.clusterd.cluster.interface import ClusterRefused, Key, Kind
 from taskd.wire._pb import fault_pb2
-from tests.integration.clusterd.objects import checksum
+from tests.kubernetes.ascend_parts import device_report
 from tests.kubernetes.control_plane import ControlPlane, Json, eventually
 from tests.kubernetes.objects import TrainingJob, config_map, exists
 from tests.kubernetes.replicas import Replica, replica
@@ -38,20 +38,6 @@ def data_of(plane: ControlPlane, namespace: str, name: str) -> Json:
 async def until(holds: Callable[[], bool], hint: str) -> None:
     """The requests are blocking: not in the loop of the client."""
     await asyncio.to_thread(eventually, holds, 60.0, hint)
-
-
-def device_report(plane: ControlPlane, node: str, level: str) -> None:
-    entry = {"npu_name": "Ascend910-0", "fault_level": level, "fault_code": "80E18005"}
-    lists = {"huawei.com/Ascend910": "", "huawei.com/Ascend910-Fault": json.dumps([entry])}
-    devices = {"DeviceList": lists, "UpdateTime": 1_790_000_000}
-    report = {"DeviceInfo": devices, "SuperPodID": -1, "CheckCode": checksum(devices)}
-    config_map(
-        plane,
-        f"mindx-dl-deviceinfo-{node}",
-        {"DeviceInfoCfg": json.dumps(report)},
-        "kube-system",
-        **{"mx-consumer-cim": "true"},
-    )
 
 
 async def repaired(plane: ControlPlane, one: Replica, job: TrainingJob) -> None:

@@ -34,7 +34,14 @@ from taskd.clusterd.job_owner import Answer, JobOwner, OwnerContext
 from taskd.clusterd.keyed_lock import KeyedLock
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.states import Ended, Idle
-from taskd.model.clusterd import Event, FaultsSeen, JobDeleted, JobRegistered, Unsubscribed
+from taskd.model.clusterd import (
+    Event,
+    FaultsSeen,
+    JobDeleted,
+    JobRegistered,
+    PodsSeen,
+    Unsubscribed,
+)
 from taskd.model.codes import RecoverCode
 from taskd.model.faults import Fault
 from taskd.model.ids import JobId, Rank
@@ -372,10 +379,12 @@ class JobRegistry:
         return {JobId(owner) for owner in owners if owner in self.served}
 
     def _with_pods_on(self, nodes: set[str]) -> set[JobId]:
+        """By the pods that were posted: an owner knows them only when they are in the journal."""
         return {
             job
-            for job, owner in self.served.items()
-            if any(pod.node in nodes for pod in owner.state.job.pods)
+            for job in self.served
+            for view in self._last_views.get(job, ())
+            if isinstance(view, PodsSeen) and any(pod.node in nodes for pod in view.pods)
         }
 
     def _post_views(self, job: JobId) -> None:

@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskd.bus.late_reading import host_of
+from taskd.clusterd.cluster.declared_jobs import Declaration, DeclaredNode, objects_of
 from taskd.clusterd.cluster.in_memory import InMemoryCluster, version_of
 from taskd.clusterd.cluster.interface import ClusterUnreachable, Json, Key, Kind, key_of, owner_of
 from taskd.clusterd.cluster.objects import (
+    DECLARED,
     DEVICE_KEYS,
     FAULT_JOB_INFO,
     facts_of,
@@ -45,8 +47,9 @@ from taskd.model.faults import Fault
 from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import LADDER
 from taskd.model.types import Tick
-from taskd.runtime.journal import Journal
+from taskd.runtime.journal import Journal, Write
 from taskd.runtime.limits.rate_limit import Buckets, Rate
+from tests.integration.clusterd.objects import device_fault, device_info
 
 
 def test_new_listener_replaces_the_old_one() -> None:
@@ -205,6 +208,55 @@ def test_abandoned_job_of_before_a_restart_makes_room() -> None:
             assert await joined(jobs, name) == 0
             await jobs.close()
         assert jobs.served.keys() == {"b"}
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+class SlowJournal(Journal):
+    """After its first write, its disk does not answer until `free` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.free, self._used = asyncio.Event(), False
+
+    async def append(self, write: Write) -> None:
+        if self._used:
+            await self.free.wait()
+        self._used = True
+        await super().append(write)
+
+
+def test_report_that_comes_while_the_pods_of_a_new_job_are_written_starts_a_round() -> None:
+    """The owner learns of its pods after its registration, when the journal has written them."""
+
+    async def main() -> None:
+        journal, cluster = SlowJournal(), InMemoryCluster()
+        declared = Declaration(
+            JobId("a"), "recover", "a", "team", nodes=(DeclaredNode(0, "host0", "uid", (0, 1)),)
+        )
+        for key, body in objects_of(declared):
+            body["metadata"]["annotations"].pop(DECLARED, None)
+            await cluster.create(key, body)
+        jobs = make_jobs([0.0], journal, cluster)
+        await jobs.start()
+        assert await joined(jobs, "a") == 0
+        owner, handled = jobs.served[JobId("a")], asyncio.Event()
+        jobs.on_change.append(lambda _: handled.set())
+        await handled.wait()  # the label that the registration has set
+        handled.clear()
+        report = device_info([device_fault("80E18005", "SeparateNPU", 0)])
+        key = Key(Kind.CONFIG_MAP, "kube-system", "mindx-dl-deviceinfo-host0")
+        cluster.set(key, {"metadata": {"name": key.name}, "data": {"DeviceInfoCfg": report}})
+        await handled.wait()
+        assert not owner.state.job.pods
+        journal.free.set()
+        news = owner.changes()
+        async with asyncio.timeout(20):
+            while owner.state.job.incident == 0:
+                await news.wait()
+                news.clear()
+        await jobs.close()
         await journal.aclose()
 
     asyncio.run(main())

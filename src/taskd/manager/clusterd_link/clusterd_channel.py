@@ -1,7 +1,7 @@
 """The manager's gRPC channel to clusterd. It follows certificates and tokens that are renewed.
 
-After a failed call the certificates are read again (`bus/tls_files.py`). The token file is read for
-each call.
+After a failed call the certificates are read again (`bus/tls_files.py`), and a channel that has no
+connection is replaced. The token file is read for each call.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import grpc
 from grpc import aio
 
 from taskd.bus.security import clusterd_credentials
 from taskd.bus.tls_files import TlsFiles
 from taskd.manager.settings import ManagerConfig
+from taskd.runtime.clock import monotonic
 from taskd.runtime.tokens import bearer
 from taskd.wire._pb.control_pb2_grpc import ControlStub
 from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceStub
@@ -28,7 +30,11 @@ OPTIONS = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.use_local_subchannel_pool", 1),
+    # How long one attempt to connect may take. By default a host that is lost is tried for 20 s.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
 )
+REOPEN_S = 1.0
+"""How old a channel without a connection must be before a new one replaces it."""
 
 _RECOVER: Any = RecoverStub
 _CONTROL: Any = ControlStub
@@ -47,6 +53,7 @@ class ClusterdChannel:
         self._open()
 
     def _open(self) -> None:
+        self._opened_at = monotonic()
         encrypted = clusterd_credentials(self._config.clusterd_tls)
         self._channel = (
             aio.insecure_channel(self._address, options=OPTIONS)
@@ -71,8 +78,12 @@ class ClusterdChannel:
         return bearer(self._token)
 
     def renew(self) -> None:
-        """After a failed call: use the certificates that have changed since."""
-        if not self._files.are_renewed():
+        """After a failed call: use the certificates that have changed since, and try again soon.
+
+        While clusterd is away, or its name has no address, the pauses of a channel grow up to two
+        minutes. But another replica may lead a moment later.
+        """
+        if not self._files.are_renewed() and not self._waits_too_long():
             return
         old = self._channel
         self._open()
@@ -80,6 +91,11 @@ class ClusterdChannel:
         closing = asyncio.create_task(old.close(self._config.rpc_timeout_s))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+
+    def _waits_too_long(self) -> bool:
+        state = self._channel.get_state()
+        failed = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        return failed and monotonic() - self._opened_at >= REOPEN_S
 
     def _warn(self, problem: str) -> None:
         """Once for each problem: calls are made every second."""
