@@ -147,7 +147,7 @@ def disturb(job: Job, chance: Random, last_step: int) -> int:
 
 
 def results(folder: Path) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.name == "trainer_state.json":
