@@ -40,7 +40,10 @@ test-fast: setup  ## unit tests, scenarios, simulators; shows the branch coverag
 test-slow: setup  ## integration and chaos tests with real processes, examples
 	$(PYTEST) --dist loadfile tests/integration tests/chaos tests/bench
 
-test-browser: setup  ## the dashboard's pages in Chromium, which is installed if there is none
+.venvs/axe.js: tools/axe.py
+	$(PYTHON) tools/axe.py $@
+
+test-browser: setup .venvs/axe.js  ## the dashboard's pages in Chromium, which is installed if there is none
 	tools/browser.sh
 	$(BIN)/pytest --durations=10 tests/browser
 
@@ -67,7 +70,7 @@ test-mindspore: setup .venvs/mindspore/.ready  ## our agent under MindSpore's ow
 	touch $@
 
 test-adapters: setup .venvs/adapters/.ready  ## Accelerate, transformers and Lightning under taskd run (1 GB to install)
-	$(BIN)/pytest tests/adapters
+	$(PYTEST) --dist loadfile tests/adapters
 
 # Versions of torch other than the pinned one. Most have only builds with CUDA: 5 GB each.
 TORCH ?= 2.15.0
@@ -101,7 +104,8 @@ test-floors: .venvs/floors/.ready  ## the bus and clusterd with the oldest suppo
 attack: setup  ## forged calls, floods, planted files against a live clusterd and a live job; at most 4 minutes
 	$(BIN)/pytest -x -s -m 'not explore' tests/attack
 
-soak: setup  ## 1,000 faults on four machines made of network namespaces (hours)
+soak: setup .venvs/adapters/.ready  ## 20 faults under each Trainer; 1,000 on four machines made of network namespaces (hours)
+	TASKD_SOAK_FAULTS=20 $(BIN)/pytest -n 0 tests/adapters/test_trainer_chaos.py
 	TASKD_SOAK_FAULTS=1000 $(BIN)/pytest -n 0 tests/chaos/test_nodes_chaos.py \
 	  tests/integration/run/test_half_jobs.py tests/integration/run/test_own_etcd.py
 

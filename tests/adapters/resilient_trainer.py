@@ -24,10 +24,14 @@ STOP = os.environ.get("STOP_EARLY")
 
 
 class Faulty(TrainerCallback):  # type: ignore[misc]
-    """Counts in an attribute, and fails where the test wants it."""
+    """Counts in an attribute, opens a file when training begins, and fails where it should."""
 
     def __init__(self) -> None:
         self.steps = 0
+        self.file: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.file = Path(f"events-{RANK}").open("a")  # noqa: SIM115 - closed with the process
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.steps += 1
@@ -61,8 +65,8 @@ class Faulty(TrainerCallback):  # type: ignore[misc]
 
     def seen(self, event: str, state: Any, **values: float) -> None:
         line = {"event": event, "step": state.global_step, "count": self.steps, **values}
-        with open(f"events-{RANK}", "a") as file:
-            file.write(json.dumps(line) + "\n")
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
         fault(event, RANK, state.global_step)
 
 
@@ -101,7 +105,6 @@ arguments = TrainingArguments(
     report_to=[],
     use_cpu=True,
     ddp_backend="gloo",
-    disable_tqdm=True,
     dataloader_num_workers=int(os.environ.get("WORKERS", "0")),
 )
 callbacks: list[Any] = [Faulty()]

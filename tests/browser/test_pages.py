@@ -10,10 +10,30 @@ from typing import Any, Literal
 
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import SCRIPT, WAIT_S, Running, Visitor, eventually, running
+from tests import ROOT
+from tests.browser.conftest import (
+    SCRIPT,
+    WAIT_S,
+    Running,
+    Visitor,
+    eventually,
+    running,
+)
 
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 PROBLEMS = (Path(__file__).parent / "accessibility.js").read_text()
+AXE = ROOT / ".venvs" / "axe.js"
+"""Fetched by `make test-browser`."""
+VIOLATIONS = """
+async () => {
+  const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
+  const found = await axe.run(document, { runOnly: tags, preload: false });
+  if (found.passes.length < 10) throw new Error("axe has checked nothing");
+  return found.violations.map(
+    (rule) => `${rule.id}: ${rule.help}: ${rule.nodes.map((node) => node.html).join(" | ")}`
+  );
+}
+"""
 
 
 def sign_in(visitor: Visitor, job: Running, name: str = "ada") -> Page:
@@ -23,10 +43,12 @@ def sign_in(visitor: Visitor, job: Running, name: str = "ada") -> Page:
 
 
 def accessible(page: Page) -> None:
-    """In light and in dark colours."""
+    """By axe-core and by rules of our own, in light and in dark colours."""
+    page.evaluate(AXE.read_text())
     for scheme in SCHEMES:
         page.emulate_media(color_scheme=scheme)
         assert page.evaluate(PROBLEMS) == []
+        assert page.evaluate(VIOLATIONS) == []
 
 
 def shoot(page: Page, name: str) -> None:
@@ -202,6 +224,7 @@ def test_hostile_job_that_fails_with_10_mb_of_log_and_ends_while_shown(
         expect(page.locator(".hero h1")).to_contain_text("The job has ended")
         job.launcher.wait(WAIT_S)
         expect(page.locator(".hero")).to_have_class("card hero done")
+        accessible(page)
 
 
 def test_report_is_one_file_that_works_alone(visitor: Visitor, job: Running) -> None:
@@ -213,7 +236,9 @@ def test_report_is_one_file_that_works_alone(visitor: Visitor, job: Running) -> 
     page = visitor.page
     page.goto(path.as_uri())
     expect(page.locator("h1")).to_contain_text("incident")
-    expect(page.get_by_role("heading", name="Where the time went").first).to_be_attached()
+    accessible(page)
+    page.get_by_role("region", name="Incidents").get_by_role("link").first.click()
+    expect(page.get_by_role("heading", name="Where the time went").first).to_be_visible()
     accessible(page)
     shoot(page, "report")
 
@@ -227,7 +252,7 @@ def test_hung_rank_is_shown_with_the_stacks_of_all_ranks(visitor: Visitor, job: 
     eventually(lambda: is_quiet(job.status()))
     expect(page.locator("#last h2")).to_contain_text("rank 1 hung: has made no progress")
     page.locator("#last a").click()
-    rows = page.get_by_role("region", name="Ranks before the incident").get_by_role("row")
+    rows = page.get_by_role("region", name="Ranks before incident").get_by_role("row")
     expect(rows.nth(1)).to_contain_text("inside collective")
     rows.nth(1).get_by_text("stack").click()
     expect(rows.nth(1).locator("pre")).to_contain_text("most recent call first")

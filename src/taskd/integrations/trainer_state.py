@@ -109,8 +109,12 @@ def _plain(value: Any) -> Any:
 class CallbackParts:
     """Numbers, strings and switches that callbacks keep as attributes."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, left_out: tuple[type, ...] = ()) -> None:
+        """`left_out`: kinds of callbacks whose state is not that of the job."""
+        self._trainer, self._left_out = trainer, left_out
+        self.loaded: dict[str, Any] = {}
+        """What was loaded last. `state_dict` can have more: attributes that are None here, but were
+        objects in the process that the state comes from."""
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -121,10 +125,11 @@ class CallbackParts:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state
         for number, callback in enumerate(self._callbacks):
             vars(callback).update(state.get(str(number), {}))
 
     @property
     def _callbacks(self) -> list[Any]:
         found: list[Any] = self._trainer.callback_handler.callbacks
-        return found
+        return [one for one in found if not isinstance(one, self._left_out)]

@@ -21,7 +21,7 @@ versions.check("transformers", "5.22", "5.23")
 versions.check("accelerate", "1.15", "1.16")
 
 import transformers  # noqa: E402
-from transformers.trainer_callback import CallbackHandler  # noqa: E402
+from transformers.trainer_callback import CallbackHandler, ProgressCallback  # noqa: E402
 
 from taskd.integrations.trainer_state import (  # noqa: E402
     CallbackParts,
@@ -97,11 +97,14 @@ class TrainerMixin:
         _check_prepared(self)
         transformers.set_seed(self.args.seed)  # so that a replacement has the same seeds
         self._shared, self._rank_part = SharedPart(self), RankPart(self)
+        callbacks = CallbackParts(
+            self, left_out=(ProgressCallback,)
+        )  # a bar belongs to its process
         self._parts = {
             "trainer": self._shared,
             "trainer_rank": self._rank_part,
             "trainer_history": HistoryPart(self),
-            "trainer_callbacks": CallbackParts(self),
+            "trainer_callbacks": callbacks,
         }
         self._job.protect(
             model=model,
@@ -112,6 +115,7 @@ class TrainerMixin:
         )
         self._loop = self._job.framework_loop(loader, max_steps, self.state.global_step)
         self._received = {name: part.state_dict() for name, part in self._parts.items()}
+        self._received["trainer_callbacks"] = callbacks.loaded
         return model, loader
 
     def _resume(self: Any, control: Any) -> Any:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import json
 import queue
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +21,8 @@ from taskd.errors import SettingsError
 from taskd.manager.reports import incident_spans
 from taskd.manager.reports.incident_spans import SpanExport, span_of
 from taskd.wire._pb import control_pb2 as control
+from tests.integration.run.run_job import run, script
+from tests.integration.run.test_incidents import TRAIN
 
 WAIT_S = 60.0
 EVIDENCE = "x" * 10_000_000 + "the end"
@@ -92,6 +99,61 @@ def test_collector_gets_an_incident_with_its_phases_and_faults() -> None:
         assert child.parent_span_id == root.span_id
         assert child.start_time_unix_nano == begin_ms * 10**6
         assert child.end_time_unix_nano == end_ms * 10**6
+
+
+def killed_once(folder: Path, url: str) -> tuple[Any, dict[str, Any]]:
+    """A job of three ranks, of which rank 1 is killed; and the incident as its summary has it."""
+    state = folder / "state"
+    words = ["--nproc-per-node=3", f"--otlp={url}", "--job-id=llama", f"--state-dir={state}"]
+    ended = run(folder, *words, script(folder, TRAIN), "1")
+    assert ended.code == 0, ended.err
+    (incident,) = json.loads((state / "summary.json").read_text())["incidents"]
+    return ended, incident
+
+
+def test_killed_rank_of_a_real_job_arrives_as_spans(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    began_ns = time.time_ns()
+    with collector() as (url, got):
+        _, incident = killed_once(tmp_path, url)
+    bodies = [got.get_nowait() for _ in range(got.qsize())]
+    assert {path for path, _ in bodies} == {"/v1/traces"}
+    spans = [
+        span
+        for _, body in bodies
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    (root,) = [span for span in spans if not span.parent_span_id]
+    assert root.name == "taskd.incident"
+    values = {each.key: each.value for each in root.attributes}
+    assert values["taskd.job"].string_value == "llama"
+    assert values["taskd.outcome"].string_value == "recovered"
+    assert values["taskd.strategy"].string_value == "recover-in-place"
+    assert 1 in [one.int_value for one in values["taskd.ranks"].array_value.values]
+    causes = [{e.key: e.value.string_value for e in event.attributes} for event in root.events]
+    assert any("signal 9" in each["taskd.evidence"] for each in causes), causes
+    children = sorted(
+        (span for span in spans if span.parent_span_id),
+        key=lambda span: (span.start_time_unix_nano, span.end_time_unix_nano),
+    )
+    assert {span.parent_span_id for span in children} == {root.span_id}
+    assert {span.trace_id for span in spans} == {root.trace_id}
+    parts = {f"{root.name}.{part}" for part in incident["parts_ms"]}
+    assert {"taskd.incident.stopped", "taskd.incident.step"} <= parts
+    assert {span.name for span in children} == parts
+    assert began_ns < root.start_time_unix_nano < root.end_time_unix_nano < time.time_ns()
+    assert all(a.end_time_unix_nano <= b.start_time_unix_nano for a, b in pairwise(children))
+
+
+def test_collector_that_never_answers_does_not_hold_a_real_job(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        _, incident = killed_once(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}")
+    assert incident["outcome"] == "recovered"
 
 
 def test_collector_that_is_away_disturbs_nothing() -> None:

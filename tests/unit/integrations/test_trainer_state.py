@@ -74,3 +74,22 @@ def test_objects_of_a_callback_are_left_alone() -> None:
     part = CallbackParts(here)
     part.load_state_dict(part.state_dict())
     assert here.callback_handler.callbacks[0].bar is bar
+
+
+def test_object_that_a_callback_opens_in_a_replacement_is_kept() -> None:
+    here, there = trainer(), trainer()
+    opened, late = object(), there.callback_handler.callbacks[0]
+    late.bar = None
+    part = CallbackParts(there)
+    part.load_state_dict(CallbackParts(here).state_dict())
+    late.bar = opened  # as in on_train_begin
+    part.load_state_dict(part.loaded)
+    assert late.bar is opened
+
+
+def test_callback_that_is_left_out_keeps_its_values() -> None:
+    here, there = trainer(), trainer()
+    here.callback_handler.callbacks[0].count = 4
+    state = CallbackParts(here, left_out=(Counting,)).state_dict()
+    CallbackParts(there, left_out=(Counting,)).load_state_dict(state)
+    assert there.callback_handler.callbacks[0].count == 0

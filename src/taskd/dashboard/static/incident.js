@@ -68,7 +68,7 @@ export function incidentView(incident, link, heading = "h1") {
   const noticed = incident.faults.filter((fault) => fault.noticed);
   if (noticed.length) parts.push(consequences(noticed));
   if (incident.ranks.length) parts.push(ranks(incident));
-  if (incident.links?.length) parts.push(links(incident.links));
+  if (incident.links?.length) parts.push(links(incident));
   return parts;
 }
 
@@ -85,7 +85,7 @@ function ladder(incident) {
     h("td", { class: "nowrap" }, row.strategy),
     h("td", {}, row.chosen ? pill("chosen", "training") : ""),
     h("td", { class: "wide" }, row.because)));
-  return card("Why this strategy", null, table(["Strategy", "", "What was said about it"], rows, "Strategies"));
+  return card("Why this strategy", null, table(["Strategy", "Choice", "What was said about it"], rows, `Strategies of incident ${incident.incident}`));
 }
 
 function shortened(text) {
@@ -97,7 +97,7 @@ function decisions(incident) {
     h("span", { class: "at" }, `+${duration(line.atMs)}`),
     h("div", {}, h("span", { class: "break" }, shortened(line.because) || "no change"),
       h("div", { class: "quiet small" }, line.before === line.after ? line.after : `${line.before} → ${line.after}`, incident.numbers.length > 1 ? ` · incident ${line.incident}` : ""),
-      h("details", {}, h("summary", { class: "small" }, "messages"), h("pre", {}, [line.because, line.event, ...line.commands].map((text) => text.slice(0, TAIL)).join("\n"))))));
+      h("details", {}, h("summary", { class: "small" }, "messages"), h("pre", { tabindex: "0" }, [line.because, line.event, ...line.commands].map((text) => text.slice(0, TAIL)).join("\n"))))));
   return card("What was decided", null, h("ol", { class: "decisions" }, items));
 }
 
@@ -112,17 +112,17 @@ function evidence(fault) {
 // Ranks whose collectives failed because of another rank: they are not the cause.
 function consequences(faults) {
   return card(`${plural(faults.length, "rank")} noticed it`, h("span", { class: "quiet small" }, "a consequence, not the cause"),
-    faults.map((fault) => h("details", {}, h("summary", { class: "break" }, `rank ${fault.rank}${fault.evidence ? `: ${fault.evidence.slice(0, 120)}` : ""}`), h("pre", {}, fault.evidence.slice(-TAIL)))));
+    faults.map((fault) => h("details", {}, h("summary", { class: "break" }, `rank ${fault.rank}${fault.evidence ? `: ${fault.evidence.slice(0, 120)}` : ""}`), h("pre", { tabindex: "0" }, fault.evidence.slice(-TAIL)))));
 }
 
-function links(rows) {
+function links(incident) {
   return card("Links", h("span", { class: "quiet small" }, "counters that grew from a minute before the incident until its end"),
-    table(["Node", "Link", "Counter", "#Growth", "#Total"], rows.map((row) => h("tr", {},
+    table(["Node", "Link", "Counter", "#Growth", "#Total"], incident.links.map((row) => h("tr", {},
       h("td", {}, `${row.node}${row.host ? ` (${row.host})` : ""}`),
       h("td", {}, row.link),
       h("td", { title: COUNTERS[row.counter] ?? "" }, row.counter, COUNTERS[row.counter] ? h("span", { class: "quiet small" }, ` ${COUNTERS[row.counter]}`) : ""),
       h("td", { class: "number" }, `+${count(row.change)}`),
-      h("td", { class: "number" }, count(row.total)))), "Counters of links"));
+      h("td", { class: "number" }, count(row.total)))), `Counters of links in incident ${incident.incident}`));
 }
 
 function ranks(incident) {
@@ -136,10 +136,10 @@ function ranks(incident) {
     h("td", { class: "number" }, count(rank.collective)),
     h("td", {}, rank.waiting ? `inside collective ${count(rank.collective)}` : "computing"),
     h("td", { class: "number" }, `${rank.idleS.toFixed(1)} s`),
-    h("td", { class: "wide" }, rank.stack ? h("details", {}, h("summary", {}, "stack"), h("pre", {}, rank.stack)) : "")));
+    h("td", { class: "wide" }, rank.stack ? h("details", {}, h("summary", {}, "stack"), h("pre", { tabindex: "0" }, rank.stack)) : "")));
   const stacks = incident.ranks.some((rank) => rank.stack);
   const note = `${behind ? plural(behind, "rank") + " behind in collectives" : "all ranks had entered the same collectives"}${shown.length < incident.ranks.length ? `; the first ${shown.length} are shown` : ""}`;
   return card("What the ranks did before", h("span", { class: "quiet small" }, note),
     stacks ? null : h("p", { class: "quiet small" }, "Stacks are recorded when ranks look stuck. Here none did, or its process was stopped and could not write them."),
-    table(["Rank", "#Step", "#Collectives", "Last seen", "#Idle", "Stack"], rows, "Ranks before the incident"));
+    table(["Rank", "#Step", "#Collectives", "Last seen", "#Idle", "Stack"], rows, `Ranks before incident ${incident.incident}`));
 }

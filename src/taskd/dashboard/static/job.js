@@ -127,5 +127,5 @@ function incidentsOf(job, view) {
     h("td", { class: "wide" }, incident.title),
     h("td", { class: "nowrap" }, incident.strategy),
     h("td", { class: "nowrap" }, pill(resultOf(incident), toneOf(incident)))));
-  return card("Incidents", null, table(["", "Began", "What happened", "Strategy", "Result"], rows, "Incidents"));
+  return card("Incidents", null, table(["Incident", "Began", "What happened", "Strategy", "Result"], rows, "Incidents"));
 }

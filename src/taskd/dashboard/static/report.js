@@ -30,7 +30,7 @@ function reportView(data) {
       h("p", { class: "sub break" }, data.live ? data.live.headline : data.because),
       h("dl", { class: "figures" }, figures.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
       data.problem ? h("p", { class: "alert failed" }, data.problem) : null),
-    data.incidents.length ? card("Incidents", null, table(["", "Began", "What happened", "Strategy", "Result"], rows, "Incidents")) : null,
+    data.incidents.length ? card("Incidents", null, table(["Incident", "Began", "What happened", "Strategy", "Result"], rows, "Incidents")) : null,
     ...data.incidents.map((incident) => h("details", { class: "incident", id: `incident-${incident.incident}`, open },
       h("summary", {}, `Incident ${incident.incident}: ${incident.title}`), incidentView(incident, null, "h2"))),
   ];
