@@ -108,11 +108,17 @@ def _dumped(turn: Turn, code: int) -> Outcome:
 
 
 def _isolate(state: Shrinking, turn: Turn, event: ResultReport) -> Outcome:
-    """Whole replicas leave, including healthy ranks that shared a replica with a lost rank."""
+    """Whole replicas leave, including healthy ranks that shared a replica with a lost rank.
+
+    What has failed has failed for them: a rank that dies from here on may be repaired that way.
+    """
+    interrupted = tuple(attempt for attempt in turn.round.history if attempt.interrupted)
+    turn = turn.with_round(history=interrupted)
     if not turn.job.config.cluster:
         # No scheduler would bring their nodes back: they stay and wait for the job to grow.
         turn = turn.with_reason(f"ranks {list(event.isolated)} leave with their replicas")
-        return turn.go_to(replace(state, deadline=turn.now + turn.config.status_timeout_s))
+        deadline = turn.now + turn.config.status_timeout_s
+        return turn.go_to(replace(state, round=turn.round, deadline=deadline))
     known = set(turn.job.nodes_of(turn.round.ranks))
     nodes = tuple(node for node in turn.job.nodes_of(event.isolated) if node not in known)
     isolated = tuple(Fault(rank, evidence="leaves with its replica") for rank in event.isolated)
