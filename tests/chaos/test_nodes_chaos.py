@@ -95,7 +95,7 @@ class Campaign:
     def voters(self, machine: int) -> set[str]:
         """Empty: the machine has not joined since its launcher was started."""
         launcher = self.launchers[machine]
-        for path in (self.folder / f"machine{machine}").rglob("etcd-*.json"):
+        for path in launcher.files.glob("etcd-*.json"):
             with suppress(OSError, ValueError):
                 if path.stat().st_mtime > launcher.started_at:
                     return set(json.loads(path.read_text()))

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from taskd.runtime.clock import wall
+from taskd.runtime.files import make_private, user_folder
 from tests.integration import namespaces
 from tests.integration.etcd.etcd_server import binary
 from tests.integration.etcd.member_node import MemberNode
@@ -57,27 +58,19 @@ class Launcher:
 
     def __init__(self, spaces: Machines, node: int, folder: Path, *words: str) -> None:
         self.out, self.err = folder / f"out{node}", folder / f"err{node}"
-        common = [f"--master-addr={spaces.address(0)}", "--master-port=29500"]
-        ours = [
-            "--etcd=own",
-            f"--node-rank={node}",
-            f"--job-id=half{os.getpid()}",
-            "--nproc-per-node=1",
-        ]
+        self.files = folder / f"files{node}"
+        """What processes leave for each other on one machine: no other machine sees it."""
+        self.files.mkdir(mode=0o700, exist_ok=True)
+        shared = make_private(user_folder())
+        bind = ["unshare", "--mount", "sh", "-c", f'mount --bind "$0" {shared} && exec "$@"']
+        address = [f"--master-addr={spaces.address(0)}", "--master-port=29500"]
+        job = ["--etcd=own", f"--job-id=half{os.getpid()}", "--nproc-per-node=1"]
+        taskd = [sys.executable, "-m", "taskd", "run", *address, *job, f"--node-rank={node}"]
         environment = {"TMPDIR": str(folder), "TASKD_TOKEN": "s", "GLOO_SOCKET_IFNAME": "eth0"}
         self.started_at = wall()
         with self.out.open("a") as out, self.err.open("a") as err:
             self.popen = subprocess.Popen(
-                [
-                    *spaces.inside(node),
-                    sys.executable,
-                    "-m",
-                    "taskd",
-                    "run",
-                    *common,
-                    *ours,
-                    *words,
-                ],
+                [*spaces.inside(node), *bind, str(self.files), *taskd, *words],
                 stdout=out,
                 stderr=err,
                 cwd=folder,
