@@ -35,10 +35,10 @@ from tests.integration.switched_machines import Machines, machines
 NODES, SPARE = 3, 3
 FAULTS = int(environ.get("TASKD_SOAK_FAULTS", "12"))
 SEED = int(environ.get("TASKD_CHAOS_SEED", "1"))
-STEPS = 60 * (FAULTS + 2)
-PACE_S = "0.2"
+STEPS = 24 * (FAULTS + 2)
+PACE_S = "0.5"
 """One step. Slow, so that the steps last until the last fault; the rest is done without a pause."""
-PROGRESS = 3
+PROGRESS = 2
 """How many steps the job must do after a fault before the next one."""
 PATIENCE_S = 120.0
 KINDS = ("kill the node", "cut off", "kill a process", "kill a process", "stop a process")
@@ -170,7 +170,9 @@ def test_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
     slow, fast = tmp_path / "pace", tmp_path / "fast"
     slow.write_text(PACE_S)
     fast.write_text("0")
-    expected = weights(Job(tmp_path, "--nproc-per-node=3", path, str(fast)).end().out)
+    expected = weights(
+        Job(tmp_path, "--nproc-per-node=3", path, str(fast)).end(PATIENCE_S + STEPS).out
+    )
     with ExitStack() as stack:
         spaces = stack.enter_context(machines(NODES + 1))
         campaign = Campaign(spaces, tmp_path, (path, str(slow)), Random(SEED), stack)
