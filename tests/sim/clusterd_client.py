@@ -198,6 +198,8 @@ class Client:
         match signal.strategy:
             case "retry":
                 self._retry(signal)
+            case "recover" if not self.world.job.cluster and self.world.chance(0.5):
+                self._recover(signal, (DEAD, ERRING))
             case "recover":
                 self._recover(signal)
             case "downgrade":
@@ -255,7 +257,9 @@ class Client:
             self._status(signal, self.world.random.choice([405, 406, 499]))
             return
         truth.move(TRAINING, *among, STANDING)
-        self._status(signal, 0)
+        # A job that had shrunk says which ranks are still missing.
+        missing = tuple(truth.all_of(AWAY))
+        self._answer(signal, ResultReport(0, signal.strategy, missing, self._uuid(signal)))
 
     def _can_run(self, rank: Rank) -> bool:
         device = self.world.truth.device_of(rank)

@@ -52,7 +52,11 @@ def announce(job: str, address: str, token: str = "") -> Path:
 
 
 def withdraw(job: str) -> None:
-    _file(job).unlink(missing_ok=True)
+    """Leaves the announcement of another process alone: it leads the job since."""
+    path = _file(job)
+    with suppress(OSError, ValueError, TypeError):
+        if Place(**json.loads(path.read_text())).pid == os.getpid():
+            path.unlink(missing_ok=True)
 
 
 def announced() -> list[Place]:

@@ -1,8 +1,7 @@
 """A journal whose records of jobs are in a store that several processes share.
 
 The state of each job is one record, written with compare-and-set before a decision takes effect.
-The history that `taskd replay` shows is in the memory of the leader: it begins when the leader
-does. The rounds that `taskd status` shows are part of the record.
+So is the history that `taskd replay` shows (`stored_history.py`): a new leader reads it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taskd.clusterd.keyed_lock import KeyedLock
+from taskd.clusterd.stored_history import Page, StoredHistory, page_name, read_entries, read_page
 from taskd.core.record import Lease, Record, RecordConflict, RecordStore, Stored, StoreUnreachable
-from taskd.runtime.journal import Journal, JournalConfig, JournalFailed, Write
+from taskd.runtime.journal import Entry, Journal, JournalConfig, JournalFailed, Write
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +30,11 @@ class JobState:
     """Empty: the job was declared, and no client has registered it yet."""
     notes: dict[str, str] = field(default_factory=dict)
     at: float = 0.0
+    history: StoredHistory = field(default_factory=StoredHistory)
 
     def to_json(self) -> str:
-        return json.dumps({"record": self.record, "notes": self.notes, "at": self.at})
+        body = {"record": self.record, "notes": self.notes, "at": self.at}
+        return json.dumps({**body, "history": self.history.to_json()})
 
     @classmethod
     def from_json(cls, text: str) -> JobState:
@@ -40,7 +42,8 @@ class JobState:
         try:
             body: dict[str, Any] = json.loads(text)
             notes = {str(name): str(note) for name, note in body["notes"].items()}
-            return cls(str(body["record"]), notes, float(body["at"]))
+            history = StoredHistory.from_json(body["history"])
+            return cls(str(body["record"]), notes, float(body["at"]), history)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a state of a job: {error!r}") from error
 
@@ -78,7 +81,20 @@ class RecordJournal(Journal):
                 await self._claim(name, stored)
 
         found = await self._store.read_all()
-        await asyncio.gather(*(claim(name, stored) for name, stored in found.items()))
+        read = {name: read_page(stored.record.state) for name, stored in found.items()}
+        pages = {name: page for name, page in read.items() if page is not None}
+        jobs = {name: stored for name, stored in found.items() if name not in pages}
+        await asyncio.gather(*(claim(name, stored) for name, stored in jobs.items()))
+        for job, held in self._held.items():
+            await self._restore_history(job, held.state, pages)
+
+    async def _restore_history(self, job: str, state: JobState, pages: dict[str, Page]) -> None:
+        kept = range(state.history.first, state.history.next)
+        names = (page_name(job, number) for number in kept)
+        texts = [text for name in names if name in pages for text in pages[name].entries]
+        entries = read_entries(job, (*texts, *state.history.open))
+        if entries:
+            await super().append(Write(job, state.record, state.at, entries))
 
     async def _claim(self, name: str, stored: Stored | None) -> None:
         while stored is not None:
@@ -101,18 +117,47 @@ class RecordJournal(Journal):
             if write.ended:
                 await self._remove(write.job)
             else:
-                held = self._held.get(write.job)
-                notes = dict(held.state.notes) if held else {}
+                state = self._state(write.job)
+                notes = dict(state.notes)
                 for name, text in write.notes:
                     _set(notes, name, text)
-                await self._store_state(write.job, JobState(write.record, notes, write.at))
+                history = await self._with_entries(write.job, write.entries)
+                await self._store_state(write.job, JobState(write.record, notes, write.at, history))
         await super().append(replace(write, notes=()))
+
+    async def add_entry(self, entry: Entry) -> None:
+        async with self._writing.hold(entry.job):
+            if entry.job in self._held:
+                history = await self._with_entries(entry.job, (entry,))
+                state = replace(self._state(entry.job), history=history)
+                await self._store_state(entry.job, state)
+        await super().add_entry(entry)
+
+    async def _with_entries(self, job: str, entries: tuple[Entry, ...]) -> StoredHistory:
+        """The job's history with these entries; a full page is written to a record of its own."""
+        history = self._state(job).history
+        if history.full:
+            page = Page(job, history.next, history.open)
+            turned = history.turned()
+            try:
+                await self._set(page.name, page.to_json(), None)
+                for number in range(history.first, turned.first):
+                    await self._remove_page(page_name(job, number))
+            except (RecordConflict, StoreUnreachable) as error:
+                raise self._failed(error) from error
+            history = turned
+        return history.with_entries(entries)
+
+    async def _remove_page(self, name: str) -> None:
+        stored = await self._store.read(name)
+        if stored is not None:
+            self._check_lease()
+            await self._store.remove(name, stored.version)
 
     async def note(self, name: str, text: str | None) -> None:
         job = name.partition("/")[2]
         async with self._writing.hold(job):
-            held = self._held.get(job)
-            state = held.state if held else JobState()
+            state = self._state(job)
             notes = dict(state.notes)
             _set(notes, name, text)
             if notes or state.record:
@@ -155,8 +200,11 @@ class RecordJournal(Journal):
         held = self._held.get(job)
         if held is None:
             return
+        kept = range(held.state.history.first, held.state.history.next)
         try:
             self._check_lease()
+            for number in kept:
+                await self._remove_page(page_name(job, number))
             try:
                 await self._store.remove(job, held.stored.version)
             except RecordConflict:
@@ -167,6 +215,10 @@ class RecordJournal(Journal):
         except (RecordConflict, StoreUnreachable) as error:
             raise self._failed(error) from error
         del self._held[job]
+
+    def _state(self, job: str) -> JobState:
+        held = self._held.get(job)
+        return held.state if held else JobState()
 
     def _check_lease(self) -> None:
         if not self._lease.held:

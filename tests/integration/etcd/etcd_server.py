@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import httpx
 import pytest
 
 PACKAGE = "etcd-server"
@@ -59,6 +60,11 @@ class EtcdServer:
             ],
             stdin=subprocess.DEVNULL,
         )
+
+    def call(self, method: str, **body: object) -> str:
+        """A call of etcd's JSON interface: its answer, also if it is an error."""
+        answer = httpx.post(f"{self.scheme}://{self.client}/v3/{method}", json=body, timeout=30)
+        return answer.text
 
     def kill(self) -> None:
         if self.process is not None:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from taskd.config import environ
+from taskd.runtime.clock import wall
+from taskd.runtime.files import make_private, user_folder
 from tests.integration import namespaces
 from tests.integration.etcd.etcd_server import binary
 from tests.integration.etcd.member_node import MemberNode
@@ -23,7 +24,6 @@ from tests.integration.run.run_job import script
 from tests.integration.switched_machines import Machines, machines
 
 pytestmark = [
-    pytest.mark.skipif("TASKD_SOAK_FAULTS" not in environ, reason="`make soak` runs it"),
     pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces"),
     pytest.mark.timeout(240),
 ]
@@ -51,25 +51,26 @@ TRAIN = """
 
 
 class Launcher:
-    """`taskd run` on one machine; its output is in files, so that it never waits for the test."""
+    """`taskd run` on one machine; its output is in files, so that it never waits for the test.
+
+    A launcher that is started again in the same folder is one on the same machine.
+    """
 
     def __init__(self, spaces: Machines, node: int, folder: Path, *words: str) -> None:
         self.out, self.err = folder / f"out{node}", folder / f"err{node}"
-        common = [f"--master-addr={spaces.address(0)}", "--master-port=29500"]
-        ours = [f"--node-rank={node}", f"--job-id=half{os.getpid()}", "--nproc-per-node=1"]
+        self.files = folder / f"files{node}"
+        """What processes leave for each other on one machine: no other machine sees it."""
+        self.files.mkdir(mode=0o700, exist_ok=True)
+        shared = make_private(user_folder())
+        bind = ["unshare", "--mount", "sh", "-c", f'mount --bind "$0" {shared} && exec "$@"']
+        address = [f"--master-addr={spaces.address(0)}", "--master-port=29500"]
+        job = ["--etcd=own", f"--job-id=half{os.getpid()}", "--nproc-per-node=1"]
+        taskd = [sys.executable, "-m", "taskd", "run", *address, *job, f"--node-rank={node}"]
         environment = {"TMPDIR": str(folder), "TASKD_TOKEN": "s", "GLOO_SOCKET_IFNAME": "eth0"}
-        with self.out.open("w") as out, self.err.open("w") as err:
+        self.started_at = wall()
+        with self.out.open("a") as out, self.err.open("a") as err:
             self.popen = subprocess.Popen(
-                [
-                    *spaces.inside(node),
-                    sys.executable,
-                    "-m",
-                    "taskd",
-                    "run",
-                    *common,
-                    *ours,
-                    *words,
-                ],
+                [*spaces.inside(node), *bind, str(self.files), *taskd, *words],
                 stdout=out,
                 stderr=err,
                 cwd=folder,

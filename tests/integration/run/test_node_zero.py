@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -41,8 +44,9 @@ class Cluster:
         """`machines`: each node in its own network namespace."""
         self._folder, self._machines = folder, machines
         ports = [f"--master-port={free_port()}", f"--manager-port={free_port()}"]
-        job = f"--job-id=zero{os.getpid()}-{free_port()}"
-        self._common = ["--nnodes=3", "--nproc-per-node=2", *ports, job, f"--etcd={etcd.client}"]
+        self.job = f"zero{os.getpid()}-{free_port()}"
+        job = [f"--job-id={self.job}", f"--etcd={etcd.client}"]
+        self._common = ["--nnodes=3", "--nproc-per-node=2", *ports, *job]
         if machines is not None:
             self._common.append(f"--master-addr={machines.address(0)}")
         self._words = words
@@ -158,6 +162,38 @@ def test_job_shrinks_without_node_zero_and_a_later_replacement_knows_the_set_up(
     reports = "".join(each.err for each in ended)
     assert "rank 0 (lost), rank 1 (lost) -> downgrade: recovered" in reports, reports
     assert re.search(r"rank 5 \(.*recover-in-place: recovered", reports), reports
+
+
+def replay(job: str, leader: Job) -> list[dict[str, object]]:
+    """What `taskd replay` says on the machine of the leader."""
+    done = subprocess.run(
+        [sys.executable, "-m", "taskd", "replay", job, "--json"],
+        env={**os.environ, "TMPDIR": str(leader.temporary)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_incidents_of_former_leaders_are_shown(tmp_path: Path, etcd: EtcdServer) -> None:
+    path = script(tmp_path, SAME)
+    cluster = Cluster(tmp_path, etcd, "--strategies=recover", path, "0.2")
+    zero, *others = [cluster.start(node) for node in range(4)]
+    others[0].wait_for("step 5")
+    others[1].worker(5).kill()
+    others[0].wait_for("step 10")
+    lose(zero)
+    leader = int(read_error(others[0], r"node (\d) leads the job since epoch 2")[1])
+    others[0].wait_for("step 20")
+    decisions = replay(cluster.job, others[leader - 1])
+    assert {1, 2} <= {decision["incident"] for decision in decisions}, decisions
+    ended = [job.end() for job in others]
+    assert [each.code for each in ended] == [0, 0, 0], ended
+    reports = "".join(each.err for each in ended)
+    assert "2 faults" in reports, reports
+    assert re.search(r"incident 1: rank 5 \(exited\)", reports), reports
 
 
 def test_stopped_leader_harms_nothing_when_it_wakes(

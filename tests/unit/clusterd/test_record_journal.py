@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from taskd.clusterd.record_journal import RecordJournal
+from taskd.clusterd.stored_history import MOST_PAGES, PAGE_CHARS
 from taskd.core.record import Record, RecordConflict, Stored, StoreUnreachable
-from taskd.runtime.journal import JournalFailed, Write
+from taskd.runtime.journal import Entry, JournalFailed, Write
 
 
 @dataclass
@@ -186,5 +187,66 @@ def test_record_of_another_program_is_named_and_left_alone(
         await leader.write("fresh")
         assert store.stored["job"].record.sequence == 2
         await leader.journal.aclose()
+
+    asyncio.run(main())
+
+
+def entry(number: int, because: str = "") -> Entry:
+    return Entry("job", number, float(number), "event", "Idle", "Stopping", because, ("order",))
+
+
+async def history(leader: Leader) -> list[Entry]:
+    return [replace(one, number=0) for one in await leader.journal.history("job")]
+
+
+def test_next_leader_knows_the_history_of_all_former_ones() -> None:
+    async def main() -> None:
+        store = Store()
+        entries = [entry(number) for number in range(4)]
+        leaders = [Leader(store, epoch) for epoch in (1, 2, 3)]
+        await leaders[0].write("first", entries=(entries[0], entries[1]))
+        await leaders[1].journal.claim()
+        await leaders[1].write("second", entries=(entries[2],))
+        await leaders[1].journal.add_entry(entries[3])
+        await leaders[1].journal.note("pods/job", "two")
+        await leaders[2].journal.claim()
+        assert await history(leaders[2]) == entries
+        for leader in leaders:
+            await leader.journal.aclose()
+
+    asyncio.run(main())
+
+
+def test_long_history_is_kept_in_pages_up_to_a_limit() -> None:
+    async def main() -> None:
+        store = Store()
+        old, new = Leader(store, 1), Leader(store, 2)
+        written = [entry(number, "x" * PAGE_CHARS) for number in range(MOST_PAGES + 10)]
+        for one in written:
+            await old.write("state", entries=(one,))
+        assert len(store.stored) == MOST_PAGES + 1
+        await new.journal.claim()
+        assert await history(new) == written[-MOST_PAGES - 1 :]
+        await new.write("end", ended=True)
+        assert store.stored == {}
+        for leader in (old, new):
+            await leader.journal.aclose()
+
+    asyncio.run(main())
+
+
+def test_page_that_was_written_without_the_record_is_written_again() -> None:
+    async def main() -> None:
+        store = Store()
+        old, new = Leader(store, 1), Leader(store, 2)
+        await old.write("first", entries=(entry(0, "x" * PAGE_CHARS),))
+        store.trouble = ["", "down"]
+        with pytest.raises(JournalFailed):
+            await old.write("second", entries=(entry(1),))
+        await old.write("second", entries=(entry(1),))
+        await new.journal.claim()
+        assert [one.incident for one in await history(new)] == [0, 1]
+        for leader in (old, new):
+            await leader.journal.aclose()
 
     asyncio.run(main())

@@ -28,6 +28,7 @@ LENGTH_S = 3.0
 """How long a leader may be silent. etcd makes it longer if its own elections take longer."""
 PERIOD_S = 0.5
 ANSWER_S = 1.0
+WAITS = "training goes on, and a fault waits until etcd answers. Is it running, with a quorum?"
 
 
 class JobLease:
@@ -84,7 +85,7 @@ class JobLease:
             except StoreUnreachable as error:
                 if str(error) != problem:
                     problem = str(error)
-                    log.warning("%s; trying again. Is etcd running, with a quorum?", problem)
+                    log.warning("%s; %s", problem, WAITS)
                 await asyncio.sleep(PERIOD_S)
                 continue
             await changed.wait()
@@ -135,7 +136,7 @@ class JobLease:
         except LeaseNotFound:
             self._tenure.end()
         except FAILED as error:
-            raise StoreUnreachable(f"cannot renew the lease: {error}") from error
+            raise StoreUnreachable(f"{error}; {WAITS}") from error
         return self._tenure.epoch is not None
 
     async def end_job(self) -> None:

@@ -162,7 +162,9 @@ def recovered(
     if outcome == "restarted":
         because += ", all of them restarted; steps since the last checkpoint are done again"
         why = job.open_incident.because if job.open_incident is not None else ""
-    report = ResultReport(0, order.strategy, uuid=job.uuid, info=because)
+    # Ascend's clusterd expects ranks only in the report of a shrink.
+    missing = () if job.ascend else tuple(RankSet(job.view.ranks) - job.world)
+    report = ResultReport(0, order.strategy, missing, uuid=job.uuid, info=because)
     job = replace(
         close_incident(job, outcome, why or because),
         faults={},

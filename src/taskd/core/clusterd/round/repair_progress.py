@@ -67,12 +67,14 @@ def status_reported(state: Repairing, turn: Turn, event: ResultReport) -> Outcom
             return _isolate(state, turn, event)
         case (Growing(), RecoverCode.OK):
             return succeed(turn.with_reason("the job has grown back"), "")
+        case Replacing(), RecoverCode.OK if event.isolated and not _in_cluster(turn):
+            return _still_shrunk(turn.with_reason(f"{state.strategy} worked"), event)
         case _, RecoverCode.OK:
             strategy = strategy_of(state)
             # The job says what it did: a strategy may have ended in a restart of all ranks.
             how = f"{strategy}: {event.info}" if event.info else f"{strategy} worked"
             return succeed(turn.with_reason(how), f"{strategy.on_wire}-success")
-        case Growing(), code if not turn.job.config.cluster:
+        case Growing(), code if not _in_cluster(turn):
             return not_grown(turn, f"growing failed with {code}")
         case Retrying(), code:
             return _retry_failed(turn, code)
@@ -108,11 +110,17 @@ def _dumped(turn: Turn, code: int) -> Outcome:
 
 
 def _isolate(state: Shrinking, turn: Turn, event: ResultReport) -> Outcome:
-    """Whole replicas leave, including healthy ranks that shared a replica with a lost rank."""
-    if not turn.job.config.cluster:
+    """Whole replicas leave, including healthy ranks that shared a replica with a lost rank.
+
+    What has failed has failed for them: a rank that dies from here on may be repaired that way.
+    """
+    interrupted = tuple(attempt for attempt in turn.round.history if attempt.interrupted)
+    turn = turn.with_round(history=interrupted)
+    if not _in_cluster(turn):
         # No scheduler would bring their nodes back: they stay and wait for the job to grow.
         turn = turn.with_reason(f"ranks {list(event.isolated)} leave with their replicas")
-        return turn.go_to(replace(state, deadline=turn.now + turn.config.status_timeout_s))
+        deadline = turn.now + turn.config.status_timeout_s
+        return turn.go_to(replace(state, round=turn.round, deadline=deadline))
     known = set(turn.job.nodes_of(turn.round.ranks))
     nodes = tuple(node for node in turn.job.nodes_of(event.isolated) if node not in known)
     isolated = tuple(Fault(rank, evidence="leaves with its replica") for rank in event.isolated)
@@ -129,6 +137,19 @@ def _shrunk(turn: Turn) -> Outcome:
     turn = turn.with_reason("the job trains without the lost ranks").with_round(history=())
     turn = turn.with_cluster_commands(WriteResetConfig(ResetOperation.CLEAR))
     return pods_changed(Shrunk(turn.job, turn.round), turn)
+
+
+def _still_shrunk(turn: Turn, event: ResultReport) -> Outcome:
+    """A rank of a job that had shrunk was repaired. The others are still missing."""
+    turn = turn.with_reason(f"the job trains without ranks {list(event.isolated)}")
+    missing = tuple(Fault(rank, evidence="left when the job shrank") for rank in event.isolated)
+    leaving = frozenset(turn.job.nodes_of(event.isolated))
+    turn = turn.with_round(faults=missing, leaving=leaving, history=(), stopped=False)
+    return turn.go_to(Shrunk(turn.job, turn.round))
+
+
+def _in_cluster(turn: Turn) -> bool:
+    return turn.job.config.cluster
 
 
 def _grow(turn: Turn) -> Outcome:
