@@ -299,7 +299,8 @@ def _api_server(
         running,
         etcd_url,
     )
-    stack.callback(lambda: end(plane.running))
+    # After SIGTERM it would wait for the watches of its clients.
+    stack.callback(lambda: end(plane.running, signal.SIGKILL))
     eventually(lambda: _is_ready(plane), START_S, f"see {folder / 'kube-apiserver.log'}")
     return plane
 
