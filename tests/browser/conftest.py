@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from taskd.runtime.clock import monotonic
 from taskd.runtime.retry import Tries, every
+from taskd.wire._pb import control_pb2 as pb
+from taskd.wire._pb.control_pb2_grpc import ControlStub
 from tests import ROOT
+from tests.bench.dashboard import spawn
 
 WAIT_S = 90.0
 SCRIPT = ROOT / "examples" / "train_ddp.py"
@@ -108,6 +112,32 @@ def running(folder: Path, job: str = "", script: Path = SCRIPT) -> Iterator[Runn
     finally:
         launcher.terminate()
         launcher.wait(WAIT_S)
+
+
+@contextmanager
+def dashboard_of_jobs(folder: Path, names: list[str]) -> Iterator[str]:
+    """The address of a dashboard for a clusterd of its own, which has these jobs."""
+    folder.chmod(0o700)
+    journal = str(folder / "journal")
+    server = spawn(folder, "clusterd", "--listen", "127.0.0.1:0", "--journal", journal)
+    assert server.stdout is not None
+    address = f"127.0.0.1:{server.stdout.readline().split()[-1]}"
+    dashboard = spawn(folder, "dashboard", "--server", address, "--listen", "127.0.0.1:0")
+    assert dashboard.stderr is not None
+    try:
+        control: Any = ControlStub
+        with grpc.insecure_channel(address) as channel:
+            for name in names:
+                nodes = [pb.Node(node_rank=0, name="host0", ranks=range(4))]
+                declared = pb.JobDeclaration(job=name, strategies=["recover"], nodes=nodes)
+                assert control(channel).DeclareJob(declared, timeout=WAIT_S).code == 0
+        url = re.search(r"http\S+", dashboard.stderr.readline())
+        assert url is not None
+        yield url[0]
+    finally:
+        for process in (dashboard, server):
+            process.terminate()
+            process.communicate(timeout=WAIT_S)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from tests.browser.conftest import (
     WAIT_S,
     Running,
     Visitor,
+    dashboard_of_jobs,
     eventually,
     running,
 )
@@ -98,6 +99,19 @@ def test_incident_page_explains_the_decision(visitor: Visitor, job: Running) -> 
     expect(page.get_by_role("row", name="retry")).to_contain_text("the job does not offer it")
     accessible(page)
     shoot(page, "incident")
+
+
+def test_list_of_jobs_and_unknown_job_are_accessible(visitor: Visitor, tmp_path: Path) -> None:
+    names = ["llama", "<b>mixtral</b>"]
+    with dashboard_of_jobs(tmp_path, names) as url:
+        page = visitor.page
+        page.goto(url)
+        for name in names:
+            expect(page.get_by_role("link", name=name)).to_be_visible()
+        accessible(page)
+        page.goto(f"{url.partition('/login')[0]}/jobs/gone/incidents/7")
+        expect(page.get_by_role("heading", name="This cannot be shown")).to_be_visible()
+        accessible(page)
 
 
 def test_nodes_page_shows_what_a_loss_would_cost(visitor: Visitor, job: Running) -> None:

@@ -19,7 +19,7 @@ export function table(head, rows, label) {
 }
 
 export function card(title, end, ...children) {
-  return h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, title), end ? h("div", { class: "end" }, end) : null), ...children);
+  return h("section", { class: "card" }, title ? h("div", { class: "head" }, h("h2", {}, title), end ? h("div", { class: "end" }, end) : null) : null, ...children);
 }
 
 export function pill(text, tone) {
