@@ -35,7 +35,7 @@ from tests.integration.switched_machines import Machines, machines
 NODES, SPARE = 3, 3
 FAULTS = int(environ.get("TASKD_SOAK_FAULTS", "6"))
 SEED = int(environ.get("TASKD_CHAOS_SEED", "1")) if "TASKD_SOAK_FAULTS" in environ else 1
-"""Without `make soak` always the same few faults of processes, among them of etcd and the leader."""
+"""Without `make soak` always the same few faults of processes: of etcd, the leader and others."""
 STEPS = 15 * (FAULTS + 2)
 PACE_S = "0.8"
 """One step. Slow, so that the steps last until the last fault; the rest is done without a pause."""
