@@ -16,7 +16,7 @@ from taskd.runtime.journal import Entry
 
 PAGE_CHARS = 32_000
 """Compressed these are 2 to 4 KB, which every decision adds to its write."""
-MOST_PAGES = 64
+MOST_PAGES = 16
 
 
 @dataclass(frozen=True, slots=True)

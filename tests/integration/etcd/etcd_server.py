@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -61,10 +62,10 @@ class EtcdServer:
             stdin=subprocess.DEVNULL,
         )
 
-    def call(self, method: str, **body: object) -> str:
+    def call(self, method: str, *, verify: ssl.SSLContext | bool = True, **body: object) -> str:
         """A call of etcd's JSON interface: its answer, also if it is an error."""
-        answer = httpx.post(f"{self.scheme}://{self.client}/v3/{method}", json=body, timeout=30)
-        return answer.text
+        url = f"{self.scheme}://{self.client}/v3/{method}"
+        return httpx.post(url, json=body, timeout=30, verify=verify).text
 
     def kill(self) -> None:
         if self.process is not None:
