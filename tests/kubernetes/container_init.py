@@ -55,13 +55,14 @@ def main() -> None:
     mount("tmpfs", root / "dev" / "shm", "tmpfs", options="mode=1777")
     for source, target in about["mounts"]:
         # /var/run is a link to /run, which would lead out of the new root.
-        inside = (
-            target.replace("/var/run/", "/run/", 1) if target.startswith("/var/run/") else target
-        )
-        bind(Path(source), root / inside.lstrip("/"))
+        if target.startswith("/var/run/"):
+            target = target.replace("/var/run/", "/run/", 1)
+        bind(Path(source), root / target.lstrip("/"))
     for source in about["programs"]:  # inside a directory of the container's own, as they may be
-        if not (root / source.lstrip("/")).exists():
-            bind(Path(source), root / source.lstrip("/"))
+        inside = root / source.lstrip("/")
+        # A volume on /tmp may have an empty directory there, from an earlier start.
+        if not (inside.exists() and inside.samefile(source)):
+            bind(Path(source), inside)
     if about["read_only"]:
         mount("", root, flags=MS_REMOUNT | MS_RDONLY)
     socket.sethostname(about["hostname"])
