@@ -144,12 +144,10 @@ def _protection(ranks: int, width: int, depth: int, batch: int) -> Row:
         asyncio.run(_train(Path(folder), ranks, {"shape": (width, depth, batch)}))
         took = json.loads((Path(folder) / "took").read_text())
     who = "one rank" if ranks == 1 else f"{ranks} ranks that share the device"
-    return Row(
+    return _compared(
         f"a DDP step of {depth * (width + 1) * width / 1e6:.0f}M parameters over nccl, protected "
         f"or plain; {who}, {STRETCH} steps at a time",
-        ms(took["ours"]),
-        ms(took["plain"]),
-        median(ours / plain for ours, plain in zip(took["ours"], took["plain"], strict=True)),
+        took,
         1.02,
     )
 
@@ -159,15 +157,18 @@ def _automatic_copies() -> Row:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         asyncio.run(_train(Path(folder), 1, {}, sharded_stretches))
         took = json.loads((Path(folder) / "took").read_text())
-    return Row(
+    return _compared(
         f"a step of {DEPTH * (WIDTH + 1) * WIDTH / 1e9:.2f} billion parameters (FSDP2) with "
         f"automatic copies, which chose every {took['every']} steps; newest copy "
         f"{took['age']} steps old",
-        ms(took["ours"]),
-        ms(took["plain"]),
-        median(ours / plain for ours, plain in zip(took["ours"], took["plain"], strict=True)),
+        took,
         1.05,
     )
+
+
+def _compared(what: str, took: dict[str, Any], target: float) -> Row:
+    ratios = [ours / plain for ours, plain in zip(took["ours"], took["plain"], strict=True)]
+    return Row(what, ms(took["ours"]), ms(took["plain"]), median(ratios), target)
 
 
 async def _train(
