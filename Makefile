@@ -66,10 +66,10 @@ test-mindspore: setup .venvs/mindspore/.ready  ## our agent under MindSpore's ow
 
 .venvs/adapters/.ready: pyproject.toml
 	$(PYTHON) -m venv .venvs/adapters
-	.venvs/adapters/bin/pip --disable-pip-version-check --quiet install torch==2.13.0 transformers==5.22.2 accelerate==1.15.0 lightning==2.6.6 --editable .
+	.venvs/adapters/bin/pip --disable-pip-version-check --quiet install torch==2.13.0 transformers==5.22.2 accelerate==1.15.0 lightning==2.6.6 torchtitan==0.3.0 triton==3.9.0 deepspeed==0.19.8 trl==1.16.0 --editable .
 	touch $@
 
-test-adapters: setup .venvs/adapters/.ready  ## Accelerate, transformers and Lightning under taskd run (1 GB to install)
+test-adapters: setup .venvs/adapters/.ready  ## Accelerate, transformers, Lightning, torchtitan, DeepSpeed under taskd run (2 GB to install)
 	$(PYTEST) --dist loadfile tests/adapters
 
 # Versions of torch other than the pinned one. Most have only builds with CUDA: 5 GB each.
@@ -109,8 +109,9 @@ soak: setup .venvs/adapters/.ready  ## 20 faults under each Trainer; 1,000 on fo
 	TASKD_SOAK_FAULTS=1000 $(BIN)/pytest -n 0 tests/chaos/test_nodes_chaos.py \
 	  tests/integration/run/test_half_jobs.py tests/integration/run/test_own_etcd.py
 
-explore: setup  ## every interleaving of two or three ranks and up to two faults
+explore: setup  ## every interleaving of two or three ranks and up to two faults; all seeds of the simulators
 	$(BIN)/pytest -m explore
+	TASKD_ALL_SEEDS=1 $(PYTEST) tests/sim
 
 .venvs/proto/.ready: tools/proto.sh
 	$(PYTHON) -m venv .venvs/proto

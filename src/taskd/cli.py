@@ -25,7 +25,7 @@ class Command:
 
 COMMANDS = {
     "run": Command(
-        "taskd.agent.run.command",
+        "taskd.agent.run.run_command",
         "run a training script like torchrun, and keep it training through faults",
     ),
     "clusterd": Command(
@@ -37,7 +37,7 @@ COMMANDS = {
         "taskd.commands.replay", "show every incident of a job, with the reason of each decision"
     ),
     "dashboard": Command(
-        "taskd.dashboard.command", "show jobs in a browser: progress, incidents, nodes"
+        "taskd.dashboard.dashboard_command", "show jobs in a browser: progress, incidents, nodes"
     ),
     "fault": Command("taskd.commands.fault", "report a fault by hand"),
     "profile": Command("taskd.commands.profile", "start or stop recording a running job"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
@@ -38,6 +39,11 @@ def direct_nccl(interface: str, adapter: str) -> None:
         os.environ["NCCL_IB_HCA"] = f"={adapter}"
 
 
+def use_compile_cache(path: str) -> None:
+    """Where torch.compile keeps its code; inductor has no other interface for it."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = path
+
+
 def keep_alive_under_nccl() -> None:
     """Keep torch from ending the process when NCCL has lost a peer.
 
@@ -69,9 +75,15 @@ def load(kind: type[T], environ: Mapping[str, str] = os.environ, prefix: str = "
     return config
 
 
+@cache
+def type_hints(kind: type) -> dict[str, Any]:
+    """The type of each field. It takes longer than all the rest, and a process loads some twice."""
+    return get_type_hints(kind)
+
+
 def _load(kind: type[T], environ: Mapping[str, str], prefix: str, problems: list[str]) -> T | None:
     values: dict[str, Any] = {}
-    hints = get_type_hints(kind)
+    hints = type_hints(kind)
     for item in fields(kind):
         name, hint = f"{prefix}_{item.name}".upper(), hints[item.name]
         if isinstance(hint, type) and is_dataclass(hint):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from taskd.bus.endpoint import Bus, BusConfig, Tls
-from taskd.bus.security import membership, tls_from_environment
+from taskd.bus.security import membership, tls_from_environment, token_file_from_environment
 from taskd.errors import SettingsError
 from taskd.model.ids import Position, Role
 from taskd.runtime.address import Address
@@ -34,6 +34,8 @@ class ProxyConfig:
     upstream: str = UPSTREAM
     job: str = ""
     token: str = ""
+    token_file: str = field(default_factory=token_file_from_environment)
+    """Secrets for the upstream connection, instead of `token`."""
     tls: Tls | None = field(default_factory=tls_from_environment)
     """For the upstream connection; downstream only if `listen` is not a loopback address."""
 
@@ -82,6 +84,7 @@ class Proxy:
                 upstream=config.upstream,
                 job=config.job,
                 token=config.token,
+                token_file=config.token_file,
                 tls=config.tls,
                 tls_below=not Address.parse(config.listen).is_loopback,
             )

@@ -6,7 +6,10 @@ import hashlib
 import os
 import signal
 import sys
+import threading
+from pathlib import Path
 
+import psutil
 from torch import nn
 
 
@@ -17,18 +20,37 @@ def die(rank: int, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def await_checkpoint(step: int) -> None:
+    """AWAIT=step lets all ranks wait there, between two steps, for a continuous checkpoint."""
+    if os.environ.get("AWAIT") != str(step):
+        return
+    pause = threading.Event()
+    for _ in range(4000):
+        if any(Path(os.environ["TASKD_DUMP_DIR"]).glob("step-*/taskd.json")):
+            return
+        pause.wait(0.02)
+    raise SystemExit("no checkpoint in time")
+
+
 def show(model: nn.Module) -> None:
     state = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
     sys.stdout.write(f"weights {hashlib.sha256(state).hexdigest()}\n")
 
 
 def fault(place: str, rank: int, step: int) -> None:
-    """FAULTS="rank.step.place …" kills the rank there, once; with a leading "~" it is stopped."""
+    """FAULTS="rank.step.place …" kills the rank there, once; with a leading "~" it is stopped.
+
+    With a leading "!" the launcher is killed, and everything with it.
+    """
     for one in os.environ.get("FAULTS", "").split():
-        if one.removeprefix("~") != f"{rank}.{step}.{place}":
+        if one.lstrip("~!") != f"{rank}.{step}.{place}":
             continue
         try:
             os.close(os.open(f"done-{one}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             continue
+        if one[0] == "!":
+            zygote = psutil.Process().parent()
+            assert zygote is not None
+            os.kill(zygote.ppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGSTOP if one[0] == "~" else signal.SIGKILL)

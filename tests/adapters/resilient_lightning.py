@@ -19,11 +19,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanSquaredError
 
 from taskd.integrations.lightning import ResilientStrategy
-from tests.adapters.ending import fault, show
+from tests.adapters.ending import await_checkpoint, fault, show
 
 RANK = int(os.environ["RANK"])
 STOP = os.environ.get("STOP_EARLY")
-MANUAL = os.environ.get("MANUAL") == "1"
+MANUAL = int(os.environ.get("MANUAL", "0"))
+"""0: Lightning optimizes. Otherwise the number of optimizers of the module."""
 
 
 class Net(lightning.LightningModule):  # type: ignore[misc]
@@ -33,7 +34,7 @@ class Net(lightning.LightningModule):  # type: ignore[misc]
         super().__init__()
         self.net = torch.nn.Sequential(
             torch.nn.Linear(16, 32),
-            torch.nn.BatchNorm1d(32),
+            torch.nn.LayerNorm(32) if MANUAL == 2 else torch.nn.BatchNorm1d(32),
             torch.nn.Dropout(0.1),
             torch.nn.Linear(32, 4),
         )
@@ -49,11 +50,19 @@ class Net(lightning.LightningModule):  # type: ignore[misc]
         self.log("train_loss", loss, on_step=True, on_epoch=True, sync_dist=True)
         self.log("error", self.error, on_step=False, on_epoch=True)
         self.losses.append(loss)
-        if MANUAL:
+        if MANUAL == 1:
             optimizer = self.optimizers()
             optimizer.zero_grad()
             self.manual_backward(loss)
             optimizer.step()
+        if MANUAL == 2:
+            for optimizer in self.optimizers():
+                with optimizer.toggle_model():
+                    part = torch.nn.functional.mse_loss(self.net(batch[0]), batch[1])
+                    optimizer.zero_grad()
+                    self.manual_backward(part)
+                    fault("toggled", RANK, self.trainer.fit_loop.total_batch_idx)
+                    optimizer.step()
         return {"loss": loss, "number": number}
 
     def on_train_epoch_end(self) -> None:
@@ -66,6 +75,9 @@ class Net(lightning.LightningModule):  # type: ignore[misc]
         self.log("valid_loss", loss, sync_dist=True)
 
     def configure_optimizers(self) -> Any:
+        if MANUAL == 2:
+            parts = [self.net[0].parameters(), self.net[3].parameters()]
+            return [torch.optim.AdamW(one, lr=1e-2) for one in parts]
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         optimizer.register_step_post_hook(
             lambda *_: fault("optimizer", RANK, self.trainer.fit_loop.total_batch_idx)
@@ -89,6 +101,7 @@ class Faulty(Callback):  # type: ignore[misc]
         if os.environ.get("RAISE_AT") == str(self.batches):
             raise RuntimeError("the callback has failed")
         self.seen("batch", trainer, loss=float(outputs["loss"]) if outputs else 0.0)
+        await_checkpoint(trainer.fit_loop.total_batch_idx)
 
     def on_before_optimizer_step(self, trainer: Any, *_: Any) -> None:
         fault("backward", RANK, trainer.fit_loop.total_batch_idx)
@@ -115,6 +128,16 @@ class Faulty(Callback):  # type: ignore[misc]
         fault(event, RANK, number)
 
 
+class Later(Callback):  # type: ignore[misc]
+    """Comes after EarlyStopping, and fails there."""
+
+    def on_validation_end(self, trainer: Any, *_: Any) -> None:
+        fault("decided", RANK, trainer.fit_loop.total_batch_idx)
+
+    def on_train_end(self, trainer: Any, *_: Any) -> None:
+        fault("ended", RANK, trainer.fit_loop.total_batch_idx)
+
+
 class Saved(ModelCheckpoint):  # type: ignore[misc]
     def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
         fault("saving", RANK, trainer.fit_loop.total_batch_idx)
@@ -136,19 +159,21 @@ net = Net()
 inputs = torch.randn(92, 16)
 data = TensorDataset(inputs, inputs[:, :4] * 2)
 train, valid = torch.utils.data.random_split(data, [80, 12], torch.Generator().manual_seed(0))
+best = ModelCheckpoint("best", monitor="valid_loss")
 callbacks: list[Callback] = [
     Faulty(),
     LearningRateMonitor(),
     Saved("saved", every_n_train_steps=4, save_top_k=-1, save_last=True),
-    ModelCheckpoint("best", monitor="valid_loss"),
+    best,
 ]
 if STOP:
     callbacks.append(EarlyStopping("valid_loss", patience=1, min_delta=float(STOP)))
+callbacks.append(Later())
 logger = Logger("logs")
 trainer = lightning.Trainer(
     accelerator="cpu",
     devices=int(os.environ["LOCAL_WORLD_SIZE"]),
-    strategy=ResilientStrategy(),
+    strategy=ResilientStrategy(find_unused_parameters=MANUAL == 2),
     max_epochs=3,
     accumulate_grad_batches=1 if MANUAL else int(os.environ.get("ACCUMULATE", "1")),
     gradient_clip_val=None if MANUAL else 1.0,
@@ -165,16 +190,17 @@ trainer.fit(
     net,
     DataLoader(train, batch_size=4, shuffle=True, num_workers=workers),
     DataLoader(valid, batch_size=2),
-    ckpt_path="last" if os.environ.get("RESUME") else None,
+    ckpt_path=os.environ.get("RESUME"),
 )
 show(net)
-optimizer = trainer.optimizers[0].state_dict()["state"]
-moments = b"".join(v.numpy().tobytes() for one in optimizer.values() for v in one.values())
+states = [state for one in trainer.optimizers for state in one.state_dict()["state"].values()]
+moments = b"".join(value.numpy().tobytes() for state in states for value in state.values())
 end = {
     "optimizer": hashlib.sha256(moments).hexdigest(),
-    "scheduler": trainer.lr_scheduler_configs[0].scheduler.state_dict(),
+    "scheduler": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
+    "gradients": [one.requires_grad for one in net.parameters()],
     "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()},
     "progress": trainer.fit_loop.state_dict(),
-    "best": trainer.callbacks[4].best_k_models,
+    "best": best.best_k_models,
 }
 Path(f"end-{RANK}.json").write_text(json.dumps(end, sort_keys=True, default=str))

@@ -11,16 +11,34 @@ from transformers import (
     EarlyStoppingCallback,
     GPT2Config,
     GPT2LMHeadModel,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
     TrainerCallback,
     TrainingArguments,
 )
 from transformers.trainer_utils import get_last_checkpoint
 
-from taskd.integrations.transformers import Trainer
-from tests.adapters.ending import fault, show
+from taskd.integrations.transformers import Seq2SeqTrainer, Trainer, TrainerMixin
+from tests.adapters.ending import await_checkpoint, fault, show
 
 RANK = int(os.environ["RANK"])
 STOP = os.environ.get("STOP_EARLY")
+SEQ2SEQ = os.environ.get("SEQ2SEQ") == "1"
+SFT = os.environ.get("SFT") == "1"
+
+if SFT:
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    class Base(TrainerMixin, SFTTrainer):  # type: ignore[misc]
+        protected_attributes = ("losses", "_metrics", "_total_train_tokens")
+else:
+
+    class Base(Seq2SeqTrainer if SEQ2SEQ else Trainer):  # type: ignore[misc, no-redef]
+        protected_attributes = ("losses",)
 
 
 class Faulty(TrainerCallback):  # type: ignore[misc]
@@ -38,6 +56,7 @@ class Faulty(TrainerCallback):  # type: ignore[misc]
         if os.environ.get("RAISE_AT") == str(self.steps):
             raise RuntimeError("the callback has failed")
         self.seen("step", state)
+        await_checkpoint(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
         self.seen("log", state, **{name: logs[name] for name in ("loss",) if name in logs})
@@ -70,12 +89,23 @@ class Faulty(TrainerCallback):  # type: ignore[misc]
         fault(event, RANK, state.global_step)
 
 
-class Faults(Trainer):
-    """More places to fail at."""
+class Faults(Base):
+    """More places to fail at, and what a subclass may keep from step to step."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.losses: dict[str, list[float]] = {"train": [], "eval": []}
+        super().__init__(*args, **kwargs)
+
+    def _get_learning_rate(self) -> Any:
+        fault("scheduler", RANK, self.state.global_step)
+        return super()._get_learning_rate()
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         fault("forward", RANK, self.state.global_step)
-        return super().compute_loss(*args, **kwargs)
+        found = super().compute_loss(*args, **kwargs)
+        loss = found[0] if isinstance(found, tuple) else found
+        self.losses["train" if self.model.training else "eval"].append(loss.item())
+        return found
 
     def _save_scaler(self, output_dir: str) -> None:
         fault("saving", RANK, self.state.global_step)
@@ -84,10 +114,30 @@ class Faults(Trainer):
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-net = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=16))
+if SEQ2SEQ:
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
+    net = T5ForConditionalGeneration(T5Config(vocab_size=64, decoder_start_token_id=0, **sizes))
+else:
+    net = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=16))
 texts = [torch.randint(64, (12,)) for _ in range(92)]
 data = [{"input_ids": text, "labels": text} for text in texts]
-arguments = TrainingArguments(
+more: dict[str, Any] = {}
+Arguments = Seq2SeqTrainingArguments if SEQ2SEQ else TrainingArguments
+if SFT:
+    words = {f"word{number}": number for number in range(62)} | {"[pad]": 62, "[end]": 63}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, "word0")),
+        pad_token="[pad]",
+        eos_token="[end]",
+    )
+    Arguments, more = SFTConfig, {"processing_class": tokenizer}
+    sets = [
+        Dataset.from_list([{"input_ids": text.tolist()} for text in part])
+        for part in (texts[:80], texts[80:])
+    ]
+else:
+    sets = [data[:80], data[80:]]
+arguments = Arguments(
     output_dir="saved",
     num_train_epochs=3,
     per_device_train_batch_size=4,
@@ -102,6 +152,8 @@ arguments = TrainingArguments(
     load_best_model_at_end=bool(STOP),
     metric_for_best_model="eval_loss" if STOP else None,
     bf16=os.environ.get("BF16") == "1",
+    **({"predict_with_generate": True, "generation_max_length": 6} if SEQ2SEQ else {}),
+    **({"max_length": 12} if SFT else {}),
     report_to=[],
     use_cpu=True,
     ddp_backend="gloo",
@@ -111,7 +163,12 @@ callbacks: list[Any] = [Faulty()]
 if STOP:
     callbacks.append(EarlyStoppingCallback(2, early_stopping_threshold=float(STOP)))
 trainer = Faults(
-    model=net, args=arguments, train_dataset=data[:80], eval_dataset=data[80:], callbacks=callbacks
+    model=net,
+    args=arguments,
+    train_dataset=sets[0],
+    eval_dataset=sets[1],
+    callbacks=callbacks,
+    **more,
 )
 trainer.train(
     resume_from_checkpoint=get_last_checkpoint("saved") if Path("saved").exists() else None
@@ -130,6 +187,7 @@ moments = b"".join(v.numpy().tobytes() for one in optimizer.values() for v in on
 end = {
     "log": log,
     "best": trainer.state.best_metric,
+    "losses": trainer.losses,
     "operations": trainer.state.total_flos,
     "optimizer": hashlib.sha256(moments).hexdigest(),
     "scheduler": trainer.lr_scheduler.state_dict()["last_epoch"],

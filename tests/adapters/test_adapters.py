@@ -38,7 +38,8 @@ def test_own_loop_loses_no_step(script: str, tmp_path: Path) -> None:
     calm, _ = run(tmp_path / "calm", script)
     disturbed, log = run(tmp_path / "disturbed", script, DIE="1.9")
     assert disturbed == calm
-    assert "incident 1: rank 1 (exited) -> recover-in-place: recovered" in log
+    assert "incident 1: rank 1 (signal 9" in log
+    assert "-> recover-in-place: recovered" in log
     assert "state" in log, "no state came from a peer"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -12,18 +13,23 @@ import pytest
 import torch
 
 from tests import ROOT
-from tests.adapters.test_transformers import assert_same
+from tests.adapters.test_transformers import LIMIT_S, assert_equal, assert_same
 
 PYTHON = ROOT / ".venvs/adapters/bin/python"
 ADAPTER = "taskd.integrations.lightning"
 
 
 def run(
-    folder: Path, faults: str = "", env: dict[str, str] | None = None, ranks: int = 2
+    folder: Path,
+    faults: str = "",
+    env: dict[str, str] | None = None,
+    ranks: int = 2,
+    code: int = 0,
 ) -> dict[str, Any]:
     """What the job has left in its folder: results of all ranks, logs and checkpoints."""
     folder.mkdir(exist_ok=True)
     command = [PYTHON, "-m", "taskd", "run", f"--nproc-per-node={ranks}"]
+    command += (env or {}).get("OPTIONS", "").split()
     preload, script = f"--preload={ADAPTER}", "resilient_lightning.py"
     done = subprocess.run(
         [*map(str, command), preload, ROOT / "tests/adapters" / script],
@@ -31,9 +37,9 @@ def run(
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "FAULTS": faults, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LIMIT_S,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     left: dict[str, Any] = {
         path.name: json.loads(path.read_text().replace(str(folder), "."))
         for path in folder.glob("end-*.json")
@@ -77,11 +83,16 @@ def comparable(value: Any, folder: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run(tmp_path_factory.mktemp("calm") / "run")
+def calm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("calm") / "run"
 
 
-@pytest.mark.timeout(300)
+@pytest.fixture(scope="module")
+def calm(calm_folder: Path) -> dict[str, Any]:
+    return run(calm_folder)
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
 @pytest.mark.parametrize(
     "faults",
     [
@@ -95,7 +106,7 @@ def test_trainer_loses_no_step(faults: str, calm: dict[str, Any], tmp_path: Path
     assert_same(calm, disturbed, len(faults.split()))
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(2 * LIMIT_S)
 def test_early_stopping_with_workers_is_exact(tmp_path: Path) -> None:
     env = {"STOP_EARLY": "0.5", "WORKERS": "1"}
     calm = run(tmp_path / "calm", env=env)
@@ -103,7 +114,111 @@ def test_early_stopping_with_workers_is_exact(tmp_path: Path) -> None:
     assert_same(calm, disturbed, 1)
 
 
-@pytest.mark.timeout(300)
+OPTIONS = {
+    "accumulation": (
+        {"ACCUMULATE": "3"},
+        "1.1.forward 0.5.optimizer 1.6.batch 0.9.log 1.9.saving",
+    ),
+    "manual optimization": (
+        {"MANUAL": "1"},
+        "1.2.forward 0.5.optimizer 1.8.batch 0.11.saving 1.14.backward 0.19.epoch",
+    ),
+    "two optimizers": ({"MANUAL": "2"}, "1.2.forward 0.4.toggled ~1.9.toggled 0.12.batch"),
+    "bf16": (
+        {"PRECISION": "bf16-mixed"},
+        "0.2.forward 1.6.optimizer 0.11.batch 0.19.epoch",
+    ),
+}
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_option_is_exact(option: str, tmp_path: Path) -> None:
+    env, faults = OPTIONS[option]
+    calm = run(tmp_path / "calm", env=env)
+    disturbed = run(tmp_path / "run", faults, env)
+    assert_same(calm, disturbed, len(faults.split()))
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.parametrize(
+    ("checkpoint", "faults"),
+    [
+        ("epoch=1-step=12.ckpt", "1.13.forward 0.14.batch 1.18.prediction 0.19.saving"),
+        ("epoch=1-step=20.ckpt", "0.21.forward 1.22.prediction 0.26.backward"),
+    ],
+    ids=["in the middle of an epoch", "at its end"],
+)
+def test_resumed_training_is_exact(
+    checkpoint: str, faults: str, calm: dict[str, Any], calm_folder: Path, tmp_path: Path
+) -> None:
+    env = {"RESUME": str(calm_folder / "saved" / checkpoint)}
+    undisturbed = run(tmp_path / "calm", env=env)
+    disturbed = run(tmp_path / "run", faults, env)
+    assert_same(undisturbed, disturbed, len(faults.split()))
+    assert undisturbed["weights"] == calm["weights"]
+    for rank in range(2):
+        end, expected = undisturbed[f"end-{rank}.json"], calm[f"end-{rank}.json"]
+        assert end["optimizer"] == expected["optimizer"]
+        assert end["scheduler"] == expected["scheduler"]
+
+
+@pytest.mark.timeout(4 * LIMIT_S)
+def test_early_stopping_at_the_moment_of_a_fault(tmp_path: Path) -> None:
+    """The decision is made after batch 5, in the third validation."""
+    env = {"STOP_EARLY": "0.5"}
+    calm = run(tmp_path / "calm", env=env)
+    assert '"batch": 5' in calm["events"][0][-1]
+    for number, faults in enumerate(["0.5.prediction 1.5.decided", "1.5.validated 0.5.epoch"]):
+        disturbed = run(tmp_path / f"run-{number}", faults, env)
+        assert_same(calm, disturbed, len(faults.split()))
+    # Its peer has left the loop: both start again, with the state of the end.
+    disturbed = run(tmp_path / "end", "0.5.ended", env)
+    assert "all 6 steps are done" in disturbed["launcher"], disturbed["launcher"]
+    assert_equal(calm, {name: left for name, left in disturbed.items() if "version_1" not in name})
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_everything_is_killed(calm: dict[str, Any], tmp_path: Path) -> None:
+    """The next start resumes from a continuous checkpoint."""
+    env, folder = {"OPTIONS": "--checkpoint-every=9"}, tmp_path / "run"
+    waits = {"AWAIT": "10", "TASKD_QUIET_FLOOR_S": "90"}
+    run(folder, "!1.11.forward", {**env, **waits}, code=-9)
+    resumed = run(folder, env=env)
+    assert "resuming at step 9" in resumed["launcher"], resumed["launcher"]
+    expected, before, after = (
+        list(
+            csv.DictReader(left[f"logs/lightning_logs/version_{version}/metrics.csv"].splitlines())
+        )
+        for left, version in ((calm, 0), (resumed, 0), (resumed, 1))
+    )
+    assert before == expected[: len(before)]
+    assert after == expected[len(expected) - len(after) :]
+    assert len(before) + len(after) >= len(expected)
+    assert_equal(without_logs(calm), without_logs(resumed))
+
+
+def without_logs(left: dict[str, Any]) -> dict[str, Any]:
+    """Every start has a log of its own."""
+    return {name: value for name, value in left.items() if not name.startswith("logs/")}
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_two_of_three_ranks_are_lost_at_once(tmp_path: Path) -> None:
+    calm = run(tmp_path / "calm", ranks=3)
+    faults = "0.4.forward 1.4.forward 1.9.optimizer 2.9.optimizer 0.14.batch 2.14.batch"
+    disturbed = run(tmp_path / "run", faults, ranks=3)
+    assert "restart" not in disturbed["launcher"], disturbed["launcher"]
+    assert_equal(calm, disturbed)
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_callback_that_raises_ends_the_job_with_its_error(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="the callback has failed"):
+        run(tmp_path / "run", env={"RAISE_AT": "3"})
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
 def test_lightning_that_lacks_a_name_is_refused_with_its_purpose() -> None:
     owner, name = "lightning.pytorch.loops.training_epoch_loop", "_broadcast_sigterm_tensor"
     code = f"from {owner} import _TrainingEpochLoop as loop; del loop.{name}; import {ADAPTER}"
@@ -112,7 +227,7 @@ def test_lightning_that_lacks_a_name_is_refused_with_its_purpose() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LIMIT_S,
     )
     assert done.returncode != 0
     lacking = f"lacks {owner}._TrainingEpochLoop.{name}, which TaskD needs for repeating a batch"

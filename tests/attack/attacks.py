@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import struct
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -61,8 +63,12 @@ async def flood(
     tried: Tried,
     at_least: int = 0,
     metadata: Any = None,
+    rate: float = 0.0,
 ) -> int:
-    """Send requests full of empty parts. Returns how many bytes were offered."""
+    """Send requests full of empty parts, at most `rate` bytes per second if that is not zero.
+
+    Returns how many bytes were offered.
+    """
     payload, offered = EMPTY_PARTS[method] * (size // 2), 0
     began = perf_counter()
 
@@ -74,25 +80,110 @@ async def flood(
         nonlocal offered
         async with aio.insecure_channel(address, options=CHANNEL) as channel:
             while goes_on():
-                status = await tried.call(channel, method, payload, metadata)
-                assert status in REFUSED or method == HEALTH, f"{method} was answered with {status}"
+                if rate and (early := offered / rate - (perf_counter() - began)) > 0:
+                    await asyncio.sleep(early)
+                    continue
                 offered += len(payload)
+                status = await tried.call(channel, method, payload, metadata)
+                held_off = status == "DEADLINE_EXCEEDED"  # it could not connect any more
+                assert held_off or status in REFUSED or method == HEALTH, (
+                    f"{method} was answered with {status}"
+                )
 
     await asyncio.gather(*(one() for _ in range(16)))
     return offered
 
 
-async def flood_from_another_process(
-    address: str, method: str, size: int, seconds: float, at_least: int = 0
+async def flood_of_connections(
+    address: str, method: str, size: int, seconds: float, rate: float
 ) -> int:
-    """The same without using the time of this process. Returns the bytes that were offered."""
-    words = (address, method, str(size), str(seconds), str(at_least))
+    """Connect, send the head of a request and as much of its body as any peer may send, repeat.
+
+    Nothing here waits for an answer or obeys flow control: all bytes are on the wire. Returns how
+    many they were.
+    """
+    host, port = address.rsplit(":", 1)
+    data, sent = raw_request(method, address, size), 0
+    began = perf_counter()
+
+    async def one() -> None:
+        nonlocal sent
+        while (now := perf_counter() - began) < seconds:
+            if (early := sent / rate - now) > 0:
+                await asyncio.sleep(early)
+                continue
+            sent += len(data)
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.write(data)
+                await writer.drain()
+                writer.transport.abort()
+
+    await asyncio.gather(*(one() for _ in range(16)))
+    return sent
+
+
+def raw_request(method: str, authority: str, size: int) -> bytes:
+    """A new HTTP/2 connection with one call that has no token, cut after `size` bytes."""
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(payload))[1:]
+            + bytes([kind, flags])
+            + struct.pack(">I", stream)
+            + payload
+        )
+
+    def literal(name: str, value: str) -> bytes:
+        return bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": method,
+        ":authority": authority,
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    head = b"".join(literal(*field) for field in fields.items())
+    body = b"\0" + struct.pack(">I", 4 * size) + EMPTY_PARTS[method] * (size // 2)
+    cut = [body[at : at + 16_384] for at in range(0, size, 16_384)]
+    return (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        + frame(4, 0, 0, b"")
+        + frame(1, 4, 1, head)
+        + b"".join(frame(0, 0, 1, part) for part in cut)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """What the process of an attacker did."""
+
+    offered: int
+    """Bytes of the requests that it has begun to send."""
+    cores: float
+    """Processor time that it used itself, per second."""
+
+
+async def flood_from_another_process(
+    address: str,
+    method: str,
+    size: int,
+    seconds: float,
+    at_least: int = 0,
+    rate: float = 0.0,
+    way: str = "calls",
+) -> Flood:
+    """The same without using the time of this process. `way`: calls or connections."""
+    words = (way, address, method, str(size), str(seconds), str(at_least), str(rate))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, *words, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )
     out, _ = await process.communicate()
     assert process.returncode == 0, "a request of a stranger was answered"
-    return int(out)
+    offered, cores = out.split()
+    return Flood(int(offered), float(cores))
 
 
 @asynccontextmanager
@@ -132,7 +223,19 @@ class MemoryWatch:
         return (self._peak - self._before) / 2**20
 
 
+async def _attack(
+    way: str, where: str, what: str, size: str, seconds: str, least: str, rate: str
+) -> int:
+    if way == "connections":
+        return await flood_of_connections(where, what, int(size), float(seconds), float(rate))
+    return await flood(
+        where, what, int(size), float(seconds), Tried(), int(least), rate=float(rate)
+    )
+
+
 if __name__ == "__main__":
-    where, what, length, lasting, least = sys.argv[1:]
-    sent = asyncio.run(flood(where, what, int(length), float(lasting), Tried(), int(least)))
-    sys.stdout.write(f"{sent}\n")
+    start = perf_counter()
+    total = asyncio.run(_attack(*sys.argv[1:]))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    share = (used.ru_utime + used.ru_stime) / (perf_counter() - start)
+    sys.stdout.write(f"{total} {share}\n")

@@ -15,13 +15,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import psutil
 import pytest
 from grpc import aio
 
-from taskd.agent.run.plan import free_port
+from taskd.clusterd.interceptors import OPERATOR_METHODS, limit_bytes
+from taskd.runtime.address import free_port
 from taskd.runtime.tokens import OPERATOR, bearer, job_scope, token_for
 from taskd.wire._pb import control_pb2
 from taskd.wire._pb.control_pb2_grpc import ControlStub
+from taskd.wire._pb.recover_pb2 import ClientInfo
+from taskd.wire._pb.recover_pb2_grpc import RecoverStub
 from tests.attack.attacks import (
     DECLARE,
     HEALTH,
@@ -31,10 +35,16 @@ from tests.attack.attacks import (
     flood,
     flood_from_another_process,
 )
+from tests.attack.many_parts import requests_of
+from tests.integration.clusterd import client
 from tests.integration.clusterd.test_fuzz import METHODS
 
 SECRET = "a long secret of the server"
 CONTROL: Any = ControlStub
+RECOVER: Any = RecoverStub
+REPORT = "/taskd.v1.Control/ReportIncident"
+MOST_CALL_S = 2.0
+"""Processor time of the server for the most expensive call of a tenant: all others wait for it."""
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 MOST_GROWTH_MIB, MOST_TENANT_MIB = 100, 800
 """Of strangers; and of one tenant, whose requests are read: bounded, and not small."""
@@ -219,7 +229,7 @@ def test_flood_of_strangers_costs_little_memory_and_time(server: tuple[str, int]
                 flood_from_another_process(address, DECLARE, 4_000_000, 10.0, OFFERED)
             )
             busy = await latencies(channel, token, 60.0, lambda: not attack.done())
-            offered = await attack
+            offered = (await attack).offered
         assert offered >= OFFERED, f"only {offered / 1e6:.0f} MB were offered"
         assert memory.growth_mib < MOST_GROWTH_MIB
         p99 = [times[int(len(times) * 0.99)] for times in (idle, busy)]
@@ -234,3 +244,107 @@ def test_flood_of_strangers_costs_little_memory_and_time(server: tuple[str, int]
         return found
 
     assert min(found := asyncio.run(main())) < MOST_SLOWER, found
+
+
+@pytest.mark.parametrize(("way", "size"), [("connections", 65_535), ("calls", 200)])
+def test_strangers_that_call_without_pause_are_held_off(
+    server: tuple[str, int], way: str, size: int
+) -> None:
+    """Each call is small and refused, but there are thousands. No legitimate call fails."""
+    address, pid = server
+    token = token_for(SECRET.replace(" ", "-"), OPERATOR)
+
+    async def main() -> tuple[int, float]:
+        async with aio.insecure_channel(address) as channel:
+            await latencies(channel, token, 1.0)
+            async with MemoryWatch(pid) as memory:
+                attack = asyncio.create_task(
+                    flood_from_another_process(address, DECLARE, size, 5.0, rate=1e8, way=way)
+                )
+                took = await latencies(channel, token, 60.0, lambda: not attack.done())
+                attack.cancel()
+                await asyncio.gather(attack, return_exceptions=True)
+        return len(took), memory.growth_mib
+
+    answered, growth = asyncio.run(main())
+    assert growth < MOST_GROWTH_MIB
+    print(f"{way}: {answered} legitimate calls answered, growth={growth:.0f} MiB")  # noqa: T201
+
+
+async def join(channel: aio.Channel, job: str, metadata: Any) -> None:
+    """A tenant's job in its first incident."""
+    nodes = [control_pb2.Node(node_rank=node, ranks=[node]) for node in range(2)]
+    declaration = control_pb2.JobDeclaration(job=job, nodes=nodes)
+    await CONTROL(channel).DeclareJob(declaration, metadata=metadata, timeout=60)
+    for name in ("Init", "Register"):
+        await getattr(RECOVER(channel), name)(ClientInfo(jobId=job), metadata=metadata, timeout=60)
+    fault = control_pb2.FaultReport(job=job, faults=[control_pb2.JobFault(rank=0, fault_type="0")])
+    answer = await CONTROL(channel).ReportFault(fault, metadata=metadata, timeout=60)
+    assert answer.code == 0, answer
+
+
+def test_no_call_of_a_tenant_takes_the_time_of_all(server: tuple[str, int]) -> None:
+    """One request full of empty parts took up to two minutes, in which nothing else was served."""
+    address, pid = server
+    secret, tried, spent = SECRET.replace(" ", "-"), Tried(), dict[str, float]()
+
+    def used() -> float:
+        times = psutil.Process(pid).cpu_times()
+        return times.user + times.system
+
+    async def main() -> None:
+        async with aio.insecure_channel(address) as channel:
+            for path, method in sorted(client.METHODS.items()):
+                if path in OPERATOR_METHODS or limit_bytes(path) < 1 << 20:
+                    continue
+                for number, (what, _) in enumerate(requests_of(method, "", limit_bytes(path))):
+                    job = f"{method.name}-{number}"  # each has a rate of its own
+                    metadata = bearer(token_for(secret, job_scope(job)))
+                    await join(channel, job, metadata)
+                    raw = list(requests_of(method, job, limit_bytes(path)))[number][1]
+                    before = used()
+                    await tried.call(channel, path, raw, metadata)
+                    spent[what] = used() - before
+
+    asyncio.run(main())
+    slowest = sorted(spent, key=spent.__getitem__)[-3:]
+    assert all(spent[what] < MOST_CALL_S for what in slowest), {w: spent[w] for w in slowest}
+    print(f"{tried.show()}\n{len(spent)} largest requests, the slowest {slowest[-1]}: ", end="")  # noqa: T201
+    print(f"{spent[slowest[-1]]:.2f} s of processor time")  # noqa: T201
+
+
+def test_history_of_a_tenant_does_not_grow_without_end(tmp_path: Path) -> None:
+    """Neither the journal, nor what the server holds for those who read it."""
+    secret, reports = SECRET.replace(" ", "-"), 60
+    report = control_pb2.IncidentReport(job="a", incident=1, because="x" * 500_000)
+    raw, tried = report.SerializeToString(), Tried()
+
+    async def main(address: str, pid: int) -> float:
+        async with aio.insecure_channel(address) as channel:
+            metadata = bearer(token_for(secret, OPERATOR))  # without the limits of a tenant's token
+            await join(channel, "a", metadata)
+            for _ in range(reports):
+                for _ in range(100):  # its rate allows one in a while
+                    if await tried.call(channel, REPORT, raw, metadata) == "OK":
+                        break
+                    await asyncio.sleep(0.2)
+            async with MemoryWatch(pid) as memory:
+                streams = [
+                    CONTROL(channel).Replay(
+                        control_pb2.ReplayRequest(job="a"), metadata=metadata, timeout=60
+                    )
+                    for _ in range(20)
+                ]
+                for stream in streams:  # slow readers: the server has to keep the rest
+                    await stream.read()
+                await asyncio.sleep(1)
+                for stream in streams:
+                    stream.cancel()
+        return memory.growth_mib
+
+    with running_server(tmp_path) as (address, pid):
+        growth = asyncio.run(main(address, pid))
+    size = sum(path.stat().st_size for path in tmp_path.glob("journal*")) / 2**20
+    print(f"{reports} reports of 0.5 MB: journal={size:.0f} MiB, growth={growth:.0f} MiB")  # noqa: T201
+    assert size < 25
+    assert growth < MOST_GROWTH_MIB

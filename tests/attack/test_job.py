@@ -11,9 +11,9 @@ from typing import Any
 from grpc import aio
 from torch.distributed import TCPStore
 
-from taskd.agent.run.plan import free_port
 from taskd.bus.security import JOB_KEY, TOKEN_KEY, make_token
 from taskd.model.ids import Position, agent, manager, worker
+from taskd.runtime.address import free_port
 from taskd.wire._pb import tasknet_pb2 as pb
 from taskd.wire.bus_frames import position_to_pb
 from tests.attack.attacks import DISCOVER, REFUSED, MemoryWatch, Tried, flood_from_another_process
@@ -64,6 +64,8 @@ def forged(me: Position) -> list[tuple[tuple[str, str], ...]]:
         TOKEN,
         "0" * 64,
         make_token("guess", "attacked", me),
+        make_token("old-secret", "attacked", me),
+        make_token(TOKEN, "attacked", me),
         make_token(TOKEN, "another", me),
         make_token(TOKEN, "attacked", worker(9, 9)),
     ]
@@ -112,22 +114,29 @@ def test_two_node_job_trains_through_all_attacks(tmp_path: Path) -> None:
     store, bus = free_port(), free_port()
     ports = [f"--master-port={store}", f"--manager-port={bus}"]
     path = script(tmp_path, TRAIN)
+    secrets = tmp_path / "secrets"
+    secrets.touch(mode=0o600)
+    secrets.write_text("old-secret\n")
     launchers = []
     for node in range(2):
         folder = tmp_path / f"node{node}"
         folder.mkdir()
         words = ["--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1", "--job-id=attacked"]
-        launchers.append(Job(folder, *words, *ports, path))
+        known = {"TASKD_BUS_TOKEN_FILE": str(secrets)}
+        launchers.append(Job(folder, *words, *ports, path, **known))
     first, second = launchers
     first.wait_for("step 3")
+    secrets.write_text("new-secret\nold-secret\n")
     tried, opened = Tried(), tmp_path / "opened"
 
     async def attack() -> float:
+        secrets.write_text("new-secret\n")  # the old one is worth nothing any more
         await attack_bus(f"127.0.0.1:{bus}", tried)
         async with MemoryWatch(first.manager().pid) as memory:
-            offered = await flood_from_another_process(
+            attacker = await flood_from_another_process(
                 f"127.0.0.1:{bus}", DISCOVER, 8_000_000, 5.0, at_least=500_000_000
             )
+        offered = attacker.offered
         assert offered >= 500_000_000, f"only {offered / 1e6:.0f} MB were offered"
         return memory.growth_mib
 
@@ -139,4 +148,5 @@ def test_two_node_job_trains_through_all_attacks(tmp_path: Path) -> None:
     assert not opened.exists(), "a planted pickle has run"
     assert [one.code for one in ended] == [0, 0], ended[0].err
     assert "trained" in ended[0].out
+    assert ", 1 fault:" in ended[0].err, "renewed secrets are not an incident"
     print(f"{tried.show()}\ngrowth={growth:.0f} MiB, exit codes {[e.code for e in ended]}")  # noqa: T201

@@ -26,7 +26,8 @@ BENCHES = {
     "launch": "Launch and restart",
     "torch_step": "Protection when nothing fails",
     "state": "State that ranks send each other",
-    "flood": "Under a flood of strangers",
+    "flood": "Under a flood of strangers: clusterd",
+    "flood_job": "Under a flood of strangers: a job that trains",
     "verify": "Verified gradients",
     "profiling": "Profiling",
     "dashboard": "The dashboard",
@@ -35,6 +36,7 @@ BENCHES = {
     "node_zero": "Loss of node 0, with etcd",
     "reconfigure": "Groups formed again, against torch's own reconfiguration",
     "compiled": "Recovery with torch.compile",
+    "trainers": "Trainers of other frameworks",
     "gpu": "On a GPU",
 }
 HEAD = """# Benchmarks

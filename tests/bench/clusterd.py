@@ -85,7 +85,7 @@ async def in_turns(tasks: Sequence[Callable[[], Awaitable[None]]], at_once: int)
 async def subscribe(client: Client, streams: dict[str, Signals]) -> None:
     await client.declare("recover-in-place", nodes=1, per_node=8)
     await client.join()
-    streams[client.job] = client.subscribe()
+    streams[client.job] = await client.subscribe()
 
 
 async def one_fault(client: Client, signals: Signals) -> float:
@@ -114,20 +114,36 @@ class Alone:
     fsync: list[float] = field(default_factory=list)
 
 
+class Decisions:
+    """Faults one after the other, of ten jobs in turn: a single one would exceed its rate limit."""
+
+    def __init__(self, channel: aio.Channel) -> None:
+        self._clients = [Client(channel, job=f"alone{number}") for number in range(10)]
+        self._streams: dict[str, Signals] = {}
+        self._count = 0
+
+    async def prepare(self) -> None:
+        for client in self._clients:
+            await subscribe(client, self._streams)
+
+    async def one(self) -> float:
+        """Return the seconds from a report to the stop signal."""
+        client = self._clients[self._count % len(self._clients)]
+        self._count += 1
+        signals = self._streams[client.job]
+        to_signal = await _to_signal(client, signals)
+        await finish(client, signals)
+        return to_signal
+
+
 async def decisions(address: str, disk: Disk, rounds: int) -> Alone:
     unknown = pb.ClientInfo(jobId="unknown")
     times = Alone()
     async with aio.insecure_channel(address, options=OPTIONS) as channel:
-        # Ten jobs in turn: a single job would exceed its rate limit.
-        clients = [Client(channel, job=f"alone{number}") for number in range(10)]
-        streams: dict[str, Signals] = {}
-        for client in clients:
-            await subscribe(client, streams)
+        faults, client = Decisions(channel), Client(channel, job="unknown")
+        await faults.prepare()
         for number in range(rounds + WARM_UP):
-            client = clients[number % len(clients)]
-            signals = streams[client.job]
-            to_signal = await _to_signal(client, signals)
-            await finish(client, signals)
+            to_signal = await faults.one()
             began = time.perf_counter()
             await client.code("HealthCheck", unknown)
             bare_call = time.perf_counter() - began
@@ -136,6 +152,18 @@ async def decisions(address: str, disk: Disk, rounds: int) -> Alone:
                 times.bare_call.append(bare_call)
                 times.fsync.append(disk.append_s())
         return times
+
+
+async def in_turn(addresses: Sequence[str], rounds: int) -> list[list[float]]:
+    """The times to the stop signal of several servers, which take turns: they share the noise."""
+    async with AsyncExitStack() as stack:
+        servers = []
+        for address in addresses:
+            channel = aio.insecure_channel(address, options=OPTIONS)
+            servers.append(Decisions(await stack.enter_async_context(channel)))
+            await servers[-1].prepare()
+        times = [[await one.one() for one in servers] for _ in range(rounds + WARM_UP)]
+        return [list(column) for column in zip(*times[WARM_UP:], strict=True)]
 
 
 async def _to_signal(client: Client, signals: Signals) -> float:

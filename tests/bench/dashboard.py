@@ -76,7 +76,7 @@ def progress(ranks: int, second: int) -> pb.JobProgress:
 
 async def train(client: Client, ranks: int) -> None:
     """The manager's part: a status per second, an incident every ten."""
-    signals = client.subscribe()
+    signals = await client.subscribe()
     incident = second = 0
     while True:
         began = time.monotonic()

@@ -114,9 +114,24 @@ def running(folder: Path, job: str = "", script: Path = SCRIPT) -> Iterator[Runn
         launcher.wait(WAIT_S)
 
 
+@dataclass
+class Several:
+    """A dashboard of several jobs."""
+
+    url: str
+    clusterd: str
+
+    def declare(self, name: str) -> None:
+        control: Any = ControlStub
+        with grpc.insecure_channel(self.clusterd) as channel:
+            nodes = [pb.Node(node_rank=0, name="host0", ranks=range(4))]
+            declared = pb.JobDeclaration(job=name, strategies=["recover"], nodes=nodes)
+            assert control(channel).DeclareJob(declared, timeout=WAIT_S).code == 0
+
+
 @contextmanager
-def dashboard_of_jobs(folder: Path, names: list[str]) -> Iterator[str]:
-    """The address of a dashboard for a clusterd of its own, which has these jobs."""
+def dashboard_of_jobs(folder: Path, names: list[str]) -> Iterator[Several]:
+    """A dashboard for a clusterd of its own, which has these jobs."""
     folder.chmod(0o700)
     journal = str(folder / "journal")
     server = spawn(folder, "clusterd", "--listen", "127.0.0.1:0", "--journal", journal)
@@ -125,15 +140,12 @@ def dashboard_of_jobs(folder: Path, names: list[str]) -> Iterator[str]:
     dashboard = spawn(folder, "dashboard", "--server", address, "--listen", "127.0.0.1:0")
     assert dashboard.stderr is not None
     try:
-        control: Any = ControlStub
-        with grpc.insecure_channel(address) as channel:
-            for name in names:
-                nodes = [pb.Node(node_rank=0, name="host0", ranks=range(4))]
-                declared = pb.JobDeclaration(job=name, strategies=["recover"], nodes=nodes)
-                assert control(channel).DeclareJob(declared, timeout=WAIT_S).code == 0
         url = re.search(r"http\S+", dashboard.stderr.readline())
         assert url is not None
-        yield url[0]
+        found = Several(url[0], address)
+        for name in names:
+            found.declare(name)
+        yield found
     finally:
         for process in (dashboard, server):
             process.terminate()

@@ -50,6 +50,28 @@ def accessible(page: Page) -> None:
         page.emulate_media(color_scheme=scheme)
         assert page.evaluate(PROBLEMS) == []
         assert page.evaluate(VIOLATIONS) == []
+    fits_a_telephone(page)
+
+
+FITS = """() => new Promise((resolve, reject) => {
+    const end = performance.now() + 10000;
+    const look = () => {
+        if (document.documentElement.scrollWidth <= window.innerWidth) resolve();
+        else if (performance.now() > end) reject(new Error("the page scrolls sideways"));
+        else requestAnimationFrame(look);
+    };
+    look();
+})"""
+"""Playwright's own wait would evaluate text again in the page, which its policy forbids."""
+
+
+def fits_a_telephone(page: Page) -> None:
+    """Nothing is cut off, and the page itself does not scroll sideways."""
+    wide = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.evaluate(FITS)
+    if wide is not None:
+        page.set_viewport_size(wide)
 
 
 def shoot(page: Page, name: str) -> None:
@@ -59,6 +81,11 @@ def shoot(page: Page, name: str) -> None:
             page.emulate_media(color_scheme=scheme)
             page.wait_for_timeout(300)
             page.screenshot(path=f"{folder}/dashboard-{name}-{scheme}.png", full_page=True)
+        wide = page.viewport_size
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.wait_for_timeout(300)
+        page.screenshot(path=f"{folder}/dashboard-{name}-narrow.png", full_page=True)
+        page.set_viewport_size(wide or {"width": 1280, "height": 900})
 
 
 def test_killed_rank_appears_within_a_second_of_the_decision(
@@ -103,21 +130,36 @@ def test_incident_page_explains_the_decision(visitor: Visitor, job: Running) -> 
 
 def test_list_of_jobs_and_unknown_job_are_accessible(visitor: Visitor, tmp_path: Path) -> None:
     names = ["llama", "<b>mixtral</b>"]
-    with dashboard_of_jobs(tmp_path, names) as url:
-        page = visitor.page
+    with dashboard_of_jobs(tmp_path, names) as server:
+        page, url = visitor.page, server.url
         page.goto(url)
         for name in names:
             expect(page.get_by_role("link", name=name)).to_be_visible()
         accessible(page)
-        page.goto(f"{url.partition('/login')[0]}/jobs/gone/incidents/7")
-        expect(page.get_by_role("heading", name="This cannot be shown")).to_be_visible()
+        shoot(page, "jobs")
+        for path in ("/jobs/gone", "/jobs/gone/nodes", "/jobs/gone/incidents/7"):
+            page.goto(f"{url.partition('/login')[0]}{path}")
+            expect(page.get_by_role("heading", name="This cannot be shown")).to_be_visible()
         accessible(page)
+
+
+def test_list_of_jobs_shows_new_jobs_by_itself(visitor: Visitor, tmp_path: Path) -> None:
+    names = ["first", "second"]
+    with dashboard_of_jobs(tmp_path, names) as server:
+        page = visitor.page
+        page.goto(server.url)
+        expect(page.get_by_role("link", name="second")).to_be_visible()
+        page.get_by_role("link", name="second").focus()
+        server.declare("third")
+        expect(page.get_by_role("link", name="third")).to_be_visible()
+        expect(page.get_by_role("link", name="second")).to_be_focused()
 
 
 def test_nodes_page_shows_what_a_loss_would_cost(visitor: Visitor, job: Running) -> None:
     page = sign_in(visitor, job)
     page.get_by_role("link", name="Nodes").click()
     expect(page.get_by_role("region", name="Nodes")).to_contain_text("The job would end")
+    expect(page).to_have_title(f"Nodes · {job.job} · TaskD")
     expect(page.get_by_role("region", name="Shards")).to_contain_text("the whole state")
     expect(page.get_by_role("heading", name="Health reports and actions")).to_be_visible()
     accessible(page)
@@ -130,6 +172,7 @@ def test_sign_in_page_is_accessible_and_refuses_wrong_tokens(
     page = visitor.page
     page.goto(job.base)
     accessible(page)
+    shoot(page, "login")
     page.get_by_label("Token").fill("wrong")
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_contain_text("not valid")
@@ -163,6 +206,7 @@ def test_every_action_is_confirmed_and_written_to_the_journal(
         else:
             expect(dialog.get_by_role("heading", name="Done")).to_be_visible()
         accessible(page)
+        shoot(page, f"action-{action}")
         page.keyboard.press("Escape")
     lines = [json.loads(line) for line in job.taskd("replay", job.job, "--json").splitlines()]
     written = [line["because"] for line in lines if line["event"] == "OperatorAction"]
@@ -193,6 +237,56 @@ def test_keyboard_alone_reaches_and_cancels_an_action(visitor: Visitor, job: Run
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_updates_keep_the_focus_and_a_scrolled_table(visitor: Visitor, job: Running) -> None:
+    page = sign_in(visitor, job)
+    if not page.locator("#last").count():
+        job.kill(3)
+    page.set_viewport_size({"width": 390, "height": 844})
+    incidents = page.get_by_role("region", name="Incidents", exact=True)
+    incidents.get_by_role("link").first.focus()
+    scrolled = incidents.evaluate("table => { table.scrollLeft = 60; return table.scrollLeft; }")
+    assert scrolled > 0
+    step = page.locator(".figures dd").first
+    for _ in range(3):
+        seen = step.inner_text()
+        expect(step).not_to_have_text(seen)
+    expect(incidents.get_by_role("link").first).to_be_focused()
+    assert incidents.evaluate("table => table.scrollLeft") == scrolled
+
+
+REVERSED = "\u202egnihton\x1b[31m"
+
+
+def test_text_that_would_be_reversed_is_shown_as_it_is(visitor: Visitor, job: Running) -> None:
+    page = sign_in(visitor, job)
+    page.get_by_role("button", name="Actions").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Action").select_option("fault")
+    dialog.get_by_label("Ranks", exact=True).fill("1")
+    dialog.get_by_label("What you observed").fill(REVERSED)
+    dialog.get_by_role("button", name="Continue").click()
+    expect(dialog).to_contain_text("\\u202egnihton\\u001b[31m. Your name")
+    assert "\u202e" not in page.locator("body").inner_text()
+
+
+BEHIND = """async () => {
+  const { incidentView } = await import("/static/incident.js");
+  const seen = { waiting: true, idleS: 1, stack: "" };
+  const rank = (number, step, collective) => ({ rank: number, step, collective, ...seen });
+  const nothing = { lanes: [], ladder: [], decisions: [], faults: [], links: [], numbers: [7] };
+  const ranks = [rank(0, 952, 1), rank(1, 951, 2), rank(2, 952, 1)];
+  const parts = incidentView({ ...nothing, incident: 7, title: "", ranks });
+  return parts.map((part) => part.textContent).find((text) => text.includes("What the ranks did"));
+}"""
+
+
+def test_rank_in_an_earlier_step_is_behind_whatever_collective_it_is_in(
+    visitor: Visitor, job: Running
+) -> None:
+    page = sign_in(visitor, job)
+    assert "1 rank behind the others" in page.evaluate(BEHIND)
 
 
 def test_inline_script_does_not_run(visitor: Visitor, job: Running) -> None:

@@ -48,7 +48,7 @@ class Job:
 
     async def _listen(self, client: Client) -> None:
         await client.join()
-        call = client.subscribe().call
+        call = (await client.subscribe()).call
         while isinstance(signal := await call.read(), pb.ProcessManageSignal):
             if signal.signalType != "keep-alive":
                 self._check(signal)
@@ -179,7 +179,7 @@ def test_round_continues_after_a_crash_at_every_point(tmp_path: Path) -> None:
             await client.join()
             job_id = next(iter(server.jobs.served))
             remember("registered")
-            signals = client.subscribe()
+            signals = await client.subscribe()
             assert await client.fault(3, kind="2") == 0
             remember("fault reported")
             stop = await signals.next()
@@ -221,7 +221,7 @@ def test_full_disk_is_reported_and_survived(tmp_path: Path) -> None:
         async with connected(address) as client:
             await client.declare("recover-in-place")
             await client.join()
-            signals = client.subscribe()
+            signals = await client.subscribe()
             soft, hard = resource.prlimit(running.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (1, hard))
             refused = await client.call(
@@ -317,7 +317,7 @@ def test_disk_that_becomes_read_only_keeps_the_last_state(
         async with connected(address) as client:
             status = await client.status()
             assert (status.line.state, status.line.incident) == ("Stopping", 1)
-            stop = await client.subscribe().next()
+            stop = await (await client.subscribe()).next()
             assert [fault.rankId for fault in stop.faultRanks] == ["1"]
             assert await client.fault(2) == 0
 
@@ -343,7 +343,7 @@ def test_clients_of_a_restarted_server_need_no_new_declaration(tmp_path: Path) -
                 await job.until_finished(1)
         async with started(config) as (server, client):
             assert await client.fault(5) == 0
-            stop = await client.subscribe().next()
+            stop = await (await client.subscribe()).next()
             assert [fault.rankId for fault in stop.faultRanks] == ["5"]
             assert stop.incident == 2
             past = (await client.status()).rounds

@@ -1,6 +1,7 @@
 """Several machines made of network namespaces, at one switch; each can be cut off and returned.
 
     machine 0  eth0 10.86.0.1 ---- switch ---- 10.86.0.2 eth0  machine 1, and so on
+                                 10.86.0.254
 
 Needs root. The namespaces are always removed at the end, with everything in them.
 """
@@ -37,12 +38,23 @@ class Machines:
         """The prefix that makes a command run on this machine, with the same pid."""
         return [IP, "netns", "exec", self.name(machine)]
 
+    def inside_switch(self) -> list[str]:
+        """The same for a command that always reaches all machines that are not cut off."""
+        return [IP, "netns", "exec", self.switch]
+
     def cut(self, machine: int) -> None:
         """No packet passes any more, and no process gets a notice."""
         _ip("-n", self.switch, "link", "set", f"port{machine}", "down")
 
     def join(self, machine: int) -> None:
         _ip("-n", self.switch, "link", "set", f"port{machine}", "up")
+
+    def cut_port(self, machine: int, port: int) -> None:
+        """Nothing that this machine sends to this TCP port arrives; all else passes."""
+        _ip("-n", self.name(machine), "rule", "add", *_drop(port))
+
+    def join_port(self, machine: int, port: int) -> None:
+        _ip("-n", self.name(machine), "rule", "delete", *_drop(port))
 
 
 @contextmanager
@@ -54,6 +66,7 @@ def machines(count: int) -> Iterator[Machines]:
             _ip("netns", "add", name)
             _ip("-n", name, "link", "set", "lo", "up")
         _ip("-n", made.switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", made.switch, "addr", "add", f"{NET}.254/24", "dev", "bridge")
         _ip("-n", made.switch, "link", "set", "bridge", "up")
         for machine in range(count):
             _plug(made, machine)
@@ -61,6 +74,10 @@ def machines(count: int) -> Iterator[Machines]:
     finally:
         for name in names:
             subprocess.run([IP, "netns", "delete", name], capture_output=True)
+
+
+def _drop(port: int) -> list[str]:
+    return ["blackhole", "ipproto", "tcp", "dport", str(port)]
 
 
 def _plug(made: Machines, machine: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes.control_plane import ControlPlane, control_plane, eventually
-from tests.kubernetes.objects import CRDS, exists, namespace
+from tests.kubernetes.objects import CRDS, exists, namespace, remove_records
 
 
 @pytest.fixture(scope="session")
@@ -34,9 +34,7 @@ def no_records_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """The records of jobs of one test are not there in the next one."""
     yield
     if "plane" in request.fixturenames:
-        plane: ControlPlane = request.getfixturevalue("plane")
-        selector = "labelSelector=taskd/record%3Djob"
-        plane.request("DELETE", f"api/v1/namespaces/mindx-dl/configmaps?{selector}")
+        remove_records(request.getfixturevalue("plane"))
 
 
 def _is_served(plane: ControlPlane, crd: dict[str, object]) -> bool:

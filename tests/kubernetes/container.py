@@ -21,14 +21,15 @@ INIT = Path(__file__).with_name("container_init.py")
 
 @dataclass(frozen=True)
 class Image:
-    """What a container image would bring: a directory to work in. The programs are ours."""
+    """What a container image would bring: a directory to work in, and the programs in it. The
+    other programs are ours."""
 
     folder: Path
 
     @property
     def env(self) -> dict[str, str]:
         return {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/image",
             "PYTHONPATH": str(ROOT / "src"),
             "HOME": "/tmp",
             "LANG": os.environ.get("LANG", "C.UTF-8"),

@@ -64,18 +64,28 @@ class ControlPlane:
         return int(self.url.rpartition(":")[2])
 
     def restart(self) -> None:
-        """End the API server and start it again, with the same data."""
-        end(self.running)
+        """Kill the API server and start it again, with the same data.
+
+        After SIGTERM it would wait for the watches of its clients.
+        """
+        end(self.running, signal.SIGKILL)
         self.start()
 
     def start(self) -> None:
         self.running = spawn(self.folder / "kube-apiserver.log", self.api_server)
         eventually(lambda: _is_ready(self), START_S, f"see {self.folder}/kube-apiserver.log")
 
-    def audited(self, user: str) -> set[Audited]:
-        """All requests of a user so far."""
+    def audit_length(self) -> int:
+        """How many requests there were so far."""
+        return len(self._audit_log())
+
+    def _audit_log(self) -> list[str]:
+        return (self.folder / "audit.log").read_text().splitlines()
+
+    def audited(self, user: str, earlier: int) -> set[Audited]:
+        """All requests of a user, without those that there were earlier."""
         found = set()
-        for line in (self.folder / "audit.log").read_text().splitlines():
+        for line in self._audit_log()[earlier:]:
             event = json.loads(line)
             if event["user"]["username"] == user:
                 what, status = event.get("objectRef") or {}, event.get("responseStatus") or {}

@@ -65,7 +65,7 @@ class _PlayedController:
 
     def _create(self, index: int) -> None:
         about, template = self._job["metadata"], deepcopy(self._job["spec"]["template"])
-        name, spec = about["name"], template["spec"]
+        name, spec, about_pod = about["name"], template["spec"], template.get("metadata") or {}
         spec["hostname"] = f"{name}-{index}"
         for container in spec["containers"]:
             given = {"name": "JOB_COMPLETION_INDEX", "value": str(index)}
@@ -76,8 +76,8 @@ class _PlayedController:
             "metadata": {
                 "name": f"{name}-{index}-{token_hex(3)}",
                 "namespace": about["namespace"],
-                "labels": {"job-name": name},
-                "annotations": {INDEX: str(index)},
+                "labels": {**about_pod.get("labels", {}), "job-name": name},
+                "annotations": {**about_pod.get("annotations", {}), INDEX: str(index)},
             },
             "spec": spec,
         }

@@ -177,6 +177,7 @@ class PodRun(threading.Thread):
 
     def run(self) -> None:
         with ExitStack() as stack:
+            self.folder.mkdir()
             self.address = self.node.network.attach()
             stack.callback(self.node.network.detach, self.address)
             volumes = Volumes(self.node.plane, self.body, self.folder)

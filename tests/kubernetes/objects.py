@@ -175,3 +175,9 @@ def exists(plane: ControlPlane, path: str) -> bool:
             raise
         return False
     return True
+
+
+def remove_records(plane: ControlPlane) -> None:
+    """What clusterd has written about jobs."""
+    selector = "labelSelector=taskd/record%3Djob"
+    plane.request("DELETE", f"api/v1/namespaces/mindx-dl/configmaps?{selector}")

@@ -16,6 +16,7 @@ from tests.kubernetes.objects import exists
 from tests.kubernetes.pod_network import PodNetwork
 
 READY_S = 300.0
+IMAGES = ("training", "taskd", "etcd")
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Site:
 
     def add_node(self, name: str, pods: int) -> Node:
         folder = self.folder / f"{name}-{len(self.nodes)}"
-        images = {image: Image(self.folder / image) for image in ("training", "taskd")}
+        images = {image: Image(self.folder / image) for image in IMAGES}
         node = Node(self.plane, self.network, name, images, folder, pods)
         self.nodes[name] = node.__enter__()
         eventually(lambda: not self._node(name)["spec"].get("taints"), READY_S)
@@ -40,6 +41,10 @@ class Site:
         node.lose()
         self.plane.request("DELETE", f"api/v1/nodes/{name}")
         return names
+
+    def all_runs(self) -> list[PodRun]:
+        """Of all pods that ran on the present nodes."""
+        return [run for node in self.nodes.values() for run in list(node.runs.values())]
 
     def _node(self, name: str) -> Json:
         return self.plane.request("GET", f"api/v1/nodes/{name}")
@@ -99,6 +104,7 @@ class Site:
             return Path(found["spec"]["hostPath"]["path"])
         folder = self.folder / name
         folder.mkdir()
+        folder.chmod(0o777)
         size, modes = {"storage": "1Gi"}, ["ReadWriteMany"]
         volume = f"{name}-{self.folder.name}".lower().replace("_", "-")
         self.plane.apply(
@@ -132,7 +138,7 @@ class Site:
 
 @contextmanager
 def site(plane: ControlPlane, folder: Path) -> Iterator[Site]:
-    for image in ("training", "taskd"):
+    for image in IMAGES:
         (folder / image).mkdir(parents=True)
     made = Site(plane, PodNetwork(plane), folder)
     try:
@@ -152,6 +158,11 @@ def step_of(run: PodRun) -> int:
 
 def at_step(run: PodRun, step: int, wait_s: float = 240.0) -> None:
     eventually(lambda: step_of(run) >= step, wait_s, f"step {step} is not in {run.log}")
+
+
+def trains_on(run: PodRun, steps: int = 3) -> None:
+    """More steps than were under way: after a fault this means that it is repaired."""
+    at_step(run, step_of(run) + steps)
 
 
 def rank_pid(run: PodRun, rank: int) -> int:

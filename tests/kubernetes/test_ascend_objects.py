@@ -51,8 +51,7 @@ async def repaired(plane: ControlPlane, one: Replica, job: TrainingJob) -> None:
 
     async with one.client(job.uid) as client:
         await client.join()
-        signals = client.subscribe()
-        await signals.call.initial_metadata()
+        signals = await client.subscribe()
         await asyncio.to_thread(device_report, plane, node, "SeparateNPU")
         signal = await signals.next("preExitProcess")
         assert list(signal.nodeRankIds) == ["1"]

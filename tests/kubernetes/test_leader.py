@@ -12,6 +12,7 @@ import pytest
 
 from taskd.core.election import ElectionConfig
 from tests.kubernetes.control_plane import ControlPlane, end, eventually
+from tests.kubernetes.objects import exists
 from tests.kubernetes.replicas import Replica, replica
 
 LEASE = "apis/coordination.k8s.io/v1/namespaces/mindx-dl/leases/taskd-clusterd"
@@ -80,6 +81,32 @@ def test_released_lease_is_taken_without_waiting_for_its_end(plane: ControlPlane
             assert end(first.running) == 0
             second.wait_for("clusterd listens on port")
             assert "this process leads" in second.log.read_text()
+
+
+def test_deleted_lease_is_written_again_by_the_leader(plane: ControlPlane) -> None:
+    with replica(plane, "first") as first:
+        first.wait_for("clusterd listens on port")
+        with replica(plane, "second") as second:
+            second.wait_for("waiting for the lease")
+            before, epoch = holder(plane), _epoch(plane)
+            plane.request("DELETE", LEASE)
+            eventually(lambda: exists(plane, LEASE))
+            assert (holder(plane), _epoch(plane)) == (before, epoch)
+            assert not second.leads
+
+
+def test_deleted_lease_and_dead_leader_cost_no_job(plane: ControlPlane) -> None:
+    """The count of the terms is gone, but the records know it."""
+    with replica(plane, "first") as first:
+        first.wait_for("clusterd listens on port")
+        asyncio.run(declare(first, "outlives-its-lease"))
+        end(first.running, signal.SIGKILL)
+    epoch = _epoch(plane)
+    plane.request("DELETE", LEASE)
+    with replica(plane, "second") as second:
+        second.wait_for("clusterd listens on port")
+        assert asyncio.run(code_of(second, "outlives-its-lease")) == 0
+        assert _epoch(plane) > epoch
 
 
 def test_waiting_replica_stops_at_once(plane: ControlPlane) -> None:

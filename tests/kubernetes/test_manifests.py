@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.kubernetes.control_plane import ControlPlane, Json, Refused
 from tests.kubernetes.manifests import ROOT, folders, objects
@@ -29,9 +34,37 @@ def test_every_folder_is_tested() -> None:
         "jobs/jobset",
         "jobs/statefulset",
         "jobs/trainer",
+        "jobs/with-clusterd",
+        "jobs/with-etcd",
     ]
     files = {path for path in ROOT.rglob("*.yaml") if path.name != "kustomization.yaml"}
     assert sum(len(objects(folder)) for folder in folders()) >= len(files)
+
+
+@pytest.mark.parametrize("folder", folders())
+def test_kustomize_makes_the_objects_that_the_tests_use(folder: str) -> None:
+    kubectl = Path(os.environ.get("KUBEBUILDER_ASSETS", "")) / "kubectl"
+    if not kubectl.exists():
+        pytest.skip("no kubectl")
+    made = subprocess.run(
+        [kubectl, "kustomize", ROOT / folder], capture_output=True, text=True, timeout=120
+    )
+    assert made.returncode == 0, made.stderr
+    texts = [_without_images(body) for body in yaml.safe_load_all(made.stdout)]
+    ours = [_without_images(body) for body in objects(folder)]
+    assert sorted(texts) == sorted(ours)
+
+
+def _without_images(body: Json) -> str:
+    """As text. Kustomize sets the images' names; lists of env and volumes have any order."""
+    body = deepcopy(body)
+    for spec in _pod_specs(body):
+        spec.get("volumes", []).sort(key=lambda volume: str(volume["name"]))
+        for container in spec["containers"]:
+            del container["image"]
+            for name, key in (("env", "name"), ("volumeMounts", "mountPath")):
+                container.get(name, []).sort(key=lambda item, key=key: str(item[key]))
+    return json.dumps(body, sort_keys=True)
 
 
 @pytest.mark.parametrize("folder", folders())
@@ -60,6 +93,9 @@ def test_pods_of_jobs_have_no_permissions_and_their_token_from_a_secret(folder: 
         assert spec["automountServiceAccountToken"] is False
         assert "serviceAccountName" not in spec
         (container,) = spec["containers"]
+        if container["name"] == "etcd":
+            assert spec["securityContext"]["runAsNonRoot"] is True
+            continue
         env = {item["name"]: item for item in container["env"]}
         assert "secretKeyRef" in env["TASKD_TOKEN"]["valueFrom"]
         assert env["PET_SIGNALS_TO_HANDLE"]["value"] == "SIGINT"

@@ -25,20 +25,21 @@ from taskd.model.clusterd import (
     WriteResetConfig,
 )
 from taskd.model.ids import JobId
-from taskd.wire._pb import control_pb2
+from taskd.wire._pb import control_pb2, recover_pb2
 from tests.kubernetes.control_plane import ControlPlane, Json, eventually
 from tests.kubernetes.manifests import objects
 from tests.kubernetes.objects import MERGE, TrainingJob, config_map, exists
 from tests.kubernetes.replicas import Replica, replica
 from tests.kubernetes.test_cluster import api_client
-from tests.kubernetes.test_leader import LEASE, RECORDS
+from tests.kubernetes.test_leader import LEASE, RECORDS, declare
 
 USER = "system:serviceaccount:mindx-dl:clusterd"
 POD = "clusterd-0"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def token(plane: ControlPlane) -> str:
+    """Of clusterd, once it has all its rights: the tests take some of them away."""
     for body in objects("clusterd"):
         if body["kind"] in {
             "ServiceAccount",
@@ -48,6 +49,11 @@ def token(plane: ControlPlane) -> str:
             "RoleBinding",
         }:
             plane.apply(body)
+    for kind, namespace in (("ClusterRole", "team"), ("Role", "mindx-dl")):
+        for rule in rules(kind)["rules"]:
+            for verb in rule["verbs"]:
+                about = attributes(rule, verb, namespace)
+                eventually(lambda about=about: allowed(plane, about))
     path = "api/v1/namespaces/mindx-dl/serviceaccounts/clusterd/token"
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     return str(plane.request("POST", path, request)["status"]["token"])
@@ -110,6 +116,7 @@ async def drive_replica(plane: ControlPlane, one: Replica) -> None:
 
 
 def test_clusterd_uses_every_right_and_no_other(plane: ControlPlane, token: str) -> None:
+    earlier = plane.audit_length()
     plane.apply(
         {
             "apiVersion": "v1",
@@ -134,7 +141,7 @@ def test_clusterd_uses_every_right_and_no_other(plane: ControlPlane, token: str)
     assert "taskd/role" not in after.get("labels", {})
     asyncio.run(drive_cluster(plane, token))
 
-    audited = plane.audited(USER)
+    audited = plane.audited(USER, earlier)
     assert not [request for request in audited if request.denied]
     own = {(one.verb, one.resource) for one in audited if one.namespace == "mindx-dl"}
     elsewhere = {(one.verb, one.resource) for one in audited if one.namespace != "mindx-dl"}
@@ -167,14 +174,18 @@ def test_one_verb_less_is_refused(plane: ControlPlane, token: str, kind: str) ->
             if not less["rules"][number]["verbs"]:
                 del less["rules"][number]
             plane.apply(less)
-            attributes = {
-                "namespace": namespace,
-                "verb": verb,
-                "group": rule["apiGroups"][0],
-                "resource": rule["resources"][0],
-            }
-            eventually(lambda about=attributes: not allowed(plane, about))
+            about = attributes(rule, verb, namespace)
+            eventually(lambda about=about: not allowed(plane, about))
     plane.apply(role)
+
+
+def attributes(rule: Json, verb: str, namespace: str) -> Json:
+    return {
+        "namespace": namespace,
+        "verb": verb,
+        "group": rule["apiGroups"][0],
+        "resource": rule["resources"][0],
+    }
 
 
 def allowed(plane: ControlPlane, attributes: Json) -> bool:
@@ -212,3 +223,61 @@ def test_rights_that_are_taken_away_are_named_and_nothing_is_lost(
             await cluster.close()
 
     asyncio.run(main())
+
+
+def without(kind: str, resource: str, verb: str) -> Json:
+    """The role without this right."""
+    less = deepcopy(rules(kind))
+    for rule in less["rules"]:
+        if rule["resources"] == [resource]:
+            rule["verbs"] = [one for one in rule["verbs"] if one != verb]
+    return less
+
+
+def test_leader_that_may_not_write_decides_nothing_and_loses_nothing(
+    plane: ControlPlane, token: str
+) -> None:
+    role = rules("Role")
+
+    async def answer(one: Replica) -> tuple[int, str]:
+        """To a report of a fault; the code 0 means that the decision is in the record."""
+        async with one.client("rights-lost") as client:
+            fault = recover_pb2.FaultRank(rankId="1", faultType="1")
+            request = recover_pb2.ProcessFaultRequest(jobId="rights-lost", faultRanks=[fault])
+            status = await client.call("ReportProcessFault", request)
+            return status.code, status.info
+
+    async def incidents(one: Replica) -> int:
+        async with one.client("rights-lost") as client:
+            return (await client.status()).line.incident
+
+    with replica(plane, "rights-lost", token) as one:
+        one.wait_for("clusterd listens on port")
+        asyncio.run(declare(one, "rights-lost"))
+        plane.apply(without("Role", "configmaps", "update"))
+        try:
+            code, info = eventually(
+                lambda: found if (found := asyncio.run(answer(one)))[0] else None
+            )
+            assert "cannot update resource" in info, (code, info)
+            before = asyncio.run(incidents(one))
+        finally:
+            plane.apply(role)
+        eventually(lambda: asyncio.run(answer(one))[0] == 0)
+        assert asyncio.run(incidents(one)) <= before + 1
+        assert one.running.poll() is None
+
+
+def test_leader_that_may_not_renew_its_lease_says_why_and_ends(
+    plane: ControlPlane, token: str
+) -> None:
+    with replica(plane, "lease-lost", token) as one:
+        one.wait_for("clusterd listens on port")
+        plane.apply(without("Role", "leases", "update"))
+        try:
+            assert one.running.wait(60) == 1
+        finally:
+            plane.apply(rules("Role"))
+        text = one.log.read_text()
+        assert "the lease is lost" in text
+        assert "cannot update resource" in text

@@ -11,6 +11,7 @@ from taskd.model.clusterd import (
     ClusterWriteDone,
     ClusterWriteFailed,
     Command,
+    DeletePod,
     FaultsSeen,
     LabelPodGroup,
     OperatorAskedNic,
@@ -183,6 +184,9 @@ class Cluster:
                 self.doomed = self.doomed - {uid} | ({uid} if value == "delete" else set())
                 if value == "delete" and self.world.chance(0.9):
                     self.world.later(40.0, lambda: self._delete(uid))
+            case DeletePod(pod=uid):
+                for node in [node for node, pod in self.world.truth.pods.items() if pod.uid == uid]:
+                    self.pod_fails(node)
             case _:
                 pass
 

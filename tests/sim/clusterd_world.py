@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 from taskd.core.clusterd.machine import NEW, Outcome, RecoveryConfig, State, step
@@ -39,11 +40,13 @@ PLATFORM = {"platform": 0.9, "hot switch": 0.5}
 
 
 class World:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, deletes_pods: bool = False) -> None:
         self.random = random.Random(seed)
         self.theme = THEMES[seed % len(THEMES)]
         self.now = START
         self.job = self._job_config()
+        if deletes_pods and self.job.cluster and not self.job.platform:
+            self.job = replace(self.job, deletes_pods=True)
         self.config = self._recovery_config()
         sizes = tuple(self.random.randint(1, 3) for _ in range(self.random.randint(2, 4)))
         self.truth = Truth(sizes)

@@ -7,15 +7,22 @@ stopped has already sent something: its writes and orders arrive at any time, al
 
 Checked in each state: at most one leader may act; no write of a former leader takes effect; no
 agent obeys a former leader once a later one has decided.
+
+States that differ only in what can have no effect any more are searched once (`canonical`): a
+write or an order that can only be refused, the names of agents, and those of candidates. Candidate
+0 keeps its name until the first term has begun, because it must be the first one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 from taskd.core.election import Candidacy, Claim, Fence, Follow, Term, TermsSeen
 
+Record = tuple["Record", str] | None
+"""The moves that led to a state: the last one, and those before it."""
 WATCHING, CLAIMING, LEADING, DEAD = "watching", "claiming", "leading", "dead"
 AGENTS = 2
 
@@ -73,26 +80,74 @@ def real_fence(before: int, epoch: int) -> tuple[bool, int]:
 
 class TermsExplorer:
     def __init__(
-        self, candidates: int, faults: int, terms: int = 3, rules: Rules | None = None
+        self,
+        candidates: int,
+        faults: int,
+        terms: int = 3,
+        rules: Rules | None = None,
+        *,
+        reduced: bool = True,
     ) -> None:
+        """`reduced`: search only one of several states that cannot be told apart."""
         self.start = World((Candidate(),) * candidates, faults)
-        self.terms, self.rules = terms, rules or Rules(real_fence)
+        self.terms, self.rules, self.reduced = terms, rules or Rules(real_fence), reduced
         self.visited: set[World] = set()
         self.endings: set[str] = set()
 
     def run(self) -> int:
-        stack: list[tuple[World, tuple[str, ...]]] = [(self.start, ())]
+        stack: list[tuple[World, Record]] = [(self.start, None)]
         self.visited = {self.start}
         while stack:
             world, record = stack.pop()
             for what, after in self._moves(world, record):
+                self._check(after, (record, what))
+                if self.reduced:
+                    after = self.canonical(after)
                 if after not in self.visited:
-                    self._check(after, (*record, what))
                     self.visited.add(after)
-                    stack.append((after, (*record, what)))
+                    stack.append((after, (record, what)))
         return len(self.visited)
 
-    def _moves(self, world: World, record: tuple[str, ...]) -> Iterator[tuple[str, World]]:
+    # States that cannot be told apart
+
+    def canonical(self, world: World) -> World:
+        world = self._without_what_has_no_effect(world)
+        fixed = 0 if world.epoch else 1  # candidate 0 must begin the first term
+        count = len(world.candidates)
+        orders = ((*range(fixed), *rest) for rest in permutations(range(fixed, count)))
+        agents = tuple(permutations(range(AGENTS)))
+        return min(
+            (_renamed(world, order, agent) for order in orders for agent in agents), key=_sort_key
+        )
+
+    def _without_what_has_no_effect(self, world: World) -> World:
+        """What is refused now always is: epochs, versions and fences only grow."""
+        candidates = tuple(replace(one, newest=0) for one in world.candidates)
+        assert all(one.newest <= world.epoch for one in world.candidates)
+        led = {world.leader} if self.rules.checks_lease else set(range(self.terms + 1))
+        writes = frozenset(
+            (at, epoch, 0)
+            for at, epoch, version in world.writes
+            if version == world.version and epoch in led
+        )
+        orders = set[tuple[int, int]]()
+        for epoch, agent in world.orders:
+            if self.rules.fence(world.fences[agent], epoch)[0]:
+                orders.add((epoch, agent))
+            else:
+                self.endings.add("an old order is refused")
+        return replace(
+            world,
+            candidates=candidates,
+            owner=world.owner if world.leader else 0,
+            version=0,
+            writes=writes,
+            orders=frozenset(orders),
+        )
+
+    # Moves
+
+    def _moves(self, world: World, record: Record) -> Iterator[tuple[str, World]]:
         for at, one in enumerate(world.candidates):
             match one.status:
                 case "watching":
@@ -193,21 +248,56 @@ class TermsExplorer:
         return f"epoch {epoch} is decided", replace(after, decided=epoch)
 
     def _order_arrives(
-        self, world: World, order: tuple[int, int], record: tuple[str, ...]
+        self, world: World, order: tuple[int, int], record: Record
     ) -> tuple[str, World]:
         epoch, agent = order
         admitted, fence = self.rules.fence(world.fences[agent], epoch)
         fences = (*world.fences[:agent], fence, *world.fences[agent + 1 :])
         if admitted and epoch < world.decided:
-            tale = "\n  ".join(record)
             raise AssertionError(
-                f"agent {agent} obeys epoch {epoch} after {world.decided} decided:\n  {tale}"
+                f"agent {agent} obeys epoch {epoch} after {world.decided} decided:{tale(record)}"
             )
         if not admitted:
             self.endings.add("an old order is refused")
         after = replace(world, orders=world.orders - {order}, fences=fences)
         return f"agent {agent} hears epoch {epoch}", after
 
-    def _check(self, world: World, record: tuple[str, ...]) -> None:
+    def _check(self, world: World, record: Record) -> None:
         acting = [one for one in world.candidates if one.status == LEADING and one.may_act]
-        assert len(acting) <= 1, "two leaders may act:\n  " + "\n  ".join(record)
+        assert len(acting) <= 1, f"two leaders may act:{tale(record)}"
+
+
+def _renamed(world: World, candidates: tuple[int, ...], agents: tuple[int, ...]) -> World:
+    """The candidate in place n is now the one that was in place `candidates[n]`."""
+    at = {old: new for new, old in enumerate(candidates)}
+    agent = {old: new for new, old in enumerate(agents)}
+    moved = (world.candidates[old] for old in candidates)
+    return replace(
+        world,
+        candidates=tuple(
+            replace(one, joined=frozenset(agent[joined] for joined in one.joined)) for one in moved
+        ),
+        owner=at[world.owner] if world.leader else 0,
+        writes=frozenset((at[a], epoch, version) for a, epoch, version in world.writes),
+        orders=frozenset((epoch, agent[a]) for epoch, a in world.orders),
+        fences=tuple(world.fences[old] for old in agents),
+    )
+
+
+def _sort_key(world: World) -> tuple[object, ...]:
+    return (
+        *((one.status, one.epoch, one.may_act, one.wrote) for one in world.candidates),
+        *(tuple(sorted(one.joined)) for one in world.candidates),
+        world.owner,
+        tuple(sorted(world.writes)),
+        tuple(sorted(world.orders)),
+        world.fences,
+    )
+
+
+def tale(record: Record) -> str:
+    moves = []
+    while record is not None:
+        record, what = record
+        moves.append(what)
+    return "".join(f"\n  {what}" for what in reversed(moves))

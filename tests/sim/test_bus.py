@@ -8,8 +8,9 @@ from taskd.core.bus.routing import is_for_many
 from taskd.model.codes import NetCode
 from taskd.model.ids import ALL, EVERY_AGENT, EVERY_WORKER, Position, Role
 from tests.sim.bus_world import World, fits
+from tests.sim.seeds import seeds
 
-SEEDS = range(4)
+SEEDS = seeds(6)
 START_S, CHAOS_S, CALM_S = 5.0, 30.0, 20.0
 
 

@@ -12,14 +12,15 @@ from taskd.model.faults import FaultKind
 from taskd.wire.json_codec import from_plain, to_plain
 from tests.sim.clusterd_truth import AWAY, ERRING, TRAINING
 from tests.sim.clusterd_world import TROUBLE_S, World
+from tests.sim.seeds import seeds
 
 SEEDS = 2_400
 BATCH = 100
 PEACE_S = 30_000.0
 
 
-def chaos(seed: int) -> World:
-    world = World(seed)
+def chaos(seed: int, deletes_pods: bool = False) -> World:
+    world = World(seed, deletes_pods)
     for _ in range(world.random.randint(1, 5)):
         world.later(TROUBLE_S, lambda: cascade(world))
     world.run(until=TROUBLE_S + PEACE_S)
@@ -95,6 +96,14 @@ def test_every_round_ends(first: int) -> None:
     batches.add(first)
 
 
+def test_every_round_ends_where_clusterd_deletes_the_pods() -> None:
+    for seed in seeds(2 * BATCH):
+        try:
+            examine(chaos(seed, deletes_pods=True))
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from None
+
+
 def test_edges_walked_equal_edges_drawn() -> None:
     """The edges that the seeds above have walked."""
     if len(batches) < SEEDS // BATCH:
@@ -110,7 +119,7 @@ def test_simulation_is_deterministic_for_a_seed() -> None:
 
 def test_every_state_survives_the_journal() -> None:
     """A state that is written as plain JSON is read back unchanged."""
-    for seed in range(40):
+    for seed in seeds(40):
         for state in chaos(seed).states:
             plain = json.loads(json.dumps(to_plain(state)))
             assert from_plain(type(state), plain) == state

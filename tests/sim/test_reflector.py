@@ -37,16 +37,16 @@ class ForgetsTheGap(Reflector):
         return [change for change in super().page(items, version, token, now) if change.body]
 
 
-class KeepsTheExpiredVersion(Reflector):
-    """Planted bug: after 410 the same watch is tried again, with the same version."""
+class TakesTheSameNameForTheSameObject(Reflector):
+    """Planted bug: what was deleted and created again during a gap is only a change."""
 
-    def event(self, kind: str, body: Json, now: float) -> list[Change]:
-        if kind == "ERROR":
-            return []
-        return super().event(kind, body, now)
+    def page(self, items: Iterable[Json], version: str, token: str, now: float) -> list[Change]:
+        changes = super().page(items, version, token, now)
+        there = {change.name for change in changes if change.body}
+        return [change for change in changes if change.body or change.name not in there]
 
 
-@pytest.mark.parametrize("bug", [ForgetsTheGap, KeepsTheExpiredVersion])
+@pytest.mark.parametrize("bug", [ForgetsTheGap, TakesTheSameNameForTheSameObject])
 def test_simulator_finds_planted_bugs(bug: type[Reflector]) -> None:
     def is_found(seed: int) -> bool:
         world = World(seed, bug)
@@ -85,10 +85,34 @@ def test_watch_that_ends_at_once_is_not_opened_in_a_hot_loop() -> None:
         match one.next_action(now):
             case Pause(until):
                 now = until
-            case _:
+            case OpenWatch():
                 requests += 1
                 one.watch_ended(now)
+            case _:
+                one.page([], "5", "", now)
     assert requests < 12
+
+
+@pytest.mark.parametrize("code", [0, 403, 500])
+def test_watch_that_fails_for_ever_is_replaced_by_lists(code: int) -> None:
+    """An event that cannot be read, or the right to watch was taken away."""
+    one, now, seen = reflector(), 0.0, 0.0
+    problems = set()
+    while now < 600.0:
+        match one.next_action(now):
+            case Pause(until):
+                now = until
+            case OpenWatch():
+                one.failed(code, "no watch", 0.0, now)
+                problems.add(one.problem)
+            case _:
+                one.page([], "5", "", now)
+                assert now - seen < 2 * ReflectorConfig().longest_pause_s
+                seen = now
+    assert problems == {"no watch"}
+    assert one.problem == "no watch", "it is not reported as repaired after each list"
+    one.watch_opened()
+    assert one.problem == ""
 
 
 def test_pause_that_the_server_asks_for_is_kept() -> None:

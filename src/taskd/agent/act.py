@@ -8,7 +8,8 @@ import logging
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 from taskd.agent import script_result
 from taskd.agent.node_resources import NodeResources
@@ -50,6 +51,14 @@ def _no_stacks() -> None:
     """A spawned program has no handler that writes its stacks."""
 
 
+def start_task(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
+    """Unless this process ends: then it starts nothing more, and no peer reads its reports."""
+    try:
+        tasks.create_task(work)
+    except RuntimeError:
+        work.close()
+
+
 class ProcessActions:
     """Carries out the machine's commands on processes that come from our own zygote."""
 
@@ -75,7 +84,7 @@ class ProcessActions:
     async def perform(self, command: Command) -> None:
         match command:
             case StartWorker():
-                self._tasks.create_task(self._start(command))
+                start_task(self._tasks, self._start(command))
             case KillWorker(rank, incarnation):
                 if (process := self._workers.get((rank, incarnation))) is not None:
                     self._processes.kill(process)
@@ -104,7 +113,7 @@ class ProcessActions:
     def _prepare_standby_later(self) -> None:
         self.close()
         self._standby_timer = asyncio.get_running_loop().call_later(
-            STANDBY_DELAY_S, lambda: self._tasks.create_task(self._prepare_standby())
+            STANDBY_DELAY_S, lambda: start_task(self._tasks, self._prepare_standby())
         )
 
     async def _prepare_standby(self) -> None:
@@ -146,7 +155,7 @@ class ProcessActions:
             self._agent.enqueue(Interrupted(because, signal.SIGTERM))
             return
         log.error("torch store died: signal=%s; starting a new one", exited.signal)
-        self._tasks.create_task(self.serve_store())
+        start_task(self._tasks, self.serve_store())
 
     async def _start(self, start: StartWorker) -> None:
         key = start.rank, start.incarnation
@@ -182,7 +191,7 @@ class ProcessActions:
         self._agent.enqueue(WorkerStarted(*key, process.pid))
 
     def _on_exit(self, start: StartWorker, exited: Exit) -> None:
-        self._tasks.create_task(self._report(start, exited))
+        start_task(self._tasks, self._report(start, exited))
 
     async def _report(self, start: StartWorker, exited: Exit) -> None:
         key = start.rank, start.incarnation

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from taskd.agent.act import ProcessActions
 from taskd.agent.main import Agent, Observer, no_observer
@@ -71,7 +71,7 @@ class NodeRun:
         await self.bus.start()
         self.liveness_port = await LivenessPort.open(self.proxy.upstream)
         self.opened.set()
-        self._config = WorkersConfig(permission_timeout_s=self._permission_s, grace_s=plan.grace_s)
+        self._config = workers_config(plan, self._permission_s)
         self.agent = Agent(self.bus, self.proxy.bus, self._config, observer=self.observer)
         self._handle_signals()
         failed = Interrupted(
@@ -165,6 +165,14 @@ class NodeRun:
             raise SettingsError(problems)
         await actions.serve_store()
         self.agent.enqueue(WarmedUp())
+
+
+def workers_config(plan: Plan, permission_s: float) -> WorkersConfig:
+    config = WorkersConfig(permission_timeout_s=permission_s, grace_s=plan.grace_s)
+    if not plan.etcd:
+        return config
+    # Any node may lead, as soon as etcd has a majority: that is not the wait for one machine.
+    return replace(config, lost_manager_s=config.order_timeout_s)
 
 
 def _beat_s(nodes: int) -> float:

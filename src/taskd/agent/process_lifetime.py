@@ -1,8 +1,10 @@
 """Linux calls that tie the lifetimes of processes together, so that none is left behind.
 
-Run as a program, it starts a Python module in a process that the kernel kills with its parent:
+Run as a program, it starts a Python module or another program in a process that the kernel kills
+with its parent:
 
     python -m taskd.agent.process_lifetime PARENT_PID MODULE [ARGUMENT ...]
+    python process_lifetime.py PARENT_PID --exec PROGRAM [ARGUMENT ...]
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+EXEC = "--exec"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -69,13 +72,22 @@ def command_with_parent(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", __name__, str(os.getpid()), module, *arguments]
 
 
+def program_with_parent(program: str, *arguments: str) -> list[str]:
+    """The same for a program that is not Python. TaskD itself is not imported: it starts sooner."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), EXEC, program, *arguments]
+
+
 def main() -> None:
-    parent, module = int(sys.argv[1]), sys.argv[2]
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    is_program = command[0] == EXEC
+    name, *arguments = command[1:] if is_program else command
     die_with_parent()
     if os.getppid() != parent:
-        sys.exit(f"{module}: not started, because its parent (pid {parent}) has already exited")
-    sys.argv = [module, *sys.argv[3:]]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+        sys.exit(f"{name}: not started, because its parent (pid {parent}) has already exited")
+    sys.argv = [name, *arguments]
+    if is_program:
+        os.execv(name, sys.argv)  # the kernel keeps the tie
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def _prctl(option: int, value: int) -> None:

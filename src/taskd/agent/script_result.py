@@ -13,6 +13,7 @@ from pathlib import Path
 
 from taskd.model.messages import ScriptError
 from taskd.wire.json_codec import TypeMismatch, from_plain, to_plain
+from taskd.wire.json_reading import loads
 
 MESSAGE_CHARS = 500
 
@@ -33,7 +34,7 @@ def write(path: str, result: ScriptResult) -> None:
 
 def read(path: Path) -> ScriptResult:
     try:
-        return from_plain(ScriptResult, json.loads(path.read_text()))
+        return from_plain(ScriptResult, loads(path.read_text()))
     except (OSError, ValueError, TypeMismatch):
         return ScriptResult()
 

@@ -3,8 +3,9 @@
 A rank publishes its progress in a page of shared memory (`runtime/beacon.py`), so looking at it
 costs neither side a message. Only a rank without progress is looked at more closely
 (`process_activity.py`): the kernel says what its process does, and the process itself writes the
-stacks of its threads. Profiling works in the same way (`runtime/profiling_files.py`): the agent
-writes what to record, the rank writes its pace, and the rank needs no connection and no thread.
+stacks of its threads. Profiling works in the same way (`runtime/files/profiling_files.py`): the
+agent writes what to record, the rank writes its pace, and the rank needs no connection and no
+thread.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from taskd.model.profiling import NOTHING, Pace, parts_ordered
 from taskd.runtime import beacon
 from taskd.runtime.beacon import BeaconReading
 from taskd.runtime.clock import Clock, monotonic
-from taskd.runtime.profiling_files import SharedSwitch, forget, read_pace
+from taskd.runtime.files.profiling_files import SharedSwitch, forget, read_pace
 
 PACED = "training"
 """The phase in which a rank without progress may be hung after a moment."""

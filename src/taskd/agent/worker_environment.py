@@ -56,7 +56,8 @@ def worker_environment(plan: Plan, start: StartWorker, addresses: Addresses) -> 
         "TORCHELASTIC_USE_AGENT_STORE": str(plan.agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "TASKD_JOB_ID": plan.job,
-        **_secrets(plan, start),
+        **_badge(plan, start),
+        **secrets_of_ranks(plan),
         "TASKD_PROXY": addresses.proxy,
         "TASKD_NODE_RANK": str(plan.node),
         "TASKD_INCARNATION": str(start.incarnation),
@@ -66,6 +67,7 @@ def worker_environment(plan: Plan, start: StartWorker, addresses: Addresses) -> 
         # Read by Ascend's in-process recovery: was the whole pod started, or only this worker?
         "RESTART_FAULT_PROCESS_TYPE": "worker" if start.incident and not whole else "pod",
         **({"TASKD_DUMP_DIR": plan.dump_dir} if plan.dump_dir else {}),
+        **({"TASKD_CHECKPOINT_EVERY": str(plan.checkpoint_every)} if plan.checkpoint_every else {}),
         **({"TASKD_ENCRYPT_STATE": "on"} if plan.encrypt_state else {}),
         **_device(plan, local_rank),
         **_links(plan),
@@ -78,19 +80,27 @@ def _links(plan: Plan) -> dict[str, str]:
     return {**nics, "TASKD_NIC_FAILOVER": "on"} if plan.nic_failover else nics
 
 
-def _secrets(plan: Plan, start: StartWorker) -> dict[str, str]:
+def _badge(plan: Plan, start: StartWorker) -> dict[str, str]:
     """The job's token stays with the agent: a script gets a badge for its own rank only."""
+    if not plan.token:
+        return {"TASKD_TOKEN": "", "TASKD_BUS_TOKEN_FILE": ""}
+    # Imported late because it imports gRPC, which would delay the launch.
+    from taskd.bus.security import make_badge
+
+    badge = make_badge(plan.token, plan.job, worker(plan.node, start.rank))
+    return {"TASKD_TOKEN": badge, "TASKD_BUS_TOKEN_FILE": ""}
+
+
+def secrets_of_ranks(plan: Plan) -> dict[str, str]:
+    """The keys of copies and checkpoints, which all ranks share."""
     if not plan.token:
         insecure = {"TASKD_INSECURE": "1"} if plan.insecure else {}
         seal = _secret_of_this_start() if plan.nodes == 1 else ""
-        return {"TASKD_TOKEN": "", "TASKD_SEAL": seal, **insecure}
-    # Imported late because it imports gRPC, which would delay the launch.
-    from taskd.bus.security import make_badge, make_checkpoint_key, make_seal
+        return {"TASKD_SEAL": seal, **insecure}
+    from taskd.bus.security import make_checkpoint_key, make_seal
 
-    badge = make_badge(plan.token, plan.job, worker(plan.node, start.rank))
     given = environ.get("TASKD_TOKEN")
     return {
-        "TASKD_TOKEN": badge,
         "TASKD_SEAL": make_seal(plan.token, plan.job),
         **({"TASKD_CHECKPOINT_KEY": make_checkpoint_key(given)} if given else {}),
     }

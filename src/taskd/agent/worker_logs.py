@@ -8,7 +8,6 @@ Without `--log-dir` the same tree is created in a directory that is removed when
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -21,6 +20,7 @@ from taskd.agent.run.plan import ERR, OUT, Plan
 from taskd.agent.worker_output import Sink, WorkerOutput
 from taskd.model.agent import StartWorker
 from taskd.model.ids import Incarnation, Rank
+from taskd.wire.json_reading import loads
 
 EVIDENCE_CHARS = 4000
 _OF_LEAKS = re.compile(r"nanobind: | - leaked | - \.\.\. skipped|See https://nanobind")
@@ -137,7 +137,7 @@ def end_with_error(tail: str, trace: str) -> str:
 
 def _traceback(path: Path) -> str:
     try:
-        message = json.loads(path.read_text())["message"]
+        message = loads(path.read_text())["message"]
         return message if isinstance(message, str) else str(message["extraInfo"]["py_callstack"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""

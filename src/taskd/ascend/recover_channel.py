@@ -21,8 +21,8 @@ from taskd.bus.security import (
 )
 from taskd.config import environ, load
 from taskd.errors import SettingsError
-from taskd.runtime import files
 from taskd.runtime.clock import wall
+from taskd.runtime.files import private_files as files
 from taskd.runtime.tokens import bearer
 
 if TYPE_CHECKING:

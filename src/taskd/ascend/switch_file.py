@@ -5,11 +5,11 @@ The manager reads it; until a manager is connected, each worker does.
 
 from __future__ import annotations
 
-import json
 import logging
 
 from taskd.model.profiling import Part, parts_of
-from taskd.runtime import files
+from taskd.runtime.files import private_files as files
+from taskd.wire.json_reading import loads
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class SwitchFile:
             if text == self._text:
                 return None
             self._text = text
-            switch = json.loads(text)
+            switch = loads(text)
             if not isinstance(switch, dict):
                 raise NotASwitch("expected a JSON object")
         except FileNotFoundError:

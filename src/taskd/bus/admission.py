@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
+from taskd.bus.job_secrets import JobSecrets
 from taskd.bus.security import JOB_KEY, TOKEN_KEY, check_token, is_certified, names_positions
 from taskd.model.ids import Position
 from taskd.runtime.clock import Clock, monotonic
 from taskd.runtime.limits.rate_limit import Buckets, Rate
+from taskd.runtime.limits.refused_callers import RefusedCallers
 
 log = logging.getLogger(__name__)
 
@@ -28,28 +31,29 @@ class Admission:
         self,
         *,
         job: str = "",
-        secret: str = "",
+        secrets: JobSecrets | None = None,
         tls: bool = False,
         max_calls_per_s: int = MAX_CALLS_PER_S,
         clock: Clock = monotonic,
     ) -> None:
         self._job = job
-        self._secret = secret
+        self._secrets = secrets or JobSecrets("")
         self._tls = tls
         self._rate = max_calls_per_s
         self._clock = clock
         self._tokens = float(max_calls_per_s)
         self._filled_at = clock()
         self._logged = Buckets(LOG_RATE, LOGGED_HOSTS, clock)
+        self.refused = RefusedCallers(clock)
 
     async def admit_caller(self, context: Context) -> None:
         """The same before the request is read, for the position that its metadata names."""
-        if self._secret or self._tls:
+        if self._checks:
             await self._check(context, claimed_position(_metadata(context)))
 
     async def admit(self, context: Context, claimed: Position | None) -> None:
         """Return, or end the call with a gRPC status that says why it was refused."""
-        if self._secret or self._tls:
+        if self._checks:
             await self._check(context, claimed)  # strangers must not use up the rate of members
         if not self._take_one():
             await context.abort(
@@ -57,11 +61,10 @@ class Admission:
             )
 
     async def _check(self, context: Context, claimed: Position | None) -> None:
-        problem = self._token_problem(_metadata(context), claimed) if self._secret else None
-        if problem is None and self._tls:
-            problem = self._certificate_problem(context, claimed)
+        problem = self._problem(context, claimed)
         if problem is None:
             return
+        self.refused.note(context.peer())
         status, text = problem
         host = str(context.peer()).rpartition(":")[0]
         if self._logged.take(host):
@@ -70,32 +73,32 @@ class Admission:
             )
         await context.abort(status, text[:MAX_REASON])
 
+    def is_admitted(self, context: Context, claimed: Position) -> bool:
+        """Whether a caller that was admitted before would be so now: secrets may be renewed."""
+        return not self._checks or self._problem(context, claimed) is None
+
+    @property
+    def _checks(self) -> bool:
+        return self._tls or bool(self._secrets.accepted)
+
+    def _problem(self, context: Context, claimed: Position | None) -> Problem:
+        accepted = self._secrets.accepted
+        problem = _token_problem(_metadata(context), self._job, accepted, claimed)
+        if accepted and problem is not None:
+            return problem
+        return self._certificate_problem(context, claimed) if self._tls else None
+
     def _certificate_problem(self, context: Context, claimed: Position | None) -> Problem:
         uris = context.auth_context().get("peer_uri", ())
         names = [uri.decode(errors="replace") for uri in uris]
         if not names_positions(names):
-            if self._secret:
+            if self._secrets.accepted:
                 return None  # the token proves the position
             text = "without a job token the certificate must name its position "
             return grpc.StatusCode.PERMISSION_DENIED, text + "(taskd://job/role/rank/rank)"
         if claimed is not None and is_certified(names, self._job, claimed):
             return None
         return grpc.StatusCode.PERMISSION_DENIED, f"the certificate is not for {claimed}"
-
-    def _token_problem(self, metadata: dict[str, str], claimed: Position | None) -> Problem:
-        token, job = metadata.get(TOKEN_KEY), metadata.get(JOB_KEY, "")
-        if not token:
-            return grpc.StatusCode.UNAUTHENTICATED, "a job token is required"
-        if job != self._job:
-            return (
-                grpc.StatusCode.PERMISSION_DENIED,
-                "wrong job: this server belongs to another one",
-            )
-        if claimed is None:
-            return grpc.StatusCode.PERMISSION_DENIED, "a position is required"
-        if not check_token(token, self._secret, job, claimed):
-            return grpc.StatusCode.PERMISSION_DENIED, f"the token is not for {claimed}"
-        return None
 
     def _take_one(self) -> bool:
         now = self._clock()
@@ -106,6 +109,25 @@ class Admission:
             return False
         self._tokens -= 1
         return True
+
+
+def _token_problem(
+    metadata: dict[str, str], own: str, secrets: Sequence[str], claimed: Position | None
+) -> Problem:
+    """Why this caller has no token of job `own` for that position."""
+    token, job = metadata.get(TOKEN_KEY), metadata.get(JOB_KEY, "")
+    if not token:
+        return grpc.StatusCode.UNAUTHENTICATED, "a job token is required"
+    if job != own:
+        return (
+            grpc.StatusCode.PERMISSION_DENIED,
+            "wrong job: this server belongs to another one",
+        )
+    if claimed is None:
+        return grpc.StatusCode.PERMISSION_DENIED, "a position is required"
+    if not any([check_token(token, secret, job, claimed) for secret in secrets]):
+        return grpc.StatusCode.PERMISSION_DENIED, f"the token is not for {claimed}"
+    return None
 
 
 def claimed_position(metadata: dict[str, str]) -> Position | None:

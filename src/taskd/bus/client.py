@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
 import grpc
 
 from taskd.bus import tasknet_client as tasknet_client
+from taskd.bus.job_secrets import JobSecrets
 from taskd.bus.relay_loop import RelayLoop
 from taskd.bus.security import JOB_KEY, TOKEN_KEY, Tls, channel_credentials, make_token
 from taskd.bus.stream import run_stream
@@ -63,7 +64,8 @@ class UpstreamConfig:
     target: str
     me: Position
     job: str = ""
-    token: str = ""
+    secrets: JobSecrets = field(default_factory=lambda: JobSecrets(""))
+    """The one to present, at every call; or a badge."""
     tls: Tls | None = None
     first_backoff_s: float = 0.05
     max_backoff_s: float = 1.0
@@ -113,7 +115,7 @@ class UpstreamClient:
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         """Identifies the caller; new for each call."""
-        me, job, token = self._config.me, self._config.job, self._config.token
+        me, job, token = self._config.me, self._config.job, self._config.secrets.presented
         position = (
             ("role", me.role),
             ("serverrank", me.server_rank),

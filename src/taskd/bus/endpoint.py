@@ -16,6 +16,7 @@ import grpc
 
 from taskd.bus.admission import LOG_RATE, LOGGED_HOSTS, MAX_CALLS_PER_S, Admission
 from taskd.bus.client import MAX_MESSAGE, UpstreamClient, UpstreamConfig
+from taskd.bus.job_secrets import JobSecrets
 from taskd.bus.late_reading import SMALL_BUFFERS
 from taskd.bus.relay_loop import RelayLoop, Watcher
 from taskd.bus.security import BADGE, Tls, channel_credentials, server_credentials
@@ -62,6 +63,8 @@ log = logging.getLogger(__name__)
 
 BURST = 64
 """After this many sends without a wait, other tasks may run."""
+RENEWAL_S = 1.0
+"""How soon a removed secret ends the streams that were opened with it."""
 SERVER_OPTIONS = (
     *SMALL_BUFFERS,
     ("grpc.max_send_message_length", MAX_MESSAGE),
@@ -88,6 +91,9 @@ class BusConfig:
     job: str = ""
     token: str = ""
     """The job's secret, or a badge made from it for `me`. Empty: peers are not checked."""
+    token_file: str = ""
+    """Secrets for the connections between proxies and their manager, instead of `token`: see
+    `bus/job_secrets.py`."""
     tls: Tls | None = None
     tls_below: bool = True
     """Whether children need TLS, too. The children of a proxy connect over the loopback."""
@@ -115,6 +121,8 @@ class BusConfig:
                 problems += error.problems
         if self.listen is not None and self.token.startswith(BADGE):
             problems.append("a process that serves children needs the job's secret, not a badge")
+        if self.token_file and not self.token:
+            problems.append("a file of secrets for the bus also needs the job's token")
         if problems:
             raise SettingsError(problems)
 
@@ -140,7 +148,7 @@ class Bus:
             incarnation,
         )
         self._server: grpc.aio.Server | None = None
-        self._limit: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
         self._bus_server: BusServer | None = None
         self._tcp_connections = TcpConnections()
         self._upstream: UpstreamClient | None = None
@@ -189,7 +197,7 @@ class Bus:
                     target=str(Address.parse(config.upstream)),
                     me=config.me,
                     job=config.job,
-                    token=config.token,
+                    secrets=self._secrets(between_machines=config.me.role == Role.PROXY),
                     tls=config.tls,
                     first_backoff_s=config.first_backoff_s,
                     max_backoff_s=config.max_backoff_s,
@@ -206,9 +214,10 @@ class Bus:
     async def _serve(self, address: Address) -> None:
         config = self._config
         tls = config.tls if config.tls_below else None
+        job_secrets = self._secrets(between_machines=config.upstream is None)
         admission = Admission(
             job=config.job,
-            secret=config.token,
+            secrets=job_secrets,
             tls=tls is not None,
             max_calls_per_s=config.max_calls_per_s,
         )
@@ -232,7 +241,20 @@ class Bus:
             )
         await server.start()
         self._server = server
-        self._limit = asyncio.create_task(connection_limit.watch())
+        self._watches.append(asyncio.create_task(connection_limit.watch()))
+        self._watches.append(asyncio.create_task(admission.refused.watch(self.port)))
+        if config.token_file:
+            self._watches.append(asyncio.create_task(self._end_revoked_streams(job_secrets)))
+
+    def _secrets(self, *, between_machines: bool) -> JobSecrets:
+        return JobSecrets(self._config.token, self._config.token_file if between_machines else "")
+
+    async def _end_revoked_streams(self, job_secrets: JobSecrets) -> None:
+        """Soon after a secret was removed from the file. Their peers join again."""
+        while self._bus_server is not None:
+            await asyncio.sleep(RENEWAL_S)
+            job_secrets.renew()
+            self._bus_server.end_revoked()
 
     async def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the upstream connection. False: timeout, and `disconnect_reason` says why."""
@@ -331,8 +353,8 @@ class Bus:
         await self._relay_loop.flush(monotonic() + flush_s)
         if self._upstream is not None:
             await self._upstream.close()
-        if self._limit is not None:
-            self._limit.cancel()
+        for watch in self._watches:
+            watch.cancel()
         if self._server is not None:
             await self._server.stop(None)
         self._relay_loop.close()

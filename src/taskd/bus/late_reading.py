@@ -32,7 +32,9 @@ SMALL_BUFFERS = (
 Admit = Callable[[Any], Awaitable[None]]
 """Gets the context; returns, or ends the call."""
 Charge = Callable[[Any, int], Awaitable[None]]
-"""Gets the context and the size of the request; returns, or ends the call."""
+"""Gets the context and the weight of the request; returns, or ends the call."""
+Weigh = Callable[[bytes, int], int]
+"""Gets the request and the limit; returns its size, or more if it has many parts."""
 MOST_READ = 4
 """Requests of one caller that are read at the same time."""
 READ_S = 30.0
@@ -82,6 +84,7 @@ def reading_late(
     slots: Slots,
     serve: Serve | None = None,
     charge: Charge | None = None,
+    weigh: Weigh = lambda raw, most: len(raw),
 ) -> grpc.RpcMethodHandler[Any, Any]:
     """The same method with one request: it is read after `admit`, and parsed after `charge`.
 
@@ -114,8 +117,12 @@ def reading_late(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"the request has {len(raw)} bytes, at most {limit_bytes} are accepted",
             )
+        weight = weigh(raw, limit_bytes)
+        if weight > limit_bytes:
+            text = "the request has too many parts: they count more than their bytes"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         if charge is not None:
-            await charge(context, len(raw))
+            await charge(context, weight)
         try:
             return parse(raw)
         except (DecodeError, ValueError):

@@ -50,7 +50,8 @@ class LivenessPort:
             same.append(writer)
             if len(same) > limit:
                 same[0].close()
-            with suppress(OSError):
+            # Cancelled: this process ends. asyncio would log that as an error of this function.
+            with suppress(OSError, asyncio.CancelledError):
                 await reader.read(1)  # until the peer leaves; no peer of ours sends anything
             writer.close()
             same.remove(writer)

@@ -52,6 +52,11 @@ def membership(environ: Mapping[str, str]) -> tuple[str, str]:
     return job, environ.get("TASKD_TOKEN", "")
 
 
+def token_file_from_environment() -> str:
+    """A file of secrets for the connections between proxies and their manager; empty: none."""
+    return environ.get("TASKD_BUS_TOKEN_FILE", "")
+
+
 def tls_from_environment() -> Tls | None:
     """From TASKD_TLS_CA, TASKD_TLS_SERVER_KEY and so on; None: TASKD_TLS_CA is not set."""
     return load(Tls, prefix="TASKD_TLS") if environ.get("TASKD_TLS_CA") else None

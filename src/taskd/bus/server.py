@@ -77,6 +77,8 @@ class BusServer(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
         self._admission = admission
         self._announce_up = announce_up
         self._streams: dict[Position, asyncio.Task[str]] = {}
+        self._contexts: dict[Position, tuple[Position, Context]] = {}
+        """For each stream: who has opened it, by which call."""
         self._peers: dict[str, Position] = {}
         """gRPC's peer address -> the child whose stream uses that connection."""
 
@@ -87,6 +89,13 @@ class BusServer(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
     def peer_of(self, hop: Position) -> str | None:
         """The address from which this child's stream comes."""
         return next((peer for peer, child in self._peers.items() if child == hop), None)
+
+    def end_revoked(self) -> None:
+        """End the streams whose peers would not be admitted any more."""
+        for hop, (claimed, context) in list(self._contexts.items()):
+            if not self._admission.is_admitted(context, claimed):
+                log.warning("the stream of %s ends: its token is no longer valid", claimed)
+                self._streams[hop].cancel()
 
     # Joining
 
@@ -154,6 +163,9 @@ class BusServer(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
             await asyncio.wait({before})
         stream = self._streams[hop] = asyncio.create_task(run_stream())
         self._peers[context.peer()] = hop
+        claimed = claimed_position(_metadata(context))
+        if claimed is not None:
+            self._contexts[hop] = claimed, context
         try:
             await asyncio.wait({stream})
         finally:
@@ -162,9 +174,11 @@ class BusServer(tasknet_pb2_grpc.TaskNetServicer, link_pb2_grpc.LinkServicer):
             self._peers.pop(context.peer(), None)
             if self._streams.get(hop) is stream:
                 del self._streams[hop]
+                self._contexts.pop(hop, None)
         if stream.cancelled():
             await context.abort(
-                grpc.StatusCode.ABORTED, "a newer stream of this position has replaced this one"
+                grpc.StatusCode.ABORTED,
+                "a newer stream of this position has replaced this one, or its token was revoked",
             )
         error = stream.exception()
         if isinstance(error, ProtocolError | TimeoutError):

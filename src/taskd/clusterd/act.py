@@ -29,6 +29,7 @@ from taskd.model.clusterd import (
 )
 from taskd.model.ids import JobId
 
+OF_THE_CLUSTER = AnnotateNode | WriteResetConfig
 SEQUENCE = "taskd/sequence"
 """Annotation of reset-config: the last command carried out there, so that none runs twice."""
 
@@ -36,7 +37,12 @@ SEQUENCE = "taskd/sequence"
 async def in_cluster(
     command: ClusterCommand, facts: JobFacts, cluster: Cluster, now: float
 ) -> None:
-    """Carry out one write; it is idempotent. Raises ClusterUnreachable or ClusterRefused."""
+    """Carry out one write; it is idempotent. Raises ClusterUnreachable or ClusterRefused.
+
+    A declared job owns nothing in the cluster: what has its name there belongs to another job.
+    """
+    if isinstance(command, OF_THE_CLUSTER) and not facts.config.cluster:
+        return
     match command:
         case LabelPodGroup(key, value):
             await cluster.patch(facts.pod_group, _labels({key: value}))
@@ -77,8 +83,11 @@ def _pod(facts: JobFacts, uid: str) -> Key:
 
 
 async def clear_reset(facts: JobFacts, cluster: Cluster, now: float) -> None:
-    """Clear what an earlier incarnation of the job has left in its reset-config."""
-    if cluster.get(reset_key(facts)) is not None:
+    """Clear what an earlier incarnation of the job has left in its reset-config.
+
+    A declared job has none: one of its name belongs to another job.
+    """
+    if facts.config.cluster and cluster.get(reset_key(facts)) is not None:
         await _reset(WriteResetConfig(ResetOperation.CLEAR), facts, cluster, now)
 
 

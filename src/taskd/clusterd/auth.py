@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from taskd.errors import SettingsError
-from taskd.runtime.tokens import BEARER, HEADER, JOB, OPERATOR, job_scope, token_for
+from taskd.runtime.tokens import (
+    BEARER,
+    HEADER,
+    JOB,
+    OPERATOR,
+    job_scope,
+    token_for,
+    without_comment,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +58,7 @@ class Tokens:
             log.warning("token file %s can be read or written by others: run chmod 600", path)
         given, secret, problems = {}, "", []
         for number, line in enumerate(lines, 1):
-            words = line.split("#")[0].split()
+            words = without_comment(line).split()
             if len(words) == 2 and words[0] == "secret":
                 secret = words[1]
             elif len(words) == 2 and (words[0] == OPERATOR or words[0].startswith(JOB)):

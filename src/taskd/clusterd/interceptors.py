@@ -6,6 +6,7 @@ traceback, and ends only this call. This is the server's only broad `except`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf import descriptor_pool
 from grpc import aio
 
 from taskd.bus.late_reading import ReadingSlots, host_of, reading_late
@@ -20,6 +22,7 @@ from taskd.clusterd.auth import Authority, Caller
 from taskd.model.codes import RecoverCode
 from taskd.runtime.clock import Clock
 from taskd.runtime.limits.rate_limit import Buckets, Rate
+from taskd.runtime.limits.refused_callers import RefusedCallers
 from taskd.wire._pb import (
     config_pb2,
     control_pb2,
@@ -28,6 +31,7 @@ from taskd.wire._pb import (
     pubfault_pb2,
     recover_pb2,
 )
+from taskd.wire.request_weight import RequestWeight
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,8 @@ LOG_RATE = Rate(0.1, 10)
 TOO_MANY = grpc.StatusCode.RESOURCE_EXHAUSTED, RecoverCode.RateLimited.sentence
 MAX_STREAMS = 32
 """Of one job at the same time: its subscriptions, and those who watch it."""
+REVOKED_S = 2.0
+"""How soon a stream ends whose token was revoked."""
 MAX_LOGGED = 300
 """Of a refusal, in characters: a caller may send long names."""
 LARGE_BYTES, SMALL_BYTES = 2 << 20, 64 << 10
@@ -88,11 +94,22 @@ def limit_bytes(method: str) -> int:
     return LARGE_BYTES if method.rpartition("/")[2] in LARGE_REQUESTS else SMALL_BYTES
 
 
+def weight_of(method: str) -> RequestWeight:
+    service, _, name = method.removeprefix("/").rpartition("/")
+    described = descriptor_pool.Default().FindMethodByName(f"{service}.{name}")
+    part_bytes = CHEAP_PART_BYTES if name in CHEAP_PARTS else PART_BYTES
+    return RequestWeight(described.input_type, part_bytes)
+
+
 BYTES_PER_TOKEN, OFTEN_BYTES_PER_TOKEN = 4096, 65536
 """A large request counts as many small ones."""
-CALLER_RATE = Rate(1 << 20, 2 << 20)
-"""Bytes of each tenant that are parsed: parsing comes before the job is known, and a request of
-empty sub-messages takes 40 times its size."""
+CALLER_RATE, FREE_BYTES = Rate(1 << 20, 2 << 20), 4 << 10
+"""Bytes of each tenant that are parsed, in requests above the second number: parsing comes before
+the job is known."""
+PART_BYTES, CHEAP_PART_BYTES = 64, 16
+"""What each sub-message of a request counts, at least; and where there may be one for each rank
+that costs little."""
+CHEAP_PARTS = {"PublishProgress", "ReplyStressTestResult"}
 HEALTH_STREAMS = 128
 """Of the health service, which every machine may ask: all together."""
 KEYS = 20_000
@@ -123,6 +140,7 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         self._callers = Buckets(CALLER_RATE, KEYS, clock)
         self._logged = Buckets(LOG_RATE, KEYS, clock)
         self._slots = ReadingSlots(self._reader)
+        self.refused = RefusedCallers(clock)
         self._guarded: dict[str, Any] = {}
         self._streams: Counter[str] = Counter()
         """How many streams of each job are open, and of the health service."""
@@ -149,6 +167,7 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
                 self._serve_stream if handler.response_streaming else self._serve, method, serve
             ),
             partial(self._charge, method),
+            weight_of(method),
         )
         self._guarded[method] = guarded
         return guarded
@@ -197,18 +216,34 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
             text = f"job {job!r} has {MAX_STREAMS} open streams: close one first"
             await self._refuse(method, context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         self._streams[job] += 1
+        serving = asyncio.ensure_future(self._serve(method, serve, request, context))
         try:
-            return await self._serve(method, serve, request, context)
+            while not serving.done():
+                await asyncio.wait({serving}, timeout=REVOKED_S)
+                if not serving.done() and not self._may_go_on(method, job, context):
+                    text = "the token or certificate of this stream is not valid any more"
+                    await self._refuse(method, context, grpc.StatusCode.UNAUTHENTICATED, text)
+            return serving.result()
         finally:
+            serving.cancel()
+            await asyncio.wait({serving})
             self._streams[job] -= 1
             if not self._streams[job]:
                 del self._streams[job]
+
+    def _may_go_on(self, method: str, job: str, context: Any) -> bool:
+        """Whether the caller of an open stream would still be admitted."""
+        caller = self._caller(context)
+        if caller is None or (method in OPERATOR_METHODS and not caller.operator):
+            return False
+        return method in OPEN_METHODS or caller.may(job)
 
     async def _admit_caller(self, method: str, context: Any) -> None:
         """Before anything of the request is read."""
         caller = self._caller(context)
         if caller is not None and (caller.operator or method not in OPERATOR_METHODS):
             return
+        self.refused.note(context.peer())
         if not self._unknown_callers.take(host_of(context)):
             await self._refuse(method, context, *TOO_MANY)
         if caller is None:
@@ -225,7 +260,7 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
     async def _charge(self, method: str, context: Any, size: int) -> None:
         """Before the request is parsed. The operator acts for many jobs."""
         caller = self._caller(context)
-        if caller is None or caller.operator or size <= SMALL_BYTES:
+        if caller is None or caller.operator or size <= FREE_BYTES:
             return
         if not self._callers.take(caller.scope, size):
             await self._refuse(method, context, *TOO_MANY)
@@ -241,7 +276,10 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
             else:
                 within = self._jobs.take(job, 1.0 + size / BYTES_PER_TOKEN)
         else:
-            within = self._unknown_callers.take(host_of(context), 1.0 + size / BYTES_PER_TOKEN)
+            # Strangers of the same machine must not use up the rate of those with a token.
+            host = host_of(context)
+            whose = f"{caller.scope} at {host}" if caller is not None and allowed else host
+            within = self._unknown_callers.take(whose, 1.0 + size / BYTES_PER_TOKEN)
         if not within:
             await self._refuse(method, context, *TOO_MANY)
         if not allowed:

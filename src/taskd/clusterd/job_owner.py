@@ -15,11 +15,11 @@ from math import inf
 from typing import Any
 
 from taskd.clusterd import act
-from taskd.clusterd import journal_records as records
 from taskd.clusterd.cluster.interface import Cluster, ClusterRefused, ClusterUnreachable
 from taskd.clusterd.cluster.objects import JobFacts
-from taskd.clusterd.journal_records import PastRound, Record
 from taskd.clusterd.listeners import Channel, End
+from taskd.clusterd.records import journal_records as records
+from taskd.clusterd.records.journal_records import PastRound, Record
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.machine import step
 from taskd.core.clusterd.states import Ended, Idle, Outcome, Shrunk, State
@@ -42,7 +42,7 @@ from taskd.model.ids import JobId
 from taskd.model.types import Tick
 from taskd.runtime.clock import Clock
 from taskd.runtime.driver import Driver, Transition
-from taskd.runtime.journal import Journal, JournalFailed
+from taskd.runtime.journal.journal import Journal, JournalFailed
 from taskd.runtime.retry import Tries, fixed
 from taskd.wire._pb import control_pb2 as pb
 

@@ -15,7 +15,6 @@ from operator import is_not
 from secrets import token_hex
 
 from taskd.clusterd import act, sense
-from taskd.clusterd import journal_records as records
 from taskd.clusterd.cluster import declared_jobs as declare
 from taskd.clusterd.cluster.declared_jobs import Declaration
 from taskd.clusterd.cluster.interface import (
@@ -24,6 +23,7 @@ from taskd.clusterd.cluster.interface import (
     ClusterRefused,
     ClusterUnreachable,
     Json,
+    Key,
     Kind,
     key_of,
     owner_of,
@@ -32,6 +32,7 @@ from taskd.clusterd.cluster.objects import JobFacts, facts_of
 from taskd.clusterd.faults.fault_centre import FaultCentre
 from taskd.clusterd.job_owner import Answer, JobOwner, OwnerContext
 from taskd.clusterd.keyed_lock import KeyedLock
+from taskd.clusterd.records import journal_records as records
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.states import Ended, Idle
 from taskd.model.clusterd import (
@@ -47,7 +48,7 @@ from taskd.model.faults import Fault
 from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import Strategy
 from taskd.runtime.clock import Clock
-from taskd.runtime.journal import Journal, JournalFailed
+from taskd.runtime.journal.journal import Journal, JournalFailed
 from taskd.runtime.plain_text import is_plain
 from taskd.wire.tagged_json import UnreadableRecord
 
@@ -113,6 +114,9 @@ class JobRegistry:
         """Continue every job where the journal left it."""
         notes = await self._journal.notes()
         for declaration in declare.from_notes(notes):
+            if taken := self._taken(declaration):
+                log.error("job=%s must be declared again: %s has its name", declaration.job, taken)
+                continue
             await self._make_known(declaration)
         for name, text in (await self._journal.records()).items():
             job = JobId(name)
@@ -131,7 +135,11 @@ class JobRegistry:
                 self.served[job].post(Unsubscribed())
         self._watching = asyncio.create_task(self._watch(self._cluster.changes()))
         for job in self.served:
-            self._post_views(job)
+            try:
+                self._post_views(job)
+            except Exception:
+                # What is wrong with the objects of one job must not stop the server of all.
+                log.exception("job=%s could not process its objects", job)
 
     async def close(self) -> None:
         if self._watching is not None:
@@ -255,6 +263,11 @@ class JobRegistry:
                     return Answer.of(
                         RecoverCode.InvalidReqParam, "the cluster already describes this job"
                     )
+            if taken := self._taken(declaration):
+                return Answer.of(
+                    RecoverCode.InvalidReqParam,
+                    f"{taken} belongs to another job: choose another id or namespace",
+                )
             try:
                 await self._journal.note(*declare.to_note(declaration))
                 await self._make_known(declaration)
@@ -341,6 +354,12 @@ class JobRegistry:
         owner = self.served[job] = JobOwner(job, record, self._context)
         return owner
 
+    def _taken(self, declaration: Declaration) -> Key | None:
+        """An object of another job that has the name of one of this declaration's."""
+        found = ((key, self._cluster.get(key)) for key, _ in declare.objects_of(declaration))
+        others = (key for key, body in found if body and owner_of(body)[0] != declaration.job)
+        return next(others, None)
+
     async def _make_known(self, declaration: Declaration) -> None:
         before = self._declared.get(declaration.job)
         wanted = dict(declare.objects_of(declaration))
@@ -359,17 +378,20 @@ class JobRegistry:
 
     async def _watch(self, changes: AsyncIterator[Changed]) -> None:
         async for change in changes:
-            try:
-                for job in self._touched(change):
+            for job in self._touched(change):
+                try:
                     if not self._cluster.find(Kind.POD_GROUP, job):
                         await self.end(job, "the cluster has deleted the job")
                     else:
                         self._post_views(job)
-                for react in self.on_change:
+                except Exception:
+                    # An internal error of one job must not keep the change from all others.
+                    log.exception("job=%s could not process the change of %s", job, change.key)
+            for react in self.on_change:
+                try:
                     react(change)
-            except Exception:
-                # An internal error on one object must not stop the watch of all others.
-                log.exception("object=%s could not process its change", change.key)
+                except Exception:
+                    log.exception("object=%s could not process its change", change.key)
 
     def _touched(self, change: Changed) -> set[JobId]:
         if change.key.kind is Kind.CONFIG_MAP:
@@ -435,7 +457,10 @@ class JobRegistry:
 
     def public_faults_changed(self, nodes: set[str]) -> None:
         for job in self._with_pods_on(nodes):
-            self._post_views(job)
+            try:
+                self._post_views(job)
+            except Exception:
+                log.exception("job=%s could not process new faults", job)
         self._tell_of_faults()
 
     def _tell_of_faults(self) -> None:

@@ -27,6 +27,7 @@ from taskd.clusterd.cluster.objects import DECLARED, annotations_of, labels_of
 from taskd.clusterd.cluster.summary_objects import (
     DELETE,
     JobSummary,
+    dated_as_written,
     is_summarized,
     summary_maps,
     summary_of,
@@ -105,12 +106,17 @@ class JobSummaries:
         group = groups[0]
         if not is_summarized(group) or DECLARED in annotations_of(group):
             return
+        owners, labels = owners_of(group), labels_of(group)
         summary = summary_of(group, self._cluster.find(Kind.POD, job), now)
+        if job not in self.known:
+            maps = summary_maps(summary, owners, labels)
+            written = {key: body for key in maps if (body := self._cluster.get(key)) is not None}
+            summary = dated_as_written(summary, maps, written)
         if not summary.same_as(self.known.get(job)):
             self._tell(summary)
         if job in self._removals:
             self._removals.pop(job).cancel()
-        maps = summary_maps(self.known[job], owners_of(group), labels_of(group))
+        maps = summary_maps(self.known[job], owners, labels)
         stale = set(self._maps.get(job, ())) - set(maps)
         await self._write(maps)
         self._maps[job] = maps

@@ -17,8 +17,9 @@ from urllib.parse import quote
 
 from taskd.config import environ
 from taskd.errors import SettingsError
-from taskd.runtime import files
 from taskd.runtime.address import Address
+from taskd.runtime.files import private_files as files
+from taskd.wire.json_reading import loads
 
 PORT = 8899
 PROBE_S = 2.0
@@ -55,7 +56,7 @@ def withdraw(job: str) -> None:
     """Leaves the announcement of another process alone: it leads the job since."""
     path = _file(job)
     with suppress(OSError, ValueError, TypeError):
-        if Place(**json.loads(path.read_text())).pid == os.getpid():
+        if Place(**loads(path.read_text())).pid == os.getpid():
             path.unlink(missing_ok=True)
 
 
@@ -65,7 +66,7 @@ def announced() -> list[Place]:
     files = sorted(directory().glob("*.json"), key=lambda path: -path.stat().st_mtime_ns)
     for path in files:
         try:
-            place = Place(**json.loads(path.read_text()))
+            place = Place(**loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             continue
         if _is_running(place.pid):

@@ -47,7 +47,7 @@ from taskd.model.strategies import LADDER, Strategy
 from taskd.runtime import metrics
 from taskd.runtime.address import Address
 from taskd.runtime.clock import Clock, monotonic, wall
-from taskd.runtime.journal import Journal, JournalConfig
+from taskd.runtime.journal.journal import Journal, JournalConfig
 from taskd.runtime.limits import connection_limit
 from taskd.runtime.limits.rate_limit import Rate
 from taskd.wire._pb.config_pb2_grpc import add_ConfigServicer_to_server
@@ -230,6 +230,7 @@ async def serve(config: ServerConfig, given: Journal | None = None) -> AsyncIter
         await server.start()
         stack.push_async_callback(_stop, server, jobs, (trace, *streams))
         stack.callback(asyncio.create_task(connection_limit.watch()).cancel)
+        stack.callback(asyncio.create_task(guard.refused.watch(port)).cancel)
         if config.metrics:
             collect = partial(cluster_metrics.metrics, jobs, cluster)
             await stack.enter_async_context(metrics.serve(config.metrics, collect))

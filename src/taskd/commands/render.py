@@ -6,7 +6,6 @@ docs/reference/json.md describes the JSON.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from taskd.clusterd.services.control_service import INCIDENT_REPORT
+from taskd.runtime import json_text
 from taskd.runtime.plain_text import one_line
 from taskd.wire._pb import control_pb2 as pb
 
@@ -27,7 +27,7 @@ def as_json(message: Message) -> str:
 
     (protobuf's own JSON has int64 as strings and leaves out fields that are 0 or empty.)
     """
-    return json.dumps(_plain(message), ensure_ascii=False)
+    return json_text.dumps(_plain(message), separators=json_text.SPACED)
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,6 @@ Reads from the server, or, if no server runs, from the journal file. With --html
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from pathlib import Path
 
@@ -14,10 +13,10 @@ import grpc
 
 from taskd.clusterd.services.control_service import history_line
 from taskd.commands import render
-from taskd.commands.connection import Connection, add_server_arguments, connection
+from taskd.commands.connection import Connection, add_server_arguments, connection, plain
 from taskd.errors import SettingsError
 from taskd.runtime.clock import wall
-from taskd.runtime.journal import Journal, JournalFailed, JournalUnusable, salvage
+from taskd.runtime.journal.journal_reader import read_history
 from taskd.wire._pb import control_pb2 as pb
 
 
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html", type=Path, metavar="FILE", help="write a report to this file, for any browser"
     )
     parser.add_argument(
-        "--journal", type=Path, help="read this journal; no server may have it open"
+        "--journal", type=Path, help="read this journal of a server; it is not changed"
     )
     add_server_arguments(parser)
 
@@ -88,20 +87,5 @@ def _status(server: Connection, job: str) -> pb.JobStatus | None:
 
 def read_journal(path: Path, request: pb.ReplayRequest) -> tuple[list[pb.HistoryLine], str]:
     """The history, and what is wrong with the file if only a part could be read."""
-    return asyncio.run(_from_file(path, request))
-
-
-async def _from_file(path: Path, request: pb.ReplayRequest) -> tuple[list[pb.HistoryLine], str]:
-    problem = ""
-    try:
-        journal = Journal(path)
-        try:
-            entries = await journal.history(request.job, request.incident)
-        finally:
-            await journal.aclose()
-    except (JournalFailed, JournalUnusable) as error:
-        entries = salvage(path, request.job, request.incident)
-        if not entries:
-            raise
-        problem = f"{error}; shown is what could still be read: {len(entries)} decisions"
-    return [history_line(entry) for entry in entries], problem
+    entries, problem = read_history(path, request.job, request.incident)
+    return [plain(history_line(entry)) for entry in entries], problem

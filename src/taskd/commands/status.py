@@ -58,7 +58,7 @@ def _watch(server: Connection, request: pb.JobRequest, arguments: argparse.Names
     while True:
         try:
             for last in server.stream("Watch", request):
-                if not arguments.json and sys.stdout.isatty():
+                if not arguments.json and is_screen():
                     history.read(last)
                     _draw(last, history.found)
                 else:
@@ -93,10 +93,14 @@ class _History:
             self._read_at = status.history
 
 
+def is_screen() -> bool:
+    """Whether the output goes to a terminal that can be cleared."""
+    return sys.stdout.isatty() and environ.get("TERM", "") not in ("", "dumb")
+
+
 def _draw(status: pb.JobStatus, found: list[Incident]) -> None:
     size = get_terminal_size()
-    colour = not environ.get("NO_COLOR") and environ.get("TERM", "") not in ("", "dumb")
-    terminal = Terminal(size.columns, size.lines, colour)
+    terminal = Terminal(size.columns, size.lines, not environ.get("NO_COLOR"))
     sys.stdout.write(CLEAR + screen(status, found, round(wall() * 1000), terminal) + "\n")
     sys.stdout.flush()
 

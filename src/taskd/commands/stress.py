@@ -6,7 +6,6 @@ The exit code is 2 if a test fails.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from taskd.commands import render
@@ -14,6 +13,7 @@ from taskd.commands.connection import add_server_arguments, connection
 from taskd.errors import SettingsError
 from taskd.model.operations import NOT_RUN, OPS, PASSED
 from taskd.wire._pb import recover_pb2 as pb
+from taskd.wire.json_reading import loads
 
 ALL = "all"
 FOUND_A_FAULT = 2
@@ -76,7 +76,7 @@ def request_of(job: str, nodes: str, ops: str) -> pb.StressTestParam:
 def rows_of(text: str) -> list[tuple[str, str, str, str, str]]:
     """One row per test, from clusterd's JSON; no rows if it is not such JSON."""
     try:
-        results_of = json.loads(text)
+        results_of = loads(text)
         return [
             (
                 node,

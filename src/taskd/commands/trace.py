@@ -8,7 +8,6 @@ collectives that overlap get further tracks. chrome://tracing opens the file as 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections import Counter
@@ -23,7 +22,9 @@ from taskd.core.worker.clock_alignment import Offset
 from taskd.dashboard.incidents import Incident, brief, phase_durations
 from taskd.dashboard.incidents import read as read_incidents
 from taskd.errors import SettingsError
+from taskd.runtime import json_text
 from taskd.wire._pb.control_pb2 import ReplayRequest
+from taskd.wire.json_reading import loads
 from taskd.worker.profiling import records
 from taskd.worker.profiling.record_files import base_dir
 from taskd.worker.profiling.records import COMMUNICATION, DEVICE, Span
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             [f"no records of job {arguments.job} in {where}: was `taskd profile` on?"]
         )
     merged, found = merge(ranks, arguments.begin, arguments.end, _incidents(arguments))
-    text = json.dumps(merged)
+    text = json_text.dumps(merged, ascii_only=True, separators=json_text.SPACED)
     if str(arguments.output) == "-":
         sys.stdout.write(text + "\n")
         return 0
@@ -133,7 +134,7 @@ def _shared(spans: Sequence[Span]) -> dict[Hashable, tuple[int, int]]:
 
 def _name(span: Span) -> dict[str, Any]:
     try:
-        details = json.loads(span.name)
+        details = loads(span.name)
     except ValueError:
         return {}
     return details if isinstance(details, dict) else {}

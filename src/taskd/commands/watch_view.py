@@ -85,6 +85,8 @@ def hint(status: pb.JobStatus, found: Sequence[incidents.Incident], health: str)
         return f"to see where rank {status.stragglers[0].rank} loses time: taskd profile {job} on"
     if health == "slow":
         return "start a node again, and the job grows back"
+    if health in ("done", "failed"):
+        return "the last lines of taskd run say how to get a report"
     if health == "starting":
         return "it waits for all ranks; check the nodes that are missing"
     often = Counter(node for each in found for node in incidents.brief(each)["nodes"])

@@ -53,7 +53,8 @@ class Keep:
     """The lease is ours from this term on, or still is: renew it."""
 
     epoch: int
-    version: str
+    version: str | None
+    """The version to replace; None: create it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +73,36 @@ class Election:
         self._seen_at = -inf
         self._renewed_at = -inf
 
-    def consider(self, lease: LeaseSeen | None, now: float) -> Take | Keep | Wait:
-        """What to write, after the lease was read."""
+    def consider(self, lease: LeaseSeen | None, now: float, above: int = 0) -> Take | Keep | Wait:
+        """What to write, after the lease was read; None: it does not exist.
+
+        `above`: a term that has existed, although the lease may have forgotten it.
+        """
         if lease is None:
-            return Take(epoch=1, version=None)
+            return self._consider_missing(now, above)
         if self._seen is None or lease.version != self._seen.version:
             self._seen, self._seen_at = lease, now
-        if lease.holder == self.identity and lease.epoch == self.epoch:
+        if lease.holder == self.identity and lease.epoch == self.epoch and lease.epoch > above:
             return Keep(lease.epoch, lease.version)
-        expired = now - self._seen_at >= self.config.duration_s
         # Our own name from an earlier incarnation is a former holder like any other, but it cannot
         # still be deciding: take over at once.
-        if expired or lease.holder in ("", self.identity):
-            return Take(lease.epoch + 1, lease.version)
+        if self._expired(now) or lease.holder in ("", self.identity):
+            return Take(max(lease.epoch, above) + 1, lease.version)
         return Wait(lease.holder)
+
+    def _consider_missing(self, now: float, above: int) -> Take | Keep | Wait:
+        """It was never written, or deleted by hand: then its holder writes it again, and another
+        process waits as long as if it were still there."""
+        if self.epoch is not None and self.epoch > above:
+            return Keep(self.epoch, None)
+        if self._seen is None:
+            return Take(above + 1, None)
+        if self._expired(now) or self._seen.holder in ("", self.identity):
+            return Take(max(self._seen.epoch, above) + 1, None)
+        return Wait(self._seen.holder)
+
+    def _expired(self, now: float) -> bool:
+        return now - self._seen_at >= self.config.duration_s
 
     def pause_s(self, now: float) -> float:
         """How long to wait before the next try: not past the time when the lease expires."""
@@ -153,6 +170,13 @@ class NotYet:
 
 
 @dataclass(frozen=True, slots=True)
+class OldBackup:
+    """The store has forgotten terms that have begun: no process can lead safely."""
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobOver:
     """The job has ended in a term that this candidate has followed."""
 
@@ -160,17 +184,15 @@ class JobOver:
 class Candidacy:
     """Decides for the candidate of one node when to lead."""
 
-    def __init__(self, node: int) -> None:
+    def __init__(self, node: int, newest: int = 0) -> None:
+        """`newest`: the newest epoch that this node has seen."""
         self.node = node
-        self._newest = 0
+        self._newest = newest
         self._followed = 0
 
-    def consider(self, seen: TermsSeen) -> Claim | Follow | NotYet | JobOver:
-        if seen.epoch < self._newest:
-            return NotYet(
-                f"etcd is at epoch {seen.epoch}, but epoch {self._newest} has existed: it was "
-                "restored from an old backup. Restore a newer one, or start the job again"
-            )
+    def consider(self, seen: TermsSeen) -> Claim | Follow | NotYet | OldBackup | JobOver:
+        if (old := old_backup(seen, self._newest)) is not None:
+            return old
         self._newest = seen.epoch
         if seen.term is not None:
             self._followed = seen.term.epoch
@@ -181,6 +203,17 @@ class Candidacy:
             # The ranks first meet at the store of node 0: without it no job can start.
             return NotYet("the first node leads first")
         return Claim(seen.epoch + 1)
+
+
+def old_backup(seen: TermsSeen, newest: int) -> OldBackup | None:
+    """`newest`: the newest epoch that was ever seen. The number only grows in an intact store."""
+    if seen.epoch >= newest:
+        return None
+    return OldBackup(
+        f"etcd is at epoch {seen.epoch}, but epoch {newest} has existed: it was restored from an "
+        "old backup, or its data was deleted. Training goes on, and a fault has to wait. Restore a "
+        "newer backup, or start the job again"
+    )
 
 
 class Tenure:

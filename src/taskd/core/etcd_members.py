@@ -131,7 +131,12 @@ def without_quorum(me: int, members: Sequence[MemberSeen]) -> ContinueAlone | Wa
             "cut off. The job continues when it answers, or when its machine answers without it. A "
             "spare or `taskd run --witness` on a third machine prevents this"
         )
+    if not missing:
+        return Wait(
+            f"the {len(members)} members answer, but have not elected a leader. The job continues "
+            "when they have: it takes a few seconds, longer if the machines are very busy"
+        )
     return Wait(
-        f"no majority of the {len(members)} members answers (missing: {missing or 'none'}). The "
-        "job continues when enough of them answer again"
+        f"no majority of the {len(members)} members answers (missing: {missing}). The job "
+        "continues when enough of them answer again"
     )

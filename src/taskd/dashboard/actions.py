@@ -21,6 +21,8 @@ from taskd.wire._pb import recover_pb2 as recover
 
 NAMES = ("profile", "stress", "nic", "fault", "drain")
 MOST_TEXT = 1_000
+DRAINED = "drained"
+"""The evidence, if no reason is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,9 @@ def _fault(settings: Mapping[str, Any], status: pb.JobStatus, who: str) -> Order
         raise SettingsError([f"kind: unknown value {kind!r} (expected {', '.join(kinds)})"])
     faults = [pb.JobFault(rank=r, fault_type=kinds[kind], evidence=because) for r in ranks]
     report = pb.FaultReport(job=status.line.job, faults=faults, reporter=who)
-    shown = ", ".join(map(str, ranks))
-    return Order(f"report a {kind} fault of rank {shown}: {because}", "ReportFault", report)
+    shown = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    seen = f": {because}" if because else ""
+    return Order(f"report a {kind} fault of {shown}{seen}", "ReportFault", report)
 
 
 def _drain(settings: Mapping[str, Any], status: pb.JobStatus, who: str) -> Order:
@@ -111,10 +114,12 @@ def _drain(settings: Mapping[str, Any], status: pb.JobStatus, who: str) -> Order
     ranks = [rank.rank for rank in status.ranks if rank.node == node]
     if not ranks:
         raise SettingsError([f"node: no rank runs on node {node}"])
-    because = _text(settings, "because") or "drained"
+    because = _text(settings, "because") or DRAINED
     faults = [pb.JobFault(rank=r, fault_type="1", evidence=because) for r in ranks]
     report = pb.FaultReport(job=status.line.job, faults=faults, reporter=who, drain=True)
-    return Order(f"drain node {node}: its {len(ranks)} ranks move away", "ReportFault", report)
+    moved = "its rank moves" if len(ranks) == 1 else f"its {len(ranks)} ranks move"
+    why = "" if because == DRAINED else f" ({because})"
+    return Order(f"drain node {node}{why}: {moved} away", "ReportFault", report)
 
 
 def _text(settings: Mapping[str, Any], name: str) -> str:

@@ -28,6 +28,8 @@ CODES = {
 Run = tuple[int, int, int, int]
 """Unix time in milliseconds, first rank, last rank, phase."""
 MOST_RUNS = 20_000
+MOST_RANKS = 65_536
+"""Higher numbers are not shown: a job may report any, and each rank takes memory and time."""
 
 
 class Carpet:
@@ -44,6 +46,7 @@ class Carpet:
 
     def see(self, ranks: Sequence[pb.RankStatus], now_ms: int, since_ms: int = 0) -> list[Run]:
         """Add the ranks' phases of now; returns the new runs. The first call reaches back."""
+        ranks = [rank for rank in ranks if 0 <= rank.rank < MOST_RANKS]
         if not ranks or ranks[0].phase == "unknown":
             return []  # the manager is disconnected
         size = max(rank.rank for rank in ranks) + 1
@@ -67,7 +70,7 @@ class Carpet:
             return []
         self._reported.add(key)
         last = len(self._phases) - 1
-        lost = sorted({f.rank for f in report.faults if f.rank <= last})
+        lost = sorted({f.rank for f in report.faults if 0 <= f.rank <= last})
         new: list[Run] = [(times["seen"], rank, rank, GONE) for rank in lost]
         others = list(_without(lost, last))
         for name, phase, runs in (

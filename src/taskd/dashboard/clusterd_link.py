@@ -125,7 +125,7 @@ class ClusterdLink:
         profiling = hasattr(answer, "message")
         text = str(answer.message if profiling else answer.info)
         if answer.code != (TraceCode.OK if profiling else RecoverCode.OK):
-            raise PeerRefused(f"{answer.code}: {text}")
+            raise PeerRefused(text or f"clusterd refused it with code {answer.code}")
         return text
 
     async def result(self, method: str, request: Any, token: str, timeout_s: float) -> str:

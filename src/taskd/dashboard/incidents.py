@@ -73,9 +73,11 @@ class Incident:
                     known.setdefault(rank, _fault(rank, cause=cause, evidence=evidence))
         for report in self.reports:
             for fault in report.faults:
-                known[fault.rank] = _fault(
-                    fault.rank, fault.node, fault.host, fault.cause, fault.evidence
-                )
+                cause, evidence = fault.cause, fault.evidence
+                if cause == FaultCause.NAMED and known.get(fault.rank, {}).get("evidence"):
+                    # Here clusterd knows more: who reported the fault, and what was seen.
+                    cause, evidence = "reported", known[fault.rank]["evidence"]
+                known[fault.rank] = _fault(fault.rank, fault.node, fault.host, cause, evidence)
         only_links = all(each["cause"] == COMMUNICATION for each in known.values())
         for each in known.values():
             each["noticed"] = each["cause"] == COMMUNICATION and not only_links
@@ -224,7 +226,7 @@ def _brief(incident: Incident) -> dict[str, Any]:
         "kind": "operation" if incident.operation else "fault",
         "outcome": outcome,
         "good": incident.over and outcome not in FAILED,
-        "strategy": strategy,
+        "strategy": "" if incident.operation else strategy,
         "title": title(incident),
         "because": _result(incident),
         "ranks": [fault["rank"] for fault in incident.causes()],
@@ -248,16 +250,20 @@ def title(incident: Incident) -> str:
 
 
 def lanes(found: Sequence[Incident], index: int) -> list[dict[str, Any]]:
-    """The phases of an incident, each beside the median of the same phase in earlier ones."""
-    durations = phase_durations(found[index])
-    earlier = [phase_durations(each) for each in found[max(0, index - EARLIER) : index]]
+    """The phases of an incident, each beside the median of the same phase in earlier ones.
+
+    A pause by order is compared with earlier pauses only: a stress test takes as long as it takes.
+    """
+    incident = found[index]
+    alike = [each for each in found[:index] if each.operation == incident.operation]
+    earlier = [phase_durations(each) for each in alike[-EARLIER:]]
     return [
         {
             "name": name,
             "tookMs": took,
             "medianMs": median(past) if (past := [e[name] for e in earlier if name in e]) else None,
         }
-        for name, took in durations.items()
+        for name, took in phase_durations(incident).items()
     ]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import html
-import json
 import re
 from base64 import b64encode
 from collections.abc import Sequence
@@ -18,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from taskd.dashboard import incidents, views
+from taskd.runtime import json_text
 from taskd.version import __version__
 from taskd.wire._pb import control_pb2 as pb
 
 STATIC = Path(__file__).parent / "static"
-MODULES = ("dom.js", "format.js", "incident.js", "report.js")
+MODULES = ("dom.js", "format.js", "incident.js", "notes.js", "report.js")
 MOST_EVIDENCE = 1_000_000
 """Characters of one evidence; of a longer one the end is kept."""
 _PAGE = """<!doctype html>
@@ -51,7 +51,7 @@ def page(data: dict[str, Any]) -> str:
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    text = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c").replace(">", "\\u003e")
+    text = json_text.dumps(data, ascii_only=True).replace("<", "\\u003c").replace(">", "\\u003e")
     title = html.escape(f"{data['job']} · incidents · TaskD")
     return _PAGE.format(policy=policy, title=title, style=style, script=script, data=text)
 

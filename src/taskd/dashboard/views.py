@@ -18,9 +18,7 @@ MOST_SHOWN = 200
 
 def job(status: pb.JobStatus, found: Sequence[Incident], contact: str = LIVE) -> dict[str, Any]:
     line = status.line
-    health, headline = health_of(status, contact)
-    if contact == ENDED and found and incidents.brief(found[-1])["outcome"] in incidents.FAILED:
-        health = "failed"
+    health, headline = health_of(status, contact, found)
     phases = Counter(rank.phase or "joining" for rank in status.ranks)
     leader = next((node for node in status.nodes if node.leader), None)
     return {
@@ -32,7 +30,7 @@ def job(status: pb.JobStatus, found: Sequence[Incident], contact: str = LIVE) ->
         "because": line.because,
         "incident": line.incident,
         "step": line.step,
-        "stepsPerS": line.steps_per_s,
+        "stepsPerS": pace_of(status),
         "totalSteps": status.total_steps,
         "goodput": status.goodput,
         "startedUnixMs": status.started_unix_ms,
@@ -72,14 +70,17 @@ def job(status: pb.JobStatus, found: Sequence[Incident], contact: str = LIVE) ->
     }
 
 
-def health_of(status: pb.JobStatus, contact: str) -> tuple[str, str]:
+def health_of(
+    status: pb.JobStatus, contact: str, found: Sequence[Incident] = ()
+) -> tuple[str, str]:
     """One word for the colour, one sentence for people."""
     line = status.line
-    if contact == ENDED:
-        because = f": {line.because}" if line.because else ""
-        return "done", f"The job has ended{because}"
     if contact == LOST:
         return "unknown", "No contact to the job: this is its last known state"
+    if contact == ENDED or line.state == incidents.ENDED:
+        because = f": {line.because}" if line.because else ""
+        given_up = found and incidents.brief(found[-1])["outcome"] in incidents.FAILED
+        return "failed" if given_up else "done", f"The job has ended{because}"
     phases = {rank.phase for rank in status.ranks}
     if phases == {"unknown"}:
         return "unknown", "No contact to the job's manager: this is its last known state"
@@ -98,6 +99,13 @@ def health_of(status: pb.JobStatus, contact: str) -> tuple[str, str]:
     if phases & {"dead", "parked", "repairing"} and "training" not in phases:
         return "recovering", line.because or "Not training"
     return "training", "Training"
+
+
+def pace_of(status: pb.JobStatus) -> float:
+    """Steps per second: 0 while no rank trains, because the last known pace is not that of now."""
+    if status.ranks and not any(rank.phase == "training" for rank in status.ranks):
+        return 0.0
+    return status.line.steps_per_s
 
 
 def incident_list(found: Sequence[Incident]) -> list[dict[str, Any]]:

@@ -81,8 +81,7 @@ class FitLoop(_FitLoop):  # type: ignore[misc]
         return self._taskd.is_over or (not self._taskd.is_skipping and super().done)
 
     def on_run_end(self) -> None:
-        if self._taskd.loop is not None:
-            self._taskd.loop.finish()
+        self._taskd.finish()
         super().on_run_end()
 
 
@@ -169,7 +168,17 @@ class ManualOptimization(_ManualOptimization):  # type: ignore[misc]
     def run(self, *args: Any, **kwargs: Any) -> Any:
         if self._taskd.is_skipping:
             return dict(self._taskd.results.output)
-        output = super().run(*args, **kwargs)
+        module = self.trainer.lightning_module
+        toggled = module._param_requires_grad_state
+        needs_gradient = [(one, one.requires_grad) for one in module.parameters()]
+        try:
+            output = super().run(*args, **kwargs)
+        except BaseException:
+            # The attempt may have been left between `toggle_optimizer` and `untoggle_optimizer`.
+            module._param_requires_grad_state = toggled
+            for parameter, needs in needs_gradient:
+                parameter.requires_grad = needs
+            raise
         self._taskd.results.output = dict(output)
         return output
 

@@ -58,6 +58,12 @@ NAMES = (
         "_has_run",
         "the position of a replacement in the loops",
     ),
+    *_names(
+        f"{_LOOPS}.loop:_Loop",
+        "_restarting _loaded_from_state_dict _resuming_from_checkpoint",
+        "the first batch after a checkpoint",
+    ),
+    *_names(_EPOCH_LOOP, "_skip_next_val _restart_stage", "the first batch after a checkpoint"),
     *_names(f"{_LOOPS}.loop", "_Loop", "the position of a replacement in the loops"),
     *_names(f"{_LOOPS}.progress", "_BaseProgress", "the position of a replacement in the loops"),
     *_names(f"{_AUTOMATIC}:_AutomaticOptimization", "run _make_closure", "repeating a batch"),
@@ -71,7 +77,11 @@ NAMES = (
     *_names(_TRAINER, "_checkpoint_connector", "the state of a replacement"),
     *_names(_CHECKPOINTS, "resume_start", "the state of a replacement"),
     *_names(_DDP, "_ddp_comm_state _model_averaging_period", "refusing options of DDP"),
-    *_names("lightning.pytorch:LightningModule", "_current_fx_name", "repeating a batch"),
+    *_names(
+        "lightning.pytorch:LightningModule",
+        "_current_fx_name _param_requires_grad_state",
+        "repeating a batch",
+    ),
     *_names(f"{_CSV}:CSVLogger", "_version _experiment", "writing on in the log of a lost rank"),
     *_names(
         f"{_CSV}:ExperimentWriter",

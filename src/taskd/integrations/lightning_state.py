@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import struct
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -29,7 +30,6 @@ from torchmetrics import Metric
 
 from taskd.errors import SettingsError
 from taskd.torch import compat
-from taskd.torch.state.sealed import seal, unseal
 
 PLAIN = (bool, int, float, str, bytes, type(None))
 DEEPEST = 8
@@ -46,12 +46,17 @@ CONNECTOR = (
 class LoopPart:
     """The position in all loops, and the switches of the trainer."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, total: int) -> None:
+        """`total`: the number of batches of the training, if nothing ends it early."""
+        self._trainer, self.total = trainer, total
+        self.has_begun = False
+        """A batch of this training has begun: Lightning is inside of an epoch from then on."""
 
     def state_dict(self) -> dict[str, Any]:
         trainer, loop = self._trainer, self._trainer.fit_loop
         return {
+            "total": self.total,
+            "has_begun": self.has_begun,
             "progress": _progress(loop),
             "stepped": loop.epoch_loop._batches_that_stepped,
             "evaluated": loop.epoch_loop.val_loop._has_run,
@@ -61,6 +66,7 @@ class LoopPart:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trainer, loop = self._trainer, self._trainer.fit_loop
+        self.total, self.has_begun = state["total"], state["has_begun"]
         _set_progress(loop, state["progress"])
         loop.epoch_loop._batches_that_stepped = state["stepped"]
         loop.epoch_loop.val_loop._has_run = state["evaluated"]
@@ -69,12 +75,17 @@ class LoopPart:
 
 
 def _progress(owner: Any) -> dict[str, Any]:
-    """The counters of a loop and of the loops inside it."""
-    return {
-        name: _progress(value) if isinstance(value, _Loop | _BaseProgress) else value
-        for name, value in vars(owner).items()
-        if isinstance(value, _Loop | _BaseProgress) or isinstance(owner, _BaseProgress)
-    }
+    """The counters of a loop and of the loops inside it, and how they go on after a checkpoint."""
+    if isinstance(owner, _BaseProgress):
+        return {
+            name: _progress(value) if isinstance(value, _BaseProgress) else value
+            for name, value in vars(owner).items()
+        }
+    found: dict[str, Any] = {name: vars(owner)[name] for name in RESUMED if name in vars(owner)}
+    for name, value in vars(owner).items():
+        if isinstance(value, _Loop | _BaseProgress):
+            found[name] = _progress(value)
+    return found
 
 
 def _set_progress(owner: Any, state: dict[str, Any]) -> None:
@@ -85,12 +96,24 @@ def _set_progress(owner: Any, state: dict[str, Any]) -> None:
             setattr(owner, name, value)
 
 
+RESUMED = (
+    "_restarting",
+    "_loaded_from_state_dict",
+    "_resuming_from_checkpoint",
+    "_skip_next_val",
+    "_restart_stage",
+)
+"""Attributes of Lightning's loops: the first batch after a checkpoint is special to them."""
+
+
 class ResultsPart:
     """What was logged since the epoch began, and the output of the last training step."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.output: dict[str, Any] = {}
+        self.lines: list[Line] = []
+        """What the attempt has given to the loggers: they get it when the step is committed."""
 
     @property
     def _results(self) -> _ResultCollection:
@@ -102,6 +125,7 @@ class ResultsPart:
             "results": {key: _saved_metric(one) for key, one in self._results.items()},
             "connector": {name: _detached(getattr(connector, name)) for name in CONNECTOR},
             "output": {name: _detached(v) for name, v in self.output.items() if is_plain(v)},
+            "lines": [_detached(one) for one in self.lines if is_plain(one)],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -117,7 +141,7 @@ class ResultsPart:
         for name, value in state["connector"].items():
             connector = self._trainer._logger_connector
             setattr(connector, name, dict(value) if isinstance(value, dict) else value)
-        self.output = dict(state["output"])
+        self.output, self.lines = dict(state["output"]), list(state["lines"])
 
     def _metric(self, fields: dict[str, Any], sync: dict[str, Any], is_tensor: bool) -> Any:
         meta = _Metadata(**fields)
@@ -130,6 +154,8 @@ class ResultsPart:
         return metric.to(self._trainer.strategy.root_device)
 
 
+Line = tuple[int, dict[str, Any], int | None]
+"""The number of a logger, and the arguments of its `log_metrics`."""
 RESULT = ("value", "cumulated_batch_size", "_forward_cache", "_computed", "has_reset")
 
 
@@ -241,7 +267,7 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     return all(is_plain(one, depth + 1) for one in value)
 
 
-LENGTH, PLACE = struct.Struct("<I"), "list that grows"
+LENGTH = struct.Struct("<I")
 
 
 class GrowingList:
@@ -260,8 +286,9 @@ class GrowingList:
             self._seen, self._encoded, known = [], b"", 0
         if len(values) > known:
             new = values[known:]
-            sealed = seal([_detached(one) for one in new], PLACE)
-            self._encoded += LENGTH.pack(len(sealed)) + sealed
+            written = io.BytesIO()
+            torch.save([_detached(one) for one in new], written)
+            self._encoded += LENGTH.pack(written.tell()) + written.getvalue()
             self._seen += [(one, _changes(one)) for one in new]
         return self._encoded
 
@@ -271,7 +298,7 @@ class GrowingList:
         while place < len(encoded):
             begin = place + LENGTH.size
             place = begin + LENGTH.unpack_from(encoded, place)[0]
-            values += unseal(encoded[begin:place], PLACE)
+            values += torch.load(io.BytesIO(encoded[begin:place]), weights_only=True)
         self._seen, self._encoded = [(one, _changes(one)) for one in values], encoded
         return values
 
@@ -322,6 +349,10 @@ class CsvPart:
         self._lines = list(state["lines"])
         for writer, waiting in zip(self._writers, state["waiting"], strict=True):
             writer.metrics = list(waiting)
+
+    def begin_files(self) -> None:
+        """A start that resumes from a checkpoint of the job: its loggers have new files."""
+        self._lines = [len(one.metrics) for one in self._writers]
 
     def cut(self) -> None:
         """Drop the lines that will be written again."""

@@ -46,16 +46,17 @@ class Training:
         self._is_exchanging = False
         self._batch: list[Any] | None = None
         """The batch of the attempt that has begun, until the loop fetches it."""
-        self._lines: list[Callable[[], None]] = []
-        """What was logged in the attempt: it is logged when the step is committed."""
+        self._log_plainly: list[Callable[..., None]] = []
+        """`log_metrics` of each logger."""
 
     def prepare(self) -> None:
         """Before Lightning restores a checkpoint and opens its loggers."""
         trainer = self.trainer
         trainer.callbacks.insert(0, CommitStep(self))
         self._agree_on_loggers()
-        for logger in trainer.loggers:
-            logger.log_metrics = partial(self._log, logger.log_metrics)
+        for number, logger in enumerate(trainer.loggers):
+            self._log_plainly.append(logger.log_metrics)
+            logger.log_metrics = partial(self._log, number)
         for metric in trainer.lightning_module.modules():
             if isinstance(metric, Metric) and metric.dist_sync_fn is None:
                 metric.dist_sync_fn = self._gather_metric
@@ -74,12 +75,13 @@ class Training:
             if self.is_replacement and self._job.rank == 0 and isinstance(logger, CSVLogger):
                 logger._experiment = ContinuedWriter(log_dir=logger.log_dir)
 
-    def _log(self, plain: Callable[..., None], metrics: Any, *args: Any, **kwargs: Any) -> None:
-        line = partial(plain, dict(metrics), *args, **kwargs)
-        if self.is_skipping or (self.loop is not None and self.loop.is_open):
-            self._lines.append(line)
+    def _log(self, number: int, metrics: Any, step: int | None = None) -> None:
+        if self.is_skipping:
+            return  # the attempt is over, and what it has logged is known
+        if self.loop is not None and self.loop.is_open:
+            self.results.lines.append((number, dict(metrics), step))
         else:
-            line()
+            self._log_plainly[number](metrics, step)
 
     def _gather_metric(self, result: Any, group: Any = None) -> Any:
         return self.exchange("metric", gather_all_tensors, result, group)
@@ -110,7 +112,7 @@ class Training:
         trainer, job = self.trainer, self._job
         fit_loop, module = trainer.fit_loop, trainer.lightning_module
         others = [one for one in trainer.callbacks if not isinstance(one, CommitStep)]
-        self.results = ResultsPart(trainer)
+        self.results, self._loops = ResultsPart(trainer), LoopPart(trainer, _total(trainer))
         self._csv = CsvPart(trainer.loggers)
         schedulers = {
             f"scheduler_{number}": config.scheduler
@@ -120,7 +122,7 @@ class Training:
             model=trainer.strategy.model,
             optimizer=trainer.optimizers,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
-            trainer_loops=LoopPart(trainer),
+            trainer_loops=self._loops,
             trainer_results=self.results,
             trainer_metrics=MetricsPart(module),
             trainer_csv=self._csv,
@@ -131,13 +133,23 @@ class Training:
         loader = fit_loop._combined_loader.flattened[0].loader
         self._epoch_length = len(loader)
         done = fit_loop.epoch_loop.batch_progress.total.processed
-        self.loop = job.framework_loop(loader, _total(trainer), done)
+        self.loop = job.framework_loop(loader, lambda: self._loops.total, done)
         if self.loop.has_joined_late:
-            self._csv.cut()
+            if self.is_replacement:
+                self._csv.cut()
+            else:
+                self._csv.begin_files()
+        if self._loops.has_begun:
             fit_loop._restart_stage = RestartStage.RESTARTED_MID_EPOCH
             fit_loop.epoch_loop.has_joined = True
             log.info("continuing at batch %d with the other ranks", job.step)
         self.is_skipping = self.loop.is_pending
+
+    def finish(self) -> None:
+        """Lightning has left its loop, after the last batch or because it was told to stop."""
+        if self.loop is not None:
+            self._loops.total = self._job.step
+            self.loop.finish()
 
     @property
     def is_over(self) -> bool:
@@ -157,6 +169,10 @@ class Training:
         else:
             if loop.step is not None and self._job.step > loop.step:
                 loop.begin_turn()
+            if not self._loops.has_begun:
+                self._loops.has_begun = True
+                loop.record_turn()
+            self.results.lines = []
             self._batch = loop.begin_attempt([number])
 
     def take(self) -> Any:
@@ -174,14 +190,14 @@ class Training:
             self.loop.load_committed()
         else:
             self.loop.commit()
-        lines, self._lines = self._lines, []
-        for line in lines:
-            line()
+        lines, self.results.lines = self.results.lines, []
+        for number, metrics, step in lines:
+            self._log_plainly[number](metrics, step)
 
     def repeats(self, error: BaseException) -> bool:
         """Whether the step, or the code after it, is to be run again. False: the script's error."""
         assert self.loop is not None
-        self._batch, self._lines = None, []
+        self._batch = None
         if not self.loop.abandon(error):
             return False
         self.is_skipping = self.loop.is_pending

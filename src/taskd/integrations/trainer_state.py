@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from taskd.wire.json_reading import loads
+
 SHARED = ("epoch", "global_step", "best_metric", "best_global_step", "best_model_checkpoint")
 """Attributes of `TrainerState`."""
 LOSS = "_tr_loss"
@@ -24,8 +26,9 @@ PLAIN = (bool, int, float, str, type(None))
 class SharedPart:
     """The position, the best result, the switches of the callbacks."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, total: int) -> None:
+        """`total`: the number of steps of the training, if nothing ends it early."""
+        self._trainer, self.total = trainer, total
         self.epoch = -1
         """The epoch that has begun. -1: none has."""
         self.epoch_start = 0
@@ -39,7 +42,7 @@ class SharedPart:
             "state": {name: getattr(trainer.state, name) for name in SHARED},
             "control": trainer.control.state()["args"],
             "positions": {name: getattr(trainer, name, 0) for name in POSITIONS},
-            "place": (self.epoch, self.epoch_start),
+            "place": (self.epoch, self.epoch_start, self.total),
             "last_step": (self.grad_norm, self.learning_rate),
         }
 
@@ -51,7 +54,7 @@ class SharedPart:
             setattr(trainer.control, name, value)
         for name, value in state["positions"].items():
             setattr(trainer, name, value)
-        self.epoch, self.epoch_start = state["place"]
+        self.epoch, self.epoch_start, self.total = state["place"]
         self.grad_norm, self.learning_rate = state["last_step"]
 
 
@@ -82,6 +85,20 @@ class RankPart:
         trainer.state.num_input_tokens_seen = state["tokens"]
 
 
+class AttributesPart:
+    """Attributes that a subclass of the Trainer has added: sums, lists and dictionaries of them."""
+
+    def __init__(self, trainer: Any, names: tuple[str, ...]) -> None:
+        self._trainer, self._names = trainer, names
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: deepcopy(getattr(self._trainer, name)) for name in self._names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self._trainer, name, deepcopy(value))
+
+
 class HistoryPart:
     """The log. It only grows, so it is encoded when it has grown, and not in every step."""
 
@@ -98,7 +115,7 @@ class HistoryPart:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state != self.state_dict():
             self._length, self._encoded = state["length"], state["history"]
-            self._trainer.state.log_history[:] = json.loads(self._encoded)
+            self._trainer.state.log_history[:] = loads(self._encoded)
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,7 @@ import transformers  # noqa: E402
 from transformers.trainer_callback import CallbackHandler, ProgressCallback  # noqa: E402
 
 from taskd.integrations.trainer_state import (  # noqa: E402
+    AttributesPart,
     CallbackParts,
     HistoryPart,
     RankPart,
@@ -71,6 +72,9 @@ class StepCallbacks(CallbackHandler):  # type: ignore[misc]
 class TrainerMixin:
     """Put it before any Trainer class that has the training loop of `transformers.Trainer`."""
 
+    protected_attributes: tuple[str, ...] = ()
+    """Attributes that such a class changes in a step or in an evaluation, and reads later."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._loop: FrameworkLoop | None = None
         self._captured: list[dict[str, Any]] | None = None
@@ -96,7 +100,9 @@ class TrainerMixin:
         model, loader = super()._prepare_for_training(max_steps, loader, resume)  # type: ignore[misc]
         _check_prepared(self)
         transformers.set_seed(self.args.seed)  # so that a replacement has the same seeds
-        self._shared, self._rank_part = SharedPart(self), RankPart(self)
+        shared = self._shared = SharedPart(self, max_steps)
+        self._rank_part = RankPart(self)
+        self._attributes = AttributesPart(self, self.protected_attributes)
         callbacks = CallbackParts(
             self, left_out=(ProgressCallback,)
         )  # a bar belongs to its process
@@ -105,6 +111,7 @@ class TrainerMixin:
             "trainer_rank": self._rank_part,
             "trainer_history": HistoryPart(self),
             "trainer_callbacks": callbacks,
+            "trainer_attributes": self._attributes,
         }
         self._job.protect(
             model=model,
@@ -113,7 +120,7 @@ class TrainerMixin:
             scheduler=self.lr_scheduler,
             **self._parts,
         )
-        self._loop = self._job.framework_loop(loader, max_steps, self.state.global_step)
+        self._loop = self._job.framework_loop(loader, lambda: shared.total, self.state.global_step)
         self._received = {name: part.state_dict() for name, part in self._parts.items()}
         self._received["trainer_callbacks"] = callbacks.loaded
         return model, loader
@@ -282,6 +289,8 @@ class TrainerMixin:
     ) -> tuple[T, list[dict[str, float]]]:
         """The result of the function, and what it has logged."""
 
+        changed = self._shared, self._rank_part, self._attributes
+
         def attempt() -> Any:
             self._captured, self._in_section = [], True
             try:
@@ -289,17 +298,21 @@ class TrainerMixin:
                 logged = self._captured
             finally:
                 self._captured, self._in_section = None, False
-            return result, logged, self._shared.state_dict(), self._rank_part.state_dict()
+            parts = [one.state_dict() for one in changed]
+            return result, logged, parts, self.model.training
 
         kept = self._loop.section(name, attempt)
         if kept is None:
             raise RuntimeError(f"the result of section {name!r} of the predecessor is lost")
-        result, logged, shared, rank = kept
-        self._shared.load_state_dict(shared)
-        self._rank_part.load_state_dict(rank)
+        result, logged, parts, is_training = kept
+        for part, state in zip(changed, parts, strict=True):
+            part.load_state_dict(state)
+        if self.model.training != is_training:
+            self.model.train(is_training)
         return result, logged
 
     def _finalize_training(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._shared.total = self._job.step  # it may have been told to stop
         self._loop.finish()
         return super()._finalize_training(*args, **kwargs)  # type: ignore[misc]
 
@@ -321,7 +334,7 @@ def _check(trainer: Any) -> None:
             (args.auto_find_batch_size, "auto_find_batch_size changes the batches of a step"),
             (args.ignore_data_skip, "with ignore_data_skip a step would be repeated on other data"),
             (trainer.is_deepspeed_enabled, "DeepSpeed keeps its state outside of the optimizer"),
-            (trainer.is_fsdp_enabled, "FSDP was not tested with this adapter"),
+            (trainer.is_fsdp_enabled, "FSDP was never tried: accelerate shards on GPUs only"),
         )
         if is_set
     ]

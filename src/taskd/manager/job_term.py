@@ -24,13 +24,14 @@ from taskd.clusterd.etcd.etcd_settings import addresses, settings
 from taskd.clusterd.etcd.job_lease import ANSWER_S, PERIOD_S, JobLease
 from taskd.clusterd.etcd.job_terms import JobTerms, job_prefix
 from taskd.clusterd.leadership import Leadership
-from taskd.clusterd.record_journal import RecordJournal
+from taskd.clusterd.records.record_journal import RecordJournal
 from taskd.core.election import Term
 from taskd.core.record import StoreUnreachable
 from taskd.manager.settings import ManagerConfig
 from taskd.model.ids import NodeRank
 from taskd.model.manager import Event, NodeGone, NodeSilent, NodesRegistered
-from taskd.runtime.journal import JournalConfig
+from taskd.runtime.journal.journal import JournalConfig
+from taskd.wire.json_reading import loads
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ async def lead(config: ManagerConfig, stack: AsyncExitStack) -> JobTerm:
     door = await LivenessPort.open(config.advertise, MAX_CANDIDATES)
     if door is not None:
         stack.callback(door.close)
-    me = Term(0, config.node, config.advertise, door.address if door else "")
+    me = Term(config.newest_epoch, config.node, config.advertise, door.address if door else "")
     lease = JobLease(client, terms, me)
     leadership = Leadership(lease, PERIOD_S)
     stack.push_async_callback(leadership.close)
@@ -118,7 +119,7 @@ async def lead(config: ManagerConfig, stack: AsyncExitStack) -> JobTerm:
 async def _earlier(client: EtcdClient, terms: JobTerms) -> list[Any]:
     for found in await client.range(terms.summary_key):
         try:
-            incidents = json.loads(found.value)
+            incidents = loads(found.value)
         except ValueError:
             log.warning("the incidents of former leaders cannot be read")
             continue

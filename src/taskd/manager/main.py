@@ -64,6 +64,7 @@ async def run(config: ManagerConfig) -> int:
                 listen=config.listen,
                 job=config.job_id,
                 token=config.token,
+                token_file=config.token_file,
                 tls=config.tls,
                 epoch=term.epoch if term else 0,
             )

@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clusterd", default="embedded", help="host:port, or `embedded`")
     parser.add_argument("--etcd", default="", help="host:port,…: one of several managers leads")
     parser.add_argument("--node", type=int, default=0, help="the node of this manager (--etcd)")
+    parser.add_argument("--newest-epoch", type=int, default=0, help="that this node knows (--etcd)")
     parser.add_argument("--advertise", default="", help="host:port for other nodes (--etcd)")
     parser.add_argument("--strategies", default="", help="comma-separated list; empty: all")
     parser.add_argument("--state-dir", type=Path, help="journal and summary")
@@ -77,6 +78,7 @@ def config_of(args: argparse.Namespace) -> ManagerConfig:
         clusterd_token_file=environ.get("TASKD_CLUSTERD_TOKEN_FILE", ""),
         etcd=args.etcd,
         node=args.node,
+        newest_epoch=args.newest_epoch,
         advertise=args.advertise or args.listen,
         strategies=strategies,
         state_dir=args.state_dir,

@@ -10,6 +10,7 @@ from taskd.bus.security import (
     Tls,
     clusterd_tls_from_environment,
     tls_from_environment,
+    token_file_from_environment,
 )
 from taskd.config import environ
 from taskd.core.manager.operation_progress import OperationsConfig
@@ -40,6 +41,10 @@ class ManagerConfig:
     token: str = ""
     """The job's secret. Empty: peers are not authenticated."""
 
+    token_file: str = field(default_factory=token_file_from_environment)
+    """Secrets that the proxies of nodes present instead, from TASKD_BUS_TOKEN_FILE: one per line,
+    read again when the file changes."""
+
     tls: Tls | None = field(default_factory=tls_from_environment)
     """Files for mutual TLS on the bus, from TASKD_TLS_CA and the other TASKD_TLS variables."""
 
@@ -59,6 +64,9 @@ class ManagerConfig:
 
     node: int = 0
     """The node of this manager, among those that can lead."""
+
+    newest_epoch: int = 0
+    """The newest epoch that this node has seen: an etcd with an older one is not used."""
 
     advertise: str = ""
     """host:port where other nodes reach this manager, when it leads."""

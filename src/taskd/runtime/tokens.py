@@ -7,6 +7,7 @@ They are made from the server's secret by the program that starts jobs, sent by 
 from __future__ import annotations
 
 import hmac
+import re
 from base64 import urlsafe_b64encode
 from hashlib import sha256
 
@@ -29,3 +30,8 @@ def token_for(secret: str, scope: str) -> str:
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
     """The gRPC metadata with this token."""
     return ((HEADER, BEARER + token),) if token else ()
+
+
+def without_comment(line: str) -> str:
+    """Of a file with secrets. A `#` inside of a word belongs to it: a secret may contain one."""
+    return re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip()

@@ -82,6 +82,7 @@ def apply(plan: Repair, context: JobContext, at_rendezvous: Callable[[], None]) 
         _exchange_state(plan, mine, groups.rendezvous, receivers + own_receivers, image)
         if context.comparison is not None and mine.step != plan.resume:
             context.comparison.receive_turn(groups.rendezvous)
+            mine.protected.keep_turn(plan.resume)
         at_rendezvous()
     except RuntimeError as error:
         raise CannotRepair(groups.why or str(error)) from error

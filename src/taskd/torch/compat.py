@@ -17,7 +17,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, MutableMapping
 from datetime import timedelta
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ _GLOO = "torch.distributed:ProcessGroupGloo"
 _NCCL = "torch.distributed:ProcessGroupNCCL"
 _REDUCER = "torch._C._distributed_c10d:Reducer"
 _DDP = "torch.nn.parallel:DistributedDataParallel"
+_SYMMETRIC = "torch._C._distributed_c10d:_SymmetricMemory"
 _SCALER = "torch.amp:GradScaler"
 _PIPELINING = "torch.distributed.pipelining"
 _DCP_COLLECTIVES = "torch.distributed.checkpoint.utils:_DistWrapper"
@@ -118,6 +119,7 @@ RECOVERY = (
     ),
     *_names(f"{_NCCL}.Options", "_timeout", "forming NCCL groups again after a fault"),
     *_names("torch.distributed:Work", "_source_rank", "receiving from any source"),
+    *_names(_SYMMETRIC, "empty_strided_p2p rendezvous", "refusing symmetric memory"),
     *_names(
         _REDUCER, "_rebuild_buckets prepare_for_backward", "the same DDP buckets on every rank"
     ),
@@ -137,6 +139,7 @@ RECOVERY = (
         "require_forward_param_sync broadcast_buffers",
         "the same DDP buffers on every rank before a step commits",
     ),
+    *_names(_DDP, "_comm_hooks", "the state of communication hooks such as PowerSGD"),
     *_names("torch.nn:Module", "_buffers", "restoring buffers after an abandoned step"),
     *_names("torch", "_foreach_copy_", "copying buffers at the start of a step"),
     *_names("torch:Tensor", "_version", "noticing buffers that change after the update"),
@@ -221,6 +224,12 @@ def check(find: Find = find_owner) -> None:
             f"Supported: {supported_torch()}, built with torch.distributed"
         )
     check_torch((*RECOVERY, *PROFILING), find)
+
+
+@lru_cache(maxsize=1)
+def check_once() -> None:
+    """The same, once per process: a standby has done it when it becomes a replacement."""
+    check()
 
 
 def check_profiling(find: Find = find_owner) -> None:
@@ -332,6 +341,14 @@ def source_rank(work: Any) -> int:
 # Backends
 
 
+def replace_symmetric_memory(function: Callable[..., Any]) -> None:
+    """Where every use of it begins: allocating such memory, and meeting the peers."""
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    kind: Any = _SymmetricMemory
+    kind.empty_strided_p2p = kind.rendezvous = staticmethod(function)
+
+
 def plugins() -> MutableMapping[str, Any]:
     """The backends that packages have registered, by their name in capitals."""
     found: MutableMapping[str, Any] = c10d.Backend._plugins
@@ -397,6 +414,11 @@ def rebuild_reducer(model: Any) -> None:
 def broadcast_coalesced(model: Any, tensors: list[torch.Tensor]) -> None:
     """Send DDP's buffers from rank 0, as DDP does."""
     model._default_broadcast_coalesced(tensors)
+
+
+def hooks_of(model: Any) -> list[tuple[Any, Any]]:
+    """DDP's communication hooks, each with its state."""
+    return list(model._comm_hooks)
 
 
 def buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 from taskd.model.faults import FaultCause
 from taskd.runtime.beacon import Beacon
 from taskd.torch import random_state
+from taskd.torch.checkpoints.checkpoint_copies import CheckpointCopies
 from taskd.torch.copies.copy_schedule import CopySchedule
 from taskd.torch.copies.snapshots import LocalState
 from taskd.torch.copies.turn_parts import TurnParts
 from taskd.torch.groups.all_groups import Groups
 from taskd.torch.loop.attempt_values import AttemptValues
 from taskd.torch.loop.loop_position import LoopPosition
+from taskd.torch.loop.loop_variables import LoopVariables
 from taskd.torch.replicas.guard import Guard
+from taskd.torch.replicas.kept_agreement import KeptAgreement
 from taskd.torch.startup.start_mark import StartMark
 from taskd.torch.state.protected import Protected
 from taskd.worker.manager_connection import ManagerConnection
@@ -49,7 +52,10 @@ class JobContext:
         self.position = LoopPosition(folder, rank)
         self.values = AttemptValues(folder if settings.proxy else None, rank)
         """What the last attempt has left in the script's variables."""
+        self.variables = LoopVariables(folder if settings.proxy else None, rank)
+        """The script's variables that go from one step to the next."""
         self.turn_parts = TurnParts(folder if settings.proxy else None, rank)
+        self.kept_agreement = KeptAgreement(folder if settings.proxy else None, rank)
         """What the code after the last step has changed."""
         self.start_mark: StartMark | None = None
         """The connection to the job's store; None: the job has no manager."""
@@ -61,7 +67,10 @@ class JobContext:
         self.beacon = Beacon(settings.beacon)
         self.groups = Groups(world_size, self.on_fault, self.beacon.collectives)
         self.groups.on_outside = self.position.note_exchange
-        self.copies = CopySchedule(folder)
+        self.copies = CopySchedule(
+            folder,
+            CheckpointCopies(folder, Path(settings.dump_dir), rank, settings.checkpoint_every),
+        )
         self.manager: ManagerConnection | None = None
         """The connection to the manager; None: the job has no manager."""
         self.guard: Guard | None = None

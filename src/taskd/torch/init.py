@@ -86,7 +86,7 @@ def init(
     rank = int(config.environ.get("RANK", "0"))
     world_size = int(config.environ.get("WORLD_SIZE", "1"))
     if settings.proxy:
-        compat.check()
+        compat.check_once()
     context = JobContext(settings, rank, world_size)
     recovery = None
     if settings.proxy:
@@ -131,13 +131,15 @@ def _join(
         context.held_step = None
     else:
         context.position.forget_predecessor()
-        context.values.forget_predecessor()
         context.turn_parts.forget_predecessor()
+        context.kept_agreement.forget_predecessor()
+        context.copies.forget_predecessors()
         groups.form_all(settings.incident, address, f"start/{attempt}/", timeout)
         groups.open()
     if settings.store_moves:
         copies = _setup_copies(context, start_mark)
         groups.setup.copies = copies
+        start_mark.publish = copies.publish
         if joining:
             copies.await_own(start_mark.store)
     groups.setup.start(start_mark.store, context.rank)

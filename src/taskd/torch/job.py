@@ -8,6 +8,7 @@ happens around a step is in `step_cycle.py`, what happens after a fault in `reco
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,18 +20,21 @@ from torch.optim import Optimizer
 from taskd.core.worker import gradient_vote
 from taskd.errors import SettingsError
 from taskd.model.ids import Step as CommittedStep
+from taskd.runtime.files import checkpoint_folders
 from taskd.torch import compat, random_state
+from taskd.torch.checkpoints import emergency_checkpoint
 from taskd.torch.context import JobContext
 from taskd.torch.copies import final_state
-from taskd.torch.data.feed import open_feed
-from taskd.torch.groups import ddp_buckets, ddp_buffers, sealed_objects
+from taskd.torch.data.batch_feed import open_feed
+from taskd.torch.groups import ddp_buckets, ddp_buffers, ddp_hook_state, sealed_objects
 from taskd.torch.groups.all_groups import Mode
+from taskd.torch.loop import loop_variables
 from taskd.torch.loop.framework_loop import FrameworkLoop
 from taskd.torch.loop.section import Section
 from taskd.torch.recovery import Recovery
 from taskd.torch.replicas.comparison import Comparison
 from taskd.torch.replicas.guard import Guard
-from taskd.torch.state import emergency_checkpoint, sharded
+from taskd.torch.state import sharded
 from taskd.torch.state.protected import Protected, Stateful
 from taskd.torch.step import Step
 from taskd.torch.step_cycle import Abandon, StepCycle
@@ -191,9 +195,14 @@ class Job:
         if verify_every < 0:
             raise SettingsError([f"invalid verify_every={verify_every} (expected 0 or more)"])
         present = {name: part for name, part in parts.items() if part is not None}
+        if context.manager is not None:
+            present[loop_variables.PART] = context.variables
+            models = [model] if isinstance(model, nn.Module) else model
+            present |= ddp_hook_state.parts_of(models, parts.values())
         protected = context.protected = Protected(model, optimizer, scaler, present)
         if verify_every and (problems := verification.problems(protected)):
             raise SettingsError(problems)
+        context.variables.objects.leave_to_others(*protected.objects())
         context.elastic = elastic
         context.base_seeds = random_state.capture()
         if context.manager is None:
@@ -313,6 +322,7 @@ class Job:
         if not self._context.is_protected:
             raise SettingsError(["batches() was called before protect(): call protect() first"])
         feed = self._cycle.feed = open_feed(loader, epochs, self._context, self._store)
+        self._context.variables.objects.leave_to_others(loader)
         try:
             for step in self._steps_while(
                 lambda number: (steps is None or number < steps) and feed.has(number), start
@@ -321,18 +331,25 @@ class Job:
         finally:
             feed.close()
 
-    def framework_loop(self, loader: Iterable[Any], total: int, start: int) -> FrameworkLoop:
+    def framework_loop(
+        self, loader: Iterable[Any] | None, total: Callable[[], int], start: int
+    ) -> FrameworkLoop:
         """For adapters: the steps of a loop that belongs to a framework.
 
         Call it after `protect`. A replacement has joined the other ranks when it returns.
 
         Args:
-            loader: As in `batches`.
-            total: As in `steps`.
+            loader: As in `batches`. None: the adapter keeps the batches of a step by itself.
+            total: As in `steps`, but asked for whenever it is needed. The number belongs to a
+                protected part: the training may end early, and a replacement has to know.
             start: As in `steps`.
         """
-        feed = open_feed(loader, None, self._context, self._store)
-        steps = self.steps(total, start)
+        self._context.variables.switch_off()
+        self._context.beacon.total(total())
+        feed = None
+        if loader is not None:
+            feed = open_feed(loader, None, self._context, self._store)
+        steps = self._steps_while(lambda number: number < total(), start)
         return FrameworkLoop(steps, total, start, self._cycle, self._context, feed, self.section)
 
     def _store(self) -> Store | None:
@@ -345,19 +362,24 @@ class Job:
         self, has_more: Callable[[int], bool], start: int, total: int | None = None
     ) -> Iterator[Step]:
         context, recovery, position = self._context, self._recovery, self._context.position
+        has_predecessor = False
         if recovery is not None and not context.is_protected:
             raise SettingsError(["steps() was called before protect(): call protect() first"])
+        if recovery is not None:
+            self._check_hooks()
         if recovery is None:
             context.step = max(context.step, start)
         else:
             context.groups.setup.stop()
+            context.variables.bind()
             joins = context.groups.mode is Mode.SOLO
             if joins:
                 recovery.run()
             if joins or (not self._has_started and position.is_beyond_setup):
                 self._join_turn()
+                has_predecessor = True
             elif not self._has_started:
-                self._start_at(start)
+                has_predecessor = self._start_at(start)
                 recovery.choose_buddy()
                 context.copies.on_commit(context.step, context.incident)
         self._has_started = True
@@ -370,18 +392,55 @@ class Job:
                 recovery.run()
                 number = self._next_number(number)
                 continue
+            self._begin_turn(number, has_predecessor)
+            has_predecessor = False
+            if recovery is not None and number == context.step:
+                context.copies.checkpoints.begin_turn(
+                    number, context.incident, context.members, context.votes
+                )
             random_state.seed_step(context.base_seeds, number)
             yield Step(number, self._cycle)
             number = self._next_number(number + 1)
+        if has_predecessor:
+            context.variables.end(context.values.restore(number - 1, context.variables.names))
+        self._begin_turn(number, has_predecessor)  # what came after the attempts is newer
         position.end_turns(number if total is None else total)
-        if self._resumed_from is not None and self.rank == 0:
-            emergency_checkpoint.mark_used(self._resumed_from)
+        if self.rank == 0:
+            self._mark_used()
         # What the script does from here on has no pace by which it could be judged.
         context.beacon.phase("leaving", context.incident)
         context.is_over = True
         if context.manager is not None:
             final_state.keep(context)
+        context.variables.leave()
         random_state.seed_step(context.base_seeds, context.step)
+
+    def _check_hooks(self) -> None:
+        protected = self._context.protected
+        hooks = ddp_hook_state.parts_of(protected.models, protected.parts.values())
+        if late := sorted(hooks.keys() - protected.parts.keys()):
+            raise SettingsError(
+                [
+                    f"the {name} is not protected: register the hook before protect()"
+                    for name in late
+                ]
+            )
+
+    def _begin_turn(self, number: int, joins: bool) -> None:
+        if self._recovery is not None:
+            self._context.variables.begin_turn(number, joins)
+
+    def _mark_used(self) -> None:
+        """No start resumes from this job's checkpoints again.
+
+        If it writes continuous ones, the launcher marks these when the whole script has succeeded.
+        """
+        settings, path = self._context.settings, self._resumed_from
+        if path is not None and not checkpoint_folders.is_continuous(path):
+            emergency_checkpoint.mark_used(path)
+        if self._context.manager is not None and not settings.checkpoint_every:
+            model = emergency_checkpoint.model_fingerprint(self._context.protected)
+            checkpoint_folders.retire(Path(settings.dump_dir), model)
 
     def _next_number(self, after: int) -> int:
         """With attempts the script runs the code after each step, and leaves out none.
@@ -426,17 +485,22 @@ class Job:
         """
         return Section(name, self._cycle, self._recovery)
 
-    def _start_at(self, start: int) -> None:
-        """All ranks start at the script's own start, or at an emergency checkpoint beyond it."""
+    def _start_at(self, start: int) -> bool:
+        """All ranks start at the script's own start, or at an emergency checkpoint beyond it.
+
+        Returns:
+            Whether all steps are done, and only the code after them is left.
+        """
         context = self._context
         directory = context.settings.dump_dir
         found = emergency_checkpoint.find(context.protected, directory, start)
         final = final_state.find(context, start)
         assert context.comparison is not None
         checkpoint, kept = (found[1].step if found else 0), (final.step if final else 0)
-        mine = (start, checkpoint, kept, context.comparison.description())
+        names = emergency_checkpoint.model_fingerprint(context.protected), secrets.token_hex(4)
+        mine = (start, checkpoint, kept, context.comparison.description(), names)
         gathered = sealed_objects.all_gather(mine)
-        starts, checkpoints, finals, described = zip(*gathered, strict=True)
+        starts, checkpoints, finals, described, named = zip(*gathered, strict=True)
         if len(set(starts)) > 1:
             raise SettingsError([f"steps(start=…) must be the same on all ranks, got {starts}"])
         if final is not None and len(set(finals)) == 1 and final.step >= max(checkpoints):
@@ -446,18 +510,25 @@ class Job:
         elif found is not None and len(set(checkpoints)) == 1:
             self._resumed_from, start = found[0], found[1].step
             emergency_checkpoint.load(context.protected, self._resumed_from)
-            log.info("resuming at step %d from %s", start, self._resumed_from)
+            context.variables.warn_about_first_values(start)
+            level = logging.WARNING if self.rank == 0 else logging.INFO
+            log.log(level, "resuming at step %d from %s", start, self._resumed_from)
         elif any(checkpoints):
             log.warning(
                 "emergency checkpoint is not used, because not all ranks see the same one: "
                 "steps=%s (0: none)",
                 checkpoints,
             )
+        is_over = final is not None and start == final.step
+        if not is_over:
+            context.values.forget_predecessor()
+            context.variables.forget_predecessor()
         context.protected.enter_turn()
         context.step = context.held_step = start
-        context.comparison.start(start, described)
+        context.comparison.start(start, described, *named[0])
         if context.manager is not None:
             context.manager.step = CommittedStep(start)
+        return is_over
 
     def _all_finished(self, total: int) -> bool:
         """No rank leaves before all have committed the last step: a late loss needs a source."""

@@ -17,11 +17,12 @@ from taskd.model.ids import Step as CommittedStep
 from taskd.model.messages import Dump, Leave, Repair
 from taskd.model.worker import DumpFinished, GiveUp, Order, ThreadParked
 from taskd.torch import apply_plan, compat
+from taskd.torch.checkpoints import emergency_checkpoint
 from taskd.torch.context import JobContext
 from taskd.torch.groups import ddp_buckets
 from taskd.torch.operations import nic_switch
 from taskd.torch.startup.start_mark import StartMark
-from taskd.torch.state import emergency_checkpoint, sharded
+from taskd.torch.state import sharded
 from taskd.worker.manager_connection import ManagerConnection
 
 log = logging.getLogger(__name__)
@@ -157,19 +158,16 @@ class Recovery:
         return True
 
     def _is_at_store(self, address: str) -> bool:
-        """The store was lost with its node: a replacement needs what was in it. False: no answer.
-
-        A process that has not received its state yet has nothing to add.
-        """
-        if not address or address == self._start_mark.address:
+        """A store that is new gets what a replacement needs. False: it does not answer."""
+        if not address:
             return True
         copies = self._context.groups.setup.copies
         try:
-            self._start_mark.move(address, copies.publish if copies else lambda store: None)
+            is_new = self._start_mark.meet_at(address)
         except RuntimeError as error:
             log.warning("cannot use the store at %s: %s", address, error)
             return False
-        if copies is not None:
+        if is_new and copies is not None:
             copies.copy_peer()
         return True
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from taskd.torch.loop import attempt_values
+from taskd.torch.loop.loop_variables import Undone
 from taskd.torch.state import sharded
 
 if TYPE_CHECKING:
@@ -63,12 +64,17 @@ class StepAttempt(Attempt):
 
     def __init__(self, cycle: StepCycle, number: int) -> None:
         super().__init__(cycle)
-        self._values, self._number = cycle.context.values, number
+        self._steps, self._context, self._number = cycle, cycle.context, number
         self._begin = 0
 
     def __enter__(self) -> Attempt:
-        self._begin = attempt_values.calling_frame().f_lasti
-        return super().__enter__()
+        frame = attempt_values.calling_frame()
+        self._begin = frame.f_lasti
+        super().__enter__()
+        if self._context.manager is not None:
+            self._steps.variables_before = Undone(frame)
+            self._steps.warn_about_attributes(frame)
+        return self
 
     def __exit__(
         self,
@@ -78,8 +84,14 @@ class StepAttempt(Attempt):
     ) -> bool:
         if error is None:
             variables = attempt_values.set_since(self._begin, attempt_values.calling_frame())
-            self._values.save(self._number, variables)
-        return super().__exit__(kind, error, trace)
+            self._context.values.save(self._number, variables | self._context.variables.written())
+        handled = super().__exit__(kind, error, trace)
+        undone = self._steps.variables_before
+        if handled and undone is not None and not self._steps.is_committed_here:
+            undone.restore()
+            if self._steps.context.step > self._number:
+                undone.warn_about_loss(self._number)
+        return handled
 
 
 class Step(int):
@@ -135,8 +147,9 @@ class Step(int):
         if not tried:
             # This process has joined after the attempts of its predecessor.
             self._cycle.skip_attempts()
-            values = self._cycle.context.values.restore(self)
-            attempt_values.put_into(attempt_values.calling_frame(), values)
+            context = self._cycle.context
+            values = context.values.restore(self, context.variables.names)
+            context.variables.put(attempt_values.calling_frame(), values)
 
     def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run the step as a function: call it in an attempt, until the step is committed.
@@ -159,17 +172,22 @@ class Step(int):
                 loss = step.run(train_step, model, optimizer, batch(step))
             ```
         """
-        values, results, tried = self._cycle.context.values, list[T](), False
+        context, results, tried = self._cycle.context, list[T](), False
+        values, variables = context.values, context.variables
+        self._cycle.warn_about_outer_variables(function)
         while self._cycle.another_attempt(self):
             tried = True
             results.clear()
             with Attempt(self._cycle):
                 results.append(function(*args, **kwargs))
-                values.save(self, {attempt_values.RESULT: results[0]})
+                values.save(self, {attempt_values.RESULT: results[0]} | variables.written())
+        if results:
+            return results[0]
+        kept = values.restore(self)
         if not tried:
             self._cycle.skip_attempts()
-        lost: T | None = values.restore(self).get(attempt_values.RESULT) if not results else None
-        return results[0] if results else lost  # type: ignore[return-value]
+            variables.objects.put(kept.get(attempt_values.OBJECTS, {}))
+        return kept.get(attempt_values.RESULT)  # type: ignore[return-value]
 
     def verified(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run a forward and backward pass that another rank can repeat, to verify its gradients.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -19,9 +20,12 @@ from taskd.model.ids import Step as CommittedStep
 from taskd.model.messages import NO_TURN
 from taskd.torch import compat, random_state
 from taskd.torch.context import JobContext
-from taskd.torch.data.feed import Feed
+from taskd.torch.data.batch_feed import Feed
 from taskd.torch.device_gate import DeviceGate, open_gate
 from taskd.torch.groups.ddp_buffers import BufferExchange
+from taskd.torch.groups.refused_uses import refuse_capture
+from taskd.torch.loop import carried_names, loop_variables
+from taskd.torch.loop.loop_variables import Undone
 from taskd.torch.recovery import NotRepaired, Recovery
 from taskd.torch.replicas.guard import Corrupt, Guard
 from taskd.torch.state import sharded
@@ -61,13 +65,24 @@ class StepCycle:
         """The copy of the state after this step has begun."""
         self._is_recorded = False
         """The parts are recorded as they are after this step."""
+        self._is_promised = False
+        """The plan counts on this rank to finish the step, though others were lost in it."""
+        self.is_committed_here = False
+        """The last attempt was completed by this rank."""
+        self._attempted = -1
+        """The step of the last attempt."""
+        self.variables_before: Undone | None = None
+        """What the script's variables were when the last attempt began."""
         self.by_attempts = False
         """The script iterates over the attempts at a step; otherwise it uses `with step:`."""
         self.section = ""
         """The name of the section that is running."""
         self._has_warned_about_code = self._has_warned_about_weights = False
+        self._has_warned_about_variables = False
         self._weights: list[nn.Parameter] = []
         """Some of the weights, to notice changes outside of steps."""
+        self._param_groups = -1
+        """How many groups of parameters the optimizers had in the first step."""
         self._last_weights = (-1, 0)
         """The incident and the version of these weights after the last step."""
         self.feed: Feed | None = None
@@ -102,6 +117,7 @@ class StepCycle:
         self.by_attempts, position.earliest = True, number
         while self._recovery is not None and context.needs_recovery():
             self._recovery.run()
+        self._go_back()
         if context.step < number:
             raise NotRepaired(
                 f"the job resumes at step {context.step}, but this process is at step {number} and "
@@ -148,6 +164,48 @@ class StepCycle:
                 number,
             )
 
+    def warn_about_outer_variables(self, function: Callable[..., Any]) -> None:
+        """A step that is a function should not leave anything outside of it for the next one."""
+        code = getattr(function, "__code__", None)
+        if code is None or self._has_warned_about_variables or self.context.manager is None:
+            return
+        self._has_warned_about_variables = True
+        self._warn_about_forgotten()
+        if self.context.variables.objects.covers(function):
+            return
+        if names := carried_names.of_function(code):
+            log.warning(
+                "%s sets variables of the code around it, which the next step reads: %s. A "
+                "repeated step and a replacement would find other values: put them into an object "
+                "with state_dict and load_state_dict, and give it to protect()",
+                getattr(function, "__name__", "the step"),
+                ", ".join(names),
+            )
+
+    def warn_about_attributes(self, frame: FrameType) -> None:
+        """Variables of the loop are kept, attributes of the script's objects are not."""
+        if self._has_warned_about_variables or not self.context.is_protected:
+            return
+        self._has_warned_about_variables = True
+        self._warn_about_forgotten()
+        protected = self.context.protected
+        if names := loop_variables.unprotected_attributes(frame, protected.objects()):
+            log.warning(
+                "the next step reads what this one sets in %s, and that is not protected: a "
+                "repeated step and a replacement would find other values. Give an object with "
+                "state_dict and load_state_dict to protect()",
+                ", ".join(names),
+            )
+
+    def _warn_about_forgotten(self) -> None:
+        if names := self.context.variables.objects.forgotten():
+            log.warning(
+                "%s: used by the steps, and not protected. An abandoned step would not be undone "
+                "in it, and a replacement would begin with its first state: give it to protect(), "
+                "unless it is a part of an object that was",
+                ", ".join(names),
+            )
+
     # Begin and end
 
     def begin_turn(self, number: int) -> None:
@@ -160,6 +218,8 @@ class StepCycle:
         self._updates, self._updating = 0, False
         self._gate_passed = False
         self._is_copied, self._is_recorded = False, False
+        self.is_committed_here = self._is_promised = False
+        self._attempted, self.variables_before = self.context.step, None
         if self.feed is not None:
             self.feed.begin_attempt(self.context.step)
         if self.context.verification is not None:
@@ -168,7 +228,8 @@ class StepCycle:
             return
         assert self.undo is not None
         self._check_weights()
-        self.undo.save(self.context.protected.has_left_gradients)
+        self._check_param_groups()
+        self._remember()
         self.context.beacon.phase("training", self.context.incident)
         self._groups.enter_step()
 
@@ -185,10 +246,11 @@ class StepCycle:
                 self._check_results()
                 self._finish()
                 self._copy_and_vote()
+                self._agree_on_checkpoint()
             except Abandon as abandoned:
                 error = abandoned
         broken = self._groups.leave_step() and manager is not None
-        if error is None and (self._updates or not broken):
+        if error is None and (self._is_complete() or not broken):
             self._commit()
         elif manager is not None and isinstance(error, Corrupt):
             self._abandon()
@@ -203,9 +265,21 @@ class StepCycle:
             return False
         if self._recovery is not None and (broken or context.needs_recovery()):
             self._recovery.run()
+            self._go_back()
         if manager is not None:
             self._last_weights = self._version_of_weights()
         return True
+
+    def _go_back(self) -> None:
+        """If the job resumes at the step that this rank had committed: that attempt is undone.
+
+        The state has come back by the repair, the script's own variables and objects have not.
+        """
+        if self.is_committed_here and self.context.step <= self._attempted:
+            self.is_committed_here = False
+            self.context.variables.objects.undo()
+            if self.variables_before is not None:
+                self.variables_before.restore()
 
     def _pass_device_gate(self) -> bool:
         """Wait until the device makes the update. False: it must not, and has been brought back."""
@@ -215,10 +289,14 @@ class StepCycle:
         self._updates, self._updating = 0, not held.restore()
         return False
 
+    def _is_complete(self) -> bool:
+        """Whether this rank holds the state after the step, even if others are lost."""
+        return self._updates > 0 or self._is_promised
+
     def _finish(self) -> None:
         """What only this rank has does not change any more in this step."""
         context = self.context
-        if context.comparison is not None and (self._updates or not self._groups.is_broken()):
+        if context.comparison is not None and (self._is_complete() or not self._groups.is_broken()):
             context.comparison.finish(context.step + 1)
             self._is_recorded = True
 
@@ -237,10 +315,20 @@ class StepCycle:
             self._is_copied = True
             self._groups.barrier()
 
+    def _agree_on_checkpoint(self) -> None:
+        """Where several ranks write parts of a checkpoint: are all of them ready to copy theirs?"""
+        context, checkpoints = self.context, self.context.copies.checkpoints
+        after = context.step + 1
+        if not context.votes or self._groups.is_broken() or not checkpoints.is_due(after):
+            return
+        if self._groups.is_true_everywhere(checkpoints.is_ready()):
+            checkpoints.agreed(after)
+
     def _commit(self) -> None:
         context = self.context
         context.step += 1
         context.held_step = context.step
+        self.is_committed_here = True
         if context.is_protected:
             context.protected.has_left_gradients = not self._updates
         if not self._is_copied:
@@ -274,6 +362,17 @@ class StepCycle:
                 self.context.step,
             )
 
+    def _check_param_groups(self) -> None:
+        count = sum(len(one.param_groups) for one in self.context.protected.optimizers)
+        if self._param_groups not in (count, -1):
+            log.warning(
+                "an optimizer has got other groups of parameters in step %d: a replacement does "
+                "not have them, so a lost rank cannot be repaired. Create all groups before "
+                "protect(), with a learning rate of 0 until they are needed",
+                self.context.step,
+            )
+        self._param_groups = count
+
     def _abandon(self) -> None:
         if self._updating:
             # The update is done, or half done, and what had to follow it is not: the state is
@@ -283,9 +382,15 @@ class StepCycle:
             self.context.protected.record_before()
         self._restore()
 
+    def _remember(self) -> None:
+        assert self.undo is not None
+        self.undo.save(self.context.protected.has_left_gradients)
+        self.context.variables.objects.begin_attempt()
+
     def _restore(self) -> None:
         if self.undo is None:
             return
+        self.context.variables.objects.undo()
         for model in self.context.protected.models:
             sharded.reset(model)
         if not self.undo.restore(is_updated=self._updating):
@@ -297,7 +402,7 @@ class StepCycle:
     def begin_section(self, name: str) -> None:
         assert self.undo is not None
         self.section, self._updating = name, False
-        self.undo.save(self.context.protected.has_left_gradients)
+        self._remember()
         self._groups.enter_step()
 
     def end_section(self, error: BaseException | None) -> tuple[bool, bool]:
@@ -351,6 +456,7 @@ class StepCycle:
             raise SettingsError(
                 [f"section {self.section!r} updates weights: do that in an attempt at a step"]
             )
+        refuse_capture("an update")
         if self._groups.absorbing and not self._gate_passed:
             # From here on other ranks may commit this step: there is no way back.
             self._exchange_and_agree(has_left_gradients=False, before_update=True)
@@ -506,5 +612,6 @@ class StepCycle:
         one_update = len(context.protected.optimizers) == 1 and not comparison.has_late_exchange
         if context.votes and one_update and self._recovery.may_finish():
             self._groups.lost = False  # what this comparison has lost: all sums are complete
+            self._is_promised = True
             return
         raise Abandon

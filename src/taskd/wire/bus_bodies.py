@@ -14,6 +14,7 @@ from typing import Any
 from taskd.model import messages as m
 from taskd.model.ids import Rank, Role
 from taskd.wire.json_codec import TypeMismatch, from_plain, to_plain
+from taskd.wire.json_reading import loads
 
 REGISTER, STATUS, KEEP_ALIVE, ACTION = "REGISTER", "STATUS", "KEEP_ALIVE", "ACTION"
 
@@ -255,8 +256,8 @@ _READERS: dict[tuple[str, int, bool], Reader] = {
 
 def _loads(text: str, what: str) -> Any:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = loads(text)
+    except ValueError:
         raise InvalidBody(f"{what} is not JSON: {text[:40]!r}") from None
     return _without_surrogates(value) if _SURROGATE in text.lower() else value
 
@@ -267,7 +268,7 @@ _SURROGATE = "\\ud"
 
 def _without_surrogates(value: Any) -> Any:
     """Text with a lone surrogate cannot be encoded, so each becomes a question mark."""
-    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+    return loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def _is_text_map(value: object) -> bool:

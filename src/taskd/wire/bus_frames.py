@@ -11,6 +11,7 @@ from taskd.model.bus import Parcel, Receipt
 from taskd.model.codes import NetCode
 from taskd.model.ids import Position
 from taskd.wire._pb import link_pb2, tasknet_pb2
+from taskd.wire.request_weight import read_varint
 
 MOST_PARTS = 4096
 """Messages and acks in one frame; our own processes send at most 1024."""
@@ -111,33 +112,20 @@ def _has_more_fields(raw: bytes, most: int) -> bool:
     for _ in range(most):
         if at >= end:
             return False
-        tag, at = _varint(raw, at)
+        tag, at = read_varint(raw, at)
         match tag & 7:
             case 0:
-                _, at = _varint(raw, at)
+                _, at = read_varint(raw, at)
             case 1:
                 at += 8
             case 2:
-                length, at = _varint(raw, at)
+                length, at = read_varint(raw, at)
                 at += length
             case 5:
                 at += 4
             case _:
                 return False  # a group, or no message at all: the parser refuses it
     return at < end
-
-
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """The number, and where the next one begins."""
-    value = shift = 0
-    while at < len(raw) and shift < 64:
-        byte = raw[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            break
-        shift += 7
-    return value, at
 
 
 def frame_from_pb(pb: link_pb2.Frame) -> Frame:

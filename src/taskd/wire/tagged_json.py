@@ -15,6 +15,8 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+from taskd.wire.json_reading import loads
+
 IS, TUPLE, SET, MAP, ENUM = "~", "~tuple", "~set", "~map", "~enum"
 
 
@@ -28,9 +30,10 @@ def write(value: object) -> str:
 
 def read(text: str, types: Mapping[str, type]) -> Any:
     try:
-        return _value(json.loads(text), types)
-    except json.JSONDecodeError as error:
+        plain = loads(text)
+    except ValueError as error:
         raise UnreadableRecord(f"invalid JSON: {error}") from error
+    return _value(plain, types)
 
 
 def types_of(*modules: ModuleType) -> dict[str, type]:

@@ -66,7 +66,12 @@ class WorkerSettings:
     """The file in shared memory where this process publishes its progress. Empty: none."""
 
     dump_dir: str = "taskd-dump"
-    """Where the survivors of the last run wrote their emergency checkpoint, if they did."""
+    """Where the checkpoints are from which the next start continues: emergency checkpoints of the
+    survivors, and continuous ones."""
+
+    checkpoint_every: int = 0
+    """After how many steps the state is copied for a continuous checkpoint. 0: there are none. Set
+    by the agent (`taskd run --checkpoint-every`)."""
 
     warm_device: bool = True
     """If all ranks of a node use one GPU, its standby makes itself ready on it, which takes half a

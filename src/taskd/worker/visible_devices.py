@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from taskd.wire.json_reading import loads
+
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -53,7 +55,7 @@ def may_start_driver(reports: Iterable[Path], environ: Mapping[str, str]) -> boo
     own, known = seen(environ), True
     for path in reports:
         try:
-            report = json.loads(path.read_text())
+            report = loads(path.read_text())
         except FileNotFoundError:
             known = False
             continue
@@ -64,7 +66,7 @@ def may_start_driver(reports: Iterable[Path], environ: Mapping[str, str]) -> boo
 
 def common_device(reports: Iterable[Path], environ: Mapping[str, str]) -> int | None:
     """The one device that all ranks of the node use, if a standby may use it, too."""
-    found = [json.loads(path.read_text()) for path in reports]
+    found = [loads(path.read_text()) for path in reports]
     own = _read_at_first_use(environ)
     if any(report["use"] is None or report["read"] != own for report in found):
         return None

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from taskd.agent.run.plan import free_port
 from taskd.api import init_taskd_agent, register_func, start_taskd_agent
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.model.ids import agent, manager
@@ -25,6 +24,7 @@ from taskd.python.framework.common.type import (
     NetworkConfig,
     Position,
 )
+from taskd.runtime.address import free_port
 from taskd.runtime.loop_thread import LoopThread
 
 DEADLINE_S = 30.0

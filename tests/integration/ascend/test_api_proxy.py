@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from taskd.agent.run.plan import free_port
 from taskd.api import destroy_taskd_proxy, init_taskd_proxy
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.model.bus import PeerJoined
 from taskd.model.codes import NetCode
 from taskd.model.ids import agent, manager
 from taskd.model.messages import AgentRegistered
+from taskd.runtime.address import free_port
 from taskd.runtime.loop_thread import LoopThread
 
 WAIT_S = 20.0

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from taskd.agent.run.plan import free_port
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.model import ids
 from taskd.model import messages as m
+from taskd.runtime.address import free_port
 from taskd.runtime.loop_thread import LoopThread
 
 DEADLINE_S = 60.0

@@ -18,9 +18,9 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 
-from taskd.agent.run.plan import free_port
 from taskd.python.adaptor.patch import torch_patch
 from taskd.python.framework.agent.pt_agent.pt_agent import get_fault_workers, get_pids
+from taskd.runtime.address import free_port
 
 # Torch does not close the log files of a worker that has died.
 pytestmark = [

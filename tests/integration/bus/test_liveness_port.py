@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 
-from taskd.agent.run.plan import free_port
 from taskd.bus import liveness_port
 from taskd.bus.liveness_port import LivenessPort
 from taskd.manager.node_liveness import NodeProbes
 from taskd.model.ids import NodeRank
 from taskd.model.manager import Event, NodeGone
 from taskd.model.messages import AgentHello
+from taskd.runtime.address import Address, free_port
 
 PATIENCE_S = 20.0
 NODE = NodeRank(1)
@@ -128,3 +129,16 @@ def test_agent_that_has_reconnected_is_not_probed() -> None:
         assert events.empty()
 
     asyncio.run(live())
+
+
+def test_process_that_ends_with_an_open_connection_logs_no_error() -> None:
+    until_connected = "while len(asyncio.all_tasks()) < 2: await asyncio.sleep(0.01)"
+    program = PROGRAM.replace("await asyncio.Event().wait()", until_connected)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    address = Address.parse(process.stdout.readline().strip())
+    with socket.create_connection((address.host, address.port)):
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert errors == ""

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import pytest
 
 from taskd import proxy
-from taskd.agent.run.plan import free_port
 from taskd.errors import Permanent, SettingsError
 from taskd.model.codes import NetCode
 from taskd.model.ids import Position, agent, manager
 from taskd.model.messages import RestartsLeft, StartWorkers
 from taskd.proxy import ProxyConfig
+from taskd.runtime.address import free_port
 from taskd.runtime.loop_thread import LoopThread
 from tests.integration.bus.bus_nodes import PATIENCE_S, next_of, running_bus
 

@@ -100,9 +100,13 @@ class Client:
         assert await self.code("Init") == 0
         assert await self.code("Register") == 0
 
-    def subscribe(self) -> Signals:
+    async def subscribe(self) -> Signals:
+        """When clusterd knows of it: a signal that is sent before that is sent a second time."""
         request = pb.ClientInfo(jobId=self.job, role="taskd")
-        return Signals(self.recover.SubscribeProcessManageSignal(request, metadata=self.metadata))
+        call = self.recover.SubscribeProcessManageSignal(request, metadata=self.metadata)
+        async with asyncio.timeout(WAIT_S):
+            await call.initial_metadata()
+        return Signals(call)
 
     async def fault(self, *ranks: int, kind: str = "1") -> int:
         faults = [pb.FaultRank(rankId=str(rank), faultType=kind) for rank in ranks]

@@ -176,7 +176,7 @@ async def cluster(objects: Objects, **recovery: float) -> AsyncIterator[tuple[Se
 async def joined(server: Server, client: Client, at_rest: bool = True) -> Signals:
     """`at_rest`: nothing is wrong with the job, so it writes nothing after its registration."""
     await client.join()
-    signals = client.subscribe()
+    signals = await client.subscribe()
     owner = server.jobs.served[JOB]  # type: ignore[index]
     await eventually(lambda: owner.state.job.subscribed and bool(owner.state.job.pods), server, JOB)
     if at_rest:

@@ -191,7 +191,7 @@ def test_503_when_the_scheduler_does_not_restart_the_job(objects: Objects) -> No
             owner = server.jobs.served[JOB]  # type: ignore[index]
             await eventually(lambda: isinstance(owner.state, Killing), server, JOB)
             assert await client.result("recover") == 503
-            assert (await client.subscribe().next()).signalType == "killMaster"
+            assert (await (await client.subscribe()).next()).signalType == "killMaster"
             await objects.until("podgroups", lambda: mark(objects) == "on")
 
     asyncio.run(main())
@@ -458,7 +458,7 @@ def test_hanging_write_does_not_delay_other_jobs(objects: Objects) -> None:
                 owner = server.jobs.served[JobId(JOB)]
                 (label,) = owner.record.undone
                 await other.join()
-                heard = other.subscribe()
+                heard = await other.subscribe()
                 second = server.jobs.served[JobId("calm")]
                 await eventually(lambda: second.state.job.subscribed, server, "calm")
                 assert await other.fault(1) == 0

@@ -80,7 +80,7 @@ async def busy_with_an_operation(_: Objects) -> int:
     async with started() as (_server, client):
         await client.declare(*EVERY)
         await client.join()
-        client.subscribe()
+        await client.subscribe()
         asked = pb.StressTestParam(jobID="job", allNodesOps=[0])
         assert await client.code("StressTest", asked) == 0
         return await client.code("StressTest", asked)
@@ -153,7 +153,7 @@ async def signals_not_taken(_: Objects) -> int:
         aio.insecure_channel(server.address, options=small) as channel,
     ):
         await client.join()
-        unread = Client(channel).subscribe()
+        unread = await Client(channel).subscribe()
         many = [pb.FaultRank(rankId=str(rank)) for rank in range(10_000)]
         for number in range(400):
             extra = pb.FaultRank(rankId=str(100_000 + number))
@@ -174,7 +174,7 @@ async def reports_pile_up(_: Objects) -> int:
 async def round_is_over(_: Objects) -> int:
     async with started() as (_server, client):
         await client.join()
-        signals = client.subscribe()
+        signals = await client.subscribe()
         await client.fault(1)
         first = await signals.next()
         await client.stopped(first.uuid)
@@ -186,7 +186,7 @@ async def client_is_late(_: Objects) -> int:
     config = ServerConfig(recovery=RecoveryConfig(stop_timeout_s=0.2))
     async with started(config) as (_server, client):
         await client.join()
-        signals = client.subscribe()
+        signals = await client.subscribe()
         await client.fault(1)
         await signals.next("changeStrategy")
         return await client.stopped()
@@ -303,7 +303,7 @@ def test_every_reported_code_has_its_effect(report: ReportedCode) -> None:
         async with started() as (_, client):
             await client.declare(*EVERY, nodes=2, per_node=2)
             await client.join()
-            signals = client.subscribe()
+            signals = await client.subscribe()
             order = await ordered(client, signals, *offers, kind=report.kind)
             assert order.changeStrategy == report.order
             assert await client.result(report.order, report.code, order.uuid) == 0
@@ -320,7 +320,7 @@ def test_404_of_a_client_whose_processes_do_not_run_ends_the_round() -> None:
     async def main() -> None:
         async with started() as (_, client):
             await client.join()
-            signals = client.subscribe()
+            signals = await client.subscribe()
             await client.fault(1)
             stop = await signals.next()
             assert await client.stopped(stop.uuid, RecoverCode.ProcessNotReady) == 0

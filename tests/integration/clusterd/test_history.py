@@ -19,7 +19,7 @@ def test_closed_incident_and_action_are_written_to_the_history() -> None:
         async with started() as (_, client):
             await client.declare("recover-in-place", nodes=2, per_node=2)
             await client.join()
-            signals = client.subscribe()
+            signals = await client.subscribe()
             await client.fault(3)
             await signals.next()
             before = (await lines(client))[-1].number

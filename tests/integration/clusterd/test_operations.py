@@ -27,7 +27,7 @@ from tests.integration.clusterd.client import (
 async def running(client: Client, server: Server) -> Signals:
     await client.declare("retry", "recover-in-place", nodes=2, per_node=2)
     await client.join()
-    signals = client.subscribe()
+    signals = await client.subscribe()
     owner = server.jobs.served[client.job]  # type: ignore[index]
     await eventually(
         lambda: owner.state.job.subscribed and bool(owner.state.job.pods), server, client.job

@@ -35,7 +35,7 @@ def state_of(server: Server, job: str = "job") -> str:
 
 async def listening(server: Server, client: Client) -> Signals:
     """Subscribe, and wait until the owner knows."""
-    signals = client.subscribe()
+    signals = await client.subscribe()
     owner = server.jobs.get(client.job)
     assert owner is not None
     await eventually(lambda: owner.state.job.subscribed, server, client.job)
@@ -210,7 +210,7 @@ def test_504_while_the_subscriber_does_not_read_its_signals() -> None:
             aio.insecure_channel(server.address, options=small) as channel,
         ):
             await client.join()
-            signals = Client(channel).subscribe()
+            signals = await Client(channel).subscribe()
             ranks = [pb.FaultRank(rankId=str(rank)) for rank in range(10_000)]
             codes = []
             for number in range(60):
@@ -297,7 +297,7 @@ def test_unanswered_signal_is_sent_again_to_a_new_subscriber() -> None:
             owner = server.jobs.get("job")
             assert owner is not None
             await eventually(lambda: not owner.state.job.subscribed, server)
-            again = await client.subscribe().next()
+            again = await (await client.subscribe()).next()
             assert (again.uuid, again.sequence) == (first.uuid, first.sequence)
 
     asyncio.run(main())
@@ -311,7 +311,7 @@ def test_second_subscriber_replaces_the_first() -> None:
             first = await listening(server, client)
             await first.next()
             async with connected(server.address) as other:
-                second = other.subscribe()
+                second = await other.subscribe()
                 assert (await second.next()).signalType == "stopTrain"
                 with pytest.raises(aio.AioRpcError) as ended:
                     await first.next("never")
@@ -365,7 +365,7 @@ def test_the_end_of_the_server_ends_the_streams() -> None:
             async with started() as (server, client):
                 channel = await stack.enter_async_context(connected(server.address))
                 await client.join()
-                signals = channel.subscribe()
+                signals = await channel.subscribe()
                 await eventually(lambda: server.jobs.served[JobId("job")].signals.connected, server)
             with pytest.raises((aio.AioRpcError, AssertionError)):
                 await signals.next()

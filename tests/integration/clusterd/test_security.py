@@ -16,12 +16,12 @@ from cryptography.x509.oid import NameOID
 from grpc import aio
 
 from taskd.bus.security import Tls
-from taskd.clusterd.auth import Authority, Tokens
+from taskd.clusterd.auth import Authority, TokenFile, Tokens
 from taskd.clusterd.interceptors import AdmissionInterceptor
 from taskd.clusterd.main import ServerConfig
 from taskd.errors import SettingsError
 from taskd.runtime.clock import monotonic
-from taskd.runtime.tokens import OPERATOR, job_scope, token_for
+from taskd.runtime.tokens import OPERATOR, bearer, job_scope, token_for
 from taskd.wire._pb import (
     config_pb2,
     control_pb2,
@@ -193,9 +193,10 @@ def test_world_readable_token_file_is_warned_about(
 
 def test_tokens_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
-    file.write_text("# ours\noperator boss\njob:a  key-a # of a\n")
+    file.write_text("# ours\noperator boss\njob:a  key-a # of a\njob:c x#long  #comment\n")
     tokens = Tokens.load(file)
     assert (tokens.scope_of("boss"), tokens.scope_of("key-a")) == (OPERATOR, "job:a")
+    assert (tokens.scope_of("x#long"), tokens.scope_of("x")) == ("job:c", None)
     assert tokens.scope_of("key-b") is None
     file.write_text("operator\n")
     with pytest.raises(SettingsError, match="tokens:1"):
@@ -371,3 +372,30 @@ def test_internal_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture)
     asyncio.run(main())
     assert "a bug" in caplog.text
     assert "/Recover/HealthCheck" in caplog.text
+
+
+def test_stream_of_a_revoked_token_ends(tmp_path: Path) -> None:
+    """It would show the job, and take its signals, as long as it is open."""
+    file = tmp_path / "tokens"
+    file.touch(mode=0o600)
+    file.write_text("operator boss\njob:a old\njob:a other\n")
+
+    async def main() -> None:
+        config = ServerConfig(tokens=TokenFile(file))
+        async with started(config, job="a", token="other") as (server, client):
+            await client.join()
+            async with connected(server.address, "old", "a") as former:
+                streams = []
+                for one in (former, client):
+                    watch = one.control.Watch(
+                        control_pb2.JobRequest(job="a"), metadata=bearer(one.token)
+                    )
+                    assert isinstance(await watch.read(), control_pb2.JobStatus)
+                    streams.append(watch)
+                file.write_text("operator boss\njob:a other\n")
+                async with asyncio.timeout(WAIT_S):
+                    assert await streams[0].code() is grpc.StatusCode.UNAUTHENTICATED
+                assert not streams[1].done()
+                streams[1].cancel()
+
+    asyncio.run(main())

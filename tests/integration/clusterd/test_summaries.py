@@ -77,6 +77,29 @@ def test_summary_follows_the_job_until_it_is_gone(
     asyncio.run(main())
 
 
+def test_next_leader_writes_only_summaries_that_have_changed(objects: Objects) -> None:
+    """A change of the leader is not a change of the job."""
+
+    async def lead(job: str) -> None:
+        """Until the summary of this job is there. Those of ids that sort before it are, too."""
+        owner = {"uid": job, "name": job, "controller": True}
+        about = {"ownerReferences": [owner], "labels": {"framework": "pytorch"}}
+        objects.write("PodGroup", job, {"metadata": about, "status": {"phase": "Running"}})
+        async with cluster(objects):
+            made = objects.directory / f"configmaps/team.job-summary-{job}.yaml"
+            await objects.until("configmaps", made.exists)
+
+    asyncio.run(lead("later"))
+    body = objects.read("configmaps", "job-summary-train")
+    body["data"]["time"] = "1790000000"
+    objects.write("ConfigMap", "job-summary-train", {k: body[k] for k in ("metadata", "data")})
+    asyncio.run(lead("latest"))
+    assert summary(objects)["time"] == "1790000000"
+    objects.pod(1, uid="another", name="train-1-again")
+    asyncio.run(lead("the last"))
+    assert summary(objects)["time"] != "1790000000"
+
+
 def test_foreign_keys_of_a_summary_are_kept(objects: Objects) -> None:
     objects.write("ConfigMap", "job-summary-train", {"data": {"mine": "1", "job_id": "old"}})
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+import uvicorn
 
 from taskd.clusterd.auth import Tokens
-from taskd.dashboard import server, views
+from taskd.dashboard import http_connection, views
+from taskd.dashboard import web_server as server
+from taskd.runtime.clock import monotonic
+from taskd.runtime.retry import Tries, every
 from taskd.wire._pb import control_pb2 as pb
 from tests.integration.clusterd.client import WAIT_S, Client
+from tests.integration.clusterd.test_hostile_numbers import LEAST, MOST, hostile_progress
 from tests.integration.dashboard.pages import Pages, opened, progress
 
 HOSTILE = '<script>alert("x")</script>/../&?#'
@@ -131,13 +137,38 @@ def test_action_is_confirmed_done_and_written_to_the_journal_with_who_did_it() -
     asyncio.run(check())
 
 
+def test_refused_action_is_written_to_the_journal_as_refused() -> None:
+    async def check() -> None:
+        async with opened() as pages:
+            await pages.sign_in("boss", "ada")
+            answer = await pages.act("fault", ranks="77", confirmed=True)
+            assert answer.status_code == 409
+            reason = answer.json()["error"]
+            assert reason.startswith("the job has no rank 77")
+            lines = [line.because for line in await pages.job.history()]
+            assert f"ada: report a process fault of rank 77: refused: {reason}" in lines
+
+    asyncio.run(check())
+
+
+def test_printed_link_of_a_dashboard_without_a_token_says_why_it_shows_nothing() -> None:
+    async def check() -> None:
+        async with opened() as pages:
+            pages.dashboard.token = ""
+            answer = await pages.browser.get(f"/login?key={pages.dashboard.key}")
+            assert answer.status_code == 403
+            assert "started without a valid token" in answer.text
+
+    asyncio.run(check())
+
+
 def test_drained_node_is_left_and_not_repaired_in_place() -> None:
     async def check() -> None:
         async with opened() as pages:
             await pages.sign_in("boss")
             refused = await pages.act("drain", node="0", confirmed=True)
             assert (refused.status_code, "manager runs on node 0" in refused.text) == (409, True)
-            signals = pages.job.subscribe()
+            signals = await pages.job.subscribe()
             await pages.act("drain", node="1", because="new disk", confirmed=True)
             await pages.job.stopped((await signals.next()).uuid)
             await pages.job.offer("recover", uuid=(await signals.next()).uuid)
@@ -219,7 +250,7 @@ def test_fifty_pages_cost_clusterd_one_subscription() -> None:
 
 
 async def recovered(job: Client) -> None:
-    signals = job.subscribe()
+    signals = await job.subscribe()
     await job.fault(3)
     await job.stopped((await signals.next()).uuid)
     await job.offer("recover", uuid=(await signals.next()).uuid)
@@ -348,5 +379,140 @@ def test_stream_of_events_ends_when_its_token_is_revoked(monkeypatch: pytest.Mon
             await pages.job.code("PublishProgress", progress("job", step=42))
             async with asyncio.timeout(WAIT_S):
                 assert [event async for event in events] == []
+
+    asyncio.run(check())
+
+
+def test_very_long_numbers_in_addresses_are_not_found() -> None:
+    async def check() -> None:
+        async with opened() as pages:
+            await pages.sign_in("boss")
+            for number in ("9" * 5_000, "-1", "٣", "1e3"):
+                for path in ("/api/v1/jobs/job/incidents/", "/api/v1/jobs/job/incidents/0"):
+                    answer = await pages.browser.get(f"{path}{quote(number)}")
+                    assert answer.status_code == 404, answer.text
+                page = await pages.browser.get(f"/jobs/job/incidents/{quote(number)}")
+                assert page.status_code == 200
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static//etc/passwd", "/static/"]
+)
+def test_files_beside_the_pages_cannot_be_read(path: str) -> None:
+    async def check() -> None:
+        async with opened() as pages:
+            await pages.sign_in("boss")
+            assert (await pages.browser.get(path)).status_code in (404, 405)
+
+    asyncio.run(check())
+
+
+def test_another_site_cannot_sign_a_person_in_with_its_token() -> None:
+    async def check() -> None:
+        async with opened() as pages:
+            answer = await pages.browser.get("/login?key=other")
+            assert (answer.status_code, answer.headers.get("set-cookie")) == (403, None)
+            assert (await pages.browser.get("/api/v1/jobs")).status_code == 401
+
+    asyncio.run(check())
+
+
+def test_guesses_of_others_do_not_lock_out_the_printed_link() -> None:
+    async def check() -> None:
+        async with opened() as pages:
+            for _ in range(15):
+                await pages.sign_in("guess")
+            assert (await pages.sign_in("boss")).status_code == 403
+            answer = await pages.browser.get(f"/login?key={pages.dashboard.key}")
+            assert answer.status_code == 303
+
+    asyncio.run(check())
+
+
+def test_names_of_operators_are_one_line() -> None:
+    async def check() -> None:
+        async with opened() as pages:
+            await pages.sign_in("boss", "ada\x1b[2J\nforged: line")
+            who = (await pages.browser.get("/api/v1/session")).json()["who"]
+            assert who == "ada\\x1b[2J\\nforged: line"
+
+    asyncio.run(check())
+
+
+def test_impossible_numbers_of_one_job_do_not_break_the_pages_of_all() -> None:
+    def not_json(word: str) -> float:
+        raise AssertionError(f"{word} is not JSON")
+
+    async def check() -> None:
+        async with opened() as pages:
+            for number, whole in ((math.nan, MOST), (-math.inf, LEAST)):
+                await pages.job.code("PublishProgress", hostile_progress(number, whole))
+                await pages.sign_in("boss")
+                at = "/api/v1/jobs/job"
+                for path in ("/api/v1/jobs", at, f"{at}/nodes", f"{at}/ranks", f"{at}/carpet"):
+                    answer = await pages.browser.get(path)
+                    assert answer.status_code == 200, path
+                    json.loads(answer.text, parse_constant=not_json)
+
+    asyncio.run(check())
+
+
+def test_session_has_a_limit_of_open_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_STREAMS", 2)
+
+    async def check() -> None:
+        async with opened() as pages:
+            await pages.sign_in("boss")
+            (cookie,) = pages.browser.cookies.values()
+            pages.dashboard.streams[cookie] = 2
+            answer = await pages.browser.get("/api/v1/jobs/job/events")
+            assert (answer.status_code, "close one first" in answer.text) == (429, True)
+
+    asyncio.run(check())
+
+
+def test_connections_that_send_no_whole_request_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_connection, "REQUEST_S", 0.2)
+
+    dropped = asyncio.Event()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await dropped.wait()  # an open request is not dropped, however long it takes
+        await send({"type": "http.response.body", "body": b"whole"})
+
+    async def check() -> None:
+        config = uvicorn.Config(
+            answer, port=0, lifespan="off", log_level="error", http=http_connection.HttpConnection
+        )
+        web = uvicorn.Server(config)
+        serving = asyncio.create_task(web.serve())
+        async for _ in Tries(every(0.01), deadline=monotonic() + WAIT_S):
+            if web.started:
+                break
+        port = web.servers[0].sockets[0].getsockname()[1]
+
+        async def received_for(request: bytes) -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request)
+            async with asyncio.timeout(WAIT_S):
+                received = await reader.read()
+            writer.close()
+            return received
+
+        try:
+            head = b"GET / HTTP/1.1\r\nHost: here\r\n"
+            served = asyncio.create_task(received_for(head + b"Connection: close\r\n\r\n"))
+            dropped_ones = await asyncio.gather(received_for(b""), received_for(head))
+            assert not any(dropped_ones)
+            dropped.set()
+            assert b"whole" in await served
+        finally:
+            web.should_exit = True
+            await serving
 
     asyncio.run(check())

@@ -19,11 +19,12 @@ from taskd.agent.etcd_member.etcd_binary import EtcdBinary, EtcdMemberSettings, 
 from taskd.agent.etcd_member.job_authority import issue
 from taskd.agent.etcd_member.job_etcd import JobEtcdPlan, job_etcd
 from taskd.agent.etcd_member.member_keeper import MemberKeeper
-from taskd.agent.etcd_member.member_process import make_folder
 from taskd.agent.node_resources import run_folders
+from taskd.agent.run.own_etcd import make_folder
 from taskd.bus.liveness_port import own_address
 from taskd.clusterd.etcd.etcd_settings import EtcdSettings
 from taskd.runtime.address import Address
+from taskd.runtime.clock import monotonic
 
 TOKEN = "the job's secret"
 
@@ -102,7 +103,7 @@ async def serve(plan: JobEtcdPlan) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with job_etcd(plan, lambda text: tell(said=text)) as keeper:
         files = asdict(plan.certificate) if plan.certificate else {}
-        tell(client=keeper.me.client, **files)
+        tell(client=keeper.me.client, began=monotonic(), **files)
         before = None
         while not stop.is_set():
             if (now := _facts(keeper)) != before:

@@ -27,7 +27,7 @@ from taskd.clusterd.etcd.etcd_errors import EtcdRefused, EtcdUnanswered, LeaseNo
 from taskd.clusterd.etcd.etcd_settings import EtcdSettings
 from taskd.runtime.retry import Tries, every
 from tests.integration.certificates import Authority
-from tests.integration.etcd.etcd_server import EtcdServer, running
+from tests.integration.etcd.etcd_server import EtcdServer, free_port, running
 
 DEADLINE_S = 60.0
 
@@ -212,3 +212,25 @@ def test_renewed_certificates_are_used_without_a_restart(tmp_path: Path) -> None
 
 def _names(files: dict[str, Path]) -> dict[str, Any]:
     return {name: str(path) for name, path in files.items()}
+
+
+def test_cancelled_call_ends_although_its_answer_has_just_come() -> None:
+    """Otherwise a clusterd that waits for etcd ignores SIGTERM."""
+
+    async def scenario() -> None:
+        client = EtcdClient([f"127.0.0.1:{free_port()}"], call_s=5.0)
+        before = asyncio.all_tasks()
+        for _ in range(50):
+            call = asyncio.create_task(client.status())
+            parts: set[asyncio.Task[Any]] = set()
+            while not call.done() and not any(part.done() for part in parts):
+                parts |= asyncio.all_tasks() - before - {call}
+                await asyncio.sleep(0)
+            if call.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await call
+            else:
+                assert isinstance(call.exception(), EtcdUnanswered)
+        await client.close()
+
+    asyncio.run(scenario())

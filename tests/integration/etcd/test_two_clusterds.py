@@ -59,7 +59,7 @@ async def begin_round(address: str) -> tuple[int, str]:
     async with connected(address) as client:
         assert await client.declare("recover-in-place", nodes=2, per_node=2) == 0
         await client.join()
-        signals = client.subscribe()
+        signals = await client.subscribe()
         assert await client.fault(3) == 0
         order = await signals.next()
         return (await client.status()).line.incident, order.signalType
@@ -85,7 +85,7 @@ async def finish_round(address: str) -> tuple[int, str, list[str]]:
     """The same round at the next leader: incident, first order, and how all rounds ended."""
     async with connected(address) as client:
         await client.join()
-        signals = client.subscribe()
+        signals = await client.subscribe()
         order = await signals.next()
         assert await client.stopped(order.uuid) == 0
         assert await client.offer("recover", uuid=(await signals.next()).uuid) == 0

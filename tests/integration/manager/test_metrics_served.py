@@ -88,7 +88,7 @@ async def a_round(port: int, metrics: int) -> Samples:
     async with connected(f"127.0.0.1:{port}") as client:
         await client.declare("recover-in-place")
         await client.join()
-        signals = client.subscribe()
+        signals = await client.subscribe()
         progress = control_pb2.JobProgress(
             job="job",
             step=7,

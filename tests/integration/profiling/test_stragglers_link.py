@@ -23,7 +23,7 @@ from taskd.core.manager.watch.stragglers import (
     step,
 )
 from taskd.model.profiling import Pace
-from taskd.runtime.profiling_files import read_pace
+from taskd.runtime.files.profiling_files import read_pace
 from tests.integration.profiling.test_profiling_run import until
 
 TAG = f"tk{os.getpid() % 10000}"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,12 @@ from pathlib import Path
 import psutil
 
 from taskd.agent.node_resources import SHARED_MEMORY
+from taskd.agent.zygote.protocol import STACK_SIGNAL
 
 DEADLINE_S = 90.0
+STACKS, RUNS = "stacks.txt", "Python runs"
+"""The name of the file with a rank's stacks, and how a rank ends them if it runs Python."""
+STACKS_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,11 @@ class Job:
     def manager(self) -> psutil.Process:
         return next(p for p in self.process.children() if "taskd.manager" in p.cmdline())
 
+    def stacks(self) -> str:
+        """Where every thread of every rank is, as far as Python knows it."""
+        ranks = [one for one in self.family() if _thread_name(one.pid).startswith("taskd:rank")]
+        return "\n".join(f"{_thread_name(one.pid)}:\n{_stacks(one)}" for one in ranks)
+
     def left(self) -> list[Path]:
         """Our own temporary files. Torch's compiler leaves a directory even with torchrun."""
         return [*self.temporary.glob("taskd*"), *(path for path in self.memory if path.exists())]
@@ -106,9 +116,12 @@ class Job:
         family = self.family() if self.popen.poll() is None else []
         try:
             out, err = self.popen.communicate(timeout=deadline_s)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as late:
+            stacks = self.stacks()
             self.popen.kill()
-            raise
+            out, err = self.popen.communicate(timeout=DEADLINE_S)
+            why = f"the job has not ended after {deadline_s:g} s"
+            raise AssertionError("\n".join((why, stacks, out, err))) from late
         _, alive = psutil.wait_procs(family, timeout=DEADLINE_S)
         assert not alive, f"left behind: {alive}"
         assert not self.left(), f"files are left behind: {self.left()}"
@@ -121,6 +134,22 @@ def _end(popen: subprocess.Popen[str]) -> None:
     if popen.poll() is None:
         popen.kill()
         popen.communicate()
+
+
+def _stacks(process: psutil.Process) -> str:
+    """What a rank writes when it is asked. A last line is missing if its main thread is in native
+    code, which it has not left in time."""
+    try:
+        (file,) = (Path(one.path) for one in process.open_files() if one.path.endswith(STACKS))
+        before = file.stat().st_size
+        process.send_signal(STACK_SIGNAL)
+        deadline = time.monotonic() + STACKS_S
+        text = ""
+        while time.monotonic() < deadline and RUNS not in text:
+            text = file.read_bytes()[before:].decode(errors="replace")
+    except (psutil.Error, OSError, ValueError) as error:
+        return f"no stacks: {error!r}"
+    return text
 
 
 def _thread_name(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""An etcd that is stopped, or full, while a job trains: the job goes on, and says what is wrong.
+"""An etcd that is stopped, full or set back while a job trains: the job goes on, and says why.
 
 A fault waits until etcd answers again, and is repaired then.
 """
@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from taskd.agent.run.plan import free_port
+from taskd.clusterd.etcd.job_terms import job_prefix
+from taskd.runtime.address import free_port
 from tests.integration.etcd.etcd_server import EtcdServer, running
-from tests.integration.run.run_job import Job, script
+from tests.integration.run.run_job import TOKEN, Job, script
 from tests.integration.run.test_elastic import SAME
 from tests.integration.run.test_node_zero import read_error, weights
 
@@ -42,7 +43,8 @@ class Pair:
         pace = "float(open(sys.argv[1]).read())"
         path = script(folder, text.replace("float(sys.argv[1])", pace))
         ports = [f"--master-port={free_port()}", f"--manager-port={free_port()}"]
-        job = [f"--job-id=bad{os.getpid()}-{free_port()}", f"--etcd={etcd.client}"]
+        self.job = f"bad{os.getpid()}-{free_port()}"
+        job = [f"--job-id={self.job}", f"--etcd={etcd.client}"]
         common = ["--nnodes=2", "--nproc-per-node=1", "--strategies=recover", *ports, *job]
         alone = Job(folder, "--nproc-per-node=2", path, str(self.fast))
         self.expected = weights(alone.end().out)
@@ -95,6 +97,26 @@ def test_job_trains_while_etcd_is_full_and_repairs_a_fault_afterwards(
     assert "etcdctl alarm disarm" in said
     drain(etcd)
     assert re.search(r"rank 1 \(exited\) -> recover: recovered", pair.end())
+
+
+def test_old_backup_of_etcd_is_refused_until_a_newer_one_is_there(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    """The manager that starts next must not lead in an epoch that has existed."""
+    pair = Pair(tmp_path, etcd)
+    prefix = job_prefix(pair.job, TOKEN)
+    epoch, leader = (b64encode(f"{prefix}/{key}".encode()).decode() for key in ("epoch", "leader"))
+    for key in (epoch, leader):
+        assert "deleted" in etcd.call("kv/deleterange", key=key)
+    pair.nodes[0].manager().kill()
+    said = read_error(pair.nodes[0], "etcd is at epoch 0, but epoch 1 has existed.*")[0]
+    assert "Restore a newer backup" in said
+    pair.steps_go_on()
+    pair.nodes[1].worker(1).kill()
+    etcd.call("kv/put", key=epoch, value=b64encode(b"1").decode())
+    log = pair.end()
+    assert re.search(r"rank 1 \(exited\) -> recover: recovered", log)
+    assert "since epoch 2" in log
 
 
 def fill(etcd: EtcdServer) -> None:

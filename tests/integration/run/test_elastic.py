@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.agent.run.plan import free_port
+from taskd.runtime.address import free_port
 from tests.integration.run.run_job import Job, script
 
 WORLD = 4

@@ -29,12 +29,17 @@ TRAIN = """
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
     optimizer = torch.optim.AdamW(model.parameters())
     job.protect(model=model, optimizer=optimizer, seen=seen)
+    count, ahead = 0, torch.zeros(4, 8)
     for step in job.steps(12):
-        with step:
-            seen.total += job.rank + 1  # another number on each rank
-            model(torch.randn(4, 8) + job.rank).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        for attempt in step:
+            with attempt:
+                seen.total += job.rank + 1  # another number on each rank
+                loss = model(ahead + job.rank).square().mean()
+                loss.backward()
+                ahead = torch.randn(4, 8)
+                count += 1
+                optimizer.step()
+                optimizer.zero_grad()
         print("step", int(step), flush=True)
     if sys.argv[1] == "barrier":
         dist.barrier()
@@ -43,6 +48,7 @@ TRAIN = """
     if sys.argv[1] == "barrier":
         dist.barrier()
     print("weights", sum(p.double().sum().item() for p in model.parameters()))
+    print("left", job.rank, count, loss.item(), ahead.sum().item())
     print("seen", job.rank, seen.total)
 """
 
@@ -58,6 +64,9 @@ def test_death_after_the_last_step_costs_only_the_code_after_it(tmp_path: Path, 
     weights = {line.split()[-1] for line in lines if "weights" in line}
     assert len(weights) == 1
     assert {line.partition("seen ")[2] for line in lines if "seen" in line} == {"0 12", "1 24"}
+    left = {line.partition("left ")[2] for line in lines if "left" in line}
+    assert len(left) == 2, "the code after the loop finds the variables again"
+    assert all(line.split()[1] == "12" and "nan" not in line for line in left)
     (incident,) = json.loads((state / "summary.json").read_text())["incidents"]
     assert incident["outcome"] == "restarted"
     kinds = {fault["kind"] for fault in incident["faults"]}

@@ -6,7 +6,7 @@ import os
 import ssl
 from pathlib import Path
 
-from taskd.agent.run.plan import free_port
+from taskd.runtime.address import free_port
 from taskd.runtime.retry import Tries, every
 from tests.integration.certificates import Authority
 from tests.integration.etcd.etcd_server import EtcdServer, running

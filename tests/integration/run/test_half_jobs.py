@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from taskd.runtime.clock import wall
-from taskd.runtime.files import make_private, user_folder
+from taskd.runtime.files.private_files import make_private, user_folder
 from tests.integration import namespaces
 from tests.integration.etcd.etcd_server import binary
 from tests.integration.etcd.member_node import MemberNode
@@ -56,7 +56,9 @@ class Launcher:
     A launcher that is started again in the same folder is one on the same machine.
     """
 
-    def __init__(self, spaces: Machines, node: int, folder: Path, *words: str) -> None:
+    def __init__(
+        self, spaces: Machines, node: int, folder: Path, *words: str, etcd: str = "own"
+    ) -> None:
         self.out, self.err = folder / f"out{node}", folder / f"err{node}"
         self.files = folder / f"files{node}"
         """What processes leave for each other on one machine: no other machine sees it."""
@@ -64,7 +66,8 @@ class Launcher:
         shared = make_private(user_folder())
         bind = ["unshare", "--mount", "sh", "-c", f'mount --bind "$0" {shared} && exec "$@"']
         address = [f"--master-addr={spaces.address(0)}", "--master-port=29500"]
-        job = ["--etcd=own", f"--job-id=half{os.getpid()}", "--nproc-per-node=1"]
+        job = [f"--job-id=half{os.getpid()}", "--nproc-per-node=1"]
+        job += [f"--etcd={etcd}"] if etcd else []
         taskd = [sys.executable, "-m", "taskd", "run", *address, *job, f"--node-rank={node}"]
         environment = {"TMPDIR": str(folder), "TASKD_TOKEN": "s", "GLOO_SOCKET_IFNAME": "eth0"}
         self.started_at = wall()
@@ -148,4 +151,26 @@ def test_minority_with_node_zero_never_trains_alone(tmp_path: Path) -> None:
         spaces.join(0)
         one.wait_for("with 3 ranks", after=before[1])
         zero.wait_for("with 3 ranks", after=before[0])
+        assert "with 1 ranks" not in zero.out.read_text()
+
+
+def test_two_nodes_alone_wait_after_a_silent_loss_and_continue_on_proof_of_death(
+    tmp_path: Path,
+) -> None:
+    path = script(tmp_path, TRAIN)
+    words = ("--strategies=retry,recover-in-place,elastic-training", path)
+    with job(tmp_path, 2, *words) as (spaces, (zero, one)):
+        for launcher in (zero, one):
+            launcher.wait_for("with 2 ranks")
+        spaces.cut(0)
+        for launcher in (zero, one):
+            launcher.wait_for("two members cannot know which of them is cut off", err=True)
+        assert "with 1 ranks" not in zero.out.read_text() + one.out.read_text()
+        before = [launcher.size() for launcher in (zero, one)]
+        spaces.join(0)
+        zero.wait_for("with 2 ranks", after=before[0])
+        one.wait_for("with 2 ranks", after=before[1])
+        zero.close()
+        one.wait_for("this node continues alone", err=True)
+        one.wait_for("with 1 ranks")
         assert "with 1 ranks" not in zero.out.read_text()

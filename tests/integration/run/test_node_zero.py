@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from taskd.agent.run.plan import free_port
+from taskd.runtime.address import free_port
 from tests.integration import namespaces
 from tests.integration.etcd.etcd_server import EtcdServer, running
 from tests.integration.namespaces import Star, star

@@ -10,10 +10,10 @@ import pytest
 
 from taskd.agent.etcd_member.job_authority import issue
 from taskd.agent.run.own_etcd import PORT_OFFSET
-from taskd.agent.run.plan import free_port
 from taskd.clusterd.etcd.etcd_client import EtcdClient
 from taskd.clusterd.etcd.etcd_errors import EtcdBusy, EtcdUnanswered
 from taskd.config import environ
+from taskd.runtime.address import free_port
 from taskd.runtime.retry import Tries, every
 from tests.integration.etcd.etcd_server import binary
 from tests.integration.run.run_job import DEADLINE_S, TOKEN, Job, script

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from taskd.agent.run.plan import free_port
+from taskd.runtime.address import free_port
 from tests.integration.run.run_job import DEADLINE_S, TRAIN, Job, run, script
 
 NOISY = """

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from taskd.agent.run.plan import free_port
 from taskd.agent.run.rendezvous import is_local_address
+from taskd.runtime.address import free_port
 from tests.integration.run.run_job import TRAIN, Job, script
 from tests.integration.run.test_elastic import SAME, Nodes, kill
 
@@ -48,6 +48,7 @@ def test_two_nodes_train_together(tmp_path: Path) -> None:
     assert [REMEDY in each.err for each in ended] == [True, False], (
         "only the node that listens warns"
     )
+    assert "if node 0 is lost, the job waits for it and then ends" in ended[0].err
 
 
 def test_rank_lost_on_one_node_restarts_both(tmp_path: Path) -> None:
@@ -189,6 +190,18 @@ def test_missing_manager_is_named(tmp_path: Path) -> None:
     assert f"127.0.0.1:{manager}" in ended.err
 
 
+def test_first_node_ends_its_manager_before_it_removes_its_folders(tmp_path: Path) -> None:
+    """At SIGTERM, as a kubelet sends it, if that is not among the handled signals."""
+    path = script(tmp_path, "import signal; print('up', flush=True); signal.pause()")
+    job = Job(tmp_path, "--signals-to-handle=SIGINT", f"--job-id=ended{os.getpid()}", path)
+    job.wait_for("up")
+    job.signal(signal.SIGTERM)
+    _, err = job.popen.communicate()
+    assert job.popen.returncode == 128 + signal.SIGTERM
+    assert "journal" not in err
+    assert "Exception" not in err
+
+
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_launcher_can_be_started_again(tmp_path: Path, signum: signal.Signals) -> None:
     """The agent and the proxy of a node die with its launcher; the job waits for the node.
@@ -221,7 +234,8 @@ def test_killed_launcher_can_be_started_again(tmp_path: Path, signum: signal.Sig
     first.wait_for("up")
     second.wait_for("up")
     second.signal(signum)
-    second.popen.communicate()
+    _, err = second.popen.communicate()
+    assert "Exception in callback" not in err
     again = Job(folders[1], *words, "--node-rank=1", path)
     ended = [job.end() for job in (first, again)]
     assert [each.code for each in ended] == [0, 0], ended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from taskd.agent.run.plan import free_port
+from taskd.runtime.address import free_port
 from tests.integration.certificates import Authority
 from tests.integration.run.run_job import Job, script
 

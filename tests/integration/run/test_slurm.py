@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.agent.run.plan import free_port
+from taskd.runtime.address import free_port
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "slurm" / "train.sbatch"

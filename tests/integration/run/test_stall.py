@@ -28,12 +28,12 @@ TRAIN = """
 """
 
 DISAGREE = f"""{SETUP}
-    began = False
+    os.environ["FRESH"] = "1"  # a variable of the script would be given to its replacement
     for step in job.steps(30):
-        if not began and step > 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        fresh = os.environ.pop("FRESH", None)
+        if fresh and step > 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             # As a library does that prepares its loader again: no other rank sends this.
             dist.recv(torch.empty(1), src=1 - job.rank)
-        began = True
         with step:
             if job.rank == 1 and step == 20 and first:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -144,6 +144,7 @@ def test_warm_up_leaves_nothing_behind() -> None:
         import os, sys
         import torch._dynamo, torch.distributed as dist, taskd.torch
         from torch.distributed.distributed_c10d import _world
+        from taskd.torch import compat
         from taskd.torch.startup import warmup
         from taskd.worker.profiling import profiler
 
@@ -157,6 +158,7 @@ def test_warm_up_leaves_nothing_behind() -> None:
         before = look()
         warmup.run()
         assert look() == before, (before, look())
+        assert compat.check_once.cache_info().currsize, "a replacement would check torch again"
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
         dist.init_process_group("gloo")
         dist.barrier()

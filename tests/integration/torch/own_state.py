@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import taskd.torch as taskd
+from taskd.torch.replicas.comparison import Comparison
 from tests.integration.torch.scripts import CLASSES, WIDTH, digest, inject_fault, seed
 
 
@@ -246,6 +247,13 @@ def experts(args: dict[str, Any]) -> None:
 
 def accumulated(args: dict[str, Any]) -> None:
     """An update in every fourth step only; the gradients of the others stay on their rank."""
+    compare = Comparison.compare
+
+    def compare_or_die(self: Comparison, step: int, has_left_gradients: bool) -> bool | None:
+        inject_fault(args, step, "before the comparison")
+        return compare(self, step, has_left_gradients)
+
+    Comparison.compare = compare_or_die  # type: ignore[method-assign]
     seed(1234)
     job = taskd.init()
     net = nn.Linear(WIDTH, CLASSES)
@@ -264,6 +272,31 @@ def accumulated(args: dict[str, Any]) -> None:
                 torch.autograd.backward(model(batch).square().mean())
                 optimizer.step()
                 optimizer.zero_grad()
+    finish(args, digest(net, optimizer))
+
+
+def compressed(args: dict[str, Any]) -> None:
+    """PowerSGD: each rank adds what it has left out of the last gradients."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    seed(1234)
+    job = taskd.init()
+    net = nn.Linear(WIDTH, WIDTH)
+    model = DDP(net)
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    job.protect(model=model, optimizer=optimizer)
+    assert state.iter == 0, "protection has not used the hook"
+    for step in job.steps(args["steps"]):
+        for attempt in step:
+            with attempt:
+                optimizer.zero_grad()
+                data = torch.rand(8, WIDTH) * (1 + job.rank)
+                inject_fault(args, step, "in forward")
+                torch.autograd.backward((model(data) - data).square().mean())
+                inject_fault(args, step, "after backward")
+                optimizer.step()
     finish(args, digest(net, optimizer))
 
 

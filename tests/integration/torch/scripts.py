@@ -30,10 +30,13 @@ def is_due(args: dict[str, Any], kind: str, *here: int | str) -> bool:
     place = (args["rank"], args["incarnation"], *here)
     if place not in args.get(kind, ()):
         return False
-    args[kind] = [other for other in args[kind] if other != place]
-    with (Path(args["folder"]) / "faults").open("a") as file:
-        file.write(f"{json.dumps([kind, *place])}\n")
-    return True
+    line = f"{json.dumps([kind, *place])}\n"
+    with (Path(args["folder"]) / "faults").open("a+") as file:  # no step is undone in a file
+        file.seek(0)
+        is_new = line not in file.readlines()
+        if is_new:
+            file.write(line)
+    return is_new
 
 
 def inject_fault(args: dict[str, Any], step: int, moment: str) -> None:
@@ -339,20 +342,21 @@ def _fully_sharded(args: dict[str, Any], shape: tuple[int, ...], names: tuple[st
         incident = job.incident
         inject_fault(args, step, "between steps")
         flip_bit(args, step, "a weight", net.parameters())
-        with step:
-            step_log.done.append(int(step))
-            optimizer.zero_grad()
-            data, target = batch(args["rank"], step)
-            inject_fault(args, step, "in forward")
-            raise_corrupt(args, step)
-            output = net(data + noise())
-            raise_hiccup(args, step, "in forward")
-            output.register_hook(lambda g, s=step: inject_fault(args, s, "in backward"))
-            torch.autograd.backward(nn.functional.cross_entropy(output, target))
-            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            inject_fault(args, step, "after backward")
-            raise_hiccup(args, step, "after backward")
-            optimizer.step()
+        for attempt in step if args.get("by_attempts") else (step,):
+            with attempt:
+                step_log.done.append(int(step))
+                optimizer.zero_grad()
+                data, target = batch(args["rank"], step)
+                inject_fault(args, step, "in forward")
+                raise_corrupt(args, step)
+                output = net(data + noise())
+                raise_hiccup(args, step, "in forward")
+                output.register_hook(lambda g, s=step: inject_fault(args, s, "in backward"))
+                torch.autograd.backward(nn.functional.cross_entropy(output, target))
+                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+                inject_fault(args, step, "after backward")
+                raise_hiccup(args, step, "after backward")
+                optimizer.step()
         record_commit(args, job, incident, step)
     end = {
         "model": {name: local(value).clone() for name, value in net.state_dict().items()},

@@ -340,10 +340,8 @@ def all_reduce_between_steps(args: dict[str, Any]) -> None:
     model = DDP(nn.Linear(WIDTH, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job.protect(model=model, optimizer=optimizer)
-    lost = args["incarnation"] > 0
     for step in job.steps(args["steps"]):
-        if step == 1 and not lost:
-            lost = True
+        if step == 1 and args["incarnation"] == 0 and not _raised(args).exists():
             _lose_a_peer(args)
         with step:
             torch.autograd.backward(model(torch.ones(WIDTH)).square().mean())
@@ -356,7 +354,11 @@ def _lose_a_peer(args: dict[str, Any]) -> None:
         dist.all_reduce(torch.ones(WIDTH))
     except RuntimeError as error:
         kind = f"{type(error).__module__}.{type(error).__qualname__}"
-        (Path(args["folder"]) / "raised").write_text(kind)
+        _raised(args).write_text(kind)
+
+
+def _raised(args: dict[str, Any]) -> Path:
+    return Path(args["folder"]) / "raised"
 
 
 def a_wrong_collective(args: dict[str, Any]) -> None:

@@ -44,6 +44,15 @@ def test_result_is_identical_after_all_but_one_are_killed(calm: list[Any], tmp_p
     assert_same(calm, run(tmp_path / "run", scripts.fsdp, steps=STEPS, kills=kills))
 
 
+def test_ranks_that_were_all_replaced_go_on_making_copies(tmp_path: Path) -> None:
+    """A loop over attempts cannot go back to the last copy: the survivors are replaced, too."""
+    args: dict[str, Any] = {"steps": STEPS, "by_attempts": True, "protect": {"snapshot_every": 2}}
+    kills = [(1, 0, 3, "in backward"), (2, 1, 7, "in backward")]
+    world = run(tmp_path / "run", scripts.fsdp, kills=kills, **args)
+    assert [plan.resume for plan in world.plans] == [2, 6]
+    assert_same(ends(run(tmp_path / "calm", scripts.fsdp, **args)), world)
+
+
 def test_cut_connection_costs_no_process(calm: list[Any], tmp_path: Path) -> None:
     cuts = [(1, 0, 2, "in forward"), (3, 0, 4, "in backward")]
     world = run(tmp_path / "run", scripts.fsdp, steps=STEPS, cuts=cuts)

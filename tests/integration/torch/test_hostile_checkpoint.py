@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from taskd.torch.checkpoints import emergency_checkpoint
 from taskd.torch.copies.snapshots import LocalState
-from taskd.torch.state import emergency_checkpoint, sealed
+from taskd.torch.state import sealed
 from taskd.torch.state.orphaned_shards import CheckpointFailed
 from taskd.torch.state.protected import Protected
 
@@ -115,7 +116,7 @@ def test_replaced_file_runs_no_code(
     note = json.loads((written / "taskd.json").read_text())
     (written / name).write_bytes(pickle.dumps(Trap(tmp_path / "opened")))
     if name == ".metadata":
-        note["metadata"] = emergency_checkpoint._metadata_digest(written)
+        note["metadata"] = emergency_checkpoint.metadata_digest(written)
     (written / "taskd.json").write_text(json.dumps(note))
     if find(written) is not None:
         with pytest.raises(CheckpointFailed):
@@ -184,17 +185,73 @@ def test_checkpoint_that_another_user_could_have_written_is_not_used(
     assert "another user could have written" in caplog.text
 
 
-def test_checkpoint_is_not_written_into_a_folder_that_another_user_has_prepared(
-    written: Path,
-) -> None:
-    shutil.rmtree(written)
-    written.mkdir()
-    written.chmod(0o777)
-    state = LocalState(0, "", 10, protected(1), None)
-    with pytest.raises(CheckpointFailed, match="only you can write"):
-        emergency_checkpoint.save(state, 10, 1, str(written.parent))
-
-
 def test_key_of_a_job_without_token_is_empty() -> None:
     sealed.checkpoint_key.cache_clear()
     assert sealed.checkpoint_key() == b""
+
+
+class Exchanging(Odd):
+    """While its state is read, another user exchanges the folder of the checkpoint."""
+
+    exchange = staticmethod(lambda: None)
+
+    def get_extra_state(self) -> Any:
+        self.exchange()
+        return super().get_extra_state()
+
+
+def exchanging(path: Path, other: Path) -> Protected:
+    """A state that puts `other` in the place of `path`, once, when it is asked for."""
+    state = protected(2)
+    state.models[0].__class__ = Exchanging
+
+    def exchange() -> None:
+        if other.exists():
+            path.rename(path.parent / "away")
+            other.rename(path)
+
+    state.models[0].exchange = exchange  # type: ignore[assignment]
+    return state
+
+
+def test_folder_that_is_exchanged_after_the_check_is_not_read(
+    written: Path, tmp_path: Path
+) -> None:
+    """Whoever may write to its parent can do that, at any time."""
+    planted, opened = tmp_path / "planted", tmp_path / "opened"
+    shutil.copytree(written, planted)
+    (planted / ".metadata").write_bytes(pickle.dumps(Trap(opened)))
+    emergency_checkpoint.load(exchanging(written, planted), written)
+    assert not opened.exists(), "code of the planted folder has run"
+    assert not planted.exists(), "nothing was exchanged"
+
+
+def test_folder_that_is_exchanged_while_it_is_written_gets_nothing(tmp_path: Path) -> None:
+    shared, theirs = tmp_path / "shared", tmp_path / "theirs"
+    shared.mkdir(mode=0o777)
+    theirs.mkdir()
+    state = exchanging(shared / "step-10", theirs)
+    emergency_checkpoint.save(LocalState(0, "", 10, state, None), 10, 1, str(shared))
+    assert not list((shared / "step-10").iterdir()), "the weights are in a folder of another user"
+    assert (shared / "away" / ".metadata").exists()
+
+
+@pytest.mark.parametrize("planted", ["file", "link", "open"])
+def test_planted_folder_does_not_keep_the_checkpoint_from_being_written(
+    tmp_path: Path, planted: str
+) -> None:
+    """The names of emergency checkpoints are known: another user can take them before."""
+    place = tmp_path / "step-10"
+    if planted == "file":
+        place.touch()
+    elif planted == "link":
+        place.symlink_to(tmp_path)
+    else:
+        place.mkdir()
+        place.chmod(0o777)
+    state = protected(1)
+    path = emergency_checkpoint.save(LocalState(0, "", 10, state, None), 10, 1, str(tmp_path))
+    assert path != place
+    found = emergency_checkpoint.find(protected(2), str(tmp_path))
+    assert found is not None
+    assert (found[0], found[1].step) == (path, 10)

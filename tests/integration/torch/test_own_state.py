@@ -81,6 +81,23 @@ def test_gradients_of_earlier_steps_are_not_lost(tmp_path: Path) -> None:
     check(tmp_path, own_state.accumulated, kills)
 
 
+def test_step_without_an_update_is_finished_where_the_lost_rank_has_copied_its_own(
+    tmp_path: Path,
+) -> None:
+    """The others are at the end of the step, too: the first plan counts on them, and holds."""
+    calm = ends(run(tmp_path / "calm", own_state.accumulated, steps=STEPS, size=2))
+    kills = [(1, 0, 5, "before the comparison")]
+    world = run(tmp_path / "hurt", own_state.accumulated, steps=STEPS, size=2, kills=kills)
+    assert_same(calm, world)
+    assert world.plans[0].resume == 6
+    assert world.incident == 1
+
+
+def test_error_feedback_of_a_communication_hook_comes_back_to_its_rank(tmp_path: Path) -> None:
+    kills = [(1, 0, 4, "in forward"), (0, 0, 7, "after backward")]
+    check(tmp_path, own_state.compressed, kills, size=2)
+
+
 def test_buffers_that_are_not_exchanged_come_back_to_their_rank(tmp_path: Path) -> None:
     check(tmp_path, own_state.buffers, [(1, 0, 3, "in forward"), (2, 0, 5, "after backward")])
 

@@ -49,3 +49,43 @@ def test_kill_between_two_updates_loses_no_step(tmp_path: Path, where: str) -> N
     for before, after in zip(plain, ends(killed), strict=True):
         for one, other in zip(before, after, strict=True):
             assert same(one, other)
+
+
+class Count:
+    """Grows between steps, on each rank by another number."""
+
+    value = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+
+
+def counting(args: dict[str, Any]) -> None:
+    seed(1234)
+    job = taskd.init()
+    nets = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)]
+    models, count = [DDP(net) for net in nets], Count()
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in models]
+    job.protect(model=models, optimizer=optimizers, count=count)
+    for step in job.steps(STEPS):
+        for attempt in step:
+            with attempt:
+                data, _ = batch(args["rank"], step)
+                for model, optimizer in zip(models, optimizers, strict=True):
+                    optimizer.zero_grad()
+                    torch.autograd.backward(model(data).mean())
+                    optimizer.step()
+                    inject_fault(args, step, "between the updates")
+        count.value += args["rank"] + 1
+    torch.save({"count": torch.tensor(count.value)}, f"{args['folder']}/end-{args['rank']}.pt")
+
+
+def test_survivor_keeps_what_it_did_between_steps(tmp_path: Path) -> None:
+    """It goes back to its copy of the step, which was made before that."""
+    killed = run(tmp_path / "killed", counting, kills=[(1, 0, 2, "between the updates")])
+    assert killed.incarnations[1] == 1
+    counts = [int(end["count"]) for end in ends(killed)]
+    assert counts == [STEPS * (rank + 1) for rank in range(len(counts))]

@@ -138,6 +138,7 @@ VALUES = {
         "GRPC_SERVER_PORT": "8899",
         "LOCAL_PROXY_IP": "127.0.0.1",
         "AGENTPAUSESTARTTRAINCODE": 211,
+        "LOG_BAK_PRIVILEGE": 0o400,
         "KILL_ALL_WORKER_CALLBACK_NAME": "KILL_WORKER",
     },
     "taskd.python.constants.constants": {
@@ -148,7 +149,16 @@ VALUES = {
         "LOG_PRIVILEGE": 0o640,
         "MAX_RANK_SIZE": 4095,
         "MAX_DEVICE_NUM": 4096,
+        "LOG_BAK_PRIVILEGE": 0o440,
         "GROUP_INFO_NAME": "parallel_group.json",
+        "StressTestInit": -1,
+        "StressTestOK": 0,
+        "StressTestExecFail": 1,
+        "StressTestFindFault": 2,
+        "StressTestTimeout": 3,
+        "StressTestVolRecoverFail": 4,
+        "AicStressTestTimeout": 300,
+        "P2PStressTestTimeout": 600,
     },
 }
 

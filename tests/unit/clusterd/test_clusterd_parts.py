@@ -29,10 +29,10 @@ from taskd.clusterd.cluster.objects import (
 from taskd.clusterd.faults.node_reports import InvalidReport, device_report, node_report
 from taskd.clusterd.job_owner import JobOwner
 from taskd.clusterd.job_registry import ABANDONED_S, JobRegistry, RegistryConfig
-from taskd.clusterd.journal_records import Record
 from taskd.clusterd.keyed_lock import KeyedLock
 from taskd.clusterd.listeners import Channel, End
 from taskd.clusterd.main import steady_wall
+from taskd.clusterd.records.journal_records import Record
 from taskd.core.clusterd.job_config import RecoveryConfig
 from taskd.core.clusterd.states import Negotiating, Stopping
 from taskd.model.clusterd import (
@@ -47,7 +47,7 @@ from taskd.model.faults import Fault
 from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import LADDER
 from taskd.model.types import Tick
-from taskd.runtime.journal import Journal, Write
+from taskd.runtime.journal.journal import Journal, Write
 from taskd.runtime.limits.rate_limit import Buckets, Rate
 from tests.integration.clusterd.objects import device_fault, device_info
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from taskd.clusterd.cluster.interface import Key, Kind
-from taskd.clusterd.kubernetes.relevant import relevant
+from taskd.clusterd.kubernetes.relevant import relevant, shrunk
 
 OWNER = [{"uid": "u", "name": "train", "controller": True}]
 
@@ -65,3 +65,18 @@ def test_objects_of_other_types_are_read_without_an_error() -> None:
     assert kept is not None
     assert kept["spec"] == {"containers": []}
     assert kept["status"] == {}
+
+
+def test_listed_object_keeps_what_is_relevant_and_of_others_only_the_identity() -> None:
+    ours = pod(ownerReferences=OWNER, annotations={"hccl/rankIndex": "0"})
+    key = Key(Kind.POD, "", "p")
+    small = shrunk(Kind.POD, ours)
+    assert small == relevant(key, ours)
+    assert relevant(key, small) == small
+    other = {
+        "metadata": {"name": "c", "namespace": "n", "uid": "u", "resourceVersion": "7"},
+        "data": {"x": "y" * 1000},
+    }
+    small = shrunk(Kind.CONFIG_MAP, other)
+    assert small == {"metadata": other["metadata"]}
+    assert relevant(Key(Kind.CONFIG_MAP, "n", "c"), small) is None

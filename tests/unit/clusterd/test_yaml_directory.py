@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from taskd.clusterd.cluster.interface import (
     merged,
 )
 from taskd.clusterd.cluster.yaml_directory import YamlCluster
+from taskd.runtime.files import renames
 
 GROUP = Key(Kind.POD_GROUP, "team", "train")
 
@@ -41,6 +43,12 @@ def put(directory: Path, body: Json, name: str = "team.train.yaml") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(body))
     return path
+
+
+def put_atomically(path: Path, body: Json) -> None:
+    fresh = path.with_name(".theirs")
+    fresh.write_text(yaml.safe_dump(body))
+    fresh.rename(path)
 
 
 @asynccontextmanager
@@ -142,6 +150,92 @@ def test_invalid_file_keeps_its_last_valid_content(tmp_path: Path, text: str) ->
     asyncio.run(main())
 
 
+def just_before(monkeypatch: pytest.MonkeyPatch, name: str, *writes: Callable[[], object]) -> None:
+    """Another process writes just before each of the next renames."""
+    real, pending = getattr(renames, name), list(writes)
+
+    def interrupted(one: Path, other: Path) -> None:
+        if pending:
+            pending.pop(0)()
+        real(one, other)
+
+    monkeypatch.setattr(renames, name, interrupted)
+
+
+@pytest.mark.parametrize("writes", [1, 2, 3])
+def test_patch_does_not_undo_what_others_write_at_the_same_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    path = put(tmp_path, group(a="1"))
+    others = [lambda n=n: put_atomically(path, group(a="1", b=str(n))) for n in range(writes)]
+    just_before(monkeypatch, "exchange", *others)
+
+    async def main() -> None:
+        async with opened(tmp_path) as cluster:
+            await cluster.patch(GROUP, {"metadata": {"labels": {"c": "3"}}})
+            labels = yaml.safe_load(path.read_text())["metadata"]["labels"]
+            assert labels == {"a": "1", "b": str(writes - 1), "c": "3"}
+            assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+    asyncio.run(main())
+
+
+def test_patch_of_an_object_that_is_removed_at_the_same_moment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(tmp_path, group(a="1"))
+    just_before(monkeypatch, "exchange", path.unlink)
+
+    async def main() -> None:
+        async with opened(tmp_path) as cluster:
+            with pytest.raises(ClusterRefused, match="does not exist"):
+                await cluster.patch(GROUP, {"metadata": {"labels": {"c": "3"}}})
+            assert list(path.parent.iterdir()) == []
+
+    asyncio.run(main())
+
+
+def test_create_does_not_replace_what_others_create_at_the_same_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "podgroups" / "team.train.yaml"
+    just_before(monkeypatch, "rename_to_new", lambda: put_atomically(path, group(theirs="1")))
+
+    async def main() -> None:
+        async with opened(tmp_path) as cluster:
+            with pytest.raises(ClusterRefused, match="already exists"):
+                await cluster.create(GROUP, group(ours="1"))
+            assert yaml.safe_load(path.read_text())["metadata"]["labels"] == {"theirs": "1"}
+
+    asyncio.run(main())
+
+
+def test_delete_spares_another_object_that_has_got_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = (merged(group(), {"metadata": {"uid": uid}}) for uid in ("old", "new"))
+    path = put(tmp_path, old)
+    real = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if self == path:
+            path.write_text(yaml.safe_dump(new))
+        return real(self, target)
+
+    async def main() -> None:
+        async with opened(tmp_path) as cluster:
+            with monkeypatch.context() as patched:
+                patched.setattr(Path, "rename", rename)
+                await cluster.delete(GROUP, "old")
+            assert yaml.safe_load(path.read_text())["metadata"]["uid"] == "new"
+            assert cluster.get(GROUP) == new
+            await cluster.delete(GROUP, "new")
+            assert cluster.get(GROUP) is None
+            assert list(path.parent.iterdir()) == []
+
+    asyncio.run(main())
+
+
 def test_failed_write_raises(tmp_path: Path) -> None:
     put(tmp_path, group(a="1"))
 
@@ -171,3 +265,58 @@ def test_merge_patch_replaces_lists_and_removes_by_null() -> None:
         "d": {"e": 1},
     }
     assert there == {"a": {"b": 1, "c": [1, 2]}, "d": 1}
+
+
+HOSTILE = {
+    "levels": "[" * 200_000 + "]" * 200_000,
+    "levels of blocks": "- " * 20_000 + "x",
+    "aliases": "\n".join(
+        ["[&a0 [x, x, x, x, x, x, x, x]"]
+        + [f", &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 12)]
+        + ["]"]
+    ),
+    "itself": "&a [*a]",
+    "size": "x" * (5 << 20),
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_file_is_ignored(tmp_path: Path, text: str) -> None:
+    """It would crash the parser, or take all memory as soon as it is shown or compared."""
+    path = put(tmp_path, group())
+    path.with_name("team.evil.yaml").write_text(
+        f"kind: PodGroup\nmetadata: {{name: evil, annotations: {{a: {text}}}}}\n"
+        if not text.startswith("- ")
+        else f"kind: PodGroup\nmetadata:\n  name: evil\n  annotations:\n    {text}\n"
+    )
+
+    async def main() -> None:
+        async with opened(tmp_path) as cluster:
+            assert cluster.get(GROUP) is not None
+            assert len(cluster.all(Kind.POD_GROUP)) == 1
+
+    asyncio.run(main())
+
+
+def test_pipe_among_the_files_is_not_waited_for(tmp_path: Path) -> None:
+    path = put(tmp_path, group())
+    os.mkfifo(path.with_name("team.pipe.yaml"))
+
+    async def main() -> None:
+        async with opened(tmp_path) as cluster:
+            assert len(cluster.all(Kind.POD_GROUP)) == 1
+
+    asyncio.run(main())
+
+
+def test_harmless_aliases_are_read(tmp_path: Path) -> None:
+    text = "kind: PodGroup\nmetadata: {name: train, namespace: team, labels: &l {a: &x b, c: *x}}\n"
+    put(tmp_path, {}).write_text(f"{text}spec: *l\n")
+
+    async def main() -> None:
+        async with opened(tmp_path) as cluster:
+            found = cluster.get(GROUP)
+            assert found is not None
+            assert found["spec"] == {"a": "b", "c": "b"}
+
+    asyncio.run(main())

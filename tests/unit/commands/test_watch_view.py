@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import io
 import re
+import sys
 
 import pytest
 
+from taskd.commands.status import is_screen
 from taskd.commands.watch_view import Terminal, hint, screen
 from taskd.dashboard import incidents, views
 from tests.unit.dashboard.history import History, status
@@ -64,3 +67,26 @@ def test_hint_says_what_to_do_next() -> None:
         history.recovery(number)
         history.report(number)
     assert "node 1 has caused 3 incidents" in hint(known, incidents.read(history.lines), "training")
+
+
+def test_end_of_the_job_is_not_shown_as_a_recovery() -> None:
+    known = status()
+    known.line.state, known.line.because = "Ended", "all ranks have finished"
+    text = screen(known, [], NOW, Terminal(80, 24))
+    assert "The job has ended: all ranks have finished" in text
+    assert "hint: the last lines of taskd run say how to get a report" in text
+
+
+class TerminalText(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("xterm", True), ("dumb", False), ("", False)])
+def test_only_a_terminal_that_can_be_cleared_is_a_screen(
+    monkeypatch: pytest.MonkeyPatch, kind: str, expected: bool
+) -> None:
+    monkeypatch.setenv("TERM", kind)
+    assert not is_screen()
+    monkeypatch.setattr(sys, "stdout", TerminalText())
+    assert is_screen() == expected

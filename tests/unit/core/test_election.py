@@ -44,6 +44,29 @@ def test_released_lease_is_taken_at_once() -> None:
     assert election().consider(LeaseSeen("", 3, "7"), 0.0) == Take(4, "7")
 
 
+def test_deleted_lease_is_written_again_by_its_holder_in_the_same_term() -> None:
+    one = election()
+    one.consider(LeaseSeen("", 3, "7"), 0.0)
+    one.written(4, sent_at=0.0)
+    assert one.consider(None, 1.0) == Keep(4, None)
+
+
+def test_deleted_lease_of_another_holder_is_taken_when_it_would_have_expired() -> None:
+    one = election()
+    assert one.consider(LeaseSeen("a", 3, "7"), 100.0) == Wait("a")
+    assert one.consider(None, 109.9) == Wait("a")
+    assert one.consider(None, 110.0) == Take(4, None)
+
+
+def test_term_begins_above_all_that_have_existed() -> None:
+    """Whether the lease was deleted, or its count was set back."""
+    one = election()
+    assert one.consider(None, 0.0, above=6) == Take(7, None)
+    one.written(4, sent_at=0.0)
+    assert one.consider(LeaseSeen("b", 4, "8"), 1.0, above=6) == Take(7, "8")
+    assert one.consider(LeaseSeen("b", 4, "8"), 1.0, above=3) == Keep(4, "8")
+
+
 def test_own_write_whose_answer_was_lost_is_followed_by_a_new_term() -> None:
     assert election().consider(LeaseSeen("b", 4, "8"), 0.0) == Take(5, "8")
 

@@ -90,3 +90,12 @@ def test_one_of_three_never_continues_alone() -> None:
 
 def test_learner_in_the_list_may_have_got_its_vote() -> None:
     assert isinstance(without_quorum(0, [*voters(ANSWERS, DEAD), learner(DEAD)]), Wait)
+
+
+def test_reason_to_wait_names_the_missing_members_or_the_election() -> None:
+    missing = without_quorum(0, voters(ANSWERS, SILENT, DEAD))
+    assert isinstance(missing, Wait)
+    assert "missing: node1, node2" in missing.because
+    electing = without_quorum(0, voters(ANSWERS, ANSWERS, ANSWERS))
+    assert isinstance(electing, Wait)
+    assert "have not elected a leader" in electing.because

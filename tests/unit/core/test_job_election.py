@@ -8,6 +8,7 @@ from taskd.core.election import (
     Follow,
     JobOver,
     NotYet,
+    OldBackup,
     Tenure,
     Term,
     TermsSeen,
@@ -42,8 +43,10 @@ def test_etcd_from_an_old_backup_is_not_used() -> None:
     one = Candidacy(2)
     one.consider(TermsSeen(LEADER, 3, 0))
     refused = one.consider(TermsSeen(None, 2, 0))
-    assert isinstance(refused, NotYet)
-    assert "backup" in refused.because
+    assert isinstance(refused, OldBackup)
+    assert "Restore a newer backup" in refused.because
+    assert isinstance(Candidacy(2, newest=3).consider(TermsSeen(None, 2, 0)), OldBackup)
+    assert Candidacy(2, newest=3).consider(TermsSeen(None, 3, 0)) == Claim(4)
 
 
 def test_leader_stops_before_its_lease_ends() -> None:

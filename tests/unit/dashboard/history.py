@@ -32,7 +32,13 @@ class History:
             )
         )
 
-    def report(self, incident: int, outcome: str = "recovered", **more: object) -> None:
+    def report(
+        self,
+        incident: int,
+        outcome: str = "recovered",
+        ranks: tuple[int, ...] = (2,),
+        **more: object,
+    ) -> None:
         report = pb.IncidentReport(
             job="job",
             incident=incident,
@@ -44,7 +50,8 @@ class History:
                 pb.Phase(name="step", at_unix_ms=self.at, took_ms=60.0),
             ],
             faults=[
-                pb.IncidentFault(rank=2, node=1, host="b", cause="exited", evidence="signal 9")
+                pb.IncidentFault(rank=r, node=1, host="b", cause="exited", evidence="signal 9")
+                for r in ranks
             ],
         )
         report.MergeFrom(pb.IncidentReport(**more))  # type: ignore[arg-type]

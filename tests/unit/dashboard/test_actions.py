@@ -17,6 +17,12 @@ from tests.unit.dashboard.history import status
         ("nic", {"to": "backup", "ranks": "1,2"}, "SwitchNicTrack", "move ranks 1,2 to the backup"),
         ("fault", {"ranks": "3", "because": "hot"}, "ReportFault", "process fault of rank 3: hot"),
         ("drain", {"node": "1"}, "ReportFault", "drain node 1: its 2 ranks move away"),
+        (
+            "drain",
+            {"node": "1", "because": "hot"},
+            "ReportFault",
+            "drain node 1 (hot): its 2 ranks",
+        ),
     ],
 )
 def test_action_says_what_it_will_do(
@@ -25,6 +31,14 @@ def test_action_says_what_it_will_do(
     order = order_of(action, settings, status(), "ada")
     assert order.method == method
     assert sentence in order.sentence
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sentence"),
+    [("3", "report a process fault of rank 3"), ("1,3", "report a process fault of ranks 1, 3")],
+)
+def test_fault_without_an_observation_is_a_whole_sentence(ranks: str, sentence: str) -> None:
+    assert order_of("fault", {"ranks": ranks, "because": ""}, status(), "ada").sentence == sentence
 
 
 def test_drain_names_all_ranks_of_the_node_and_the_person() -> None:

@@ -64,3 +64,10 @@ def test_rank_that_has_not_started_yet_is_not_shown_as_gone() -> None:
     carpet = Carpet()
     (run,) = carpet.see([pb.RankStatus(rank=0, phase="absent")], 5)
     assert run == (5, 0, 0, JOINING)
+
+
+def test_impossible_ranks_take_no_memory() -> None:
+    carpet = Carpet()
+    ranks = [pb.RankStatus(rank=rank, phase="training") for rank in (2**31 - 1, -(2**31), 1, 0)]
+    assert carpet.see(ranks, 1) == [(1, 0, 1, 1)]
+    assert len(carpet.phases) == 2

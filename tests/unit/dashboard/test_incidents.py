@@ -65,6 +65,20 @@ def test_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
     assert {row["node"]: row["incidents"] for row in rows} == {0: 0, 1: 1}
 
 
+def test_fault_of_an_operator_is_shown_with_the_operators_words() -> None:
+    """The manager only knows that clusterd has named the rank."""
+    history = History()
+    event = "FaultReport(faults=[Fault(rank=2, evidence=reported by grace: hot)])"
+    history.add(1, "Idle", "Stopping", "fault of rank 2 (reported by grace: hot)", event)
+    history.add(1, "Stopping", "Replacing", "recover is chosen")
+    history.add(1, "Replacing", "Idle", "recover worked")
+    history.report(1)
+    found = incidents.read(history.lines)
+    for report in found[0].reports:
+        report.faults[0].cause, report.faults[0].evidence = "named", "named by clusterd"
+    assert incidents.title(found[0]) == "rank 2: reported by grace: hot"
+
+
 def test_end_of_the_job_does_not_belong_to_the_last_incident() -> None:
     history = History()
     history.recovery()
@@ -104,13 +118,13 @@ def test_median_is_that_of_earlier_incidents_only() -> None:
     history = History()
     for number, ms in enumerate((10.0, 30.0, 20.0, 500.0), 1):
         history.recovery(number)
-        phases = [pb.Phase(name="seen"), pb.Phase(name="stopped", took_ms=ms)]
         history.report(number)
-        report = incidents.report_in(history.lines[-1])
-        assert report is not None
+        found = incidents.report_in(history.lines.pop())
+        assert found is not None
+        report = pb.IncidentReport()
+        report.CopyFrom(found)  # what was read is remembered, for other tests, too
         del report.phases[:]
-        report.phases.extend(phases)
-        history.lines.pop()
+        report.phases.extend([pb.Phase(name="seen"), pb.Phase(name="stopped", took_ms=ms)])
         history.add(number, "Idle", "Idle", "", f"IncidentReport {_json(report)}")
     shown = views.incident(incidents.read(history.lines), 4)
     assert shown is not None
@@ -213,3 +227,38 @@ def test_health_is_one_word_and_one_sentence() -> None:
     assert views.health_of(known, views.LIVE)[0] == "slow"
     known.line.state = "Replacing"
     assert views.health_of(known, views.LIVE)[0] == "recovering"
+
+
+def test_job_that_has_ended_is_not_recovering() -> None:
+    known = status()
+    known.line.state, known.line.because = "Ended", "all ranks have finished"
+    ended = "The job has ended: all ranks have finished"
+    assert views.health_of(known, views.LIVE) == ("done", ended)
+    history = History()
+    history.add(1, "Idle", "Stopping", "fault of rank 1", "FaultReport(faults=[Fault(rank=1)])")
+    history.add(1, "Stopping", "Ended", "nothing is left to try")
+    assert views.health_of(known, views.LIVE, incidents.read(history.lines))[0] == "failed"
+
+
+def test_pace_is_zero_while_no_rank_trains() -> None:
+    known = status()
+    assert views.job(known, [])["stepsPerS"] == 3.5
+    for rank in known.ranks:
+        rank.phase = "parked"
+    assert views.job(known, [])["stepsPerS"] == 0
+
+
+def test_pause_by_order_is_not_what_a_recovery_usually_takes() -> None:
+    history = History()
+    history.add(1, "Idle", "Pausing", "the operator asks for: stress test", "Operation()")
+    history.add(1, "Pausing", "StressTesting", "all ranks are parked")
+    history.add(1, "StressTesting", "Idle", "the job trains again")
+    history.report(1, ranks=())
+    history.recovery(2)
+    history.report(2)
+    found = incidents.read(history.lines)
+    pause, recovery = views.incident(found, 1), views.incident(found, 2)
+    assert pause is not None
+    assert recovery is not None
+    assert (pause["kind"], pause["strategy"]) == ("operation", "")
+    assert [lane["medianMs"] for lane in recovery["lanes"]] == [None, None]

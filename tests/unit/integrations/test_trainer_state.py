@@ -49,8 +49,11 @@ def test_state_goes_to_another_trainer() -> None:
     here._tr_loss, here._total_loss_scalar = torch.tensor(0.1) * 3, 2.5
     here.state.log_history.append({"loss": 0.1})
     here.callback_handler.callbacks[0].count = 4
-    for kind in (SharedPart, RankPart, HistoryPart, CallbackParts):
+    for kind in (RankPart, HistoryPart, CallbackParts):
         kind(there).load_state_dict(kind(here).state_dict())
+    shared = SharedPart(there, 30)
+    shared.load_state_dict(SharedPart(here, 6).state_dict())
+    assert shared.total == 6, "the training was told to stop"
     assert there.state.global_step == 7
     assert there.control.should_log
     assert torch.equal(there._tr_loss, here._tr_loss)

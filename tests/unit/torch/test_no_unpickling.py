@@ -32,7 +32,7 @@ SCRIPT = SOURCES / "taskd/agent/zygote/program.py"
 """It runs the user's own script, by `exec`."""
 SCRIPTS_OBJECTS = SOURCES / "taskd/torch/groups/object_broadcast.py"
 """It wraps torch's function for scripts that call it, and does not call it for itself."""
-CHECKPOINT = SOURCES / "taskd/torch/state/emergency_checkpoint.py"
+CHECKPOINT = SOURCES / "taskd/torch/checkpoints/emergency_checkpoint.py"
 """It checks owner, mode, links and signature before torch unpickles the metadata."""
 UNPICKLING_MODULES = {"multiprocessing", "concurrent.futures.process", "torch.distributed.rpc"}
 """Their queues, pipes and calls unpickle whatever their peer sends."""

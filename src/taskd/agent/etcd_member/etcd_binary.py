@@ -53,6 +53,14 @@ def member_settings() -> EtcdMemberSettings:
     return load(EtcdMemberSettings, prefix="TASKD_ETCD_MEMBER")
 
 
+def advice(settings: EtcdMemberSettings) -> str:
+    """For a job of several nodes without etcd: what that costs, and what to do."""
+    remedy = "Start all nodes with --etcd own"
+    if shutil.which(settings.binary or "etcd") is None:
+        remedy = f"Install etcd on all nodes (Debian: apt-get install {PACKAGE}) and use --etcd own"
+    return f"node 0 keeps the job's state: {COST}. {remedy}, or name an etcd with --etcd"
+
+
 def find(settings: EtcdMemberSettings, *, encrypted: bool) -> EtcdBinary | NoEtcd:
     """`encrypted`: the members need certificates, and these need the library `cryptography`."""
     named = settings.binary or "etcd"

@@ -8,16 +8,16 @@ another job gives another authority, so the two refuse each other.
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taskd.clusterd.etcd.etcd_settings import EtcdSettings
-from taskd.runtime.files import write_private
+from taskd.runtime.files.private_files import write_private
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -78,19 +78,30 @@ def issue(token: str, job: str, hosts: Sequence[str], folder: Path) -> Certifica
     return files
 
 
-def _digest(token: str, purpose: str, job: str) -> bytes:
-    return hmac.new(token.encode(), f"etcd {purpose} of {job}".encode(), hashlib.sha512).digest()
+@cache
+def _digest(token: str, job: str) -> bytes:
+    """Every process that connects sees a certificate of this authority, and can try tokens with
+    it, on its own machine. So each try takes a while, and 32 MiB."""
+    return hashlib.scrypt(
+        token.encode(),
+        salt=f"etcd of {job}".encode(),
+        n=1 << 15,
+        r=8,
+        p=1,
+        maxmem=64 << 20,
+        dklen=80,
+    )
 
 
 def _secret(token: str, job: str) -> int:
     """A private key of P-256: from 512 bits, so that all keys are equally likely."""
     order = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-    return int.from_bytes(_digest(token, "authority", job), "big") % (order - 1) + 1
+    return int.from_bytes(_digest(token, job)[:64], "big") % (order - 1) + 1
 
 
 def _tag(token: str, job: str) -> str:
     """Authorities of different jobs have different names, too."""
-    return _digest(token, "name", job).hex()[:16]
+    return _digest(token, job)[64:72].hex()
 
 
 def _name(text: str) -> x509.Name:

@@ -16,12 +16,12 @@ from taskd.agent.etcd_member.job_authority import Certificate
 from taskd.agent.etcd_member.member_keeper import KeeperConfig, MemberKeeper
 from taskd.agent.etcd_member.member_process import MemberPlan, MemberProcess
 from taskd.agent.etcd_member.member_registry import Registered
-from taskd.agent.run.plan import free_port
 from taskd.bus.liveness_port import LivenessPort, own_address
 from taskd.clusterd.etcd.etcd_settings import EtcdSettings
 from taskd.errors import SettingsError
-from taskd.runtime.address import Address
-from taskd.runtime.files import write_private
+from taskd.runtime.address import Address, free_port
+from taskd.runtime.files.private_files import write_private
+from taskd.wire.json_reading import loads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ async def job_etcd(plan: JobEtcdPlan, say: Callable[[str], None]) -> AsyncIterat
         me=Registered(member.name, plan.order, member.peer_url, member.client, port.address),
         process=MemberProcess(member, plan.folder),
         first=plan.first,
-        seeds=(member.client,) if plan.first else tuple(map(str, plan.seeds)),
+        seeds=(member.client if plan.first else str(seed), *map(str, plan.seeds[1:])),
         settings=EtcdSettings() if certificate is None else certificate.client_settings(),
         config=plan.keeper,
         say=say,
@@ -90,7 +90,7 @@ def _member(plan: JobEtcdPlan, host: str, first_port: int) -> MemberPlan:
             "cluster_token": f"{plan.job}-{token_hex(8)}",
         }
         write_private(path, json.dumps(identity))
-    saved = json.loads(path.read_text())
+    saved = loads(path.read_text())
     return MemberPlan(binary=plan.binary, host=host, certificate=plan.certificate, **saved)
 
 

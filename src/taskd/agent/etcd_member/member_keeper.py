@@ -41,6 +41,10 @@ LEAVE_S = 2.0
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeeperConfig:
     turn_s: float = 0.3
+    quick_turn_s: float = 0.05
+    """While the members change, and while this node joins."""
+    joining_s: float = 10.0
+    """How long a node turns quickly after its start, or after its last change."""
     silent_s: float = 3.0
     """How long a member may be silent before another node takes its place."""
     starting_s: float = 30.0
@@ -72,6 +76,8 @@ class MemberKeeper:
     _answered: dict[int, float] = field(default_factory=dict)
     _led: float = field(default_factory=monotonic)
     """When etcd last had a leader."""
+    _changed: float = field(default_factory=monotonic)
+    """When this node last took part in a change of the members."""
     _running: bool = False
     _waiting: str = ""
     _refused: str = ""
@@ -114,7 +120,12 @@ class MemberKeeper:
                     self.say(self._refused)
             self._turned.set()
             self._turned.clear()
-            await asyncio.sleep(self.config.turn_s)
+            await asyncio.sleep(self._pause_s)
+
+    @property
+    def _pause_s(self) -> float:
+        is_joining = monotonic() - self._changed < self.config.joining_s
+        return self.config.quick_turn_s if is_joining else self.config.turn_s
 
     async def turned(self) -> None:
         """Wait until the next turn is over."""
@@ -158,6 +169,7 @@ class MemberKeeper:
     async def _start(self, others: Sequence[str]) -> None:
         await self.process.start(others)
         self._running, self._led = True, monotonic()
+        self._changed = self._led
 
     # A node with a member
 
@@ -199,8 +211,11 @@ class MemberKeeper:
         await self._prove()
         if status.leader != status.member:
             return
-        seen = [await self._look(one, status.member) for one in self._members]
-        match etcd_members.change(seen, await self._candidates(own)):
+        seen = await asyncio.gather(*(self._look(one, status.member) for one in self._members))
+        change = etcd_members.change(seen, await self._candidates(own))
+        if not isinstance(change, Enough):
+            self._changed = monotonic()
+        match change:
             case AddLearner(node, because):
                 log.info("etcd: adding %s: %s", node, because)
                 await own.add_learner(self._known[node].peer_url)
@@ -214,7 +229,7 @@ class MemberKeeper:
                 pass
 
     async def _without_quorum(self, status: MemberStatus) -> None:
-        seen = [await self._look(one, status.member) for one in self._members]
+        seen = await asyncio.gather(*(self._look(one, status.member) for one in self._members))
         decision = etcd_members.without_quorum(status.member, seen)
         if isinstance(decision, ContinueAlone):
             self.say(f"etcd: this node continues alone: {decision.because}")
@@ -227,17 +242,17 @@ class MemberKeeper:
     # Contact
 
     async def _prove(self) -> None:
-        for one in self._known.values():
-            if one.liveness not in self._proven and await self._accepts(one):
+        new = [one for one in self._known.values() if one.liveness not in self._proven]
+        for one, accepts in zip(new, await asyncio.gather(*map(self._accepts, new)), strict=True):
+            if accepts:
                 self._proven.add(one.liveness)
 
     async def _candidates(self, own: EtcdClient) -> list[str]:
         taken = {url for one in self._members for url in one.peer_urls}
+        free = [one for one in self._known.values() if one.peer_url not in taken]
         found = []
-        for one in self._known.values():
-            if one.peer_url in taken:
-                continue
-            if await self._accepts(one):
+        for one, accepts in zip(free, await asyncio.gather(*map(self._accepts, free)), strict=True):
+            if accepts:
                 found.append(one.name)
             elif await self._is_dead(one):
                 await member_registry.forget(own, one.name)

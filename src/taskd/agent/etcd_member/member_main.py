@@ -23,6 +23,7 @@ from taskd.agent.etcd_member.running_job import RunningJob
 from taskd.agent.process_lifetime import name_process
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
+from taskd.wire.json_reading import loads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,19 +43,20 @@ class MemberTask:
 
     @classmethod
     def from_json(cls, text: str) -> MemberTask:
-        body = json.loads(text)
+        body = loads(text)
         files = body.pop("certificate")
         seeds = tuple(body.pop("seeds"))
         return cls(**body, seeds=seeds, certificate=tuple(files) if files else None)
 
-    def plan(self) -> JobEtcdPlan:
+    def plan(self, known: tuple[str, ...] = ()) -> JobEtcdPlan:
+        """`known`: the members that this machine has seen last; those of the start may be gone."""
         return JobEtcdPlan(
             binary=EtcdBinary(self.binary, self.version),
             job=self.job,
             name=self.name,
             order=self.order,
             first=self.first,
-            seeds=tuple(map(Address.parse, self.seeds)),
+            seeds=tuple(map(Address.parse, dict.fromkeys((*self.seeds, *known)))),
             folder=Path(self.folder),
             certificate=Certificate(*self.certificate) if self.certificate else None,
         )
@@ -66,7 +68,7 @@ async def keep(task: MemberTask) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     running = RunningJob.of(task.job)
-    async with job_etcd(task.plan(), say) as keeper:
+    async with job_etcd(task.plan(running.addresses()), say) as keeper:
         stopping = asyncio.create_task(stop.wait())
         while not stop.is_set():
             turn = asyncio.create_task(keeper.turned())

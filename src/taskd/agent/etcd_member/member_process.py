@@ -9,32 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from taskd.agent.etcd_member.etcd_binary import EtcdBinary
 from taskd.agent.etcd_member.job_authority import Certificate
-from taskd.agent.node_resources import SHARED_MEMORY
-from taskd.agent.process_lifetime import command_with_parent
+from taskd.agent.process_lifetime import program_with_parent
 from taskd.agent.run.supervisor import exit_of
 
 log = logging.getLogger(__name__)
 
-EXEC = "taskd.agent.etcd_member.exec_program"
 HEARTBEAT_MS, ELECTION_MS = 50, 500
-DATA_BYTES = 160 * 2**20
-"""Two log files of 64 MB that etcd allocates at its start, and the job's state."""
 QUOTA_BYTES = 64 * 2**20
 RESTART_S = 0.2
 OPTIONS = (
     f"--heartbeat-interval={HEARTBEAT_MS}",
     f"--election-timeout={ELECTION_MS}",
+    # etcd refuses changes for 5 s after each new member. `core/etcd_members.py` decides instead:
+    # a new member has no vote until it has all data, so it cannot block the others.
+    "--strict-reconfig-check=false",
     "--pre-vote=true",  # a member that was cut off does not end the term of the others' leader
     "--snapshot-count=2000",
     "--max-snapshots=1",
@@ -147,7 +144,7 @@ class MemberProcess:
         command = self.plan.command(self.folder / "data", self._others, alone=alone)
         with self._errors.open("ab") as errors:
             self._popen = subprocess.Popen(
-                command_with_parent(EXEC, *command),
+                program_with_parent(*command),
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
@@ -186,22 +183,6 @@ class MemberProcess:
         except OSError:
             return ""
         return next((line[:500] for line in reversed(lines) if '"error"' in line), "")
-
-
-def make_folder(chosen: str, shared: str, run_dir: str) -> Path:
-    """In this launcher's shared memory if there is room, or in its temporary folder."""
-    if chosen:
-        os.makedirs(chosen, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="taskd-etcd-", dir=chosen))
-    where = shared if shared.startswith(SHARED_MEMORY) and _free(shared) > DATA_BYTES else run_dir
-    folder = Path(where) / "etcd"
-    folder.mkdir(mode=0o700)
-    return folder
-
-
-def _free(path: str) -> int:
-    there = os.statvfs(path)
-    return there.f_bavail * there.f_frsize
 
 
 def _bracketed(host: str) -> str:

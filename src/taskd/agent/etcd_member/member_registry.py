@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from taskd.clusterd.etcd.etcd_client import EtcdClient, delete, put
+from taskd.wire.json_reading import loads
 
 PREFIX = "/taskd/etcd/nodes/"
 MOST_CANDIDATES = 8
@@ -39,7 +40,7 @@ async def registered(client: EtcdClient) -> dict[str, Registered]:
     found = []
     for one in await client.range(PREFIX, prefix=True):
         try:
-            found.append(Registered(**json.loads(one.value)))
+            found.append(Registered(**loads(one.value)))
         except (ValueError, TypeError):
             continue
     return {one.name: one for one in sorted(found, key=lambda one: (one.order, one.name))}

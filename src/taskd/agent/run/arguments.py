@@ -16,7 +16,7 @@ FORK, SPAWN = "fork", "spawn"
 
 
 class FromEnvironment(argparse.Action):
-    """As in torchrun, `PET_<NAME>` is an option's default."""
+    """As in torchrun, `PET_<NAME>` is an option's default; also of our own options with a text."""
 
     def __init__(self, dest: str, default: object = None, **options: Any) -> None:
         default = environ.get(f"PET_{dest.upper()}", default)
@@ -149,6 +149,13 @@ _OURS: tuple[tuple[str, str, Any, str], ...] = (
         "send each incident to this OpenTelemetry collector, such as http://host:4318",
     ),
     ("--state-dir", "FOLDER", "", "folder for the journal, for `taskd replay`"),
+    (
+        "--checkpoint-every",
+        "STEPS",
+        0,
+        "write a checkpoint to the folder of --dump-dir after so many steps, beside training; for "
+        "scripts that use taskd.torch; default: none",
+    ),
 )
 DASHBOARD = "--dashboard"
 DASHBOARD_LISTEN = "127.0.0.1:0"
@@ -230,7 +237,9 @@ def _add_ours(group: argparse._ArgumentGroup) -> None:
         if isinstance(default, list):
             group.add_argument(name, metavar=metavar, default=[], action="append", help=text)
         elif isinstance(default, str):
-            group.add_argument(name, metavar=metavar, default=default, help=text)
+            group.add_argument(
+                name, action=FromEnvironment, metavar=metavar, default=default, help=text
+            )
         else:  # a number: without the option, the default depends on other options
             kind = type(default)
             group.add_argument(name, metavar=metavar, default=None, type=kind, help=text)
@@ -241,7 +250,7 @@ def _add_ours(group: argparse._ArgumentGroup) -> None:
         DASHBOARD, metavar="HOST:PORT", nargs="?", default="", const=DASHBOARD_LISTEN, help=text
     )
     dump_dir = environ.get("TASKD_DUMP_DIR", "taskd-dump")
-    text = "folder for emergency checkpoints, from which the next start continues"
+    text = "folder for checkpoints of TaskD, from which the next start continues"
     group.add_argument("--dump-dir", metavar="FOLDER", default=dump_dir, help=text)
 
 

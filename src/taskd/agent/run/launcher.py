@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
+import signal
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from taskd.agent.main import Observer
 from taskd.agent.node import NodeRun
-from taskd.agent.run.command import LOOPBACK, Started, say
-from taskd.agent.run.dashboard_process import DashboardProcess
+from taskd.agent.run.beside.dashboard_process import DashboardProcess
 from taskd.agent.run.elastic_events import EventLog
 from taskd.agent.run.plan import Plan
-from taskd.agent.run.summary import Incident, Summary, read_incidents
+from taskd.agent.run.run_command import LOOPBACK, Started, say
+from taskd.agent.run.summary import Summary, hint, read_incidents
 from taskd.agent.worker_output import WorkerOutput
 from taskd.config import environ
 from taskd.core.agent.machine import Done, State
@@ -28,14 +28,20 @@ from taskd.proxy import Proxy, ProxyConfig
 from taskd.runtime.clock import wall
 
 if TYPE_CHECKING:
+    from taskd.agent.run.beside.checkpoint_process import CheckpointProcess
     from taskd.agent.run.leader_follower import LeaderFollower
     from taskd.core.election import Term
 
 
 def launch(plan: Plan, started: Started) -> int:
     output = WorkerOutput()
+    launcher = _Launcher(plan, started, output)
     try:
-        done = asyncio.run(_Launcher(plan, started, output).run())
+        done = asyncio.run(launcher.run())
+    except asyncio.CancelledError:
+        if not launcher.terminated:
+            raise
+        return 128 + signal.SIGTERM
     finally:
         output.stop()
     return done.exit_code
@@ -46,11 +52,18 @@ class _Launcher:
     plan: Plan
     started: Started
     output: WorkerOutput
+    terminated: bool = False
+    """By SIGTERM, which is not among the signals that end the job: only this node ends."""
     _dashboard: DashboardProcess | None = None
     _follower: LeaderFollower | None = None
+    _checkpoints: CheckpointProcess | None = None
 
     async def run(self) -> Done:
         plan, summary = self.plan, Summary(wall)
+        if signal.SIGTERM not in plan.signals:
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminate, task)
         proxy = Proxy(
             ProxyConfig(
                 server_rank=plan.node,
@@ -71,36 +84,32 @@ class _Launcher:
                 observer(event, before, after)
 
         node = NodeRun(plan, self.started.resources, self.output, proxy, observe)
+        done = None
         try:
             done = await self._train(node)
             trouble = proxy.bus.disconnect_reason
         finally:
             await proxy.close()
+            if self._checkpoints is not None:
+                await self._checkpoints.stop(done is not None and done.exit_code == 0)
             if self.started.supervisor is not None:
                 # The manager exits once every node has left, and ours has just left.
                 follower = self._follower
-                leads = follower is None or follower.leads
+                leads = not self.terminated and (follower is None or follower.leads)
                 await self.started.supervisor.stop(self._manager_exit_s if leads else 0.0)
             if self.started.member is not None:
                 await self.started.member.stop(0.0)
             if self._dashboard is not None:
                 self._dashboard.stop()
         incidents = read_incidents(self.started.state_dir)
-        for line in [*summary.lines(done, trouble, incidents), *self._hint(incidents)]:
+        for line in [*summary.lines(done, trouble, incidents), *hint(incidents, plan)]:
             say(line)
         return done
 
-    def _hint(self, incidents: list[Incident]) -> list[str]:
-        """How to look at the incidents in detail."""
-        if not any(incident.fault for incident in incidents):
-            return []
-        if not self.plan.state_dir:
-            return [
-                "to keep the incidents for a report (taskd replay --html): run with --state-dir"
-            ]
-        journal = shlex.quote(f"{self.plan.state_dir}/clusterd.journal")
-        command = f"taskd replay {shlex.quote(self.plan.job)} --journal {journal}"
-        return [f"for a report: {command} --html report.html"]
+    def _terminate(self, task: asyncio.Task[Any]) -> None:
+        if not self.terminated:
+            self.terminated = True
+            task.cancel()
 
     @property
     def _manager_exit_s(self) -> float:
@@ -131,7 +140,15 @@ class _Launcher:
             from taskd.agent.run.leader_follower import LeaderFollower
 
             self._follower = LeaderFollower(self.started.etcd, node, self._leader_changed)
+            if self.started.supervisor is not None:
+                self.started.supervisor.newest = self._follower.manager_arguments
             background.append(self._follower.run())
+        if self.plan.checkpoint_every:
+            from taskd.agent.run.beside.checkpoint_process import CheckpointProcess
+
+            beacons = self.started.resources.beacons
+            self._checkpoints = CheckpointProcess(self.plan, beacons, say)
+            background.append(self._checkpoints.keep_running())
         if self.started.member is not None:
             background.append(self.started.member.keep_running())
         try:

@@ -16,7 +16,7 @@ from taskd.clusterd.etcd.etcd_client import EtcdClient
 from taskd.clusterd.etcd.etcd_replica import check_version
 from taskd.clusterd.etcd.etcd_settings import EtcdAccess
 from taskd.clusterd.etcd.job_terms import JobTerms, job_prefix
-from taskd.core.election import Term
+from taskd.core.election import Term, old_backup
 from taskd.core.record import StoreUnreachable
 
 log = logging.getLogger(__name__)
@@ -32,16 +32,23 @@ class LeaderFollower:
     """Called with each new term."""
     term: Term | None = None
     """The newest one that was seen."""
+    _client: EtcdClient | None = None
 
     @property
     def leads(self) -> bool:
         """Whether the manager of this node leads, as far as is known."""
         return self.term is not None and self.term.node == self.node.plan.node
 
+    def manager_arguments(self) -> tuple[str, ...]:
+        """What a manager that is started now must know, and its predecessor could not."""
+        addresses = self._client.addresses if self._client else self.access.addresses
+        epoch = self.term.epoch if self.term else 0
+        return f"--etcd={','.join(addresses)}", f"--newest-epoch={epoch}"
+
     async def run(self) -> None:
         """Never returns. Raises SettingsError if etcd cannot be used."""
         plan = self.node.plan
-        client = EtcdClient(self.access.addresses, self.access.settings)
+        client = self._client = EtcdClient(self.access.addresses, self.access.settings)
         changed = asyncio.Event()
         try:
             await check_version(client)
@@ -69,12 +76,14 @@ class LeaderFollower:
         while True:
             changed.clear()
             try:
-                term = (await terms.look()).term
-                problem = ""
+                seen = await terms.look()
+                if self.term is not None and (old := old_backup(seen, self.term.epoch)):
+                    raise StoreUnreachable(old.because)
+                term, problem = seen.term, ""
             except StoreUnreachable as error:
                 if str(error) != problem:
                     problem = str(error)
-                    log.warning("%s; training goes on, and a fault must wait for etcd", problem)
+                    log.warning("%s", problem)
                 await asyncio.sleep(RETRY_S)
                 continue
             if term is not None and (self.term is None or term.epoch > self.term.epoch):

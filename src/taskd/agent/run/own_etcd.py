@@ -1,31 +1,32 @@
 """`taskd run` of several nodes with an etcd of its own: whether, where, and how to reach it.
 
 Node 0 decides. The other nodes find out: they wait until node 0 serves either etcd or the manager's
-port without it. A launcher that is started again joins the etcd of its running job, if one of its
-members answers, also on node 0.
+port without it. A launcher that is started again joins the etcd of its running job, also on node 0
+(`etcd_member/running_job.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from taskd.agent.etcd_member import etcd_binary, job_authority, member_process
+from taskd.agent.etcd_member import etcd_binary, job_authority
 from taskd.agent.etcd_member.etcd_binary import COST, NoEtcd
 from taskd.agent.etcd_member.member_main import MemberTask
 from taskd.agent.etcd_member.member_registry import MOST_CANDIDATES
-from taskd.agent.etcd_member.running_job import RunningJob
+from taskd.agent.etcd_member.running_job import RunningJob, still_runs
+from taskd.agent.node_resources import SHARED_MEMORY
 from taskd.agent.run.plan import MANAGER_PORT, Plan
 from taskd.agent.run.supervisor import Supervisor
 from taskd.agent.worker_environment import base_environment
 from taskd.bus.liveness_port import own_address
-from taskd.clusterd.etcd.etcd_client import EtcdClient
 from taskd.clusterd.etcd.etcd_settings import EtcdAccess, EtcdSettings
-from taskd.clusterd.etcd.job_terms import JobTerms, job_prefix
-from taskd.core.record import StoreUnreachable
+from taskd.clusterd.etcd.job_terms import job_prefix
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
 from taskd.runtime.clock import monotonic
@@ -33,6 +34,8 @@ from taskd.runtime.retry import Tries, every
 
 PORT_OFFSET = 2
 """The first node's etcd is at the manager's port plus this: 9603 by default."""
+DATA_BYTES = 160 * 2**20
+"""Two log files of 64 MB that etcd allocates at its start, and the job's state."""
 LOOK_S = 0.2
 ANSWER_S = 0.5
 
@@ -58,16 +61,20 @@ def start(
     binary = etcd_binary.find(settings, encrypted=bool(plan.token))
     if first and isinstance(binary, NoEtcd):
         raise SettingsError([f"--etcd own: {binary}. Without etcd, {COST}"])
-    if not first and not plan.witness and not _is_used(plan):
-        return None
     seed = seed_of(plan)
-    folder = member_process.make_folder(settings.folder, shared, run_dir)
+    known = tuple(one for one in (settings.join, *RunningJob.of(plan.job).addresses()) if one)
+    if not known and not first and not plan.witness and not _is_used(plan):
+        return None
+    folder = make_folder(settings.folder, shared, run_dir)
     certificate = _certificate(plan, seed, folder, first)
-    running = RunningJob.of(plan.job)
     access = _access(certificate, (str(seed),))
-    known = tuple(one for one in (settings.join, *running.addresses()) if one)
-    if bool(known) and asyncio.run(_leads(plan, _access(certificate, known))):
-        first, access = False, _access(certificate, known)
+    prefix = job_prefix(plan.job, plan.token)
+    if known:
+        of_job = _access(certificate, known)
+        if asyncio.run(still_runs(of_job, prefix, plan.join_timeout_s, say)):
+            first, access = False, of_job
+        elif not first and not plan.witness and not _is_used(plan):
+            return None
     if isinstance(binary, NoEtcd):
         say(f"this node cannot keep a copy of the job's state: {binary}")
         return OwnEtcd(access, None)
@@ -123,8 +130,6 @@ def _is_used(plan: Plan) -> bool:
     seed = seed_of(plan)
     manager = Address(plan.master_addr, seed.port - PORT_OFFSET)
     deadline = monotonic() + plan.join_timeout_s
-    if any(_accepts(Address.parse(one)) for one in RunningJob.of(plan.job).addresses()):
-        return True
     for _ in Tries(every(LOOK_S), deadline=deadline):
         serves_manager = _accepts(manager)
         if _accepts(seed):
@@ -142,16 +147,17 @@ def _accepts(address: Address) -> bool:
         return False
 
 
-async def _leads(plan: Plan, access: EtcdAccess) -> bool:
-    """Whether a manager leads this job in an etcd that runs already."""
-    client = EtcdClient(access.addresses, access.settings, ANSWER_S)
-    try:
-        for _ in access.addresses:
-            try:
-                seen = await JobTerms(client, job_prefix(plan.job, plan.token)).look()
-            except StoreUnreachable:
-                continue
-            return seen.term is not None
-        return False
-    finally:
-        await client.close()
+def make_folder(chosen: str, shared: str, run_dir: str) -> Path:
+    """In this launcher's shared memory if there is room, or in its temporary folder."""
+    if chosen:
+        os.makedirs(chosen, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="taskd-etcd-", dir=chosen))
+    where = shared if shared.startswith(SHARED_MEMORY) and _free(shared) > DATA_BYTES else run_dir
+    folder = Path(where) / "etcd"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _free(path: str) -> int:
+    there = os.statvfs(path)
+    return there.f_bavail * there.f_frsize

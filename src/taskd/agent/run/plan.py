@@ -102,6 +102,8 @@ class Plan:
     """Address of an OpenTelemetry collector for the job's incidents; empty: none."""
     dump_dir: str = ""
     """Where survivors save an emergency checkpoint; empty: as the environment says."""
+    checkpoint_every: int = 0
+    """After how many steps a checkpoint is written to the same folder; 0: none is."""
     events: bool = False
     """Whether torchelastic's events are shown on the console."""
     prefix: str = "[rank {rank}]: "
@@ -212,10 +214,13 @@ def read(args: argparse.Namespace) -> Plan:
         metrics=args.metrics,
         otlp=args.otlp,
         dump_dir=os.path.abspath(args.dump_dir),
+        checkpoint_every=args.checkpoint_every or 0,
         events=args.event_log_handler == "console",
     )
     if os.path.isfile(args.dump_dir):
         problems.append(f"--dump-dir {args.dump_dir} is a file: expected a directory")
+    if plan.checkpoint_every < 0:
+        problems.append(f"--checkpoint-every must not be negative, got {plan.checkpoint_every}")
     if args.event_log_handler not in ("null", "console"):
         problems.append(
             f"--event-log-handler: unknown value {args.event_log_handler!r} "
@@ -412,10 +417,3 @@ def listen(host: str, port: int | None, backlog: int = 2048) -> socket.socket:
         ) from None
     listener.listen(backlog)
     return listener
-
-
-def free_port() -> int:
-    """A port that is free now; another process may take it before the caller listens on it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

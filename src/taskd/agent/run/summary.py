@@ -6,22 +6,30 @@ the best source. On other nodes, or without that file, we use what this node has
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taskd.core.agent.error_text import error_lines
+from taskd.agent.run.plan import Plan
+from taskd.core.agent.error_text import error_lines, fault_line
 from taskd.core.agent.machine import Done, State, Training, describe_exit, running
 from taskd.model import messages as m
 from taskd.model.agent import Event
+from taskd.model.faults import FaultCause
+from taskd.runtime.plain_text import one_line
+from taskd.wire.json_reading import loads
 
-SUMMARY = "summary.json"
+SUMMARY, JOURNAL = "summary.json", "clusterd.journal"
+"""In the state directory."""
 STOPPED = "stopped by "
 EVIDENCE_LINES = 12
 SUPERSEDED, RESTARTED = "superseded", "restarted"
+UNFINISHED = "not finished when the job ended"
+MOST_TEXT = 100
+"""Characters of how a rank ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +84,11 @@ class Summary:
     def lines(self, done: Done, trouble: str, incidents: list[Incident]) -> list[str]:
         """The result first, then the incidents, then the root cause of a failure."""
         took = self._clock() - self._began
-        result = "done" if done.exit_code == 0 else "failed"
+        stopped = done.because.startswith(STOPPED)
+        result = "done" if done.exit_code == 0 else "stopped" if stopped else "failed"
         shown = incidents or [Incident(_fault_line(fault), True) for fault in self._faults]
         lines = [f"{result} after {took:.1f} s, {count(shown)}: {done.because}"]
-        if trouble and done.exit_code and not done.because.startswith(STOPPED):
+        if trouble and done.exit_code and not stopped:
             lines.append(trouble)  # after a signal, the manager may simply have ended first
         lines += [incident.line for incident in shown]
         lines += [f"  rank {each.rank}: {describe_exit(each)}" for each in self._late]
@@ -116,6 +125,22 @@ def count(incidents: list[Incident]) -> str:
     return f"{text}, {pauses} pause{'s' * (pauses != 1)} by order" if pauses else text
 
 
+def hint(incidents: list[Incident], plan: Plan) -> list[str]:
+    """How to look at the incidents in detail."""
+    if not any(incident.fault for incident in incidents):
+        return []
+    journal = Path(plan.state_dir) / JOURNAL
+    if plan.clusterd:
+        where = f"--server {shlex.quote(plan.clusterd)}"
+    elif plan.state_dir and journal.exists():
+        where = f"--journal {shlex.quote(str(journal))}"
+    elif plan.state_dir or plan.etcd:
+        return []  # the history was kept in etcd, and only the job itself has served it
+    else:
+        return ["to keep the incidents for a report (taskd replay --html): run with --state-dir"]
+    return [f"for a report: taskd replay {shlex.quote(plan.job)} {where} --html report.html"]
+
+
 # The manager's summary
 
 
@@ -149,24 +174,46 @@ def _groups(incidents: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def _read(summary: Path) -> dict[str, Any]:
     try:
-        content = json.loads(summary.read_text())
+        content = loads(summary.read_text())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def _incident_line(group: list[dict[str, Any]]) -> str:
-    kinds = {fault["rank"]: fault["kind"] for each in group for fault in each["faults"]}
-    faults = ", ".join(f"rank {rank} ({kind})" for rank, kind in kinds.items()) or "by order"
+    faults = {fault["rank"]: _cause(fault) for each in group for fault in each["faults"]}
     parts: Counter[str] = Counter()
     for incident in group:
         parts.update(incident["parts_ms"])
     spent = ", ".join(f"{name} {ms:.0f}" for name, ms in parts.items())
+    took = f"{sum(parts.values()):.0f} ms ({spent})" if parts else ""
     last = group[-1]
     number = f"{last['incident']}"
     if len(group) > 1:
         number = f"{group[0]['incident']} to {number}"
-    answer = f"{last['strategy'] or 'no strategy'}: {last['outcome'] or 'open'}"
-    took = f" in {sum(parts.values()):.0f} ms ({spent})" if parts else ""
+    return f"  incident {number}: {_answer(faults, last, took)}"
+
+
+def _answer(faults: dict[int, str], last: dict[str, Any], took: str) -> str:
+    ended = last["outcome"] not in ("", SUPERSEDED)
+    if not faults:
+        return (
+            f"paused by order{f' for {took}' if took else ''}{'' if ended else f', {UNFINISHED}'}"
+        )
+    ranks = ", ".join(f"rank {rank} ({cause})" for rank, cause in faults.items())
+    if not ended:
+        return f"{ranks} -> {last['strategy'] or 'recovery'}: {UNFINISHED}"
     why = f": {last['because']}" if last["outcome"] == RESTARTED and last.get("because") else ""
-    return f"  incident {number}: {faults} -> {answer}{took}{why}"
+    answer = f"{last['strategy'] or 'no strategy'}: {last['outcome']}"
+    return f"{ranks} -> {answer}{f' in {took}' if took else ''}{why}"
+
+
+def _cause(fault: dict[str, Any]) -> str:
+    """How a rank failed, in a few words."""
+    match fault["kind"]:
+        case FaultCause.EXITED if evidence := fault.get("evidence"):
+            return one_line(fault_line(evidence))[:MOST_TEXT]
+        case FaultCause.NAMED:
+            return "reported"
+        case kind:
+            return str(kind)

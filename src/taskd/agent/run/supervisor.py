@@ -33,6 +33,8 @@ class Supervisor:
     is_over: Callable[[], bool] = lambda: False
     """Whether its work is done, so that its exit is not a failure."""
     clock: Clock = monotonic
+    newest: Callable[[], tuple[str, ...]] = tuple
+    """Further arguments, asked for at each start: they override the others."""
 
     restarts: int = 0
     _popen: subprocess.Popen[bytes] | None = None
@@ -40,7 +42,7 @@ class Supervisor:
     def start(self) -> None:
         """Start the process. Needs no event loop. Call it in the main thread."""
         self._popen = subprocess.Popen(
-            command_with_parent(self.module, *self.arguments),
+            command_with_parent(self.module, *self.arguments, *self.newest()),
             env=self.env,
             stdin=subprocess.DEVNULL,
             process_group=0,
@@ -82,6 +84,12 @@ class Supervisor:
                 self._popen.send_signal(signum)
         await exit_of(self._popen)
         self._popen = None
+
+    def kill(self) -> None:
+        """If it still runs: this process ends, and removes the folders that it uses."""
+        if self._popen is not None:
+            self._popen.kill()
+            self._popen.wait()
 
 
 async def exit_of(popen: subprocess.Popen[bytes]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from taskd.agent.run import own_etcd
@@ -15,13 +16,14 @@ from taskd.agent.run.own_etcd import OwnEtcd
 from taskd.agent.run.plan import Plan
 from taskd.clusterd.etcd.etcd_client import EtcdClient
 from taskd.clusterd.etcd.job_terms import JobTerms, job_prefix
+from taskd.core.agent.machine import WorkersConfig
 from taskd.core.record import StoreUnreachable
 from taskd.errors import SettingsError
 from taskd.runtime.clock import monotonic
 
 LOOK_S = 1.0
-GIVE_UP_S = 120.0
-"""How long etcd may not answer after the job has begun: as long as a node waits for its manager."""
+GIVE_UP_S = WorkersConfig().order_timeout_s
+"""How long etcd may not answer after the job has begun: as long as the other nodes wait for it."""
 ORDER = 1_000
 """Nodes with ranks are preferred as members: they are there anyway."""
 
@@ -70,10 +72,9 @@ async def _until_over(
             except StoreUnreachable:
                 if monotonic() - answered > GIVE_UP_S:
                     return f"no member of the job has answered for {GIVE_UP_S:.0f} s: it has ended"
-            try:
-                await asyncio.wait_for(stop.wait(), LOOK_S)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await stop.wait()
         return "stopped by a signal"
     finally:
         await client.close()

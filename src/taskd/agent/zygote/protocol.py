@@ -14,6 +14,8 @@ import socket
 from dataclasses import asdict, dataclass, field
 from typing import get_args
 
+from taskd.wire.json_reading import loads
+
 MAX_BYTES = 128 * 1024
 """A larger message does not fit into one packet with the kernel's default settings."""
 
@@ -121,9 +123,9 @@ def read(connection: socket.socket) -> tuple[Message, tuple[int, ...]] | None:
     for file in files:
         os.set_inheritable(file, False)
     try:
-        fields = json.loads(packet)
+        fields = loads(packet)
         return _KINDS[fields.pop("kind")](**fields), tuple(files)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         for file in files:
             os.close(file)
         raise BadMessage(f"a packet of {len(packet)} bytes is not a message: {error}") from error

@@ -7,8 +7,8 @@ from taskd.ascend import mindio as _mindio
 from taskd.ascend import recover_channel as _channel
 from taskd.ascend import recover_client as _client
 from taskd.ascend.documented import validators as _validators
-from taskd.runtime import files as _files
 from taskd.runtime import log_file as _log_file
+from taskd.runtime.files import private_files as _files
 
 STOP_TRAIN_PAUSE = _mindio.PAUSE
 MINDX_START_CONTROLLER_RANK = _mindio.STARTED_BY_CLUSTER
@@ -46,7 +46,7 @@ MAX_SIZE = _validators.MAX_FILE_SIZE
 MAX_CKPT_NUMS = _validators.MAX_ENTRIES
 LOG_PRIVILEGE = _log_file.FILE_MODE
 LOG_DIR_PRIVILEGE = _log_file.DIRECTORY_MODE
-LOG_BAK_PRIVILEGE = _log_file.BACKUP_MODE
+LOG_BAK_PRIVILEGE = 0o400
 LOG_MAX_LINE_LENGTH = 1024
 LOG_SIMPLE_FORMAT = "[%(asctime)s][%(levelname)s][%(message)s]"
 LOG_FILE_PATH_ENV = "ELASTIC_LOG_PATH"

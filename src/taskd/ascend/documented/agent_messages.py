@@ -27,6 +27,7 @@ from taskd.model import ids
 from taskd.model.messages import Unknown
 from taskd.runtime.loop_thread import LoopThread
 from taskd.wire.bus_bodies import InvalidBody, decode, encode
+from taskd.wire.json_reading import loads
 
 LOCAL_HOST = "127.0.0.1"
 
@@ -163,7 +164,7 @@ class AgentMessageManager:
             self._seen[received.uuid] = None
             if len(self._seen) > SEEN_LIMIT:
                 self._seen.popitem(last=False)
-            fields = json.loads(encode(received.body))
+            fields = loads(encode(received.body))
             body = received.body
             extension = body.extension if isinstance(body, Unknown) else fields["extension"]
             self.msg_queue.put(

@@ -6,7 +6,6 @@ They call this process's active `taskd.ascend.mindio_controller`. Importing this
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -18,6 +17,7 @@ from taskd.model.clusterd import Signal
 from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import Incident, Rank
 from taskd.model.strategies import wire_strategy
+from taskd.wire.json_reading import loads
 
 import_module("mindio_ttp.controller_ttp")
 
@@ -46,7 +46,7 @@ def init_controller() -> None:
 def backend_send_callback(data_ptr: bytes | str) -> int:
     """Carry out a JSON message of the manager. Returns 0, or 1 if it cannot be read."""
     try:
-        fields = json.loads(data_ptr)
+        fields = loads(data_ptr)
         ranks = {int(rank): int(kind) for rank, kind in (fields.get("fault_ranks") or {}).items()}
         message = ControllerMessage(
             action=str(fields.get("action", "")),

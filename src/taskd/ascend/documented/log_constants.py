@@ -1,4 +1,4 @@
-"""Constants of the log, the validators and the group dump that other programs use.
+"""Constants of log, validators, group dump and stress test that other programs use.
 
 `taskd.python.constants.constants` re-exports all of them.
 """
@@ -53,3 +53,13 @@ GROUP_NAME_KEY = "group_name"
 GROUP_RANK_KEY = "group_rank"
 GLOBAL_RANKS_KEY = "global_ranks"
 DEFAULT_GROUP = "default_group"
+
+# Codes and limits in seconds of the tests of a device; `StressStatus` has their texts.
+StressTestInit = -1
+StressTestOK = 0
+StressTestExecFail = 1
+StressTestFindFault = 2
+StressTestTimeout = 3
+StressTestVolRecoverFail = 4
+AicStressTestTimeout = 300
+P2PStressTestTimeout = 600

@@ -7,7 +7,6 @@ end their processes by pid, whether the processes are their children or not.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
@@ -23,6 +22,7 @@ from taskd.ascend.documented.run_log import run_log
 from taskd.ascend.documented.validators import safe_get_file_info
 from taskd.config import environ
 from taskd.runtime.clock import monotonic
+from taskd.wire.json_reading import loads
 
 TORCH_EXTENSIONS_CACHE_DIR = os.path.join(os.path.expanduser("~"), ".cache", "torch_extensions")
 
@@ -170,7 +170,7 @@ def _warn_of_watchdog() -> None:
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text) if text else {}
+        value = loads(text) if text else {}
     except ValueError as error:
         run_log.warning("the reset file is ignored: it is not valid JSON: %s", error)
         return {}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from taskd.ascend.documented.run_log import run_log
-from taskd.runtime import files
+from taskd.runtime.files import private_files as files
 
 Check = Callable[[Any], object]
 

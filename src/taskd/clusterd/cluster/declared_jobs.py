@@ -21,7 +21,7 @@ from taskd.wire.tagged_json import read, write
 log = logging.getLogger(__name__)
 
 MAX_NAME = 253
-MAX_NODES, MAX_RANKS = 16_384, 131_072
+MAX_NODES, MAX_RANKS, MAX_STRATEGIES = 16_384, 131_072, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,11 @@ def declaration_of(request: pb.JobDeclaration) -> Declaration:
     """Raises ValueError, which says what is wrong."""
     if not request.job or len(request.job) > MAX_NAME:
         raise ValueError(f"the job id must have 1 to {MAX_NAME} characters")
+    if len(request.nodes) > MAX_NODES or len(request.strategies) > MAX_STRATEGIES:
+        raise ValueError(f"at most {MAX_NODES} nodes and {MAX_STRATEGIES} strategies are allowed")
     named = (request.job, request.name, request.namespace, request.framework)
+    if any(len(name) > MAX_NAME for name in named):
+        raise ValueError(f"names must have at most {MAX_NAME} characters")
     if not all(map(is_plain, (*named, *(node.name for node in request.nodes)))):
         raise ValueError("names must not contain control characters")
     strategies = ",".join(parse_strategies(",".join(request.strategies)))
@@ -64,8 +68,8 @@ def declaration_of(request: pb.JobDeclaration) -> Declaration:
         for node in request.nodes
     ]
     ranks = [rank for node in nodes for rank in node.ranks]
-    if len(nodes) > MAX_NODES or len(ranks) > MAX_RANKS:
-        raise ValueError(f"the job is too large (at most {MAX_NODES} nodes and {MAX_RANKS} ranks)")
+    if len(ranks) > MAX_RANKS:
+        raise ValueError(f"the job is too large (at most {MAX_RANKS} ranks)")
     if len({node.node_rank for node in nodes}) != len(nodes) or len(set(ranks)) != len(ranks):
         raise ValueError("a node rank or a rank occurs twice")
     if any(rank < 0 for rank in ranks) or any(node.node_rank < 0 for node in nodes):

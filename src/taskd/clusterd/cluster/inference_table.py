@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from taskd.clusterd.cluster.interface import Json
 from taskd.clusterd.cluster.objects import labels_of, text_at
+from taskd.wire.json_reading import loads
 
 RINGS = "rings-config-"
 APPS = ("mindie-ms-coordinator", "mindie-ms-controller")
@@ -18,6 +19,12 @@ APPS = ("mindie-ms-coordinator", "mindie-ms-controller")
 
 def is_part_of(body: Json, job: str) -> bool:
     return bool(job) and labels_of(body).get("jobID") == job
+
+
+def is_inference_part(pod: Json) -> bool:
+    """The coordinator or the controller of an inference job: it has no devices of its own."""
+    labels = labels_of(pod)
+    return bool(labels.get("jobID")) and labels.get("app") in APPS
 
 
 def inference_table(job: str, pods: Iterable[Json], maps: Iterable[Json]) -> str:
@@ -35,7 +42,7 @@ def inference_table(job: str, pods: Iterable[Json], maps: Iterable[Json]) -> str
         if not is_part_of(body, job):
             continue
         try:
-            table = json.loads(text_at(body, "data", "hccl.json"))
+            table = loads(text_at(body, "data", "hccl.json"))
         except ValueError:
             return ""
         if not isinstance(table, dict) or table.get("status") not in ("completed", "complete"):

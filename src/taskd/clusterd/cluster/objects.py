@@ -16,6 +16,7 @@ from taskd.core.clusterd.fault_centre.fault_filter import FaultFilter, read_filt
 from taskd.core.clusterd.job_config import is_on, read_pod_group
 from taskd.model.clusterd import JobConfig, PlatformSeen, Pod, PodsSeen, ResetOperation
 from taskd.model.ids import JobId, NodeRank, Rank
+from taskd.wire.json_reading import loads
 
 PLATFORM_STRATEGY = "ProcessRecoverStrategy"
 RANK_INDEX = "hccl/rankIndex"
@@ -162,7 +163,7 @@ def reset_data(
 ) -> dict[str, str]:
     """The keys to write. Raises ValueError while a hot reset uses the ConfigMap."""
     try:
-        old = json.loads(text_at(before, "reset.json"))
+        old = loads(text_at(before, "reset.json"))
     except ValueError as error:
         raise ValueError(f"reset.json is not valid JSON: {error}") from error
     if any(entry.get("Policy") in ("reset", "restart") for entry in _maps(_at(old, "RankList"))):
@@ -271,7 +272,7 @@ def devices_of(body: Json) -> Json:
     notes = annotations_of(body)
     for key in DEVICE_KEYS:
         try:
-            devices = json.loads(notes.get(key, ""))
+            devices = loads(notes.get(key, ""))
         except ValueError:
             continue
         if isinstance(devices, dict):

@@ -24,6 +24,8 @@ ADD, DELETE = "add", "delete"
 INITIALIZING = '{"status":"initializing"}'
 MAX_BYTES = 800 << 10
 """Of the rank table in one ConfigMap; a longer one is divided between servers."""
+TIMES = ("time", "deleteTime")
+"""Keys of a summary."""
 OF_ASCEND = ("ring-controller.atlas", "framework")
 """A PodGroup with one of these labels belongs to a training or inference job."""
 
@@ -48,7 +50,11 @@ class JobSummary:
     deleted_at: int = 0
 
     def same_as(self, other: JobSummary | None) -> bool:
-        return other is not None and replace(other, changed_at=self.changed_at) == self
+        """Apart from the times."""
+        return other is not None and other.at(self.changed_at, self.deleted_at) == self
+
+    def at(self, changed_at: int, deleted_at: int) -> JobSummary:
+        return replace(self, changed_at=changed_at, deleted_at=deleted_at)
 
 
 def is_summarized(group: Json) -> bool:
@@ -122,6 +128,23 @@ def summary_maps(
             "data": _data(summary, index, len(tables), table),
         }
     return maps
+
+
+def dated_as_written(
+    summary: JobSummary, maps: Mapping[Key, Json], written: Mapping[Key, Json]
+) -> JobSummary:
+    """With the times in `written`, if that says the same as `maps`: an earlier leader wrote it."""
+    dates = set()
+    for key, body in maps.items():
+        found = written[key].get("data") or {} if key in written else {}
+        wanted = {**body["data"], **{name: found.get(name) for name in TIMES}}
+        if not isinstance(found, dict) or not wanted.items() <= found.items():
+            return summary
+        dates.add(tuple(found[name] for name in TIMES))
+    changed, deleted = dates.pop() if len(dates) == 1 else ("", "")
+    if not changed.isdecimal() or deleted.isdecimal() != bool(summary.deleted_at):
+        return summary
+    return summary.at(int(changed), int(deleted or 0))
 
 
 def _data(summary: JobSummary, index: int, total: int, table: str) -> dict[str, str]:

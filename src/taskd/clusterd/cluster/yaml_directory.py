@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 
@@ -29,6 +30,8 @@ from taskd.clusterd.cluster.interface import (
     uid_of,
 )
 from taskd.clusterd.keyed_lock import KeyedLock
+from taskd.runtime.files import renames
+from taskd.runtime.files.private_files import read_small
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,10 @@ FOLDERS = {
     Kind.NODE: "nodes",
 }
 SUFFIX = ".yaml"
+LIMIT_BYTES, HARMLESS_BYTES = 4 << 20, 4 << 10
+"""The largest file: Kubernetes has no objects above 1.5 MiB. And the largest whose levels need no
+check."""
+MOST_LEVELS, MOST_NODES = 64, 1_000_000
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -90,7 +97,8 @@ class YamlCluster(ObjectCache):
                 raise ClusterRefused(f"{key} already exists")
             whole = named(key, body)
             count_version(whole, None)
-            await self._write(key, self._path(key), whole, None)
+            if not await self._write(key, self._path(key), whole, None):
+                raise ClusterRefused(f"{key} already exists")
             return whole
 
     async def delete(self, key: Key, uid: str = "") -> None:
@@ -101,13 +109,13 @@ class YamlCluster(ObjectCache):
             if known is not None and uid not in ("", uid_of(known)):
                 return
             try:
-                await asyncio.to_thread(path.unlink, missing_ok=True)
+                await asyncio.to_thread(_remove, path, uid)
             except OSError as error:
                 raise ClusterUnreachable(f"cannot remove {key}: {error}") from error
-            self._gone(path)
+            self._read(path)
 
     def _path(self, key: Key) -> Path:
-        name = f"{key.namespace}.{key.name}" if key.namespace else key.name
+        name = quote(f"{key.namespace}.{key.name}" if key.namespace else key.name, safe=" :@")
         usual = self._directory / FOLDERS[key.kind] / f"{name}{SUFFIX}"
         return self._paths.get(key, usual)
 
@@ -142,11 +150,11 @@ class YamlCluster(ObjectCache):
 
     def _read(self, path: Path) -> None:
         try:
-            body = yaml.load(path.read_bytes(), Loader=LOADER)
+            body = _content(path)
         except FileNotFoundError:
             self._gone(path)
             return
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, yaml.YAMLError, ValueError) as error:
             log.warning("file=%s cannot be read, keeping its last valid content: %s", path, error)
             return
         try:
@@ -173,16 +181,99 @@ def _yaml_in(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.suffix == SUFFIX and path.name[0] != "."]
 
 
+def _content(path: Path) -> Any:
+    """Raises OSError, YAMLError or ValueError. A few bytes of YAML can crash a reader that trusts
+    them: by levels without end, by a few aliases that stand for gigabytes, or by being a pipe."""
+    text = read_small(os.path.realpath(path), LIMIT_BYTES)
+    if len(text) > HARMLESS_BYTES or b"*" in text:
+        _check_shape(text)
+    return yaml.load(text, Loader=LOADER)
+
+
+def _check_shape(text: bytes) -> None:
+    """With the events of the parser, which uses no stack."""
+    level = nodes = 0
+    anchors: dict[str, int] = {}
+    open_anchors: list[tuple[str | None, int]] = []
+    for event in yaml.parse(text, Loader=LOADER):
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in anchors:
+                raise ValueError("it contains itself")
+            nodes += anchors[event.anchor]
+        elif isinstance(event, yaml.NodeEvent):
+            nodes += 1
+        if isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
+            anchors[event.anchor] = 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            level += 1
+            open_anchors.append((event.anchor, nodes))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            level -= 1
+            anchor, before = open_anchors.pop()
+            if anchor is not None:
+                anchors[anchor] = nodes - before + 1
+        if level > MOST_LEVELS or nodes > MOST_NODES:
+            raise ValueError(f"it has more than {MOST_LEVELS} levels, or {MOST_NODES} values")
+
+
 def _replace(path: Path, body: Json, before: Json | None) -> bool:
-    """Replace atomically: readers see the old file until the new one is on disk."""
+    """Replace `before` atomically: readers see the old file until the new one is on disk. Other
+    processes write without our lock; False, and their file stays, if they were faster."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    text: bytes = yaml.dump(body, Dumper=DUMPER, sort_keys=False, encoding="utf-8")
     with fresh.open("wb") as file:
-        file.write(yaml.dump(body, Dumper=DUMPER, sort_keys=False, encoding="utf-8"))
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    # Other processes write without our lock: do not undo what they wrote during the fsync.
-    if before is not None and yaml.load(path.read_bytes(), Loader=LOADER) != before:
-        fresh.unlink()
+    try:
+        if before is None:
+            renames.rename_to_new(fresh, path)
+            return True
+        return _holds(path, before) and _swap(fresh, text, path, before)
+    except (FileExistsError, FileNotFoundError):
         return False
-    fresh.rename(path)
-    return True
+    except OSError as error:
+        if error.errno not in renames.MISSING:
+            raise
+        fresh.rename(path)  # the last check was a moment ago
+        return True
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _swap(fresh: Path, text: bytes, path: Path, before: Json) -> bool:
+    """Whether our text has replaced `before`. What else was there is put back; if that takes away
+    a file that is newer still, that one is put back, until the file is the newest one again."""
+    renames.exchange(fresh, path)
+    if _holds(fresh, before):
+        return True
+    ours, taken = text, fresh.read_bytes()
+    while True:
+        renames.exchange(fresh, path)
+        found = fresh.read_bytes()
+        if found == ours:
+            return False
+        ours, taken = taken, found
+
+
+def _holds(path: Path, body: Json) -> bool:
+    try:
+        return bool(_content(path) == body)
+    except (yaml.YAMLError, ValueError):
+        return False  # another process has written it
+
+
+def _remove(path: Path, uid: str) -> None:
+    """Remove the object with this UID, and no other one that has got its name."""
+    taken = path.with_name(f".{path.name}.{os.getpid()}.removed")
+    try:
+        path.rename(taken)
+    except FileNotFoundError:
+        return
+    try:
+        if uid and uid_of(_content(taken)) != uid:
+            renames.rename_to_new(taken, path)
+    except (FileExistsError, yaml.YAMLError, ValueError):
+        pass  # a newer one is there, or this is not an object
+    finally:
+        taken.unlink(missing_ok=True)

@@ -129,6 +129,11 @@ class EtcdClient:
         self._looking: asyncio.Task[None] | None = None
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """All that are known now."""
+        return self._addresses
+
+    @property
     def address(self) -> str:
         """Where the next call goes."""
         return self._addresses[self._at % len(self._addresses)]
@@ -270,7 +275,9 @@ class EtcdClient:
         address = self.address
         try:
             call = method(channel)(request, timeout=self._call_s, metadata=self._metadata())
-            answer = await asyncio.wait_for(call, 2 * self._call_s)
+            # Not wait_for(): in Python 3.11 it loses a cancellation that comes with the answer.
+            async with asyncio.timeout(2 * self._call_s):
+                answer = await call
             self._follow_members()
             return answer
         except aio.AioRpcError as error:

@@ -16,6 +16,7 @@ from taskd.core.election import Election, LeaseSeen, Wait
 from taskd.core.record import StoreUnreachable
 from taskd.runtime.clock import Clock, monotonic
 from taskd.wire._pb import etcd_pb2 as pb
+from taskd.wire.json_reading import loads
 
 FAILED = (EtcdBusy, EtcdRefused, EtcdUnanswered)
 
@@ -40,12 +41,13 @@ class EtcdLease:
         """The condition of all our writes: no later leader has begun."""
         return lambda: has_value(self._key, self._value(self._election.epoch or 0))
 
-    async def acquire(self) -> int | None:
-        """Also renews: what to write depends on what the lease says."""
+    async def acquire(self, above: int = 0) -> int | None:
+        """Also renews: what to write depends on what the lease says. The holder of a term that is
+        not `above` that epoch begins another one."""
         sent_at = self._clock()
         try:
             seen = self._seen(await self._client.range(self._key))
-            decision = self._election.consider(seen, self._clock())
+            decision = self._election.consider(seen, self._clock(), above)
             if isinstance(decision, Wait):
                 self.holder = decision.holder
                 self._election.lost()
@@ -83,7 +85,7 @@ class EtcdLease:
         epoch, holder, version = 0, "", ""
         for one in found:
             try:
-                body = json.loads(one.value)
+                body = loads(one.value)
                 epoch, holder = int(body["epoch"]), str(body["holder"])
             except (ValueError, KeyError, TypeError) as error:
                 raise StoreUnreachable(

@@ -13,9 +13,10 @@ from urllib.parse import quote
 
 from taskd.clusterd.etcd.etcd_client import EtcdClient, Found, delete, is_at, put
 from taskd.clusterd.etcd.etcd_errors import EtcdBusy, EtcdRefused, EtcdUnanswered
-from taskd.clusterd.packed_text import pack, unpack
+from taskd.clusterd.records.packed_text import pack, unpack
 from taskd.core.record import Record, RecordConflict, Stored, StoreUnreachable
 from taskd.wire._pb import etcd_pb2 as pb
+from taskd.wire.json_reading import loads
 
 LIMIT = 1_400_000
 """Bytes of a compressed state; etcd's own limit for a request is 1.5 MiB."""
@@ -83,6 +84,6 @@ class EtcdRecords:
 
 
 def _read(found: Found) -> tuple[str, Stored]:
-    body = json.loads(unpack(found.value))
+    body = loads(unpack(found.value))
     record = Record(int(body["epoch"]), int(body["sequence"]), str(body["state"]))
     return str(body["name"]), Stored(record, str(found.mod_revision))

@@ -15,11 +15,11 @@ from taskd.clusterd.etcd.etcd_lease import EtcdLease
 from taskd.clusterd.etcd.etcd_records import EtcdRecords
 from taskd.clusterd.etcd.etcd_settings import EtcdSettings
 from taskd.clusterd.leadership import Leadership
-from taskd.clusterd.record_journal import RecordJournal
+from taskd.clusterd.records.record_journal import RecordJournal
 from taskd.core.election import Election, ElectionConfig
 from taskd.errors import SettingsError
 from taskd.runtime.clock import monotonic
-from taskd.runtime.journal import JournalConfig
+from taskd.runtime.journal.journal import JournalConfig
 from taskd.runtime.retry import Tries, every
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ async def join(
     stack.push_async_callback(leadership.close)
     epoch = await leadership.win()
     store = EtcdRecords(client, config.prefix, lease.is_ours)
-    journal = RecordJournal(store, lease, epoch, leadership.lost.set, history)
+    journal = RecordJournal(store, lease, epoch, leadership.lost.set, history, lease.acquire)
     stack.push_async_callback(journal.aclose)
     await journal.claim()
     for unreadable in store.unreadable:

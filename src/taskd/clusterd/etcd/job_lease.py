@@ -16,8 +16,17 @@ from dataclasses import replace
 from taskd.bus import liveness_port
 from taskd.clusterd.etcd.etcd_client import EtcdClient, delete, has_value, is_at, is_missing, put
 from taskd.clusterd.etcd.etcd_errors import LeaseNotFound
-from taskd.clusterd.etcd.job_terms import FAILED, JobTerms, value_of
-from taskd.core.election import Candidacy, Claim, Follow, JobOver, NotYet, Tenure, Term
+from taskd.clusterd.etcd.job_terms import FAILED, WAITS, JobTerms, value_of
+from taskd.core.election import (
+    Candidacy,
+    Claim,
+    Follow,
+    JobOver,
+    NotYet,
+    OldBackup,
+    Tenure,
+    Term,
+)
 from taskd.core.record import StoreUnreachable
 from taskd.runtime.clock import Clock, monotonic
 from taskd.wire._pb import etcd_pb2 as pb
@@ -28,7 +37,6 @@ LENGTH_S = 3.0
 """How long a leader may be silent. etcd makes it longer if its own elections take longer."""
 PERIOD_S = 0.5
 ANSWER_S = 1.0
-WAITS = "training goes on, and a fault waits until etcd answers. Is it running, with a quorum?"
 
 
 class JobLease:
@@ -37,9 +45,9 @@ class JobLease:
     def __init__(
         self, client: EtcdClient, terms: JobTerms, me: Term, clock: Clock = monotonic
     ) -> None:
-        """`me`: the term that this candidate offers, with any epoch."""
+        """`me`: the term that this candidate offers, with the newest epoch that its node knows."""
         self._client, self._terms, self._clock = client, terms, clock
-        self._candidacy, self._tenure, self._me = Candidacy(me.node), Tenure(), me
+        self._candidacy, self._tenure, self._me = Candidacy(me.node, me.epoch), Tenure(), me
         self._lease = 0
         self._deaths: dict[int, asyncio.Task[None]] = {}
 
@@ -81,11 +89,13 @@ class JobLease:
                         self._watch_for_death(term)
                     case NotYet(because):
                         log.info("this node does not lead yet: %s", because)
+                    case OldBackup(because):
+                        raise StoreUnreachable(because)
                 problem = ""
             except StoreUnreachable as error:
                 if str(error) != problem:
                     problem = str(error)
-                    log.warning("%s; %s", problem, WAITS)
+                    log.warning("this node cannot lead: %s", problem)
                 await asyncio.sleep(PERIOD_S)
                 continue
             await changed.wait()
@@ -111,7 +121,7 @@ class JobLease:
         except LeaseNotFound:
             return False
         except FAILED as error:
-            raise StoreUnreachable(f"cannot claim the lease: {error}") from error
+            raise StoreUnreachable(f"cannot claim the lease: {error}; {WAITS}") from error
         return False
 
     def _watch_for_death(self, term: Term) -> None:

@@ -26,11 +26,13 @@ from taskd.clusterd.etcd.etcd_client import EtcdClient, Found, get, put
 from taskd.clusterd.etcd.etcd_errors import EtcdBusy, EtcdRefused, EtcdUnanswered
 from taskd.core.election import Term, TermsSeen
 from taskd.core.record import StoreUnreachable
+from taskd.wire.json_reading import loads
 
 log = logging.getLogger(__name__)
 
 FAILED = (EtcdBusy, EtcdRefused, EtcdUnanswered)
 RETRY_S = 0.2
+WAITS = "training goes on, and a fault waits until etcd answers. Is it running, with a quorum?"
 
 
 def job_prefix(job: str, token: str) -> str:
@@ -61,7 +63,7 @@ class JobTerms:
             self.epoch_revision = epoch.mod_revision if epoch else 0
             return TermsSeen(_term(leader), _number(epoch), _number(ended))
         except FAILED as error:
-            raise StoreUnreachable(f"cannot read who leads the job: {error}") from error
+            raise StoreUnreachable(f"cannot read who leads the job: {error}; {WAITS}") from error
         except (KeyError, TypeError, ValueError) as error:
             raise StoreUnreachable(
                 f"the keys under {self._prefix} were not written by TaskD: {error!r}"
@@ -110,7 +112,7 @@ def value_of(term: Term) -> bytes:
 def _term(found: Found | None) -> Term | None:
     if found is None:
         return None
-    body = json.loads(found.value)
+    body = loads(found.value)
     return Term(int(body["epoch"]), int(body["node"]), str(body["manager"]), str(body["door"]))
 
 

@@ -28,6 +28,7 @@ from taskd.clusterd.faults.fault_centre import FaultCentre
 from taskd.core.clusterd.fault_centre.fault_levels import SEPARATE, level_of
 from taskd.core.clusterd.fault_centre.public_faults import as_node_faults
 from taskd.model.node_faults import NPU, SWITCH, FaultKey, NodeFault
+from taskd.wire.json_reading import loads
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +111,9 @@ class ClusterInfo:
                 continue
             data = body["data"]
             if key.name.startswith(reports.NODE_REPORT):
-                nodes[key.name] = json.loads(data[reports.OF_NODE])["NodeInfo"]
+                nodes[key.name] = loads(data[reports.OF_NODE])["NodeInfo"]
                 continue
-            info = json.loads(data[reports.DEVICES])
+            info = loads(data[reports.DEVICES])
             public = list(as_node_faults(self._faults.public.on(node)))
             devices[key.name] = {
                 "DeviceList": device_list(info["DeviceInfo"]["DeviceList"], node, withheld, public),
@@ -121,7 +122,7 @@ class ClusterInfo:
                 **{name: info[name] for name in OF_SUPER_POD if name in info},
             }
             if data.get(reports.SWITCHES):
-                switch = _switch(json.loads(data[reports.SWITCHES]), node, withheld)
+                switch = _switch(loads(data[reports.SWITCHES]), node, withheld)
                 name = f"{SWITCH_NAME}{node}"
                 switches[name] = {**switch, "CmName": name}
         return devices, switches, nodes
@@ -136,7 +137,7 @@ def device_list(
         if not key.endswith("-Fault"):
             continue
         kind = key.removesuffix("-Fault")
-        entries = [entry for entry in json.loads(text or "[]") if isinstance(entry, dict)]
+        entries = [entry for entry in loads(text or "[]") if isinstance(entry, dict)]
         shortened = [_without(entry, node, withheld) for entry in entries]
         kept = [entry for entry in shortened if entry]
         hidden = _names(entries) - _names(kept)
@@ -193,7 +194,7 @@ def _entry(name: str, fault: NodeFault) -> Json:
 def _switch(info: Json, node: str, withheld: frozenset[FaultKey]) -> Json:
     codes = []
     for text in info.get("FaultCode") or []:
-        one = json.loads(text) if isinstance(text, str) else text
+        one = loads(text) if isinstance(text, str) else text
         code, chip = str(one.get("AssembledFaultCode", "")), str(one.get("SwitchChipId", ""))
         port = str(one.get("SwitchPortId", ""))
         if (node, SWITCH, "-1", code, chip, port) not in withheld:

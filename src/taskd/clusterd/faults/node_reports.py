@@ -14,6 +14,7 @@ from typing import Any
 from taskd.clusterd.cluster.interface import Json
 from taskd.core.clusterd.fault_centre.fault_levels import FREE_RESTART, MANUALLY_SEPARATE
 from taskd.model.node_faults import NODE, SWITCH, WHOLE_NODE, NodeFault
+from taskd.wire.json_reading import loads
 
 DEVICE_REPORT, NODE_REPORT = "mindx-dl-deviceinfo-", "mindx-dl-nodeinfo-"
 DEVICES, SWITCHES, OF_NODE = "DeviceInfoCfg", "SwitchInfoCfg", "NodeInfo"
@@ -34,7 +35,7 @@ def device_report(node: str, body: Json) -> tuple[NodeFault, ...]:
     """The faults of a node's devices and switches. Raises InvalidReport."""
     try:
         data = body["data"]
-        report = json.loads(data[DEVICES])
+        report = loads(data[DEVICES])
         info = report["DeviceInfo"]
         counted = {
             "DeviceList": dict(sorted(info["DeviceList"].items())),
@@ -45,7 +46,7 @@ def device_report(node: str, body: Json) -> tuple[NodeFault, ...]:
         return (
             *_devices(node, info["DeviceList"]),
             *_separated(node, data.get(MANUALLY)),
-            *_switches(node, json.loads(data.get(SWITCHES) or "{}")),
+            *_switches(node, loads(data.get(SWITCHES) or "{}")),
         )
     except InvalidReport:
         raise
@@ -56,7 +57,7 @@ def device_report(node: str, body: Json) -> tuple[NodeFault, ...]:
 def node_report(node: str, body: Json) -> tuple[NodeFault, ...]:
     """The faults of the node itself. Raises InvalidReport."""
     try:
-        report = json.loads(body["data"][OF_NODE])
+        report = loads(body["data"][OF_NODE])
         info = report["NodeInfo"]
         if checksum(info) != report["CheckCode"]:
             raise InvalidReport("its CheckCode does not match its NodeInfo")
@@ -90,7 +91,7 @@ def _devices(node: str, lists: dict[str, str]) -> Iterator[NodeFault]:
     for key, text in lists.items():
         if not key.endswith("-Fault"):
             continue
-        for entry in json.loads(text or "[]"):
+        for entry in loads(text or "[]"):
             name = str(entry.get("npu_name", ""))
             for fault in _device(node, name, entry):
                 if fault.level != FREE_RESTART or name in unhealthy:
@@ -124,7 +125,7 @@ def _switches(node: str, info: dict[str, Any]) -> Iterator[NodeFault]:
     levels = info.get("FaultTimeAndLevelMap") or {}
     found = set()
     for text in info.get("FaultCode") or []:
-        one = json.loads(text) if isinstance(text, str) else text
+        one = loads(text) if isinstance(text, str) else text
         code, chip, port = (
             str(one.get(name, ""))
             for name in ("AssembledFaultCode", "SwitchChipId", "SwitchPortId")

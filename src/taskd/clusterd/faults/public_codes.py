@@ -5,12 +5,12 @@ Read again when it changes. Ascend's ClusterD has it at the two default places.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from taskd.core.clusterd.fault_centre.public_faults import PublicCodes, codes_of
+from taskd.wire.json_reading import loads
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class PublicCodeFile:
     def _load(self) -> PublicCodes:
         for path in self._places:
             try:
-                codes = codes_of(json.loads(path.read_text()))
+                codes = codes_of(loads(path.read_text()))
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taskd.errors import SettingsError, TaskdError
+from taskd.wire.json_reading import loads
 
 try:
     import httpx2
@@ -55,6 +56,8 @@ class Resource:
     group: str
     """api/v1 or apis/GROUP/VERSION"""
     plural: str
+    page: int = 500
+    """How many of them to list at once."""
 
     def path(self, namespace: str = "", name: str = "") -> str:
         where = f"/namespaces/{namespace}" if namespace else ""
@@ -63,7 +66,7 @@ class Resource:
 
 PODS = Resource("api/v1", "pods")
 NODES = Resource("api/v1", "nodes")
-CONFIG_MAPS = Resource("api/v1", "configmaps")
+CONFIG_MAPS = Resource("api/v1", "configmaps", page=25)  # each may have 1 MiB
 POD_GROUPS = Resource("apis/scheduling.volcano.sh/v1beta1", "podgroups")
 LEASES = Resource("apis/coordination.k8s.io/v1", "leases")
 
@@ -124,13 +127,29 @@ class ApiClient:
             async with self._http.stream("GET", path, params=params, timeout=timeout) as response:
                 if response.status_code != 200:
                     _check(response, await response.aread())
-                yield _lines(response)
+                yield _events(lines(response.aiter_bytes()))
         except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
             raise _not_reached(error) from error
 
 
-async def _lines(response: httpx2.Response) -> AsyncIterator[tuple[str, Json]]:
-    async for line in response.aiter_lines():
+async def lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Only a newline ends a line: objects may contain all other characters that httpx splits at.
+
+    Raises ApiFailed if the last line is not complete.
+    """
+    begun: list[bytes] = []
+    async for block in blocks:
+        first, *others = block.split(b"\n")
+        begun.append(first)
+        for other in others:
+            yield b"".join(begun)
+            begun = [other]
+    if any(begun):
+        raise ApiFailed(0, "the API server has closed the watch in the middle of a line")
+
+
+async def _events(lines: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, Json]]:
+    async for line in lines:
         if line:
             event = _parsed(line)
             body = event.get("object")
@@ -141,9 +160,9 @@ def _not_reached(error: Exception) -> ApiFailed:
     return ApiFailed(0, f"cannot reach the API server: {str(error) or type(error).__name__}")
 
 
-def _parsed(text: bytes | str) -> Json:
+def _parsed(text: bytes) -> Json:
     try:
-        body = json.loads(text)
+        body = loads(text)
     except ValueError as error:
         raise ApiFailed(0, f"the API server's answer is not JSON: {error}") from error
     if not isinstance(body, dict):
@@ -155,7 +174,7 @@ def _check(response: httpx2.Response, content: bytes) -> None:
     if response.is_success:
         return
     try:
-        message = str(json.loads(content)["message"])
+        message = str(loads(content)["message"])
     except (ValueError, KeyError, TypeError):
         message = content[:200].decode(errors="replace")
     after = response.headers.get("Retry-After", "")

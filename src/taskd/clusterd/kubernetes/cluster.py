@@ -28,7 +28,7 @@ from taskd.clusterd.kubernetes.api_client import (
     ApiFailed,
 )
 from taskd.clusterd.kubernetes.reflect import reflect
-from taskd.clusterd.kubernetes.relevant import relevant
+from taskd.clusterd.kubernetes.relevant import relevant, shrunk
 from taskd.core.clusterd.reflector import Change, Reflector, ReflectorConfig
 from taskd.runtime.clock import wait_until
 
@@ -72,7 +72,8 @@ class KubernetesCluster(InMemoryCluster):
     async def start(self) -> None:
         """Raises ClusterUnreachable if the objects cannot be listed in time."""
         for kind, core in self.reflectors.items():
-            running = reflect(self._api, RESOURCES[kind], core, partial(self._apply, kind))
+            apply, shrink = partial(self._apply, kind), partial(shrunk, kind)
+            running = reflect(self._api, RESOURCES[kind], core, apply, shrink)
             self._tasks.append(asyncio.create_task(running, name=f"reflector of {kind}"))
         if await wait_until(self._synced, SYNC_S):
             return
@@ -155,12 +156,14 @@ class KubernetesCluster(InMemoryCluster):
         for change in changes:
             namespace, _, name = change.name.partition("/")
             key = Key(kind, namespace, name)
-            if key in self._declared:
-                log.error("%s is ignored: a declared job has the same name", key)
-            elif change.body is None:
+            if key in self._declared and change.body is not None:
+                log.error("%s of the cluster replaces that of a declared job of its name", key)
+                self._declared.discard(key)
                 self.set(key, None)
-            else:
+            if change.body is not None:
                 self._there(key, change.body)
+            elif key not in self._declared:
+                self.set(key, None)
         if all(core.synced for core in self.reflectors.values()):
             self._synced.set()
 

@@ -32,12 +32,13 @@ class KubernetesLease:
     def held(self) -> bool:
         return self._election.leads(self._clock())
 
-    async def acquire(self) -> int | None:
-        """Also renews: what to write depends on what the lease says."""
+    async def acquire(self, above: int = 0) -> int | None:
+        """Also renews: what to write depends on what the lease says. The holder of a term that is
+        not `above` that epoch begins another one."""
         sent_at = self._clock()
         try:
             body = await self._read()
-            decision = self._election.consider(_seen(body), self._clock())
+            decision = self._election.consider(_seen(body), self._clock(), above)
             if isinstance(decision, Wait):
                 self.holder = decision.holder
                 self._election.lost()

@@ -20,7 +20,7 @@ from taskd.clusterd.kubernetes.api_client import (
     ApiClient,
     ApiFailed,
 )
-from taskd.clusterd.packed_text import pack, unpack
+from taskd.clusterd.records.packed_text import pack, unpack
 from taskd.core.record import Record, RecordConflict, Stored, StoreUnreachable
 
 LABEL = "taskd/record"

@@ -8,13 +8,10 @@ from collections.abc import Callable
 from typing import assert_never
 
 from taskd.clusterd.kubernetes.api_client import ApiClient, ApiFailed, Resource
-from taskd.core.clusterd.reflector import Change, ListPage, OpenWatch, Pause, Reflector
+from taskd.core.clusterd.reflector import Change, Json, ListPage, OpenWatch, Pause, Reflector
 from taskd.runtime.clock import Clock, monotonic
 
 log = logging.getLogger(__name__)
-
-PAGE = "500"
-"""Objects per page of a list."""
 
 
 async def reflect(
@@ -22,16 +19,17 @@ async def reflect(
     resource: Resource,
     core: Reflector,
     apply: Callable[[list[Change]], None],
+    shrink: Callable[[Json], Json],
     clock: Clock = monotonic,
 ) -> None:
-    """Until it is cancelled."""
+    """Until it is cancelled. `shrink` leaves of an object what must be kept while it is listed."""
     problem = ""
     while True:
         match core.next_action(clock()):
             case Pause(until):
                 await asyncio.sleep(until - clock())
             case ListPage(token):
-                await _list(api, resource, core, apply, token, clock)
+                await _list(api, resource, core, apply, shrink, token, clock)
             case OpenWatch(version):
                 await _watch(api, resource, core, apply, version, clock)
             case action:
@@ -52,10 +50,11 @@ async def _list(
     resource: Resource,
     core: Reflector,
     apply: Callable[[list[Change]], None],
+    shrink: Callable[[Json], Json],
     token: str,
     clock: Clock,
 ) -> None:
-    params = {"limit": PAGE} | ({"continue": token} if token else {})
+    params = {"limit": str(resource.page)} | ({"continue": token} if token else {})
     try:
         body = await api.request("GET", resource.path(), None, **params)
     except ApiFailed as error:
@@ -63,7 +62,7 @@ async def _list(
         apply([])  # a kind that the server does not know counts as synced
         return
     about = body.get("metadata") or {}
-    items = [item for item in body.get("items") or () if isinstance(item, dict)]
+    items = [shrink(item) for item in body.get("items") or () if isinstance(item, dict)]
     version, more = str(about.get("resourceVersion", "")), str(about.get("continue") or "")
     apply(core.page(items, version, more, clock()))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from taskd.clusterd.cluster.inference_table import is_inference_part
 from taskd.clusterd.cluster.interface import Json, Key, Kind, owner_of
 from taskd.clusterd.cluster.objects import (
     DEVICE_KEYS,
@@ -27,11 +28,9 @@ PREFIXES = (
     "rings-config-",
 )
 OF_A_JOB = frozenset((RANK_INDEX, "scheduling.k8s.io/group-name", *DEVICE_KEYS))
+IDENTITY = ("name", "namespace", "uid", "resourceVersion")
 METADATA = (
-    "name",
-    "namespace",
-    "uid",
-    "resourceVersion",
+    *IDENTITY,
     "labels",
     "annotations",
     "ownerReferences",
@@ -44,7 +43,10 @@ def relevant(key: Key, body: Json) -> Json | None:
     kept: Json = {"kind": key.kind.value, "metadata": _parts(metadata, METADATA)}
     match key.kind:
         case Kind.POD:
-            if not owner_of(body)[0] or OF_A_JOB.isdisjoint(_map(metadata.get("annotations"))):
+            trains = owner_of(body)[0] and not OF_A_JOB.isdisjoint(
+                _map(metadata.get("annotations"))
+            )
+            if not trains and not is_inference_part(body):
                 return None
             spec = _map(body.get("spec"))
             containers = _list(spec.get("containers"), _container)
@@ -61,6 +63,14 @@ def relevant(key: Key, body: Json) -> Json | None:
         case Kind.NODE:
             pass
     return kept
+
+
+def shrunk(kind: Kind, body: Json) -> Json:
+    """The same object without what clusterd does not read; of those that it does not keep, only
+    the identity. A cluster may have gigabytes of other people's ConfigMaps."""
+    metadata = _map(body.get("metadata"))
+    key = Key(kind, str(metadata.get("namespace", "")), str(metadata.get("name", "")))
+    return relevant(key, body) or {"metadata": _parts(metadata, IDENTITY)}
 
 
 def _container(container: Mapping[str, Any]) -> Json:

@@ -23,11 +23,11 @@ from taskd.clusterd.kubernetes.cluster import KubernetesCluster
 from taskd.clusterd.kubernetes.lease import KubernetesLease
 from taskd.clusterd.kubernetes.record_store import ConfigMapRecords
 from taskd.clusterd.leadership import Leadership
-from taskd.clusterd.record_journal import RecordJournal
+from taskd.clusterd.records.record_journal import RecordJournal
 from taskd.core.election import Election, ElectionConfig
 from taskd.runtime import probes
 from taskd.runtime.clock import monotonic
-from taskd.runtime.journal import JournalConfig
+from taskd.runtime.journal.journal import JournalConfig
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ async def join(
     stack.push_async_callback(leadership.close)
     epoch = await leadership.win()
     store = ConfigMapRecords(api, config.namespace)
-    journal = RecordJournal(store, lease, epoch, leadership.lost.set, history)
+    journal = RecordJournal(store, lease, epoch, leadership.lost.set, history, lease.acquire)
     stack.push_async_callback(journal.aclose)
     await journal.claim()
     for unreadable in store.unreadable:

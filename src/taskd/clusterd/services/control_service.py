@@ -22,13 +22,18 @@ from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import Strategy
 from taskd.runtime.clock import wall
-from taskd.runtime.journal import Entry, Journal, JournalFailed
+from taskd.runtime.journal.journal import Entry, Journal, JournalFailed
 from taskd.wire._pb import control_pb2 as pb
 from taskd.wire._pb.control_pb2_grpc import ControlServicer
-from taskd.wire.recover_codec import MAX_RANK, MAX_TEXT
+from taskd.wire.number_check import number_problem, progress_problem
+from taskd.wire.recover_codec import MAX_LIST, MAX_RANK, MAX_TEXT
 
 INCIDENT_REPORT, OPERATOR_ACTION = "IncidentReport", "OperatorAction"
 """How the events of these lines of the history begin."""
+MAX_INCIDENT_PARTS = 4_096
+"""Phases, faults, ranks and links of one report. Managers send at most a quarter of that."""
+REPLAYED_BYTES = 1 << 20
+"""Of a history that are in memory for one reader, which may be slow."""
 STEPS_AGAIN_S = 10.0
 """How old the steps of the single ranks may be for a reader that asks for changes."""
 
@@ -70,6 +75,8 @@ class ControlService(ControlServicer):
         owner = self._jobs.get(request.job)
         if owner is None:
             return _answer(Answer.of(RecoverCode.UnRegistry))
+        if problem := progress_problem(request):
+            return _answer(Answer.of(RecoverCode.InvalidReqParam, problem))
         owner.progress = request
         owner.touch()
         return _answer(Answer.of(RecoverCode.OK))
@@ -79,8 +86,8 @@ class ControlService(ControlServicer):
         if owner is None:
             return _answer(Answer.of(RecoverCode.UnRegistry))
         wrong = [slow.rank for slow in request.stragglers if not 0 <= slow.rank < MAX_RANK]
-        if wrong:
-            return _answer(Answer.of(RecoverCode.InvalidReqParam, f"invalid ranks: {wrong}"))
+        if wrong or len(request.stragglers) > MAX_LIST:
+            return _answer(_invalid_ranks(wrong))
         ranks = sorted({slow.rank for slow in request.stragglers})
         evidence = "; ".join(slow.evidence for slow in request.stragglers)[:MAX_TEXT]
         event = f"SubHealth {', '.join(map(str, ranks)) or 'none'}"
@@ -97,6 +104,12 @@ class ControlService(ControlServicer):
         if not 0 < request.incident <= owner.state.job.incident:
             text = f"unknown incident {request.incident}"
             return _answer(Answer.of(RecoverCode.InvalidReqParam, text))
+        parts = len(request.phases) + len(request.faults)
+        if parts + len(request.ranks) + len(request.links) > MAX_INCIDENT_PARTS:
+            text = f"the report has too many parts (at most {MAX_INCIDENT_PARTS})"
+            return _answer(Answer.of(RecoverCode.InvalidReqParam, text))
+        if problem := number_problem(request):
+            return _answer(Answer.of(RecoverCode.InvalidReqParam, problem))
         event = f"{INCIDENT_REPORT} {MessageToJson(request, indent=None)}"
         return _answer(await self._note(owner, request.incident, event, summary_of(request)))
 
@@ -133,13 +146,13 @@ class ControlService(ControlServicer):
         if owner is None:
             return _answer(Answer.of(RecoverCode.UnRegistry))
         wrong = [f.rank for f in request.faults if not 0 <= f.rank < MAX_RANK]
-        if wrong or not request.faults:
-            return _answer(Answer.of(RecoverCode.InvalidReqParam, f"invalid ranks: {wrong}"))
+        if wrong or not 0 < len(request.faults) <= MAX_LIST:
+            return _answer(_invalid_ranks(wrong))
         job = owner.state.job
         if unknown := sorted({f.rank for f in request.faults if not job.has(Rank(f.rank))}):
             known = [rank for pod in job.members for rank in pod.ranks]
             expected = f"expected {min(known)} to {max(known)}" if known else "none is known yet"
-            text = f"the job has no rank {', '.join(map(str, unknown))} ({expected})"
+            text = f"the job has no rank {', '.join(map(str, unknown[:8]))} ({expected})"
             return _answer(Answer.of(RecoverCode.InvalidReqParam, text))
         if request.drain and (refusal := why_not_drained(job, [f.rank for f in request.faults])):
             return _answer(Answer.of(RecoverCode.InvalidReqParam, refusal))
@@ -165,7 +178,9 @@ class ControlService(ControlServicer):
     async def Jobs(self, request: pb.JobsRequest, context: Any) -> pb.JobList:
         sent = dict(context.invocation_metadata() or ())
         caller = self._authority.caller(sent, context.auth_context())
-        lines = [self._line(owner) for owner in self._jobs.served.values()]
+        may = caller.may if caller is not None else lambda job: False
+        # Nothing is made of jobs that this caller may not see: there may be thousands.
+        lines = [self._line(owner) for owner in self._jobs.served.values() if may(owner.job)]
         lines += [
             pb.JobLine(
                 job=one.job,
@@ -175,10 +190,11 @@ class ControlService(ControlServicer):
                 because="no client has registered this job yet",
             )
             for one in self._jobs.waiting()
+            if may(one.job)
         ]
         lines.sort(key=lambda line: line.job)
         return pb.JobList(
-            jobs=[line for line in lines if caller is not None and caller.may(line.job)],
+            jobs=lines,
             scope=caller.scope if caller is not None else "",
         )
 
@@ -213,13 +229,17 @@ class ControlService(ControlServicer):
         return known[1]
 
     async def Replay(self, request: pb.ReplayRequest, context: Any) -> None:
-        entries = await self._journal.history(request.job, request.incident, request.after)
-        if not entries and self._jobs.get(request.job) is None:
+        after, is_first = request.after, True
+        while entries := await self._journal.history(
+            request.job, request.incident, after, most_bytes=REPLAYED_BYTES
+        ):
+            is_first, after = False, entries[-1].number
+            for entry in entries:
+                await context.write(history_line(entry))
+        if is_first and self._jobs.get(request.job) is None:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND, f"the journal has no job {request.job!r}"
             )
-        for entry in entries:
-            await context.write(history_line(entry))
 
     async def _owner(self, job: str, context: Any) -> JobOwner:
         owner = self._jobs.get(job)
@@ -331,6 +351,11 @@ def history_line(entry: Entry) -> pb.HistoryLine:
 
 def _fault(fault: Fault) -> pb.JobFault:
     return pb.JobFault(rank=fault.rank, fault_type=fault.kind.value, evidence=fault.evidence)
+
+
+def _invalid_ranks(wrong: Sequence[int]) -> Answer:
+    text = f"invalid ranks: {wrong[:8]} (expected at most {MAX_LIST} ranks of the job)"
+    return Answer.of(RecoverCode.InvalidReqParam, text)
 
 
 def _answer(answer: Answer) -> pb.Answer:

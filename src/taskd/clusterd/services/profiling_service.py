@@ -18,9 +18,10 @@ from taskd.clusterd.job_registry import JobRegistry
 from taskd.clusterd.listeners import SUBSCRIBED, Channel, End
 from taskd.model.codes import TraceCode
 from taskd.model.ids import JobId
-from taskd.runtime.journal import Journal, JournalFailed
+from taskd.runtime.journal.journal import Journal, JournalFailed
 from taskd.wire._pb import profiling_pb2 as pb
 from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceServicer
+from taskd.wire.json_reading import loads
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class ProfilingService(TrainingDataTraceServicer):
             if name.startswith(NOTES):
                 job = JobId(name.removeprefix(NOTES))
                 try:
-                    self._switches[job] = pb.ProfilingSwitch(**json.loads(text))
+                    self._switches[job] = pb.ProfilingSwitch(**loads(text))
                 except (ValueError, TypeError) as error:
                     log.error("note %r of the journal cannot be read: %s", name, error)
 

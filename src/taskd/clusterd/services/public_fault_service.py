@@ -27,11 +27,12 @@ from taskd.core.clusterd.fault_centre.public_faults import (
 )
 from taskd.model.codes import RecoverCode
 from taskd.runtime.clock import Clock
-from taskd.runtime.journal import Journal, JournalFailed
+from taskd.runtime.journal.journal import Journal, JournalFailed
 from taskd.runtime.limits.rate_limit import Buckets, Rate
 from taskd.wire import fault_codec
 from taskd.wire._pb import pubfault_pb2 as pb
 from taskd.wire._pb.pubfault_pb2_grpc import PubFaultServicer
+from taskd.wire.json_reading import loads
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class PublicFaultService(PubFaultServicer):
         for name, text in (await self._journal.notes()).items():
             if name.startswith(NOTES):
                 try:
-                    self._faults.entries |= _entries(name.removeprefix(NOTES), json.loads(text))
+                    self._faults.entries |= _entries(name.removeprefix(NOTES), loads(text))
                 except (ValueError, TypeError) as error:
                     log.error("note %r of the journal cannot be read: %s", name, error)
         for body in self._cluster.all(Kind.CONFIG_MAP):
@@ -139,9 +140,9 @@ class PublicFaultService(PubFaultServicer):
     async def _from_map(self, body: Json) -> None:
         name = body["metadata"].get("name")
         try:
-            content = json.loads(body["data"][PUBLIC_FAULT])
+            content = loads(body["data"][PUBLIC_FAULT])
             request = ParseDict(content, pb.PublicFaultRequest(), ignore_unknown_fields=True)
-        except (ParseError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ParseError, ValueError, TypeError, KeyError) as error:
             log.warning("ConfigMap %s is ignored: %s", name, str(error)[:200])
             return
         code, info = await self._take(request)

@@ -227,4 +227,5 @@ def hello(state: State) -> tuple[Command, ...]:
     ended = tuple(
         SendToManager(w.exited) for _, w in sorted(workers.items()) if isinstance(w, Ended)
     )
-    return SendToManager(m.AgentRegistered()), hello, *ended
+    # The exits first: a new manager that has heard all nodes plans with what it knows by then.
+    return SendToManager(m.AgentRegistered()), *ended, hello

@@ -120,6 +120,8 @@ class Round:
     faults: tuple[Fault, ...] = ()
     origin: tuple[tuple[NodeRank, str], ...] = ()
     """The pod (uid) of each node when the incident began."""
+    doubted: frozenset[str] = frozenset()
+    """Replacements (uid) whose ranks the job has reported once: perhaps it meant the old pod."""
     leaving: frozenset[NodeRank] = frozenset()
     """The nodes whose pods must be replaced; the other nodes are repaired in place."""
     offered: tuple[str, ...] = ()

@@ -4,7 +4,8 @@ List all objects page by page, then watch from the version of that list. Wheneve
 continue (410 Gone: the server no longer has the changes since our version), list again and compare:
 objects that have gone in between are reported as deleted, and an object that was deleted and
 created again under the same name as both. Failures are repeated with growing pauses; what is known
-stays known meanwhile.
+stays known meanwhile. A watch that fails again and again is replaced by lists: whatever is wrong
+with it, the copy is at most one pause old.
 
 `clusterd/kubernetes/reflect.py` asks `next_action` what to do, does it, and tells the result.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-GONE, NOT_FOUND = 410, 404
+GONE, NOT_FOUND, TOO_MANY = 410, 404, 429
 BOOKMARK, ERROR, DELETED = "BOOKMARK", "ERROR", "DELETED"
 
 
@@ -32,6 +33,8 @@ class ReflectorConfig:
     """How often to list everything again although the watch works."""
     short_watch_s: float = 1.0
     """A watch that ends sooner and without a change counts as a failure."""
+    watch_tries: int = 4
+    """After so many failures in a row everything is listed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,9 @@ class Reflector:
         self._version = version
         self.lists += 1
         self._resync_at = now + self._config.resync_s
-        self.synced, self.problem = True, ""
+        self.synced = True
+        if self._failures < self._config.watch_tries:
+            self.problem = ""
         gone = [Change(name, None) for name in self._uids if name not in listed]
         for change in gone:
             del self._uids[change.name]
@@ -155,7 +160,8 @@ class Reflector:
         )
         pause_s = max(longest * (0.5 + 0.5 * self._jitter()), retry_after_s)
         self._not_before = now + pause_s
-        if self._listed is not None:
+        often = self._failures >= self._config.watch_tries and code != TOO_MANY
+        if self._listed is not None or often:
             self._list_again()
 
     def _list_again(self) -> None:

@@ -10,12 +10,24 @@ from dataclasses import replace
 from taskd.core.manager.states import Job
 from taskd.core.rank_sets import RankTable
 from taskd.model.faults import Fault, FaultKind
-from taskd.model.ids import Incident
+from taskd.model.ids import Incident, Rank
 from taskd.model.manager import NO_INCIDENT, IncidentRecord
 
 SECONDARY = FaultKind.NETWORK
 """The kind of fault that a rank reports when another rank fails."""
 RECORDS_KEPT = 100
+
+
+def without_fault(job: Job, rank: Rank) -> Job:
+    """The fault was that of a former incarnation, and a newer one runs."""
+    if rank not in job.faults:
+        return job
+    known = {r: fault for r, fault in job.faults.items() if r != rank}
+    record = job.open_incident
+    if record is not None:
+        faults = tuple(fault for fault in record.faults if fault.rank != rank)
+        record = replace(record, faults=faults) if faults else None
+    return replace(job, faults=known, open_incident=record)
 
 
 def add_faults(job: Job, faults: tuple[Fault, ...], now: float) -> Job:

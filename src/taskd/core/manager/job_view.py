@@ -90,8 +90,11 @@ class JobView:
             rank for rank, view in self.ranks.items() if view.process is ProcessState.ALIVE
         )
 
+    def stores(self) -> set[str]:
+        return {view.store for view in self.nodes.values() if view.present and view.store}
+
     def store(self) -> str:
-        """host:port of the store where ranks meet next; empty: no node serves one."""
+        """host:port of the first node's store; empty: no node serves one."""
         serving = (view for view in self.nodes.values() if view.present and view.store)
         first = min(serving, key=lambda view: view.node, default=None)
         return first.store if first else ""
@@ -167,7 +170,7 @@ def apply_message(job_view: JobView, src: Position, body: Body) -> ViewUpdate:
         case WorkerHello():
             return _hello(job_view, body)
         case WorkerExited():
-            return _exited(job_view, body)
+            return _exited(job_view, src, body)
         case RestartsLeft():
             return _restarted(job_view, src)
         case RanksFailed(ranks=()):
@@ -307,7 +310,7 @@ def _hello(job_view: JobView, hello: WorkerHello) -> ViewUpdate:
     return ViewUpdate(_with_rank(_located_on(job_view, hello.rank, hello.node), view), changes)
 
 
-def _exited(job_view: JobView, message: WorkerExited) -> ViewUpdate:
+def _exited(job_view: JobView, src: Position, message: WorkerExited) -> ViewUpdate:
     known = job_view.ranks.get(message.rank)
     if known is None or message.incarnation < known.incarnation:
         return ViewUpdate(job_view)
@@ -316,7 +319,10 @@ def _exited(job_view: JobView, message: WorkerExited) -> ViewUpdate:
         and message.incarnation == known.incarnation
     ):
         return ViewUpdate(job_view)
-    known = replace(known, incarnation=message.incarnation)
+    # A manager that started later may never have heard of this process, nor where it ran.
+    node = NodeRank(int(src.server_rank)) if src.server_rank.isdigit() else known.node
+    job_view = _located_on(job_view, message.rank, node)
+    known = replace(known, incarnation=message.incarnation, node=node)
     if message.finished:
         ended = replace(known, process=ProcessState.DONE, phase="done")
         return ViewUpdate(_with_rank(job_view, ended), (RankFinished(message.rank),))

@@ -7,11 +7,13 @@ manager decides nothing: faults and orders wait in Gathering.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
 from taskd.core.manager import clusterd_signals, strategy_actions
-from taskd.core.manager.incident_record import add_faults, mark_phase
+from taskd.core.manager.incident_record import add_faults, mark_phase, without_fault
 from taskd.core.manager.job_view import NodeView, ProcessState, RankView, mark_alive
 from taskd.core.manager.repair import growth
 from taskd.core.manager.states import (
@@ -94,7 +96,7 @@ def permit_start(state: State, node: NodeRank) -> Outcome:
         state = with_job(state, view=view)
     if ours and job.attempt:
         members = tuple(Member(view.rank, node, view.incarnation) for view in views)
-        late = RestartJob(job.incident, job.attempt, members, job.view.store())
+        late = RestartJob(job.incident, job.attempt, members, job.with_store().store)
         return Outcome(
             state, (SendMessage(agent(node), late),), f"node {node} joins attempt {job.attempt}"
         )
@@ -147,9 +149,9 @@ def _repeat_order(state: Repairing | Restarting, node: NodeRank) -> tuple[Comman
     if not here:
         return ()
     if isinstance(state, Restarting):
-        restart = RestartJob(job.incident, job.attempt, here, job.view.store())
+        restart = RestartJob(job.incident, job.attempt, here, job.store)
         return (SendMessage(agent(node), restart),)
-    return (SendMessage(agent(node), ReplaceWorkers(job.incident, here, job.view.store())),)
+    return (SendMessage(agent(node), ReplaceWorkers(job.incident, here, job.store)),)
 
 
 def worker_hello(state: State, hello: WorkerHello, now: float, config: JobConfig) -> Outcome:
@@ -198,6 +200,8 @@ def _is_member(state: Repairing, hello: WorkerHello) -> bool:
 
 def rank_started(state: State, rank: Rank, now: float, config: JobConfig) -> Outcome:
     match state:
+        case Gathering():
+            return Outcome(replace(state, job=without_fault(state.job, rank)))
         case Repairing() if not state.job.starting():
             return Outcome(replace(state, job=mark_phase(state.job, "forked", now)))
         case Restarting():
@@ -230,12 +234,15 @@ def check_complete(state: Gathering, now: float, config: JobConfig) -> Outcome:
     for rank in state.job.world.from_rank(state.awaited):
         if _is_unknown(state, views[rank]):
             return Outcome(replace(state, awaited=rank))
-    return view_complete(_without_absent(state, now), now, config)
+    return view_complete(_without_absent(state, now, config), now, config)
 
 
 def _is_unknown(state: Gathering, view: RankView) -> bool:
     silent = state.rebuilding and view.process is ProcessState.ALIVE and not view.said_hello
-    return silent or (view.process is ProcessState.ABSENT and not _all_nodes_known(state))
+    # Of a rank that has moved, its former node only knows that it has ended.
+    moved = state.inherited is not None and view.process is DEAD
+    is_missing = view.process is ProcessState.ABSENT or moved
+    return silent or (is_missing and not _all_nodes_known(state))
 
 
 def _all_nodes_known(state: Gathering) -> bool:
@@ -244,11 +251,12 @@ def _all_nodes_known(state: Gathering) -> bool:
     return state.rebuilding and inherited is not None and not inherited.unheard
 
 
-def _without_absent(state: Gathering, now: float) -> Gathering:
+def _without_absent(state: Gathering, now: float, config: JobConfig) -> Gathering:
     """The ranks that no node has named were on a node that is lost."""
-    inherited, views = state.inherited, state.job.view.ranks
-    absent = [views[r] for r in sorted(state.job.world) if views[r].process is ProcessState.ABSENT]
-    if inherited is None or not absent:
+    inherited, views = state.inherited, [state.job.view.ranks[r] for r in sorted(state.job.world)]
+    absent = [view for view in views if view.process is ProcessState.ABSENT]
+    gone = [view for view in views if view.process in (ProcessState.ABSENT, DEAD)]
+    if inherited is None or not gone:
         return state
     reasons = inherited.lost
     last = max(reasons, default=NodeRank(0))
@@ -257,14 +265,39 @@ def _without_absent(state: Gathering, now: float) -> Gathering:
         unnamed = FaultCause.LOST, "no node that is left has it"
         cause, evidence = reasons.get(view.node, reasons.get(last, unnamed))
         faults.append(Fault.of(view.rank, cause, evidence, now))
-    # Its last incarnation is not known: the next one must be newer than any that may still live.
+    # Its last incarnation is not known, or only an older one that has ended on its former node: the
+    # next one must be newer than any that may still live.
     floor = Incarnation(INCARNATIONS_PER_TERM * (inherited.epoch - 1))
+    homes = _homes(state.job, gone, reasons, config)
     newer = {
-        view.rank: replace(view, incarnation=max(view.incarnation, floor), process=DEAD)
-        for view in absent
+        view.rank: replace(
+            view,
+            incarnation=max(view.incarnation, floor),
+            process=DEAD,
+            node=homes[view.rank],
+        )
+        for view in gone
     }
-    job_view = replace(state.job.view, ranks=state.job.view.ranks.update(newer))
-    return replace(state, job=add_faults(replace(state.job, view=job_view), tuple(faults), now))
+    ranks = state.job.view.ranks.update(newer)
+    job = replace(state.job, view=replace(state.job.view, ranks=ranks))
+    return replace(state, job=add_faults(job, tuple(faults), now) if faults else job)
+
+
+def _homes(
+    job: Job, gone: list[RankView], lost: Iterable[NodeRank], config: JobConfig
+) -> dict[Rank, NodeRank]:
+    """Where each rank counts as lost: where it was, unless other ranks have taken its place."""
+    usable = {n for n, view in job.view.nodes.items() if view.present and n not in job.bad_nodes}
+    taken = Counter(v.node for v in job.view.ranks.values() if v.process is ProcessState.ALIVE)
+    homes = dict[Rank, NodeRank]()
+    for view in gone:
+        node = view.node
+        if node in usable and taken[node] >= config.ranks_per_node:
+            free = [n for n in sorted(usable) if taken[n] < config.ranks_per_node]
+            node = next(iter((*free, *sorted(lost))), node)
+        taken[node] += 1
+        homes[view.rank] = node
+    return homes
 
 
 def nodes_registered(
@@ -345,7 +378,7 @@ def join_timed_out(state: Gathering, now: float, config: JobConfig) -> Outcome:
     views = state.job.view.ranks
     missing = tuple(r for r in sorted(state.job.world) if views[r].process is ProcessState.ABSENT)
     if state.rebuilding and state.inherited is not None:
-        return view_complete(_without_absent(state, now), now, config)
+        return view_complete(_without_absent(state, now, config), now, config)
     if state.rebuilding:
         silent = tuple(
             Fault.of(r, FaultCause.SILENT, "its node did not reconnect", now) for r in missing

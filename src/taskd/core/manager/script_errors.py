@@ -21,6 +21,8 @@ IN_SOURCE = {"SyntaxError", "ImportError"}
 """Mistakes that every rank would make at any time."""
 MAY_PASS = {"OSError", "MemoryError", "OutOfMemoryError", "SystemExit", "KeyboardInterrupt"}
 """Even if all ranks raise one of these at their start, the next start may be different."""
+_OF_THE_SCRIPT = {"TypeError", "ValueError", "AttributeError", "NameError", "NotImplementedError"}
+"""No rank raises one of these because another one is gone, whatever their text says."""
 _OF_A_PEER = {"ConnectionError", "DistNetworkError", "DistBackendError", "DistStoreError"}
 _PEER_PLACES = ("/torch/distributed/",)
 _PEER_WORDS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL")
@@ -43,9 +45,9 @@ def judge(job: Job, has_progress: bool) -> Job:
     if is_repeated:
         why = "the same error twice, without a step in between"
     elif is_first and IN_SOURCE & set(error.types):
-        why = "an error in the source, before the first step"
+        why = "an error in the source, before any step was reported"
     elif is_first and not MAY_PASS & set(error.types) and _all_failed(job, error):
-        why = "the same error in all ranks, before the first step"
+        why = "the same error in all ranks, before any step was reported"
     if why:
         may_pass = bool(MAY_PASS & set(error.types))
         hopeless = f"{error}: rank {found.rank} failed with {why}"
@@ -57,6 +59,8 @@ def judge(job: Job, has_progress: bool) -> Job:
 
 def is_symptom(error: ScriptError) -> bool:
     """Whether the exception only says that another rank is gone."""
+    if _OF_THE_SCRIPT & set(error.types):
+        return False
     return (
         bool(_OF_A_PEER & set(error.types))
         or any(place in error.place for place in _PEER_PLACES)

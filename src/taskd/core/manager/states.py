@@ -147,6 +147,8 @@ class Job:
     parked: RankTable[Parked] = field(default_factory=RankTable)
     plan_sent: bool = False
     """The ranks have received a plan since they parked: their position is not known any more."""
+    store: str = ""
+    """host:port of the store that the last plan names: all its ranks must meet at the same one."""
     restarts_left: int = UNLIMITED_RESTARTS
     attempt: int = 0
     start_withheld: bool = False
@@ -186,6 +188,12 @@ class Job:
     """When a job whose steps are not visible counts as having made progress."""
     open_incident: IncidentRecord | None = None
     past_incidents: tuple[IncidentRecord, ...] = ()
+
+    def with_store(self) -> Job:
+        """With the store for a new plan: the last one, as long as its node is present."""
+        if self.store in self.view.stores():
+            return self
+        return replace(self, store=self.view.store())
 
     def broken(self) -> RankSet:
         """Ranks of the world that need a new process."""

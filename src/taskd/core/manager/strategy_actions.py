@@ -215,7 +215,7 @@ def repair_message(state: Repairing, config: JobConfig) -> Repair:
         state.plan.members,
         state.plan.resume,
         state.plan.sources,
-        state.job.view.store(),
+        state.job.store,
         config.repair_timeout_s,
         tuple(RankSet(state.job.view.ranks) - state.job.world),
         state.plan.helpers,
@@ -269,7 +269,7 @@ def _repair(
         return strategy_failed(job, order, made.because, now, config)
     isolated = tuple(sorted(job.world - {member.rank for member in made.members}))
     job = replace(
-        job,
+        job.with_store(),
         world=RankSet(member.rank for member in made.members),
         view=mark_starting(job.view, _locations(made.replaced)),
         faults={r: f for r, f in job.faults.items() if r not in isolated},
@@ -278,7 +278,7 @@ def _repair(
     state = Repairing(job, order, made, job.world, job.world, now + config.repair_timeout_s)
     # The processes first: starting them takes longest.
     commands: list[Command] = [
-        SendMessage(agent(node), ReplaceWorkers(job.incident, members, job.view.store()))
+        SendMessage(agent(node), ReplaceWorkers(job.incident, members, job.store))
         for node, members in _by_node(made.replaced).items()
     ]
     commands.append(SendMessage(EVERY_WORKER, repair_message(state, config)))
@@ -318,7 +318,7 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig, missing: st
         Member(placement.rank, placement.node, placement.incarnation) for placement in placements
     )
     job = replace(
-        job,
+        job.with_store(),
         world=RankSet(views),
         attempt=job.attempt + 1,
         restarts_left=job.restarts_left - 1,
@@ -349,7 +349,7 @@ def _restart(job: Job, order: Signal, now: float, config: JobConfig, missing: st
 
 def _restart_message(job: Job, node: NodeRank, members: tuple[Member, ...]) -> Body:
     if job.view.nodes[node].ours:
-        return RestartJob(job.incident, job.attempt, members, job.view.store())
+        return RestartJob(job.incident, job.attempt, members, job.store)
     if node in job.start_requests:
         # An agent of Ascend that has no ranks yet waits for this message, and for no other.
         return StartWorkers(job.restarts_left)
@@ -365,7 +365,8 @@ def _dump(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome:
     # A rank at another step also writes if it can reach a copy: perhaps that of a lost rank.
     writers = tuple(h for h in job.holders() if step in {at for _, at in h.offers()})
     members = tuple(Member(h.rank, h.node, h.incarnation) for h in writers)
-    dump = Dump(job.incident, step, config.dump_dir, members, job.view.store())
+    job = job.with_store()
+    dump = Dump(job.incident, step, config.dump_dir, members, job.store)
     message = SendMessage(EVERY_WORKER, dump)
     unwritten = RankSet(member.rank for member in members)
     state = Dumping(job, order, unwritten, now + config.dump_timeout_s)

@@ -67,6 +67,10 @@ class Agreement:
     has_late_exchange: bool = False
     """Steps have several updates, or exchange results after the update. A fault in between leaves
     all ranks halfway between two steps, so they must be able to go back to the one before."""
+    model: str = ""
+    """A fingerprint of the model of rank 0, which names the job's continuous checkpoints."""
+    run: str = ""
+    """A random name of this start of all ranks."""
 
     @property
     def own_since(self) -> int:

@@ -1,5 +1,5 @@
 // What the operator can order: asked for, then confirmed with the sentence that the journal keeps.
-import { h, replace } from "./dom.js";
+import { h, plain, replace } from "./dom.js";
 import { order } from "./live.js";
 
 const text = (name, label, value = "") => ({ name, label, value });
@@ -41,7 +41,7 @@ function choose(dialog, job, action) {
       const { confirm } = await order(job, action, settings);
       confirmation(dialog, job, action, settings, confirm);
     } catch (error) {
-      problem.textContent = error.message;
+      problem.textContent = plain(error.message);
     }
   });
   replace(dialog, form);
@@ -56,12 +56,12 @@ function confirmation(dialog, job, action, settings, sentence) {
       const { answer } = await order(job, action, { ...settings, confirmed: true });
       finished(dialog, sentence, answer);
     } catch (error) {
-      problem.textContent = error.message;
+      problem.textContent = plain(error.message);
       yes.disabled = false;
     }
   });
   replace(dialog, h("h2", { id: "action-title" }, "Are you sure?"),
-    h("p", {}, "This will ", h("strong", { class: "break" }, sentence), ` in job ${job}. Your name and this sentence are written to the journal.`), problem,
+    h("p", { class: "break" }, `In job ${job} this will `, h("strong", {}, sentence), ". Your name and this sentence are written to the journal."), problem,
     h("div", { class: "buttons" }, h("button", { type: "button", autofocus: true, onclick: () => dialog.close() }, "Cancel"), yes));
 }
 

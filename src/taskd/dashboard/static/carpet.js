@@ -56,7 +56,7 @@ export class Carpet {
     this.update();
   }
 
-  // `[time, address, title]` of each incident: a link above the carpet.
+  // `[time, address, title, kind]` of each incident: a link above the carpet.
   mark(incidents) {
     this.incidents = incidents;
     this.pins();
@@ -69,8 +69,8 @@ export class Carpet {
     if (key === this.pinned) return;
     this.pinned = key;
     const focused = document.activeElement?.closest?.(".marks a")?.getAttribute("href");
-    this.marks.replaceChildren(...inside.map(([at, href, title]) => {
-      const pin = h("a", { href, title, "aria-label": `Incident at ${clock(at)}: ${title}` });
+    this.marks.replaceChildren(...inside.map(([at, href, title, kind]) => {
+      const pin = h("a", { href, title, class: kind, "aria-label": `Incident at ${clock(at)}: ${title}` });
       pin.style.left = `${(100 * (at - this.from)) / (this.to - this.from)}%`;
       return pin;
     }));

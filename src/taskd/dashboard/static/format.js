@@ -6,7 +6,7 @@ export function count(value) {
 
 export function duration(ms) {
   if (ms === null || ms === undefined || !Number.isFinite(ms)) return "–";
-  if (ms < 10) return `${ms.toFixed(1)} ms`;
+  if (ms < 9.95) return `${ms.toFixed(1)} ms`;
   if (ms < 1000) return `${Math.round(ms)} ms`;
   if (ms < 120000) return `${(ms / 1000).toFixed(ms < 10000 ? 2 : 1)} s`;
   if (ms < 7200000) return `${Math.round(ms / 60000)} min`;

@@ -1,5 +1,5 @@
 // One incident: its phases beside those of earlier ones, the decisions, the evidence.
-import { card, facts, h, pill, table } from "./dom.js";
+import { card, facts, h, pill, plain, table } from "./dom.js";
 import { count, duration, moment, plural } from "./format.js";
 
 const MEANING = {
@@ -72,12 +72,18 @@ export function incidentView(incident, link, heading = "h1") {
   return parts;
 }
 
+// The strategy is named before it: the reason of a decision begins with it, too.
+function reasonOf({ strategy, because }) {
+  const reason = strategy && because?.startsWith(`${strategy}: `) ? because.slice(strategy.length + 2) : because;
+  return reason ? ` · ${reason}` : "";
+}
+
 function hero(incident, link, heading) {
   const numbers = incident.numbers.length > 1 ? `Incidents ${incident.numbers.join(", ")}` : `Incident ${incident.incident}`;
   return h("section", { class: `card hero ${toneOf(incident)}` },
     h("p", { class: "quiet small" }, numbers, " · ", moment(incident.beganUnixMs), link ? [" · ", link] : null),
     h(heading, { class: "title" }, h("span", { class: "dot", "aria-hidden": "true" }), incident.title),
-    h("p", { class: "sub" }, pill(resultOf(incident), toneOf(incident)), " ", incident.strategy ? `by ${incident.strategy}` : "", incident.because ? ` · ${incident.because}` : ""));
+    h("p", { class: "sub" }, pill(resultOf(incident), toneOf(incident)), " ", incident.strategy ? `by ${incident.strategy}` : "", reasonOf(incident)));
 }
 
 function ladder(incident) {
@@ -104,7 +110,7 @@ function decisions(incident) {
 function evidence(fault) {
   const long = fault.evidence.length > TAIL;
   const text = h("pre", { tabindex: "0" }, (long ? fault.evidence.slice(-TAIL) : fault.evidence) || "nothing was recorded");
-  const all = long ? h("button", { type: "button", onclick: () => { text.textContent = fault.evidence; all.remove(); } }, `show all ${count(fault.evidence.length)} characters`) : null;
+  const all = long ? h("button", { type: "button", onclick: () => { text.textContent = plain(fault.evidence); all.remove(); } }, `show all ${count(fault.evidence.length)} characters`) : null;
   const where = fault.node >= 0 ? `node ${fault.node}${fault.host ? ` (${fault.host})` : ""}` : "";
   return card(`Evidence: rank ${fault.rank}`, all, facts([["cause", fault.cause], ["where", where]]), text);
 }
@@ -126,19 +132,20 @@ function links(incident) {
 }
 
 function ranks(incident) {
-  const ahead = Math.max(...incident.ranks.map((rank) => rank.collective));
+  const isBehind = (rank, other) => rank.step < other.step || (rank.step === other.step && rank.collective < other.collective);
+  const first = incident.ranks.reduce((ahead, rank) => (isBehind(ahead, rank) ? rank : ahead));
   const lost = new Set(incident.faults.filter((fault) => !fault.noticed).map((fault) => fault.rank));
-  const behind = incident.ranks.filter((rank) => rank.collective < ahead).length;
+  const behind = incident.ranks.filter((rank) => isBehind(rank, first)).length;
   const shown = incident.ranks.slice(0, 128);
   const rows = shown.map((rank) => h("tr", { class: lost.has(rank.rank) ? "mark" : "" },
-    h("td", {}, `rank ${rank.rank}`),
+    h("td", { class: "nowrap" }, `rank ${rank.rank}`),
     h("td", { class: "number" }, count(rank.step)),
     h("td", { class: "number" }, count(rank.collective)),
     h("td", {}, rank.waiting ? `inside collective ${count(rank.collective)}` : "computing"),
     h("td", { class: "number" }, `${rank.idleS.toFixed(1)} s`),
     h("td", { class: "wide" }, rank.stack ? h("details", {}, h("summary", {}, "stack"), h("pre", { tabindex: "0" }, rank.stack)) : "")));
   const stacks = incident.ranks.some((rank) => rank.stack);
-  const note = `${behind ? plural(behind, "rank") + " behind in collectives" : "all ranks had entered the same collectives"}${shown.length < incident.ranks.length ? `; the first ${shown.length} are shown` : ""}`;
+  const note = `${behind ? plural(behind, "rank") + " behind the others" : "all ranks had entered the same collectives"}${shown.length < incident.ranks.length ? `; the first ${shown.length} are shown` : ""}`;
   return card("What the ranks did before", h("span", { class: "quiet small" }, note),
     stacks ? null : h("p", { class: "quiet small" }, "Stacks are recorded when ranks look stuck. Here none did, or its process was stopped and could not write them."),
     table(["Rank", "#Step", "#Collectives", "Last seen", "#Idle", "Stack"], rows, `Ranks before incident ${incident.incident}`));

@@ -1,14 +1,14 @@
 // The page of one job: does it train, what broke last, where did the time go.
 import { Carpet } from "./carpet.js";
 import { Pace } from "./chart.js";
-import { card, facts, h, pill, replace, table } from "./dom.js";
+import { card, facts, h, pill, redraw, replace, table, titled } from "./dom.js";
 import { ago, count, duration, moment, pace, percent, plural, span } from "./format.js";
 import { lanesView, resultOf, toneOf } from "./incident.js";
 import { follow, get, jobUrl } from "./live.js";
 
 const STATES = { Idle: "nothing to repair", Shrunk: "trains with fewer ranks", Ended: "ended" };
 
-export function jobPage(job, root, say) {
+export function jobPage(job, root, say, failed) {
   const hero = h("section", { class: "card hero unknown" }, h("p", { class: "quiet" }, "Loading…"));
   const last = h("div", {});
   const carpet = new Carpet();
@@ -27,11 +27,11 @@ export function jobPage(job, root, say) {
     if (!view) return;
     hero.className = `card hero ${disconnected ? "unknown" : view.health}`;
     replace(hero, heroOf(view, disconnected));
-    replace(about, aboutOf(view));
-    replace(list, incidentsOf(job, view));
-    document.title = `${disconnected ? "?" : view.health} · ${view.name || job} · TaskD`;
+    redraw(about, aboutRows(view), () => card("How it recovers", null, facts(aboutRows(view))));
+    redraw(list, view.incidents, () => incidentsOf(job, view));
+    titled(disconnected ? "?" : view.health, view.name || job);
     if (["done", "failed"].includes(view.health)) carpet.ended ??= Date.now();
-    carpet.mark(view.incidents.map((incident) => [incident.beganUnixMs, `${jobUrl(job)}/incidents/${incident.incident}`, incident.title]));
+    carpet.mark(view.incidents.map((incident) => [incident.beganUnixMs, `${jobUrl(job)}/incidents/${incident.incident}`, incident.title, incident.kind]));
     showLast();
   }
 
@@ -52,6 +52,7 @@ export function jobPage(job, root, say) {
     snapshot: (data) => { view = data.job; render(); carpet.set(data.carpet); chart.set(data.points, view.incidents); },
     job: (data) => { view = data.job; render(); chart.add(data.point, view.incidents); },
     carpet: (data) => carpet.add(data),
+    refused: (error) => { if (!view) failed(error); },
   });
   const ticking = setInterval(() => {
     if (document.visibilityState !== "visible") return;
@@ -101,22 +102,22 @@ function timeBar(view, up) {
 function lastIncident(job, incident) {
   const link = h("a", { href: `${jobUrl(job)}/incidents/${incident.incident}` }, "details");
   return h("section", { class: "card", id: "last" },
-    h("div", { class: "head" }, h("h2", { class: "break" }, `Last incident: ${incident.title}`), h("div", { class: "end" }, link)),
+    h("div", { class: "head" }, h("h2", { class: "break" }, `${incident.kind === "operation" ? "Last pause" : "Last incident"}: ${incident.title}`), h("div", { class: "end" }, link)),
     h("p", { class: "small" }, pill(resultOf(incident), toneOf(incident)), h("span", { class: "quiet" }, incident.strategy ? ` by ${incident.strategy} · ` : " ", h("time", { "data-at": incident.beganUnixMs, title: moment(incident.beganUnixMs) }, ago(incident.beganUnixMs)))),
     lanesView(incident));
 }
 
-function aboutOf(view) {
+function aboutRows(view) {
   const risk = view.manager.split(" | ").find((part) => part.includes("on one node only"));
-  return card("How it recovers", null, facts([
+  return [
     ["may use", view.strategies.join(" → ")],
     ["now", STATES[view.state] ?? (view.strategy || view.state)],
     ["last decision", view.because],
-    ["at", view.changedUnixMs ? moment(view.changedUnixMs) : ""],
+    ["at", view.because && view.changedUnixMs ? moment(view.changedUnixMs) : ""],
     ["at risk", risk ?? ""],
     ["recording", view.profiling === "off" ? "" : view.profiling],
     ["operation", view.operation],
-  ]));
+  ];
 }
 
 function incidentsOf(job, view) {

@@ -31,7 +31,8 @@ export async function signOut() {
   location.assign("/login");
 }
 
-// Calls `heard.snapshot`, `heard.job` and `heard.carpet`; `heard.lost(true)` while disconnected.
+// Calls `heard.snapshot`, `heard.job` and `heard.carpet`; `heard.lost(true)` while disconnected, and
+// `heard.refused(error)` if the server says that this job cannot be shown.
 export function follow(job, heard) {
   const source = new EventSource(`/api/v1${jobUrl(job)}/events`);
   for (const name of ["snapshot", "job", "carpet"]) {
@@ -40,14 +41,21 @@ export function follow(job, heard) {
   source.addEventListener("end", () => source.close());
   source.addEventListener("error", () => {
     heard.lost(true);
-    if (source.readyState === EventSource.CLOSED) whoAmIStill(source);
+    if (source.readyState === EventSource.CLOSED) refusal(job).then((error) => error && heard.refused(error));
   });
   return () => source.close();
 }
 
-async function whoAmIStill() {
+// The browser does not tell why it could not open a stream.
+async function refusal(job) {
   session = null;
-  try { await whoAmI(); } catch { /* `get` has moved to the sign-in page */ }
+  try {
+    await whoAmI(); // or it moves to the sign-in page
+    await get(jobUrl(job));
+    return null;
+  } catch (error) {
+    return error;
+  }
 }
 
 async function answer(response) {

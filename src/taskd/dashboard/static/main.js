@@ -1,6 +1,6 @@
 // Chooses the page by the address, and draws the bar at the top.
 import { actionsDialog } from "./actions.js";
-import { card, h, pill, replace, table } from "./dom.js";
+import { card, h, pill, plain, redraw, replace, table, titled } from "./dom.js";
 import { count, pace } from "./format.js";
 import { incidentView } from "./incident.js";
 import { jobPage } from "./job.js";
@@ -10,18 +10,20 @@ import { nodesPage } from "./nodes.js";
 const main = document.getElementById("main");
 const said = document.getElementById("said");
 let leave = () => {};
+let visits = 0; // of pages: an answer that comes after the next click is not shown
 
 async function show(first) {
   leave();
   leave = () => {};
+  visits += 1;
   const session = await whoAmI();
   const parts = location.pathname.split("/").filter(Boolean);
   const job = parts[0] === "jobs" ? decodeURIComponent(decodeURIComponent(parts[1])) : "";
   bar(session, job, parts[2]);
   if (!job) await jobsPage();
-  else if (parts[2] === "nodes") leave = nodesPage(job, main, say, failed);
+  else if (parts[2] === "nodes") leave = nodesPage(job, main, failed);
   else if (parts[2] === "incidents") await incidentPage(job, parts[3]);
-  else leave = jobPage(job, main, say);
+  else leave = jobPage(job, main, say, failed);
   if (!first) main.focus();
 }
 
@@ -38,9 +40,19 @@ function bar(session, job, page) {
 }
 
 async function jobsPage() {
-  document.title = "Jobs · TaskD";
+  const visit = visits;
+  titled("Jobs");
   const { jobs } = await get("/jobs");
+  if (visit !== visits) return;
   if (jobs.length === 1) return go(jobUrl(jobs[0].job), true);
+  const list = h("div", {});
+  replace(main, h("h1", {}, "Jobs"), list);
+  redraw(list, jobs, () => jobTable(jobs));
+  const again = setInterval(() => get("/jobs").then((data) => redraw(list, data.jobs, () => jobTable(data.jobs))).catch(() => {}), 2000);
+  leave = () => clearInterval(again);
+}
+
+function jobTable(jobs) {
   const rows = jobs.map((job) => h("tr", {},
     h("td", { class: "wide" }, h("a", { href: jobUrl(job.job) }, job.name || job.job)),
     h("td", {}, pill(job.health, job.health)),
@@ -49,24 +61,29 @@ async function jobsPage() {
     h("td", { class: "number" }, count(job.world)),
     h("td", { class: "number" }, count(job.incident)),
     h("td", { class: "wide quiet" }, job.because)));
-  replace(main, h("h1", {}, "Jobs"), card("", null, jobs.length ? table(["Job", "Health", "#Step", "#Steps/s", "#Ranks", "#Incidents", "Because"], rows, "Jobs") : h("p", {}, "This server has no jobs.")));
+  return card("", null, jobs.length ? table(["Job", "Health", "#Step", "#Steps/s", "#Ranks", "#Incidents", "Because"], rows, "Jobs") : h("p", {}, "This server has no jobs."));
 }
 
 async function incidentPage(job, number) {
-  document.title = `Incident ${number} · TaskD`;
+  const visit = visits;
+  titled(`Incident ${number}`, job);
   const back = h("a", { href: jobUrl(job) }, "back to the job");
+  const body = h("div", {});
   const load = async () => {
     const incident = await get(`${jobUrl(job)}/incidents/${Number(number)}`);
-    replace(main, incidentView(incident, back));
+    redraw(body, incident, () => incidentView(incident, back));
     return incident.open;
   };
-  if (!(await load())) return;
+  const open = await load();
+  if (visit !== visits) return;
+  replace(main, body);
+  if (!open) return;
   const again = setInterval(() => load().then((open) => open || clearInterval(again)).catch(() => {}), 1000);
   leave = () => clearInterval(again);
 }
 
 function say(text) {
-  said.textContent = text;
+  said.textContent = plain(text);
 }
 
 function failed(error) {

@@ -1,25 +1,31 @@
 // The nodes of a job: which one keeps causing incidents, and what the loss of each would cost now.
-import { card, h, pill, replace, table } from "./dom.js";
+import { card, h, pill, redraw, replace, table, titled } from "./dom.js";
 import { count, moment, plural } from "./format.js";
 import { get, jobUrl } from "./live.js";
+import { notesOf } from "./notes.js";
 
 const MOST = 300;
 
-export function nodesPage(job, root, say, failed) {
+export function nodesPage(job, root, failed) {
+  titled("Nodes", job);
+  const body = h("div", {});
+  replace(root, body);
   let stopped = false;
   async function load() {
     try {
       const data = await get(`${jobUrl(job)}/nodes`);
-      if (!stopped) render(data);
+      if (!stopped) redraw(body, data, () => view(data));
     } catch (error) {
-      failed(error);
+      if (!stopped) failed(error);
     }
   }
 
-  function render(data) {
+  function view(data) {
     const [worst] = data.nodes.filter((node) => node.incidents);
     const spread = worst && data.nodes[1]?.incidents === worst.incidents;
-    const headline = spread
+    const headline = worst && data.nodes.length === 1
+      ? `The only node has had ${plural(data.incidents, "incident")}`
+      : spread
       ? `${plural(data.incidents, "incident")}, on ${plural(data.nodes.filter((node) => node.incidents).length, "node")}`
       : worst
       ? `Node ${worst.node} has caused ${worst.incidents === data.incidents ? (data.incidents === 1 ? "the only incident" : `all ${count(data.incidents)} incidents`) : `${count(worst.incidents)} of ${plural(data.incidents, "incident")}`}`
@@ -28,12 +34,14 @@ export function nodesPage(job, root, say, failed) {
     const most = Math.max(1, ...data.nodes.map((node) => node.incidents));
     const rows = data.nodes.slice(0, MOST).map((node) => row(job, node, most));
     const left = data.nodes.length - rows.length;
-    replace(root,
+    return [
       h("section", { class: `card hero ${data.incidents ? "slow" : "training"}` }, h("h1", {}, h("span", { class: "dot", "aria-hidden": "true" }), headline),
         h("p", { class: "sub" }, `${plural(data.nodes.length, "node")} · ${data.spares ? plural(data.spares, "spare") : "no spare"} · ${data.nodes.length === 1 ? "if it is lost, the job ends" : risky ? `the loss of ${plural(risky, "node")} would cost steps` : "the loss of any node except the manager's would cost no step"}`)),
       card("Nodes", null, table(["Node", "Health", "Ranks", "Incidents", "Its loss would cost now", "Last incidents"], rows, "Nodes"),
         left > 0 ? h("p", { class: "quiet small" }, `${count(left)} more nodes without incidents`) : null),
-      ...[shardsOf(data.shards), notesOf(data.notes)].filter(Boolean));
+      shardsOf(data.shards),
+      notesOf(data.notes),
+    ];
   }
 
   load();
@@ -54,16 +62,6 @@ function shardsOf(shards) {
   });
   return card("Where the state is", h("span", { class: "quiet small" }, "replicas train; copies are kept in memory after each step"),
     table(["Shard", "Replicas on", "Copies on", "If a node is lost"], rows, "Shards"));
-}
-
-function notesOf(notes) {
-  const kinds = { slow: ["slow", "slow rank"], device: ["failed", "device"], action: ["still", "action"] };
-  return card("Health reports and actions", null, notes.length
-    ? table(["When", "Kind", "What"], notes.map((note) => h("tr", {},
-      h("td", { class: "nowrap" }, moment(note.atUnixMs)),
-      h("td", { class: "nowrap" }, pill(kinds[note.kind][1], kinds[note.kind][0])),
-      h("td", { class: "wide" }, note.text))), "Health reports and actions")
-    : h("p", { class: "quiet" }, "No rank was slow, no device was reported, and no operator did anything."));
 }
 
 function row(job, node, most) {

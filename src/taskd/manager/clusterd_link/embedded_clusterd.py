@@ -22,9 +22,10 @@ from taskd.clusterd.auth import Tokens
 from taskd.clusterd.main import Server, ServerConfig, serve
 from taskd.errors import SettingsError
 from taskd.manager.settings import ManagerConfig
-from taskd.runtime.files import write_private
-from taskd.runtime.journal import Journal
+from taskd.runtime.files.private_files import write_private
+from taskd.runtime.journal.journal import Journal
 from taskd.runtime.tokens import OPERATOR, token_for
+from taskd.wire.json_reading import loads
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def _previous_port(state: Path | None) -> int:
     if state is None:
         return 0
     try:
-        saved = json.loads((state / PORT_FILE).read_text())
+        saved = loads((state / PORT_FILE).read_text())
     except (OSError, ValueError):
         return 0
     port = saved.get("port") if isinstance(saved, dict) else None

@@ -30,8 +30,9 @@ from taskd.model.manager import IncidentRecord
 from taskd.model.messages import Progress
 from taskd.model.strategies import LADDER
 from taskd.runtime.clock import monotonic, wait_until
-from taskd.runtime.files import write_private
+from taskd.runtime.files.private_files import write_private
 from taskd.wire._pb import control_pb2 as control
+from taskd.wire.json_reading import loads
 
 log = logging.getLogger(__name__)
 
@@ -301,7 +302,7 @@ class SummaryFile:
 
     def _read(self, file: Path) -> list[object]:
         try:
-            found = json.loads(file.read_text())
+            found = loads(file.read_text())
             incidents, ended = found["incidents"], found["exit_code"] is not None
             mine = found["job"] == self._job and not ended and isinstance(incidents, list)
         except FileNotFoundError:

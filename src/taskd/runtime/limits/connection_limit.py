@@ -13,7 +13,7 @@ import resource
 import socket
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ class Connection:
     address: str
     age: int
     """The inode of the socket: a newer one has a higher number."""
+    port: int = 0
+    """Of the peer."""
 
 
 def to_close(connections: Iterable[Connection], used: int, limit: int) -> list[Connection]:
@@ -83,6 +85,21 @@ def _connections(descriptors: Iterable[int]) -> list[Connection]:
     """Those that peers have opened: their local port is one that this process listens on."""
     found: list[tuple[int, Connection]] = []
     ports = set()
+    for fd, inode, one in _tcp_sockets(descriptors):
+        try:
+            port = one.getsockname()[1]
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                ports.add(port)
+            else:
+                peer = one.getpeername()
+                found.append((port, Connection(fd, peer[0], inode, peer[1])))
+        except OSError:
+            continue  # it has been closed by its peer
+    return [one for port, one in found if port in ports]
+
+
+def _tcp_sockets(descriptors: Iterable[int]) -> Iterator[tuple[int, int, socket.socket]]:
+    """Each with its inode. They belong to their servers, and are not closed here."""
     for fd in descriptors:
         try:
             status = os.fstat(fd)
@@ -92,18 +109,31 @@ def _connections(descriptors: Iterable[int]) -> list[Connection]:
         except OSError:
             continue  # closed in the meantime
         try:
-            if one.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            port = one.getsockname()[1]
-            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                ports.add(port)
-            else:
-                found.append((port, Connection(fd, one.getpeername()[0], status.st_ino)))
-        except OSError:
-            continue  # it has been closed by its peer
+            if one.family in (socket.AF_INET, socket.AF_INET6):
+                yield fd, status.st_ino, one
         finally:
-            one.detach()  # the descriptor belongs to its server
-    return [one for port, one in found if port in ports]
+            one.detach()
+
+
+def close_peers(peers: Set[tuple[str, int]]) -> int:
+    """Close the connections of these peers. Returns how many there were."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    found = [
+        one
+        for one in _connections(_descriptors(limit))
+        if (one.address.removeprefix("::ffff:"), one.port) in peers
+    ]
+    for one in found:
+        _shut_down(one)
+    return len(found)
+
+
+def set_option(port: int, option: int, value: bytes) -> None:
+    """Of the sockets that listen on this port. Raises OSError if the kernel does not have it."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    for _, _, one in _tcp_sockets(_descriptors(limit)):
+        if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[1] == port:
+            one.setsockopt(socket.SOL_SOCKET, option, value)
 
 
 def _shut_down(connection: Connection) -> None:

@@ -15,9 +15,10 @@ from taskd import config
 from taskd.core.worker import copy_interval
 from taskd.model.messages import Copy
 from taskd.runtime.clock import monotonic
+from taskd.torch.checkpoints.checkpoint_copies import CheckpointCopies
 from taskd.torch.copies.buddy import Buddy
 from taskd.torch.copies.copy_costs import CopyCosts
-from taskd.torch.copies.snapshots import Snapshots, copies_in
+from taskd.torch.copies.snapshots import Snapshots, copies_in, forget_in
 from taskd.torch.groups.store import Rendezvous
 from taskd.torch.state.pieces import is_large
 from taskd.torch.state.protected import Protected
@@ -31,9 +32,10 @@ SHORT_S, SHORT_SHARE = 0.001, 0.03
 class CopySchedule:
     """One rank's copies. It makes none before `attach` is called."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, checkpoints: CheckpointCopies) -> None:
         """`folder` is in the node's shared memory; None: there is no such folder."""
         self._folder = folder
+        self.checkpoints = checkpoints
         self.every = 0
         """After how many steps the shard of this rank is copied. 0: never."""
         self.snapshots: Snapshots | None = None
@@ -50,8 +52,14 @@ class CopySchedule:
     def attach(self, rank: int, node: int, protected: Protected) -> None:
         if self._folder is not None:
             self._protected = protected
+            self.checkpoints.attach(protected)
             self._buddy = Buddy(self._folder, rank, node)
             self.snapshots = Snapshots(self._folder, rank, "", protected, self._buddy.send)
+
+    def forget_predecessors(self) -> None:
+        """All ranks start together. To be called before any of them can make a copy."""
+        if self._folder is not None:
+            forget_in(self._folder)
 
     @property
     def each_step(self) -> bool:
@@ -106,6 +114,7 @@ class CopySchedule:
             self.snapshots.copy_own(step, incident, gradients)
 
     def wait(self) -> None:
+        self.checkpoints.wait()
         if self.snapshots is not None:
             with self._costs.waiting():
                 self.snapshots.wait()
@@ -117,6 +126,7 @@ class CopySchedule:
     def finish_and_list(self) -> tuple[Copy, ...]:
         """What this node could send to others, our own newest copy included."""
         self._costs.forget()
+        self.checkpoints.wait()
         if self.snapshots is None:
             return ()
         self.snapshots.wait()
@@ -124,6 +134,7 @@ class CopySchedule:
 
     def distrust(self, ranks: Collection[int], after: int) -> None:
         """The state of these ranks may be wrong since that step: use no copy of it."""
+        self.checkpoints.distrust(after)
         if self.snapshots is not None and self._buddy is not None:
             self.snapshots.wait()
             self._buddy.distrust(ranks)

@@ -167,6 +167,12 @@ def copies_in(folder: Path) -> tuple[Copy, ...]:
     return tuple({Copy(one.shard, Step(one.step)) for one in _all_in(folder)})
 
 
+def forget_in(folder: Path) -> None:
+    """All ranks start together: no copy on this node is of the training that begins."""
+    for one in _all_in(folder):
+        invalidate(one.path)
+
+
 def file_for(step: int, existing: dict[Path, SnapshotInfo | None]) -> Path:
     """Which file to overwrite: that of the same step, if the step is replayed, or the older one.
     Never the newest other one, which may be the only one that is usable."""

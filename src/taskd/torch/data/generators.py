@@ -118,10 +118,11 @@ def reseed(found: dict[str, Generator], seeds: Seeds) -> None:
 
 def fingerprint(found: dict[str, Generator]) -> bytes:
     """A hash of their states."""
-    return _derive(b"", *(f"{path} {_state(one)!r}" for path, one in found.items()))
+    return _derive(b"", *(f"{path} {state(one)!r}" for path, one in found.items()))
 
 
-def _state(one: Generator) -> Any:
+def state(one: Generator) -> Any:
+    """It can be compared and pickled."""
     match one:
         case torch.Generator():
             return one.get_state().numpy().tobytes()
@@ -130,7 +131,22 @@ def _state(one: Generator) -> Any:
         case np.random.Generator():
             return one.bit_generator.state
         case np.random.RandomState():
-            return one.get_state(legacy=True)[1].tobytes()  # type: ignore[index]
+            kind, words, *rest = one.get_state(legacy=True)
+            return kind, words.tobytes(), *rest  # type: ignore[union-attr]
+
+
+def set_state(one: Generator, value: Any) -> None:
+    """Set what `state` has returned."""
+    match one:
+        case torch.Generator():
+            one.set_state(torch.frombuffer(bytearray(value), dtype=torch.uint8))
+        case random.Random():
+            one.setstate(value)
+        case np.random.Generator():
+            one.bit_generator.state = value
+        case np.random.RandomState():
+            kind, words, *rest = value
+            one.set_state((kind, np.frombuffer(words, dtype=np.uint32), *rest))
 
 
 def _children(one: Any) -> Iterator[tuple[str, Any]]:

@@ -18,6 +18,9 @@ from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import torch
+import torch.distributed as dist
+
 from taskd.errors import Transient
 from taskd.torch.groups.in_flight import DeviceCollectives, GlooCollectives
 from taskd.torch.groups.store import CurrentStore, Rendezvous
@@ -280,6 +283,15 @@ class Groups:
         """Wait until every member has come this far, or the groups are broken."""
         self.world.barrier().wait()
         self.wait_for_devices()
+
+    def is_true_everywhere(self, value: bool) -> bool:
+        """Whether every member has called this with True. False if the groups are broken."""
+        backends = self.world.shape.backends
+        device = "cpu" if "cpu" in backends else next(iter(backends))
+        flag = torch.tensor([int(value)], dtype=torch.int64, device=device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+        self.wait_for_devices()
+        return not self.is_broken() and bool(flag.item())
 
     # Collectives in flight
 

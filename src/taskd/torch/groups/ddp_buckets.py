@@ -14,6 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.torch import compat
+from taskd.torch.groups import ddp_hook_state
 from taskd.torch.groups.all_groups import Groups, Mode
 
 
@@ -30,7 +31,8 @@ def rebuild_early(model: DistributedDataParallel, groups: Groups) -> None:
         # in most backward passes.
         with torch.enable_grad():
             roots = [p.view_as(p) for p in parameters]
-        torch.autograd.backward(roots, _zeros(parameters))
+        with ddp_hook_state.untouched(model):
+            torch.autograd.backward(roots, _zeros(parameters))
         compat.rebuild_buckets(model.reducer)
     finally:
         groups.mode = before

@@ -23,6 +23,7 @@ from taskd.torch import compat
 from taskd.torch.groups.all_groups import Groups, Mode
 from taskd.torch.groups.coalesced import CoalescedBlock, patch_batch_isend_irecv
 from taskd.torch.groups.object_broadcast import patch_broadcast_object_list
+from taskd.torch.groups.refused_uses import refuse_capture, refuse_symmetric_memory
 from taskd.torch.groups.solo_results import SOLO_EFFECTS, SoloEffect
 from taskd.torch.groups.transport import (
     Shape,
@@ -86,6 +87,8 @@ class ResilientGroup(dist.ProcessGroup):
     def _run(self, name: str, effect: SoloEffect, args: tuple[Any, ...], kwargs: Any) -> dist.Work:
         groups = self._groups
         groups.check_peers(name)
+        if self._work_type is DeviceWork:
+            refuse_capture(name)
         if groups.mode is Mode.LIVE:
             groups.begun += 1
             operation: Callable[..., dist.Work] = getattr(self.inner, name)
@@ -295,6 +298,7 @@ def register(groups: Groups, backends: dict[str, str]) -> None:
     patch_batch_isend_irecv(lambda group: isinstance(group, ResilientGroup))
     compat.leave_out_of_flight_recorder(BACKEND)
     patch_broadcast_object_list(groups)
+    refuse_symmetric_memory()
     requested: list[dict[str, str]] = []
     _create_groups_as_ours(requested)
 

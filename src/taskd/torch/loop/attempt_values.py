@@ -10,7 +10,6 @@ it is not known, and the code after the step must not fail.
 from __future__ import annotations
 
 import ctypes
-import dis
 import inspect
 import logging
 import math
@@ -18,6 +17,7 @@ import mmap
 import os
 import struct
 import sys
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from taskd.torch.loop import carried_names
 from taskd.torch.startup.setup_results import SavedTensor
 from taskd.torch.state.sealed import BadState, seal, unseal
 
@@ -32,8 +33,11 @@ log = logging.getLogger(__name__)
 
 RESULT = "return"
 """The name for what a function has returned: no variable has it."""
+OBJECTS = "objects of the loop"
+"""The name for what `loop_objects.py` has written down. It is kept as it is."""
 PLACE = "values of an attempt"
-SIZE = 1 << 16
+SIZE = 1 << 20
+"""Only what is written takes memory."""
 _HEAD = struct.Struct("<QQ")
 """The step plus one (0: not valid, written last), and the length of what follows."""
 _FIRST_WORD = struct.Struct("<Q")
@@ -46,9 +50,9 @@ Values = dict[str, Any]
 class AttemptValues:
     """The values of the last attempt of this rank."""
 
-    def __init__(self, folder: Path | None, rank: int) -> None:
+    def __init__(self, folder: Path | None, rank: int, name: str = "values") -> None:
         """`folder` is in the node's shared memory; None: nothing is kept."""
-        path = None if folder is None else folder / f"values-{rank}"
+        path = None if folder is None else folder / f"{name}-{rank}"
         self._rank = rank
         self._last: tuple[int, Values] | None = None if path is None else _read(path, rank)
         self._map = None if path is None else _open(path)
@@ -57,7 +61,9 @@ class AttemptValues:
         """An attempt at this step is complete on this rank."""
         if self._map is None:
             return
-        kept = {name: small for name, value in values.items() if (small := _small(value)) != _SKIP}
+        objects = {OBJECTS: values[OBJECTS]} if OBJECTS in values else {}
+        variables = ((name, _small(value)) for name, value in values.items() if name != OBJECTS)
+        kept = {name: small for name, small in variables if small != _SKIP} | objects
         self._last = step, kept
         place = _place(self._rank, step)
         data = seal(kept, place)
@@ -79,18 +85,36 @@ class AttemptValues:
         """Whether it is known which values an attempt leaves."""
         return self._last is not None
 
-    def restore(self, step: int) -> Values:
-        """The last values, if they are those after this step; or NaN in place of each number."""
+    def of_step(self, step: int) -> Values | None:
+        """The last values, if they are those of this step."""
+        if self._last is None or self._last[0] != step:
+            return None
+        return _read_all(self._last[1], is_known=True)
+
+    def restore(self, step: int, carried: Collection[str] = ()) -> Values:
+        """The last values, if they are those after this step; or NaN in place of each number.
+
+        `carried`: the next step depends on these. They stay what they are if they are not known.
+        """
         if self._last is None:
             return {}
         at, values = self._last
+        if at != step:
+            values = {name: value for name, value in values.items() if name not in carried}
         if at != step and values:
             log.warning(
                 "what the attempt at step %d has computed on this rank is lost: the code after it "
                 "gets NaN instead",
                 step,
             )
-        return {name: _large(value, is_known=at == step) for name, value in values.items()}
+        return _read_all(values, is_known=at == step)
+
+
+def _read_all(values: Values, is_known: bool) -> Values:
+    """Objects whose content is not known keep the one they have."""
+    variables = {name: value for name, value in values.items() if name != OBJECTS}
+    objects = {OBJECTS: values[OBJECTS]} if is_known and OBJECTS in values else {}
+    return {name: large(value, is_known) for name, value in variables.items()} | objects
 
 
 class _Device:
@@ -100,13 +124,31 @@ class _Device:
         self.shape, self.dtype, self.device = shape, dtype, device
 
 
+class _Scalar:
+    """A tensor with one element, such as a loss: nearly all values are of this kind."""
+
+    __slots__ = ("dtype", "item", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, item: Any) -> None:
+        self.shape, self.dtype, self.item = shape, dtype, item
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Scalar) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self) -> int:
+        return hash(self.__reduce__())
+
+    def __reduce__(self) -> tuple[type[_Scalar], tuple[Any, ...]]:
+        return _Scalar, (self.shape, self.dtype, self.item)
+
+
 _SKIP = "taskd: this value is not kept"
 
 
 def _small(value: Any) -> Any:
     match value:
         case torch.Tensor():
-            return _small_tensor(value)
+            return small_tensor(value)
         case None | bool() | str() | bytes():
             return value
         case int():
@@ -124,29 +166,40 @@ def _small(value: Any) -> Any:
             return _SKIP
 
 
-def _small_tensor(value: torch.Tensor) -> Any:
+def small_tensor(value: torch.Tensor) -> Any:
+    """The tensor in a form for another process."""
     if value.numel() > MAX_ELEMENTS or value.layout != torch.strided or type(value) not in _PLAIN:
         return _SKIP
     if value.device.type != "cpu":
         return _Device(tuple(value.shape), value.dtype, str(value.device))
+    if value.numel() == 1 and value.dtype in _EXACT:
+        return _Scalar(tuple(value.shape), value.dtype, value.item())
     return SavedTensor.of(value.detach().contiguous())
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_EXACT = frozenset(
+    (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)
+)
+"""Types whose values Python's own numbers hold exactly."""
 
 
-def _large(value: Any, is_known: bool) -> Any:
+def large(value: Any, is_known: bool) -> Any:
+    """What was made small, or something of the same form that is not a number."""
     match value:
         case _Device():
             return _unknown(torch.empty(value.shape, dtype=value.dtype, device=value.device))
+        case _Scalar():
+            tensor = torch.full(value.shape, value.item, dtype=value.dtype)
+            return tensor if is_known else _unknown(tensor)
         case SavedTensor():
             tensor = torch.empty(value.shape, dtype=value.dtype)
             value.copy_to(tensor)
             return tensor if is_known else _unknown(tensor)
         case list() | tuple():
-            return type(value)(_large(item, is_known) for item in value)
+            return type(value)(large(item, is_known) for item in value)
         case dict():
-            return {name: _large(item, is_known) for name, item in value.items()}
+            return {name: large(item, is_known) for name, item in value.items()}
         case float() if not is_known:
             return math.nan
         case _:
@@ -170,7 +223,8 @@ def calling_frame() -> FrameType:
 
 
 def set_since(begin: int, frame: FrameType) -> Values:
-    """The variables that were set since this instruction and are read elsewhere in the function."""
+    """The variables that were set since this instruction and are read elsewhere in the function,
+    or in the next step."""
     names = _names(frame.f_code, begin, frame.f_lasti)
     if not names:
         return {}
@@ -181,7 +235,7 @@ def set_since(begin: int, frame: FrameType) -> Values:
 def put_into(frame: FrameType, values: Values) -> None:
     """Set variables of a running function."""
     present = frame.f_locals  # once: in older Pythons each access reads all variables again
-    present.update({name: value for name, value in values.items() if name != RESULT})
+    present.update({name: value for name, value in values.items() if name not in (RESULT, OBJECTS)})
     if sys.version_info < (3, 13) and present is not frame.f_globals:
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
@@ -189,13 +243,14 @@ def put_into(frame: FrameType, values: Values) -> None:
 @lru_cache(maxsize=64)
 def _names(code: CodeType, begin: int, end: int) -> tuple[str, ...]:
     inside, outside = set[str](), set[str]()
-    for one in dis.get_instructions(code):
+    for one in carried_names.instructions(code):
         is_inside = begin < one.offset < end
         names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
         if one.opname.startswith("STORE_") and one.opname not in _NOT_VARIABLES and is_inside:
             inside.update(name for name in names if isinstance(name, str))
         elif one.opname.startswith("LOAD_") and one.opname not in _NOT_VARIABLES and not is_inside:
             outside.update(name for name in names if isinstance(name, str))
+    outside.update(carried_names.of_innermost_loop(code, begin))
     return tuple(sorted(inside & outside))
 
 

@@ -6,11 +6,11 @@ where a step begins, another one where it ends. This class keeps the attempt in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from taskd.torch.context import JobContext
-from taskd.torch.data.feed import Feed
+from taskd.torch.data.batch_feed import Feed
 from taskd.torch.loop.section import Section
 from taskd.torch.step import Step
 from taskd.torch.step_cycle import StepCycle
@@ -28,14 +28,17 @@ class FrameworkLoop:
     def __init__(
         self,
         steps: Iterator[Step],
-        total: int,
+        total: Callable[[], int],
         start: int,
         cycle: StepCycle,
         context: JobContext,
-        feed: Feed,
+        feed: Feed | None,
         new_section: Callable[[str], Section],
     ) -> None:
-        """A replacement has joined the other ranks when it returns."""
+        """A replacement has joined the other ranks when it returns.
+
+        `feed` is None where the framework keeps the batches of a step by itself.
+        """
         self._steps, self._total, self._cycle, self._context = steps, total, cycle, context
         self._feed, self._new_section = feed, new_section
         self._is_open = False
@@ -58,7 +61,13 @@ class FrameworkLoop:
         self.step = next(self._steps, None)
         self.is_pending = False
 
-    def begin_attempt(self, batches: list[int]) -> list[Any]:
+    def record_turn(self) -> None:
+        """What the framework has done since `begin_turn` belongs to the state before the step."""
+        comparison = self._context.comparison
+        if comparison is not None and self.step is not None:
+            comparison.begin_turn(self.step)
+
+    def begin_attempt(self, batches: Sequence[int] = ()) -> list[Any]:
         """Begin an attempt at the present step, with the batches of these numbers.
 
         Raises:
@@ -66,21 +75,26 @@ class FrameworkLoop:
         """
         step = self.step
         assert step is not None
-        self._feed.has(batches[0])
-        given = [self._feed.batch(number) for number in batches]
+        given = self._read(batches)
         if not self._cycle.another_attempt(step):
             self.is_pending = True
             raise Repeat
-        for number in batches:
-            self._feed.begin_attempt(number)
+        if self._feed is not None:
+            for number in batches:
+                self._feed.begin_attempt(number)
         self._cycle.begin()
         self._is_open = True
         return given
 
     def batch(self, number: int) -> list[Any]:
         """The batch of this number, for the code after a step that is committed."""
-        self._feed.has(number)
-        return [self._feed.batch(number)]
+        return self._read([number])
+
+    def _read(self, numbers: Sequence[int]) -> list[Any]:
+        if self._feed is None or not numbers:
+            return []
+        self._feed.has(numbers[0])
+        return [self._feed.batch(number) for number in numbers]
 
     def load_committed(self) -> None:
         """Before the code after a step that this process has not run: the parts as committed."""
@@ -115,7 +129,11 @@ class FrameworkLoop:
         return self._new_section(name).run(function, *args)
 
     def finish(self) -> None:
-        """The framework has left its loop, after the last step or before."""
-        if self.step is not None and self._context.step >= self._total:
+        """The framework has left its loop.
+
+        If that was before the last step, `total` is the number of the steps that are done by now.
+        """
+        if self.step is not None and self._context.step >= self._total():
             self.begin_turn()
-        self._feed.close()
+        if self._feed is not None:
+            self._feed.close()

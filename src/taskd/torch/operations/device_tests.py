@@ -30,6 +30,7 @@ from taskd.model.operations import COMPUTE, NOT_RUN, P2P, OpResult
 from taskd.runtime.clock import monotonic
 from taskd.torch.groups.store import Rendezvous
 from taskd.torch.groups.transport import Shape, Transport
+from taskd.wire.json_reading import loads
 from taskd.worker.operations import ascend_calls as ascend
 from taskd.worker.operations.stress_order import Operation, Request
 
@@ -240,7 +241,7 @@ def _exchange_results(
     except RuntimeError:
         request.check()
     published = (store.get(key) for key in keys if store.check([key]))
-    return [kind(**item) for text in published for item in json.loads(text)]
+    return [kind(**item) for text in published for item in loads(text)]
 
 
 def matrices(size: int, spread: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -27,6 +27,7 @@ from taskd.model.ids import Rank
 from taskd.torch import compat
 from taskd.torch.context import JobContext
 from taskd.torch.groups.store import Rendezvous
+from taskd.torch.loop.loop_variables import LoopVariables
 from taskd.torch.replicas.replica_check import ReplicaCheck
 from taskd.torch.state import fingerprints, pieces, sharded
 from taskd.torch.state.protected import OptimizerOptions
@@ -52,6 +53,8 @@ def may_differ(part: object) -> bool:
     """
     if isinstance(part, OptimizerOptions):
         return False
+    if isinstance(part, LoopVariables):
+        return part.may_differ
     return not isinstance(part, LRScheduler) or isinstance(part, ReduceLROnPlateau)
 
 
@@ -87,13 +90,18 @@ class Comparison:
         """What the ranks tell each other before their first comparison."""
         return self._name, {name: may_differ(part) for name, part in self._protected.parts.items()}
 
-    def start(self, step: int, described: Sequence[Description]) -> None:
-        """All ranks call it together, with the descriptions of all, before their first step."""
+    def start(self, step: int, described: Sequence[Description], model: str, run: str) -> None:
+        """All ranks call it together, with the descriptions of all, before their first step.
+
+        `model`, `run`: as in `Agreement`.
+        """
         shards = {Rank(rank): name for rank, (name, _) in enumerate(described)}
         parts = sorted({part for _, names in described for part in names})
         watched = {part for _, names in described for part, watch in names.items() if watch}
         self._protected.record_parts()
-        before = Agreement(shards, tuple(parts), frozenset(watched), start=step)
+        before = Agreement(
+            shards, tuple(parts), frozenset(watched), start=step, model=model, run=run
+        )
         prints = self._gather(self._print(before, whole=True))
         agreement = state_classes.agree(before, step, step, prints)
         self.adopt(agreement)
@@ -178,7 +186,7 @@ class Comparison:
 
         And those that receive a state get what the code after its step has changed.
         """
-        store, mine = rendezvous.store, self.agreement
+        store, mine = rendezvous.store, self.agreement or self._context.kept_agreement.predecessor
         version = -1 if mine is None else mine.version
         place = _place(AGREEMENT_KEY, rendezvous)
         changed = None
@@ -205,6 +213,8 @@ class Comparison:
             store.set(AGREEMENT_KEY, seal(mine, place))  # type: ignore[arg-type]
         if version < newest:
             self.adopt(unseal(store.get(AGREEMENT_KEY), place))
+        elif self.agreement is None and mine is not None:
+            self.adopt(mine)  # all ranks were replaced
 
     def receive_turn(self, rendezvous: Rendezvous) -> None:
         """After a state was received: see `exchange`."""
@@ -246,6 +256,7 @@ class Comparison:
         """Act on it from now on."""
         context = self._context
         self._protected.agreement = agreement
+        context.kept_agreement.save(agreement)
         self._is_late = self._is_late and not agreement.is_late
         self.has_late_exchange = self.has_late_exchange or agreement.has_late_exchange
         context.shard = agreement.shards[Rank(context.rank)]

@@ -4,6 +4,9 @@ Inductor keeps what it has compiled in a folder that all ranks of a node share, 
 finds the code of its predecessor there. But the C++ compiler writes a library in place: a rank that
 is killed while it compiles leaves half a library behind, and every later process fails to load it.
 So each rank removes such files before it starts.
+
+The usual folder is in /tmp under a known name. If another user has created it, code of that user
+would run in this job: a private folder is used instead.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import getpass
 import logging
 import os
 import re
+import stat
 import struct
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -20,6 +24,7 @@ from pathlib import Path
 
 from taskd import config
 from taskd.runtime.clock import wall
+from taskd.runtime.files.private_files import make_private, user_folder
 from taskd.torch import compat
 
 log = logging.getLogger(__name__)
@@ -34,6 +39,18 @@ ELF = struct.Struct("<4s36xQ10xHH2x")
 def prepare(is_replacement: bool) -> None:
     """Called in every rank before its script compiles anything."""
     directory = _directory()
+    if not config.environ.get(DIRECTORY) and (why := _why_not_ours(directory)):
+        private = make_private(user_folder()) / "torchinductor"
+        log.warning(
+            "torch.compile's cache %s is not used, because %s: code in it could run in this job. "
+            "It is %s instead; remove the other one, or set %s",
+            directory,
+            why,
+            private,
+            DIRECTORY,
+        )
+        directory = private
+        config.use_compile_cache(str(private))
     if directory.is_dir():
         remove_incomplete(directory, wall() - RECENT_S)
     if is_replacement:
@@ -72,8 +89,23 @@ def _directory() -> Path:
     return Path(tempfile.gettempdir()) / f"torchinductor_{user}"
 
 
+def _why_not_ours(directory: Path) -> str:
+    """Why other users could have put code there; empty: they could not, or it does not exist."""
+    try:
+        found = directory.lstat()
+    except OSError:
+        return ""
+    if not stat.S_ISDIR(found.st_mode):
+        return "it is not a directory"
+    if found.st_uid != os.getuid():
+        return f"it belongs to user {found.st_uid}"
+    return "other users can write it" if found.st_mode & stat.S_IWOTH else ""
+
+
 def _libraries(directory: Path, since: float) -> Iterator[Path]:
     for folder in directory.glob("??"):
+        if folder.is_symlink():
+            continue  # what it points to is not a part of the cache
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.endswith((".so", ".o")) and entry.stat().st_mtime >= since:

@@ -3,7 +3,8 @@
 The store is a process that can be lost like any other, and its successor is empty. So every rank
 that is parked in an incident checks whether the mark is there and sets it again; and a replacement
 waits a little for it. If the store was lost with its node, the next plan names the store of another
-node, and all ranks move to it.
+node, or the new one of the same node at the same address, and all ranks move to it. A rank that has
+to connect again cannot know whether it finds the same store, so it fills it with what it keeps.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class StartMark:
     def __init__(self, address: str, attempt: str) -> None:
         self._address, self._attempt = address, attempt
         self.store = self.connect()
+        self.publish: Callable[[Store], None] = lambda store: None
+        """Fills a new store before it gets the mark."""
 
     @property
     def address(self) -> str:
@@ -72,13 +75,25 @@ class StartMark:
     def set(self) -> None:
         self.store.set(KEY, "1")
 
-    def move(self, address: str, publish: Callable[[Store], None]) -> None:
-        """Use another store from now on. `publish` fills it before it gets the mark.
+    def meet_at(self, address: str) -> bool:
+        """Use the store at this address from now on, which may be a new one. True: it is.
 
         Raises RuntimeError if it does not answer.
         """
-        store = self._connect_to(address)
-        publish(store)
+        if address == self._address and self._is_connected():
+            return False
+        self._use(address, self._connect_to(address))
+        return True
+
+    def _is_connected(self) -> bool:
+        """To the same process as before: a new one has neither the mark nor this connection."""
+        try:
+            return self.store.check([KEY])
+        except RuntimeError:
+            return False
+
+    def _use(self, address: str, store: PrefixStore) -> None:
+        self.publish(store)
         self._address, self.store = address, store
         self.set()
 
@@ -89,20 +104,16 @@ class StartMark:
     def _renew(self) -> None:
         if self._node_is_gone():
             return  # the next plan names another store
-        try:
-            if self.store.check([KEY]):
-                return
-        except RuntimeError:
-            log.info("store was lost: setting the start mark in the new one")
+        if self._is_connected():
+            return
+        log.info("store was lost: setting the start mark in the new one")
         address = self._address
         try:
             store = self._connect_to(address)
+            if address == self._address:  # it has not moved meanwhile
+                self._use(address, store)
         except RuntimeError as error:
             log.warning("cannot set the start mark in the store: %s", error)
-            return
-        if address == self._address:  # it has not moved meanwhile
-            self.store = store
-            self.set()
 
     def _node_is_gone(self) -> bool:
         """The launcher of the store's node holds its port, also while the store is started again.

@@ -34,8 +34,9 @@ from taskd.torch.context import JobContext
 from taskd.torch.groups import ddp_buckets, resilient_group
 from taskd.torch.groups.all_groups import Groups
 from taskd.torch.job import Job
+from taskd.torch.operations.device_tests import StressSettings
 from taskd.worker import visible_devices
-from taskd.worker.settings import WorkerSettings
+from taskd.worker.settings import ProfilingSettings, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ COMPILER = (
 """The largest modules that torch.compile imports when it is first used."""
 
 
+SETTINGS = (WorkerSettings, StressSettings, ProfilingSettings)
+"""What every rank reads."""
+
 _devices_at_start: visible_devices.Devices | None = None
 """What this process saw when it started the driver; None: it did not."""
 
@@ -62,6 +66,9 @@ def run() -> None:
     """Errors are only logged: they would occur again, and be reported, in the real start."""
     thread = LoopThread("taskd-warmup")
     try:
+        compat.check_once()
+        for kind in SETTINGS:
+            config.type_hints(kind)
         socket.getaddrinfo(LOOPBACK, 0)  # the first lookup loads the codec of host names
         thread.run(_exchange_message()).result()
         if not _has_devices():

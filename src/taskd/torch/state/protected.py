@@ -69,7 +69,10 @@ class Protected:
     ) -> None:
         self.models: list[nn.Module] = _listed(model)
         self.optimizers: list[Optimizer] = _listed(optimizer)
-        self.scalers: list[torch.amp.GradScaler] = _listed(scaler)
+        # A scaler that is disabled, as usual with bfloat16, has no state.
+        self.scalers: list[torch.amp.GradScaler] = [
+            one for one in _listed(scaler) if one.is_enabled()
+        ]
         self.parts: dict[str, Stateful] = {**parts, OPTIONS: OptimizerOptions(self.optimizers)}
         """The script's own objects, and what belongs to no tensor of an optimizer."""
         self.step: int | None = None
@@ -88,6 +91,11 @@ class Protected:
         self._slots = [slot for model in self.models for slot in ddp_buffers.buffer_slots(model)]
         _check(self)
 
+    def objects(self) -> list[object]:
+        """Everything that was given to `protect`, and the modules in it."""
+        modules = [module for model in self.models for module in model.modules()]
+        return [*self.parts.values(), *self.optimizers, *self.scalers, *modules]
+
     def record_parts(self) -> None:
         """Remember the parts as they are now, when a step is committed.
 
@@ -102,7 +110,7 @@ class Protected:
         return {
             name: part.state_dict()
             if isinstance(part, OptimizerOptions)
-            else deepcopy(part.state_dict())
+            else _copy(part.state_dict())
             for name, part in self.parts.items()
         }
 
@@ -119,24 +127,28 @@ class Protected:
     def load_recorded(self) -> None:
         """Bring the parts back to the last commit."""
         for name, state in self._recorded.items():
-            self.parts[name].load_state_dict(deepcopy(state))
+            self.parts[name].load_state_dict(_copy(state))
 
     def record_turn(self, turn: int) -> None:
         """Remember what the code between two steps has done to the parts: the next one begins."""
-        states = {name: part.state_dict() for name, part in self.parts.items()}
-        self._turn = (
-            turn,
-            {
-                name: deepcopy(state)
-                for name, state in states.items()
-                if name not in self._recorded or not _is_equal(state, self._recorded[name])
-            },
-        )
+        changed, recorded = {}, self._recorded
+        for name, part in self.parts.items():
+            state = part.state_dict()
+            if name not in recorded or not _is_equal(state, recorded[name]):
+                changed[name] = _copy(state)
+        self._turn = turn, changed
 
     def turn_parts(self, step: int) -> dict[str, Any] | None:
         """The parts that have changed after the last step. None: its code is not complete here."""
         turn, changed = self._turn
         return changed if turn == step else None
+
+    def keep_turn(self, step: int) -> None:
+        """The state of this step was received: what this process itself has done after it counts.
+
+        It has run the code after that step, and does not run it again.
+        """
+        self.received_turn |= _copy(self.turn_parts(step) or {})
 
     def parts_to_resume(self, step: int) -> dict[str, Any]:
         """Every part as the step after needs it, as far as this process knows."""
@@ -180,13 +192,24 @@ class Protected:
         return [model for model in self.models if isinstance(model, DistributedDataParallel)]
 
 
-PLAIN = (bool, int, float, str, type(None))
+PLAIN = frozenset((bool, int, float, str, bytes, type(None)))
+MAX_DEPTH = 16
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: Any, depth: int = 0) -> Any:
+    """As `deepcopy`, which takes ten times as long for plain numbers in lists and dictionaries."""
     kind = type(value)
-    is_plain = kind in PLAIN or (kind is tuple and all(type(one) in PLAIN for one in value))
-    return value if is_plain else deepcopy(value)
+    if kind in PLAIN:
+        return value
+    if depth < MAX_DEPTH:  # deeper ones may contain themselves
+        if kind is dict:
+            return {
+                key: one if type(one) in PLAIN else _copy(one, depth + 1)
+                for key, one in value.items()
+            }
+        if kind is list or kind is tuple:
+            return kind([one if type(one) in PLAIN else _copy(one, depth + 1) for one in value])
+    return deepcopy(value)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -197,26 +220,21 @@ def _listed(value: Any) -> list[Any]:
 
 def _is_equal(one: Any, other: Any) -> bool:
     """Whether two states are the same. False if that is not easy to tell."""
-    if type(one) is not type(other):
+    kind = type(one)
+    if kind is not type(other):
         return False
-    match one:
-        case torch.Tensor():
-            is_alike = (one.shape, one.dtype, one.device) == (
-                other.shape,
-                other.dtype,
-                other.device,
-            )
-            return is_alike and torch.equal(one, other)
-        case dict():
-            return one.keys() == other.keys() and all(
-                _is_equal(value, other[key]) for key, value in one.items()
-            )
-        case list() | tuple():
-            return len(one) == len(other) and all(map(_is_equal, one, other))
-        case None | bool() | int() | float() | str() | bytes():
-            return bool(one == other)
-        case _:
-            return False
+    if kind in PLAIN:
+        return bool(one == other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(
+            _is_equal(value, other[key]) for key, value in one.items()
+        )
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_is_equal, one, other))
+    if isinstance(one, torch.Tensor):
+        is_alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+        return is_alike and torch.equal(one, other)
+    return isinstance(one, bool | int | float | str | bytes) and bool(one == other)
 
 
 def _check(protected: Protected) -> None:
@@ -248,9 +266,9 @@ def _check(protected: Protected) -> None:
         )
     if any(_package(one) == "deepspeed" for one in (*protected.models, *protected.optimizers)):
         problems.append(
-            "DeepSpeed cannot be protected: its engine updates flat copies of the weights, each "
-            "rank its own part, and counts its own steps; no rank could give them to a "
-            "replacement. Use fully_shard, or restart from the checkpoints of DeepSpeed"
+            "DeepSpeed cannot be protected by protect(): its engine updates flat copies of the "
+            "weights, each rank its own part, and counts its own steps. For ZeRO stages 1 and 2 "
+            "use taskd.integrations.deepspeed.protect, otherwise fully_shard"
         )
         raise SettingsError(problems)  # what follows would read a torch optimizer
     known = set(protected.parameters)

@@ -60,15 +60,23 @@ def write(mine: LocalState, has_step: bool, step: int, incident: int, folder: Pa
         how, writer = min(able)
         if writer == mine.rank:
             content = _content(mine, name, step, incident, from_copy=how == COPIED)
-            place = _place(name, step)
-            (folder / file_name(name)).write_bytes(seal(content, place, checkpoint_key()))
+            sealed = seal(content, place(name, step), checkpoint_key())
+            (folder / file_name(name)).write_bytes(sealed)
 
 
 def read(protected: Protected, folder: Path, name: str, step: int) -> None:
     """Load one of the files: raises OSError or BadState."""
     data = (folder / file_name(name)).read_bytes()
-    manifest, tensors = unseal(data, _place(name, step), checkpoint_key())
+    manifest, tensors = unseal(data, place(name, step), checkpoint_key())
     transfer.load(protected, manifest, tensors)
+
+
+def part_names(folder: Path, name: str, step: int) -> set[str]:
+    """The objects of the script whose state is in that file: raises OSError or BadState."""
+    manifest, _ = unseal(
+        (folder / file_name(name)).read_bytes(), place(name, step), checkpoint_key()
+    )
+    return set(manifest.plain["parts"])
 
 
 def file_name(name: str) -> str:
@@ -108,7 +116,7 @@ def _unpack(step: int, incident: int, receive: Receive) -> Content:
     return manifest, [tensor for _, tensor in pieces]
 
 
-def _place(name: str, step: int) -> str:
+def place(name: str, step: int) -> str:
     return f"state of {name} at step {step}"
 
 

@@ -47,6 +47,7 @@ class SampleChain:
         tensors = [*protected.parameters, *protected.buffers()]
         self._every = 1 if all(one.device.type == "cpu" for one in tensors) else DEVICE_EVERY
         known = {p for model in protected.ddp_models() for p in model.module.parameters()}
+        self._are_plain = not any(map(is_distributed, protected.parameters))
         self._own_gradients = {
             p for p in protected.parameters if p not in known and not is_distributed(p)
         }
@@ -77,35 +78,35 @@ class SampleChain:
         if len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
 
-    @torch.no_grad()
-    def _samples(self, step: int, gradients: bool) -> Iterator[bytes]:
+    def _samples(self, step: int, gradients: bool) -> list[bytes]:
         chosen: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        for tensor in self._chosen(step, gradients):
-            kind = tensor.device, tensor.dtype
-            chosen.setdefault(kind, []).append(_elements(tensor, step))
-        for tensors in chosen.values():
-            yield torch.cat(tensors).cpu().view(torch.uint8).numpy().tobytes()
+        with torch.no_grad():
+            for tensor in self._chosen(step, gradients):
+                if tensor.layout != torch.strided or type(tensor) not in _PLAIN:
+                    continue
+                if tensor.numel():
+                    kind = tensor.device, tensor.dtype
+                    chosen.setdefault(kind, []).append(_elements(tensor, step))
+            return [
+                torch.cat(tensors).cpu().view(torch.uint8).numpy().tobytes()
+                for tensors in chosen.values()
+            ]
 
     def _chosen(self, step: int, gradients: bool) -> Iterator[torch.Tensor]:
         protected = self._protected
         for parameter in _some(protected.parameters, step, TENSORS):
-            yield from _readable(local(parameter))
+            yield parameter if self._are_plain else local(parameter)
             if gradients and parameter in self._own_gradients and parameter.grad is not None:
-                yield from _readable(local(parameter.grad))
+                yield local(parameter.grad)
         if not protected.has_own_buffers(step + 1):
             for buffer in _some(protected.buffers(), step, BUFFERS):
-                yield from _readable(local(buffer))
+                yield local(buffer)
 
 
 def _some(tensors: Sequence[torch.Tensor], step: int, count: int) -> Iterator[torch.Tensor]:
     """Other ones in each step; all of them in turn."""
     count = min(count, len(tensors))
     return (tensors[(step * count + index) % len(tensors)] for index in range(count))
-
-
-def _readable(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    if tensor.layout == torch.strided and type(tensor) in _PLAIN and tensor.numel():
-        yield tensor
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

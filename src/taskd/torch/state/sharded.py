@@ -37,8 +37,11 @@ def describe(protected: Protected) -> tuple[str, int]:
 
     Two ranks hold the same shard when every parameter is distributed the same way and they have the
     same coordinates along the mesh dimensions that shard it. Without sharding, as under DDP, the
-    name is empty.
+    name is empty. A model that is divided in another way has a `shard_name` of its own.
     """
+    for model in protected.models:
+        if name := getattr(model, "shard_name", ""):
+            return str(name), -1
     cuts: list[Any] = []
     replicas: set[tuple[int, ...]] = set()
     for index, parameter in enumerate(protected.parameters):

@@ -9,6 +9,7 @@ which rank sends to which.
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +34,8 @@ from taskd.torch.state.state_link import Receive, Send
 MAX_MANIFEST_BYTES = 2**32
 """A longer manifest cannot be one rank's state."""
 PLACE = "manifest of a state"
+MOST_VERIFIERS = 2
+"""More do not help: they would wait for memory."""
 
 Mark = tuple[int, int]
 """The address of a tensor, and how often it was changed in place."""
@@ -265,7 +268,7 @@ def receive_state(
 
     with (
         ThreadPoolExecutor(max(1, len(shares) - 1)) as pool,
-        ThreadPoolExecutor(len(shares)) as verifiers,
+        ThreadPoolExecutor(max(len(shares), _verifiers())) as verifiers,
     ):
         verified: list[Future[None]] = []
 
@@ -283,6 +286,11 @@ def receive_state(
         for one in (*fetched, *verified):
             one.result()
     _load_any(protected, manifest, targets)
+
+
+def _verifiers() -> int:
+    """Threads that compute digests, if cores are free: the loopback is faster than one of them."""
+    return max(1, min(MOST_VERIFIERS, len(os.sched_getaffinity(0)) // 2))
 
 
 def load(protected: Protected, manifest: Manifest, tensors: list[torch.Tensor]) -> None:
@@ -388,6 +396,8 @@ def _load(protected: Protected, manifest: Manifest, received: list[torch.Tensor]
     for piece, tensor in zip(manifest.pieces, received, strict=True):
         kind, index, name = piece.key
         if kind == "optimizer":
+            if index >= len(parameters):
+                raise BadState("the sender's optimizer has parameters that this rank's has not")
             parameter = parameters[index][1]
             value = _distributed_like(parameter, tensor) if piece.sharded else tensor
             fresh.setdefault(index, {})[name] = value

@@ -11,7 +11,7 @@ optimizer, a target network. Samples show it, and from then on these weights are
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import nn
 from taskd.torch import compat
 from taskd.torch.state import pieces
 from taskd.torch.state.protected import Protected
-from taskd.torch.state.sharded import local
+from taskd.torch.state.sharded import is_distributed, local
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +137,7 @@ class _Watched:
     def __init__(self, weights: list[nn.Parameter]) -> None:
         self._weights = weights
         self._chosen = weights[:: len(weights) // WATCHED + 1]
+        self._are_plain = not any(map(is_distributed, self._chosen))
         self._views: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         self._places: list[int] = []
         self._sample: list[torch.Tensor] = []
@@ -171,11 +172,13 @@ class _Watched:
     @torch.no_grad()
     def _read(self) -> list[torch.Tensor]:
         """The bytes of a few elements of a few of the weights."""
-        owns = [local(one) for one in self._chosen]
+        owns: Sequence[torch.Tensor] = self._chosen
+        if not self._are_plain:
+            owns = [local(one) for one in owns]
         places = [one.data_ptr() for one in owns]
         if places != self._places:
             self._places, self._views = places, {}
-            for one in owns:
+            for one in map(torch.Tensor.detach, owns):
                 self._views.setdefault((one.device, one.dtype), []).append(_few(one))
         return [torch.cat(views).view(torch.uint8) for views in self._views.values()]
 

@@ -21,7 +21,7 @@ from taskd.ascend.mspti import Library
 from taskd.model.ids import Incarnation, Rank
 from taskd.model.profiling import DEFAULT_DOMAIN, FAILED, NOTHING, OFF, ON, Pace, Part
 from taskd.runtime.clock import wall
-from taskd.runtime.profiling_files import SharedSwitch
+from taskd.runtime.files.profiling_files import SharedSwitch
 from taskd.worker.profiling import tcp_counters
 from taskd.worker.profiling.record_files import RecordFiles, base_dir
 from taskd.worker.profiling.recorder import Recorder

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from taskd.errors import SettingsError, Transient
-from taskd.runtime import files
 from taskd.runtime.clock import Clock, wall
+from taskd.runtime.files import private_files as files
 
 FILE_BYTES = 10 * 1024 * 1024
 FILES_AT_LEAST = 8

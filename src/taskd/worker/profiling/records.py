@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from taskd.wire.json_reading import loads
+
 HOST, DEVICE = 0, 1
 DEFAULT, COMMUNICATION = "default", "communication"
 _FLAGS = {HOST: (2, 4), DEVICE: (16, 32)}
@@ -67,7 +69,7 @@ class Mark:
 def mark(line: str) -> Mark | None:
     """None: the line is incomplete, or its kind is not a mark."""
     try:
-        fields: Any = json.loads(line)
+        fields: Any = loads(line)
         if fields["Kind"] != 1:
             return None
         ids, at = fields["MsptiObjectId"], int(fields["Timestamp"])

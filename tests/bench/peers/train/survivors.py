@@ -5,6 +5,9 @@ pipe of each process: `<incident> <rank>`. A rank that is training then cuts the
 group, so that its blocked collective fails at once; the spare waits for that line with everything
 imported, built and warmed up. All of them meet under a new prefix in the store, the rank that has
 done the most steps broadcasts its weights and optimizer state, and training continues.
+
+With the word LATE the process is warmed up with another model, and builds its own when it is
+needed: a spare of any recovery system that runs the script only then has to do that.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from tests.bench.peers.workload import (
 )
 
 LIMIT = timedelta(seconds=30)
+LATE = "late"
 
 
 class Group:
@@ -72,7 +76,7 @@ class Orders:
             self._orders.put((incident, rank))
 
 
-def main(store_port: int, orders: Orders) -> None:
+def main(store_port: int, orders: Orders, is_late: bool) -> None:
     log = StepWriter()
     model = build_model()
     optimizer = build_optimizer(model)
@@ -84,6 +88,8 @@ def main(store_port: int, orders: Orders) -> None:
     store = TCPStore("127.0.0.1", store_port, is_master=False, timeout=LIMIT)
     while True:
         incident, rank = orders.next()
+        if is_late:
+            model, optimizer, is_late = *build_again(), False
         orders.group = Group(store, incident, rank)
         step = share(model, optimizer, step)
         ddp = DDP(model, init_sync=False)
@@ -95,6 +101,19 @@ def main(store_port: int, orders: Orders) -> None:
         except RuntimeError:  # cut, or gloo noticed the dead peer before the line arrived
             retired.append(ddp)
             dist.destroy_process_group()
+
+
+def build_again() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """What the script builds, with room for the optimizer state that a peer sends."""
+    model = build_model()
+    optimizer = build_optimizer(model)
+    for weight in model.parameters():
+        optimizer.state[weight] = {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(weight),
+            "exp_avg_sq": torch.zeros_like(weight),
+        }
+    return model, optimizer
 
 
 def share(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> int:
@@ -115,4 +134,4 @@ def share(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Orders(int(sys.argv[2])))
+    main(int(sys.argv[1]), Orders(int(sys.argv[2])), is_late=LATE in sys.argv[3:])

@@ -46,6 +46,15 @@ def test_every_torchrun_option_exists_with_same_default() -> None:
             assert action.default == ours[name].default, name
 
 
+def test_own_options_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Manifests set them where they cannot change the command."""
+    monkeypatch.setenv("PET_CLUSTERD", "clusterd:8899")
+    monkeypatch.setenv("PET_ETCD", "etcd:2379")
+    found = parser().parse_args(["train.py"])
+    assert (found.clusterd, found.etcd) == ("clusterd:8899", "etcd:2379")
+    assert parser().parse_args(["--clusterd=other:1", "train.py"]).clusterd == "other:1"
+
+
 def test_environment_is_read_as_torchrun_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
     monkeypatch.setenv("PET_STANDALONE", "1")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
-from taskd.agent.run.summary import SUMMARY, count, read_incidents
+import pytest
+
+from taskd.agent.run import plan
+from taskd.agent.run.arguments import add_arguments
+from taskd.agent.run.plan import Plan
+from taskd.agent.run.summary import JOURNAL, SUMMARY, Incident, count, hint, read_incidents
 
 
 def summary_lines(folder: Path, *incidents: dict[str, object]) -> list[str]:
@@ -17,6 +23,7 @@ def summary_lines(folder: Path, *incidents: dict[str, object]) -> list[str]:
 
 
 FAULT: dict[str, object] = {"faults": [{"rank": 2, "kind": "hung"}]}
+ERROR = 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: no data'
 ORDER: dict[str, object] = {"faults": [], "strategy": "continue"}
 
 
@@ -29,8 +36,8 @@ def test_faults_and_pauses_are_counted_separately(tmp_path: Path) -> None:
     assert summary_lines(tmp_path, FAULT, ORDER, FAULT)[0] == "2 faults, 1 pause by order"
     assert summary_lines(tmp_path, ORDER, ORDER) == [
         "0 faults, 2 pauses by order",
-        "  incident 1: by order -> continue: recovered in 3 ms (stopped 3)",
-        "  incident 2: by order -> continue: recovered in 3 ms (stopped 3)",
+        "  incident 1: paused by order for 3 ms (stopped 3)",
+        "  incident 2: paused by order for 3 ms (stopped 3)",
     ]
 
 
@@ -49,8 +56,27 @@ def test_incident_that_new_faults_interrupted_is_one(tmp_path: Path) -> None:
         "  incident 3: rank 2 (hung) -> retry: recovered in 3 ms (stopped 3)",
     ]
     assert summary_lines(tmp_path, interrupted)[1] == (
-        "  incident 1: rank 2 (hung) -> no strategy: superseded"
+        "  incident 1: rank 2 (hung) -> recovery: not finished when the job ended"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "evidence", "shown"),
+    [
+        ("exited", "signal 9", "signal 9"),
+        ("exited", "exit code 1", "exit code 1"),
+        ("exited", f"exit code 1\n{ERROR}", "exit code 1: ValueError: no data"),
+        ("exited", "", "exited"),
+        ("exited", "signal 11: \x1b[2Jgone", "signal 11: \\x1b[2Jgone"),
+        ("named", "named by clusterd: …", "reported"),
+    ],
+)
+def test_cause_says_how_the_rank_ended(
+    tmp_path: Path, kind: str, evidence: str, shown: str
+) -> None:
+    fault: dict[str, object] = {"faults": [{"rank": 2, "kind": kind, "evidence": evidence}]}
+    line = summary_lines(tmp_path, fault)[1]
+    assert line == f"  incident 1: rank 2 ({shown}) -> retry: recovered in 3 ms (stopped 3)"
 
 
 def test_restart_of_all_ranks_says_why(tmp_path: Path) -> None:
@@ -59,3 +85,24 @@ def test_restart_of_all_ranks_says_why(tmp_path: Path) -> None:
         "  incident 1: rank 2 (hung) -> retry: restarted in 3 ms (stopped 3): "
         "no rank holds shard 1of2"
     )
+
+
+def planned(folder: Path, *words: str) -> Plan:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    (folder / "t.py").touch()
+    return plan.read(parser.parse_args(["--job-id=a b", *words, str(folder / "t.py")]))
+
+
+def test_hint_names_a_command_that_finds_the_incidents(tmp_path: Path) -> None:
+    fault, pause = Incident("", True), Incident("", False)
+    assert hint([pause], planned(tmp_path)) == []
+    assert "--state-dir" in hint([fault], planned(tmp_path))[0]
+    kept = planned(tmp_path, f"--state-dir={tmp_path}")
+    assert hint([fault], kept) == []
+    (tmp_path / JOURNAL).touch()
+    command = "for a report: taskd replay 'a b'"
+    journal = f"{command} --journal {tmp_path}/clusterd.journal --html report.html"
+    assert hint([fault], kept) == [journal]
+    elsewhere = planned(tmp_path, f"--state-dir={tmp_path}", "--clusterd=host:8899")
+    assert hint([fault], elsewhere) == [f"{command} --server host:8899 --html report.html"]

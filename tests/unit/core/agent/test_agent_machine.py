@@ -313,8 +313,8 @@ def test_new_manager_gets_running_and_ended_ranks() -> None:
     alive = (m.LocalWorker(Rank(3), Incarnation(0), 3),)
     assert play.receive(ManagerConnected()) == (
         SendToManager(m.AgentRegistered()),
-        SendHello(alive, 0, 5),
         SendToManager(exited(2, 0)),
+        SendHello(alive, 0, 5),
     )
 
 

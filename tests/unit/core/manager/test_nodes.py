@@ -38,7 +38,7 @@ from taskd.model.manager import (
     NodeSilent,
     NodesRegistered,
 )
-from tests.unit.core.manager.test_machine import CONFIG, STOP, Play, change
+from tests.unit.core.manager.test_machine import ASK, CONFIG, IN_PLACE, STOP, Play, change
 
 SPARE = NodeRank(2)
 
@@ -327,3 +327,93 @@ def test_first_leader_waits_for_all_ranks() -> None:
 def test_orders_name_the_store_of_the_first_node_that_is_present() -> None:
     play = new_leader(0, 3)
     assert play.state.job.view.store() == "host1:29500"
+
+
+def without_store(play: Play, node: int) -> Play:
+    return play.receive(
+        agent(node), m.AgentHello(NodeRank(node), f"host{node}", play.locals(node), "")
+    )
+
+
+def test_all_ranks_of_a_plan_meet_at_the_same_store_although_another_node_joins() -> None:
+    play = without_store(Play().training(), 0).dies(3).orders(STOP).parks(0, 1, 2)
+    play.orders(ASK).orders(IN_PLACE)
+    assert [order.store for order in play.sent(m.Repair)] == ["host1:29500"]
+    play.incarnations[3] = 1
+    play.agent_joins(0, running=True)
+    play.started(1).hello(3, "joining")
+    assert [order.store for order in play.sent(m.Repair)] == ["host1:29500"]
+
+
+def test_next_plan_stays_at_the_store_that_is_still_served() -> None:
+    play = without_store(Play().training(), 0).dies(3).orders(STOP).parks(0, 1, 2)
+    play.orders(ASK).orders(IN_PLACE)
+    play.incarnations[3] = 1
+    play.started(1).hello(3, "joining").agent_joins(0, running=True)
+    for rank in range(4):
+        play.says(m.Repaired, rank, step=7)
+    play.says(m.Committed, 0, 1, 2, 3, step=8)
+    assert isinstance(play.state, Training)
+    assert play.state.job.with_store().store == "host1:29500"
+    play.step(NodeGone(NodeRank(1), "refused"))
+    assert play.state.job.with_store().store == "host0:29500"
+
+
+def test_rank_that_died_while_no_manager_led_is_replaced_where_it_was() -> None:
+    """Rank 0 had moved to the spare node before: only that node's agent knows it."""
+    play = new_leader(0)
+    play.receive(agent(3), m.WorkerExited(Rank(0), Incarnation(1), 1, None, 9, ""))
+    play.receive(agent(3), m.AgentHello(NodeRank(3), "host3", (), "host3:29500"))
+    assert play.state.job.view.ranks[Rank(0)].node == 3
+    play.orders(STOP).parks(1, 2).orders(ASK).orders(change("recover"))
+    [order] = play.sent(m.ReplaceWorkers)
+    assert [(member.rank, member.node) for member in order.workers] == [(0, 3)]
+
+
+def test_exit_of_a_former_incarnation_is_no_fault_of_the_one_that_runs_elsewhere() -> None:
+    """Rank 0 had moved from node 0 to the spare node, and trains there."""
+    play = Play(JobConfig(nodes=3, ranks_per_node=1))
+    play.step(NodesRegistered(frozenset(map(NodeRank, range(4))), epoch=2))
+    play.step(NodeGone(NodeRank(2), "its port is closed"))
+    play.agent_joins(1, running=True).hello(1)
+    play.receive(agent(0), m.WorkerExited(Rank(0), Incarnation(1), 1, None, 9, ""))
+    play.receive(agent(0), m.AgentHello(NodeRank(0), "host0", (), "host0:29500"))
+    runs = (m.LocalWorker(Rank(0), Incarnation(2), 1),)
+    play.receive(agent(3), m.AgentHello(NodeRank(3), "host3", runs, "host3:29500"))
+    hello = m.WorkerHello(
+        Rank(0), NodeRank(3), Incarnation(2), 1, Incident(1), Step(7), "training", True
+    )
+    play.receive(worker(3, 0), hello)
+    (report,) = play.sent(FaultReport)
+    assert [fault.rank for fault in report.faults] == [2]
+    assert play.state.job.broken() == {Rank(2)}
+
+
+def test_rank_of_which_only_an_old_exit_is_known_gets_a_new_incarnation_too() -> None:
+    """Its newest process may live on a node that is silent."""
+    play = new_leader()
+    play.receive(agent(3), m.WorkerExited(Rank(0), Incarnation(1), 1, None, 9, ""))
+    play.receive(agent(3), m.AgentHello(NodeRank(3), "host3", (), "host3:29500"))
+    play.step(NodeSilent(NodeRank(0), "no answer"))
+    assert isinstance(play.state, Reported)
+    assert play.state.job.view.ranks[Rank(0)].incarnation >= INCARNATIONS_PER_TERM
+
+
+def test_rank_of_a_lost_node_does_not_share_a_node_with_another_rank_if_one_is_free() -> None:
+    """Rank 1 ran on the spare node, which was lost and has returned; rank 0 runs on node 1."""
+    play = Play(JobConfig(nodes=3, ranks_per_node=1))
+    play.step(NodesRegistered(frozenset(map(NodeRank, range(4))), epoch=2))
+    play.step(NodeGone(NodeRank(0), "its port is closed"))
+    runs = (m.LocalWorker(Rank(0), Incarnation(1), 1),)
+    play.receive(agent(1), m.AgentHello(NodeRank(1), "host1", runs, "host1:29500"))
+    play.receive(
+        worker(1, 0),
+        m.WorkerHello(
+            Rank(0), NodeRank(1), Incarnation(1), 1, Incident(1), Step(7), "training", True
+        ),
+    )
+    play.agent_joins(2, running=True).hello(2)
+    play.receive(agent(3), m.AgentHello(NodeRank(3), "host3", (), "host3:29500"))
+    (report,) = play.sent(FaultReport)
+    assert [fault.rank for fault in report.faults] == [1]
+    assert play.state.job.view.ranks[Rank(1)].node == 3

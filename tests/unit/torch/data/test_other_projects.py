@@ -17,7 +17,7 @@ from taskd.errors import SettingsError
 from taskd.torch.data import sources
 from taskd.torch.data.epoch_ends import EpochEnds
 from tests.unit.torch.data.loaders import BATCH, KEPT, SAMPLES, Augmented, Stream
-from tests.unit.torch.data.test_feed import EPOCHS, all_batches, feed_of
+from tests.unit.torch.data.test_batch_feed import EPOCHS, all_batches, feed_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

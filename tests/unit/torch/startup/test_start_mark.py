@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch.distributed import TCPStore
+from torch.distributed import Store, TCPStore
 
 from taskd.torch.startup.start_mark import StartMark
 
@@ -25,3 +25,23 @@ def test_rank_that_starts_twice_counts_once() -> None:
     assert not StartMark(f"127.0.0.1:{store.port}", "1").is_set(is_expected=False)
     mark.arrive(1, 2)
     assert mark.is_set(is_expected=False)
+
+
+def test_new_store_at_the_old_address_gets_the_mark_and_what_ranks_keep() -> None:
+    """The launcher of the store's node was killed and started again."""
+    lost = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    address, port = f"127.0.0.1:{lost.port}", lost.port
+    survivors = [StartMark(address, "0") for _ in range(2)]
+    for rank, mark in enumerate(survivors):
+        mark.publish = lambda store, rank=rank: store.set(f"kept by {rank}", "1")  # type: ignore[misc]
+        mark.arrive(rank, len(survivors))
+    assert not any(mark.meet_at(address) for mark in survivors), "it is the same store"
+    del lost
+    found: Store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    replacement = StartMark(address, "0")
+    assert not replacement.is_set(is_expected=False)
+    for mark in survivors:
+        assert mark.meet_at(address)
+    assert replacement.is_set(is_expected=True)
+    assert replacement.store.check(["kept by 0", "kept by 1"])
+    del found

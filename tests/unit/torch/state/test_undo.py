@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from taskd.torch.state import pieces
 from taskd.torch.state.protected import Protected
 from taskd.torch.state.undo import Undo
 
@@ -54,3 +55,15 @@ def test_nothing_is_copied_where_only_the_optimizer_changes_weights() -> None:
     assert undo.restore(is_updated=True)
     undo.save(with_gradients=False)
     assert undo.restore()
+
+
+def test_scaler_that_is_disabled_has_nothing_to_save() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    protected = Protected(model, optimizer, scaler, {})
+    undo = Undo(protected)
+    undo.save(with_gradients=False)
+    assert undo.restore()
+    assert not undo.left_gradients()
+    pieces.load_plain_state(protected, pieces.plain_state(protected, {}))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime import files as runtime_files
+from taskd.runtime.files import private_files as runtime_files
 from taskd.worker.profiling import record_files
 from taskd.worker.profiling.record_files import CannotWrite, RecordFiles, base_dir
 

@@ -25,9 +25,13 @@ STATUS = "ProcessRecoverStatus"
 
 
 def succeed(turn: Turn, status: str) -> Outcome:
-    """The job trains again. The faults of this round do not start another one while still seen."""
+    """The job trains again. The faults of this round do not start another one while still seen;
+    those of a replacement do."""
     job, ranks = turn.job, turn.round.ranks
-    handled_now = {(seen.rank, seen.code) for seen in job.seen if seen.rank in ranks}
+    pods = {"", *dict(turn.round.origin).values()}
+    handled_now = {
+        (seen.rank, seen.code) for seen in job.seen if seen.rank in ranks and seen.pod in pods
+    }
     turn = turn.with_uuid_retired().with_job(handled=job.handled | handled_now)
     if status:
         turn = turn.with_cluster_commands(AnnotatePodGroup(STATUS, status))

@@ -72,9 +72,13 @@ def begin(
     turn = new_incident(job, now, config, because, before).with_commands(*commands)
     faults = tuple(faults)
     if before is not None:
-        origin = _origin(turn.job, before, faults)
+        origin, doubted = _origin(turn.job, before, faults)
         turn = turn.with_round(
-            faults=before.faults, origin=origin, platform=before.platform, stopped=before.stopped
+            faults=before.faults,
+            origin=origin,
+            doubted=doubted,
+            platform=before.platform,
+            stopped=before.stopped,
         )
     if stopped:
         turn = turn.with_round(stopped=True)
@@ -92,19 +96,36 @@ def begin(
 
 def absorb(state: Stopping, turn: Turn, faults: tuple[Fault, ...]) -> Outcome:
     """Add faults of further ranks to a round whose stop is not complete: the order stays."""
-    origin = _origin(turn.job, turn.round, faults)
-    turn = turn.with_round(faults=merge(turn.round.faults, faults), origin=origin)
+    origin, doubted = _origin(turn.job, turn.round, faults)
+    merged = merge(turn.round.faults, faults)
+    turn = turn.with_round(faults=merged, origin=origin, doubted=doubted)
     turn = _label_pods(turn, faults)
     return turn.go_to(replace(state, job=turn.job, round=turn.round))
 
 
 def _origin(
     job: Job, before: Round, new_faults: tuple[Fault, ...]
-) -> tuple[tuple[NodeRank, str], ...]:
-    """A pod that came during the earlier round counts as new, unless it has the fault."""
-    hit = set(job.nodes_of(fault.rank for fault in new_faults))
-    here = {pod.node_rank: pod.uid for pod in job.members if pod.node_rank in hit}
-    return tuple(sorted({**dict(before.origin), **here}.items()))
+) -> tuple[tuple[tuple[NodeRank, str], ...], frozenset[str]]:
+    """The pods that count as old, and the replacements that a report was not held against.
+
+    A pod that came during the earlier round counts as new, unless its device is broken or the job
+    reports its ranks twice. The first report may be about the pod that it replaces: managers notice
+    the end of a pod later than the cluster does.
+    """
+    origin, doubted = dict(before.origin), set(before.doubted)
+    broken = job.nodes_of(fault.rank for fault in new_faults if fault.hardware)
+    for node in job.nodes_of(fault.rank for fault in new_faults):
+        pod = job.pod_at(node)
+        if pod is None or pod.uid == origin.get(node):
+            continue
+        if not pod.running and node not in broken:
+            continue  # it has no ranks yet
+        if node in broken or pod.uid in doubted:
+            origin[node] = pod.uid
+            doubted.discard(pod.uid)
+        else:
+            doubted.add(pod.uid)
+    return tuple(sorted(origin.items())), frozenset(doubted)
 
 
 def _should_leave_first(turn: Turn) -> bool:
@@ -115,12 +136,14 @@ def _should_leave_first(turn: Turn) -> bool:
 
 
 def _label_pods(turn: Turn, faults: tuple[Fault, ...]) -> Turn:
-    """Label the pods, so that the scheduler knows their fault type."""
+    """Label the pods, so that the scheduler knows their fault type. It replaces them."""
     software = [fault for fault in faults if not fault.hardware]
     fault_type = "retry-fault" if all(fault.kind.retryable for fault in software) else "software"
     nodes = turn.job.nodes_of(fault.rank for fault in software)
     pods = [turn.job.pod_at(node) for node in nodes]
-    labels = {pod.uid: fault_type for pod in pods if pod is not None}
+    labels = {
+        pod.uid: fault_type for pod in pods if pod is not None and pod.uid not in turn.round.doubted
+    }
     hit = {fault.rank for fault in faults}
     labels |= {seen.pod: seen.label for seen in turn.job.seen if seen.label and seen.rank in hit}
     return turn.with_cluster_commands(

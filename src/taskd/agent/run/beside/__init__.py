@@ -1,0 +1,1 @@
+"""Processes of a node that run beside the agent."""

@@ -1,0 +1,1 @@
+"""Files and folders that other processes or users can reach."""

@@ -1,0 +1,1 @@
+"""The journal: one SQLite file with state and history."""

@@ -1,0 +1,99 @@
+"""Keeps strangers that call again and again from taking the time of a server.
+
+Each refused call costs a Python server half a millisecond, and each new connection some memory. So
+when one address has more calls refused than a server can bear, its refused connections are closed,
+and the kernel drops most of its attempts to connect: a filter on the listening sockets, which costs
+the server nothing. Connections of others, also of the same address, stay open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections import Counter
+from urllib.parse import unquote
+
+from taskd.runtime.clock import Clock, monotonic
+from taskd.runtime.limits import connect_filter, connection_limit
+from taskd.runtime.limits.connect_filter import Address
+from taskd.runtime.limits.rate_limit import Buckets, Rate
+
+log = logging.getLogger(__name__)
+
+WINDOW_S = 0.25
+MOST_PER_S = 200.0
+"""Connections of one address with refused calls."""
+CALLS = Rate(300, 1_000)
+"""Refused calls of one address, on whichever connection."""
+PASS_ONE_IN = 16
+"""Of the attempts to connect of such an address: so that it is noticed when it calms down."""
+HOLD_S = 5.0
+MOST_PEERS, MOST_ADDRESSES = 10_000, 32
+
+
+class RefusedCallers:
+    def __init__(self, clock: Clock = monotonic) -> None:
+        self._clock = clock
+        self._refused: set[tuple[Address, int]] = set()
+        self._calls, self._too_many = Buckets(CALLS, MOST_PEERS, clock), set[Address]()
+        self._held: dict[Address, float] = {}
+        self._noted = asyncio.Event()
+
+    def note(self, peer: str) -> None:
+        """A call of this peer, as gRPC names it, was refused."""
+        if len(self._refused) < MOST_PEERS and (found := address_of(peer)) is not None:
+            self._refused.add(found)
+            if not self._calls.take(str(found[0])):
+                self._too_many.add(found[0])
+            self._noted.set()
+
+    def due(self) -> tuple[set[Address], set[tuple[Address, int]]]:
+        """At the end of a window: the addresses to hold off, and the connections to close."""
+        now, refused, self._refused = self._clock(), self._refused, set()
+        too_many, self._too_many = self._too_many, set()
+        for address, count in Counter(address for address, _ in refused).items():
+            tried = count * (PASS_ONE_IN if address in self._held else 1)
+            if tried > MOST_PER_S * WINDOW_S:
+                too_many.add(address)
+        for address in too_many:
+            if address in self._held or len(self._held) < MOST_ADDRESSES:
+                self._held[address] = now + HOLD_S
+        self._held = {address: until for address, until in self._held.items() if until > now}
+        return set(self._held), {peer for peer in refused if peer[0] in self._held}
+
+    async def watch(self, port: int) -> None:
+        """For the server that listens on this port. Runs forever."""
+        before: set[Address] = set()
+        while True:
+            if not before:
+                await self._noted.wait()  # a server without strangers does nothing
+            self._noted.clear()
+            await asyncio.sleep(WINDOW_S)
+            held, peers = self.due()
+            if peers:
+                connection_limit.close_peers({(str(address), port) for address, port in peers})
+            if held != before:
+                _say(held - before)
+                connect_filter.hold_off(port, held, PASS_ONE_IN)
+                before = held
+
+
+def _say(new: set[Address]) -> None:
+    if new:
+        log.warning(
+            "connections of addresses with too many refused calls are held off: addresses=%s",
+            ",".join(sorted(map(str, new))[:5]),
+        )
+
+
+def address_of(peer: str) -> tuple[Address, int] | None:
+    """From `ipv4:127.0.0.1:1234` or `ipv6:%5B::1%5D:1234`."""
+    _, _, where = unquote(peer).partition(":")
+    host, _, port = where.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return mapped or address, int(port)
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""Checkpoints that TaskD itself writes: continuous ones and emergency ones."""

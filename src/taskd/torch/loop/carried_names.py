@@ -1,0 +1,276 @@
+"""Which variables of a running function go from one round of a `for` loop to the next.
+
+Such a variable is read in a round before that round sets it, so the round depends on the one
+before: a running average, a hidden state, a batch that is fetched one step ahead. The compiled code
+of the function says which ones these are.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
+
+_END = {
+    "JUMP_FORWARD",
+    "JUMP_BACKWARD",
+    "JUMP_BACKWARD_NO_INTERRUPT",
+    "RETURN_VALUE",
+    "RETURN_CONST",
+    "RAISE_VARARGS",
+    "RERAISE",
+}
+"""The instruction after one of these is not the next one."""
+_KINDS = ("FAST", "NAME", "DEREF", "GLOBAL")
+_OTHER_READS = {"LOAD_CLOSURE", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
+
+
+@lru_cache(maxsize=8)
+def instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
+    """To read them takes milliseconds, and several questions are asked about each function."""
+    return tuple(dis.get_instructions(code))
+
+
+@lru_cache(maxsize=8)
+def _flow(code: CodeType) -> _Flow:
+    return _Flow(code)
+
+
+@lru_cache(maxsize=64)
+def of_loop(code: CodeType, at: int) -> tuple[str, ...]:
+    """Of the loop whose `for` is the instruction at this offset. None, if it is another one."""
+    return tuple(name for name in _flow(code).carried(at) if "." not in name)
+
+
+@lru_cache(maxsize=64)
+def has_with(code: CodeType, at: int) -> bool:
+    """Whether the loop whose `for` is the instruction at this offset has a `with` block."""
+    return _flow(code).has_with(at)
+
+
+@lru_cache(maxsize=64)
+def of_innermost_loop(code: CodeType, at: int) -> tuple[str, ...]:
+    """Of the smallest loop around the instruction at this offset."""
+    return tuple(name for name in _innermost(code, at) if "." not in name)
+
+
+@lru_cache(maxsize=64)
+def attributes_of_innermost_loop(code: CodeType, at: int) -> tuple[tuple[str, str], ...]:
+    """The same for attributes of variables, such as `self.average`: the variable, the attribute."""
+    dotted = (name.partition(".") for name in _innermost(code, at) if "." in name)
+    return tuple((variable, attribute) for variable, _, attribute in dotted)
+
+
+def _innermost(code: CodeType, at: int) -> tuple[str, ...]:
+    flow = _flow(code)
+    around = [rounds for start in flow.loops() if at in (rounds := flow.round_of(start))]
+    return flow.carried_in(min(around, key=len)) if around else ()
+
+
+@lru_cache(maxsize=64)
+def of_function(code: CodeType) -> tuple[str, ...]:
+    """Variables outside of the function that go from one call of it to the next."""
+    flow = _flow(code)
+    return tuple(name for name in flow.carried_in(flow.offsets()) if name in flow.outer(code))
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What one round of a loop does with variables."""
+
+    read: frozenset[str]
+    fresh: frozenset[str]
+    """Set in each round before they are read: what they were before does not matter."""
+    set_outside: frozenset[str]
+    """Variables that it sets as global ones, or that functions inside of it set."""
+
+
+@lru_cache(maxsize=64)
+def uses_of_loop(code: CodeType, at: int) -> Uses:
+    """Of the loop whose `for` is the instruction at this offset."""
+    return _Flow(code).uses(at)
+
+
+@lru_cache(maxsize=256)
+def globals_of(code: CodeType) -> frozenset[str]:
+    """The global variables that a function, or one inside of it, reads."""
+    return _named(code, "LOAD_GLOBAL", "LOAD_NAME")
+
+
+@lru_cache(maxsize=256)
+def set_outside(code: CodeType) -> frozenset[str]:
+    """The variables around a function that it, or one inside of it, sets."""
+    outer = _named(code, "STORE_DEREF") & frozenset(code.co_freevars)
+    return outer | _named(code, "STORE_GLOBAL")
+
+
+def _named(code: CodeType, *operations: str) -> frozenset[str]:
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in operations}
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return frozenset(found).union(*(_named(one, *operations) for one in inner))
+
+
+class _Flow:
+    """Which instruction follows which, in one function.
+
+    Every `for` loop is taken to have at least one round, and a `with` block not to end by an
+    exception: otherwise almost every variable could be one from the round before.
+    """
+
+    def __init__(self, code: CodeType) -> None:
+        self._all = instructions(code)
+        self._place = {one.offset: place for place, one in enumerate(self._all)}
+        self._next: dict[int, set[int]] = {one.offset: set() for one in self._all}
+        self._reads: dict[int, set[str]] = {}
+        self._writes: dict[int, set[str]] = {}
+        for place, one in enumerate(self._all):
+            self._reads[one.offset], self._writes[one.offset] = _variables(one)
+            if one.opname in ("LOAD_ATTR", "STORE_ATTR") and (base := self._base(place)):
+                uses = self._reads if one.opname == "LOAD_ATTR" else self._writes
+                uses[one.offset].add(f"{base}.{one.argval}")
+            if one.opname not in _END and place + 1 < len(self._all):
+                self._next[one.offset].add(self._all[self._after(place)].offset)
+            if one.opcode in _JUMPS and one.argval in self._place:
+                self._next[one.offset].add(one.argval)
+        for entry in dis.Bytecode(code).exception_entries:  # type: ignore[attr-defined]
+            handler = self._place.get(entry.target)
+            if handler is None or self._is_with(handler):
+                continue
+            for one in self._all:
+                if entry.start <= one.offset < entry.end:
+                    self._next[one.offset].add(entry.target)
+
+    def _base(self, place: int) -> str:
+        """The variable whose attribute this instruction reads or sets. Empty: a longer expression.
+
+        In `a.b += …` the variable is read together with the old value.
+        """
+        one, before = self._all[place], self._skip_back(place - 1)
+        if self._all[before].opname == "COPY":
+            before = self._skip_back(before - 1)
+        if self._all[before].opname == "SWAP":
+            while before > 0 and (self._all[before].opname, self._all[before].argval) != (
+                "LOAD_ATTR",
+                one.argval,
+            ):
+                before -= 1
+            return self._base(before) if before > 0 else ""
+        names, _ = _variables(self._all[before])
+        return next(iter(names)) if len(names) == 1 else ""
+
+    def _skip_back(self, place: int) -> int:
+        while place > 0 and self._all[place].opname == "EXTENDED_ARG":
+            place -= 1
+        return place
+
+    def _after(self, place: int) -> int:
+        """The place of the next instruction, or of the first one of the loop that begins here."""
+        start = place + 1
+        if self._all[place].opname != "GET_ITER":
+            return start
+        while self._all[start].opname == "EXTENDED_ARG":
+            start += 1
+        return start + 1 if self._all[start].opname == "FOR_ITER" else place + 1
+
+    def _is_with(self, place: int) -> bool:
+        """Whether the handler is that of a `with` block, or of one of these handlers."""
+        names = [one.opname for one in self._all[place : place + 3]]
+        return "WITH_EXCEPT_START" in names or names[:1] != ["PUSH_EXC_INFO"]
+
+    def offsets(self) -> tuple[int, ...]:
+        return tuple(self._next)
+
+    def outer(self, code: CodeType) -> set[str]:
+        """The variables that belong to the module or to an outer function, and are set here."""
+        stored = {one.argval for one in self._all if one.opname == "STORE_GLOBAL"}
+        return stored | set(code.co_freevars)
+
+    def loops(self) -> Iterator[int]:
+        return (one.offset for one in self._all if one.opname == "FOR_ITER")
+
+    def carried(self, at: int) -> tuple[str, ...]:
+        return self.carried_in(self._round_at(at))
+
+    def has_with(self, at: int) -> bool:
+        names = (self._all[self._place[offset]].opname for offset in self._round_at(at))
+        return any(name in ("BEFORE_WITH", "LOAD_SPECIAL") for name in names)
+
+    def _round_at(self, at: int) -> tuple[int, ...]:
+        # A specialized instruction may name a place inside of itself.
+        one = max((one for one in self._all if one.offset <= at), key=lambda one: one.offset)
+        return self.round_of(one.offset) if one.opname == "FOR_ITER" else ()
+
+    def round_of(self, at: int) -> tuple[int, ...]:
+        """The instructions of one round, in order: they come after the `for` and lead back to it.
+
+        The first one is that after the `for`.
+        """
+        first = self._all[self._place[at] + 1].offset
+        forward, todo = {first}, [first]
+        while todo:
+            for after in self._next[todo.pop()] - forward - {at}:
+                forward.add(after)
+                todo.append(after)
+        before: dict[int, set[int]] = {offset: set() for offset in self._next}
+        for offset, following in self._next.items():
+            for after in following:
+                before[after].add(offset)
+        back, todo = {at}, [at]
+        while todo:
+            for earlier in before[todo.pop()] - back:
+                back.add(earlier)
+                todo.append(earlier)
+        return tuple(sorted(forward & back, key=lambda offset: (offset != first, offset)))
+
+    def uses(self, at: int) -> Uses:
+        offsets = self._round_at(at)
+        read = set[str]().union(*(self._reads[offset] for offset in offsets))
+        written = set[str]().union(*(self._writes[offset] for offset in offsets))
+        carried, outside = set(self.carried_in(offsets)), set[str]()
+        for one in (self._all[self._place[offset]] for offset in offsets):
+            if one.opname == "STORE_GLOBAL":
+                outside.add(one.argval)
+            if isinstance(one.argval, CodeType):
+                read |= globals_of(one.argval)
+                outside |= _named(one.argval, "STORE_GLOBAL", "STORE_DEREF")
+        names = (name for name in read if "." not in name)
+        return Uses(frozenset(names), frozenset(written - carried - outside), frozenset(outside))
+
+    def carried_in(self, offsets: tuple[int, ...]) -> tuple[str, ...]:
+        """What may be read in these instructions before they set it, and is set by them."""
+        if not offsets:
+            return ()
+        live: dict[int, set[str]] = {offset: set() for offset in offsets}
+        has_changed = True
+        while has_changed:
+            has_changed = False
+            for offset in reversed(offsets):
+                after = set[str]().union(*(live.get(one, ()) for one in self._next[offset]))
+                now = self._reads[offset] | (after - self._writes[offset])
+                if now != live[offset]:
+                    live[offset], has_changed = now, True
+        written = set[str]().union(*(self._writes[offset] for offset in offsets))
+        return tuple(sorted(live[offsets[0]] & written))
+
+
+def _variables(one: dis.Instruction) -> tuple[set[str], set[str]]:
+    """What the instruction reads, and what it sets."""
+    kind, _, rest = one.opname.partition("_")
+    values = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+    names = [name for name in values if isinstance(name, str)]
+    if one.opname in _OTHER_READS:
+        return set(names), set()
+    if not rest.startswith(_KINDS) or rest == "FAST_AND_CLEAR" or not names:
+        return set(), set()
+    match kind:
+        case "LOAD":
+            return set(names), set()
+        case "STORE" if rest.endswith("LOAD_FAST"):
+            return set(names[1:]) - set(names[:1]), set(names[:1])
+        case "STORE" | "DELETE":
+            return set(), set(names)
+        case _:
+            return set(), set()

@@ -1,0 +1,215 @@
+"""The objects of the script that its steps change in place, found through the code of the loop.
+
+The variables that the loop reads lead to them, and those of the functions that it calls. What they
+contain is brought back after an abandoned attempt, and is there again in a replacement.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from taskd.torch.loop import carried_names, plain_data
+from taskd.torch.loop.attempt_values import put_into
+from taskd.torch.loop.plain_data import Content, Kind, NotPlain
+
+log = logging.getLogger(__name__)
+
+_STATEFUL = (Optimizer, LRScheduler, AveragedModel)
+"""They have no other use than to go from step to step."""
+MAX_FUNCTIONS = 200
+"""How many functions of the script are searched for the variables that they use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Where the objects are."""
+
+    local: tuple[str, ...] = ()
+    """Variables of the function with the loop."""
+    outer: tuple[str, ...] = ()
+    """Variables of its module."""
+    rebound: frozenset[str] = frozenset()
+    """Of both, the ones that functions set: the variable has to be set again, not an object."""
+    read: tuple[str, ...] = ()
+    """All variables that the loop reads."""
+
+
+class LoopObjects:
+    """Those of one loop."""
+
+    def __init__(self) -> None:
+        self._names = Names()
+        self._frame: FrameType | None = None
+        self._carried: tuple[str, ...] = ()
+        self._content: Content | None = None
+        self._bound: dict[str, Any] = {}
+        self._others = set[int]()
+        """The ids of objects that are kept in another way."""
+        self._first: dict[str, Any] | None = None
+        """What they contained before the first step of this process, written down."""
+        self._lengths: dict[str, int] = {}
+        self._named = set[str]()
+
+    def bind(self, frame: FrameType | None, carried: tuple[str, ...]) -> None:
+        """`carried`: variables of the loop that are kept by themselves."""
+        if frame is None:
+            self._names = Names()
+        elif frame is not self._frame or carried != self._carried:
+            self._names = _find(frame, carried)
+        self._frame, self._carried = frame, carried
+
+    def leave_to_others(self, *objects: object) -> None:
+        """They are protected, or kept in another way."""
+        self._others.update(map(id, objects))
+
+    def covers(self, function: object) -> bool:
+        """Whether variables around this function are among those of the loop."""
+        space = getattr(function, "__globals__", None)
+        return self._frame is not None and space is self._frame.f_globals
+
+    def forgotten(self) -> list[str]:
+        """Optimizers, schedulers and averages that the loop uses and that are not protected."""
+        if self._frame is None:
+            return []
+        space = {**self._frame.f_globals, **self._frame.f_locals}
+        found = {name: space[name] for name in self._names.read if name in space}
+        for name, value in [*found.items()]:
+            if plain_data.kind_of(type(value)) is Kind.OWN and id(value) not in self._others:
+                found |= {f"{name}.{inner}": one for inner, one in vars(value).items()}
+        return sorted(
+            name
+            for name, value in found.items()
+            if isinstance(value, _STATEFUL) and id(value) not in self._others
+        )
+
+    def begin_attempt(self) -> None:
+        """Remember what they contain."""
+        present = dict(self._present())
+        self._content = Content(present.values(), self._others)
+        self._bound = {name: present[name] for name in present if name in self._names.rebound}
+
+    def undo(self) -> None:
+        """The attempt was abandoned."""
+        if self._content is not None:
+            self._content.put_back()
+            for name, value in self._bound.items():
+                self._set(name, value)
+
+    def written(self) -> dict[str, Any]:
+        """What has changed in them since the first step, in a form for another process."""
+        now, first = self._written(), self._first
+        if first is None:
+            self._first = now
+            return {}
+        found = {name: plain_data.changed(first.get(name), one) for name, one in now.items()}
+        return {name: one for name, one in found.items() if one is not plain_data.SAME}
+
+    def _written(self) -> dict[str, Any]:
+        found = {}
+        for name, value in self._present():
+            try:
+                found[name] = plain_data.write(value, self._others)
+            except NotPlain as problem:
+                self._warn_if_changed(name, value, problem)
+        return found
+
+    def put(self, content: dict[str, Any]) -> None:
+        """A replacement gets what its predecessor had."""
+        if self._first is None:
+            self._first = self._written()
+        present = dict(self._present())
+        for name, one in content.items():
+            old = present.get(name, plain_data.MISSING)
+            if old is plain_data.MISSING and name not in self._names.rebound:
+                continue
+            try:
+                new = plain_data.put(one, old)
+            except NotPlain as problem:
+                log.warning("%s is not what it was in the lost process: %s", name, problem)
+                continue
+            if new is not old:
+                self._set(name, new)
+
+    def _set(self, name: str, value: Any) -> None:
+        if self._frame is None:
+            return
+        if name in self._names.outer:
+            self._frame.f_globals[name] = value
+        else:
+            put_into(self._frame, {name: value})
+
+    def _present(self) -> Iterator[tuple[str, Any]]:
+        """The objects that can change, and what functions have put into variables."""
+        if self._frame is None:
+            return
+        names, rebound = self._names, self._names.rebound
+        spaces = (names.local, self._frame.f_locals), (names.outer, self._frame.f_globals)
+        for some, space in spaces:
+            for name in some:
+                value = space.get(name, plain_data.MISSING)
+                is_kept = id(value) not in self._others and value is not plain_data.MISSING
+                if is_kept and (name in rebound or plain_data.is_changeable(value)):
+                    yield name, value
+
+    def _warn_if_changed(self, name: str, value: Any, problem: NotPlain) -> None:
+        """It grows from step to step, and a replacement would begin with an empty one."""
+        length = len(value) if hasattr(value, "__len__") else -1
+        if self._lengths.setdefault(name, length) in (length, -1) and length != -1:
+            return
+        if name not in self._named:
+            self._named.add(name)
+            log.warning(
+                "%s changes from step to step and is not kept, because %s: a replacement would "
+                "begin with its first content. If anything depends on it, give an object with "
+                "state_dict and load_state_dict to protect()",
+                name,
+                problem,
+            )
+
+
+def _find(frame: FrameType, carried: Collection[str]) -> Names:
+    uses = carried_names.uses_of_loop(frame.f_code, frame.f_lasti)
+    read, rebound = set(uses.read), set(uses.set_outside)
+    for function in _reached(frame, uses.read):
+        read |= carried_names.globals_of(function)
+        rebound |= carried_names.set_outside(function)
+    is_module = frame.f_locals is frame.f_globals
+    own = set(frame.f_code.co_varnames) | set(frame.f_code.co_cellvars + frame.f_code.co_freevars)
+    own = set() if is_module else own
+    mine = ((uses.read | rebound) & own) - uses.fresh - set(carried)
+    theirs = (read | rebound) - own - (uses.fresh | set(carried) if is_module else set())
+    outer = {name for name in theirs if name in rebound or _may_change(name, frame.f_globals)}
+    return Names(
+        tuple(sorted(mine)), tuple(sorted(outer)), frozenset(rebound), tuple(sorted(uses.read))
+    )
+
+
+def _may_change(name: str, present: dict[str, Any]) -> bool:
+    return name in present and plain_data.is_changeable(present[name])
+
+
+def _reached(frame: FrameType, names: Collection[str]) -> Iterator[CodeType]:
+    """The code of the script's functions that the loop can call."""
+    space = frame.f_globals
+    todo: list[Any] = [frame.f_locals.get(name, space.get(name)) for name in names]
+    seen = set[int]()
+    while todo and len(seen) < MAX_FUNCTIONS:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, MethodType):
+            todo += [one.__func__, one.__self__]
+        elif isinstance(one, FunctionType) and one.__globals__ is space:
+            yield one.__code__
+            todo += [space.get(name) for name in carried_names.globals_of(one.__code__)]
+        elif plain_data.kind_of(type(one)) is Kind.OWN:
+            todo += plain_data.functions_of(one)

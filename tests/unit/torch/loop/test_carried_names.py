@@ -1,0 +1,171 @@
+"""Variables that go from one round of a loop to the next are found in the compiled code."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import suppress
+from types import TracebackType
+
+from taskd.torch.loop import carried_names
+
+
+def frame() -> tuple[object, int]:
+    ours = inspect.currentframe()
+    assert ours is not None
+    assert ours.f_back is not None
+    theirs = ours.f_back.f_back
+    assert theirs is not None
+    return theirs.f_code, theirs.f_lasti
+
+
+class Found:
+    attributes: tuple[tuple[str, str], ...] = ()
+    loop: tuple[str, ...] = ()
+    attempt: tuple[str, ...] = ()
+
+
+def steps(found: Found) -> Iterator[int]:
+    for number in range(4):
+        found.loop = carried_names.of_loop(*frame())
+        yield number
+
+
+class Attempt:
+    def __init__(self, found: Found) -> None:
+        self.found = found
+
+    def __enter__(self) -> None:
+        self.found.attributes = carried_names.attributes_of_innermost_loop(*frame())
+        self.found.attempt = carried_names.of_innermost_loop(*frame())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        return True
+
+
+def test_variable_is_carried_if_a_round_reads_it_before_it_sets_it() -> None:
+    found, log = Found(), list[object]()
+    ahead, average, best, time = 1.0, 0.0, 9.0, 0
+    for step in steps(found):
+        total, rate = 0.0, 0.1 * step
+        for attempt in (Attempt(found),):
+            with attempt:
+                for _ in range(2):
+                    loss = ahead * rate
+                    ahead = loss + 1
+                    total += loss
+                average = 0.9 * average + loss
+                squares = [one * one for one in range(3)]
+        best = min(best, total)
+        now = step
+        log.append((now - time, loss, squares))
+        time = now
+        if step > 9:
+            break
+    assert found.loop == ("ahead", "average", "best", "time")
+    assert found.attempt == ("ahead", "average", "total")
+
+
+def test_iterator_that_is_opened_again_in_a_handler_is_carried() -> None:
+    found, data = Found(), iter([1])
+    for _ in steps(found):
+        for attempt in (Attempt(found),):
+            with attempt, suppress(ZeroDivisionError):
+                try:
+                    batch = next(data)
+                except StopIteration:
+                    data = iter([1])
+                    batch = next(data)
+        assert batch == 1
+    assert found.loop == ("data",)
+    assert found.attempt == ("data",)
+
+
+def test_variable_of_some_rounds_is_carried() -> None:
+    found, penalty = Found(), 0
+    for step in steps(found):
+        if step % 2 == 0:
+            penalty = step
+        assert penalty >= 0
+    assert found.loop == ("penalty",)
+
+
+def test_what_is_set_after_the_loop_is_not_carried() -> None:
+    found, model = Found(), [1]
+    for step in steps(found):
+        model.append(step)
+        if step > 2:
+            break
+    model = model[:1]
+    assert model == [1]
+    assert found.loop == ()
+
+
+def test_long_loop_has_the_same_names_as_a_short_one() -> None:
+    lines = "\n".join(f"            x{number} = step + {number}" for number in range(300))
+    text = f"""
+average = 0
+for step in steps(found):
+    for attempt in (Attempt(found),):
+        with attempt:
+{lines}
+            for _ in range(2):
+                loss = x7
+            average += loss
+    log.append(loss)
+"""
+    found = Found()
+    exec(text, {"steps": steps, "Attempt": Attempt, "found": found, "log": []})
+    assert found.loop == found.attempt == ("average",)
+
+
+def test_no_loop_no_names() -> None:
+    found = Found()
+    rounds = steps(found)
+    number = next(rounds)
+    number += 1
+    assert found.loop == ()
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.average, self.last, self.limit, self.count, self.found = 0.0, 0.0, 1.0, 0, Found()
+
+    def train(self) -> None:
+        for step in steps(self.found):
+            for attempt in (Attempt(self.found),):
+                with attempt:
+                    self.last = step * self.limit
+                    self.average = 0.9 * self.average + self.last
+                    self.count += 1
+
+
+def test_attributes_that_are_carried_are_found() -> None:
+    trainer = Trainer()
+    trainer.train()
+    assert trainer.found.attributes == (("self", "average"), ("self", "count"))
+    assert trainer.found.attempt == trainer.found.loop == ()
+
+
+count = 0
+
+
+def test_function_that_counts_in_a_variable_outside_is_found() -> None:
+    average, last = 0.0, 0.0
+
+    def train(rate: float) -> float:
+        global count
+        nonlocal average, last
+        count += 1
+        last = rate
+        rate = 2 * last
+        average = 0.9 * average + rate
+        return average
+
+    assert train(1.0) == 2.0
+    assert carried_names.of_function(train.__code__) == ("average", "count")

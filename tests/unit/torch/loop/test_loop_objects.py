@@ -1,0 +1,122 @@
+"""What steps change in place is found through the code of the loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from taskd.torch.loop.loop_variables import LoopVariables
+from taskd.torch.loop.plain_data import MAX_PLAIN
+
+seen: list[int] = []
+calls = 0
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def update(self, value: float) -> None:
+        self.total += value
+
+
+def count() -> None:
+    global calls
+    calls += 1
+    seen.append(calls)
+
+
+def turns(variables: LoopVariables, first: int, joins: bool) -> Iterator[int]:
+    for number in range(first, first + 3):
+        variables.begin_turn(number, joins=joins and number == first)
+        yield number
+
+
+def script(variables: LoopVariables, first: int, joins: bool) -> list[object]:
+    """What the second process finds in its first turn."""
+    global calls
+    calls = 0
+    seen.clear()
+    losses, stats, meter, inner = list[float](), {"n": 0}, Meter(), 0
+
+    def inside() -> None:
+        nonlocal inner
+        inner += 1
+
+    for number in turns(variables, first, joins):
+        if joins:
+            return [losses, stats, meter.total, calls, list(seen), inner]
+        losses.append(float(number))
+        stats["n"] += 1
+        meter.update(2.0)
+        count()
+        inside()
+    return []
+
+
+def test_next_process_begins_with_the_objects_of_the_last_one(tmp_path: Path) -> None:
+    script(LoopVariables(tmp_path, 0), 0, joins=False)
+    found = script(LoopVariables(tmp_path, 0), 2, joins=True)
+    assert found == [[0.0, 1.0], {"n": 2}, 4.0, 2, [1, 2], 2]
+
+
+def test_attempt_is_undone_in_objects_and_in_global_variables(tmp_path: Path) -> None:
+    global calls
+    calls = 0
+    seen.clear()
+    variables, losses, meter = LoopVariables(tmp_path, 0), list[int](), Meter()
+    for number in turns(variables, 0, joins=False):
+        for is_good in (False, True):
+            variables.objects.begin_attempt()
+            losses.append(number)
+            meter.update(1.0)
+            count()
+            if not is_good:
+                variables.objects.undo()
+    assert losses == [0, 1, 2]
+    assert (meter.total, calls, seen) == (3.0, 3, [1, 2, 3])
+
+
+def test_object_that_the_loop_also_replaces_is_undone(tmp_path: Path) -> None:
+    variables, stats, seen_at_end = LoopVariables(tmp_path, 0), {"n": 0}, []
+    for number in turns(variables, 0, joins=False):
+        for is_good in (False, True):
+            variables.objects.begin_attempt()
+            stats["n"] += 1
+            if not is_good:
+                variables.objects.undo()
+        seen_at_end.append(stats["n"])
+        if number == 1:
+            stats = {"n": 0}
+    assert seen_at_end == [1, 2, 1]
+
+
+def test_object_that_is_too_large_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    variables, losses, constant = LoopVariables(tmp_path, 0), [0] * MAX_PLAIN, [0] * 2 * MAX_PLAIN
+    with caplog.at_level(logging.WARNING):
+        for number in turns(variables, 0, joins=False):
+            losses.append(number + constant[number])
+    assert caplog.text.count("losses changes from step to step and is not kept") == 1
+    assert "constant" not in caplog.text
+
+
+def test_scheduler_that_was_forgotten_is_named(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
+    scheduler, meter = torch.optim.lr_scheduler.StepLR(optimizer, 1), Meter()
+    meter.other = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # type: ignore[attr-defined]
+    variables = LoopVariables(tmp_path, 0)
+    variables.objects.leave_to_others(optimizer)
+    found = []
+    for _ in turns(variables, 0, joins=False):
+        optimizer.step()
+        scheduler.step()
+        meter.update(1.0)
+        found.append(variables.objects.forgotten())
+        variables.objects.leave_to_others(scheduler, vars(meter)["other"])
+    assert found == [["meter.other", "scheduler"], [], []]

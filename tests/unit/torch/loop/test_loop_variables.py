@@ -1,0 +1,117 @@
+"""Variables of a loop are kept for the next process of the same rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from taskd.torch.loop.attempt_values import calling_frame
+from taskd.torch.loop.loop_variables import LoopVariables, Undone, unprotected_attributes
+
+
+def turns(variables: LoopVariables, first: int, joins: bool) -> Iterator[int]:
+    for number in range(first, first + 3):
+        variables.begin_turn(number, joins=joins and number == first)
+        yield number
+
+
+def test_next_process_begins_with_the_variables_of_the_last_one(tmp_path: Path) -> None:
+    average, hidden = 1.0, torch.zeros(3)
+    last = LoopVariables(tmp_path, 0)
+    for _ in turns(last, 0, joins=False):
+        average, hidden = average / 2, hidden + 1
+    state, kept = last.state_dict(), average
+    assert list(state) == ["hidden"], "numbers are not part of the state that ranks exchange"
+
+    average, hidden = 1.0, torch.zeros(3)
+    new = LoopVariables(tmp_path, 0)
+    for number in turns(new, 2, joins=True):
+        if number == 2:
+            new.load_state_dict(state)
+            assert average == 0.25
+            assert torch.equal(hidden, torch.full((3,), 3.0))
+        average, hidden = average / 2, hidden + 1
+    assert kept == 0.125
+
+
+def numbered(rounds: Iterator[int]) -> Iterator[tuple[int, int]]:
+    count = 0
+    for number in rounds:
+        yield count, number
+        count += 2
+
+
+def test_generator_around_the_steps_is_not_the_loop(tmp_path: Path) -> None:
+    average, last = 1.0, LoopVariables(tmp_path, 0)
+    for _, number in numbered(turns(last, 0, joins=False)):
+        average /= 1 + number
+        assert last.names == ("average",)
+
+
+def looped_in_a_generator(variables: LoopVariables) -> Iterator[float]:
+    average = 1.0
+    for number in turns(variables, 0, joins=False):
+        with Block():
+            average /= 1 + number
+        yield average
+
+
+def test_generator_with_the_attempts_is_the_loop(tmp_path: Path) -> None:
+    variables, best = LoopVariables(tmp_path, 0), 9.0
+    for value in looped_in_a_generator(variables):
+        best = min(best, value)
+        assert variables.names == ("average",)
+    assert best < 1
+
+
+def test_values_that_are_lost_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    average = 1.0
+    with caplog.at_level(logging.WARNING):
+        for _ in turns(LoopVariables(tmp_path, 0), 7, joins=True):
+            average /= 2
+    assert "had in average at step 7 is not known" in caplog.text
+
+
+def test_iterator_that_goes_on_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = iter([1])
+    with caplog.at_level(logging.WARNING):
+        for _ in turns(LoopVariables(tmp_path, 0), 0, joins=False):
+            try:
+                next(data)
+            except StopIteration:
+                data = iter([1])
+    assert caplog.text.count("the iterator 'data' goes from one step to the next") == 1
+
+
+class Block:
+    def __enter__(self) -> Block:
+        frame = calling_frame()
+        self.undone = Undone(frame)
+        self.attributes = unprotected_attributes(frame, [])
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Layer(torch.nn.Module):
+    count = 0
+
+
+def test_abandoned_attempt_is_undone_in_variables(tmp_path: Path) -> None:
+    total, log, layer = torch.zeros(2), [0], Layer()
+    trainer = SimpleNamespace(count=0)
+    for block in (Block(), Block()):
+        with block:
+            total += 1
+            log += [1]
+            layer.count += 1
+            trainer.count += 1
+        block.undone.restore()
+        assert torch.equal(total, torch.zeros(2))
+        assert log == [0]
+        assert block.attributes == ["layer.count"], "objects of the script are kept"

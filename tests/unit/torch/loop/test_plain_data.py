@@ -1,0 +1,147 @@
+"""The content of a script's objects is put back, or into the objects of another process."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from taskd.torch.loop import plain_data
+from taskd.torch.loop.plain_data import MAX_PARTS, MAX_PLAIN, Content, NotPlain
+
+
+class Phase(Enum):
+    WARM = 1
+    COLD = 2
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.total, self.values, self.last = 0.0, list[float](), torch.zeros(())
+        self.phase, self.model = Phase.WARM, torch.nn.Linear(1, 1)
+
+    def update(self, value: float) -> None:
+        self.total += value
+        self.values.append(value)
+        self.last += value
+        self.phase = Phase.COLD
+
+
+def change_list(value: list[Any]) -> None:
+    value.append(3)
+    value[0]["inner"] += 1
+
+
+OBJECTS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "list": (lambda: [{"inner": 1}], change_list),
+    "dict": (lambda: {"correct": 0}, lambda one: one.update(correct=1)),
+    "set": (lambda: {1}, lambda one: one.add(2)),
+    "deque": (lambda: deque([1.0, 2.0], maxlen=2), lambda one: one.append(3.0)),
+    "counter": (Counter, lambda one: one.update("ab")),
+    "default": (lambda: defaultdict(list), lambda one: one["a"].append(1)),
+    "meter": (Meter, lambda one: one.update(2.0)),
+    "tuple": (lambda: ([1], [2]), lambda one: one[0].append(5)),
+    "tensor": (lambda: torch.zeros(3), lambda one: one.add_(1)),
+    "array": (lambda: np.zeros(3), lambda one: one.__iadd__(1)),
+    "torch": (lambda: torch.Generator().manual_seed(1), lambda one: torch.rand(1, generator=one)),
+    "python": (lambda: random.Random(1), lambda one: one.random()),
+    "numpy": (lambda: np.random.default_rng(1), lambda one: one.random()),
+    "old numpy": (lambda: np.random.RandomState(1), lambda one: one.rand()),
+}
+
+
+@pytest.fixture(params=sorted(OBJECTS))
+def pair(request: pytest.FixtureRequest) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    return OBJECTS[request.param]
+
+
+def seen(value: Any) -> bytes:
+    """What the content is, whatever the type."""
+    return pickle.dumps(plain_data.write(value, ()))
+
+
+def test_content_is_put_back_into_the_same_object(pair: Any) -> None:
+    new, change = pair
+    value = new()
+    before, content = seen(value), Content([value], ())
+    change(value)
+    assert seen(value) != before
+    content.put_back()
+    assert seen(value) == before
+
+
+def test_content_is_put_into_the_object_of_another_process(pair: Any) -> None:
+    new, change = pair
+    value, other = new(), new()
+    change(value)
+    written = pickle.loads(seen(value))
+    assert seen(plain_data.put(written, other)) == seen(value)
+    assert plain_data.is_changeable(value)
+
+
+def test_objects_of_other_kinds_stay(pair: Any) -> None:
+    value, other = Meter(), Meter()
+    value.update(1.0)
+    model = other.model
+    put = plain_data.put(pickle.loads(seen(value)), other)
+    assert put is other
+    assert other.model is model
+    assert (other.total, other.values, other.phase) == (1.0, [1.0], Phase.COLD)
+
+
+def test_new_objects_of_the_script_are_made() -> None:
+    written = plain_data.write([SimplePoint(1), SimplePoint(2)], ())
+    there = plain_data.put(pickle.loads(pickle.dumps(written)), [])
+    assert [one.x for one in there] == [1, 2]
+
+
+class SimplePoint:
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+def test_what_cannot_be_made_again_is_named() -> None:
+    written = plain_data.write([torch.nn.Linear(1, 1)], ())
+    with pytest.raises(NotPlain, match="only the lost process had"):
+        plain_data.put(written, [])
+
+
+@pytest.mark.parametrize("large", [[0] * (MAX_PLAIN + 1), [[0]] * (MAX_PARTS + 1)])
+def test_too_much_is_refused(large: list[Any]) -> None:
+    with pytest.raises(NotPlain, match="more than"):
+        plain_data.write(large, ())
+
+
+def test_object_of_several_threads_is_left_alone() -> None:
+    value = Meter()
+    value.lock = threading.Lock()  # type: ignore[attr-defined]
+    content = Content([value], ())
+    value.update(1.0)
+    content.put_back()
+    assert value.total == 1.0, "another thread may be using it"
+
+
+def test_what_somebody_else_keeps_is_left_alone() -> None:
+    inner = Meter()
+    content = Content([[inner]], {id(inner)})
+    inner.update(1.0)
+    content.put_back()
+    assert inner.total == 1.0
+
+
+def test_object_that_contains_itself_ends() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    content = Content([value], ())
+    value.append(2)
+    content.put_back()
+    assert len(value) == 2
+    assert plain_data.write(value, ()).items[0] == 1
