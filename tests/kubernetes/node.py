@@ -150,6 +150,11 @@ class PodRun(threading.Thread):
         return self._ended.is_set()
 
     @property
+    def ready(self) -> bool:
+        """Its container runs, and has passed its last probe."""
+        return self._ready and not self.ending
+
+    @property
     def text(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 

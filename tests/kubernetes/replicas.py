@@ -12,7 +12,7 @@ from pathlib import Path
 from grpc import aio
 
 from tests.integration.clusterd.client import Client
-from tests.kubernetes.control_plane import ControlPlane, end, eventually, free_ports, spawn
+from tests.kubernetes.control_plane import ControlPlane, Json, end, eventually, free_ports, spawn
 
 LEADS = "clusterd listens on port"
 
@@ -63,3 +63,23 @@ def replica(
         yield Replica(running, log, port, probes)
     finally:
         end(running)
+
+
+def own_pod(plane: ControlPlane, name: str, **labels: str) -> None:
+    """The pod that a replica takes for its own. No node runs it."""
+    plane.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "mindx-dl", "labels": labels},
+            "spec": {
+                "containers": [{"name": "clusterd", "image": "taskd"}],
+                "schedulerName": "none",
+            },
+        }
+    )
+
+
+def labels_of(plane: ControlPlane, pod: str) -> Json:
+    about: Json = plane.request("GET", f"api/v1/namespaces/mindx-dl/pods/{pod}")["metadata"]
+    return dict(about.get("labels") or {})

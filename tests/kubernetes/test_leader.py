@@ -12,8 +12,9 @@ import pytest
 
 from taskd.core.election import ElectionConfig
 from tests.kubernetes.control_plane import ControlPlane, end, eventually
+from tests.kubernetes.faulty_proxy import faulty_proxy
 from tests.kubernetes.objects import exists
-from tests.kubernetes.replicas import Replica, replica
+from tests.kubernetes.replicas import Replica, labels_of, own_pod, replica
 
 LEASE = "apis/coordination.k8s.io/v1/namespaces/mindx-dl/leases/taskd-clusterd"
 RECORDS = "api/v1/namespaces/mindx-dl/configmaps?labelSelector=taskd/record%3Djob"
@@ -107,6 +108,29 @@ def test_deleted_lease_and_dead_leader_cost_no_job(plane: ControlPlane) -> None:
         second.wait_for("clusterd listens on port")
         assert asyncio.run(code_of(second, "outlives-its-lease")) == 0
         assert _epoch(plane) > epoch
+
+
+def test_pod_gets_the_right_label_although_the_server_refuses_it_at_first(
+    plane: ControlPlane,
+) -> None:
+    """Else the Service would send jobs to a replica that does not lead, or to none."""
+    own_pod(plane, "labelled", **{"taskd/role": "leader"})  # by an earlier process
+    patch = ("PATCH", "/pods/labelled")
+    with replica(plane, "first") as first, faulty_proxy(plane) as proxy:
+        first.wait_for("clusterd listens on port")
+        refused = [proxy.add(*patch, times=2, code=code) for code in (503, 403)]
+        with replica(plane, "second", "", "labelled", url=proxy.url) as second:
+            second.wait_for("waiting for the lease")
+            eventually(lambda: probe(second, "/readyz") == 200)
+            assert all(fault.hit.is_set() for fault in refused), "not ready with the old label"
+            assert labels_of(plane, "labelled") == {}
+            refused = [proxy.add(*patch, code=code) for code in (500, 403)]
+            assert end(first.running) == 0
+            second.wait_for("clusterd listens on port")
+            eventually(lambda: labels_of(plane, "labelled") == {"taskd/role": "leader"})
+            assert all(fault.hit.is_set() for fault in refused)
+            assert end(second.running) == 0
+            assert labels_of(plane, "labelled") == {}
 
 
 def test_waiting_replica_stops_at_once(plane: ControlPlane) -> None:

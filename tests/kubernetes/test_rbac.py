@@ -29,7 +29,7 @@ from taskd.wire._pb import control_pb2, recover_pb2
 from tests.kubernetes.control_plane import ControlPlane, Json, eventually
 from tests.kubernetes.manifests import objects
 from tests.kubernetes.objects import MERGE, TrainingJob, config_map, exists
-from tests.kubernetes.replicas import Replica, replica
+from tests.kubernetes.replicas import Replica, labels_of, own_pod, replica
 from tests.kubernetes.test_cluster import api_client
 from tests.kubernetes.test_leader import LEASE, RECORDS, declare
 
@@ -117,28 +117,14 @@ async def drive_replica(plane: ControlPlane, one: Replica) -> None:
 
 def test_clusterd_uses_every_right_and_no_other(plane: ControlPlane, token: str) -> None:
     earlier = plane.audit_length()
-    plane.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": POD, "namespace": "mindx-dl"},
-            "spec": {
-                "containers": [{"name": "clusterd", "image": "taskd"}],
-                "schedulerName": "none",
-            },
-        }
-    )
+    own_pod(plane, POD)
     if exists(plane, LEASE):
         plane.request("DELETE", LEASE)  # so that it is created again
     with replica(plane, "rights", token, POD) as one:
         one.wait_for("clusterd listens on port")
-        labels = plane.request("GET", f"api/v1/namespaces/mindx-dl/pods/{POD}")["metadata"][
-            "labels"
-        ]
-        assert labels == {"taskd/role": "leader"}
+        eventually(lambda: labels_of(plane, POD) == {"taskd/role": "leader"})
         asyncio.run(drive_replica(plane, one))
-    after = plane.request("GET", f"api/v1/namespaces/mindx-dl/pods/{POD}")["metadata"]
-    assert "taskd/role" not in after.get("labels", {})
+    assert "taskd/role" not in labels_of(plane, POD)
     asyncio.run(drive_cluster(plane, token))
 
     audited = plane.audited(USER, earlier)

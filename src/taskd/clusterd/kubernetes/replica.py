@@ -12,16 +12,11 @@ from dataclasses import dataclass, field
 from random import Random
 from secrets import token_hex
 
-from taskd.clusterd.kubernetes.api_client import (
-    MERGE_PATCH,
-    PODS,
-    ApiClient,
-    ApiFailed,
-    from_environment,
-)
+from taskd.clusterd.kubernetes.api_client import from_environment
 from taskd.clusterd.kubernetes.cluster import KubernetesCluster
 from taskd.clusterd.kubernetes.lease import KubernetesLease
 from taskd.clusterd.kubernetes.record_store import ConfigMapRecords
+from taskd.clusterd.kubernetes.role_label import RoleLabel
 from taskd.clusterd.leadership import Leadership
 from taskd.clusterd.records.record_journal import RecordJournal
 from taskd.core.election import Election, ElectionConfig
@@ -30,8 +25,6 @@ from taskd.runtime.clock import monotonic
 from taskd.runtime.journal.journal import JournalConfig
 
 log = logging.getLogger(__name__)
-
-ROLE, LEADER = "taskd/role", "leader"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +45,12 @@ async def join(
     api = from_environment()
     stack.push_async_callback(api.close)
     cluster = KubernetesCluster(api, Random())
+    label = RoleLabel(api, config.namespace, config.pod, config.election.period_s)
+    stack.push_async_callback(label.close)
     if config.probes:
-        await stack.enter_async_context(probes.serve(config.probes, lambda: cluster.synced))
-    await _label(api, config, None)  # of an earlier incarnation of this pod's container
+        # Not ready with the label of an earlier incarnation: the Service would select this pod.
+        ready = probes.serve(config.probes, lambda: cluster.synced and label.current)
+        await stack.enter_async_context(ready)
     await cluster.start()
     stack.push_async_callback(cluster.close)
     log.info("in sync with the cluster; waiting for the lease")
@@ -69,17 +65,6 @@ async def join(
     await journal.claim()
     for unreadable in store.unreadable:
         log.error("record %s cannot be read; its job must register again", unreadable)
-    await _label(api, config, LEADER)
-    stack.push_async_callback(_label, api, config, None)
+    label.lead()
+    stack.push_async_callback(label.close)  # before the lease is given back
     return journal, cluster, leadership
-
-
-async def _label(api: ApiClient, config: KubernetesConfig, role: str | None) -> None:
-    if not config.pod:
-        return
-    patch = {"metadata": {"labels": {ROLE: role}}}
-    path = PODS.path(config.namespace, config.pod)
-    try:
-        await api.request("PATCH", path, patch, MERGE_PATCH)
-    except ApiFailed as error:
-        log.error("pod=%s cannot be labelled, the Service may miss it: %s", config.pod, error)
