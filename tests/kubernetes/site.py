@@ -17,6 +17,7 @@ from tests.kubernetes.pod_network import PodNetwork
 
 READY_S = 300.0
 IMAGES = ("training", "taskd", "etcd")
+OWNERS_OF_PODS = ("StatefulSet", "Deployment")
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Site:
     network: PodNetwork
     folder: Path
     nodes: dict[str, Node] = field(default_factory=dict)
+    _applied: list[Json] = field(default_factory=list)
 
     def add_node(self, name: str, pods: int) -> Node:
         folder = self.folder / f"{name}-{len(self.nodes)}"
@@ -67,8 +69,24 @@ class Site:
         return run
 
     def apply(self, bodies: list[Json]) -> None:
+        self._applied += bodies
         for body in bodies:
             self.plane.apply(body)
+
+    def remove_leftovers(self) -> None:
+        """Of a test that has failed: its pods would run in the next one. The nodes are lost."""
+        paths = [object_path(body) for body in self._applied if body["kind"] in OWNERS_OF_PODS]
+        for path in paths:
+            with suppress(Refused):
+                self.plane.request("DELETE", path, {"propagationPolicy": "Foreground"})
+
+        def gone() -> bool:
+            for pod in self._pods_here():
+                with suppress(Refused):
+                    self.plane.request("DELETE", object_path(pod), {"gracePeriodSeconds": 0})
+            return not any(exists(self.plane, path) for path in paths)
+
+        eventually(gone, READY_S)
 
     def remove(self, bodies: list[Json]) -> None:
         """Also waits until their pods have gone."""
@@ -77,9 +95,9 @@ class Site:
                 self.plane.request("DELETE", object_path(body), {"propagationPolicy": "Background"})
         eventually(lambda: not self._pods_here(), READY_S)
 
-    def _pods_here(self) -> list[str]:
+    def _pods_here(self) -> list[Json]:
         return [
-            pod["metadata"]["name"]
+            {"apiVersion": "v1", "kind": "Pod", **pod}
             for pod in self.plane.request("GET", "api/v1/pods")["items"]
             if pod["spec"].get("nodeName") in self.nodes
         ]
@@ -144,8 +162,10 @@ def site(plane: ControlPlane, folder: Path) -> Iterator[Site]:
     try:
         yield made
     finally:
-        for name, node in made.nodes.items():
+        for node in made.nodes.values():
             node.lose()
+        made.remove_leftovers()
+        for name in made.nodes:
             with suppress(Refused):
                 plane.request("DELETE", f"api/v1/nodes/{name}")
         made.network.close()

@@ -22,7 +22,7 @@ from tests.kubernetes.node import PodRun
 from tests.kubernetes.pod_network import PodAddress, inside
 from tests.kubernetes.site import READY_S, Site, site
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.every_run]
 
 HEALTH = """
 import sys

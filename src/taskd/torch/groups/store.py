@@ -8,13 +8,18 @@ opens a rendezvous, `transport.py` forms groups at it.
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 
 from taskd.torch.groups import sockets
+
+ANSWER_S = 5.0
+"""How long the store may take for its first answer, before the connection is made again."""
 
 
 class Rendezvous:
@@ -23,9 +28,14 @@ class Rendezvous:
     def __init__(self, address: str, prefix: str, timeout: timedelta) -> None:
         host, _, port = address.rpartition(":")
         before = sockets.inodes()
-        store = TCPStore(
-            host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=timeout
-        )
+        with _silent_connections_cut(int(port), before):
+            store = TCPStore(
+                host.strip("[]"),
+                int(port),
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timeout,
+            )
         self._connections = [one for one in sockets.scan(before) if one.peer_port == int(port)]
         self._tracked: list[socket.socket] = []
         self._is_aborted = False
@@ -54,6 +64,30 @@ class Rendezvous:
         for connection in self._connections:
             return sockets.local_address(connection)
         return "127.0.0.1"
+
+
+@contextmanager
+def _silent_connections_cut(port: int, known: frozenset[int]) -> Iterator[None]:
+    """torch waits for the first answer of the store without a limit. None comes when the process of
+    the store is dead and its port still open, or when its machine is gone. torch then tries again,
+    at the address that the name has by now, until its timeout."""
+    done = threading.Event()
+
+    def cut() -> None:
+        waiting = set[sockets.SocketInfo]()
+        while not done.wait(ANSWER_S):
+            found = {one for one in sockets.scan(known) if one.peer_port == port}
+            for one in found & waiting:
+                sockets.shut_down(one)
+            waiting = found
+
+    cutting = threading.Thread(target=cut, name="taskd store connection", daemon=True)
+    cutting.start()
+    try:
+        yield
+    finally:
+        done.set()
+        cutting.join()
 
 
 def _shut_down(one: socket.socket) -> None:
