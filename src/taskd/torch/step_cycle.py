@@ -243,6 +243,7 @@ class StepCycle:
                 # Also for a step whose optimizer a grad scaler has skipped.
                 if not self._gate_passed and self._groups.absorbing:
                     self._exchange_and_agree(self._has_left_gradients())
+                self._exchange_again()
                 self._check_results()
                 self._finish()
                 self._copy_and_vote()
@@ -461,6 +462,7 @@ class StepCycle:
             # From here on other ranks may commit this step: there is no way back.
             self._exchange_and_agree(has_left_gradients=False, before_update=True)
         else:
+            self._exchange_again()
             self._check_results()
         if not self._updating:
             self._updating, self._begun_at_update = True, self._groups.begun
@@ -487,6 +489,13 @@ class StepCycle:
             self._verify_gradients(verification)
         self._agree_on_update(has_left_gradients)
         self._gate_passed = True
+
+    def _exchange_again(self) -> None:
+        """What passes after the first update have changed: other ranks need it, too."""
+        if self._groups.absorbing and self._updating and not self._groups.lost:
+            for exchange in self._exchanges:
+                if exchange.is_due:
+                    exchange.run(is_updated=True)
 
     def _hold_device(self) -> bool:
         """Let the device wait instead of the host, if nothing else has to be known before."""

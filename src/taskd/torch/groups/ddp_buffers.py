@@ -4,7 +4,8 @@ BatchNorm's statistics change in every forward pass, on each rank by its own bat
 of rank 0 to all ranks when the *next* pass begins: in between they exist once, and are lost if rank
 0 dies. We send them before the optimizer's update, inside the step that changed them (and after its
 backward pass, which still needs the old ones). Every rank computes with the same numbers as
-before, and any rank can give them to any other.
+before, and any rank can give them to any other. A pass in training mode after that, as between the
+two updates of a GAN, makes it necessary again: before the next update, or at the end of the step.
 
 DDP sends one message per dtype. The messages are small: waiting for each is what costs. So we put
 all buffers of a device into one.
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.torch import compat
@@ -47,6 +49,19 @@ def read_slots(slots: list[BufferSlot]) -> list[torch.Tensor]:
     return [buffer for buffer in buffers if buffer is not None]
 
 
+def _writable(slots: list[BufferSlot]) -> list[torch.Tensor]:
+    """The buffers, to be written between a pass and its backward pass.
+
+    In a GAN, the critic's update comes before the generator's backward pass. In training mode that
+    pass has kept the statistics without using them, and autograd refuses if they have changed. It
+    does not notice a change through `data`.
+    """
+    return [
+        buffer.data if isinstance(module, _NormBase) and module.training else buffer
+        for (module, _), buffer in zip(slots, read_slots(slots), strict=True)
+    ]
+
+
 def take_over(model: DistributedDataParallel) -> BufferExchange | None:
     """Take the exchange over from DDP. None: DDP does not exchange buffers."""
     if not model.broadcast_buffers or not model.modules_buffers or hasattr(model, "buffer_hook"):
@@ -66,13 +81,21 @@ class BufferExchange:
         self._slots = buffer_slots(model.module, model.parameters_to_ignore)
         self._layouts: list[Layout] = []
         self._messages: list[_BufferMessage] = []
+        self.is_due = False
+        """A pass has changed the buffers, perhaps, and they were not sent since."""
+        model.register_forward_pre_hook(self._before_pass)
+
+    def _before_pass(self, model: nn.Module, *_: Any) -> None:
+        if model.training:
+            self.is_due = True
 
     @torch.no_grad()
-    def run(self) -> None:
+    def run(self, is_updated: bool = False) -> None:
         """Does nothing in the middle of gradient accumulation, as DDP."""
-        if not self._model.require_forward_param_sync:
+        if not (is_updated or self._model.require_forward_param_sync):
             return
-        buffers = read_slots(self._slots)
+        self.is_due = False
+        buffers = _writable(self._slots)
         layouts = [(one.shape, one.dtype, one.device) for one in buffers]
         if layouts != self._layouts:
             self._layouts, self._messages = layouts, _messages(layouts)
