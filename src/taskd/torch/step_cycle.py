@@ -85,6 +85,9 @@ class StepCycle:
         """How many groups of parameters the optimizers had in the first step."""
         self._last_weights = (-1, 0)
         """The incident and the version of these weights after the last step."""
+        self._last_buffers: list[tuple[int, int]] = []
+        """The ids and versions of the buffers after the last step."""
+        self._has_warned_about_buffers = False
         self.feed: Feed | None = None
         """Where the batches come from, if the script uses `Job.batches`."""
 
@@ -227,6 +230,7 @@ class StepCycle:
         if self.context.manager is None:
             return
         assert self.undo is not None
+        self._check_buffers()
         self._check_weights()
         self._check_param_groups()
         self._remember()
@@ -269,6 +273,7 @@ class StepCycle:
             self._go_back()
         if manager is not None:
             self._last_weights = self._version_of_weights()
+            self._last_buffers = self._versions_of_buffers()
         return True
 
     def _go_back(self) -> None:
@@ -361,6 +366,28 @@ class StepCycle:
                 "the weights of another rank, and cannot undo this change: make it in an attempt",
                 self.context.step - 1,
                 self.context.step,
+            )
+
+    def _versions_of_buffers(self) -> list[tuple[int, int]]:
+        """They change when buffers are changed in place, or replaced."""
+        return [(id(one), compat.version(one)) for one in self.context.protected.buffers()]
+
+    def _check_buffers(self) -> None:
+        before, protected = self._last_buffers, self.context.protected
+        if self._has_warned_about_buffers or self._last_weights[0] != self.context.incident:
+            return
+        now = self._versions_of_buffers()
+        if len(now) == len(before) and now != before:
+            self._has_warned_about_buffers = True
+            places = (place for place, one in enumerate(now) if one != before[place])
+            log.warning(
+                "buffers were changed between steps %d and %d, first of all %s. After a fault, "
+                "ranks may have other values of them than without it: before a forward pass "
+                "between steps call model.eval() and after it model.train(), or make the change "
+                "in an attempt",
+                self.context.step - 1,
+                self.context.step,
+                protected.buffer_name(next(places)),
             )
 
     def _check_param_groups(self) -> None:

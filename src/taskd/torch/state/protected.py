@@ -184,6 +184,17 @@ class Protected:
         """Every buffer of every model."""
         return ddp_buffers.read_slots(self._slots)
 
+    def buffer_name(self, place: int) -> str:
+        """The name of one of `buffers`, as in the model."""
+        module, name = self._slots[place]
+        paths = (
+            path
+            for model in self.models
+            for path, one in getattr(model, "module", model).named_modules()
+            if one is module
+        )
+        return f"{next(paths, '')}.{name}".lstrip(".")
+
     def put_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
         for (module, name), buffer in zip(self._slots, buffers, strict=True):
             compat.buffers_of(module)[name] = buffer
