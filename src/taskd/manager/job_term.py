@@ -8,7 +8,6 @@ everything imported, until etcd ends its term. `clusterd/etcd/job_lease.py` is t
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -24,14 +23,17 @@ from taskd.clusterd.etcd.etcd_settings import addresses, settings
 from taskd.clusterd.etcd.job_lease import ANSWER_S, PERIOD_S, JobLease
 from taskd.clusterd.etcd.job_terms import JobTerms, job_prefix
 from taskd.clusterd.leadership import Leadership
+from taskd.clusterd.records import journal_records
+from taskd.clusterd.records.journal_records import PastRound
 from taskd.clusterd.records.record_journal import RecordJournal
 from taskd.core.election import Term
 from taskd.core.record import StoreUnreachable
+from taskd.manager.kept_incidents import KeptIncidents, with_rounds
 from taskd.manager.settings import ManagerConfig
-from taskd.model.ids import NodeRank
+from taskd.model.ids import JobId, NodeRank
 from taskd.model.manager import Event, NodeGone, NodeSilent, NodesRegistered
 from taskd.runtime.journal.journal import JournalConfig
-from taskd.wire.json_reading import loads
+from taskd.wire.tagged_json import UnreadableRecord
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ class JobTerm:
     lease: JobLease
     leadership: Leadership
     journal: RecordJournal
+    incidents: KeptIncidents
+    """Where the next leader finds them."""
     doors: dict[int, str]
     """The nodes that have registered, and the liveness ports of their agents."""
     earlier: list[Any] = field(default_factory=list)
@@ -73,13 +77,13 @@ class JobTerm:
             why = f"its machine does not answer at {door}, and it has not joined the new manager"
             emit(NodeSilent(NodeRank(node), why))
 
-    async def save(self, incidents: list[Any]) -> None:
-        try:
-            await self.lease.save_summary(json.dumps(incidents))
-        except StoreUnreachable as error:
-            log.warning("the next leader will not know the last incidents: %s", error)
+    async def past_rounds(self, job: str) -> tuple[PastRound, ...]:
+        return await _past_rounds(self.journal, job)
 
-    async def end_job(self) -> None:
+    async def end_job(self, incidents: list[Any]) -> None:
+        """`incidents`: all of the job, for the nodes that are still there."""
+        self.incidents.keep(incidents)
+        await self.incidents.close()
         try:
             await self.lease.end_job()
         except StoreUnreachable as error:
@@ -106,23 +110,26 @@ async def lead(config: ManagerConfig, stack: AsyncExitStack) -> JobTerm:
     stack.push_async_callback(journal.aclose)
     await journal.claim()
     doors = await terms.doors()
+    rounds = await _past_rounds(journal, config.job_id)
+    incidents = KeptIncidents(lease.save_summary)
+    stack.push_async_callback(incidents.close)
     return JobTerm(
         epoch=epoch,
         lease=lease,
         leadership=leadership,
         journal=journal,
+        incidents=incidents,
         doors=doors,
-        earlier=await _earlier(client, terms),
+        earlier=with_rounds(await terms.incidents(), rounds),
     )
 
 
-async def _earlier(client: EtcdClient, terms: JobTerms) -> list[Any]:
-    for found in await client.range(terms.summary_key):
-        try:
-            incidents = loads(found.value)
-        except ValueError:
-            log.warning("the incidents of former leaders cannot be read")
-            continue
-        if isinstance(incidents, list):
-            return incidents
-    return []
+async def _past_rounds(journal: RecordJournal, job: str) -> tuple[PastRound, ...]:
+    """What the embedded clusterd of this leader and of former ones has decided."""
+    text = (await journal.records()).get(job)
+    if text is None:
+        return ()
+    try:
+        return journal_records.read(JobId(job), text, await journal.notes()).rounds
+    except UnreadableRecord:
+        return ()  # clusterd says so when it starts

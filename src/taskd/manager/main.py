@@ -97,7 +97,6 @@ class Manager:
         self._summary = status.SummaryFile(config, term.earlier if term else None)
         self._sense = Sense(bus, config)
         self._act = Act(bus, clusterd, self._sense.inbox.put_nowait, self._leads)
-        self._saving: set[asyncio.Task[None]] = set()
         self._plugins = self._find_plugins()
         self._operations = (
             None
@@ -277,16 +276,16 @@ class Manager:
             self._changed.set()
             self._summary.write(state)
             if self._term is not None:
-                saving = asyncio.ensure_future(self._term.save(self._summary.incidents(state)))
-                self._saving.add(saving)
-                saving.add_done_callback(self._saving.discard)
+                self._term.incidents.keep(self._summary.incidents(state))
 
     async def _report_end(self, ended: Ended) -> None:
+        if self._term is not None:
+            self._summary.rounds = await self._term.past_rounds(self._config.job_id)
         self._summary.write(ended)
         if self._spans is not None:
             await asyncio.to_thread(self._spans.flush)
         if self._term is not None:
-            await self._term.end_job()
+            await self._term.end_job(self._summary.incidents(ended))
         if self._clusterd is not None:
             await status.send_incidents(self._clusterd, self._incidents)
             progress = status.progress_of(self._config, self._snapshot())

@@ -101,7 +101,8 @@ class _Launcher:
                 await self.started.member.stop(0.0)
             if self._dashboard is not None:
                 self._dashboard.stop()
-        incidents = read_incidents(self.started.state_dir)
+        kept = self._follower.incidents if self._follower is not None else []
+        incidents = read_incidents(self.started.state_dir, kept)
         for line in [*summary.lines(done, trouble, incidents), *hint(incidents, plan)]:
             say(line)
         return done

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from taskd.agent.node import NodeRun
 from taskd.clusterd.etcd.etcd_client import EtcdClient
@@ -32,6 +33,8 @@ class LeaderFollower:
     """Called with each new term."""
     term: Term | None = None
     """The newest one that was seen."""
+    incidents: list[dict[str, Any]] = field(default_factory=list)
+    """Of the whole job, as its leaders have saved them."""
     _client: EtcdClient | None = None
 
     @property
@@ -49,15 +52,23 @@ class LeaderFollower:
         """Never returns. Raises SettingsError if etcd cannot be used."""
         plan = self.node.plan
         client = self._client = EtcdClient(self.access.addresses, self.access.settings)
-        changed = asyncio.Event()
+        changed, news = asyncio.Event(), asyncio.Event()
         try:
             await check_version(client)
             terms = JobTerms(client, job_prefix(plan.job, plan.token))
-            watching = asyncio.create_task(terms.follow(changed))
+            watching = (
+                asyncio.create_task(terms.follow(changed)),
+                asyncio.create_task(terms.follow(news, terms.summary_key)),
+            )
             try:
-                await asyncio.gather(self._register(terms), self._follow(terms, changed))
+                await asyncio.gather(
+                    self._register(terms),
+                    self._follow(terms, changed),
+                    self._follow_incidents(terms, news),
+                )
             finally:
-                watching.cancel()
+                for task in watching:
+                    task.cancel()
         finally:
             await client.close()
 
@@ -89,6 +100,17 @@ class LeaderFollower:
             if term is not None and (self.term is None or term.epoch > self.term.epoch):
                 await self._join(term)
             await changed.wait()
+
+    async def _follow_incidents(self, terms: JobTerms, news: asyncio.Event) -> None:
+        while True:
+            await news.wait()
+            news.clear()
+            try:
+                # The end of the job removes them.
+                self.incidents = await terms.incidents() or self.incidents
+            except StoreUnreachable:
+                await asyncio.sleep(RETRY_S)
+                news.set()
 
     async def _join(self, term: Term) -> None:
         self.term = term

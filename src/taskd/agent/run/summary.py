@@ -1,14 +1,15 @@
 """What a person reads at the end of `taskd run`: the faults, the reaction, and the time it took.
 
-The manager writes its own summary of the job (`summary.json`) into its state directory, which is
-the best source. On other nodes, or without that file, we use what this node has seen itself.
+The manager that ends the job writes its own summary (`summary.json`) into its state directory,
+which is the best source. On other nodes of a job with etcd we use what its leaders have saved
+there; without either, what this node has seen itself.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,10 +150,13 @@ def has_ended(summary: Path) -> bool:
     return _read(summary).get("exit_code") is not None
 
 
-def read_incidents(state_dir: str) -> list[Incident]:
-    """Empty if the manager has written no summary."""
+def read_incidents(state_dir: str, kept: Sequence[dict[str, Any]] = ()) -> list[Incident]:
+    """`kept`: what the leaders of the job have saved. A manager that led before another one did
+    has written a summary, too, without the incidents since. Empty if nothing is known."""
     try:
-        incidents = _read(Path(state_dir) / SUMMARY)["incidents"]
+        summary = _read(Path(state_dir) / SUMMARY)
+        is_newest = summary.get("exit_code") is not None or not kept
+        incidents = summary["incidents"] if is_newest else kept
         return [
             Incident(_incident_line(g), any(i["faults"] for i in g)) for g in _groups(incidents)
         ]
@@ -160,7 +164,7 @@ def read_incidents(state_dir: str) -> list[Incident]:
         return []
 
 
-def _groups(incidents: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def _groups(incidents: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """What belongs together: an incident, and those before it that a new fault interrupted."""
     groups: list[list[dict[str, Any]]] = []
     interrupted = False

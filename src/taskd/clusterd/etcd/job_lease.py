@@ -157,8 +157,8 @@ class JobLease:
         for key in stale:
             await self._change(delete(key))
 
-    async def save_summary(self, text: str) -> None:
-        await self._change(put(self._terms.summary_key, text.encode()))
+    async def save_summary(self, packed: bytes) -> None:
+        await self._change(put(self._terms.summary_key, packed))
 
     async def release(self) -> None:
         if self._tenure.epoch is None:

@@ -6,7 +6,7 @@ Under the job's prefix:
     epoch       the number of the newest term
     ended       the epoch in which the job has ended
     nodes/N     the liveness port of each node's agent, written once when the node starts
-    summary     the incidents so far, for the next leader
+    summary     the incidents so far, for the next leader and for the end of `taskd run`
     jobs/…      the record of the embedded clusterd (`etcd_records.py`)
 
 While nothing fails only the leader's renewals reach etcd, however many nodes the job has.
@@ -17,13 +17,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import zlib
 from contextlib import aclosing
 from dataclasses import asdict
 from hashlib import blake2b
+from typing import Any
 from urllib.parse import quote
 
 from taskd.clusterd.etcd.etcd_client import EtcdClient, Found, get, put
 from taskd.clusterd.etcd.etcd_errors import EtcdBusy, EtcdRefused, EtcdUnanswered
+from taskd.clusterd.records.packed_text import unpack
 from taskd.core.election import Term, TermsSeen
 from taskd.core.record import StoreUnreachable
 from taskd.wire.json_reading import loads
@@ -69,17 +72,36 @@ class JobTerms:
                 f"the keys under {self._prefix} were not written by TaskD: {error!r}"
             ) from error
 
-    async def follow(self, changed: asyncio.Event) -> None:
-        """Set the event when the watch is in place and after each change. Never returns."""
+    async def follow(self, changed: asyncio.Event, key: str = "") -> None:
+        """Set the event when the watch is in place and after each change. Never returns.
+
+        `key`: that of the leader, if it is empty.
+        """
         while True:
             try:
-                async with aclosing(self._client.watch(self.leader_key)) as changes:
+                async with aclosing(self._client.watch(key or self.leader_key)) as changes:
                     async for _ in changes:
                         changed.set()
             except FAILED as error:
-                log.info("the watch of the job's leader ended: %s", error)
+                log.info("the watch of %s ended: %s", key or "the job's leader", error)
             changed.set()  # a look finds the member of etcd that answers
             await asyncio.sleep(RETRY_S)
+
+    async def incidents(self) -> list[dict[str, Any]]:
+        """Those that the leaders have saved so far. Raises StoreUnreachable."""
+        try:
+            found = await self._client.range(self.summary_key)
+        except FAILED as error:
+            raise StoreUnreachable(f"cannot read the incidents of the job: {error}") from error
+        try:
+            saved = loads(unpack(found[0].value)) if found else []
+            return [
+                {**one, "incident": int(one["incident"]), "faults": list(one["faults"])}
+                for one in saved
+            ]
+        except (KeyError, TypeError, ValueError, zlib.error):
+            log.warning("the incidents of former leaders cannot be read")
+            return []
 
     async def register(self, node: int, door: str) -> None:
         """Say where the agent of this node can be probed. Raises StoreUnreachable."""

@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from taskd.clusterd.records.journal_records import PastRound
 from taskd.core.agent.error_text import fault_line
 from taskd.core.manager.incident_record import RECORDS_KEPT
 from taskd.core.manager.job_view import ProcessState
@@ -21,6 +23,7 @@ from taskd.core.manager.repair import copy_placement as placement
 from taskd.core.manager.states import Job, State
 from taskd.core.manager.watch.goodput import Goodput
 from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
+from taskd.manager.kept_incidents import with_rounds
 from taskd.manager.profiling_control import ProfilingControl
 from taskd.manager.reports.incident_reports import IncidentReports
 from taskd.manager.reports.node_evidence import nodes_with_copies
@@ -277,12 +280,14 @@ def write_ready(config: ManagerConfig, port: int, clusterd: str) -> None:
 class SummaryFile:
     """summary.json: every incident of the job, also those that a former manager has handled."""
 
-    def __init__(self, config: ManagerConfig, earlier: list[object] | None = None) -> None:
+    def __init__(self, config: ManagerConfig, earlier: list[Any] | None = None) -> None:
         """`earlier`: the incidents of former managers; None: as the file says."""
         self._job, self._directory = config.job_id, config.state_dir
         if earlier is None:
             earlier = [] if self._directory is None else self._read(self._directory / SUMMARY)
         self._earlier = earlier
+        self.rounds: tuple[PastRound, ...] = ()
+        """What clusterd has decided, as far as it is known here."""
 
     def write(self, state: State) -> None:
         if self._directory is None:
@@ -296,11 +301,12 @@ class SummaryFile:
         }
         _write(self._directory, SUMMARY, summary)
 
-    def incidents(self, state: State) -> list[object]:
+    def incidents(self, state: State) -> list[Any]:
         """The newest ones, of all managers."""
-        return [*self._earlier, *map(_incident, state.job.past_incidents)][-RECORDS_KEPT:]
+        known = [*self._earlier, *map(_incident, state.job.past_incidents)]
+        return with_rounds(known, self.rounds)[-RECORDS_KEPT:]
 
-    def _read(self, file: Path) -> list[object]:
+    def _read(self, file: Path) -> list[Any]:
         try:
             found = loads(file.read_text())
             incidents, ended = found["incidents"], found["exit_code"] is not None

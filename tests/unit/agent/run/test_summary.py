@@ -106,3 +106,18 @@ def test_hint_names_a_command_that_finds_the_incidents(tmp_path: Path) -> None:
     assert hint([fault], kept) == [journal]
     elsewhere = planned(tmp_path, f"--state-dir={tmp_path}", "--clusterd=host:8899")
     assert hint([fault], elsewhere) == [f"{command} --server host:8899 --html report.html"]
+
+
+def test_summary_of_a_former_leader_gives_way_to_what_the_later_ones_have_saved(
+    tmp_path: Path,
+) -> None:
+    usual = {"strategy": "recover", "outcome": "recovered", "parts_ms": {}}
+    fault = {"rank": 1, "kind": "lost"}
+    saved = [{"incident": number, "faults": [fault], **usual} for number in (1, 2)]
+    assert count(read_incidents(str(tmp_path), saved)) == "2 faults"
+    former = {"incidents": saved[:1], "exit_code": None}
+    (tmp_path / SUMMARY).write_text(json.dumps(former))
+    assert count(read_incidents(str(tmp_path), saved)) == "2 faults"
+    last = {"incidents": [*saved, {**saved[0], "incident": 3}], "exit_code": 0}
+    (tmp_path / SUMMARY).write_text(json.dumps(last))
+    assert count(read_incidents(str(tmp_path), saved)) == "3 faults"
