@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.torch import compat
@@ -28,6 +27,11 @@ from taskd.torch import compat
 MAX_MESSAGE_BYTES = 4 << 20
 """Buffers up to this size are sent as one message, from memory that is kept for it."""
 ALIGNMENT = 16
+NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+"""Modules that count statistics in training mode, and do not compute with them."""
 
 BufferSlot = tuple[nn.Module, str]
 """Where a buffer is found: a forward pass may put in a new tensor."""
@@ -57,7 +61,7 @@ def _writable(slots: list[BufferSlot]) -> list[torch.Tensor]:
     does not notice a change through `data`.
     """
     return [
-        buffer.data if isinstance(module, _NormBase) and module.training else buffer
+        buffer.data if isinstance(module, NORMS) and module.training else buffer
         for (module, _), buffer in zip(slots, read_slots(slots), strict=True)
     ]
 
