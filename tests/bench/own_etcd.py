@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
+from taskd.runtime.address import free_port
 from taskd.runtime.clock import monotonic
 from tests import ROOT
 from tests.bench.clusterd import in_turn, server
 from tests.bench.rows import Row
-from tests.integration.etcd.etcd_server import free_port
 from tests.integration.etcd.member_node import MemberNode, cluster
 
 MEMBERS = 3

@@ -12,10 +12,11 @@ import pytest
 
 from taskd.clusterd.etcd.etcd_client import EtcdClient, has_value, put
 from taskd.clusterd.etcd.etcd_errors import EtcdBusy, EtcdUnanswered
+from taskd.runtime.address import free_port
 from taskd.runtime.clock import monotonic
 from taskd.runtime.retry import Tries, every
 from tests.chaos.linearizable import Call, is_linearizable
-from tests.integration.etcd.etcd_server import binary, free_port
+from tests.integration.etcd.etcd_server import binary
 from tests.integration.etcd.member_node import MemberNode, cluster
 from tests.integration.etcd.test_etcd_client import ready
 

@@ -210,6 +210,12 @@ def clusterd_tls_from_environment() -> ClusterdTlsSettings:
 
 def clusterd_credentials(settings: ClusterdTlsSettings) -> grpc.ChannelCredentials | None:
     """None: the connection is not encrypted. Raises SettingsError with all problems."""
+    files = clusterd_files(settings)
+    return grpc.ssl_channel_credentials(*read_pem(*files)) if files else None
+
+
+def clusterd_files(settings: ClusterdTlsSettings) -> list[tuple[str, str]]:
+    """(name, path) in the order in which gRPC takes their contents. Raises SettingsError."""
     problems = []
     if bool(settings.crt) != bool(settings.key):
         problems.append("set both the client certificate (crt) and its key, or neither")
@@ -219,9 +225,10 @@ def clusterd_credentials(settings: ClusterdTlsSettings) -> grpc.ChannelCredentia
         )
     if problems:
         raise SettingsError(problems)
-    if not settings.ca:
-        return None
-    files = [("ca", settings.ca)]
-    if settings.crt:
-        files += [("client key", settings.key), ("client certificate", settings.crt)]
-    return grpc.ssl_channel_credentials(*read_pem(*files))
+    return client_files(settings.ca, settings.key, settings.crt)
+
+
+def client_files(ca: str, key: str, crt: str) -> list[tuple[str, str]]:
+    """Of a client's files those that have a name."""
+    named = (("ca", ca), ("client key", key), ("client certificate", crt))
+    return [(name, path) for name, path in named if path]

@@ -8,31 +8,37 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Sequence
 
 import grpc
+from grpc import aio
 
-from taskd.bus.security import ClusterdTlsSettings, check_pair, read_pem
+from taskd.bus.security import ClusterdTlsSettings, check_pair, clusterd_files, read_pem
 from taskd.errors import SettingsError
 
 log = logging.getLogger(__name__)
 
 
 class TlsFiles:
-    def __init__(self, whose: str, ca: str, key: str = "", crt: str = "") -> None:
-        """Raises SettingsError if a file cannot be used. An empty name: there is no such file."""
-        self._whose = whose
-        named = (("ca", ca), ("client key", key), ("client certificate", crt))
-        self._files = [(name, path) for name, path in named if path]
-        self._used = read_pem(*self._files)
+    def __init__(self, whose: str, files: Sequence[tuple[str, str]]) -> None:
+        """`files` are (name, path). Raises SettingsError if one cannot be used."""
+        self._whose, self._files = whose, files
+        self._used = read_pem(*files)
         self._problem = ""
 
     @classmethod
     def of(cls, settings: ClusterdTlsSettings) -> TlsFiles:
-        return cls("clusterd", settings.ca, settings.key, settings.crt)
+        return cls("clusterd", clusterd_files(settings))
 
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Of the files as they were last used, also if they cannot be read any more."""
-        return grpc.ssl_channel_credentials(*self._used)
+    def channel(self, address: str, options: Sequence[tuple[str, int]]) -> aio.Channel:
+        """With the files as they were last used, also if they cannot be read any more.
+
+        Without files it is not encrypted.
+        """
+        if not self._files:
+            return aio.insecure_channel(address, options=options)
+        credentials = grpc.ssl_channel_credentials(*self._used)
+        return aio.secure_channel(address, credentials, options=options)
 
     def are_renewed(self) -> bool:
         """Whether they have changed since the last call, and can be used."""

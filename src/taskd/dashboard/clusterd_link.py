@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from taskd.bus.security import ClusterdTlsSettings, clusterd_credentials
+from taskd.bus.security import ClusterdTlsSettings
 from taskd.bus.tls_files import TlsFiles
 from taskd.errors import PeerRefused, PeerUnreachable
 from taskd.model.codes import RecoverCode, TraceCode
@@ -64,18 +64,13 @@ def complete(status: pb.JobStatus, last: pb.JobStatus) -> pb.JobStatus:
 
 class ClusterdLink:
     def __init__(self, address: str, tls: ClusterdTlsSettings) -> None:
-        self.address, self._tls = address, tls
+        self.address = address
         self._files = TlsFiles.of(tls)
         self._closing: set[asyncio.Task[None]] = set()
         self._open()
 
     def _open(self) -> None:
-        encrypted = clusterd_credentials(self._tls)
-        self._channel = (
-            aio.insecure_channel(self.address, options=OPTIONS)
-            if encrypted is None
-            else aio.secure_channel(self.address, encrypted, options=OPTIONS)
-        )
+        self._channel = self._files.channel(self.address, OPTIONS)
         self._stubs = _CONTROL(self._channel), _RECOVER(self._channel), _TRACE(self._channel)
 
     def _renew(self) -> None:

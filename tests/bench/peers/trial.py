@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ WARM_S = 1.5
 """A real fault hits a job that trains, not one that starts: time enough for all preparations."""
 START_LIMIT_S = 60.0
 SURVIVE_LIMIT_S = 45.0
+EXIT_LIMIT_S = 10.0
 TAIL_CHARS = 600
 
 
@@ -221,7 +223,11 @@ def _carrying(mark: bytes) -> Iterator[int]:
 
 
 def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+    """Returns when it has exited: its environment can no longer be read some time before."""
+    with suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            select.select([pidfd], [], [], EXIT_LIMIT_S)
+        finally:
+            os.close(pidfd)

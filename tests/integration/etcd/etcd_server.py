@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -17,8 +16,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from taskd.runtime.address import free_port
+
 PACKAGE = "etcd-server"
 SMALL = ("--heartbeat-interval=100", "--election-timeout=1000", "--log-level=error")
+CONNECT_RETRIES = 6
+"""With growing pauses: 15 s in all."""
 
 
 @cache
@@ -63,9 +66,14 @@ class EtcdServer:
         )
 
     def call(self, method: str, *, verify: ssl.SSLContext | bool = True, **body: object) -> str:
-        """A call of etcd's JSON interface: its answer, also if it is an error."""
+        """A call of etcd's JSON interface: its answer, also if it is an error.
+
+        An etcd that has just been started may not listen yet.
+        """
         url = f"{self.scheme}://{self.client}/v3/{method}"
-        return httpx.post(url, json=body, timeout=30, verify=verify).text
+        transport = httpx.HTTPTransport(verify=verify, retries=CONNECT_RETRIES)
+        with httpx.Client(transport=transport, timeout=30) as client:
+            return client.post(url, json=body).text
 
     def kill(self) -> None:
         if self.process is not None:
@@ -83,9 +91,3 @@ def running(folder: Path, *options: str, scheme: str = "http") -> Iterator[EtcdS
         yield server
     finally:
         server.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])

@@ -25,9 +25,10 @@ from taskd.clusterd.etcd.etcd_client import (
 )
 from taskd.clusterd.etcd.etcd_errors import EtcdRefused, EtcdUnanswered, LeaseNotFound
 from taskd.clusterd.etcd.etcd_settings import EtcdSettings
+from taskd.runtime.address import free_port
 from taskd.runtime.retry import Tries, every
 from tests.integration.certificates import Authority
-from tests.integration.etcd.etcd_server import EtcdServer, free_port, running
+from tests.integration.etcd.etcd_server import EtcdServer, running
 
 DEADLINE_S = 60.0
 

@@ -14,7 +14,8 @@ from taskd.agent.etcd_member import etcd_binary, job_authority
 from taskd.agent.etcd_member.etcd_binary import EtcdMemberSettings, NoEtcd
 from taskd.clusterd.etcd.etcd_client import EtcdClient, put
 from taskd.clusterd.etcd.etcd_errors import EtcdUnanswered
-from tests.integration.etcd.etcd_server import binary, free_port
+from taskd.runtime.address import free_port
+from tests.integration.etcd.etcd_server import binary
 from tests.integration.etcd.member_node import TOKEN, MemberNode, cluster
 from tests.integration.etcd.test_etcd_client import ready
 

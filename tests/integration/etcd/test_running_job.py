@@ -12,7 +12,8 @@ from taskd.agent.etcd_member.running_job import still_runs
 from taskd.clusterd.etcd.etcd_client import EtcdClient, put
 from taskd.clusterd.etcd.etcd_settings import EtcdAccess, EtcdSettings
 from taskd.errors import SettingsError
-from tests.integration.etcd.etcd_server import EtcdServer, free_port, running
+from taskd.runtime.address import free_port
+from tests.integration.etcd.etcd_server import EtcdServer, running
 from tests.integration.etcd.test_etcd_client import ready
 
 PREFIX, WITHIN_S = "/taskd/runs/again", 60.0

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from taskd.bus.security import ClusterdTlsSettings, Tls
+from taskd.bus.tls_files import TlsFiles
 from taskd.clusterd.auth import TokenFile
 from taskd.clusterd.main import Server, ServerConfig, serve
 from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
@@ -122,5 +123,21 @@ def test_token_is_read_for_each_call(tmp_path: Path) -> None:
             files.token.unlink()
             assert await manager.client.report_incident(control.IncidentReport(job=JOB))
             await manager.close()
+
+    asyncio.run(scenario())
+
+
+def test_channel_is_opened_again_while_a_half_written_key_lies_there(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.install(Authority(tmp_path, "one"), "first")
+
+    async def scenario() -> None:
+        async with asyncio.timeout(8 * WAIT_S), AsyncExitStack() as stack:
+            server = await start(stack, files)
+            used = TlsFiles.of(files.manager().clusterd_tls)
+            files.paths["key"].write_text("half written")
+            assert not used.are_renewed()
+            async with used.channel(server.address, ()) as channel:
+                await channel.channel_ready()
 
     asyncio.run(scenario())

@@ -83,7 +83,7 @@ def test_job_trains_while_etcd_is_stopped_and_repairs_a_fault_afterwards(
     pair.steps_go_on()
     pair.nodes[1].worker(1).kill()
     etcd.process.send_signal(signal.SIGCONT)
-    assert re.search(r"rank 1 \(exited\) -> recover: recovered", pair.end())
+    assert re.search(r"rank 1 \(.*signal 9: step \d+\) -> recover: recovered", pair.end())
 
 
 def test_job_trains_while_etcd_is_full_and_repairs_a_fault_afterwards(
@@ -96,7 +96,7 @@ def test_job_trains_while_etcd_is_full_and_repairs_a_fault_afterwards(
     said = read_error(pair.nodes[0], "etcd at .* is full.*")[0]
     assert "etcdctl alarm disarm" in said
     drain(etcd)
-    assert re.search(r"rank 1 \(exited\) -> recover: recovered", pair.end())
+    assert re.search(r"rank 1 \(.*signal 9: step \d+\) -> recover: recovered", pair.end())
 
 
 def test_old_backup_of_etcd_is_refused_until_a_newer_one_is_there(
@@ -115,7 +115,7 @@ def test_old_backup_of_etcd_is_refused_until_a_newer_one_is_there(
     pair.nodes[1].worker(1).kill()
     etcd.call("kv/put", key=epoch, value=b64encode(b"1").decode())
     log = pair.end()
-    assert re.search(r"rank 1 \(exited\) -> recover: recovered", log)
+    assert re.search(r"rank 1 \(.*signal 9: step \d+\) -> recover: recovered", log)
     assert "since epoch 2" in log
 
 

@@ -295,11 +295,7 @@ class EtcdClient:
             address = self.address
             if address not in self._channels:
                 self._files = self._files or self._settings.files()
-                self._channels[address] = (
-                    aio.insecure_channel(address, options=OPTIONS)
-                    if self._files is None
-                    else aio.secure_channel(address, self._files.credentials(), options=OPTIONS)
-                )
+                self._channels[address] = self._files.channel(address, OPTIONS)
             if self._settings.user and not self._token:
                 self._token = await self._sign_in(self._channels[address])
             return self._channels[address]

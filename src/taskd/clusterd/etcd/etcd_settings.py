@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields
 
+from taskd.bus.security import client_files
 from taskd.bus.tls_files import TlsFiles
 from taskd.config import load
 from taskd.errors import SettingsError
@@ -47,9 +48,9 @@ class EtcdSettings:
             found.append("TASKD_ETCD_CRT needs TASKD_ETCD_CA")
         return found
 
-    def files(self) -> TlsFiles | None:
-        """None: no encryption. Raises SettingsError if a file cannot be used."""
-        return TlsFiles("etcd", self.ca, self.key, self.crt) if self.ca else None
+    def files(self) -> TlsFiles:
+        """Raises SettingsError if a file cannot be used."""
+        return TlsFiles("etcd", client_files(self.ca, self.key, self.crt))
 
 
 @dataclass(frozen=True, slots=True)

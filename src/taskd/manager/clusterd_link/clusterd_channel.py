@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from grpc import aio
 
-from taskd.bus.security import clusterd_credentials
 from taskd.bus.tls_files import TlsFiles
 from taskd.manager.settings import ManagerConfig
 from taskd.runtime.clock import monotonic
@@ -54,12 +52,7 @@ class ClusterdChannel:
 
     def _open(self) -> None:
         self._opened_at = monotonic()
-        encrypted = clusterd_credentials(self._config.clusterd_tls)
-        self._channel = (
-            aio.insecure_channel(self._address, options=OPTIONS)
-            if encrypted is None
-            else aio.secure_channel(self._address, encrypted, options=OPTIONS)
-        )
+        self._channel = self._files.channel(self._address, OPTIONS)
         self.recover = _RECOVER(self._channel)
         self.control = _CONTROL(self._channel)
         self.trace = _TRACE(self._channel)
