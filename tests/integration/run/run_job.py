@@ -140,14 +140,15 @@ def _stacks(process: psutil.Process) -> str:
     """What a rank writes when it is asked. A last line is missing if its main thread is in native
     code, which it has not left in time."""
     try:
-        (file,) = (Path(one.path) for one in process.open_files() if one.path.endswith(STACKS))
-        before = file.stat().st_size
+        opened = {one.path for one in process.open_files() if one.path.endswith(STACKS)}
+        files = {Path(path): Path(path).stat().st_size for path in opened}
         process.send_signal(STACK_SIGNAL)
         deadline = time.monotonic() + STACKS_S
         text = ""
         while time.monotonic() < deadline and RUNS not in text:
-            text = file.read_bytes()[before:].decode(errors="replace")
-    except (psutil.Error, OSError, ValueError) as error:
+            new = (file.read_bytes()[before:] for file, before in files.items())
+            text = b"".join(new).decode(errors="replace")
+    except (psutil.Error, OSError) as error:
         return f"no stacks: {error!r}"
     return text
 
