@@ -35,9 +35,11 @@ def with_checkpoints(args: dict[str, Any]) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         done = saved["step"]
     job.protect(model=model, optimizer=optimizer)
-    started = []
+    first = folder / f"first-{rank}"
+    first.unlink(missing_ok=True)  # of the predecessor
     for step in job.steps(args["steps"], start=args.get("starts", {}).get(rank, done)):
-        started.append(int(step))
+        if not first.exists():
+            first.write_text(str(int(step)))
         inject_fault(args, step, "between steps")
         with step:
             optimizer.zero_grad()
@@ -49,7 +51,6 @@ def with_checkpoints(args: dict[str, Any]) -> None:
             state = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**state, "step": job.step}, own)
     torch.save(digest(net, optimizer), folder / f"end-{rank}.pt")
-    (folder / f"first-{rank}").write_text(str(started[0]))
 
 
 def first_steps(world: World) -> list[int]:
