@@ -7,6 +7,7 @@ contain is brought back after an abandoned attempt, and is there again in a repl
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MethodType
@@ -55,7 +56,7 @@ class LoopObjects:
         """The ids of objects that are kept in another way."""
         self._first: dict[str, Any] | None = None
         """What they contained before the first step of this process, written down."""
-        self._lengths: dict[str, int] = {}
+        self._forms: dict[str, tuple[int, ...]] = {}
         self._named = set[str]()
 
     def bind(self, frame: FrameType | None, carried: tuple[str, ...]) -> None:
@@ -161,8 +162,8 @@ class LoopObjects:
 
     def _warn_if_changed(self, name: str, value: Any, problem: NotPlain) -> None:
         """It grows from step to step, and a replacement would begin with an empty one."""
-        length = len(value) if hasattr(value, "__len__") else -1
-        if self._lengths.setdefault(name, length) in (length, -1) and length != -1:
+        form = _form(value)
+        if self._forms.setdefault(name, form) == form and form:
             return
         if name not in self._named:
             self._named.add(name)
@@ -173,6 +174,13 @@ class LoopObjects:
                 name,
                 problem,
             )
+
+
+def _form(value: Any) -> tuple[int, ...]:
+    """It changes when the object grows, or is full and takes new items for old ones."""
+    if isinstance(value, list | deque) and value:
+        return len(value), id(value[0]), id(value[-1])
+    return (len(value),) if hasattr(value, "__len__") else ()
 
 
 def _find(frame: FrameType, carried: Collection[str]) -> Names:

@@ -73,7 +73,7 @@ _KINDS: dict[type, Kind] = {}
 def _find_kind(type_: type) -> Kind:
     if type_ in _SCALARS:
         return Kind.SCALAR
-    if type_ in (list, tuple, set, frozenset, deque):
+    if type_ in (list, tuple, set, frozenset, deque) or _is_named_tuple(type_):
         return Kind.MANY
     if type_ in (dict, OrderedDict, defaultdict, Counter):
         return Kind.MAPPING
@@ -85,6 +85,14 @@ def _find_kind(type_: type) -> Kind:
         return Kind.OTHER
     is_own = type_ in (Namespace, SimpleNamespace) or _is_of_script(type_.__module__)
     return Kind.OWN if is_own else Kind.OTHER
+
+
+def _is_named_tuple(type_: type) -> bool:
+    return issubclass(type_, tuple) and hasattr(type_, "_fields")
+
+
+def _is_frozen(type_: type) -> bool:
+    return type_ in _FROZEN or issubclass(type_, tuple)
 
 
 def _is_of_script(module: str) -> bool:
@@ -105,7 +113,7 @@ def _libraries() -> tuple[str, ...]:
 def is_changeable(value: Any) -> bool:
     """Whether a step can change it in place, and we can bring it back."""
     kind = kind_of(type(value))
-    if type(value) in _FROZEN:
+    if _is_frozen(type(value)):
         return len(value) <= MAX_PARTS and any(map(is_changeable, value))
     if kind is Kind.LEAF:
         return _is_small(value)
@@ -143,7 +151,7 @@ class Content:
         match kind:
             case Kind.MANY | Kind.MAPPING:
                 if len(value) <= MAX_PLAIN:
-                    copy = value if type(value) in _FROZEN else value.copy()
+                    copy = value if _is_frozen(type(value)) else value.copy()
                     self._kept[id(value)] = kind, value, copy
                     items = value.values() if kind is Kind.MAPPING else value
                     if not _are_scalars(items):
@@ -159,7 +167,7 @@ class Content:
     def put_back(self) -> None:
         for kind, value, content in self._kept.values():
             match kind:
-                case Kind.MANY if type(value) in _FROZEN:
+                case Kind.MANY if _is_frozen(type(value)):
                     pass
                 case Kind.MANY | Kind.MAPPING:
                     value.clear()
@@ -191,6 +199,15 @@ class Many:
     items: list[Any]
     type_: type
     longest: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A named tuple."""
+
+    items: list[Any]
+    module: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +293,8 @@ class _Writing:
 
     def _content(self, value: Any, kind: Kind) -> Any:
         match kind:
+            case Kind.MANY if _is_named_tuple(type(value)):
+                return Record(self._all(value), *_name_of(type(value)))
             case Kind.MANY:
                 items = self._all(value)
                 return Many(items, type(value), value.maxlen if type(value) is deque else None)
@@ -323,8 +342,8 @@ def changed(first: Any, now: Any) -> Any:
             }
             gone = frozenset(first.items.keys() - now.items.keys())
             return replace(now, items=found, gone=gone) if found or gone else SAME
-        case Many():
-            is_same = first.type_ is now.type_ and len(first.items) == len(now.items)
+        case Many() | Record():
+            is_same = _is_of_same_class(first, now) and len(first.items) == len(now.items)
             if is_same and _are_scalars(now.items):
                 return SAME if _equal(first.items, now.items) else now
             pairs = zip(first.items, now.items, strict=True) if is_same else ()
@@ -343,12 +362,10 @@ def _equal(first: Any, now: Any) -> bool:
         return False
 
 
-def _is_of_same_class(first: Mapping | Attributes, now: Mapping | Attributes) -> bool:
-    if isinstance(now, Attributes) and isinstance(first, Attributes):
-        return (first.module, first.name) == (now.module, now.name)
-    if isinstance(now, Mapping) and isinstance(first, Mapping):
-        return first.type_ is now.type_ and now.type_ is not OrderedDict  # its order counts
-    return False
+def _is_of_same_class(first: Any, now: Many | Record | Mapping | Attributes) -> bool:
+    if isinstance(now, Record | Attributes):
+        return bool((first.module, first.name) == (now.module, now.name))
+    return first.type_ is now.type_ and now.type_ is not OrderedDict  # its order counts
 
 
 def put(content: Any, value: Any = MISSING) -> Any:
@@ -364,6 +381,8 @@ def put(content: Any, value: Any = MISSING) -> Any:
             return value
         case Many():
             return _put_many(content, value)
+        case Record():
+            return _put_record(content, value)
         case Mapping():
             mapping = value if type(value) is content.type_ else content.type_()
             _put_items(content, mapping)
@@ -408,6 +427,14 @@ def _put_many(content: Many, value: Any) -> Any:
     value.clear()
     (value.update if content.type_ is set else value.extend)(items)
     return value
+
+
+def _put_record(content: Record, value: Any) -> Any:
+    class_ = _class(content.module, content.name)
+    if not _is_named_tuple(class_):
+        raise NotPlain(f"the class {content.name} is no named tuple here")
+    old = list(value) if type(value) is class_ else [MISSING] * len(content.items)
+    return class_._make(put(item, one) for item, one in zip(content.items, old, strict=True))
 
 
 def _name_of(type_: type) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,6 +105,16 @@ def test_object_that_is_too_large_is_named_once(
             losses.append(number + constant[number])
     assert caplog.text.count("losses changes from step to step and is not kept") == 1
     assert "constant" not in caplog.text
+
+
+def test_full_deque_that_takes_new_items_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    variables, full = LoopVariables(tmp_path, 0), deque([0] * 2 * MAX_PLAIN, maxlen=2 * MAX_PLAIN)
+    with caplog.at_level(logging.WARNING):
+        for number in turns(variables, 0, joins=False):
+            full.append(number)
+    assert caplog.text.count("full changes from step to step and is not kept") == 1
 
 
 def test_scheduler_that_was_forgotten_is_named(tmp_path: Path) -> None:

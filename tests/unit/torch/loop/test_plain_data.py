@@ -7,8 +7,9 @@ import random
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -35,6 +36,11 @@ class Meter:
         self.phase = Phase.COLD
 
 
+class Transition(NamedTuple):
+    state: torch.Tensor
+    rewards: list[float]
+
+
 def change_list(value: list[Any]) -> None:
     value.append(3)
     value[0]["inner"] += 1
@@ -49,6 +55,11 @@ OBJECTS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "default": (lambda: defaultdict(list), lambda one: one["a"].append(1)),
     "meter": (Meter, lambda one: one.update(2.0)),
     "tuple": (lambda: ([1], [2]), lambda one: one[0].append(5)),
+    "named tuple": (lambda: Transition(torch.zeros(1), [1.0]), lambda one: one.rewards.append(2.0)),
+    "replay memory": (
+        lambda: deque([Transition(torch.zeros(1), [1.0])], maxlen=1),
+        lambda one: one.append(Transition(torch.ones(1), [2.0])),
+    ),
     "tensor": (lambda: torch.zeros(3), lambda one: one.add_(1)),
     "array": (lambda: np.zeros(3), lambda one: one.__iadd__(1)),
     "torch": (lambda: torch.Generator().manual_seed(1), lambda one: torch.rand(1, generator=one)),
@@ -106,6 +117,20 @@ def test_new_objects_of_the_script_are_made() -> None:
 class SimplePoint:
     def __init__(self, x: int) -> None:
         self.x = x
+
+
+def test_named_tuple_keeps_the_objects_that_are_there() -> None:
+    there = Transition(torch.zeros(1), [1.0])
+    put = plain_data.put(plain_data.write(Transition(torch.ones(1), [2.0]), ()), there)
+    assert isinstance(put, Transition)
+    assert put.state is there.state
+    assert (put.state.item(), put.rewards) == (1.0, [2.0])
+
+
+def test_named_tuple_of_another_class_is_refused() -> None:
+    written = plain_data.write(Transition(torch.ones(1), [2.0]), ())
+    with pytest.raises(NotPlain, match="SimplePoint is no named tuple"):
+        plain_data.put(replace(written, name="SimplePoint"), [])
 
 
 def test_what_cannot_be_made_again_is_named() -> None:
