@@ -197,7 +197,7 @@ class ProcessActions:
         key = start.rank, start.incarnation
         tail = await asyncio.to_thread(self._output.close, key, DRAIN_S)
         self._workers.pop(key, None)
-        self._watch.remove(key)
+        step = self._watch.remove(key)
         evidence = self._logs.evidence(start, tail) if exited.exit_code != 0 else ""
         pid, result = exited.process.pid, script_result.read(self._logs.files(*key).result)
         self._agent.enqueue(
@@ -209,5 +209,6 @@ class ProcessActions:
                 evidence,
                 script_ended=result.ended,
                 error=result.error if exited.exit_code else None,
+                step=step,
             )
         )

@@ -95,13 +95,17 @@ class Watch:
         page = os.open(self.beacon(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._watched[key] = _Watched(pid, page, StackFile(stacks), ask_stacks, self._clock())
 
-    def remove(self, key: WorkerKey) -> None:
+    def remove(self, key: WorkerKey) -> Step:
+        """How many steps the rank has committed."""
         self.profiling.remove(key)
         watched = self._watched.pop(key, None)
-        if watched is not None:
-            os.close(watched.page)
-            with suppress(FileNotFoundError):
-                os.unlink(self.beacon(key))
+        if watched is None:
+            return Step(0)
+        seen = beacon.read(os.pread(watched.page, beacon.SIZE, 0))
+        os.close(watched.page)
+        with suppress(FileNotFoundError):
+            os.unlink(self.beacon(key))
+        return Step(seen.step) if seen is not None else Step(0)
 
     @property
     def slow(self) -> bool:

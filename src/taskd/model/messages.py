@@ -426,6 +426,8 @@ class WorkerExited:
     """The script had ended without an error before its process did."""
     error: ScriptError | None = None
     """The exception that ended the script; None: another reason, or not known."""
+    step: Step = FIRST_STEP
+    """How many steps it had committed."""
 
     @property
     def finished(self) -> bool:

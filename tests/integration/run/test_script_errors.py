@@ -81,10 +81,23 @@ def test_same_error_in_a_step_twice_ends_the_job(tmp_path: Path) -> None:
     """
     ended = run_counted(tmp_path, text, f"--dump-dir={tmp_path / 'dump'}")
     assert ended.code == DO_NOT_REPLACE
-    assert starts(tmp_path) == [1, 2]
+    assert starts(tmp_path) == [1, 2], ended.err
     failed = next(line for line in ended.err.splitlines() if "failed after" in line)
     assert "ValueError: bad batch, start 2" in failed, ended.err
     assert list((tmp_path / "dump").glob("step-5/taskd.json")), "the survivor has its state"
+
+
+def test_error_of_all_ranks_after_steps_is_tried_again(tmp_path: Path) -> None:
+    text = f"""{PROTECTED}
+    def fail(step):
+        if step == 5 and starts == 1:
+            raise ValueError("the file system was away for a moment")
+
+    train(fail)
+    """
+    ended = run_counted(tmp_path, text)
+    assert ended.code == 0, ended.err
+    assert starts(tmp_path) == [2, 2]
 
 
 def test_different_errors_do_not_end_the_job(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_progress_is_read_from_beacon(tmp_path: Path) -> None:
     beacon.phase("parked", 2)
     (seen,) = watch.look()
     assert (seen.collective, seen.phase) == (2, "parked"), "collectives of this step"
-    watch.remove(KEY)
+    assert watch.remove(KEY) == 8
     assert watch.look() == ()
     assert not Path(watch.beacon(KEY)).exists()
 

@@ -322,7 +322,8 @@ def _exited(job_view: JobView, src: Position, message: WorkerExited) -> ViewUpda
     # A manager that started later may never have heard of this process, nor where it ran.
     node = NodeRank(int(src.server_rank)) if src.server_rank.isdigit() else known.node
     job_view = _located_on(job_view, message.rank, node)
-    known = replace(known, incarnation=message.incarnation, node=node)
+    step = max(known.step, message.step)
+    known = replace(known, incarnation=message.incarnation, node=node, step=step)
     if message.finished:
         ended = replace(known, process=ProcessState.DONE, phase="done")
         return ViewUpdate(_with_rank(job_view, ended), (RankFinished(message.rank),))

@@ -434,7 +434,8 @@ def _put_record(content: Record, value: Any) -> Any:
     if not _is_named_tuple(class_):
         raise NotPlain(f"the class {content.name} is no named tuple here")
     old = list(value) if type(value) is class_ else [MISSING] * len(content.items)
-    return class_._make(put(item, one) for item, one in zip(content.items, old, strict=True))
+    items = [put(item, one) for item, one in zip(content.items, old, strict=True)]
+    return tuple.__new__(class_, items)
 
 
 def _name_of(type_: type) -> tuple[str, str]:

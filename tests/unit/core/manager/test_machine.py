@@ -111,8 +111,9 @@ class Play:
         node = rank // self.config.ranks_per_node
         incarnation = Incarnation(self.incarnations.get(rank, 0))
         incident = self.state.job.incident
+        step = Step(7 if protected else 0)
         hello = m.WorkerHello(
-            Rank(rank), NodeRank(node), incarnation, 1, incident, Step(7), phase, protected
+            Rank(rank), NodeRank(node), incarnation, 1, incident, step, phase, protected
         )
         return self.receive(worker(node, rank), hello)
 
@@ -127,14 +128,15 @@ class Play:
         *,
         script_ended: bool = False,
         error: m.ScriptError | None = None,
+        step: int = 0,
     ) -> Play:
         node = rank // self.config.ranks_per_node
         incarnation = Incarnation(self.incarnations.get(rank, 0))
-        how = code, signal, "boom", script_ended, error
+        how = code, signal, "boom", script_ended, error, Step(step)
         return self.receive(agent(node), m.WorkerExited(Rank(rank), incarnation, 1, *how))
 
-    def raises(self, rank: int, error: m.ScriptError) -> Play:
-        return self.exits(rank, 1, None, error=error)
+    def raises(self, rank: int, error: m.ScriptError, step: int = 0) -> Play:
+        return self.exits(rank, 1, None, error=error, step=step)
 
     def parks(self, *ranks: int, step: int = 7, whole: bool = True) -> Play:
         for rank in ranks:
@@ -717,6 +719,17 @@ def test_error_before_the_first_step_may_end_the_job_at_once(
     for rank in ranks:
         play.raises(rank, error)
     assert offered(play, 1) == strategies
+
+
+def test_error_in_all_ranks_after_a_step_is_tried_again() -> None:
+    play = Play().training(protected=False)
+    for rank in range(4):
+        play.raises(rank, BAD_BATCH, step=5)
+    assert offered(play, 1) == ("recover", "exit")
+    restarted(play, 1)
+    for rank in range(4):
+        play.raises(rank, BAD_BATCH, step=5)
+    assert offered(play, 2) == EXIT_ONLY
 
 
 def test_job_that_ends_for_an_error_names_it_first() -> None:

@@ -165,7 +165,9 @@ def _give_up_retrying(job: Job, order: Signal) -> Job:
 
 
 def _count_progress(job: Job, now: float) -> Job:
-    best = max((parked.step for parked in job.parked.values()), default=job.best)
+    """Of the parked ranks and of the dead ones: perhaps all have died of the same error."""
+    dead = (job.view.ranks[rank].step for rank in job.faults)
+    best = max((*(parked.step for parked in job.parked.values()), *dead), default=job.best)
     has_progress = best > job.best or now >= job.settled_at
     job = script_errors.judge(job, has_progress)
     if has_progress:
