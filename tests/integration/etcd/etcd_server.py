@@ -75,6 +75,16 @@ class EtcdServer:
         with httpx.Client(transport=transport, timeout=30) as client:
             return client.post(url, json=body).text
 
+    def pause(self) -> None:
+        """Returns when all its threads are stopped: until then it may still answer a call."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         if self.process is not None:
             with suppress(ProcessLookupError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import signal
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -85,18 +84,17 @@ def test_transactions_leases_and_watches(etcd: EtcdServer) -> None:
 
 def test_stopped_etcd_is_left_for_the_next_address(etcd: EtcdServer) -> None:
     async def scenario() -> None:
-        assert etcd.process is not None
         client = EtcdClient([etcd.client, "127.0.0.1:1"], call_s=10.0)
         await ready(client)
         await client.close()
         client = EtcdClient([etcd.client, "127.0.0.1:1"], call_s=0.3)
-        etcd.process.send_signal(signal.SIGSTOP)
+        etcd.pause()
         try:
             with pytest.raises(EtcdUnanswered, match="did not answer"):
                 await client.range("x")
             assert client.address == "127.0.0.1:1"
         finally:
-            etcd.process.send_signal(signal.SIGCONT)
+            etcd.resume()
         await ready(client)
         assert client.address == etcd.client
         await client.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 
 import pytest
@@ -40,18 +39,16 @@ def test_job_without_a_leader_still_runs_until_its_end_is_written(tmp_path: Path
 
 def test_silent_etcd_is_waited_for(tmp_path: Path) -> None:
     async def scenario() -> None:
-        assert etcd.process is not None
         access = EtcdAccess((etcd.client,), EtcdSettings())
         await write(etcd, "epoch", b"3")
-        etcd.process.send_signal(signal.SIGSTOP)
+        etcd.pause()
         with pytest.raises(SettingsError, match="two jobs of one name must not run"):
             await still_runs(access, PREFIX, 2.0, print)
         said: list[str] = []
 
         def say(text: str) -> None:
             said.append(text)
-            assert etcd.process is not None
-            etcd.process.send_signal(signal.SIGCONT)
+            etcd.resume()
 
         assert await still_runs(access, PREFIX, WITHIN_S, say)
         assert "may still run" in said[0]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,14 +74,13 @@ def test_job_trains_while_etcd_is_stopped_and_repairs_a_fault_afterwards(
     tmp_path: Path, etcd: EtcdServer
 ) -> None:
     pair = Pair(tmp_path, etcd)
-    assert etcd.process is not None
-    etcd.process.send_signal(signal.SIGSTOP)
+    etcd.pause()
     said = read_error(pair.nodes[0], "etcd at .* did not answer.*")[0]
     assert "training goes on" in said
     assert "with a quorum?" in said
     pair.steps_go_on()
     pair.nodes[1].worker(1).kill()
-    etcd.process.send_signal(signal.SIGCONT)
+    etcd.resume()
     assert re.search(r"rank 1 \(.*signal 9: step \d+\) -> recover: recovered", pair.end())
 
 
