@@ -68,7 +68,7 @@ class Hold:
                 if not self.is_complete:
                     self._copy_aside()
             except (RuntimeError, MemoryError) as error:
-                log.warning("weights could not be copied aside: they are lost here: %s", error)
+                log.warning("the weights could not be saved and are lost on this rank: %s", error)
             finally:
                 self._is_decided = True
                 release()
