@@ -50,7 +50,7 @@ VARIABLES = {
     "most 7200 s; 600 s if unset.",
     "HIGH_AVAILABILITY": "Comma-separated list; with `elastic-training` in it mindio_ttp may "
     "shrink the job.",
-    "LD_LIBRARY_PATH": "Where libmspti is searched.",
+    "LD_LIBRARY_PATH": "Where TaskD searches for libmspti.",
     "LOCAL_PROXY_ENABLE": "`on`: manager, proxy and clients connect to 127.0.0.1, where a sidecar "
     "encrypts the traffic.",
     "LOCAL_RANK": "The rank of a worker on its node (torchrun).",
@@ -66,17 +66,27 @@ VARIABLES = {
     "OMP_NUM_THREADS": "Threads per worker; `1` if unset and the node has several "
     "workers (torchrun).",
     "POD_IP": "The address that the manager listens on; 127.0.0.1 if unset.",
+    "POD_NAME": "The pod of a clusterd replica, which it labels while it leads "
+    "(`taskd clusterd --cluster kubernetes`).",
+    "POD_NAMESPACE": "Where clusterd keeps its records and its Lease in Kubernetes; `mindx-dl` if "
+    "unset.",
     "PROCESS_RECOVER": "`on`: process-level recovery is enabled.",
     "RANK": "The rank of a worker (torchrun), or of a node (its agent and proxy).",
     "RANK_TABLE_FILE": "If empty, there is no rank table to wait for.",
     "RESTART_FAULT_PROCESS_TYPE": "`worker`: only this process was restarted, not its node. Set by "
     "the agent.",
+    "TASKD_BUS_TOKEN_FILE": "A file with the secrets that nodes present to the manager, one per "
+    "line, the newest first; it can be replaced while the job runs.",
     "TASKD_CLUSTERD": "host:port of clusterd, for the `taskd` commands.",
     "TASKD_CLUSTERD_TOKEN": "The token that is sent to clusterd.",
+    "TASKD_CLUSTERD_TOKEN_FILE": "A file with the token that the manager sends to clusterd, read "
+    "again for each call.",
     "TASKD_DUMP_DIR": "Directory of emergency checkpoints, where the next start also looks for "
     "one; `taskd-dump` if unset.",
     "TASKD_JOB_ID": "The job's name; MINDX_TASK_ID if unset.",
     "TASKD_LOG_LEVEL": "The lowest level that `python -m taskd.manager` prints.",
+    "TASKD_NICS": "The network interfaces for the groups of the ranks, `PRIMARY,BACKUP`; "
+    "`taskd run --nics` takes precedence.",
     "TASKD_PRELOAD": "Comma-separated modules that the patched agent of torchrun imports before it "
     "forks workers.",
     "TASKD_PROCESS_ENABLE": "`off`: the manager does not take part in recovery.",

@@ -88,8 +88,8 @@ def examine() -> Iterator[Finding]:
 
 def _basics() -> Iterator[Finding]:
     yield Finding("python", Verdict.FINE, platform.python_version())
-    yield _package("grpcio", (1, 62, 2), "processes cannot communicate", Verdict.BROKEN)
-    yield _package("protobuf", (4, 25), "processes cannot communicate", Verdict.BROKEN)
+    yield _package("grpcio", (1, 66, 2), "processes cannot communicate", Verdict.BROKEN)
+    yield _package("protobuf", (4, 25, 8), "processes cannot communicate", Verdict.BROKEN)
 
 
 def _frameworks() -> Iterator[Finding]:
@@ -99,12 +99,12 @@ def _frameworks() -> Iterator[Finding]:
     engine = "a recover client without a manager cannot repair its job, only end it"
     yield _package("mindio_ttp", (), engine, remedy="install Ascend's MindIO for such jobs")
     yield _package(
-        "cryptography", (42,), "certificates cannot be checked", remedy=_pip("taskd[secure]")
+        "cryptography", (46, 0, 5), "certificates cannot be checked", remedy=_pip("taskd[secure]")
     )
     server = _pip("taskd[server]")
     yield _package("pyyaml", (6,), "clusterd cannot read a cluster from YAML files", remedy=server)
     yield _package(
-        "grpcio-health-checking", (1, 62, 2), "clusterd starts only with --no-health", remedy=server
+        "grpcio-health-checking", (1, 66, 2), "clusterd starts only with --no-health", remedy=server
     )
     yield _mspti()
 

@@ -1,1 +1,1 @@
-"""One a cluster: chooses the way out of a fault, and remembers."""
+"""One per cluster or per job: decides how each job recovers, and keeps the state of all jobs."""

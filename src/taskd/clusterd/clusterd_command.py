@@ -43,13 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep the state of all jobs in this etcd: several clusterds share it, and one leads",
     )
     parser.add_argument(
-        "--etcd-prefix", default="", help="of all keys in etcd (default: /taskd/clusterd)"
+        "--etcd-prefix", default="", help="prefix of all keys in etcd (default: /taskd/clusterd)"
     )
     parser.add_argument("--cluster-dir", type=Path, help="a directory of cluster objects (YAML)")
     parser.add_argument(
         "--cluster",
         choices=["kubernetes"],
-        help="the cluster around this process, which also keeps the state of all jobs",
+        help="the cluster that this process runs in; it also keeps the state of all jobs",
     )
     parser.add_argument(
         "--probes", default="", help="host:port of /healthz and /readyz (with --cluster)"
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tls",
         nargs=2,
         metavar=("KEY", "CERTIFICATE"),
-        help="use TLS; the PEM files of this server",
+        help="use TLS, with this private key and certificate (PEM files)",
     )
     parser.add_argument(
         "--tls-ca", default="", help="clients must present a certificate of this authority"
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--delete-pods",
         action="store_true",
-        help="delete pods that must be replaced, where no scheduler does (needs a cluster)",
+        help="delete pods that must be replaced, if no scheduler does (needs a cluster)",
     )
     parser.add_argument(
         "--public-fault-codes",
@@ -77,7 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSON file: who may report public faults, and the level of each code "
         "(default: the usual places of Ascend's ClusterD)",
     )
-    parser.add_argument("--strategies", help="for jobs without a declaration (default: all six)")
+    parser.add_argument(
+        "--strategies", help="strategies of jobs without a declaration (default: all six)"
+    )
     parser.add_argument(
         "--no-health", action="store_true", help="do not serve gRPC's health service"
     )

@@ -49,7 +49,7 @@ class Leadership:
                 renewed, reason = self._lease.held, str(error)
                 log.warning("the lease could not be renewed: %s", reason)
             if not renewed and not self._lease.held:
-                log.error("the lease is lost, this process stops to decide: %s", reason)
+                log.error("the lease is lost, this process stops deciding: %s", reason)
                 self.lost.set()
                 return
 

@@ -20,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rank", type=int, action="append", required=True, help="faulty rank; may be repeated"
     )
     parser.add_argument(
-        "--kind", choices=sorted(TYPES), default="process", help="what has failed (%(default)s)"
+        "--kind",
+        choices=sorted(TYPES),
+        default="process",
+        help="what has failed (default: %(default)s)",
     )
     parser.add_argument("--because", default="", help="what you observed; shown in the history")
     parser.add_argument(

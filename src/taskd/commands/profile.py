@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--domains",
         default=",".join(DOMAINS),
-        help=f"comma-separated, of {', '.join(DOMAINS)} (default: all)",
+        help=f"comma-separated list: {', '.join(DOMAINS)} (default: all)",
     )
     add_server_arguments(parser)
 

@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html", type=Path, metavar="FILE", help="write a report to this file, for any browser"
     )
     parser.add_argument(
-        "--journal", type=Path, help="read this journal of a server; it is not changed"
+        "--journal",
+        type=Path,
+        help="read this journal file instead of a server; the file is not changed",
     )
     add_server_arguments(parser)
 

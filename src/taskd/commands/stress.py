@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ops",
         default=",".join(OPS),
-        help=f"comma-separated tests, of {', '.join(OPS)} (default: all)",
+        help=f"comma-separated list: {', '.join(OPS)} (default: all)",
     )
     add_server_arguments(parser)
 

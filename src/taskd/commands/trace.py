@@ -42,12 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="begin", type=float, help="seconds since the first record, or Unix time"
     )
-    parser.add_argument("--to", dest="end", type=float, help="the same, for the end")
+    parser.add_argument("--to", dest="end", type=float, help="end of the range, in the same form")
     parser.add_argument(
         "--dir", action="append", type=Path, help="folder of a node's records; may be repeated"
     )
     parser.add_argument(
-        "--journal", type=Path, help="also draw the incidents in this journal (STATE_DIR/…)"
+        "--journal",
+        type=Path,
+        help="also draw the incidents in this journal (STATE_DIR/clusterd.journal)",
     )
     parser.add_argument(
         "-o", "--output", type=Path, help="file to write (default: JOB.trace.json; - for stdout)"

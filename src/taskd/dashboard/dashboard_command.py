@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="further name under which browsers reach the page; may be repeated",
+        help="another host name that browsers use for the page; may be repeated",
     )
     add_server_arguments(parser)
 

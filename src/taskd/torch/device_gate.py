@@ -46,7 +46,7 @@ class Hold:
         state = protected.optimizers[0].state
         self._states = {weight: dict(values) for weight, values in state.items()}
         self._here = [one for one in self._tensors() if not one.is_cuda]
-        """The update changes these at once: they are no work of the device."""
+        """The update changes these at once: they are not work of the device."""
         self._here_before = [one.clone() for one in self._here]
         self._aside: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         self._reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -68,7 +68,7 @@ class Hold:
                 if not self.is_complete:
                     self._copy_aside()
             except (RuntimeError, MemoryError) as error:
-                log.warning("weights could not be copied aside: they are lost here: %s", error)
+                log.warning("the weights could not be saved and are lost on this rank: %s", error)
             finally:
                 self._is_decided = True
                 release()

@@ -61,7 +61,7 @@ def init(
         backend: As in `dist.init_process_group`: "gloo", "nccl", "cpu:gloo,cuda:nccl" or a plugin
             such as "hccl". None: gloo for the CPU, and NCCL for CUDA where there is a GPU.
         timeout: As in `dist.init_process_group`. It limits collectives and the start; a lost rank
-            is noticed long before.
+            is detected much earlier.
         device_id: The device that this process uses, which `dist.split_group` needs to know.
 
     Returns:

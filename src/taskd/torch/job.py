@@ -139,9 +139,10 @@ class Job:
     ) -> None:
         """Declare what belongs to the training state.
 
-        Everything that changes from step to step has to be named here: after a fault, an abandoned
-        step is undone, and a replacement receives exactly this state from a healthy rank. Random
-        numbers need no entry: torch, CUDA, Python and NumPy are seeded per step.
+        Name every object with a state that steps change: what an abandoned step changes in it is
+        undone, and a replacement receives its state from a healthy rank. Random numbers
+        need no entry: torch, CUDA, Python and NumPy are seeded per step. Plain variables of
+        the loop, and lists and dictionaries of them, are kept without an entry.
 
         Call it once, on all ranks, after the model is wrapped (DDP, `fully_shard`, …) and the
         optimizer exists, and before `steps`.
@@ -242,7 +243,7 @@ class Job:
             total: How many steps the training has.
             start: How many steps are already done in the state that the script has loaded from its
                 own checkpoint. The same on all ranks. If the last run of this job has left an
-                emergency checkpoint of a later step, that one is loaded instead.
+                emergency or continuous checkpoint of a later step, that one is loaded instead.
 
         Yields:
             Each step, to be used as `for attempt in step: with attempt: …`.
@@ -467,7 +468,7 @@ class Job:
         Wrap evaluation, checkpoints and other collectives between steps, before the first one or
         after the last one, so that they are repeated if a rank is lost in them. Without it, such a
         loss restarts all ranks. All ranks must pass the same sections in the same order. A section
-        must not change weights; other protected state is brought back before it is repeated.
+        must not change weights; other protected state is restored before it is repeated.
 
         Args:
             name: For messages.

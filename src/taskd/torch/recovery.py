@@ -2,7 +2,7 @@
 
 `step_cycle.py` calls it in the training thread when the groups are broken. The orders come from the
 manager (`worker/manager_connection.py`); `apply_plan.py` carries out repairs,
-`state/emergency_checkpoint.py` writes the emergency checkpoint.
+`checkpoints/emergency_checkpoint.py` writes the emergency checkpoint.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Step(int):
 
         With `protect(verify_every=n)`, in every n-th step each rank computes the gradients of
         another rank's batch as well as its own, and the two results of each batch are compared. A
-        rank whose device has computed something else than two others is replaced, and the step is
+        rank whose result differs from those of two others is replaced, and the step is
         replayed. Without `verify_every`, and in all other steps, it only calls the function. If a
         step calls it more than once, the first call is verified.
 
@@ -202,9 +202,9 @@ class Step(int):
             function: Computes the loss and calls `backward()`. It must depend on nothing but its
                 arguments, the protected models and random numbers; it must not communicate (apart
                 from the gradient exchange of DDP), update weights, or change protected objects or
-                its arguments. Contexts such as `torch.autocast` belong into it.
+                its arguments. Contexts such as `torch.autocast` belong inside it.
             *args: The batch: tensors and other data that can be pickled, no models.
-            **kwargs: More of it.
+            **kwargs: Its keyword arguments, with the same limits.
 
         Returns:
             What the function has returned.
@@ -260,7 +260,7 @@ class Step(int):
     def ends_epoch(self) -> bool:
         """Whether this is the last step of its epoch. Only for steps of `Job.batches`.
 
-        Ask it after the step: where the length of an epoch is not known, a rank learns only during
+        Read it after the step: where the length of an epoch is not known, a rank learns only during
         a step that another one has no more data.
 
         Example:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from argparse import Namespace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,23 @@ def test_torch_with_unexpected_internals_is_limited(monkeypatch: pytest.MonkeyPa
     finding = doctor._torch()
     assert finding.verdict is Verdict.LIMITED
     assert finding.because == "`taskd.torch.init()` refuses it: no split_group"
+
+
+@pytest.mark.parametrize(
+    "name", ["grpcio", "protobuf", "cryptography", "pyyaml", "grpcio-health-checking"]
+)
+def test_oldest_accepted_version_is_that_of_the_package(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.0")
+    findings = {each.subject: each for each in (*doctor._basics(), *doctor._frameworks())}
+    (needed,) = {
+        version
+        for text in metadata.requires("taskd") or ()
+        if re.match(rf"{name}[^\w-]", text)
+        for version in re.findall(r">=([\d.]+)", text)
+    }
+    assert f"too old, {needed} or newer" in findings[name].because
 
 
 def test_package_version_decides_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

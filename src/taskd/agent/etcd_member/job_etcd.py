@@ -56,7 +56,7 @@ async def job_etcd(plan: JobEtcdPlan, say: Callable[[str], None]) -> AsyncIterat
         raise SettingsError([f"etcd cannot listen on {own}: {own.why_not()}. {remedy}"])
     port = await LivenessPort.open(str(seed))
     if port is None:
-        raise SettingsError([f"there is no way from this machine to {seed.host}"])
+        raise SettingsError([f"this machine has no route to {seed.host}"])
     certificate = plan.certificate
     member = _member(plan, host, seed.port)
     keeper = MemberKeeper(

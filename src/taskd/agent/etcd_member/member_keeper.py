@@ -41,10 +41,11 @@ LEAVE_S = 2.0
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeeperConfig:
     turn_s: float = 0.3
+    """How often a node looks at the list of members."""
     quick_turn_s: float = 0.05
-    """While the members change, and while this node joins."""
+    """The same while the members change, and while this node joins."""
     joining_s: float = 10.0
-    """How long a node turns quickly after its start, or after its last change."""
+    """How long `quick_turn_s` applies after the start of a node, or after its last change."""
     silent_s: float = 3.0
     """How long a member may be silent before another node takes its place."""
     starting_s: float = 30.0
@@ -52,6 +53,7 @@ class KeeperConfig:
     leaderless_s: float = 1.5
     """How long etcd may have no leader before a member looks for proof: several elections."""
     probe_s: float = 0.5
+    """How long a liveness port may take to answer a probe."""
 
 
 @dataclass

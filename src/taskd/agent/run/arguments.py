@@ -87,7 +87,12 @@ _TORCHRUN: tuple[tuple[str, object, str], ...] = (
         None,
         "port of the store there; default: a free one (29500 with several nodes)",
     ),
-    ("--local-addr", None, "name of this machine when nodes draw ranks; default: its host name"),
+    (
+        "--local-addr",
+        None,
+        "name of this machine when nodes draw ranks, and with --etcd its address for other nodes; "
+        "default: its host name",
+    ),
     ("--signals-to-handle", _SIGNALS, "signals that stop the job, separated by commas"),
     ("--shutdown-timeout", None, "seconds from SIGTERM to SIGKILL for the workers; default: 30"),
 )
@@ -121,7 +126,7 @@ _OURS: tuple[tuple[str, str, Any, str], ...] = (
         "--strategies",
         "NAME,…",
         "",
-        "allowed reactions to a fault, such as retry,dump; default: all",
+        "allowed strategies after a fault, such as retry,dump; default: all",
     ),
     (
         "--clusterd",
@@ -133,12 +138,17 @@ _OURS: tuple[tuple[str, str, Any, str], ...] = (
         "--etcd",
         "HOST:PORT,…",
         "",
-        "etcd that keeps the job's state: then any node may be lost, node 0 included; own: the job "
-        "starts one (experimental); default: node 0 keeps it",
+        "etcd that keeps the job's state: then any node may be lost, even node 0; own: the job "
+        "starts one (experimental); default: node 0 keeps the state",
     ),
     ("--preload", "MODULE,…", [], "import these modules once, before workers are forked"),
     ("--job-id", "NAME", "", "name of the job; default: the value of --rdzv-id"),
-    ("--manager-port", "PORT", 0, "its port; default: a free one (9601 with several nodes)"),
+    (
+        "--manager-port",
+        "PORT",
+        0,
+        "port of the manager; default: a free one (9601 with several nodes)",
+    ),
     ("--join-timeout", "SECONDS", 0.0, "how long to wait until all nodes join; default: 900"),
     ("--nics", "PRIMARY,BACKUP", "", "network interfaces for the ranks' process groups"),
     ("--metrics", "HOST:PORT", "", "address where the manager serves Prometheus metrics"),
@@ -153,8 +163,8 @@ _OURS: tuple[tuple[str, str, Any, str], ...] = (
         "--checkpoint-every",
         "STEPS",
         0,
-        "write a checkpoint to the folder of --dump-dir after so many steps, beside training; for "
-        "scripts that use taskd.torch; default: none",
+        "write a checkpoint to the folder of --dump-dir every STEPS steps, while training "
+        "continues; for scripts that use taskd.torch; default: none",
     ),
 )
 DASHBOARD = "--dashboard"
@@ -163,13 +173,14 @@ DASHBOARD_LISTEN = "127.0.0.1:0"
 _OUR_FLAGS = (
     (
         "--spare",
-        "a spare node, which takes over a lost node's ranks; the next: --node-rank NNODES+1",
+        "this node is a spare: it takes over the ranks of a lost node; give a second spare "
+        "--node-rank NNODES+1",
     ),
     (
         "--witness",
         "a machine that only helps to decide which nodes are lost: it has no ranks",
     ),
-    ("--precheck", "stress-test every rank and link after all ranks have done their first step"),
+    ("--precheck", "stress-test every rank and link after the first step of all ranks"),
     (
         "--insecure",
         "start several nodes without TASKD_TOKEN: any process that reaches a port can join the job",

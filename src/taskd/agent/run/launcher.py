@@ -1,6 +1,6 @@
 """The event loop of `taskd run`: connects proxy, agent, zygote and the manager's supervisor.
 
-`command.py` has started what is slow; here it is connected, supervised, and stopped at the end.
+`run_command.py` has started what is slow; here it is connected, supervised, and stopped at the end.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ class AgentConfig:
     """Which node the agent runs on, and how it reaches the manager."""
 
     node: int = 0
+    """The rank of the node that the agent runs on."""
     upstream: str = ""
     """host:port of an existing proxy. Empty: the agent runs its own."""
     manager: str = "127.0.0.1"

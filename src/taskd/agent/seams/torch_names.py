@@ -62,7 +62,7 @@ GROUPS = (
         "torch.distributed:ProcessGroup", "_get_backend", "writing down the process groups"
     ),
 )
-"""For `ascend/documented/group_info.py`."""
+"""For `ascend/documented/group_dump.py`."""
 
 
 def check(table: Iterable[PrivateName]) -> None:

@@ -73,7 +73,7 @@ async def check_version(client: EtcdClient) -> None:
         except (EtcdUnanswered, EtcdBusy) as error:
             if tries > PATIENT_TRIES and str(error) != problem:
                 problem = str(error)
-                log.warning("%s; trying again. Is it running, and has it a quorum?", problem)
+                log.warning("%s; trying again. Is it running, and does it have a quorum?", problem)
         except EtcdRefused as error:
             raise SettingsError([str(error)]) from error
         else:

@@ -38,7 +38,7 @@ METADATA = (
 
 
 def relevant(key: Key, body: Json) -> Json | None:
-    """The parts that clusterd reads. None: the object is none of its business."""
+    """The parts that clusterd reads. None: clusterd does not need the object."""
     metadata = _map(body.get("metadata"))
     kept: Json = {"kind": key.kind.value, "metadata": _parts(metadata, METADATA)}
     match key.kind:

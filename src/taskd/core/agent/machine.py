@@ -101,7 +101,7 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Outco
         case Training(lost=LostManager(order_by=order_by)), (ManagerConnected() | RanksTrain()):
             found = replace(state, lost=None, deadline=order_by)
             greeting = hello(found) if isinstance(event, ManagerConnected) else ()
-            return Outcome(found, greeting, "the job goes on")
+            return Outcome(found, greeting, "the job continues")
         case Training(lost=None), ManagerLost(evidence) if alive(state.workers):
             lost = LostManager(evidence, state.deadline)
             stuck = replace(state, lost=lost, deadline=now + config.lost_manager_s)

@@ -262,7 +262,7 @@ def _without_absent(state: Gathering, now: float, config: JobConfig) -> Gatherin
     last = max(reasons, default=NodeRank(0))
     faults = []
     for view in absent:
-        unnamed = FaultCause.LOST, "no node that is left has it"
+        unnamed = FaultCause.LOST, "no remaining node runs it"
         cause, evidence = reasons.get(view.node, reasons.get(last, unnamed))
         faults.append(Fault.of(view.rank, cause, evidence, now))
     # Its last incarnation is not known, or only an older one that has ended on its former node: the

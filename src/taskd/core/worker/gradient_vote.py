@@ -1,8 +1,8 @@
 """Which rank has computed a wrong gradient: decided from what its peers get for the same batch.
 
-In a check (`torch/verification.py`) every rank computes the gradients of its own batch and then
-those of another rank's batch. The two results of a batch must be equal in every bit. If they are
-not, a third rank computes that batch as well, and the rank that disagrees with both others is
+In a check (`torch/verify/verification.py`) every rank computes the gradients of its own batch and
+then those of another rank's batch. The two results of a batch must be equal in every bit. If they
+are not, a third rank computes that batch as well, and the rank that disagrees with both others is
 named. All ranks see the same numbers and come to the same verdict.
 """
 

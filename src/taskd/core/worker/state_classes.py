@@ -1,6 +1,6 @@
 """Which ranks hold the same state: decided from what the ranks are seen to hold.
 
-Each rank sends fingerprints of its state to all others (`torch/state/comparison.py`). Ranks with
+Each rank sends fingerprints of its state to all others (`torch/replicas/comparison.py`). Ranks with
 equal state form a class and can give it to each other, as under DDP. Where ranks of one class
 differ in an object of the script, in their buffers or in gradients that they have collected, that
 belongs to each rank alone. A class may be divided later, never joined: what has differed once is

@@ -99,7 +99,7 @@ def _marks(path: Path) -> list[tuple[int, int, int]]:
             text = f"{one} is a directory; give the path of a file in it"
             raise JournalUnusable(text)
         if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
-            raise JournalUnusable(f"{one} is not a journal: it is no file, or larger than 4 GiB")
+            raise JournalUnusable(f"{one} is not a journal: it is not a file, or larger than 4 GiB")
         marks.append((found.st_ino, found.st_size, found.st_mtime_ns))
     return marks
 

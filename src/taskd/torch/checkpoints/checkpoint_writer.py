@@ -2,11 +2,12 @@
 
     python -m taskd.torch.checkpoints.checkpoint_writer SHARED_FOLDER DIRECTORY
 
-It takes the copies that ranks have left in the node's shared memory (`copies/checkpoint_copies.py`)
-and writes them in the format of the emergency checkpoint, so that they are found, checked and
-loaded in the same way. Each rank's part ends with a file of its own; the writer that adds the last
-part completes the checkpoint, on any node, and removes older ones. What cannot be written is left
-out and reported; this process never ends because of it, and training does not notice.
+It takes the copies that ranks have left in the node's shared memory
+(`checkpoints/checkpoint_copies.py`) and writes them in the format of the emergency checkpoint, so
+that they are found, checked and loaded in the same way. Each rank's part ends with a file of its
+own; the writer that adds the last part completes the checkpoint, on any node, and removes older
+ones. What cannot be written is left out and reported; this process never ends because of it, and
+training does not notice.
 """
 
 from __future__ import annotations

@@ -116,7 +116,10 @@ class Buddy:
                 self._unproven.remove(connection)
             _, rank, length, _, encrypted = _HEADER.unpack(header)
             if encrypted != is_encrypted():
-                log.warning("the copy of rank %d is refused: another --encrypt-state?", rank)
+                log.warning(
+                    "the copy of rank %d is refused: does its node use another --encrypt-state?",
+                    rank,
+                )
                 return
             connection.sendall(sign(header, WANTED))
             draft = self._folder / f"draft-{rank}-{threading.get_ident()}"

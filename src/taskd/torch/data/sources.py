@@ -363,8 +363,8 @@ def _rebuilt(loader: DataLoader[Any], dataset: Any, **how: Any) -> DataLoader[An
     """A loader like this one, with another dataset and sampler."""
     if not getattr(loader, "in_order", True):
         log.warning(
-            "DataLoader(in_order=False) is not followed: batches must have the same order in a "
-            "replacement"
+            "DataLoader(in_order=False) is ignored: a replacement needs the batches in the same "
+            "order"
         )
     if loader.num_workers:
         how |= {

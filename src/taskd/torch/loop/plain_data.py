@@ -432,7 +432,7 @@ def _put_many(content: Many, value: Any) -> Any:
 def _put_record(content: Record, value: Any) -> Any:
     class_ = _class(content.module, content.name)
     if not _is_named_tuple(class_):
-        raise NotPlain(f"the class {content.name} is no named tuple here")
+        raise NotPlain(f"the class {content.name} is not a named tuple here")
     old = list(value) if type(value) is class_ else [MISSING] * len(content.items)
     items = [put(item, one) for item, one in zip(content.items, old, strict=True)]
     return tuple.__new__(class_, items)

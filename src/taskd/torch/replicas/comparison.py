@@ -382,7 +382,7 @@ class Comparison:
                 step,
             )
         if own and own != state_classes.describe(before):
-            log.info("step %d: each rank copies in every step what only it has: %s", step, own)
+            log.info("step %d: every rank copies its own state in each step: %s", step, own)
         if after.is_late and not before.is_late:
             log.warning(
                 "step %d: %s changes after the optimizer's update: the whole state is copied "

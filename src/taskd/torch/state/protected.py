@@ -99,7 +99,7 @@ class Protected:
     def record_parts(self) -> None:
         """Remember the parts as they are now, when a step is committed.
 
-        What the script does with them between two steps is no part of the committed step: a
+        What the script does with them between two steps is not part of the committed step: a
         replacement does it, too, before its first step.
         """
         self._before = self._recorded

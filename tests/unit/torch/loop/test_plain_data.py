@@ -129,7 +129,7 @@ def test_named_tuple_keeps_the_objects_that_are_there() -> None:
 
 def test_named_tuple_of_another_class_is_refused() -> None:
     written = plain_data.write(Transition(torch.ones(1), [2.0]), ())
-    with pytest.raises(NotPlain, match="SimplePoint is no named tuple"):
+    with pytest.raises(NotPlain, match="SimplePoint is not a named tuple"):
         plain_data.put(replace(written, name="SimplePoint"), [])
 
 
