@@ -147,6 +147,7 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         self._reading = Buckets(job_rate, KEYS, clock)
         self._unknown_callers = Buckets(unknown_caller_rate, KEYS, clock)
         self._callers = Buckets(CALLER_RATE, KEYS, clock)
+        self._callers_often = Buckets(CALLER_RATE, KEYS, clock)
         self._logged = Buckets(LOG_RATE, KEYS, clock)
         self._slots = ReadingSlots(self._reader)
         self.refused = RefusedCallers(clock)
@@ -277,7 +278,8 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         caller = self._caller(context)
         if caller is None or caller.operator or size <= FREE_BYTES:
             return
-        if not self._callers.take(caller.scope, size):
+        rate = self._callers_often if method in OFTEN else self._callers
+        if not rate.take(caller.scope, size):
             await self._refuse(method, context, *TOO_MANY)
 
     async def _admit_request(self, method: str, request: Any, context: Any) -> None:

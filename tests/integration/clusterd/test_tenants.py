@@ -182,6 +182,23 @@ def test_large_progress_counts_as_many_small_ones() -> None:
     asyncio.run(main())
 
 
+def test_status_of_a_large_job_does_not_hold_up_its_reports() -> None:
+    async def main() -> None:
+        tokens = Tokens({"boss": "operator", "mine": "job:job"})
+        async with (
+            started(ServerConfig(tokens=tokens)) as (server, _),
+            connected(server.address, "mine") as job,
+        ):
+            assert await job.declare("recover", per_node=2_000) == 0
+            await job.join()
+            large = control_pb2.JobProgress(job="job", summary="x" * 2_000_000)
+            for _ in range(2):
+                assert await job.code("PublishProgress", large) == 0
+            assert await job.fault(*range(2_000)) == 0
+
+    asyncio.run(main())
+
+
 def test_declarations_without_a_client_make_room(tmp_path: Path) -> None:
     async def main() -> None:
         config = ServerConfig(max_jobs=5, journal=tmp_path / "journal", unknown_caller_rate=FAST)
