@@ -52,8 +52,9 @@ class Tokens:
         try:
             lines = path.read_text().splitlines()
             mode = path.stat().st_mode
-        except OSError as error:
-            raise SettingsError([f"cannot read the token file {path}: {error.strerror}"]) from error
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise SettingsError([f"cannot read the token file {path}: {why}"]) from error
         if mode & 0o077:
             log.warning("token file %s can be read or written by others: run chmod 600", path)
         given, secret, problems = {}, "", []

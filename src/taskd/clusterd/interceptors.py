@@ -58,6 +58,12 @@ OFTEN = {
     "/taskd.v1.Control/ReportIncident",
 }
 """Limited separately, so that they never use up the rate that reports need."""
+READING = {
+    "/taskd.v1.Control/Replay",
+    "/taskd.v1.Control/Status",
+    "/taskd.v1.Control/Watch",
+}
+"""The same: people and monitoring look at a job as often as they like."""
 INNER = RecoverCode.ServerInnerError.sentence
 
 JOB_RATE, OFTEN_RATE, UNKNOWN_CALLER_RATE = Rate(100, 400), Rate(20, 100), Rate(2_000, 6_000)
@@ -65,7 +71,9 @@ LOG_RATE = Rate(0.1, 10)
 """Of refusals, for each machine: a caller that retries forever must not fill the disk."""
 TOO_MANY = grpc.StatusCode.RESOURCE_EXHAUSTED, RecoverCode.RateLimited.sentence
 MAX_STREAMS = 32
-"""Of one job at the same time: its subscriptions, and those who watch it."""
+"""Of one job at the same time: its subscriptions. As many others may watch it."""
+WATCHED = "watched\n"
+"""Before the name of a job: no job's name has a line break."""
 REVOKED_S = 2.0
 """How soon a stream ends whose token was revoked."""
 MAX_LOGGED = 300
@@ -136,14 +144,17 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         self._authority, self._is_served = authority, is_served
         self._jobs = Buckets(job_rate, KEYS, clock)
         self._often = Buckets(OFTEN_RATE, KEYS, clock)
+        self._reading = Buckets(job_rate, KEYS, clock)
         self._unknown_callers = Buckets(unknown_caller_rate, KEYS, clock)
         self._callers = Buckets(CALLER_RATE, KEYS, clock)
+        self._callers_often = Buckets(CALLER_RATE, KEYS, clock)
         self._logged = Buckets(LOG_RATE, KEYS, clock)
         self._slots = ReadingSlots(self._reader)
         self.refused = RefusedCallers(clock)
         self._guarded: dict[str, Any] = {}
         self._streams: Counter[str] = Counter()
-        """How many streams of each job are open, and of the health service."""
+        """How many streams of each job are open, of those who watch it, and of the health
+        service."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -212,10 +223,15 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
     async def _serve_stream(self, method: str, serve: Any, request: Any, context: Any) -> Any:
         """Each open stream holds memory for what its reader has not read."""
         job = job_of(request)
-        if self._streams[job] >= MAX_STREAMS:
+        # Those who watch a job must not keep its manager from its subscriptions.
+        watches = method in READING or method in OPERATOR_METHODS
+        whose = f"{WATCHED}{job}" if watches else job
+        if self._streams[whose] >= MAX_STREAMS:
             text = f"job {job!r} has {MAX_STREAMS} open streams: close one first"
+            if watches:
+                text = f"{MAX_STREAMS} others watch job {job!r}: close one of them first"
             await self._refuse(method, context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        self._streams[job] += 1
+        self._streams[whose] += 1
         serving = asyncio.ensure_future(self._serve(method, serve, request, context))
         try:
             while not serving.done():
@@ -227,9 +243,9 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         finally:
             serving.cancel()
             await asyncio.wait({serving})
-            self._streams[job] -= 1
-            if not self._streams[job]:
-                del self._streams[job]
+            self._streams[whose] -= 1
+            if not self._streams[whose]:
+                del self._streams[whose]
 
     def _may_go_on(self, method: str, job: str, context: Any) -> bool:
         """Whether the caller of an open stream would still be admitted."""
@@ -262,7 +278,8 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         caller = self._caller(context)
         if caller is None or caller.operator or size <= FREE_BYTES:
             return
-        if not self._callers.take(caller.scope, size):
+        rate = self._callers_often if method in OFTEN else self._callers
+        if not rate.take(caller.scope, size):
             await self._refuse(method, context, *TOO_MANY)
 
     async def _admit_request(self, method: str, request: Any, context: Any) -> None:
@@ -273,6 +290,8 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         if allowed and self._is_served(job):
             if method in OFTEN:
                 within = self._often.take(job, 1.0 + size / OFTEN_BYTES_PER_TOKEN)
+            elif method in READING:
+                within = self._reading.take(job, 1.0 + size / BYTES_PER_TOKEN)
             else:
                 within = self._jobs.take(job, 1.0 + size / BYTES_PER_TOKEN)
         else:

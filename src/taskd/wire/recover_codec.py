@@ -37,7 +37,10 @@ MAX_TEXT = 4_000
 SHORT_TEXT, SHORT_FROM = 200, 64
 """In a report of more ranks than that, each rank's evidence is cut to the short length."""
 SENT_TEXT = 2_000
-"""Of each rank's evidence, the last characters that we send."""
+"""Of each rank's evidence, the characters that we send."""
+SENT_BYTES, SENT_PART_BYTES = 512 << 10, 64
+"""Of all evidence in one report, and what each counts at least: clusterd refuses requests above
+2 MiB, and all ranks may fail with a long traceback."""
 
 
 class InvalidRequest(ValueError):
@@ -80,6 +83,19 @@ def fault_ranks(faults: Iterable[Fault]) -> list[pb.FaultRank]:
     return [pb.FaultRank(rankId=str(fault.rank), faultType=fault.kind.value) for fault in faults]
 
 
+def _sent_evidence(faults: Sequence[Fault]) -> list[str]:
+    """Of the first faults, as much as one report can have."""
+    limit = SENT_TEXT if len(faults) <= SHORT_FROM else SHORT_TEXT
+    texts, left = list[str](), SENT_BYTES
+    for fault in faults:
+        text = shortened(fault.evidence, limit)
+        left -= max(len(text.encode(errors="replace")), SENT_PART_BYTES)
+        if left < 0:
+            break
+        texts.append(text)
+    return texts if any(texts) else []
+
+
 # Reports: client -> clusterd
 
 
@@ -87,11 +103,8 @@ def report_request(job: str, report: Report | NicResult | StressResult) -> tuple
     """The name of the method, and the request."""
     match report:
         case FaultReport(faults):
-            evidence = [shortened(fault.evidence, SENT_TEXT) for fault in faults]
             return "ReportProcessFault", pb.ProcessFaultRequest(
-                jobId=job,
-                faultRanks=fault_ranks(faults),
-                evidence=evidence if any(evidence) else (),
+                jobId=job, faultRanks=fault_ranks(faults), evidence=_sent_evidence(faults)
             )
         case StopReport(code, uuid, info, faults):
             return "ReportStopComplete", pb.StopCompleteRequest(

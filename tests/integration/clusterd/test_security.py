@@ -374,6 +374,17 @@ def test_internal_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture)
     assert "/Recover/HealthCheck" in caplog.text
 
 
+def test_token_file_that_is_no_text_is_not_used(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.touch(mode=0o600)
+    file.write_text("operator boss\n")
+    tokens = TokenFile(file)
+    file.write_bytes(b"operator \xff\n")
+    assert tokens.scope_of("boss") == "operator"
+    file.write_text("operator other\n")
+    assert (tokens.scope_of("boss"), tokens.scope_of("other")) == (None, "operator")
+
+
 def test_stream_of_a_revoked_token_ends(tmp_path: Path) -> None:
     """It would show the job, and take its signals, as long as it is open."""
     file = tmp_path / "tokens"

@@ -138,8 +138,30 @@ def test_number_of_streams_of_a_job_is_limited() -> None:
             with pytest.raises(aio.AioRpcError) as refused:
                 await watch(control_pb2.JobRequest(job="job")).read()
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            # Those who watch a job do not keep its manager from its orders.
+            signals = await client.subscribe()
+            assert await client.fault(1) == 0
+            assert (await signals.next()).signalType
             for call in calls:
                 call.cancel()
+
+    asyncio.run(main())
+
+
+def test_readers_do_not_use_up_the_rate_of_a_job() -> None:
+    """Monitoring may ask far too often: the job's reports still arrive."""
+
+    async def main() -> None:
+        async with started(ServerConfig(job_rate=Rate(1e-6, 10))) as (_server, client):
+            await client.join()
+            codes: set[object] = set()
+            for _ in range(20):
+                try:
+                    await client.call("Status", control_pb2.JobRequest(job="job"))
+                except aio.AioRpcError as error:
+                    codes.add(error.code())
+            assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            assert await client.fault(1) == 0
 
     asyncio.run(main())
 
@@ -156,6 +178,23 @@ def test_large_progress_counts_as_many_small_ones() -> None:
                 except aio.AioRpcError as error:
                     codes.add(error.code())
             assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes
+
+    asyncio.run(main())
+
+
+def test_status_of_a_large_job_does_not_hold_up_its_reports() -> None:
+    async def main() -> None:
+        tokens = Tokens({"boss": "operator", "mine": "job:job"})
+        async with (
+            started(ServerConfig(tokens=tokens)) as (server, _),
+            connected(server.address, "mine") as job,
+        ):
+            assert await job.declare("recover", per_node=2_000) == 0
+            await job.join()
+            large = control_pb2.JobProgress(job="job", summary="x" * 2_000_000)
+            for _ in range(2):
+                assert await job.code("PublishProgress", large) == 0
+            assert await job.fault(*range(2_000)) == 0
 
     asyncio.run(main())
 

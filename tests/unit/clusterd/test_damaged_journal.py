@@ -171,6 +171,63 @@ def test_journal_that_is_deleted_while_in_use_is_written_again(
     assert "was deleted while in use" in caplog.text
 
 
+def test_journal_is_whole_again_once_the_other_file_is_moved_away(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+
+    async def main() -> None:
+        journal = Journal(path)
+        await journal.append(Write("a", "first", 1.0))
+        path.unlink()
+        path.write_text("of another program")
+        for _ in range(2):
+            with pytest.raises(JournalFailed, match="move it away"):
+                await journal.append(Write("b", "refused", 2.0))
+        path.rename(tmp_path / "moved")
+        await journal.append(Write("c", "third", 3.0))
+        await journal.aclose()
+        again = Journal(path)
+        assert await again.records() == {"a": "first", "c": "third"}
+        await again.aclose()
+
+    asyncio.run(main())
+
+
+def test_deleted_journal_is_written_again_once_there_is_room(tmp_path: Path) -> None:
+    path, obstacle = tmp_path / "journal", tmp_path / "journal.again"
+
+    async def main() -> None:
+        journal = Journal(path)
+        await journal.append(Write("a", "first", 1.0))
+        path.unlink()
+        obstacle.mkdir()
+        with pytest.raises(JournalFailed):
+            await journal.append(Write("b", "refused", 2.0))
+        obstacle.rmdir()
+        await journal.append(Write("c", "third", 3.0))
+        assert await journal.records() == {"a": "first", "c": "third"}
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
+def test_journal_that_is_deleted_after_a_failure_begins_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+
+    async def main() -> None:
+        journal = Journal(path)
+        await journal.append(Write("a", "first", 1.0))
+        with pytest.raises(JournalFailed):
+            await journal.append(Write("b", "\ud800", 2.0))
+        for suffix in ("", "-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        await journal.append(Write("c", "third", 3.0))
+        await journal.append(Write("d", "fourth", 4.0))
+        assert await journal.records() == {"c": "third", "d": "fourth"}
+        await journal.aclose()
+
+    asyncio.run(main())
+
+
 def test_file_in_the_place_of_the_journal_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 

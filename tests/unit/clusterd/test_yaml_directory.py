@@ -270,6 +270,12 @@ def test_merge_patch_replaces_lists_and_removes_by_null() -> None:
 HOSTILE = {
     "levels": "[" * 200_000 + "]" * 200_000,
     "levels of blocks": "- " * 20_000 + "x",
+    "levels of a small file": "[" * 500 + "]" * 500,
+    "digits": "0x" + "f" * 5_000,
+    "base 60": "1" + ":1" * 5_000,
+    "no number": '!!int ""',
+    "no truth": "!!bool x",
+    "no time": "!!timestamp x",
     "aliases": "\n".join(
         ["[&a0 [x, x, x, x, x, x, x, x]"]
         + [f", &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 12)]
@@ -294,6 +300,21 @@ def test_hostile_file_is_ignored(tmp_path: Path, text: str) -> None:
         async with opened(tmp_path) as cluster:
             assert cluster.get(GROUP) is not None
             assert len(cluster.all(Kind.POD_GROUP)) == 1
+
+    asyncio.run(main())
+
+
+def test_numbers_with_colons_are_texts_as_in_kubernetes(tmp_path: Path) -> None:
+    path = put(tmp_path, group())
+    path.write_text(path.read_text() + f"spec: {{a: 1:30, b: 1{':0' * 190}.5, c: 90}}\n")
+
+    async def main() -> None:
+        async with opened(tmp_path) as cluster:
+            found = cluster.get(GROUP)
+            assert found is not None
+            assert found["spec"] == {"a": "1:30", "b": f"1{':0' * 190}.5", "c": 90}
+            await cluster.patch(GROUP, {"spec": {"c": 91}})
+            assert yaml.safe_load(path.read_text())["spec"]["a"] == "1:30"
 
     asyncio.run(main())
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from taskd.clusterd.interceptors import limit_bytes, weight_of
 from taskd.model.clusterd import (
     FaultReport,
     ResultReport,
@@ -94,3 +95,14 @@ def test_unknown_strategy_keeps_its_word() -> None:
 @pytest.mark.parametrize("text", ["", "-1", "1.0", "x", "10000000", "9" * 40, "\u0663"])
 def test_invalid_ranks_are_recognized(text: str) -> None:
     assert rank_of(text) is None
+
+
+@pytest.mark.parametrize("evidence", ["x", "x" * 4_000, "é" * 300])
+@pytest.mark.parametrize("ranks", [1, 64, 65, 2_000, codec.MAX_LIST])
+def test_a_report_of_all_ranks_is_one_that_clusterd_accepts(ranks: int, evidence: str) -> None:
+    faults = tuple(Fault.of(Rank(r), FaultCause.EXITED, evidence, 0.0) for r in range(ranks))
+    name, request = codec.report_request("job", FaultReport(faults))
+    method, raw = f"/Recover/{name}", request.SerializeToString()
+    assert weight_of(method)(raw, limit_bytes(method)) <= limit_bytes(method)
+    assert request.evidence, "at least of the first ranks"
+    assert len(codec.faults_of(request.faultRanks, request.evidence)) == ranks

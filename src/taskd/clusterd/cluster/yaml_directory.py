@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -42,12 +42,32 @@ FOLDERS = {
     Kind.NODE: "nodes",
 }
 SUFFIX = ".yaml"
-LIMIT_BYTES, HARMLESS_BYTES = 4 << 20, 4 << 10
-"""The largest file: Kubernetes has no objects above 1.5 MiB. And the largest whose levels need no
-check."""
-MOST_LEVELS, MOST_NODES = 64, 1_000_000
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LIMIT_BYTES = 4 << 20
+"""The largest file: Kubernetes has no objects above 1.5 MiB."""
+MOST_LEVELS, MOST_NODES, MOST_DIGITS = 64, 1_000_000, 400
+PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError)
+"""What PyYAML raises, besides its own errors, for a value that does not fit its tag."""
+
+
+class Loader(PARSER):  # type: ignore[misc]
+    """Reads `1:30` as text, as Kubernetes does: numbers to the base 60 take minutes if they are
+    long, and some are larger than any float."""
+
+
+def _number(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def construct(loader: Any, node: Any) -> Any:
+        text = loader.construct_scalar(node)
+        if len(text) > MOST_DIGITS:
+            raise ValueError(f"it has a number of {len(text)} characters")
+        return text if ":" in text else build(loader, node)
+
+    return construct
+
+
+Loader.add_constructor("tag:yaml.org,2002:int", _number(PARSER.construct_yaml_int))
+Loader.add_constructor("tag:yaml.org,2002:float", _number(PARSER.construct_yaml_float))
 
 
 class YamlCluster(ObjectCache):
@@ -183,11 +203,14 @@ def _yaml_in(folder: Path) -> list[Path]:
 
 def _content(path: Path) -> Any:
     """Raises OSError, YAMLError or ValueError. A few bytes of YAML can crash a reader that trusts
-    them: by levels without end, by a few aliases that stand for gigabytes, or by being a pipe."""
+    them: by levels without end, by a few aliases that stand for gigabytes, by values that do not
+    fit their tag, or by being a pipe."""
     text = read_small(os.path.realpath(path), LIMIT_BYTES)
-    if len(text) > HARMLESS_BYTES or b"*" in text:
-        _check_shape(text)
-    return yaml.load(text, Loader=LOADER)
+    _check_shape(text)
+    try:
+        return yaml.load(text, Loader=Loader)
+    except UNREADABLE as error:
+        raise ValueError(f"it has a value that does not fit its type: {error!r}") from error
 
 
 def _check_shape(text: bytes) -> None:
@@ -195,7 +218,7 @@ def _check_shape(text: bytes) -> None:
     level = nodes = 0
     anchors: dict[str, int] = {}
     open_anchors: list[tuple[str | None, int]] = []
-    for event in yaml.parse(text, Loader=LOADER):
+    for event in yaml.parse(text, Loader=PARSER):
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in anchors:
                 raise ValueError("it contains itself")

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 ROLE = "taskd"
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 UNKNOWN_JOB = {RecoverCode.UnRegistry, RecoverCode.UnInit, RecoverCode.JobNotExist}
+REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
 BUSY = {RecoverCode.RateLimited, RecoverCode.SignalQueueBusy, RecoverCode.EventQueueBusy}
 UNIMPLEMENTED_S = 60.0
 """The pause before a call is tried again that the server does not implement."""
@@ -53,6 +54,9 @@ class ClusterdClient:
         self._reported = asyncio.Event()
         self.declaration: control.JobDeclaration | None = None
         """Sent before Init, for a clusterd that has no cluster to read the job from."""
+        self.joined = 0
+        """How often: after a restart clusterd knows neither progress nor status of the job."""
+        self._problem = ""
 
     async def close(self) -> None:
         for channel in self._channels:
@@ -92,6 +96,7 @@ class ClusterdClient:
             if status.code != RecoverCode.OK:
                 log.warning("clusterd: %s: code=%d: %s", name, status.code, status.info)
                 return False
+        self.joined += 1
         return True
 
     async def _declare(self, declaration: control.JobDeclaration) -> None:
@@ -203,13 +208,24 @@ class ClusterdClient:
 
     # Status
 
-    async def publish(self, progress: control.JobProgress) -> bool:
-        """False: this clusterd does not accept progress."""
+    async def publish(self, progress: control.JobProgress) -> bool | None:
+        """Whether clusterd has it now. None: this clusterd does not accept progress."""
         try:
-            await self._call(self._channel.control.PublishProgress, progress)
+            answer = await self._call(self._channel.control.PublishProgress, progress)
         except aio.AioRpcError as error:
-            return error.code() is not grpc.StatusCode.UNIMPLEMENTED
-        return True
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            if error.code() in REFUSED:
+                self._say(f"{error.code().name}: {error.details()}")
+            return False
+        if answer.code not in (RecoverCode.OK, *UNKNOWN_JOB):
+            self._say(f"code={answer.code}: {answer.info}")
+        return bool(answer.code == RecoverCode.OK)
+
+    def _say(self, problem: str) -> None:
+        if problem != self._problem:  # once: progress is published every second
+            self._problem = problem
+            log.warning("clusterd: PublishProgress: %s", problem)
 
     async def report_sub_health(self, slow: Iterable[control.Straggler]) -> bool:
         """Report all stragglers. False: not delivered, try again."""

@@ -110,15 +110,19 @@ async def publish(
             progress.operation,
             ranks,
             slow,
+            clusterd.joined,
         )
         if key == last_published:
             continue
         now = monotonic()
         pace.update(progress, now)
         progress.steps_per_s = max(0.0, (progress.step - last_step) / (now - last_at))
-        last_published, last_step, last_at = key, progress.step, now
-        if not await clusterd.publish(progress):
+        last_step, last_at = progress.step, now
+        published = await clusterd.publish(progress)
+        if published is None:
             await asyncio.Event().wait()  # it never will, but this task must not end
+        if published:
+            last_published = key
 
 
 class Pace:

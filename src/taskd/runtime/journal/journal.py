@@ -246,7 +246,7 @@ class Journal:
 
     def _transact(self, tasks: list[Callable[[sqlite3.Connection], object]]) -> list[object]:
         if self._connection is None:
-            self._connection = _connect(self._path)
+            self._connection = self._connected_again()
         self._connection = self._still_there(self._connection)
         self._connection.execute("BEGIN")
         results = [task(self._connection) for task in tasks]
@@ -254,6 +254,15 @@ class Journal:
         self.transactions += 1
         self._log_bytes += TRANSACTION_BYTES
         return results
+
+    def _connected_again(self) -> sqlite3.Connection:
+        """After a failure. What was in a file that has been deleted since cannot be restored."""
+        if self._path is not None and not self._path.exists():
+            log.error(
+                "journal %s was deleted after it could not be written: a new one begins", self._path
+            )
+            self._file = None
+        return _connect(self._path)
 
     def _still_there(self, connection: sqlite3.Connection) -> sqlite3.Connection:
         """Write the file again if it was deleted: SQLite would go on writing to nothing.
@@ -279,11 +288,11 @@ class Journal:
         copy.unlink(missing_ok=True)
         _create(copy)
         connection.execute("VACUUM INTO ?", (str(copy),))
-        connection.close()
         for left in ("-wal", "-shm"):  # of the deleted file: they do not fit the copy
             path.with_name(path.name + left).unlink(missing_ok=True)
         copy.rename(path)
         self._file = None
+        connection.close()  # not before: until now only it had what was written
         return _connect(path)
 
     def _fail(self, batch: list[_Request], error: Exception) -> None:
@@ -295,8 +304,20 @@ class Journal:
         log.error("%s; the last written state stays in effect", self.last_error)
         _deliver([(request, JournalFailed(self.last_error)) for request in batch])
 
+    def _has_its_file(self) -> bool:
+        """Otherwise only our connection still has what was written."""
+        if self._path is None or self._file is None:
+            return self._path is not None
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return self._file == (found.st_dev, found.st_ino)
+
     def _disconnect(self) -> None:
-        if self._connection is not None and (self._path is not None or self._closing):
+        if self._connection is not None and (self._closing or self._has_its_file()):
             with suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None

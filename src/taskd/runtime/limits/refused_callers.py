@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import math
 from collections import Counter
 from urllib.parse import unquote
 
@@ -26,8 +27,9 @@ MOST_PER_S = 200.0
 """Connections of one address with refused calls."""
 CALLS = Rate(300, 1_000)
 """Refused calls of one address, on whichever connection."""
-PASS_ONE_IN = 16
-"""Of the attempts to connect of such an address: so that it is noticed when it calms down."""
+FEWEST, MOST = 2, 16
+"""Of so many attempts to connect of such addresses one passes: no fewer than a server can bear,
+because others of the same address connect, too, and so that it is noticed when it calms down."""
 HOLD_S = 5.0
 MOST_PEERS, MOST_ADDRESSES = 10_000, 32
 
@@ -38,12 +40,16 @@ class RefusedCallers:
         self._refused: set[tuple[Address, int]] = set()
         self._calls, self._too_many = Buckets(CALLS, MOST_PEERS, clock), set[Address]()
         self._held: dict[Address, float] = {}
+        self._counted: Counter[Address] = Counter()
+        """The refused calls of this window."""
+        self.pass_one_in = FEWEST
         self._noted = asyncio.Event()
 
     def note(self, peer: str) -> None:
         """A call of this peer, as gRPC names it, was refused."""
         if len(self._refused) < MOST_PEERS and (found := address_of(peer)) is not None:
             self._refused.add(found)
+            self._counted[found[0]] += 1
             if not self._calls.take(str(found[0])):
                 self._too_many.add(found[0])
             self._noted.set()
@@ -52,31 +58,40 @@ class RefusedCallers:
         """At the end of a window: the addresses to hold off, and the connections to close."""
         now, refused, self._refused = self._clock(), self._refused, set()
         too_many, self._too_many = self._too_many, set()
+        calls, self._counted = self._counted, Counter()
+        loads: dict[Address, float] = {}
         for address, count in Counter(address for address, _ in refused).items():
-            tried = count * (PASS_ONE_IN if address in self._held else 1)
-            if tried > MOST_PER_S * WINDOW_S:
+            passed = self.pass_one_in if address in self._held else 1
+            tried = passed * count / (MOST_PER_S * WINDOW_S)
+            if tried > 1:
                 too_many.add(address)
+            loads[address] = max(tried, passed * calls[address] / (CALLS.per_second * WINDOW_S))
         for address in too_many:
             if address in self._held or len(self._held) < MOST_ADDRESSES:
                 self._held[address] = now + HOLD_S
         self._held = {address: until for address, until in self._held.items() if until > now}
+        # Stricter at once, more generous step by step.
+        heaviest = max((loads.get(address, 0.0) for address in self._held), default=0.0)
+        wanted = 2 ** max(math.ceil(heaviest) - 1, 0).bit_length()
+        self.pass_one_in = min(max(wanted, self.pass_one_in // 2, FEWEST), MOST)
         return set(self._held), {peer for peer in refused if peer[0] in self._held}
 
     async def watch(self, port: int) -> None:
         """For the server that listens on this port. Runs forever."""
-        before: set[Address] = set()
+        before: tuple[set[Address], int] = set(), FEWEST
         while True:
-            if not before:
+            if not before[0]:
                 await self._noted.wait()  # a server without strangers does nothing
             self._noted.clear()
             await asyncio.sleep(WINDOW_S)
             held, peers = self.due()
             if peers:
                 connection_limit.close_peers({(str(address), port) for address, port in peers})
-            if held != before:
-                _say(held - before)
-                connect_filter.hold_off(port, held, PASS_ONE_IN)
-                before = held
+            now = held, self.pass_one_in
+            if held != before[0] or (held and now != before):
+                _say(held - before[0])
+                connect_filter.hold_off(port, *now)
+                before = now
 
 
 def _say(new: set[Address]) -> None:

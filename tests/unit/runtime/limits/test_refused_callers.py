@@ -12,9 +12,10 @@ import pytest
 from taskd.runtime.limits import connect_filter
 from taskd.runtime.limits.refused_callers import (
     CALLS,
+    FEWEST,
     HOLD_S,
+    MOST,
     MOST_PER_S,
-    PASS_ONE_IN,
     WINDOW_S,
     RefusedCallers,
     address_of,
@@ -68,12 +69,34 @@ def test_it_is_held_off_as_long_as_it_goes_on() -> None:
     refuse(callers, MANY)
     callers.due()
     time.now += HOLD_S - 0.1
-    refuse(callers, MANY // PASS_ONE_IN + 1)
+    refuse(callers, MANY // callers.pass_one_in + 1)
     assert callers.due()[0] == {HERE}
     time.now += HOLD_S - 0.1
     assert callers.due() == ({HERE}, set())
     time.now += 0.2
     assert callers.due() == (set(), set())
+
+
+def test_as_many_attempts_pass_as_the_server_can_bear() -> None:
+    """Members of the job may have the same address: their attempts are dropped, too."""
+    time = Time()
+    callers = RefusedCallers(time)
+    refuse(callers, MANY)
+    callers.due()
+    assert callers.pass_one_in == FEWEST
+    refuse(callers, 3 * MANY)
+    callers.due()
+    assert callers.pass_one_in == 8
+    refuse(callers, MANY - 1)
+    callers.due()
+    assert callers.pass_one_in == 8, "as many as it can bear have passed"
+    for expected in (4, 2, FEWEST):
+        refuse(callers, 1)
+        callers.due()
+        assert callers.pass_one_in == expected
+    refuse(callers, 1000 * MANY)
+    callers.due()
+    assert callers.pass_one_in == MOST
 
 
 @pytest.mark.parametrize(
@@ -121,12 +144,12 @@ def test_kernel_drops_attempts_to_connect(listener: socket.socket) -> None:
     with socket.socket(listener.family) as before:
         before.connect(listener.getsockname())
         accepted, _ = listener.accept()
-        connect_filter.hold_off(port, others, PASS_ONE_IN)
+        connect_filter.hold_off(port, others, MOST)
         assert connected(listener, 20) == 20
-        connect_filter.hold_off(port, [*others, here], PASS_ONE_IN)
+        connect_filter.hold_off(port, [*others, here], MOST)
         assert connected(listener, 64) < 32, "about 4 are expected"
         before.sendall(b"still open")
         assert accepted.recv(100) == b"still open"
         accepted.close()
-    connect_filter.hold_off(port, [], PASS_ONE_IN)
+    connect_filter.hold_off(port, [], MOST)
     assert connected(listener, 20) == 20
