@@ -61,6 +61,8 @@ class JobContext:
         """The connection to the job's store; None: the job has no manager."""
         self.base_seeds = random_state.capture()
         """What the random numbers of all steps are derived from."""
+        self.kept_seeds = AttemptValues(folder if settings.proxy else None, rank, "seeds")
+        """The same, for a replacement: it may have drawn other numbers before `protect`."""
         self.is_replacement = False
         """This process has joined a job that was already running."""
         self.incident = settings.incident

@@ -133,6 +133,7 @@ def _join(
         context.position.forget_predecessor()
         context.turn_parts.forget_predecessor()
         context.kept_agreement.forget_predecessor()
+        context.kept_seeds.forget_predecessor()
         context.copies.forget_predecessors()
         groups.form_all(settings.incident, address, f"start/{attempt}/", timeout)
         groups.open()

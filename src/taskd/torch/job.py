@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -205,7 +206,7 @@ class Job:
             raise SettingsError(problems)
         context.variables.objects.leave_to_others(*protected.objects())
         context.elastic = elastic
-        context.base_seeds = random_state.capture()
+        context.base_seeds = self._seeds()
         if context.manager is None:
             self._cycle.watch([], retry_on)
             return
@@ -231,6 +232,15 @@ class Job:
             )
         elif verify_every and self._cycle.undo is not None:
             context.verification = Verification(verify_every, context, self._cycle.undo)
+
+    def _seeds(self) -> random_state.BaseSeeds:
+        """Those of the predecessor. The script of a replacement may have come here in another way:
+        by now there can be a checkpoint to load, with the state of the generators in it."""
+        context = self._context
+        kept = context.kept_seeds.of_step(0) if context.is_replacement else None
+        seeds = random_state.BaseSeeds(**kept) if kept else random_state.capture()
+        context.kept_seeds.save(0, asdict(seeds))
+        return seeds
 
     def steps(self, total: int, start: int = 0) -> Iterator[Step]:
         """Yield the steps that are still to do.

@@ -1,8 +1,9 @@
 """Random numbers belong to the step: when a step is replayed, it draws the same ones.
 
 Each generator (torch on CPU and GPU, Python, NumPy) is seeded when a step begins, from the script's
-own seed and the number of the step. So nothing has to be saved, moved or restored: a replacement
-that ran the same script has the same seeds as its predecessor.
+own seed and the number of the step. So nothing has to be restored after a step. A replacement takes
+the seeds that its predecessor has left in the node's shared memory. On another node it has the same
+ones if the script has drawn the same numbers there before `protect`.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ def with_checkpoints(args: dict[str, Any]) -> None:
         saved = torch.load(own)
         net.load_state_dict(saved["net"])
         optimizer.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved.get("random", torch.get_rng_state()))
         done = saved["step"]
     job.protect(model=model, optimizer=optimizer)
     first = folder / f"first-{rank}"
@@ -48,7 +49,9 @@ def with_checkpoints(args: dict[str, Any]) -> None:
             torch.autograd.backward(nn.functional.cross_entropy(model(data), target))
             optimizer.step()
         if rank == 0 and job.step == args.get("save_at"):
-            state = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
+            state: dict[str, Any] = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
+            if "with_random" in args:
+                state["random"] = torch.get_rng_state()
             torch.save({**state, "step": job.step}, own)
     torch.save(digest(net, optimizer), folder / f"end-{rank}.pt")
 
@@ -70,6 +73,15 @@ def test_rank_lost_in_the_first_step_resumes_there(calm: list[Any], tmp_path: Pa
     assert_same(calm, world)
     assert world.incarnations == {0: 1, 1: 1, 2: 0, 3: 0}
     assert first_steps(world) == [6, 4, 4, 4]
+
+
+def test_checkpoint_with_random_state_that_only_a_replacement_loads(
+    calm: list[Any], tmp_path: Path
+) -> None:
+    args = {"steps": STEPS, "save_at": 3, "with_random": True}
+    kills = [(1, 0, 5, "in forward"), (0, 0, 6, "between steps")]
+    world = run(tmp_path / "killed", with_checkpoints, kills=kills, **args)
+    assert_same(calm, world)
 
 
 def test_older_emergency_checkpoint_is_not_used(calm: list[Any], tmp_path: Path) -> None:

@@ -100,12 +100,17 @@ class AttemptValues:
             return {}
         at, values = self._last
         if at != step:
+            old = sorted({*values.get(OBJECTS, {}), *values.keys() & {*carried}})
             values = {name: value for name, value in values.items() if name not in carried}
-        if at != step and values:
+        if at != step and (values or old):
             log.warning(
                 "what the attempt at step %d has computed on this rank is lost: the code after it "
-                "gets NaN instead",
+                "gets NaN instead%s",
                 step,
+                f". As before the step: {', '.join(old)}. If the training depends on them, "
+                "give them to protect()"
+                if old
+                else "",
             )
         return _read_all(values, is_known=at == step)
 

@@ -1,7 +1,8 @@
 """Which variables of a running function go from one round of a `for` loop to the next.
 
 Such a variable is read in a round before that round sets it, so the round depends on the one
-before: a running average, a hidden state, a batch that is fetched one step ahead. The compiled code
+before: a running average, a hidden state, a batch that is fetched one step ahead. Or it is set in
+some rounds only and read after the loop, such as the epoch with the best result. The compiled code
 of the function says which ones these are.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import CodeType
 
 _END = {
@@ -43,6 +44,13 @@ def _flow(code: CodeType) -> _Flow:
 def of_loop(code: CodeType, at: int) -> tuple[str, ...]:
     """Of the loop whose `for` is the instruction at this offset. None, if it is another one."""
     return tuple(name for name in _flow(code).carried(at) if "." not in name)
+
+
+@lru_cache(maxsize=64)
+def of_last_round(code: CodeType, at: int) -> tuple[str, ...]:
+    """What rounds of the loop whose `for` is the instruction at this offset set, and what the code
+    after the loop reads."""
+    return tuple(name for name in _flow(code).left(at) if "." not in name)
 
 
 @lru_cache(maxsize=64)
@@ -239,21 +247,57 @@ class _Flow:
         names = (name for name in read if "." not in name)
         return Uses(frozenset(names), frozenset(written - carried - outside), frozenset(outside))
 
-    def carried_in(self, offsets: tuple[int, ...]) -> tuple[str, ...]:
-        """What may be read in these instructions before they set it, and is set by them."""
+    def left(self, at: int) -> tuple[str, ...]:
+        offsets = self._round_at(at)
         if not offsets:
             return ()
-        live: dict[int, set[str]] = {offset: set() for offset in offsets}
+        head = next(one for one in self._all if self._starts(one.offset, offsets[0]))
+        written = set[str]().union(*(self._writes[offset] for offset in offsets))
+        return tuple(sorted(self._live[head.argval] & written))
+
+    def _starts(self, offset: int, first: int) -> bool:
+        """Whether this is the `for` of the loop whose rounds begin with that instruction."""
+        place = self._place[offset]
+        is_loop = self._all[place].opname == "FOR_ITER"
+        return is_loop and self._all[place + 1].offset == first
+
+    def carried_in(self, offsets: tuple[int, ...]) -> tuple[str, ...]:
+        """What may be read in these instructions, or after them, before they set it, and is set by
+        them."""
+        if not offsets:
+            return ()
+        inside = frozenset(offsets)
+        leaving = {one for offset in offsets for one in self._next[offset]} - inside
+        after = {one: self._live_after(one, offsets[0]) for one in leaving}
+        live = self._live_in(offsets, after)
+        written = set[str]().union(*(self._writes[offset] for offset in offsets))
+        return tuple(sorted(live[offsets[0]] & written))
+
+    def _live_after(self, offset: int, first: int) -> set[str]:
+        """What is read when a loop, whose first instruction is given, is left to this one."""
+        one = self._all[self._place[offset]]
+        if one.opname == "PUSH_EXC_INFO":  # an exception can come before anything is set
+            return set()
+        is_next_round = self._starts(offset, first)
+        return self._live[one.argval if is_next_round else offset]
+
+    @cached_property
+    def _live(self) -> dict[int, set[str]]:
+        """What may be read, from each instruction of the function on, before it is set."""
+        return self._live_in(self.offsets(), {})
+
+    def _live_in(self, offsets: tuple[int, ...], after: dict[int, set[str]]) -> dict[int, set[str]]:
+        """The same for some of them. `after`: what is read where they are left to."""
+        live: dict[int, set[str]] = {offset: set() for offset in offsets} | after
         has_changed = True
         while has_changed:
             has_changed = False
             for offset in reversed(offsets):
-                after = set[str]().union(*(live.get(one, ()) for one in self._next[offset]))
-                now = self._reads[offset] | (after - self._writes[offset])
+                later = set[str]().union(*(live.get(one, ()) for one in self._next[offset]))
+                now = self._reads[offset] | (later - self._writes[offset])
                 if now != live[offset]:
                     live[offset], has_changed = now, True
-        written = set[str]().union(*(self._writes[offset] for offset in offsets))
-        return tuple(sorted(live[offsets[0]] & written))
+        return live
 
 
 def _variables(one: dis.Instruction) -> tuple[set[str], set[str]]:

@@ -49,6 +49,8 @@ class LoopVariables:
         self._turns = [AttemptValues(folder, rank, f"turn{last}-values") for last in (0, 1)]
         self._frame: FrameType | None = None
         self.names: tuple[str, ...] = ()
+        self._last_names: tuple[str, ...] = ()
+        """Of the last step, read after the loop: a process that begins there has no round of it."""
         self.objects = LoopObjects()
         """What the steps change in place."""
         self._has_warned = False
@@ -68,6 +70,8 @@ class LoopVariables:
         frame = None if self._is_off else _loop_frame()
         self._frame = frame
         self.names = () if frame is None else carried_names.of_loop(frame.f_code, frame.f_lasti)
+        last = () if frame is None else carried_names.of_last_round(frame.f_code, frame.f_lasti)
+        self._last_names = tuple(name for name in last if name not in self.names)
         kept = self._values(Kind.SMALL, Kind.STATE)
         # A list or dictionary can also be changed in place, within an attempt.
         simple = tuple(name for name, value in kept if not isinstance(value, list | dict | tuple))
@@ -84,11 +88,13 @@ class LoopVariables:
         if joins and number:
             kept = turns.of_step(number)
             if kept is not None:
-                put_into(frame, {name: kept[name] for name in self.names if name in kept})
+                names = self.names + self._last_names
+                put_into(frame, {name: kept[name] for name in names if name in kept})
                 self.objects.put(kept.get(OBJECTS, {}))
             else:
                 self.warn_about_first_values(number)
-        turns.save(number, dict(self._values(Kind.SMALL)) | self.written())
+        small = dict(self._values(Kind.SMALL)) | dict(self._of_last_step())
+        turns.save(number, small | self.written())
 
     def written(self) -> Values:
         """The content of the objects of the loop, as one value."""
@@ -116,7 +122,7 @@ class LoopVariables:
 
     def leave(self) -> None:
         """The loop has ended."""
-        self._frame, self.names = None, ()
+        self._frame, self.names, self._last_names = None, (), ()
         self.objects.bind(None, ())
 
     # The part of the protected state
@@ -140,6 +146,12 @@ class LoopVariables:
         present = self._frame.f_locals
         for name in self.names:
             if name in present and _kind(present[name]) in kinds:
+                yield name, present[name]
+
+    def _of_last_step(self) -> Iterator[tuple[str, Any]]:
+        present = self._frame.f_locals if self._frame is not None and self._last_names else {}
+        for name in self._last_names:
+            if name in present and _kind(present[name]) is Kind.SMALL:
                 yield name, present[name]
 
     def _warn(self) -> None:

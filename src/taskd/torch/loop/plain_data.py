@@ -414,7 +414,10 @@ def _put_items(content: Mapping | Attributes, there: Any) -> None:
         there.clear()
     for name in content.gone:
         there.pop(name, None)
-    there.update(new)
+    if isinstance(there, Counter):  # its own update adds
+        dict.update(there, new)
+    else:
+        there.update(new)
 
 
 def _put_many(content: Many, value: Any) -> Any:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from taskd.torch.loop.attempt_values import AttemptValues, calling_frame, put_into, set_since
+from taskd.torch.loop.attempt_values import (
+    OBJECTS,
+    AttemptValues,
+    calling_frame,
+    put_into,
+    set_since,
+)
 
 
 class Watch:
@@ -59,6 +67,16 @@ def test_values_survive_the_process(tmp_path: Path) -> None:
     assert torch.isnan(lost["loss"])
     assert lost["log"]["name"] == "a"
     assert math.isnan(lost["log"]["parts"][1])
+
+
+def test_what_a_lost_attempt_has_changed_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = {"loss": 1.0, "average": 2.0, OBJECTS: {"generator": 1, "losses": 2}}
+    AttemptValues(tmp_path, 0).save(3, kept)
+    with caplog.at_level(logging.WARNING):
+        assert AttemptValues(tmp_path, 0).restore(4, ["average"]).keys() == {"loss"}
+    assert "average, generator, losses. If the training depends on them" in caplog.text
 
 
 def test_first_start_forgets_the_last_run(tmp_path: Path) -> None:

@@ -95,6 +95,38 @@ def test_variable_of_some_rounds_is_carried() -> None:
     assert found.loop == ("penalty",)
 
 
+def test_variable_of_some_rounds_that_is_read_after_the_loop_is_carried() -> None:
+    found, low, best, stopped, last = Found(), 9.0, -1, -1, -1.0
+    for step in steps(found):
+        for attempt in (Attempt(found),):
+            with attempt:
+                loss = 1.0 / (step + 1)
+                worst = step if loss > low else 0
+                if step == 2:
+                    high = step
+        if loss < low:
+            low, best = loss, step
+        if step == 3:
+            stopped = step
+            break
+        last = loss
+    assert (best, stopped, last, loss, worst, high) == (3, 3, 1 / 3, 1 / 4, 0, 2)
+    assert found.loop == ("best", "high", "last", "low")
+    assert found.attempt == ("high",)
+
+
+def test_what_a_handler_around_the_loop_reads_is_not_carried() -> None:
+    found, seen = Found(), list[int]()
+    try:
+        for step in steps(found):
+            loss = step * 2
+    except ValueError:
+        seen.append(loss)
+    finally:
+        seen.append(step)
+    assert found.loop == ()
+
+
 def test_what_is_set_after_the_loop_is_not_carried() -> None:
     found, model = Found(), [1]
     for step in steps(found):

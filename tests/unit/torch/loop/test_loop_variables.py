@@ -39,6 +39,30 @@ def test_next_process_begins_with_the_variables_of_the_last_one(tmp_path: Path) 
     assert kept == 0.125
 
 
+def rounds_and_end(variables: LoopVariables, *numbers: int, joins: bool) -> Iterator[int]:
+    for number in numbers:
+        variables.begin_turn(number, joins=False)
+        yield number
+    variables.begin_turn(3, joins=joins)
+
+
+def test_process_after_the_loop_has_what_the_last_step_has_set(tmp_path: Path) -> None:
+    last, best, final = LoopVariables(tmp_path, 0), -1, -1
+    for number in rounds_and_end(last, 0, 1, 2, joins=False):
+        final, batch = number * 2, torch.ones(3)
+        if number == 1:
+            best = number
+    assert last.state_dict() == {}, "a batch is not a part of the state"
+    assert (final, best, len(batch)) == (4, 1, 3)
+
+    last, best, final = LoopVariables(tmp_path, 0), -1, -1
+    for number in rounds_and_end(last, joins=True):
+        final, batch = number * 2, torch.ones(3)
+        if number == 1:
+            best = number
+    assert (final, best) == (4, 1)
+
+
 def numbered(rounds: Iterator[int]) -> Iterator[tuple[int, int]]:
     count = 0
     for number in rounds:

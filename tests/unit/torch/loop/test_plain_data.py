@@ -98,6 +98,15 @@ def test_content_is_put_into_the_object_of_another_process(pair: Any) -> None:
     assert plain_data.is_changeable(value)
 
 
+def test_content_that_is_put_twice_is_the_same(pair: Any) -> None:
+    new, change = pair
+    value, other = new(), new()
+    change(value)
+    for _ in range(2):  # when the turn begins, and with what the attempts have left
+        other = plain_data.put(pickle.loads(seen(value)), other)
+    assert seen(other) == seen(value)
+
+
 def test_objects_of_other_kinds_stay(pair: Any) -> None:
     value, other = Meter(), Meter()
     value.update(1.0)
