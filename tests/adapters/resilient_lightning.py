@@ -42,9 +42,13 @@ class Net(lightning.LightningModule):  # type: ignore[misc]
         self.losses: list[torch.Tensor] = []
         self.automatic_optimization = not MANUAL
 
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.net(inputs)
+        return found
+
     def training_step(self, batch: list[torch.Tensor], number: int) -> Any:
         fault("forward", RANK, self.trainer.fit_loop.total_batch_idx)
-        found = self.net(batch[0])
+        found = self(batch[0])
         loss = torch.nn.functional.mse_loss(found, batch[1])
         self.error(found, batch[1])
         self.log("train_loss", loss, on_step=True, on_epoch=True, sync_dist=True)
@@ -58,7 +62,7 @@ class Net(lightning.LightningModule):  # type: ignore[misc]
         if MANUAL == 2:
             for optimizer in self.optimizers():
                 with optimizer.toggle_model():
-                    part = torch.nn.functional.mse_loss(self.net(batch[0]), batch[1])
+                    part = torch.nn.functional.mse_loss(self(batch[0]), batch[1])
                     optimizer.zero_grad()
                     self.manual_backward(part)
                     fault("toggled", RANK, self.trainer.fit_loop.total_batch_idx)
@@ -71,7 +75,7 @@ class Net(lightning.LightningModule):  # type: ignore[misc]
 
     def validation_step(self, batch: list[torch.Tensor], number: int) -> None:
         fault("prediction", RANK, self.trainer.fit_loop.total_batch_idx)
-        loss = torch.nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        loss = torch.nn.functional.mse_loss(self(batch[0]), batch[1])
         self.log("valid_loss", loss, sync_dist=True)
 
     def configure_optimizers(self) -> Any:

@@ -103,7 +103,47 @@ def calm(calm_folder: Path) -> dict[str, Any]:
 )
 def test_trainer_loses_no_step(faults: str, calm: dict[str, Any], tmp_path: Path) -> None:
     disturbed = run(tmp_path / "run", faults)
+    assert "changes after the optimizer's update" not in disturbed["launcher"]
     assert_same(calm, disturbed, len(faults.split()))
+
+
+LEFT = """
+import lightning
+import torch
+from taskd.integrations.lightning import ResilientStrategy
+
+class Net(lightning.LightningModule):
+    def forward(self, one):
+        return one + 1
+
+    def training_step(self, batch):
+        return self(batch) * 2
+
+def leave(*_):
+    raise KeyboardInterrupt
+
+redirection, net = ResilientStrategy()._forward_redirection, Net()
+wrapper = torch.nn.Sequential(net)
+hook = wrapper.register_forward_pre_hook(leave)
+try:
+    redirection(wrapper, net, "training_step", torch.ones(1))
+except KeyboardInterrupt:
+    hook.remove()
+assert redirection(wrapper, net, "training_step", torch.ones(1)).item() == 4
+"""
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_attempt_that_was_left_before_the_training_step_can_be_repeated() -> None:
+    """As in a rank that learns of the loss of another one when DDP's forward pass begins."""
+    done = subprocess.run(
+        [PYTHON, "-c", LEFT],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.timeout(2 * LIMIT_S)

@@ -44,6 +44,7 @@ class ResilientStrategy(DDPStrategy):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._forward_redirection = lightning_loops.ForwardRedirection()
         self._training: Training | None = None
 
     def setup_environment(self) -> None:

@@ -10,6 +10,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.automatic import Closure, _AutomaticOptimization
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -76,6 +77,11 @@ class FitLoop(_FitLoop):  # type: ignore[misc]
         super().on_run_start()
         self._taskd.start()
 
+    def on_advance_start(self) -> None:
+        super().on_advance_start()
+        # Lightning keeps it to the end of the epoch: the counters of a replacement would differ.
+        self.reset_restart_stage()
+
     @property
     def done(self) -> bool:
         return self._taskd.is_over or (not self._taskd.is_skipping and super().done)
@@ -132,6 +138,20 @@ class EpochLoop(_TrainingEpochLoop):  # type: ignore[misc]
     def update_lr_schedulers(self, *args: Any, **kwargs: Any) -> None:
         if not self._taskd.is_skipping:
             super().update_lr_schedulers(*args, **kwargs)
+
+
+class ForwardRedirection(_DDPForwardRedirection):  # type: ignore[misc]
+    """Calls a method of the module through DDP: meanwhile `forward` stands for that method."""
+
+    def __call__(self, wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        forward = module.forward
+        try:
+            return super().__call__(wrapper, module, *args, **kwargs)
+        except BaseException:
+            # The attempt may have been left before the method was called, or after it.
+            module.forward = forward
+            self.on_after_outer_forward(wrapper, module)
+            raise
 
 
 class KeptClosure(Closure):  # type: ignore[misc]

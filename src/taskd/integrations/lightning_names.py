@@ -23,6 +23,7 @@ _LOGGED = f"{_CONNECTORS}.logger_connector.logger_connector:_LoggerConnector"
 _RESULT = f"{_CONNECTORS}.logger_connector.result"
 _CSV = "lightning.pytorch.loggers.csv_logs"
 _DDP = "lightning.pytorch.strategies:DDPStrategy"
+_REDIRECTION = "lightning.pytorch.strategies.ddp:_DDPForwardRedirection"
 _TRAINER = "lightning.pytorch:Trainer"
 
 
@@ -37,7 +38,11 @@ NAMES = (
         "_data_fetcher",
         "giving the batches of the job's steps to the loop over epochs",
     ),
-    *_names(_FIT_LOOP, "_restart_stage", "entering an epoch in the middle"),
+    *_names(
+        _FIT_LOOP,
+        "_restart_stage reset_restart_stage on_advance_start",
+        "entering an epoch in the middle",
+    ),
     *_names(
         f"{_LOOPS}.fit_loop:RestartStage", "RESTARTED_MID_EPOCH", "entering an epoch in the middle"
     ),
@@ -76,6 +81,8 @@ NAMES = (
     ),
     *_names(_TRAINER, "_checkpoint_connector", "the state of a replacement"),
     *_names(_CHECKPOINTS, "resume_start", "the state of a replacement"),
+    *_names(_DDP, "_forward_redirection", "repeating a batch"),
+    *_names(_REDIRECTION, "__call__ on_after_outer_forward", "repeating a batch"),
     *_names(_DDP, "_ddp_comm_state _model_averaging_period", "refusing options of DDP"),
     *_names(
         "lightning.pytorch:LightningModule",
