@@ -170,3 +170,15 @@ def test_object_that_contains_itself_ends() -> None:
     content.put_back()
     assert len(value) == 2
     assert plain_data.write(value, ()).items[0] == 1
+
+
+@pytest.mark.parametrize("bits", [np.random.Philox, np.random.SFC64, np.random.MT19937])
+def test_generator_with_arrays_in_its_state_can_be_compared(bits: Any) -> None:
+    one, other = np.random.Generator(bits(1)), np.random.Generator(bits(2))
+    first = plain_data.write(one, ())
+    assert plain_data.changed(first, plain_data.write(one, ())) is plain_data.SAME
+    one.random()
+    now = plain_data.write(one, ())
+    assert plain_data.changed(first, now) is now
+    plain_data.put(pickle.loads(pickle.dumps(now)), other)
+    assert other.random() == one.random()
