@@ -129,7 +129,7 @@ def state(one: Generator) -> Any:
         case random.Random():
             return one.getstate()
         case np.random.Generator():
-            return one.bit_generator.state
+            return _without_arrays(one.bit_generator.state)
         case np.random.RandomState():
             kind, words, *rest = one.get_state(legacy=True)
             return kind, words.tobytes(), *rest  # type: ignore[union-attr]
@@ -143,10 +143,31 @@ def set_state(one: Generator, value: Any) -> None:
         case random.Random():
             one.setstate(value)
         case np.random.Generator():
-            one.bit_generator.state = value
+            one.bit_generator.state = _with_arrays(value)
         case np.random.RandomState():
             kind, words, *rest = value
             one.set_state((kind, np.frombuffer(words, dtype=np.uint32), *rest))
+
+
+def _without_arrays(value: Any) -> Any:
+    """Some of NumPy's generators have arrays in their states, which cannot be compared."""
+    match value:
+        case dict():
+            return {name: _without_arrays(item) for name, item in value.items()}
+        case np.ndarray():
+            return value.dtype.str, value.tobytes()
+        case _:
+            return value
+
+
+def _with_arrays(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _with_arrays(item) for name, item in value.items()}
+        case (str(type_), bytes(data)):
+            return np.frombuffer(data, dtype=type_).copy()
+        case _:
+            return value
 
 
 def _children(one: Any) -> Iterator[tuple[str, Any]]:

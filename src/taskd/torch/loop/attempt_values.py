@@ -15,9 +15,13 @@ import logging
 import math
 import mmap
 import os
+import pickle
 import struct
 import sys
-from collections.abc import Collection
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -41,6 +45,8 @@ SIZE = 1 << 20
 _HEAD = struct.Struct("<QQ")
 """The step plus one (0: not valid, written last), and the length of what follows."""
 _FIRST_WORD = struct.Struct("<Q")
+_RESERVED = 4096
+"""For the seal, and for what pickle puts around the values."""
 MAX_ELEMENTS, MAX_ITEMS = 1024, 64
 """Of a tensor, and of a list or dictionary: a larger one is not kept."""
 
@@ -53,7 +59,7 @@ class AttemptValues:
     def __init__(self, folder: Path | None, rank: int, name: str = "values") -> None:
         """`folder` is in the node's shared memory; None: nothing is kept."""
         path = None if folder is None else folder / f"{name}-{rank}"
-        self._rank = rank
+        self._rank, self._named = rank, set[str]()
         self._last: tuple[int, Values] | None = None if path is None else _read(path, rank)
         self._map = None if path is None else _open(path)
 
@@ -68,11 +74,36 @@ class AttemptValues:
         place = _place(self._rank, step)
         data = seal(kept, place)
         if len(data) > SIZE - _HEAD.size:
-            data = seal({}, place)
+            kept = self._without_largest(kept)
+            self._last, data = (step, kept), seal(kept, place)
         _FIRST_WORD.pack_into(self._map, 0, 0)
         self._map[_HEAD.size : _HEAD.size + len(data)] = data
         _FIRST_WORD.pack_into(self._map, _FIRST_WORD.size, len(data))
         _FIRST_WORD.pack_into(self._map, 0, step + 1)
+
+    def _without_largest(self, kept: Values) -> Values:
+        """As much as there is room for, beginning with what is small."""
+        variables = {(name,): value for name, value in kept.items() if name != OBJECTS}
+        objects = {(OBJECTS, name): value for name, value in kept.get(OBJECTS, {}).items()}
+        sizes = {at: len(pickle.dumps(one)) for at, one in (variables | objects).items()}
+        left, fitting = SIZE - _RESERVED, Values()
+        if objects:
+            fitting[OBJECTS] = {}
+        for at in sorted(sizes, key=lambda at: sizes[at]):
+            left -= sizes[at] + len(at[-1].encode()) + _HEAD.size
+            if left >= 0:
+                space = fitting[OBJECTS] if len(at) > 1 else fitting
+                space[at[-1]] = (variables | objects)[at]
+            elif at[-1] not in self._named:
+                self._named.add(at[-1])
+                log.warning(
+                    "%s is too large to be kept (%d bytes): a replacement would not begin with "
+                    "what it was in the lost process. If anything depends on it, give an object "
+                    "with state_dict and load_state_dict to protect()",
+                    at[-1],
+                    sizes[at],
+                )
+        return fitting
 
     def forget_predecessor(self) -> None:
         """All ranks start together."""
@@ -150,25 +181,80 @@ class _Scalar:
 _SKIP = "taskd: this value is not kept"
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A named tuple."""
+
+    items: list[Any]
+    module: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One of an enumeration of the script."""
+
+    module: str
+    name: str
+    member: str
+
+
+def find_class(module: str, name: str) -> Any:
+    """The class of this name in this process. None: there is none."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None
+
+
 def _small(value: Any) -> Any:
+    type_ = type(value)
     match value:
         case torch.Tensor():
             return small_tensor(value)
-        case None | bool() | str() | bytes():
+        case Enum():
+            name = type_.__module__, type_.__qualname__
+            return Member(*name, value.name) if find_class(*name) is type_ else _SKIP
+        case None | bool():
             return value
-        case int():
-            return int(value)
-        case float():
-            return float(value)
+        case str() | bytes() | int() | float():
+            plain: Any = next(one for one in _PLAIN_VALUES if isinstance(value, one))
+            return value if type_ is plain else plain(value)
         case list() | tuple():
-            items = [_small(item) for item in value[: MAX_ITEMS + 1]]
-            is_kept = len(items) <= MAX_ITEMS and _SKIP not in items
-            return (items if isinstance(value, list) else tuple(items)) if is_kept else _SKIP
-        case dict():
-            small = _small(list(value.values()))
-            return _SKIP if small == _SKIP else dict(zip(map(str, value), small, strict=True))
+            return _small_list(value)
+        case dict() if len(value) <= MAX_ITEMS and all(map(_is_key, value)):
+            small = _small_list([*value.values()])
+            return _SKIP if small == _SKIP else _like(value, zip(value, small, strict=True))
         case _:
             return _SKIP
+
+
+def _small_list(value: list[Any] | tuple[Any, ...]) -> Any:
+    if len(value) > MAX_ITEMS:
+        return _SKIP
+    items, type_ = [_small(item) for item in value], type(value)
+    if _SKIP in items:
+        return _SKIP
+    name = type_.__module__, type_.__qualname__
+    if hasattr(type_, "_fields") and find_class(*name) is type_:
+        return Record(items, *name)
+    return items if isinstance(value, list) else tuple(items)
+
+
+def _is_key(key: Any) -> bool:
+    return type(key) in _KEYS or (type(key) is tuple and all(map(_is_key, key)))
+
+
+def _like(value: dict[Any, Any], items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dictionary of the same kind, if every process knows it."""
+    if isinstance(value, defaultdict) and value.default_factory in _FACTORIES:
+        return defaultdict(value.default_factory, items)
+    return type(value)(items) if type(value) in (OrderedDict, Counter) else dict(items)
+
+
+_PLAIN_VALUES = (str, bytes, int, float)
+_KEYS = (type(None), bool, int, float, str, bytes)
+_FACTORIES = (None, int, float, str, bool, list, dict, set)
 
 
 def small_tensor(value: torch.Tensor) -> Any:
@@ -201,10 +287,17 @@ def large(value: Any, is_known: bool) -> Any:
             tensor = torch.empty(value.shape, dtype=value.dtype)
             value.copy_to(tensor)
             return tensor if is_known else _unknown(tensor)
+        case Record():
+            items = [large(item, is_known) for item in value.items]
+            class_ = find_class(value.module, value.name)
+            return tuple(items) if class_ is None else tuple.__new__(class_, items)
+        case Member():
+            class_ = find_class(value.module, value.name)
+            return None if class_ is None else class_[value.member]
         case list() | tuple():
             return type(value)(large(item, is_known) for item in value)
         case dict():
-            return {name: large(item, is_known) for name, item in value.items()}
+            return _like(value, [(key, large(item, is_known)) for key, item in value.items()])
         case float() if not is_known:
             return math.nan
         case _:

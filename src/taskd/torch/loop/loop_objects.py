@@ -7,7 +7,6 @@ contain is brought back after an abandoned attempt, and is there again in a repl
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MethodType
@@ -43,6 +42,19 @@ class Names:
     """All variables that the loop reads."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Variables that go from one step to the next, and may have objects in them."""
+
+    others: tuple[str, ...] = ()
+    """They are set again in each step, also to objects that are not kept by themselves."""
+    states: tuple[str, ...] = ()
+    """Their tensors are a part of the protected state."""
+
+
+NOTHING_KEPT = Kept()
+
+
 class LoopObjects:
     """Those of one loop."""
 
@@ -50,22 +62,28 @@ class LoopObjects:
         self._names = Names()
         self._frame: FrameType | None = None
         self._carried: tuple[str, ...] = ()
+        self._kept = NOTHING_KEPT
         self._content: Content | None = None
         self._bound: dict[str, Any] = {}
         self._others = set[int]()
         """The ids of objects that are kept in another way."""
         self._first: dict[str, Any] | None = None
         """What they contained before the first step of this process, written down."""
+        self._refused = plain_data.Refused()
         self._forms: dict[str, tuple[int, ...]] = {}
+        self._with_held = set[str]()
+        """The names of objects with something in them that is not written down."""
         self._named = set[str]()
 
-    def bind(self, frame: FrameType | None, carried: tuple[str, ...]) -> None:
+    def bind(
+        self, frame: FrameType | None, carried: tuple[str, ...], kept: Kept = NOTHING_KEPT
+    ) -> None:
         """`carried`: variables of the loop that are kept by themselves."""
         if frame is None:
             self._names = Names()
-        elif frame is not self._frame or carried != self._carried:
-            self._names = _find(frame, carried)
-        self._frame, self._carried = frame, carried
+        elif frame is not self._frame or (carried, kept) != (self._carried, self._kept):
+            self._names = _find(frame, carried, kept.others)
+        self._frame, self._carried, self._kept = frame, carried, kept
 
     def leave_to_others(self, *objects: object) -> None:
         """They are protected, or kept in another way."""
@@ -84,7 +102,8 @@ class LoopObjects:
         found = {name: space[name] for name in self._names.read if name in space}
         for name, value in [*found.items()]:
             if plain_data.kind_of(type(value)) is Kind.OWN and id(value) not in self._others:
-                found |= {f"{name}.{inner}": one for inner, one in vars(value).items()}
+                inner = plain_data.attributes(value)
+                found |= {f"{name}.{one}": inner[one] for one in inner}
         return sorted(
             name
             for name, value in found.items()
@@ -110,29 +129,41 @@ class LoopObjects:
         if first is None:
             self._first = now
             return {}
-        found = {name: plain_data.changed(first.get(name), one) for name, one in now.items()}
-        return {name: one for name, one in found.items() if one is not plain_data.SAME}
+        found = {}
+        for name, one in now.items():
+            old = first.get(name, plain_data.MISSING)
+            if (new := plain_data.changed(old, one)) is not plain_data.SAME:
+                found[name] = new
+                if name in self._with_held - self._named - {*self._kept.states}:
+                    self._warn(name, plain_data.lost(old, one))
+        return found
 
     def _written(self) -> dict[str, Any]:
         found = {}
+        self._refused.begin()
         for name, value in self._present():
+            writing = plain_data.Writing(self._others, self._refused)
             try:
-                found[name] = plain_data.write(value, self._others)
+                self._refused.check(value)
+                found[name] = writing.write(value)
             except NotPlain as problem:
+                self._refused.add(value, problem)
                 self._warn_if_changed(name, value, problem)
+            if writing.has_held:
+                self._with_held.add(name)
         return found
 
     def put(self, content: dict[str, Any]) -> None:
         """A replacement gets what its predecessor had."""
         if self._first is None:
             self._first = self._written()
-        present = dict(self._present())
+        present, done = dict(self._present()), dict[int, Any]()
         for name, one in content.items():
             old = present.get(name, plain_data.MISSING)
             if old is plain_data.MISSING and name not in self._names.rebound:
                 continue
             try:
-                new = plain_data.put(one, old)
+                new = plain_data.put(one, old, done)
             except NotPlain as problem:
                 log.warning("%s is not what it was in the lost process: %s", name, problem)
                 continue
@@ -162,28 +193,26 @@ class LoopObjects:
 
     def _warn_if_changed(self, name: str, value: Any, problem: NotPlain) -> None:
         """It grows from step to step, and a replacement would begin with an empty one."""
-        form = _form(value)
-        if self._forms.setdefault(name, form) == form and form:
+        if name in self._kept.states:
             return
-        if name not in self._named:
-            self._named.add(name)
-            log.warning(
-                "%s changes from step to step and is not kept, because %s: a replacement would "
-                "begin with its first content. If anything depends on it, give an object with "
-                "state_dict and load_state_dict to protect()",
-                name,
-                problem,
-            )
+        form = plain_data.form(value)
+        if self._forms.setdefault(name, form) != form:
+            self._warn(name, str(problem))
+
+    def _warn(self, name: str, why: str) -> None:
+        if name in self._named or not why:
+            return
+        self._named.add(name)
+        log.warning(
+            "%s changes from step to step and is not kept, because %s: an abandoned step is not "
+            "undone in it, and a replacement would begin with its first content. If anything "
+            "depends on it, give an object with state_dict and load_state_dict to protect()",
+            name,
+            why,
+        )
 
 
-def _form(value: Any) -> tuple[int, ...]:
-    """It changes when the object grows, or is full and takes new items for old ones."""
-    if isinstance(value, list | deque) and value:
-        return len(value), id(value[0]), id(value[-1])
-    return (len(value),) if hasattr(value, "__len__") else ()
-
-
-def _find(frame: FrameType, carried: Collection[str]) -> Names:
+def _find(frame: FrameType, carried: Collection[str], set_again: Collection[str]) -> Names:
     uses = carried_names.uses_of_loop(frame.f_code, frame.f_lasti)
     read, rebound = set(uses.read), set(uses.set_outside)
     for function in _reached(frame, uses.read):
@@ -192,6 +221,7 @@ def _find(frame: FrameType, carried: Collection[str]) -> Names:
     is_module = frame.f_locals is frame.f_globals
     own = set(frame.f_code.co_varnames) | set(frame.f_code.co_cellvars + frame.f_code.co_freevars)
     own = set() if is_module else own
+    rebound |= set(set_again)
     mine = ((uses.read | rebound) & own) - uses.fresh - set(carried)
     theirs = (read | rebound) - own - (uses.fresh | set(carried) if is_module else set())
     outer = {name for name in theirs if name in rebound or _may_change(name, frame.f_globals)}

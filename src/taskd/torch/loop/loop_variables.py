@@ -19,11 +19,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
 from taskd.torch.loop import carried_names, plain_data
 from taskd.torch.loop.attempt_values import MAX_ITEMS, OBJECTS, AttemptValues, Values, put_into
-from taskd.torch.loop.loop_objects import LoopObjects
+from taskd.torch.loop.loop_objects import Kept, LoopObjects
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +73,17 @@ class LoopVariables:
         self.names = () if frame is None else carried_names.of_loop(frame.f_code, frame.f_lasti)
         last = () if frame is None else carried_names.of_last_round(frame.f_code, frame.f_lasti)
         self._last_names = tuple(name for name in last if name not in self.names)
-        kept = self._values(Kind.SMALL, Kind.STATE)
         # A list or dictionary can also be changed in place, within an attempt.
-        simple = tuple(name for name, value in kept if not isinstance(value, list | dict | tuple))
-        self.objects.bind(frame, simple)
+        kinds = dict(self._kinds())
+        present = {} if frame is None else frame.f_locals
+        simple = tuple(
+            name
+            for name, kind in kinds.items()
+            if kind is not Kind.OTHER and not isinstance(present[name], list | dict | tuple)
+        )
+        others = tuple(name for name in kinds if name not in simple)
+        states = tuple(name for name in others if kinds[name] is Kind.STATE)
+        self.objects.bind(frame, simple, Kept(others, states))
         if not self._has_warned:
             self._warn()
 
@@ -89,7 +97,7 @@ class LoopVariables:
             kept = turns.of_step(number)
             if kept is not None:
                 names = self.names + self._last_names
-                put_into(frame, {name: kept[name] for name in names if name in kept})
+                self._put({name: kept[name] for name in names if name in kept})
                 self.objects.put(kept.get(OBJECTS, {}))
             else:
                 self.warn_about_first_values(number)
@@ -137,8 +145,17 @@ class LoopVariables:
         return {name: _detached(value) for name, value in self._values(Kind.STATE)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._frame is not None and state:
-            put_into(self._frame, {name: state[name] for name in self.names if name in state})
+        self._put({name: state[name] for name in self.names if name in state})
+
+    def _put(self, values: Values) -> None:
+        if self._frame is None or not values:
+            return
+        present = self._frame.f_locals
+        for name, new in values.items():
+            old = present.get(name)
+            if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.is_leaf:
+                new.requires_grad_(old.requires_grad)
+        put_into(self._frame, values)
 
     def _values(self, *kinds: Kind) -> Iterator[tuple[str, Any]]:
         if self._frame is None or not self.names:
@@ -154,6 +171,11 @@ class LoopVariables:
             if name in present and _kind(present[name]) is Kind.SMALL:
                 yield name, present[name]
 
+    def _kinds(self) -> Iterator[tuple[str, Kind]]:
+        if self._frame is not None and self.names:
+            present = self._frame.f_locals
+            yield from ((name, _kind(present[name])) for name in self.names if name in present)
+
     def _warn(self) -> None:
         """An iterator has a position that no other process can have."""
         for name, value in self._values(Kind.OTHER):
@@ -168,17 +190,33 @@ class LoopVariables:
 
 
 class Undone:
-    """The variables that an attempt reads and then sets, as they were when it began."""
+    """The variables that an attempt reads and then sets, as they were when it began.
+
+    They are the same objects again, with the content that they had: other variables may refer to
+    them, and an optimizer to a tensor.
+    """
 
     def __init__(self, frame: FrameType) -> None:
         self._frame = frame
         names = carried_names.of_innermost_loop(frame.f_code, frame.f_lasti)
         present = frame.f_locals if names else {}
-        self._values = {name: _saved(present[name]) for name in names if name in present}
+        self._values = {name: present[name] for name in names if name in present}
+        self._copies = [(value, _saved(value)) for value in self._values.values()]
 
     def restore(self) -> None:
-        if self._values:
-            put_into(self._frame, {name: _saved(value) for name, value in self._values.items()})
+        if not self._values:
+            return
+        for value, copied in self._copies:
+            if copied is value:
+                continue
+            if isinstance(value, list):
+                value[:] = copied
+            elif isinstance(value, dict):
+                value.clear()
+                value.update(copied)
+            else:
+                plain_data.put_leaf_back(value, copied)
+        put_into(self._frame, self._values)
 
     def warn_about_loss(self, step: int) -> None:
         """The step was completed by another rank, and the state after it came from there."""
@@ -230,9 +268,10 @@ def _kind(value: Any) -> Kind:
             is_small = value.numel() <= 1 and value.device.type == "cpu"
             return Kind.SMALL if is_small or value.grad_fn is not None else Kind.STATE
         case list() | tuple() | dict():
-            items = list(value.values() if isinstance(value, dict) else value)
-            kinds = set(map(_kind, items[: MAX_ITEMS + 1]))
-            if len(items) > MAX_ITEMS or Kind.OTHER in kinds:
+            if len(value) > MAX_ITEMS:
+                return Kind.OTHER
+            kinds = set(map(_kind, [*value.values()] if isinstance(value, dict) else value))
+            if Kind.OTHER in kinds:
                 return Kind.OTHER
             return Kind.STATE if Kind.STATE in kinds else Kind.SMALL
         case _:
@@ -255,7 +294,8 @@ def _detached(value: Any) -> Any:
 def _saved(value: Any) -> Any:
     """What a change in place does not reach."""
     if isinstance(value, torch.Tensor):
-        return value if value.grad_fn is not None else value.detach().clone()
-    if type(value) in (list, dict) or type(value).__module__ == "numpy":
+        is_kept = type(value) is torch.Tensor and value.layout == torch.strided
+        return value.detach().clone() if is_kept and value.grad_fn is None else value
+    if type(value) in (list, dict) or type(value) is np.ndarray:
         return copy(value)
     return value

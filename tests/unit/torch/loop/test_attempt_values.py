@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from taskd.torch.loop.attempt_values import (
     OBJECTS,
+    SIZE,
     AttemptValues,
     calling_frame,
     put_into,
@@ -83,3 +86,44 @@ def test_first_start_forgets_the_last_run(tmp_path: Path) -> None:
     AttemptValues(tmp_path, 0).save(3, {"loss": 1.0})
     AttemptValues(tmp_path, 0).forget_predecessor()
     assert not AttemptValues(tmp_path, 0).can_restore
+
+
+class Output(NamedTuple):
+    loss: float
+    size: int
+
+
+class Mode(StrEnum):
+    TRAIN = "train"
+
+
+def test_values_keep_their_types_and_keys(tmp_path: Path) -> None:
+    output, counts = Output(0.5, 2), defaultdict(int, {1: 2})
+    kept = {"output": output, "counts": counts, "mode": Mode.TRAIN, "keys": {(1, 2): 3}}
+    AttemptValues(tmp_path, 0).save(3, kept)
+    after = AttemptValues(tmp_path, 0).restore(3)
+    assert after == kept
+    assert after["output"].loss == 0.5
+    assert after["counts"]["new"] == 0
+    assert after["mode"] is Mode.TRAIN
+
+
+def test_enumeration_of_a_function_is_left_out(tmp_path: Path) -> None:
+    class Local(StrEnum):
+        ONE = "one"
+
+    values = AttemptValues(tmp_path, 0)
+    values.save(3, {"one": Local.ONE, "loss": 0.5})
+    assert values.restore(3) == {"loss": 0.5}
+
+
+def test_what_there_is_no_room_for_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = {"count": 2, OBJECTS: {"texts": "x" * 2 * SIZE, "best": 1}}
+    values = AttemptValues(tmp_path, 0)
+    with caplog.at_level(logging.WARNING):
+        values.save(3, kept)
+        values.save(4, kept)
+    assert AttemptValues(tmp_path, 0).restore(4) == {"count": 2, OBJECTS: {"best": 1}}
+    assert caplog.text.count("texts is too large to be kept") == 1

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -115,6 +117,55 @@ def test_full_deque_that_takes_new_items_is_named_once(
         for number in turns(variables, 0, joins=False):
             full.append(number)
     assert caplog.text.count("full changes from step to step and is not kept") == 1
+
+
+class Average:
+    """A hand-made moving average of weights."""
+
+    def __init__(self) -> None:
+        self.shadow = {"weight": torch.zeros(2000)}
+
+    def update(self) -> None:
+        self.shadow["weight"] = self.shadow["weight"] + 1
+
+
+def test_what_is_too_large_is_named_if_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    variables, average, bank = LoopVariables(tmp_path, 0), Average(), torch.zeros(2000)
+    rows, constant, device = np.zeros(2000), torch.zeros(2000), torch.zeros(2, device="meta")
+    with caplog.at_level(logging.WARNING):
+        for number in turns(variables, 0, joins=False):
+            average.update()
+            bank[number] += constant[number]
+            rows[number] += 1
+            device.add(1)
+    named = [one.args[0] for one in caplog.records if isinstance(one.args, tuple)]
+    assert named == ["average", "bank", "rows"]
+
+
+class Color(Enum):
+    RED = 1
+    BLUE = 2
+
+
+def with_others(variables: LoopVariables, first: int, joins: bool) -> list[object]:
+    best, color, counts = Path("first"), Color.RED, {0: 0, 1: 0}
+    for number in turns(variables, first, joins):
+        if joins:
+            return [best, color, counts]
+        best = best.parent / str(number)
+        color = Color.BLUE if color is Color.RED else color
+        counts = {one: count + 1 for one, count in counts.items()}
+    return []
+
+
+def test_next_process_begins_with_paths_enumerations_and_keys_of_the_last_one(
+    tmp_path: Path,
+) -> None:
+    with_others(LoopVariables(tmp_path, 0), 0, joins=False)
+    found = with_others(LoopVariables(tmp_path, 0), 2, joins=True)
+    assert found == [Path("1"), Color.BLUE, {0: 2, 1: 2}]
 
 
 def test_scheduler_that_was_forgotten_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -139,3 +140,27 @@ def test_abandoned_attempt_is_undone_in_variables(tmp_path: Path) -> None:
         assert torch.equal(total, torch.zeros(2))
         assert log == [0]
         assert block.attributes == ["layer.count"], "objects of the script are kept"
+
+
+def test_abandoned_attempt_leaves_the_same_objects() -> None:
+    losses, rows, noise = [0], np.zeros(2), torch.zeros(2, requires_grad=True)
+    seen, view, first = {"losses": losses}, rows[:], noise
+    for block in (Block(),):
+        with block:
+            losses += [1]
+            rows += 1
+            noise = (noise + 1).detach()
+        block.undone.restore()
+    losses += [2]
+    assert seen == {"losses": [0, 2]}
+    assert (view is not rows, view.base is rows, view.sum()) == (True, True, 0)
+    assert noise is first
+    assert noise.requires_grad
+
+
+def test_next_process_trains_the_same_tensors(tmp_path: Path) -> None:
+    noise, variables = torch.zeros(3, requires_grad=True), LoopVariables(tmp_path, 0)
+    for _ in turns(variables, 0, joins=False):
+        variables.load_state_dict({"noise": torch.ones(3)})
+        assert noise.requires_grad
+        noise = (noise * 2).detach().requires_grad_()

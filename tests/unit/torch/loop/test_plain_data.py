@@ -7,8 +7,9 @@ import random
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,38 @@ class Meter:
         self.values.append(value)
         self.last += value
         self.phase = Phase.COLD
+
+
+class OwnDict(dict[str, int]): ...
+
+
+class OwnList(list[int]): ...
+
+
+class Number(int): ...
+
+
+@dataclass(slots=True)
+class Slots:
+    total: int = 0
+
+    def add(self, value: int) -> None:
+        self.total += value
+
+
+class NeedsValue:
+    def __new__(cls, value: int) -> NeedsValue:
+        return super().__new__(cls)
+
+
+class Alias:
+    def __init__(self) -> None:
+        self.last = self.now = torch.zeros(2)
+        self.other: list[Any] = []
+
+
+def nested() -> defaultdict[str, int]:
+    return defaultdict(int)
 
 
 class Transition(NamedTuple):
@@ -65,6 +98,17 @@ OBJECTS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "torch": (lambda: torch.Generator().manual_seed(1), lambda one: torch.rand(1, generator=one)),
     "python": (lambda: random.Random(1), lambda one: one.random()),
     "numpy": (lambda: np.random.default_rng(1), lambda one: one.random()),
+    "philox": (
+        lambda: np.random.Generator(np.random.Philox(1)),
+        lambda one: one.random(),
+    ),
+    "own dict": (lambda: OwnDict(a=1), lambda one: one.update(b=2)),
+    "own list": (lambda: OwnList([1]), lambda one: one.append(2)),
+    "slots": (lambda: Slots(), lambda one: one.add(1)),
+    "path": (lambda: {"best": None}, lambda one: one.update(best=Path("a"))),
+    "steps as keys": (dict, lambda one: one.update({Number(1): 1})),
+    "other keys": (dict, lambda one: one.update({(1, Phase.COLD): 1})),
+    "nested default": (lambda: defaultdict(nested), lambda one: one["a"].update(b=1)),
     "old numpy": (lambda: np.random.RandomState(1), lambda one: one.rand()),
 }
 
@@ -179,3 +223,77 @@ def test_object_that_contains_itself_ends() -> None:
     content.put_back()
     assert len(value) == 2
     assert plain_data.write(value, ()).items[0] == 1
+
+
+@pytest.mark.parametrize("kind", ["expanded", "inference"])
+def test_tensor_that_cannot_be_copied_to_is_no_obstacle(kind: str) -> None:
+    with torch.inference_mode(kind == "inference"):
+        value = torch.ones(1).expand(3) if kind == "expanded" else torch.ones(3)
+    others = [1]
+    content = Content([value, others], ())
+    others.clear()
+    content.put_back()
+    assert (value.sum().item(), others) == (3, [1])
+
+
+def test_large_object_does_not_keep_others_from_being_undone() -> None:
+    batches, counts = [torch.ones(2) for _ in range(2 * MAX_PARTS)], {"n": 0}
+    owner = SimplePoint(0)
+    vars(owner).update(batches=list(batches), counts=counts)
+    first, second = Content([batches, counts], ()), Content([owner], ())
+    for content in (first, second):
+        counts["n"] += 1
+        content.put_back()
+        assert counts == {"n": 0}
+
+
+def test_attribute_that_is_too_large_does_not_keep_others_from_being_given() -> None:
+    owner, there = SimplePoint(3), SimplePoint(0)
+    vars(owner)["files"] = ["a"] * (MAX_PLAIN + 1)
+    vars(there)["files"] = ["b"]
+    plain_data.put(pickle.loads(seen(owner)), there)
+    assert (there.x, vars(there)["files"]) == (3, ["b"])
+
+
+def test_tensor_on_a_device_stays_what_it_is_in_the_new_process() -> None:
+    weights = torch.ones(3, device="meta")
+    written = plain_data.write([weights, 1], ())
+    assert plain_data.changed(written, plain_data.write([weights, 1], ())) is plain_data.SAME
+    there = [torch.ones(3), 0]
+    assert torch.equal(plain_data.put(pickle.loads(pickle.dumps(written)), there)[0], torch.ones(3))
+
+
+def test_one_object_that_became_two_becomes_two() -> None:
+    value, there = Alias(), Alias()
+    value.last, value.now = torch.ones(2), torch.ones(2) * 2
+    plain_data.put(pickle.loads(seen(value)), there)
+    assert (there.last[0].item(), there.now[0].item()) == (1, 2)
+
+
+def test_two_names_of_one_object_stay_so() -> None:
+    shared, there = [1, 2], [0]
+    done: dict[int, Any] = {}
+    for _ in range(2):
+        assert plain_data.put(pickle.loads(seen(shared)), there, done) is there
+    assert there == [1, 2]
+
+
+def test_object_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(NotPlain, match="no object of the class NeedsValue"):
+        plain_data.put(plain_data.write([NeedsValue(1)], ()), [])
+
+
+def test_system_generator_has_no_state() -> None:
+    assert not plain_data.is_changeable(random.SystemRandom())
+
+
+@pytest.mark.parametrize("bits", [np.random.Philox, np.random.SFC64, np.random.MT19937])
+def test_generator_with_arrays_in_its_state_can_be_compared(bits: Any) -> None:
+    one, other = np.random.Generator(bits(1)), np.random.Generator(bits(2))
+    first = plain_data.write(one, ())
+    assert plain_data.changed(first, plain_data.write(one, ())) is plain_data.SAME
+    one.random()
+    now = plain_data.write(one, ())
+    assert plain_data.changed(first, now) is now
+    plain_data.put(pickle.loads(pickle.dumps(now)), other)
+    assert other.random() == one.random()
