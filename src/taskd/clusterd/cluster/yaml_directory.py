@@ -51,7 +51,7 @@ UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError)
 """What PyYAML raises, besides its own errors, for a value that does not fit its tag."""
 
 
-class Loader(PARSER):  # type: ignore[misc]
+class KubernetesLoader(PARSER):  # type: ignore[misc]
     """Reads `1:30` as text, as Kubernetes does: numbers to the base 60 take minutes if they are
     long, and some are larger than any float."""
 
@@ -66,8 +66,9 @@ def _number(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return construct
 
 
-Loader.add_constructor("tag:yaml.org,2002:int", _number(PARSER.construct_yaml_int))
-Loader.add_constructor("tag:yaml.org,2002:float", _number(PARSER.construct_yaml_float))
+KubernetesLoader.add_constructor("tag:yaml.org,2002:int", _number(PARSER.construct_yaml_int))
+KubernetesLoader.add_constructor("tag:yaml.org,2002:float", _number(PARSER.construct_yaml_float))
+LOADER = KubernetesLoader
 
 
 class YamlCluster(ObjectCache):
@@ -208,7 +209,7 @@ def _content(path: Path) -> Any:
     text = read_small(os.path.realpath(path), LIMIT_BYTES)
     _check_shape(text)
     try:
-        return yaml.load(text, Loader=Loader)
+        return yaml.load(text, Loader=LOADER)
     except UNREADABLE as error:
         raise ValueError(f"it has a value that does not fit its type: {error!r}") from error
 
