@@ -16,9 +16,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from taskd.torch.loop import carried_names, plain_data
+from taskd.torch.loop import (
+    carried_names,
+    object_kinds,
+    object_reader,
+    object_writer,
+    written_objects,
+)
 from taskd.torch.loop.attempt_values import put_into
-from taskd.torch.loop.plain_data import Content, Kind, NotPlain
+from taskd.torch.loop.object_content import Content
+from taskd.torch.loop.object_kinds import Kind
+from taskd.torch.loop.written_objects import NotPlain
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +77,7 @@ class LoopObjects:
         """The ids of objects that are kept in another way."""
         self._first: dict[str, Any] | None = None
         """What they contained before the first step of this process, written down."""
-        self._refused = plain_data.Refused()
+        self._refused = object_writer.Refused()
         self._forms: dict[str, tuple[int, ...]] = {}
         self._with_held = set[str]()
         """The names of objects with something in them that is not written down."""
@@ -101,8 +109,8 @@ class LoopObjects:
         space = {**self._frame.f_globals, **self._frame.f_locals}
         found = {name: space[name] for name in self._names.read if name in space}
         for name, value in [*found.items()]:
-            if plain_data.kind_of(type(value)) is Kind.OWN and id(value) not in self._others:
-                inner = plain_data.attributes(value)
+            if object_kinds.kind_of(type(value)) is Kind.OWN and id(value) not in self._others:
+                inner = object_kinds.attributes(value)
                 found |= {f"{name}.{one}": inner[one] for one in inner}
         return sorted(
             name
@@ -131,18 +139,18 @@ class LoopObjects:
             return {}
         found = {}
         for name, one in now.items():
-            old = first.get(name, plain_data.MISSING)
-            if (new := plain_data.changed(old, one)) is not plain_data.SAME:
+            old = first.get(name, written_objects.MISSING)
+            if (new := written_objects.changed(old, one)) is not written_objects.SAME:
                 found[name] = new
                 if name in self._with_held - self._named - {*self._kept.states}:
-                    self._warn(name, plain_data.lost(old, one))
+                    self._warn(name, written_objects.lost(old, one))
         return found
 
     def _written(self) -> dict[str, Any]:
         found = {}
         self._refused.begin()
         for name, value in self._present():
-            writing = plain_data.Writing(self._others, self._refused)
+            writing = object_writer.Writing(self._others, self._refused)
             try:
                 self._refused.check(value)
                 found[name] = writing.write(value)
@@ -159,11 +167,11 @@ class LoopObjects:
             self._first = self._written()
         present, done = dict(self._present()), dict[int, Any]()
         for name, one in content.items():
-            old = present.get(name, plain_data.MISSING)
-            if old is plain_data.MISSING and name not in self._names.rebound:
+            old = present.get(name, written_objects.MISSING)
+            if old is written_objects.MISSING and name not in self._names.rebound:
                 continue
             try:
-                new = plain_data.put(one, old, done)
+                new = object_reader.put(one, old, done)
             except NotPlain as problem:
                 log.warning("%s is not what it was in the lost process: %s", name, problem)
                 continue
@@ -186,16 +194,16 @@ class LoopObjects:
         spaces = (names.local, self._frame.f_locals), (names.outer, self._frame.f_globals)
         for some, space in spaces:
             for name in some:
-                value = space.get(name, plain_data.MISSING)
-                is_kept = id(value) not in self._others and value is not plain_data.MISSING
-                if is_kept and (name in rebound or plain_data.is_changeable(value)):
+                value = space.get(name, written_objects.MISSING)
+                is_kept = id(value) not in self._others and value is not written_objects.MISSING
+                if is_kept and (name in rebound or object_kinds.is_changeable(value)):
                     yield name, value
 
     def _warn_if_changed(self, name: str, value: Any, problem: NotPlain) -> None:
         """It grows from step to step, and a replacement would begin with an empty one."""
         if name in self._kept.states:
             return
-        form = plain_data.form(value)
+        form = object_writer.form(value)
         if self._forms.setdefault(name, form) != form:
             self._warn(name, str(problem))
 
@@ -231,7 +239,7 @@ def _find(frame: FrameType, carried: Collection[str], set_again: Collection[str]
 
 
 def _may_change(name: str, present: dict[str, Any]) -> bool:
-    return name in present and plain_data.is_changeable(present[name])
+    return name in present and object_kinds.is_changeable(present[name])
 
 
 def _reached(frame: FrameType, names: Collection[str]) -> Iterator[CodeType]:
@@ -249,5 +257,5 @@ def _reached(frame: FrameType, names: Collection[str]) -> Iterator[CodeType]:
         elif isinstance(one, FunctionType) and one.__globals__ is space:
             yield one.__code__
             todo += [space.get(name) for name in carried_names.globals_of(one.__code__)]
-        elif plain_data.kind_of(type(one)) is Kind.OWN:
-            todo += plain_data.functions_of(one)
+        elif object_kinds.kind_of(type(one)) is Kind.OWN:
+            todo += object_kinds.functions_of(one)

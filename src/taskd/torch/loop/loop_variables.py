@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from taskd.torch.loop import carried_names, plain_data
+from taskd.torch.loop import carried_names, object_kinds
 from taskd.torch.loop.attempt_values import MAX_ITEMS, OBJECTS, AttemptValues, Values, put_into
 from taskd.torch.loop.loop_objects import Kept, LoopObjects
 
@@ -215,7 +215,7 @@ class Undone:
                 value.clear()
                 value.update(copied)
             else:
-                plain_data.put_leaf_back(value, copied)
+                object_kinds.put_leaf_back(value, copied)
         put_into(self._frame, self._values)
 
     def warn_about_loss(self, step: int) -> None:
@@ -236,7 +236,7 @@ def unprotected_attributes(frame: FrameType, protected: Collection[object]) -> l
     found = []
     for variable, attribute in names:
         owner = frame.f_locals.get(variable, frame.f_globals.get(variable))
-        is_own = plain_data.kind_of(type(owner)) is plain_data.Kind.OWN
+        is_own = object_kinds.kind_of(type(owner)) is object_kinds.Kind.OWN
         is_known = owner is None or is_own or any(owner is one for one in protected)
         if not is_known and _kind(getattr(owner, attribute, owner)) is not Kind.OTHER:
             found.append(f"{variable}.{attribute}")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from taskd.torch.loop.loop_variables import LoopVariables
-from taskd.torch.loop.plain_data import MAX_PLAIN
+from taskd.torch.loop.object_kinds import MAX_PLAIN
 
 seen: list[int] = []
 calls = 0

@@ -16,8 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from taskd.torch.loop import plain_data
-from taskd.torch.loop.plain_data import MAX_PARTS, MAX_PLAIN, Content, NotPlain
+from taskd.torch.loop.object_content import Content
+from taskd.torch.loop.object_kinds import MAX_PARTS, MAX_PLAIN, is_changeable
+from taskd.torch.loop.object_reader import put
+from taskd.torch.loop.object_writer import write
+from taskd.torch.loop.written_objects import SAME, NotPlain, changed
 
 
 class Phase(Enum):
@@ -120,7 +123,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[Callable[[], Any], Callable[[A
 
 def seen(value: Any) -> bytes:
     """What the content is, whatever the type."""
-    return pickle.dumps(plain_data.write(value, ()))
+    return pickle.dumps(write(value, ()))
 
 
 def test_content_is_put_back_into_the_same_object(pair: Any) -> None:
@@ -138,8 +141,8 @@ def test_content_is_put_into_the_object_of_another_process(pair: Any) -> None:
     value, other = new(), new()
     change(value)
     written = pickle.loads(seen(value))
-    assert seen(plain_data.put(written, other)) == seen(value)
-    assert plain_data.is_changeable(value)
+    assert seen(put(written, other)) == seen(value)
+    assert is_changeable(value)
 
 
 def test_content_that_is_put_twice_is_the_same(pair: Any) -> None:
@@ -147,7 +150,7 @@ def test_content_that_is_put_twice_is_the_same(pair: Any) -> None:
     value, other = new(), new()
     change(value)
     for _ in range(2):  # when the turn begins, and with what the attempts have left
-        other = plain_data.put(pickle.loads(seen(value)), other)
+        other = put(pickle.loads(seen(value)), other)
     assert seen(other) == seen(value)
 
 
@@ -155,15 +158,14 @@ def test_objects_of_other_kinds_stay(pair: Any) -> None:
     value, other = Meter(), Meter()
     value.update(1.0)
     model = other.model
-    put = plain_data.put(pickle.loads(seen(value)), other)
-    assert put is other
+    assert put(pickle.loads(seen(value)), other) is other
     assert other.model is model
     assert (other.total, other.values, other.phase) == (1.0, [1.0], Phase.COLD)
 
 
 def test_new_objects_of_the_script_are_made() -> None:
-    written = plain_data.write([SimplePoint(1), SimplePoint(2)], ())
-    there = plain_data.put(pickle.loads(pickle.dumps(written)), [])
+    written = write([SimplePoint(1), SimplePoint(2)], ())
+    there = put(pickle.loads(pickle.dumps(written)), [])
     assert [one.x for one in there] == [1, 2]
 
 
@@ -174,28 +176,28 @@ class SimplePoint:
 
 def test_named_tuple_keeps_the_objects_that_are_there() -> None:
     there = Transition(torch.zeros(1), [1.0])
-    put = plain_data.put(plain_data.write(Transition(torch.ones(1), [2.0]), ()), there)
-    assert isinstance(put, Transition)
-    assert put.state is there.state
-    assert (put.state.item(), put.rewards) == (1.0, [2.0])
+    filled = put(write(Transition(torch.ones(1), [2.0]), ()), there)
+    assert isinstance(filled, Transition)
+    assert filled.state is there.state
+    assert (filled.state.item(), filled.rewards) == (1.0, [2.0])
 
 
 def test_named_tuple_of_another_class_is_refused() -> None:
-    written = plain_data.write(Transition(torch.ones(1), [2.0]), ())
+    written = write(Transition(torch.ones(1), [2.0]), ())
     with pytest.raises(NotPlain, match="SimplePoint is not a named tuple"):
-        plain_data.put(replace(written, name="SimplePoint"), [])
+        put(replace(written, name="SimplePoint"), [])
 
 
 def test_what_cannot_be_made_again_is_named() -> None:
-    written = plain_data.write([torch.nn.Linear(1, 1)], ())
+    written = write([torch.nn.Linear(1, 1)], ())
     with pytest.raises(NotPlain, match="only the lost process had"):
-        plain_data.put(written, [])
+        put(written, [])
 
 
 @pytest.mark.parametrize("large", [[0] * (MAX_PLAIN + 1), [[0]] * (MAX_PARTS + 1)])
 def test_too_much_is_refused(large: list[Any]) -> None:
     with pytest.raises(NotPlain, match="more than"):
-        plain_data.write(large, ())
+        write(large, ())
 
 
 def test_object_of_several_threads_is_left_alone() -> None:
@@ -222,7 +224,7 @@ def test_object_that_contains_itself_ends() -> None:
     value.append(2)
     content.put_back()
     assert len(value) == 2
-    assert plain_data.write(value, ()).items[0] == 1
+    assert write(value, ()).items[0] == 1
 
 
 @pytest.mark.parametrize("kind", ["expanded", "inference"])
@@ -251,22 +253,22 @@ def test_attribute_that_is_too_large_does_not_keep_others_from_being_given() -> 
     owner, there = SimplePoint(3), SimplePoint(0)
     vars(owner)["files"] = ["a"] * (MAX_PLAIN + 1)
     vars(there)["files"] = ["b"]
-    plain_data.put(pickle.loads(seen(owner)), there)
+    put(pickle.loads(seen(owner)), there)
     assert (there.x, vars(there)["files"]) == (3, ["b"])
 
 
 def test_tensor_on_a_device_stays_what_it_is_in_the_new_process() -> None:
     weights = torch.ones(3, device="meta")
-    written = plain_data.write([weights, 1], ())
-    assert plain_data.changed(written, plain_data.write([weights, 1], ())) is plain_data.SAME
+    written = write([weights, 1], ())
+    assert changed(written, write([weights, 1], ())) is SAME
     there = [torch.ones(3), 0]
-    assert torch.equal(plain_data.put(pickle.loads(pickle.dumps(written)), there)[0], torch.ones(3))
+    assert torch.equal(put(pickle.loads(pickle.dumps(written)), there)[0], torch.ones(3))
 
 
 def test_one_object_that_became_two_becomes_two() -> None:
     value, there = Alias(), Alias()
     value.last, value.now = torch.ones(2), torch.ones(2) * 2
-    plain_data.put(pickle.loads(seen(value)), there)
+    put(pickle.loads(seen(value)), there)
     assert (there.last[0].item(), there.now[0].item()) == (1, 2)
 
 
@@ -274,26 +276,26 @@ def test_two_names_of_one_object_stay_so() -> None:
     shared, there = [1, 2], [0]
     done: dict[int, Any] = {}
     for _ in range(2):
-        assert plain_data.put(pickle.loads(seen(shared)), there, done) is there
+        assert put(pickle.loads(seen(shared)), there, done) is there
     assert there == [1, 2]
 
 
 def test_object_that_cannot_be_made_is_named() -> None:
     with pytest.raises(NotPlain, match="no object of the class NeedsValue"):
-        plain_data.put(plain_data.write([NeedsValue(1)], ()), [])
+        put(write([NeedsValue(1)], ()), [])
 
 
 def test_system_generator_has_no_state() -> None:
-    assert not plain_data.is_changeable(random.SystemRandom())
+    assert not is_changeable(random.SystemRandom())
 
 
 @pytest.mark.parametrize("bits", [np.random.Philox, np.random.SFC64, np.random.MT19937])
 def test_generator_with_arrays_in_its_state_can_be_compared(bits: Any) -> None:
     one, other = np.random.Generator(bits(1)), np.random.Generator(bits(2))
-    first = plain_data.write(one, ())
-    assert plain_data.changed(first, plain_data.write(one, ())) is plain_data.SAME
+    first = write(one, ())
+    assert changed(first, write(one, ())) is SAME
     one.random()
-    now = plain_data.write(one, ())
-    assert plain_data.changed(first, now) is now
-    plain_data.put(pickle.loads(pickle.dumps(now)), other)
+    now = write(one, ())
+    assert changed(first, now) is now
+    put(pickle.loads(pickle.dumps(now)), other)
     assert other.random() == one.random()
