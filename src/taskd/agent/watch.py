@@ -78,7 +78,7 @@ class _Watched:
         if self.activity is None or self.stack_sent:
             return ""
         self.stack_sent = bool(self.activity.text)
-        return self.activity.text[-STACK_CHARS:]
+        return self.activity.text[:STACK_CHARS]
 
 
 class Watch:

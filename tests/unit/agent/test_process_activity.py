@@ -126,6 +126,28 @@ def test_process_that_waits_for_its_child_is_busy(tmp_path: Path, code: str, bus
         assert activity.busy is busy
 
 
+def test_process_whose_threads_run_is_not_hurt_by_the_question(tmp_path: Path) -> None:
+    code = f"""{HEAD}import json, os, pickle, threading
+    def work():
+        there = {{str(n): [n, {{"n": n}}] for n in range(50)}}
+        while True:
+            json.dumps(there, indent=1)
+            pickle.loads(pickle.dumps(there))
+            sorted(there.items(), key=lambda item: item[1][0])
+    threading.Thread(target=work, daemon=True).start()
+    pace = threading.Event()
+    for _ in range(2000):
+        os.kill(os.getpid(), {int(STACK_SIGNAL)})
+        pace.wait(1e-4)
+    """.replace("\n    ", "\n")
+    path = tmp_path / "stacks"
+    ended = subprocess.run([sys.executable, "-c", code, str(path)])
+    assert ended.returncode == 0
+    text = path.read_text()
+    assert text.startswith("Stack (most recent call first):\n  File")
+    assert " in work\n" in text, "the other thread is shown, too"
+
+
 def test_process_asked_for_stacks_while_it_exits_exits_normally(tmp_path: Path) -> None:
     code = f"{HEAD}import os, threading\npace = threading.Event()\n"
     # The thread sends signals until the very end. Without a pause between them, the process would

@@ -142,7 +142,7 @@ def test_stacks_are_requested_once_and_sent_once(tmp_path: Path) -> None:
     asked = []
     watch = Watch(str(tmp_path), clock)
     stacks = tmp_path / "stacks"
-    text = "Current thread 0x1 (most recent call first):\n  in read()\n"
+    text = "Stack (most recent call first):\n  in read()\n"
     watch.add(KEY, os.getpid(), stacks, lambda: asked.append(stacks.write_text(text)))
     beacon = Beacon(watch.beacon(KEY), clock)
     beacon.phase("training", 0)

@@ -389,6 +389,5 @@ def _stall_evidence(state: State, judged: Mapping[Rank, Observation]) -> str:
 
 
 def _main_stack(stack: str) -> str:
-    """The part that the main thread has written, if it is there."""
-    at = stack.find("Current thread")
-    return stack[max(at, 0) :][:STACK_CHARS].rstrip() or "(no stack)"
+    """The first part: that of the main thread."""
+    return stack[:STACK_CHARS].rstrip() or "(no stack)"

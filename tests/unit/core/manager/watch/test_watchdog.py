@@ -134,13 +134,11 @@ def test_process_that_continues_in_time_is_not_named_and_the_next_stop_counts_ag
 def test_rank_in_an_older_collective_is_behind() -> None:
     watch = Watch()
     others = [progress(rank, watch.at_step, waiting=True, collective=3) for rank in (0, 1, 2)]
-    late = progress(
-        3, watch.at_step, waiting=True, collective=2, stack="Current thread: all_reduce"
-    )
+    late = progress(3, watch.at_step, waiting=True, collective=2, stack="Stack: all_reduce")
     stall = watch.stalls(10.0, *others, late)
     assert stall is not None
     assert stall.behind == ((3, 0),)
-    assert "Current thread: all_reduce" in stall.evidence
+    assert "Stack: all_reduce" in stall.evidence
     assert watch.idle <= 1.0 + 3 * STEP_S + 2 * BEAT_S
 
 
