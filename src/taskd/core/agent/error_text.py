@@ -14,6 +14,8 @@ _OF_STACKS = "(most recent call first)"
 """In the stacks that a process writes about itself while it runs."""
 _OF_RANK = re.compile(r"^\[rank\d+\]: ")
 """What torch writes before each line of a traceback."""
+_FROM_OUTSIDE = re.compile(r"signal (?:9|15)\b")
+"""Whatever such a process printed last is not why it ended."""
 _ENDED = re.compile(r"exit code -?\d+|signal \d+")
 
 
@@ -43,7 +45,10 @@ def headline(text: str) -> str:
     wrong with it.
     """
     lines = text.strip().splitlines()
-    is_dump = any(_OF_STACKS in line for line in lines) and _last_traceback(lines) is None
+    has_traceback = _last_traceback(lines) is not None
+    if not has_traceback and (killed := _FROM_OUTSIDE.match(text)):
+        return killed[0]
+    is_dump = any(_OF_STACKS in line for line in lines) and not has_traceback
     line = lines[0].strip() if is_dump else key_line(text)
     return _OF_RANK.sub("", line)
 

@@ -57,6 +57,8 @@ a warning at exit
     ("evidence", "read_first", "sentence"),
     [
         ("signal 9", "signal 9", "signal 9"),
+        ("signal 9: a progress bar:  45%|###", "signal 9", "signal 9"),
+        ("signal 6: terminate called", "signal 6: terminate called", "signal 6: terminate called"),
         (CRASHED, "ValueError: loss is NaN", "exit code 1: ValueError: loss is NaN"),
         (HUNG, HUNG.splitlines()[0], HUNG.splitlines()[0]),
         ("exit code 3: one\ntwo", "two", "exit code 3: two"),
