@@ -9,7 +9,6 @@ it is not known, and the code after the step must not fail.
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import logging
 import math
@@ -29,7 +28,7 @@ from typing import Any
 
 import torch
 
-from taskd.torch.loop import carried_names
+from taskd.torch.loop import carried_names, frame_locals
 from taskd.torch.startup.setup_results import SavedTensor
 from taskd.torch.state.sealed import BadState, seal, unseal
 
@@ -326,16 +325,14 @@ def set_since(begin: int, frame: FrameType) -> Values:
     names = _names(frame.f_code, begin, frame.f_lasti)
     if not names:
         return {}
-    present = frame.f_locals
+    present = frame_locals.read(frame)
     return {name: present[name] for name in names if name in present}
 
 
 def put_into(frame: FrameType, values: Values) -> None:
     """Set variables of a running function."""
-    present = frame.f_locals  # once: in older Pythons each access reads all variables again
-    present.update({name: value for name, value in values.items() if name not in (RESULT, OBJECTS)})
-    if sys.version_info < (3, 13) and present is not frame.f_globals:
-        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    named = {name: value for name, value in values.items() if name not in (RESULT, OBJECTS)}
+    frame_locals.put(frame, named)
 
 
 @lru_cache(maxsize=64)

@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from taskd.torch.loop import (
     carried_names,
+    frame_locals,
     object_kinds,
     object_reader,
     object_writer,
@@ -106,7 +107,7 @@ class LoopObjects:
         """Optimizers, schedulers and averages that the loop uses and that are not protected."""
         if self._frame is None:
             return []
-        space = {**self._frame.f_globals, **self._frame.f_locals}
+        space = {**self._frame.f_globals, **frame_locals.read(self._frame)}
         found = {name: space[name] for name in self._names.read if name in space}
         for name, value in [*found.items()]:
             if object_kinds.kind_of(type(value)) is Kind.OWN and id(value) not in self._others:
@@ -191,7 +192,7 @@ class LoopObjects:
         if self._frame is None:
             return
         names, rebound = self._names, self._names.rebound
-        spaces = (names.local, self._frame.f_locals), (names.outer, self._frame.f_globals)
+        spaces = (names.local, frame_locals.read(self._frame)), (names.outer, self._frame.f_globals)
         for some, space in spaces:
             for name in some:
                 value = space.get(name, written_objects.MISSING)
@@ -226,7 +227,7 @@ def _find(frame: FrameType, carried: Collection[str], set_again: Collection[str]
     for function in _reached(frame, uses.read):
         read |= carried_names.globals_of(function)
         rebound |= carried_names.set_outside(function)
-    is_module = frame.f_locals is frame.f_globals
+    is_module = frame_locals.is_module(frame)
     own = set(frame.f_code.co_varnames) | set(frame.f_code.co_cellvars + frame.f_code.co_freevars)
     own = set() if is_module else own
     rebound |= set(set_again)
@@ -244,8 +245,8 @@ def _may_change(name: str, present: dict[str, Any]) -> bool:
 
 def _reached(frame: FrameType, names: Collection[str]) -> Iterator[CodeType]:
     """The code of the script's functions that the loop can call."""
-    space = frame.f_globals
-    todo: list[Any] = [frame.f_locals.get(name, space.get(name)) for name in names]
+    space, present = frame.f_globals, frame_locals.read(frame)
+    todo: list[Any] = [present.get(name, space.get(name)) for name in names]
     seen = set[int]()
     while todo and len(seen) < MAX_FUNCTIONS:
         one = todo.pop()

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from taskd.torch.loop import carried_names, object_kinds
+from taskd.torch.loop import carried_names, frame_locals, object_kinds
 from taskd.torch.loop.attempt_values import MAX_ITEMS, OBJECTS, AttemptValues, Values, put_into
 from taskd.torch.loop.loop_objects import Kept, LoopObjects
 
@@ -75,7 +75,7 @@ class LoopVariables:
         self._last_names = tuple(name for name in last if name not in self.names)
         # A list or dictionary can also be changed in place, within an attempt.
         kinds = dict(self._kinds())
-        present = {} if frame is None else frame.f_locals
+        present = {} if frame is None else frame_locals.read(frame)
         simple = tuple(
             name
             for name, kind in kinds.items()
@@ -150,7 +150,7 @@ class LoopVariables:
     def _put(self, values: Values) -> None:
         if self._frame is None or not values:
             return
-        present = self._frame.f_locals
+        present = frame_locals.read(self._frame)
         for name, new in values.items():
             old = present.get(name)
             if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.is_leaf:
@@ -160,20 +160,23 @@ class LoopVariables:
     def _values(self, *kinds: Kind) -> Iterator[tuple[str, Any]]:
         if self._frame is None or not self.names:
             return
-        present = self._frame.f_locals
+        present = frame_locals.read(self._frame)
         for name in self.names:
             if name in present and _kind(present[name]) in kinds:
                 yield name, present[name]
 
     def _of_last_step(self) -> Iterator[tuple[str, Any]]:
-        present = self._frame.f_locals if self._frame is not None and self._last_names else {}
+        frame = self._frame if self._last_names else None
+        present = {} if frame is None else frame_locals.read(frame)
+            frame_locals.read(self._frame) if self._frame is not None and self._last_names else {}
+        )
         for name in self._last_names:
             if name in present and _kind(present[name]) is Kind.SMALL:
                 yield name, present[name]
 
     def _kinds(self) -> Iterator[tuple[str, Kind]]:
         if self._frame is not None and self.names:
-            present = self._frame.f_locals
+            present = frame_locals.read(self._frame)
             yield from ((name, _kind(present[name])) for name in self.names if name in present)
 
     def _warn(self) -> None:
@@ -199,7 +202,7 @@ class Undone:
     def __init__(self, frame: FrameType) -> None:
         self._frame = frame
         names = carried_names.of_innermost_loop(frame.f_code, frame.f_lasti)
-        present = frame.f_locals if names else {}
+        present = frame_locals.read(frame) if names else {}
         self._values = {name: present[name] for name in names if name in present}
         self._copies = [(value, _saved(value)) for value in self._values.values()]
 
@@ -234,8 +237,9 @@ def unprotected_attributes(frame: FrameType, protected: Collection[object]) -> l
     a class of the script."""
     names = carried_names.attributes_of_innermost_loop(frame.f_code, frame.f_lasti)
     found = []
+    present = frame_locals.read(frame) if names else {}
     for variable, attribute in names:
-        owner = frame.f_locals.get(variable, frame.f_globals.get(variable))
+        owner = present.get(variable, frame.f_globals.get(variable))
         is_own = object_kinds.kind_of(type(owner)) is object_kinds.Kind.OWN
         is_known = owner is None or is_own or any(owner is one for one in protected)
         if not is_known and _kind(getattr(owner, attribute, owner)) is not Kind.OTHER:
