@@ -73,7 +73,7 @@ class StepAttempt(Attempt):
         super().__enter__()
         if self._context.manager is not None:
             self._steps.variables_before = Undone(frame)
-            self._steps.warn_about_attributes(frame)
+            self._steps.warnings.attributes(frame)
         return self
 
     def __exit__(
@@ -174,7 +174,7 @@ class Step(int):
         """
         context, results, tried = self._cycle.context, list[T](), False
         values, variables = context.values, context.variables
-        self._cycle.warn_about_outer_variables(function)
+        self._cycle.warnings.outer_variables(function)
         while self._cycle.another_attempt(self):
             tried = True
             results.clear()
@@ -248,7 +248,7 @@ class Step(int):
         """Commit the step, or abandon it and repair the job. See `Attempt.__exit__`."""
         handled = self._cycle.end(error)
         if handled and self._cycle.context.step <= self:
-            self._cycle.warn_about_code_after(self)
+            self._cycle.warnings.code_after(self)
         return handled
 
     @property

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from types import FrameType
 from typing import Any
-
-from torch import nn
 
 from taskd.errors import SettingsError
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Step as CommittedStep
 from taskd.model.messages import NO_TURN
-from taskd.torch import compat, random_state
+from taskd.torch import random_state
 from taskd.torch.context import JobContext
 from taskd.torch.data.batch_feed import Feed
 from taskd.torch.device_gate import DeviceGate, open_gate
 from taskd.torch.groups.ddp_buffers import BufferExchange
 from taskd.torch.groups.refused_uses import refuse_capture
-from taskd.torch.loop import carried_names, loop_variables
 from taskd.torch.loop.loop_variables import Undone
+from taskd.torch.loop.script_warnings import ScriptWarnings
 from taskd.torch.recovery import NotRepaired, Recovery
 from taskd.torch.replicas.guard import Corrupt, Guard
 from taskd.torch.state import sharded
@@ -33,9 +30,6 @@ from taskd.torch.state.undo import Undo
 from taskd.torch.verify.verification import Verification
 
 log = logging.getLogger(__name__)
-
-
-WATCHED_WEIGHTS = 100
 
 
 class Abandon(BaseException):
@@ -77,17 +71,7 @@ class StepCycle:
         """The script iterates over the attempts at a step; otherwise it uses `with step:`."""
         self.section = ""
         """The name of the section that is running."""
-        self._has_warned_about_code = self._has_warned_about_weights = False
-        self._has_warned_about_variables = False
-        self._weights: list[nn.Parameter] = []
-        """Some of the weights, to notice changes outside of steps."""
-        self._param_groups = -1
-        """How many groups of parameters the optimizers had in the first step."""
-        self._last_weights = (-1, 0)
-        """The incident and the version of these weights after the last step."""
-        self._last_buffers: list[tuple[int, int]] = []
-        """The ids and versions of the buffers after the last step."""
-        self._has_warned_about_buffers = False
+        self.warnings = ScriptWarnings(context)
         self.feed: Feed | None = None
         """Where the batches come from, if the script uses `Job.batches`."""
 
@@ -96,8 +80,7 @@ class StepCycle:
         protected = self.context.protected
         self.undo = Undo(protected)
         self._exchanges, self._retry_on = exchanges, retry_on
-        weights = protected.parameters
-        self._weights = weights[:: len(weights) // WATCHED_WEIGHTS + 1]
+        self.warnings.watch(protected.parameters)
         for optimizer in protected.optimizers:
             optimizer.register_step_pre_hook(self._before_update)
             optimizer.register_step_post_hook(self._after_update)
@@ -156,59 +139,6 @@ class StepCycle:
         self.by_attempts = False
         position.leave_turns()
 
-    def warn_about_code_after(self, number: int) -> None:
-        """The script runs on after a step that was abandoned, as if it were committed."""
-        if not self._has_warned_about_code:
-            self._has_warned_about_code = True
-            log.warning(
-                "step %d was abandoned and is yielded again: code after `with step:` also runs for "
-                "the abandoned attempt. To run it once per committed step, write "
-                "`for attempt in step:` and `with attempt:` instead",
-                number,
-            )
-
-    def warn_about_outer_variables(self, function: Callable[..., Any]) -> None:
-        """A step that is a function should not leave anything outside of it for the next one."""
-        code = getattr(function, "__code__", None)
-        if code is None or self._has_warned_about_variables or self.context.manager is None:
-            return
-        self._has_warned_about_variables = True
-        self._warn_about_forgotten()
-        if self.context.variables.objects.covers(function):
-            return
-        if names := carried_names.of_function(code):
-            log.warning(
-                "%s sets variables of the code around it, which the next step reads: %s. A "
-                "repeated step and a replacement would find other values: put them into an object "
-                "with state_dict and load_state_dict, and give it to protect()",
-                getattr(function, "__name__", "the step"),
-                ", ".join(names),
-            )
-
-    def warn_about_attributes(self, frame: FrameType) -> None:
-        """Variables of the loop are kept, attributes of the script's objects are not."""
-        if self._has_warned_about_variables or not self.context.is_protected:
-            return
-        self._has_warned_about_variables = True
-        self._warn_about_forgotten()
-        protected = self.context.protected
-        if names := loop_variables.unprotected_attributes(frame, protected.objects()):
-            log.warning(
-                "the next step reads what this one sets in %s, and that is not protected: a "
-                "repeated step and a replacement would find other values. Give an object with "
-                "state_dict and load_state_dict to protect()",
-                ", ".join(names),
-            )
-
-    def _warn_about_forgotten(self) -> None:
-        if names := self.context.variables.objects.forgotten():
-            log.warning(
-                "%s: used by the steps, and not protected. An abandoned step would not be undone "
-                "in it, and a replacement would begin with its first state: give it to protect(), "
-                "unless it is a part of an object that was",
-                ", ".join(names),
-            )
-
     # Begin and end
 
     def begin_turn(self, number: int) -> None:
@@ -230,9 +160,7 @@ class StepCycle:
         if self.context.manager is None:
             return
         assert self.undo is not None
-        self._check_buffers()
-        self._check_weights()
-        self._check_param_groups()
+        self.warnings.begin_step()
         self._remember()
         self.context.beacon.phase("training", self.context.incident)
         self._groups.enter_step()
@@ -272,8 +200,7 @@ class StepCycle:
             self._recovery.run()
             self._go_back()
         if manager is not None:
-            self._last_weights = self._version_of_weights()
-            self._last_buffers = self._versions_of_buffers()
+            self.warnings.end_step()
         return True
 
     def _go_back(self) -> None:
@@ -350,56 +277,6 @@ class StepCycle:
         context = self.context
         if context.manager is not None and context.manager.awaited:
             context.manager.committed(CommittedStep(context.step))
-
-    def _version_of_weights(self) -> tuple[int, int]:
-        """It changes when weights are changed in place, or by a repair."""
-        return self.context.incident, sum(map(compat.version, self._weights))
-
-    def _check_weights(self) -> None:
-        incident, version = self._version_of_weights()
-        if self._has_warned_about_weights or self._last_weights[0] != incident:
-            return
-        if self._last_weights[1] != version:
-            self._has_warned_about_weights = True
-            log.warning(
-                "weights were changed between steps %d and %d. A repair would give a new process "
-                "the weights of another rank, and cannot undo this change: make it in an attempt",
-                self.context.step - 1,
-                self.context.step,
-            )
-
-    def _versions_of_buffers(self) -> list[tuple[int, int]]:
-        """They change when buffers are changed in place, or replaced."""
-        return [(id(one), compat.version(one)) for one in self.context.protected.buffers()]
-
-    def _check_buffers(self) -> None:
-        before, protected = self._last_buffers, self.context.protected
-        if self._has_warned_about_buffers or self._last_weights[0] != self.context.incident:
-            return
-        now = self._versions_of_buffers()
-        if len(now) == len(before) and now != before:
-            self._has_warned_about_buffers = True
-            places = (place for place, one in enumerate(now) if one != before[place])
-            log.warning(
-                "buffers were changed between steps %d and %d, first of all %s. After a fault, "
-                "ranks may have other values of them than without it: before a forward pass "
-                "between steps call model.eval() and after it model.train(), or make the change "
-                "in an attempt",
-                self.context.step - 1,
-                self.context.step,
-                protected.buffer_name(next(places)),
-            )
-
-    def _check_param_groups(self) -> None:
-        count = sum(len(one.param_groups) for one in self.context.protected.optimizers)
-        if self._param_groups not in (count, -1):
-            log.warning(
-                "an optimizer has got other groups of parameters in step %d: a replacement does "
-                "not have them, so a lost rank cannot be repaired. Create all groups before "
-                "protect(), with a learning rate of 0 until they are needed",
-                self.context.step,
-            )
-        self._param_groups = count
 
     def _abandon(self) -> None:
         if self._updating:

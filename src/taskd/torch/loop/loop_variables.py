@@ -168,8 +168,6 @@ class LoopVariables:
     def _of_last_step(self) -> Iterator[tuple[str, Any]]:
         frame = self._frame if self._last_names else None
         present = {} if frame is None else frame_locals.read(frame)
-            frame_locals.read(self._frame) if self._frame is not None and self._last_names else {}
-        )
         for name in self._last_names:
             if name in present and _kind(present[name]) is Kind.SMALL:
                 yield name, present[name]
