@@ -17,7 +17,7 @@ from taskd.torch.copies.copy_schedule import CopySchedule
 from taskd.torch.copies.snapshots import LocalState
 from taskd.torch.copies.turn_parts import TurnParts
 from taskd.torch.groups.all_groups import Groups
-from taskd.torch.loop.attempt_values import AttemptValues
+from taskd.torch.loop.attempt_values import AttemptValues, Values
 from taskd.torch.loop.loop_position import LoopPosition
 from taskd.torch.loop.loop_variables import LoopVariables
 from taskd.torch.replicas.guard import Guard
@@ -110,6 +110,13 @@ class JobContext:
 
     def needs_recovery(self) -> bool:
         return self.groups.is_broken() or self.held_step is None
+
+    def values_after(self, step: int) -> Values:
+        """What the attempts at a step have left, in a replacement that has made none."""
+        peers = [rank for rank in self.members if rank != self.rank]
+        return self.values.restore(
+            step, self.variables.names, lambda: self.variables.completed(step, peers)
+        )
 
     def on_fault(self, why: str) -> None:
         """The groups, or the network interface, are broken: tell the manager."""

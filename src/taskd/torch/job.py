@@ -413,7 +413,7 @@ class Job:
             yield Step(number, self._cycle)
             number = self._next_number(number + 1)
         if has_predecessor:
-            context.variables.end(context.values.restore(number - 1, context.variables.names))
+            context.variables.end(context.values_after(number - 1))
         self._begin_turn(number, has_predecessor)  # what came after the attempts is newer
         position.end_turns(number if total is None else total)
         if self.rank == 0:

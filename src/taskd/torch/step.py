@@ -148,7 +148,7 @@ class Step(int):
             # This process has joined after the attempts of its predecessor.
             self._cycle.skip_attempts()
             context = self._cycle.context
-            values = context.values.restore(self, context.variables.names)
+            values = context.values_after(self)
             context.variables.put(attempt_values.calling_frame(), values)
 
     def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -183,7 +183,7 @@ class Step(int):
                 values.save(self, {attempt_values.RESULT: results[0]} | variables.written())
         if results:
             return results[0]
-        kept = values.restore(self)
+        kept = context.values_after(self) if not tried else values.restore(self)
         if not tried:
             self._cycle.skip_attempts()
             variables.objects.put(kept.get(attempt_values.OBJECTS, {}))

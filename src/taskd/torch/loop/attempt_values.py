@@ -18,8 +18,8 @@ import pickle
 import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -39,6 +39,8 @@ RESULT = "return"
 OBJECTS = "objects of the loop"
 """The name for what `loop_objects.py` has written down. It is kept as it is."""
 PLACE = "values of an attempt"
+NEVER = -1
+"""No step."""
 SIZE = 1 << 20
 """Only what is written takes memory."""
 _HEAD = struct.Struct("<QQ")
@@ -59,7 +61,7 @@ class AttemptValues:
         """`folder` is in the node's shared memory; None: nothing is kept."""
         path = None if folder is None else folder / f"{name}-{rank}"
         self._rank, self._named = rank, set[str]()
-        self._last: tuple[int, Values] | None = None if path is None else _read(path, rank)
+        self._last: tuple[int, Values] | None = None if path is None else _read_own(path, rank)
         self._map = None if path is None else _open(path)
 
     def save(self, step: int, values: Values) -> None:
@@ -121,28 +123,61 @@ class AttemptValues:
             return None
         return _read_all(self._last[1], is_known=True)
 
-    def restore(self, step: int, carried: Collection[str] = ()) -> Values:
+    def kept_at(self, step: int) -> Values | None:
+        """The same, in the form in which they are kept."""
+        return self._last[1] if self._last is not None and self._last[0] == step else None
+
+    def restore(
+        self,
+        step: int,
+        carried: Collection[str] = (),
+        from_peer: Callable[[], Completed | None] = lambda: None,
+    ) -> Values:
         """The last values, if they are those after this step; or NaN in place of each number.
 
-        `carried`: the next step depends on these. They stay what they are if they are not known.
+        `carried`: the next step depends on these. If they are not known, `from_peer` may know them;
+        otherwise they stay what they are.
         """
-        if self._last is None:
-            return {}
-        at, values = self._last
-        if at != step:
+        at, values = self._last or (NEVER, {})
+        if at == step:
+            return _read_all(values, is_known=True)
+        found = from_peer()
+        left = {name: value for name, value in values.items() if name not in carried}
+        if found is None:
             old = sorted({*values.get(OBJECTS, {}), *values.keys() & {*carried}})
-            values = {name: value for name, value in values.items() if name not in carried}
-        if at != step and (values or old):
+            found = Completed(self._rank, unknown=old)
+        if left.keys() - {OBJECTS} or found.unknown or found.taken:
             log.warning(
-                "what the attempt at step %d has computed on this rank is lost: the code after it "
-                "gets NaN instead%s",
+                "what the attempt at step %d has computed on this rank after its last exchange "
+                "with the others is lost: the code after it gets NaN instead. %s",
                 step,
-                f". As before the step: {', '.join(old)}. If the training depends on them, "
-                "give them to protect()"
-                if old
-                else "",
+                found.sentences(),
             )
-        return _read_all(values, is_known=at == step)
+        return _read_all(left, is_known=False) | _read_all(found.values, is_known=True)
+
+
+@dataclass
+class Completed:
+    """What an attempt that was lost would have left, as far as another rank shows it."""
+
+    peer: int
+    values: Values = field(default_factory=dict)
+    """The carried variables and the objects."""
+    taken: list[str] = field(default_factory=list)
+    """What has the peer's content now."""
+    unknown: list[str] = field(default_factory=list)
+    """What has changed in the peer, and perhaps in another way in this rank."""
+
+    def sentences(self) -> str:
+        parts = []
+        if self.taken:
+            parts.append(f"Was equal, and is now as in rank {self.peer}: {', '.join(self.taken)}.")
+        if self.unknown:
+            parts.append(
+                f"As before the step: {', '.join(self.unknown)}. If the training depends on them, "
+                "give them to protect()"
+            )
+        return " ".join(parts)
 
 
 def _read_all(values: Values, is_known: bool) -> Values:
@@ -359,7 +394,25 @@ def _place(rank: int, step: int) -> str:
     return f"{PLACE} of rank {rank} at step {step}"
 
 
+def read_kept(path: Path, rank: int, step: int) -> Values | None:
+    """What a peer on this node has kept. None: not of this step, or not yet."""
+    try:
+        found = _read(path, rank)
+    except BadState:  # it is being written
+        return None
+    return found[1] if found is not None and found[0] == step else None
+
+
+def _read_own(path: Path, rank: int) -> tuple[int, Values] | None:
+    try:
+        return _read(path, rank)
+    except BadState as error:
+        log.warning("cannot read what the predecessor has computed: %s", error)
+        return None
+
+
 def _read(path: Path, rank: int) -> tuple[int, Values] | None:
+    """Raises BadState."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -369,12 +422,8 @@ def _read(path: Path, rank: int) -> tuple[int, Values] | None:
     step, length = _HEAD.unpack_from(data)
     if not step:
         return None
-    try:
-        sealed = data[_HEAD.size : _HEAD.size + length]
-        return step - 1, unseal(sealed, _place(rank, step - 1))
-    except BadState as error:
-        log.warning("cannot read what the predecessor has computed: %s", error)
-        return None
+    sealed = data[_HEAD.size : _HEAD.size + length]
+    return step - 1, unseal(sealed, _place(rank, step - 1))
 
 
 def _open(path: Path) -> mmap.mmap:

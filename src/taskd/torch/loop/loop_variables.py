@@ -22,8 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from taskd.torch.loop import carried_names, frame_locals, object_kinds
-from taskd.torch.loop.attempt_values import MAX_ITEMS, OBJECTS, AttemptValues, Values, put_into
+from taskd.torch.loop import carried_names, frame_locals, object_kinds, peer_values
+from taskd.torch.loop.attempt_values import (
+    MAX_ITEMS,
+    OBJECTS,
+    AttemptValues,
+    Completed,
+    Values,
+    put_into,
+)
 from taskd.torch.loop.loop_objects import Kept, LoopObjects
 
 log = logging.getLogger(__name__)
@@ -47,6 +54,7 @@ class LoopVariables:
     def __init__(self, folder: Path | None, rank: int) -> None:
         """`folder` is in the node's shared memory; None: nothing is kept."""
         # A rank that is lost may have begun the turn after the one at which the job resumes.
+        self._folder = folder
         self._turns = [AttemptValues(folder, rank, f"turn{last}-values") for last in (0, 1)]
         self._frame: FrameType | None = None
         self.names: tuple[str, ...] = ()
@@ -103,6 +111,13 @@ class LoopVariables:
                 self.warn_about_first_values(number)
         small = dict(self._values(Kind.SMALL)) | dict(self._of_last_step())
         turns.save(number, small | self.written())
+
+    def completed(self, step: int, peers: Collection[int]) -> Completed | None:
+        """What the attempt at this step would have left, as far as a peer shows it."""
+        mine = self._turns[step % 2].kept_at(step)
+        if self._folder is None or mine is None:
+            return None
+        return peer_values.complete(self._folder, step, mine, self.names, peers)
 
     def written(self) -> Values:
         """The content of the objects of the loop, as one value."""
