@@ -195,6 +195,7 @@ def test_resumed_training_is_exact(
     env = {"RESUME": str(calm_folder / "saved" / checkpoint)}
     undisturbed = run(tmp_path / "calm", env=env)
     disturbed = run(tmp_path / "run", faults, env)
+    assert "joins a running job, and the result of" not in disturbed["launcher"]
     assert_same(undisturbed, disturbed, len(faults.split()))
     assert undisturbed["weights"] == calm["weights"]
     for rank in range(2):
