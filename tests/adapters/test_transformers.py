@@ -76,13 +76,14 @@ INCIDENTS = re.compile(r"^taskd: +incident (?:(\d+) to )?(\d+): (.*)", re.MULTIL
 def assert_same(calm: dict[str, Any], disturbed: dict[str, Any], faults: int) -> None:
     """Each fault was an incident, and all were repaired without a restart.
 
-    On a busy machine two faults of one step are told in one line: the second one comes before a
-    step has shown that the first one is repaired.
+    Two faults of one step may be told in one line: on a busy machine the second one comes before a
+    step has shown that the first one is repaired. A repair that needs two tries is one line, too.
     """
     launcher = disturbed["launcher"]
     told = INCIDENTS.findall(launcher)
     assert all("recovered in" in became for _, _, became in told), launcher
-    assert sum(int(last) - int(first or last) + 1 for first, last, _ in told) == faults, launcher
+    incidents = sum(int(last) - int(first or last) + 1 for first, last, _ in told)
+    assert len(told) <= faults <= incidents, launcher
     assert_equal(calm, disturbed)
 
 

@@ -53,9 +53,15 @@ class CheckpointConnector(_CheckpointConnector):  # type: ignore[misc]
 
     _taskd: Training
 
-    def resume_start(self, *args: Any, **kwargs: Any) -> None:
-        if self.trainer.state.fn != TrainerFn.FITTING or not self._taskd.is_replacement:
-            super().resume_start(*args, **kwargs)
+    def resume_start(self, checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return super().resume_start(checkpoint_path, *args, **kwargs)  # type: ignore[no-any-return]
+        is_resumed = self._taskd.agreed(checkpoint_path is not None)
+        if not self._taskd.is_replacement:
+            return super().resume_start(checkpoint_path, *args, **kwargs)  # type: ignore[no-any-return]
+        # After a checkpoint there is no sanity check, so its predecessor has made none.
+        self.trainer.fit_loop.epoch_loop.val_loop.restarting = is_resumed
+        return None
 
 
 class FitLoop(_FitLoop):  # type: ignore[misc]

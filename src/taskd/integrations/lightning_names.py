@@ -60,7 +60,7 @@ NAMES = (
     *_names(_EPOCH_LOOP, "_results", "what was logged in this epoch"),
     *_names(
         f"{_LOOPS}.evaluation_loop:_EvaluationLoop",
-        "_has_run",
+        "_has_run restarting",
         "the position of a replacement in the loops",
     ),
     *_names(

@@ -65,11 +65,17 @@ class Training:
     def is_replacement(self) -> bool:
         return self._job.is_replacement
 
+    def agreed(self, mine: T) -> T:
+        """What rank 0 has said when the job started."""
+        if self._job.world_size == 1:
+            return mine
+        said: T = sealed_objects.all_gather(mine)[0]
+        return said
+
     def _agree_on_loggers(self) -> None:
         """The replacement of rank 0 writes where its predecessor has written."""
         loggers = [one for one in self.trainer.loggers if hasattr(one, "_version")]
-        mine = [one.version if self._job.rank == 0 else None for one in loggers]
-        versions = sealed_objects.all_gather(mine)[0] if self._job.world_size > 1 else mine
+        versions = self.agreed([one.version if self._job.rank == 0 else None for one in loggers])
         for logger, version in zip(loggers, versions, strict=True):
             logger._version = version
             if self.is_replacement and self._job.rank == 0 and isinstance(logger, CSVLogger):

@@ -514,15 +514,15 @@ class Job:
         starts, checkpoints, finals, described, named = zip(*gathered, strict=True)
         if len(set(starts)) > 1:
             raise SettingsError([f"steps(start=…) must be the same on all ranks, got {starts}"])
+        level = logging.WARNING if self.rank == 0 else logging.INFO
         if final is not None and len(set(finals)) == 1 and final.step >= max(checkpoints):
             start = final.step
             final_state.load(context, final)
-            log.info("all %d steps are done: only the code after them runs again", start)
+            log.log(level, "all %d steps are done: only the code after them runs again", start)
         elif found is not None and len(set(checkpoints)) == 1:
             self._resumed_from, start = found[0], found[1].step
             emergency_checkpoint.load(context.protected, self._resumed_from)
             context.variables.warn_about_first_values(start)
-            level = logging.WARNING if self.rank == 0 else logging.INFO
             log.log(level, "resuming at step %d from %s", start, self._resumed_from)
         elif any(checkpoints):
             log.warning(
