@@ -173,3 +173,65 @@ def test_step_that_a_rank_had_done_is_undone_when_the_job_goes_back(tmp_path: Pa
     kills = [(1, 0, 4, "after the update"), (0, 0, 7, "after the update")]
     world = run(tmp_path / "killed", carry_sharded, size=2, kills=kills)
     assert_same(plain, world)
+
+
+class Trainer:
+    """Its counter of steps decides when the ranks evaluate together."""
+
+    def __init__(self, args: dict[str, Any], job: taskd.Job) -> None:
+        self.args, self.job, self.step = args, job, 0
+        self.model = DDP(nn.Linear(WIDTH, CLASSES))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.noise = torch.Generator().manual_seed(args["rank"])
+        self.seen, self.evaluated = list[float](), list[tuple[int, float]]()
+
+    def train(self) -> None:
+        self.job.protect(model=self.model, optimizer=self.optimizer)
+        for step in self.job.steps(STEPS):
+            for attempt in step:
+                with attempt:
+                    self.train_step()
+            if self.step % 3 == 0:
+                self.evaluated.append(self.job.section("evaluate").run(self.evaluate))
+
+    def train_step(self) -> None:
+        self.optimizer.zero_grad()
+        data = torch.randn(4, WIDTH)
+        loss = self.model(data).square().mean()
+        torch.autograd.backward(loss)
+        self.optimizer.step()
+        inject_fault(self.args, self.step, "after the update")
+        self.seen.append(loss.item())
+        self.step += 1
+
+    def evaluate(self) -> tuple[int, float]:
+        norm = self.model.module.weight.detach().norm().reshape(1)
+        torch.distributed.all_reduce(norm)
+        return self.step, norm.item()
+
+
+def count(args: dict[str, Any]) -> None:
+    seed(1234)
+    job = taskd.init()
+    trainer = Trainer(args, job)
+    trainer.train()
+    end = {
+        "model": trainer.model.module.state_dict(),
+        "step": trainer.step,
+        "evaluated": trainer.evaluated,
+        "seen": len(trainer.seen),
+    }
+    torch.save(end, Path(args["folder"]) / f"end-{args['rank']}.pt")
+
+
+LATE_KILLS = [(0, 0, 2, "after the update"), (1, 0, 5, "after the update")]
+
+
+def test_counter_in_an_object_survives_a_loss_after_the_update(tmp_path: Path) -> None:
+    plain = ends(run(tmp_path / "plain", count, size=2))
+    world = run(tmp_path / "killed", count, size=2, kills=LATE_KILLS)
+    assert [world.incarnations[rank] for rank in range(2)] == [1, 1]
+    for before, after in zip(plain, ends(world), strict=True):
+        assert same(before["model"], after["model"])
+        assert after["step"] == before["step"] == STEPS
+        assert after["evaluated"] == before["evaluated"]
