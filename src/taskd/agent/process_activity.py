@@ -5,7 +5,8 @@ something: its stack changes, it reads or writes, it takes memory, or its childr
 waits for its own children, such as the workers of a DataLoader, counts as busy: they may wait for a
 slow disk. So does a rank that waits for an answer over a Python socket. A rank that spins in the
 same few lines of Python does none of this. A computation inside a native call looks the same as
-being stuck in that call; such a rank counts as working until much later.
+being stuck in that call; such a rank counts as working until much later. On a busy machine a rank
+may do nothing because it gets no CPU: the time that a thread of it has waited for one is measured.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,9 +48,10 @@ _WAITS_FOR_SERVICE = re.compile(r'\s*File "[^"]*/(?:socket|ssl)\.py"')
 """The innermost call, when a process waits for an answer over the network."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_STOPPED, _TRACED, _RUNNABLE = "T", "t", ("R", "D")
-"""Process states of /proc: stopped by a signal; stopped by a debugger; and running, or waiting for
-a CPU or a disk."""
+_STOPPED, _TRACED, _RUNNING = "T", "t", "R"
+_RUNNABLE = (_RUNNING, "D")
+"""Process states of /proc: stopped by a signal; stopped by a debugger; running or waiting for a
+CPU; and the same or waiting for a disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,17 @@ class Counters:
     """How many processes it has started that have not been waited for."""
     children_s: float
     """CPU time of its descendants."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuWait:
+    """How long a thread has run, and has waited for a CPU."""
+
+    ran_ns: int
+    waited_ns: int
+    """Without a wait that still lasts."""
+    is_ready: bool
+    """It runs, or waits for a CPU."""
 
 
 @dataclass
@@ -86,10 +100,15 @@ class ProcessActivity:
     """Its stack shows that it waits in a collective. Outside of steps, its beacon does not."""
     active_at: float = 0.0
     """When any activity was last seen; 0: never since its progress stopped."""
+    starved_s: float = 0.0
+    """How long one of its threads, since then, has been ready to run and has got no CPU."""
     text: str = ""
     """The first stack dump."""
     _first: Counters | None = None
     _last: Counters | None = None
+    _last_look: float = 0.0
+    _cpu_waits: dict[str, CpuWait] = field(default_factory=dict)
+    """Of its threads, at the last look."""
     _known_stacks: set[str] = field(default_factory=set)
     _same: int = 0
     _asked_at: float | None = None
@@ -124,7 +143,10 @@ class ProcessActivity:
                 or counters.children_s > last.children_s
             ):
                 self._is_active(now)
-        self._last = counters
+        waits = read_cpu_waits(self.pid)
+        if last is not None:
+            self.starved_s += starved_s(self._cpu_waits, waits, now - self._last_look)
+        self._last, self._last_look, self._cpu_waits = counters, now, waits
 
     def read_stacks(self, now: float, repeat: bool) -> None:
         """Ask for the stacks and read the dump: once, or repeatedly."""
@@ -164,7 +186,7 @@ class ProcessActivity:
         self.spinning = self._same >= SAME_STACKS
 
     def _is_active(self, now: float) -> None:
-        self.active_at, self._same, self.spinning = now, 0, False
+        self.active_at, self._same, self.spinning, self.starved_s = now, 0, False, 0.0
 
 
 def is_stopped(pid: int) -> bool:
@@ -182,8 +204,8 @@ def read_counters(pid: int) -> Counters:
     return Counters(fields[0], _cpu_s(fields), int(fields[7]), _bytes(pid), len(children), work_s)
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields after the process name; the state is the first."""
+def _stat(pid: int | str) -> list[str]:
+    """The fields after the process name; the state is the first. Also of `PID/task/THREAD`."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -209,6 +231,34 @@ def _children(pid: int) -> list[int]:
     except OSError:
         pass  # a thread or the process has ended meanwhile
     return [int(child) for child in children]
+
+
+def read_cpu_waits(pid: int) -> dict[str, CpuWait]:
+    """Of each thread of the process. Empty where the kernel does not count them."""
+    waits = {}
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            task = f"{pid}/task/{thread}"
+            with suppress(OSError, ValueError, IndexError):  # the thread has ended meanwhile
+                counted = Path(f"/proc/{task}/schedstat").read_text().split()
+                is_ready = _stat(task)[0] == _RUNNING
+                waits[thread] = CpuWait(int(counted[0]), int(counted[1]), is_ready)
+    return waits
+
+
+def starved_s(before: dict[str, CpuWait], now: dict[str, CpuWait], passed_s: float) -> float:
+    """How long the thread that has waited longest for a CPU between two looks has waited.
+
+    The kernel counts a wait when it ends: a thread that is ready to run, and has neither run nor
+    waited by the kernel's count, has waited all the time.
+    """
+    longest_s = 0.0
+    for thread, wait in now.items():
+        if thread in before:
+            longest_s = max(longest_s, (wait.waited_ns - before[thread].waited_ns) / 1e9)
+            if wait.is_ready and wait == before[thread]:
+                return passed_s
+    return min(longest_s, passed_s)
 
 
 def _tree_s(pid: int) -> float:

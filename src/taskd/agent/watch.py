@@ -181,7 +181,7 @@ class Watch:
             stopped=activity.stopped,
             # Between two steps a script may do anything for as long as it likes.
             spinning=activity.spinning and activity.busy and paced,
-            moving_s=max(0.0, activity.active_at - (now - progress.idle_s)),
+            moving_s=max(0.0, activity.active_at - (now - progress.idle_s)) + activity.starved_s,
             stack=watched.stack_to_send(),
         )
 

@@ -459,7 +459,7 @@ class Progress:
     """Inside a step it executes the same few lines of Python again and again."""
     moving_s: float = 0.0
     """The idle time at which it last did something new: its stack changed, it read, wrote or
-    allocated memory, or its child processes worked."""
+    allocated memory, or its child processes worked. Time in which it got no CPU is added."""
     total: int = 0
     """How many steps the whole training has; 0: not known."""
     phase: str = "training"

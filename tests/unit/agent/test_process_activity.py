@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.agent.process_activity import ProcessActivity
+from taskd.agent.process_activity import CpuWait, ProcessActivity, starved_s
 from taskd.agent.worker_stacks import StackFile
 from taskd.agent.zygote.protocol import STACK_SIGNAL
 from taskd.runtime.clock import monotonic
@@ -50,14 +50,29 @@ MOVES = {
     ),
     "a child": ("import subprocess\nsubprocess.run([sys.executable, '-c', 'while True: pass'])"),
 }
+STARVES = """
+import os, threading
+os.sched_setaffinity(0, {int(sys.argv[2])})
+
+def starve():
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    while True:
+        pass
+
+threading.Thread(target=starve, daemon=True).start()
+threading.Event().wait()
+"""
+"""Its main thread waits for one that gets a CPU only if no other process wants it."""
 NATIVE = "import hashlib\nwhile True: hashlib.pbkdf2_hmac('sha256', b'', b'', 300_000)"
 
 
 @contextmanager
-def watched(folder: Path, code: str) -> Iterator[tuple[ProcessActivity, list[float]]]:
+def watched(folder: Path, code: str, *args: str) -> Iterator[tuple[ProcessActivity, list[float]]]:
     path = folder / "stacks"
     process = subprocess.Popen(
-        [sys.executable, "-c", HEAD + code, str(path)], stdout=subprocess.PIPE, process_group=0
+        [sys.executable, "-c", HEAD + code, str(path), *args],
+        stdout=subprocess.PIPE,
+        process_group=0,
     )
     assert process.stdout is not None
     process.stdout.readline()
@@ -109,6 +124,29 @@ def test_native_call_is_busy_and_not_spinning(tmp_path: Path) -> None:
         look(activity, asked, ENOUGH)
         assert not activity.spinning
         assert activity.busy
+
+
+def test_time_without_a_cpu_is_measured(tmp_path: Path) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    hog = f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
+    with (
+        watched(tmp_path, STARVES, str(cpu)) as (activity, _),
+        subprocess.Popen([sys.executable, "-c", hog]) as process,
+    ):
+        until = monotonic() + DEADLINE_S
+        while activity.starved_s < 0.5 and monotonic() < until:
+            PACE.wait(0.06)
+            activity.look(monotonic())
+        process.kill()
+        assert activity.starved_s >= 0.5
+
+
+def test_thread_that_runs_or_sleeps_does_not_wait_for_a_cpu() -> None:
+    ran, slept = CpuWait(0, 5, True), CpuWait(7, 5, False)
+    assert starved_s({"1": ran, "2": slept}, {"1": CpuWait(9, 5, True), "2": slept}, 1.0) == 0.0
+    waited = CpuWait(7, 5 + 10**9 // 4, False)
+    assert starved_s({"1": ran, "2": slept}, {"1": ran, "2": waited}, 1.0) == 1.0
+    assert starved_s({"2": slept}, {"2": waited, "3": CpuWait(0, 10**9, False)}, 1.0) == 0.25
 
 
 @pytest.mark.parametrize(
