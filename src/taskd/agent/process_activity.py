@@ -40,9 +40,11 @@ _WAITS_FOR_CHILD = re.compile(
 """Where a process waits for one that it has started."""
 
 _WAITS_FOR_PEERS = re.compile(
-    r'\s*File "[^"]*/(?:torch/distributed|torch/nn/parallel|taskd/torch)/[^"]*"'
+    r'\s*File "[^"]*/(?:torch/distributed|torch/nn/parallel|taskd/torch(?!/startup/start_mark))'
+    r'/[^"]*"'
 )
-"""The innermost call, when a process waits for other ranks in a collective."""
+"""The innermost call, when a process waits for other ranks in a collective. The start mark waits
+for the store: in a replacement, for one that the other ranks do not wait for."""
 
 _WAITS_FOR_SERVICE = re.compile(r'\s*File "[^"]*/(?:socket|ssl)\.py"')
 """The innermost call, when a process waits for an answer over the network."""

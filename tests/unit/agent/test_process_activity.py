@@ -164,6 +164,19 @@ def test_process_that_waits_for_its_child_is_busy(tmp_path: Path, code: str, bus
         assert activity.busy is busy
 
 
+@pytest.mark.parametrize(
+    ("file", "waits"),
+    [("taskd/torch/groups/transport.py", True), ("taskd/torch/startup/start_mark.py", False)],
+)
+def test_wait_for_the_store_is_not_a_wait_for_peers(tmp_path: Path, file: str, waits: bool) -> None:
+    code = f"exec(compile('import signal; signal.pause()', '/lib/{file}', 'exec'))"
+    with watched(tmp_path, code) as (activity, asked):
+        activity.in_step = False
+        look(activity, asked, answers=3)
+        assert file in activity.text
+        assert activity.waits_for_peers is waits
+
+
 def test_process_whose_threads_run_is_not_hurt_by_the_question(tmp_path: Path) -> None:
     code = f"""{HEAD}import json, os, pickle, threading
     def work():

@@ -94,9 +94,13 @@ class JobView:
         return {view.store for view in self.nodes.values() if view.present and view.store}
 
     def store(self) -> str:
-        """host:port of the first node's store; empty: no node serves one."""
+        """host:port of a node's store; empty: no node serves one.
+
+        It is that of the first node that is ready: a launcher accepts connections for its store
+        before the store itself runs.
+        """
         serving = (view for view in self.nodes.values() if view.present and view.store)
-        first = min(serving, key=lambda view: view.node, default=None)
+        first = min(serving, key=lambda view: (not view.warm, view.node), default=None)
         return first.store if first else ""
 
     def on(self, node: NodeRank) -> tuple[RankView, ...]:

@@ -329,6 +329,13 @@ def test_orders_name_the_store_of_the_first_node_that_is_present() -> None:
     assert play.state.job.view.store() == "host1:29500"
 
 
+def test_store_of_a_node_that_still_warms_up_is_the_last_choice() -> None:
+    play = new_leader(0, 3)
+    hello = m.AgentHello(NodeRank(1), "host1", play.locals(1), "host1:29500", warm=False)
+    play.receive(agent(1), hello)
+    assert play.state.job.view.store() == "host2:29500"
+
+
 def without_store(play: Play, node: int) -> Play:
     return play.receive(
         agent(node), m.AgentHello(NodeRank(node), f"host{node}", play.locals(node), "")
