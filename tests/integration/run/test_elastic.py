@@ -56,7 +56,7 @@ ELASTIC = """
                 (loss * step.share).backward()
             optimizer.step()
             missing = job.world_size - len(job.members)
-            threading.Event().wait(0.15 if missing else 0.01)
+            threading.Event().wait(0.4 if missing else 0.01)
         if job.step > step:
             print(f"step {int(step)} with {len(job.members)} ranks", flush=True)
     if job.rank == 0:
