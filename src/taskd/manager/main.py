@@ -70,6 +70,7 @@ async def run(config: ManagerConfig) -> int:
                 token_file=config.token_file,
                 tls=config.tls,
                 epoch=term.epoch if term else 0,
+                run=term.lease.run if term else "",
             )
         )
         await bus.start()

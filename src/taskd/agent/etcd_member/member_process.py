@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_MS, ELECTION_MS = 50, 500
 QUOTA_BYTES = 64 * 2**20
 RESTART_S = 0.2
+REPLACED = "replaced"
 OPTIONS = (
     f"--heartbeat-interval={HEARTBEAT_MS}",
     f"--election-timeout={ELECTION_MS}",
@@ -119,6 +120,11 @@ class MemberProcess:
         """It was a member before its keeper was started again."""
         return (self.folder / "data").is_dir()
 
+    @property
+    def was_replaced(self) -> bool:
+        """It was a member, and is none: it can only join again."""
+        return (self.folder / REPLACED).exists()
+
     async def start(self, others: Sequence[str] = ()) -> None:
         """Start it, and start it again with its data whenever it dies."""
         self._others = tuple(others)
@@ -133,6 +139,7 @@ class MemberProcess:
 
     async def stop(self) -> None:
         """End it and forget its data: it can join again as a new member."""
+        (self.folder / REPLACED).touch()
         await self._end()
         shutil.rmtree(self.folder / "data", ignore_errors=True)
 
