@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ HEARTBEAT_MS, ELECTION_MS = 50, 500
 QUOTA_BYTES = 64 * 2**20
 RESTART_S = 0.2
 REPLACED = "replaced"
+PANIC = re.compile(r'panic: |\{"level":"(panic|fatal)"')
 OPTIONS = (
     f"--heartbeat-interval={HEARTBEAT_MS}",
     f"--election-timeout={ELECTION_MS}",
@@ -189,7 +191,9 @@ class MemberProcess:
             lines = self._errors.read_text(errors="replace").splitlines()
         except OSError:
             return ""
-        return next((line[:500] for line in reversed(lines) if '"error"' in line), "")
+        telling = [line for line in lines if PANIC.match(line) or '"error"' in line]
+        panics = [line for line in telling if PANIC.match(line)]
+        return "".join((panics or telling)[-1:])[:500]
 
 
 def _bracketed(host: str) -> str:
