@@ -22,7 +22,7 @@ from taskd.clusterd.records.journal_records import PastRound
 from taskd.manager.clusterd_link.clusterd_channel import ClusterdChannel
 from taskd.manager.settings import ManagerConfig
 from taskd.model.clusterd import FaultReport, Report, Signal
-from taskd.model.codes import RecoverCode
+from taskd.model.codes import NOT_STORED, RecoverCode
 from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import Rank
 from taskd.model.operations import Reply
@@ -208,7 +208,7 @@ class ClusterdClient:
         if status.code in UNKNOWN_JOB:
             await self._join()
             return False
-        return status.code not in BUSY
+        return status.code not in BUSY and not status.info.startswith(NOT_STORED)
 
     # Status
 
