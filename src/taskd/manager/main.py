@@ -17,7 +17,7 @@ from taskd.ascend.mindio_controller import OWN_SIGNALS, MindioController, is_wan
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.config import environ
 from taskd.core.manager import machine
-from taskd.core.manager.states import Ended, Outcome, State
+from taskd.core.manager.states import Ended, Outcome, Repairing, Resuming, State
 from taskd.manager.act import Act
 from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
 from taskd.manager.operation_orders import Operations, Precheck
@@ -281,6 +281,11 @@ class Manager:
             self.because = transition.outcome.because
             self._changed.set()
             self._sense.profiling.stragglers.job_disturbed()
+            state = transition.outcome.state
+            if isinstance(state, Repairing | Resuming) and type(state) is not type(
+                transition.before
+            ):
+                self._sense.repair_begins()
 
     def _commands_done(self, transition: Transition[State, Event, Command]) -> None:
         before, state = transition.before, transition.outcome.state
