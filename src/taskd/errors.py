@@ -44,6 +44,14 @@ class Transient(TaskdError): ...
 class PeerUnreachable(Transient): ...
 
 
+class JobElsewhere(Transient):
+    """This launcher has started a job that already runs. It must start again, and join it."""
+
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        super().__init__(f"the job runs with the etcd at {', '.join(addresses)}")
+        self.addresses = addresses
+
+
 class Permanent(TaskdError): ...
 
 

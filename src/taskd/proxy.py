@@ -101,10 +101,10 @@ class Proxy:
         await self.bus.start()
         self._own = asyncio.create_task(self._read_own())
 
-    async def redirect(self, upstream: str) -> None:
-        """Join another manager from now on."""
+    async def redirect(self, upstream: str, run: str = "") -> None:
+        """Join another manager from now on, and none of another run of the job."""
         self.upstream = upstream
-        await self.bus.redirect(upstream)
+        await self.bus.redirect(upstream, run)
 
     async def _read_own(self) -> None:
         while True:

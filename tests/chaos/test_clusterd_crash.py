@@ -19,6 +19,7 @@ import pytest
 from grpc import aio
 
 from taskd.clusterd.main import ServerConfig
+from taskd.model.codes import NOT_STORED
 from taskd.wire._pb import recover_pb2 as pb
 from tests import ROOT
 from tests.integration.clusterd.client import Client, connected, started
@@ -229,6 +230,7 @@ def test_full_disk_is_reported_and_survived(tmp_path: Path) -> None:
                 pb.ProcessFaultRequest(jobId="job", faultRanks=[pb.FaultRank(rankId="1")]),
             )
             assert refused.code == 599
+            assert refused.info.startswith(NOT_STORED), "the manager reports it again"
             assert "cannot be written" in refused.info
             status = await client.status()
             assert (status.line.state, status.line.incident) == ("Idle", 0)

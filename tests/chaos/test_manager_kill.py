@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -140,6 +141,9 @@ def test_manager_dies_repeatedly_during_repairs(tmp_path: Path) -> None:
 
     assert ended.code == 0, ended.err
     assert weights == undisturbed
+    incidents = re.findall(r"^taskd:   incident .*", ended.err, re.MULTILINE)
+    lost = re.findall(r"rank (\d) \(signal 9", "".join(incidents))
+    assert lost == ["1", "2", "1", "2", "1"], incidents
 
 
 class Server:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -61,6 +62,8 @@ START_S = 300.0
 """Four nodes that start at once, on a machine that does other things, too."""
 STOP_S, CUT_S = (0.2, 4.0), (0.3, 4.5)
 """How long a process is stopped, or a node cut off: shorter and longer than the leader's lease."""
+WITHOUT_FILES = "without its files"
+"""The machine is another one, or its container starts afresh: nothing there knows of the job."""
 KILL_NODE, CUT, KILL, STOP = "kill the node", "cut off", "kill", "stop"
 ANY_TIME = ("taskd.manager", "taskd:zygote", "taskd:rank", "taskd:rank", "taskd:standby")
 WHOLE_ONLY = ("etcd", "taskd:etcd", "taskd:store")
@@ -157,8 +160,8 @@ class Campaign:
         name = random.choice((*ANY_TIME, *WHOLE_ONLY) if whole else ANY_TIME)
         at, began = self.step(), monotonic()
         if kind == KILL_NODE:
-            name = ""
-            self.kill_node(victim)
+            name = random.choice(("", WITHOUT_FILES))
+            self.kill_node(victim, with_files=not name)
         elif kind == CUT:
             name = ""
             self.spaces.cut(victim)
@@ -175,12 +178,14 @@ class Campaign:
         self.record[-1] += f", {took_s:.1f} s{'' if whole else ' while a machine starts'}"
         self.slowest = sorted([*self.slowest, (took_s, self.record[-1])])[-SLOWEST:]
 
-    def kill_node(self, victim: int) -> None:
+    def kill_node(self, victim: int, *, with_files: bool) -> None:
         launcher = self.launchers[victim]
         family = psutil.Process(launcher.popen.pid).children(recursive=True)
         launcher.close()
         _, alive = psutil.wait_procs(family, PATIENCE_S)
         assert not alive, f"left behind: {alive}"
+        if not with_files:
+            shutil.rmtree(launcher.files)
         self.start(victim)
 
     def disturb_process(self, victim: int, name: str, *, kill: bool) -> bool:

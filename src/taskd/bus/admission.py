@@ -9,7 +9,14 @@ from typing import Any
 import grpc
 
 from taskd.bus.job_secrets import JobSecrets
-from taskd.bus.security import JOB_KEY, TOKEN_KEY, check_token, is_certified, names_positions
+from taskd.bus.security import (
+    JOB_KEY,
+    RUN_KEY,
+    TOKEN_KEY,
+    check_token,
+    is_certified,
+    names_positions,
+)
 from taskd.model.ids import Position
 from taskd.runtime.clock import Clock, monotonic
 from taskd.runtime.limits.rate_limit import Buckets, Rate
@@ -33,12 +40,13 @@ class Admission:
         job: str = "",
         secrets: JobSecrets | None = None,
         tls: bool = False,
+        run: str = "",
         max_calls_per_s: int = MAX_CALLS_PER_S,
         clock: Clock = monotonic,
     ) -> None:
         self._job = job
         self._secrets = secrets or JobSecrets("")
-        self._tls = tls
+        self._tls, self._run = tls, run
         self._rate = max_calls_per_s
         self._clock = clock
         self._tokens = float(max_calls_per_s)
@@ -79,13 +87,18 @@ class Admission:
 
     @property
     def _checks(self) -> bool:
-        return self._tls or bool(self._secrets.accepted)
+        return self._tls or bool(self._secrets.accepted) or bool(self._run)
 
     def _problem(self, context: Context, claimed: Position | None) -> Problem:
         accepted = self._secrets.accepted
         problem = _token_problem(_metadata(context), self._job, accepted, claimed)
         if accepted and problem is not None:
             return problem
+        run = _metadata(context).get(RUN_KEY, "")
+        if self._run and run and run != self._run:
+            # Its own manager is elsewhere: see `core.election.Term.run`.
+            text = "wrong run: this server belongs to another run of the job"
+            return grpc.StatusCode.PERMISSION_DENIED, text
         return self._certificate_problem(context, claimed) if self._tls else None
 
     def _certificate_problem(self, context: Context, claimed: Position | None) -> Problem:

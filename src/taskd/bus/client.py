@@ -19,7 +19,7 @@ import grpc
 from taskd.bus import tasknet_client as tasknet_client
 from taskd.bus.job_secrets import JobSecrets
 from taskd.bus.relay_loop import RelayLoop
-from taskd.bus.security import JOB_KEY, TOKEN_KEY, Tls, channel_credentials, make_token
+from taskd.bus.security import JOB_KEY, RUN_KEY, TOKEN_KEY, Tls, channel_credentials, make_token
 from taskd.bus.stream import run_stream
 from taskd.core.bus.delivery import ProtocolError
 from taskd.core.bus.routing import Side
@@ -84,6 +84,7 @@ class UpstreamClient:
         self._relay_loop = relay_loop
         self._config = config
         self._target = config.target
+        self._run = ""
         self._random = random
         self._stub: tasknet_pb2_grpc.TaskNetStub | None = None
         self._calls = count(1)
@@ -99,8 +100,9 @@ class UpstreamClient:
         self._task = asyncio.create_task(self._keep_joined())
         self._task.add_done_callback(_log_end)
 
-    async def redirect(self, target: str) -> None:
+    async def redirect(self, target: str, run: str) -> None:
         """Join another server from now on, at once."""
+        self._run = run
         if target == self._target:
             return
         self._target = target
@@ -123,7 +125,8 @@ class UpstreamClient:
             (CALL_KEY, f"{self._relay_loop.incarnation}/{next(self._calls)}"),
         )
         shown = ((TOKEN_KEY, make_token(token, job, me)),) if token else ()
-        return (*position, *(((JOB_KEY, job),) if job else ()), *shown)
+        run = ((RUN_KEY, self._run),) if self._run else ()
+        return (*position, *(((JOB_KEY, job),) if job else ()), *run, *shown)
 
     async def announce(self, path: Sequence[Position], timeout_s: float) -> None:
         """Announce new downstream positions. Without a connection, the next join announces them."""

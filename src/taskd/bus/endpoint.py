@@ -99,6 +99,8 @@ class BusConfig:
     """Whether children need TLS, too. The children of a proxy connect over the loopback."""
     epoch: int = 0
     """Of the manager's term, in every message that it sends; 0: there is only one manager."""
+    run: str = ""
+    """Of the job: a server with one refuses a child with another one."""
     mtype: str = "default"
     relay: RelayConfig = field(default_factory=RelayConfig)
     max_calls_per_s: int = MAX_CALLS_PER_S
@@ -219,6 +221,7 @@ class Bus:
             job=config.job,
             secrets=job_secrets,
             tls=tls is not None,
+            run=config.run,
             max_calls_per_s=config.max_calls_per_s,
         )
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[AdmitFirst(admission)])
@@ -336,10 +339,13 @@ class Bus:
                 kind = type(received.body).__name__
                 log.warning("%s from %s is ignored: %s", kind, received.src, why)
 
-    async def redirect(self, upstream: str) -> None:
-        """Leave the upstream server, if it is another one, and join this one."""
+    async def redirect(self, upstream: str, run: str = "") -> None:
+        """Leave the upstream server, if it is another one, and join this one.
+
+        `run`: of the job, as this process knows it from now on.
+        """
         if self._upstream is not None:
-            await self._upstream.redirect(str(Address.parse(upstream)))
+            await self._upstream.redirect(str(Address.parse(upstream)), run)
 
     def changes(self) -> Watcher:
         """Changes of connections, after one `Joined` or `PeerJoined` for each that is open."""

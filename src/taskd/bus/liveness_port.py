@@ -10,9 +10,13 @@ means another probe. No answer proves nothing. Used by `agent/node.py` and
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import select
 import socket
 from collections import deque
 from contextlib import suppress
+from typing import Any
 
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
@@ -73,13 +77,12 @@ class LivenessPort:
 async def is_open(address: str, timeout_s: float) -> bool | None:
     """False: it refuses, so no process listens there. None: no answer, which proves nothing."""
     try:
-        async with asyncio.timeout(timeout_s):
-            _, writer = await _connect(address)
+        connection = await _connect(address, timeout_s)
     except ConnectionRefusedError:
         return False
     except (OSError, TimeoutError):
         return None
-    writer.close()
+    connection.close()
     return True
 
 
@@ -92,12 +95,12 @@ async def wait_for_exit(address: str, timeout_s: float) -> bool:
     """Wait as long as the process lives. True: it has ended; False: that cannot be known."""
     for _ in range(TRIES):
         try:
-            async with asyncio.timeout(timeout_s):
-                reader, writer = await _connect(address)
+            connection = await _connect(address, timeout_s)
         except ConnectionRefusedError:
             return True
         except (OSError, TimeoutError):
             return False
+        reader, writer = await asyncio.open_connection(sock=connection)
         try:
             with suppress(OSError):
                 await reader.read()
@@ -107,9 +110,48 @@ async def wait_for_exit(address: str, timeout_s: float) -> bool:
     return False
 
 
-async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    parsed = Address.parse(address)
-    return await asyncio.open_connection(parsed.host, parsed.port)
+async def _connect(address: str, timeout_s: float) -> socket.socket:
+    """Raises TimeoutError only if the kernel has no answer when the time is over: this process may
+    have been too slow to see it."""
+    family, kind, protocol, _, there = await _resolve(Address.parse(address))
+    connection = socket.socket(family, kind, protocol)
+    connection.setblocking(False)
+    try:
+        error = connection.connect_ex(there)
+        if error == errno.EINPROGRESS:
+            await _wait_until_decided(connection, timeout_s)
+            error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _wait_until_decided(connection: socket.socket, timeout_s: float) -> None:
+    loop, decided = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_writer(connection, decided.set)
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await decided.wait()
+    finally:
+        loop.remove_writer(connection)
+    poll = select.poll()
+    poll.register(connection, select.POLLOUT)
+    if not poll.poll(0):
+        raise TimeoutError
+
+
+async def _resolve(address: Address) -> tuple[Any, ...]:
+    kind = socket.SOCK_STREAM
+    try:
+        numeric = socket.AI_NUMERICHOST
+        return socket.getaddrinfo(address.host, address.port, type=kind, flags=numeric)[0]
+    except socket.gaierror:
+        loop = asyncio.get_running_loop()
+        return (await loop.getaddrinfo(address.host, address.port, type=kind))[0]
 
 
 def own_address(peer: Address) -> str:

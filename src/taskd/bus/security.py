@@ -27,7 +27,7 @@ from taskd.model.ids import Position
 
 log = logging.getLogger(__name__)
 
-JOB_KEY, TOKEN_KEY = "taskd-job", "taskd-token"
+JOB_KEY, RUN_KEY, TOKEN_KEY = "taskd-job", "taskd-run", "taskd-token"
 SCHEME = "taskd://"
 BADGE = "badge:"
 """Marks a token that is derived already, for a process that must not know the secret."""

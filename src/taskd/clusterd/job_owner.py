@@ -37,7 +37,7 @@ from taskd.model.clusterd import (
     SendSwitchRanks,
     Signal,
 )
-from taskd.model.codes import RecoverCode
+from taskd.model.codes import NOT_STORED, RecoverCode
 from taskd.model.ids import JobId
 from taskd.model.types import Tick
 from taskd.runtime.clock import Clock
@@ -213,7 +213,7 @@ class JobOwner:
                 )
                 self.history += 1
         except JournalFailed as error:
-            self._refuse(request, str(error), now, again=True)
+            self._refuse(request, f"{NOT_STORED}{error}", now, again=True)
             return False
         except Exception:
             log.exception("job=%s cannot decide on %r", self.job, _event(request))

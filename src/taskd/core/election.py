@@ -136,6 +136,9 @@ class Term:
     """host:port where the nodes reach it."""
     door: str
     """host:port of its liveness port; empty: it has none."""
+    run: str = ""
+    """The same in all terms of one run of the job. A first node that has lost its files begins
+    another run, with an etcd of its own and the same epochs."""
 
 
 @dataclass(frozen=True, slots=True)

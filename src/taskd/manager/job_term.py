@@ -77,9 +77,6 @@ class JobTerm:
             why = f"its machine does not answer at {door}, and it has not joined the new manager"
             emit(NodeSilent(NodeRank(node), why))
 
-    async def past_rounds(self, job: str) -> tuple[PastRound, ...]:
-        return await _past_rounds(self.journal, job)
-
     async def end_job(self, incidents: list[Any]) -> None:
         """`incidents`: all of the job, for the nodes that are still there."""
         self.incidents.keep(incidents)

@@ -17,7 +17,7 @@ from taskd.ascend.mindio_controller import OWN_SIGNALS, MindioController, is_wan
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.config import environ
 from taskd.core.manager import machine
-from taskd.core.manager.states import Ended, Outcome, State
+from taskd.core.manager.states import Ended, Outcome, Repairing, Resuming, State
 from taskd.manager.act import Act
 from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
 from taskd.manager.operation_orders import Operations, Precheck
@@ -34,12 +34,15 @@ from taskd.model.manager import Command, Event, MessageReceived, SignalReceived,
 from taskd.runtime import metrics
 from taskd.runtime.clock import monotonic, wall
 from taskd.runtime.driver import Driver, Transition
+from taskd.runtime.retry import Tries, every
 
 if TYPE_CHECKING:
     from taskd.manager.job_term import JobTerm
 
 log = logging.getLogger(__name__)
 
+HISTORY_S = 1.0
+"""How often clusterd is asked for the incidents of former managers until it answers."""
 NOT_LEADING = 3
 """The exit code of a manager whose term has ended: its supervisor starts the next candidate."""
 
@@ -67,6 +70,7 @@ async def run(config: ManagerConfig) -> int:
                 token_file=config.token_file,
                 tls=config.tls,
                 epoch=term.epoch if term else 0,
+                run=term.lease.run if term else "",
             )
         )
         await bus.start()
@@ -192,6 +196,7 @@ class Manager:
             work += [
                 self._clusterd.listen(take, lambda: inbox.put_nowait(Subscribed())),
                 self._clusterd.deliver(),
+                self._learn_past_rounds(self._clusterd),
                 self._clusterd.follow_switch(profiling.set_parts),
                 status.publish(
                     self._clusterd,
@@ -207,6 +212,18 @@ class Manager:
         if self._config.metrics:
             work.append(self._serve_metrics())
         return work
+
+    async def _learn_past_rounds(self, clusterd: ClusterdClient) -> None:
+        """Those of former managers, before clusterd forgets them."""
+        async for _ in Tries(every(HISTORY_S)):
+            if await self._take_past_rounds(clusterd):
+                break
+        await asyncio.Event().wait()
+
+    async def _take_past_rounds(self, clusterd: ClusterdClient) -> bool:
+        if (rounds := await clusterd.past_rounds()) is not None:
+            self._summary.complete(rounds, self.state)
+        return rounds is not None
 
     async def _serve_metrics(self) -> None:
         job_metrics = JobMetrics(self._config, self._snapshot)
@@ -264,6 +281,11 @@ class Manager:
             self.because = transition.outcome.because
             self._changed.set()
             self._sense.profiling.stragglers.job_disturbed()
+            state = transition.outcome.state
+            if isinstance(state, Repairing | Resuming) and type(state) is not type(
+                transition.before
+            ):
+                self._sense.repair_begins()
 
     def _commands_done(self, transition: Transition[State, Event, Command]) -> None:
         before, state = transition.before, transition.outcome.state
@@ -279,8 +301,8 @@ class Manager:
                 self._term.incidents.keep(self._summary.incidents(state))
 
     async def _report_end(self, ended: Ended) -> None:
-        if self._term is not None:
-            self._summary.rounds = await self._term.past_rounds(self._config.job_id)
+        if self._clusterd is not None:
+            await self._take_past_rounds(self._clusterd)
         self._summary.write(ended)
         if self._spans is not None:
             await asyncio.to_thread(self._spans.flush)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from math import inf
 from typing import Any, assert_never
 
@@ -59,6 +60,9 @@ class HeartbeatMonitor:
         self._waits, self._beats = watchdog.State(), silence.State()
         self._timer: asyncio.TimerHandle | None = None
         self._probes: dict[NodeRank, set[asyncio.Task[None]]] = {}
+
+    def repair_begins(self) -> None:
+        self._waits = replace(self._waits, repaired_at=monotonic())
 
     def handle(self, beat: NodeHeartbeat) -> None:
         self._step(BeatReceived(beat.node))

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from taskd.bus.endpoint import Bus, PeerJoined, PeerLeft
 from taskd.core.manager import message_check
-from taskd.core.manager.watch import silent_nodes
 from taskd.manager.node_liveness import HeartbeatMonitor, NodeProbes
 from taskd.manager.operation_orders import Operations
 from taskd.manager.profiling_control import ProfilingControl, StragglerMonitor
@@ -49,13 +48,18 @@ class Sense:
             bus, config.profiling_switch, StragglerMonitor(config.stragglers)
         )
         silence, job = config.silence, config.job
-        if job.nodes == 1 and not job.rescheduling:
-            silence = silent_nodes.for_only_node(silence, job.node_timeout_s)
+        # A cluster can replace the only node.
+        is_replaceable = job.nodes == 1 and job.rescheduling
+        alone_s = silence.stalled_s if is_replaceable else job.node_timeout_s
+        silence = replace(silence, alone_s=alone_s)
         self._heartbeats = HeartbeatMonitor(bus, self.inbox.put_nowait, config.liveness, silence)
         self.on_heartbeat: Callable[[], None] = lambda: None
         self.operations: Operations | None = None
         """Set by the manager if there is a clusterd that can request operations."""
         self._probes = NodeProbes(self.inbox.put_nowait)
+
+    def repair_begins(self) -> None:
+        self._heartbeats.repair_begins()
 
     async def receive(self) -> None:
         while True:

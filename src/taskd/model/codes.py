@@ -93,6 +93,10 @@ class RecoverCode(_Described):
     ServerInnerError = 599, "Internal server error; see the server's log."
 
 
+NOT_STORED = "the decision could not be stored, and was not made: "
+"""Begins the info of a `ServerInnerError` after which the same call may succeed later."""
+
+
 class TraceCode(_Described):
     """The codes of TrainingDataTrace's answers."""
 

@@ -14,8 +14,9 @@ from taskd.model.ids import NodeRank
 from taskd.model.manager import Event, NodeGone
 from taskd.model.messages import AgentHello
 from taskd.runtime.address import Address, free_port
+from taskd.runtime.clock import monotonic
 
-PATIENCE_S = 20.0
+PATIENCE_S, TIMEOUT_S = 20.0, 0.1
 NODE = NodeRank(1)
 PROGRAM = """
 import asyncio
@@ -142,3 +143,19 @@ def test_process_that_ends_with_an_open_connection_logs_no_error() -> None:
     with socket.create_connection((address.host, address.port)):
         _, errors = process.communicate(timeout=PATIENCE_S)
     assert errors == ""
+
+
+def test_answer_counts_although_this_process_sees_it_too_late() -> None:
+    """A manager that begins to lead is busy: nodes that answer must not count as silent."""
+
+    async def look(address: str) -> bool | None:
+        looking = asyncio.create_task(liveness_port.is_open(address, TIMEOUT_S))
+        await asyncio.sleep(0)  # it has begun to connect
+        until = monotonic() + 2 * TIMEOUT_S
+        while monotonic() < until:
+            pass
+        return await looking
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert asyncio.run(look(f"127.0.0.1:{server.getsockname()[1]}")) is True
+    assert asyncio.run(look(f"127.0.0.1:{free_port()}")) is False

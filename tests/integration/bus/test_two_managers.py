@@ -9,6 +9,9 @@ import pytest
 from taskd.bus.endpoint import Bus, BusConfig
 from taskd.model.ids import Incident, agent, manager
 from taskd.model.messages import EndJob, Park, RestartsLeft
+from taskd.runtime.address import free_port
+from taskd.runtime.clock import monotonic
+from taskd.runtime.retry import Tries, every
 from tests.integration.bus.bus_nodes import PATIENCE_S, next_of
 
 JOB = {"job": "job-1", "token": "s3cret"}
@@ -55,3 +58,29 @@ def test_node_moves_to_the_next_manager_and_obeys_it_alone(
     asyncio.run(scenario())
     assert "EndJob from" in caplog.text
     assert "epoch 1 is over, and epoch 2 has begun" in caplog.text
+
+
+def test_manager_of_another_run_of_the_job_gets_no_node_that_knows_its_own() -> None:
+    """A first node that has lost its files starts the job again, at the same address."""
+
+    async def scenario() -> None:
+        other = Bus(BusConfig(me=manager(), listen="127.0.0.1:0", epoch=1, run="b", **JOB))  # type: ignore[arg-type]
+        await other.start()
+        at = f"127.0.0.1:{other.port}"
+        node = Bus(BusConfig(me=agent(0), upstream=f"127.0.0.1:{free_port()}", **JOB))  # type: ignore[arg-type]
+        await node.start()
+        await node.redirect(at, "a")
+        fresh = Bus(BusConfig(me=agent(1), upstream=at, **JOB))  # type: ignore[arg-type]
+        await fresh.start()
+        try:
+            assert await fresh.join(PATIENCE_S)
+            async for _ in Tries(every(0.05), deadline=monotonic() + PATIENCE_S):
+                if "another run" in node.disconnect_reason:
+                    break
+            assert "another run of the job" in node.disconnect_reason
+            assert other.below() == (agent(1),)
+        finally:
+            for bus in (node, fresh, other):
+                await bus.close()
+
+    asyncio.run(scenario())

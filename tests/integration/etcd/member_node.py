@@ -27,16 +27,23 @@ from taskd.runtime.address import Address
 from taskd.runtime.clock import monotonic
 
 TOKEN = "the job's secret"
+PREFIX = "/job"
 
 
 class MemberNode:
     """One such process, with everything that it has printed so far."""
 
     def __init__(
-        self, seed: str, order: int, token: str = TOKEN, under: Sequence[str] = ()
+        self,
+        seed: str,
+        order: int,
+        token: str = TOKEN,
+        under: Sequence[str] = (),
+        member: str = "",
     ) -> None:
+        """`member`: one that it knows, of a cluster that it has been in."""
         self.name = f"node{order}"
-        words = [self.name, str(order), "join" if order else "first", seed, token]
+        words = [self.name, str(order), seed, token, member]
         self.popen = subprocess.Popen(
             [*under, sys.executable, "-m", __name__, *words], stdout=subprocess.PIPE, text=True
         )
@@ -122,7 +129,7 @@ def _facts(keeper: MemberKeeper) -> dict[str, Any]:
 
 
 def main(words: Sequence[str]) -> None:
-    name, order, first, seed, token = words
+    name, order, seed, token, member = words
     binary = find(EtcdMemberSettings(), encrypted=bool(token))
     assert isinstance(binary, EtcdBinary), binary
     with run_folders() as (run_dir, shared):
@@ -134,10 +141,13 @@ def main(words: Sequence[str]) -> None:
             job="job",
             name=name,
             order=int(order),
-            first=first == "first",
-            seeds=(address,),
+            first=order == "0" and not member,
+            home=address,
+            at_home=order == "0",
+            seeds=(Address.parse(member or seed),),
             folder=folder,
             certificate=issue(token, "job", hosts, folder) if token else None,
+            prefix=PREFIX,
         )
         asyncio.run(serve(plan))
 

@@ -14,9 +14,11 @@ from taskd.agent.etcd_member import etcd_binary, job_authority
 from taskd.agent.etcd_member.etcd_binary import EtcdMemberSettings, NoEtcd
 from taskd.clusterd.etcd.etcd_client import EtcdClient, put
 from taskd.clusterd.etcd.etcd_errors import EtcdUnanswered
+from taskd.clusterd.etcd.job_terms import JobTerms
 from taskd.runtime.address import free_port
+from taskd.runtime.retry import Tries, every
 from tests.integration.etcd.etcd_server import binary
-from tests.integration.etcd.member_node import TOKEN, MemberNode, cluster
+from tests.integration.etcd.member_node import PREFIX, TOKEN, MemberNode, cluster
 from tests.integration.etcd.test_etcd_client import ready
 
 pytestmark = pytest.mark.timeout(120)
@@ -82,6 +84,44 @@ def test_two_members_wait_for_a_stopped_one_and_continue_without_a_dead_one(seed
         second.wait_for_voters(1)
         client = EtcdClient([second.facts["client"]], second.settings, call_s=2.0)
         assert asyncio.run(read(client, "x")) == [b"1"]
+
+
+def test_first_node_without_its_files_learns_where_the_job_runs(seed: str) -> None:
+    async def elsewhere(node: MemberNode) -> tuple[str, ...]:
+        client = EtcdClient([seed], node.settings, call_s=2.0)
+        try:
+            await ready(client)
+            terms = JobTerms(client, PREFIX)
+            async for _ in Tries(every(0.1)):
+                if found := await terms.elsewhere():
+                    return found
+        finally:
+            await client.close()
+        raise AssertionError
+
+    with cluster(seed, 3) as nodes:
+        nodes[0].kill()
+        nodes[1].wait_for_voters(1, 2)
+        nodes.append(MemberNode(seed, 0))
+        nodes[3].wait_for_voters(0)  # it cannot know that the job runs
+        found = asyncio.run(elsewhere(nodes[3]))
+        assert set(found) == {nodes[1].facts["client"], nodes[2].facts["client"]}
+
+
+def test_address_of_the_first_node_leads_to_the_members_on_other_nodes(seed: str) -> None:
+    with cluster(seed, 3) as nodes:
+        nodes.append(MemberNode(seed, 3))
+        nodes[3].wait(lambda node: node.facts.get("joined"))
+        nodes[0].kill()
+        nodes[1].wait_for_voters(1, 2, 3)
+        again = MemberNode(seed, 0, member=nodes[1].facts["client"])
+        nodes.append(again)
+        again.wait_for_voters(1, 2, 3)  # it is none of them
+        client = EtcdClient([seed], again.settings, call_s=2.0)
+        asyncio.run(write(client, "x", b"1"))
+        fresh = MemberNode(seed, 4)
+        nodes.append(fresh)
+        fresh.wait(lambda node: node.facts.get("joined"))
 
 
 def test_certificate_of_another_job_is_refused(seed: str, tmp_path: Path) -> None:

@@ -10,16 +10,25 @@ from taskd.manager.clusterd_link import clusterd_client
 from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
 from taskd.manager.settings import ManagerConfig
 from taskd.model.clusterd import StopReport
-from taskd.model.codes import RecoverCode
+from taskd.model.codes import NOT_STORED, RecoverCode
+from taskd.wire._pb import recover_pb2 as pb
 from tests.integration.ascend.recover_server import Running
 
+NOT_NOW = [
+    RecoverCode.EventQueueBusy,
+    pb.Status(code=RecoverCode.ServerInnerError, info=f"{NOT_STORED}etcd did not answer"),
+]
 
-def test_report_is_kept_until_clusterd_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.mark.parametrize("answer", NOT_NOW, ids=["busy", "not stored"])
+def test_report_is_kept_until_clusterd_takes_it(
+    answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(clusterd_client, "FIRST_BACKOFF_S", 0.001)
     monkeypatch.setattr(clusterd_client, "MAX_BACKOFF_S", 0.002)
     refusals = 40
     server = Running()
-    server.clusterd.answers["ReportStopComplete"] = [RecoverCode.EventQueueBusy] * refusals
+    server.clusterd.answers["ReportStopComplete"] = [answer] * refusals
 
     async def report() -> None:
         client = ClusterdClient(server.address, ManagerConfig(job_id="job-1"))

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from taskd.clusterd.records.journal_records import PastRound
 from taskd.core.manager import machine
 from taskd.core.manager.states import Ended, Job, Training
 from taskd.manager.reports.job_status import SUMMARY, SummaryFile
 from taskd.manager.settings import ManagerConfig
-from taskd.model.ids import Incident
+from taskd.model.faults import Fault
+from taskd.model.ids import Incident, Rank
 from taskd.model.manager import IncidentRecord
 
 
@@ -48,3 +50,27 @@ def test_damaged_summary_is_left_out(tmp_path: Path, text: str) -> None:
     (tmp_path / SUMMARY).write_text(text)
     SummaryFile(ManagerConfig(job_id="mine", state_dir=tmp_path)).write(Training(job_with(2)))
     assert shown(tmp_path) == [2]
+
+
+def past(incident: int) -> PastRound:
+    return PastRound(incident, 0.0, 1.0, "recover", "done", (Fault(Rank(1), evidence="signal 9"),))
+
+
+def test_incident_that_its_manager_could_not_write_is_taken_from_clusterd(tmp_path: Path) -> None:
+    config = ManagerConfig(job_id="mine", state_dir=tmp_path)
+    SummaryFile(config).complete([], Training(job_with()))
+    killed = SummaryFile(config)
+    killed.complete([past(1)], Training(job_with()))
+    last = SummaryFile(config)
+    last.complete([past(2), past(1)], Training(job_with()))
+    last.write(Ended(job_with(3), 0, "all ranks have finished"))
+    assert shown(tmp_path) == [1, 2, 3]
+
+
+def test_incidents_of_an_earlier_run_that_clusterd_knows_are_left_out(tmp_path: Path) -> None:
+    config = ManagerConfig(job_id="mine", state_dir=tmp_path)
+    SummaryFile(config).complete([past(7)], Training(job_with()))
+    last = SummaryFile(config)
+    last.complete([past(8), past(7)], Training(job_with()))
+    last.write(Ended(job_with(9), 0, "all ranks have finished"))
+    assert shown(tmp_path) == [8, 9]

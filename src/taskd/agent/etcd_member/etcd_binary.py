@@ -28,8 +28,8 @@ class EtcdMemberSettings:
     """Where its data is kept while the job runs; empty: in shared memory (125 MiB)."""
 
     join: str = ""
-    """host:port of a member of the job's etcd: for a node 0 whose machine was lost, started again
-    while the job runs on the other nodes."""
+    """host:port of a member of the job's etcd: for a new machine that joins the running job while
+    node 0 is gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
+import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 
 from taskd.agent.etcd_member.etcd_binary import EtcdBinary
+from taskd.agent.etcd_member.home_address import forwarder, tell_first_node
 from taskd.agent.etcd_member.job_authority import Certificate
 from taskd.agent.etcd_member.member_keeper import KeeperConfig, MemberKeeper
 from taskd.agent.etcd_member.member_process import MemberPlan, MemberProcess
@@ -23,6 +24,8 @@ from taskd.runtime.address import Address, free_port
 from taskd.runtime.files.private_files import write_private
 from taskd.wire.json_reading import loads
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobEtcdPlan:
@@ -33,13 +36,19 @@ class JobEtcdPlan:
     order: int
     """Nodes with lower numbers are preferred as members."""
     first: bool
-    """This node starts the cluster, and listens at its first seed."""
+    """This node starts the cluster, unless it has already been a member and was replaced."""
+    home: Address
+    """Where every node looks for the job's etcd at first."""
+    at_home: bool
+    """That address is this node's."""
     seeds: tuple[Address, ...]
-    """Where clients reach the first members."""
+    """Where other nodes reach the first members."""
     folder: Path
     """For etcd's data. Removed at the end."""
     certificate: Certificate | None
     """None: without encryption, as the whole job."""
+    prefix: str
+    """Of the keys that say who leads the job (`job_terms.py`)."""
     keeper: KeeperConfig = field(default_factory=KeeperConfig)
 
 
@@ -51,55 +60,67 @@ async def job_etcd(plan: JobEtcdPlan, say: Callable[[str], None]) -> AsyncIterat
         host = own_address(seed)
     except OSError as error:
         raise SettingsError([f"{seed.host} cannot be reached: {error}"]) from error
-    if plan.first and _is_taken(own := Address(host, seed.port)):
-        remedy = "Choose another --manager-port (etcd's is two higher)"
-        raise SettingsError([f"etcd cannot listen on {own}: {own.why_not()}. {remedy}"])
     port = await LivenessPort.open(str(seed))
     if port is None:
         raise SettingsError([f"this machine has no route to {seed.host}"])
     certificate = plan.certificate
-    member = _member(plan, host, seed.port)
+    settings = EtcdSettings() if certificate is None else certificate.client_settings()
+    process = MemberProcess(_member(plan, host), plan.folder)
+    member, first = process.plan, plan.first and not process.was_replaced
     keeper = MemberKeeper(
         me=Registered(member.name, plan.order, member.peer_url, member.client, port.address),
-        process=MemberProcess(member, plan.folder),
-        first=plan.first,
-        seeds=(member.client if plan.first else str(seed), *map(str, plan.seeds[1:])),
-        settings=EtcdSettings() if certificate is None else certificate.client_settings(),
+        process=process,
+        first=first,
+        seeds=(member.client if first else str(seed), *map(str, plan.seeds[1:])),
+        settings=settings,
         config=plan.keeper,
         say=say,
     )
-    running = asyncio.create_task(keeper.run(), name="members of etcd")
-    try:
+    async with AsyncExitStack() as stack:
+        stack.callback(port.close)
+        if plan.at_home:
+            await _forward(plan, Address(host, plan.home.port), keeper, stack)
+        stack.push_async_callback(keeper.close)
+        stack.push_async_callback(keeper.leave)
+        for work in (
+            keeper.run(),
+            tell_first_node(plan.home, settings, plan.prefix, lambda: keeper.leads),
+        ):
+            stack.push_async_callback(_end, asyncio.create_task(work))
         yield keeper
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await keeper.leave()
-        await keeper.close()
-        port.close()
 
 
-def _member(plan: JobEtcdPlan, host: str, first_port: int) -> MemberPlan:
+async def _forward(
+    plan: JobEtcdPlan, at: Address, keeper: MemberKeeper, stack: AsyncExitStack
+) -> None:
+    try:
+        home = str(at), str(plan.home)
+        await stack.enter_async_context(
+            forwarder(at, lambda: tuple(one for one in keeper.addresses if one not in home))
+        )
+    except OSError as error:
+        remedy = "Choose another --manager-port (etcd's is two higher)"
+        problem = f"etcd cannot listen on {at}: {error.strerror}. {remedy}"
+        if plan.first:
+            raise SettingsError([problem]) from error
+        log.warning("%s: new nodes may not find the job", problem)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _member(plan: JobEtcdPlan, host: str) -> MemberPlan:
     """The same as before if this process was started again: the data belongs to that member."""
     path = plan.folder / "identity.json"
     if not path.exists():
         identity = {
             "name": f"{plan.name}-{token_hex(4)}",
-            "client_port": first_port if plan.first else free_port(),
+            "client_port": free_port(),
             "peer_port": free_port(),
             "cluster_token": f"{plan.job}-{token_hex(8)}",
         }
         write_private(path, json.dumps(identity))
     saved = loads(path.read_text())
     return MemberPlan(binary=plan.binary, host=host, certificate=plan.certificate, **saved)
-
-
-def _is_taken(address: Address) -> bool:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((address.host, address.port))
-        except OSError:
-            return True
-    return False

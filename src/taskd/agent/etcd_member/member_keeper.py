@@ -81,6 +81,8 @@ class MemberKeeper:
     _changed: float = field(default_factory=monotonic)
     """When this node last took part in a change of the members."""
     _running: bool = False
+    _cluster: int = 0
+    """The id of the cluster that our member leads; 0: it does not lead."""
     _waiting: str = ""
     _refused: str = ""
     _turned: asyncio.Event = field(default_factory=asyncio.Event)
@@ -101,6 +103,11 @@ class MemberKeeper:
     @property
     def members(self) -> tuple[Member, ...]:
         return self._members
+
+    @property
+    def leads(self) -> tuple[int, tuple[str, ...]]:
+        """The id of the cluster that our member leads, or 0, and where its members are."""
+        return self._cluster, self.addresses
 
     @property
     def waits_because(self) -> str:
@@ -176,7 +183,7 @@ class MemberKeeper:
     # A node with a member
 
     async def _as_member(self) -> None:
-        own = self._client(self.me.client)
+        own, self._cluster = self._client(self.me.client), 0
         try:
             status = await own.status()
         except FAILED:
@@ -213,6 +220,7 @@ class MemberKeeper:
         await self._prove()
         if status.leader != status.member:
             return
+        self._cluster = status.cluster
         seen = await asyncio.gather(*(self._look(one, status.member) for one in self._members))
         change = etcd_members.change(seen, await self._candidates(own))
         if not isinstance(change, Enough):

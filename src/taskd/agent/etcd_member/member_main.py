@@ -21,6 +21,8 @@ from taskd.agent.etcd_member.job_authority import Certificate
 from taskd.agent.etcd_member.job_etcd import JobEtcdPlan, job_etcd
 from taskd.agent.etcd_member.running_job import RunningJob
 from taskd.agent.process_lifetime import name_process
+from taskd.clusterd.etcd.job_terms import job_prefix
+from taskd.config import environ
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
 from taskd.wire.json_reading import loads
@@ -34,6 +36,8 @@ class MemberTask:
     name: str
     order: int
     first: bool
+    home: str
+    at_home: bool
     seeds: tuple[str, ...]
     folder: str
     certificate: tuple[str, str, str] | None
@@ -56,9 +60,12 @@ class MemberTask:
             name=self.name,
             order=self.order,
             first=self.first,
+            home=Address.parse(self.home),
+            at_home=self.at_home,
             seeds=tuple(map(Address.parse, dict.fromkeys((*self.seeds, *known)))),
             folder=Path(self.folder),
             certificate=Certificate(*self.certificate) if self.certificate else None,
+            prefix=job_prefix(self.job, environ.get("TASKD_TOKEN", "")),
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 HEARTBEAT_MS, ELECTION_MS = 50, 500
 QUOTA_BYTES = 64 * 2**20
 RESTART_S = 0.2
+REPLACED = "replaced"
+PANIC = re.compile(r'panic: |\{"level":"(panic|fatal)"')
 OPTIONS = (
     f"--heartbeat-interval={HEARTBEAT_MS}",
     f"--election-timeout={ELECTION_MS}",
@@ -119,6 +122,11 @@ class MemberProcess:
         """It was a member before its keeper was started again."""
         return (self.folder / "data").is_dir()
 
+    @property
+    def was_replaced(self) -> bool:
+        """It was a member, and is none: it can only join again."""
+        return (self.folder / REPLACED).exists()
+
     async def start(self, others: Sequence[str] = ()) -> None:
         """Start it, and start it again with its data whenever it dies."""
         self._others = tuple(others)
@@ -133,6 +141,7 @@ class MemberProcess:
 
     async def stop(self) -> None:
         """End it and forget its data: it can join again as a new member."""
+        (self.folder / REPLACED).touch()
         await self._end()
         shutil.rmtree(self.folder / "data", ignore_errors=True)
 
@@ -182,7 +191,9 @@ class MemberProcess:
             lines = self._errors.read_text(errors="replace").splitlines()
         except OSError:
             return ""
-        return next((line[:500] for line in reversed(lines) if '"error"' in line), "")
+        telling = [line for line in lines if PANIC.match(line) or '"error"' in line]
+        panics = [line for line in telling if PANIC.match(line)]
+        return "".join((panics or telling)[-1:])[:500]
 
 
 def _bracketed(host: str) -> str:

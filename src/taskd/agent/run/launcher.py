@@ -22,7 +22,7 @@ from taskd.agent.run.summary import Summary, hint, read_incidents
 from taskd.agent.worker_output import WorkerOutput
 from taskd.config import environ
 from taskd.core.agent.machine import Done, State
-from taskd.errors import TaskdError
+from taskd.errors import JobElsewhere, TaskdError
 from taskd.model.agent import Event
 from taskd.proxy import Proxy, ProxyConfig
 from taskd.runtime.clock import wall
@@ -84,10 +84,13 @@ class _Launcher:
                 observer(event, before, after)
 
         node = NodeRun(plan, self.started.resources, self.output, proxy, observe)
-        done = None
+        done, leaves = None, False
         try:
             done = await self._train(node)
             trouble = proxy.bus.disconnect_reason
+        except JobElsewhere:
+            leaves = True
+            raise
         finally:
             await proxy.close()
             if self._checkpoints is not None:
@@ -95,7 +98,8 @@ class _Launcher:
             if self.started.supervisor is not None:
                 # The manager exits once every node has left, and ours has just left.
                 follower = self._follower
-                leads = not self.terminated and (follower is None or follower.leads)
+                leaves = leaves or self.terminated
+                leads = not leaves and (follower is None or follower.leads)
                 await self.started.supervisor.stop(self._manager_exit_s if leads else 0.0)
             if self.started.member is not None:
                 await self.started.member.stop(0.0)

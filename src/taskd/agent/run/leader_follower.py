@@ -49,22 +49,25 @@ class LeaderFollower:
         return f"--etcd={','.join(addresses)}", f"--newest-epoch={epoch}"
 
     async def run(self) -> None:
-        """Never returns. Raises SettingsError if etcd cannot be used."""
+        """Never returns. Raises SettingsError if etcd cannot be used, JobElsewhere if the job
+        already runs with another one."""
         plan = self.node.plan
         client = self._client = EtcdClient(self.access.addresses, self.access.settings)
-        changed, news = asyncio.Event(), asyncio.Event()
+        changed, news, moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         try:
             await check_version(client)
             terms = JobTerms(client, job_prefix(plan.job, plan.token))
             watching = (
                 asyncio.create_task(terms.follow(changed)),
                 asyncio.create_task(terms.follow(news, terms.summary_key)),
+                asyncio.create_task(terms.follow(moved, terms.elsewhere_key)),
             )
             try:
                 await asyncio.gather(
                     self._register(terms),
                     self._follow(terms, changed),
                     self._follow_incidents(terms, news),
+                    self._look_elsewhere(terms, moved),
                 )
             finally:
                 for task in watching:
@@ -112,9 +115,19 @@ class LeaderFollower:
                 await asyncio.sleep(RETRY_S)
                 news.set()
 
+    async def _look_elsewhere(self, terms: JobTerms, moved: asyncio.Event) -> None:
+        while True:
+            await moved.wait()
+            moved.clear()
+            try:
+                await terms.look_elsewhere(self.node.plan.nodes)
+            except StoreUnreachable:
+                await asyncio.sleep(RETRY_S)
+                moved.set()
+
     async def _join(self, term: Term) -> None:
         self.term = term
         await self.node.opened.wait()
         self.node.bus.fence.admits(term.epoch)
-        await self.node.proxy.redirect(term.manager)
+        await self.node.proxy.redirect(term.manager, term.run)
         self.on_change(term)

@@ -48,7 +48,7 @@ class OwnEtcd:
 
 
 def seed_of(plan: Plan) -> Address:
-    """Where clients reach the member of the first node."""
+    """Where every node looks for the job's etcd at first."""
     return Address(plan.master_addr, (plan.manager_port or MANAGER_PORT) + PORT_OFFSET)
 
 
@@ -61,12 +61,12 @@ def start(
     binary = etcd_binary.find(settings, encrypted=bool(plan.token))
     if first and isinstance(binary, NoEtcd):
         raise SettingsError([f"--etcd own: {binary}. Without etcd, {COST}"])
-    seed = seed_of(plan)
+    seed, at_home = seed_of(plan), first
     known = tuple(one for one in (settings.join, *RunningJob.of(plan.job).addresses()) if one)
     if not known and not first and not plan.witness and not _is_used(plan):
         return None
     folder = make_folder(settings.folder, shared, run_dir)
-    certificate = _certificate(plan, seed, folder, first)
+    certificate = _certificate(plan, seed, folder)
     access = _access(certificate, (str(seed),))
     prefix = job_prefix(plan.job, plan.token)
     if known:
@@ -87,6 +87,8 @@ def start(
         name="witness" if plan.witness else f"node{plan.node}",
         order=plan.node,
         first=first,
+        home=str(seed),
+        at_home=at_home,
         seeds=access.addresses,
         folder=str(folder),
         certificate=None if certificate is None else certificate.files,
@@ -98,13 +100,12 @@ def start(
     return OwnEtcd(access, member)
 
 
-def _certificate(
-    plan: Plan, seed: Address, folder: Path, first: bool
-) -> job_authority.Certificate | None:
+def _certificate(plan: Plan, seed: Address, folder: Path) -> job_authority.Certificate | None:
     if not plan.token:
         return None
     try:
-        hosts = [own_address(seed), *([plan.master_addr] if first else [])]
+        # A connection to the first node may be forwarded to the member of any node.
+        hosts = [own_address(seed), plan.master_addr]
         return job_authority.issue(plan.token, plan.job, hosts, folder)
     except OSError as error:
         raise SettingsError([f"{seed.host} cannot be reached: {error}"]) from error

@@ -78,8 +78,7 @@ class Plan:
     """Empty: embedded in the manager."""
     etcd: str = ""
     """HOST:PORT,…: where the job's state is kept, so that any node can lead it. `own`: in an etcd
-    that the job starts. Empty: the same if there is one on node 0, otherwise node 0 leads, and
-    must not be lost. `none`: node 0 leads."""
+    that the job starts. Empty: node 0 leads, and must not be lost."""
     witness: bool = False
     """Only a member of the job's etcd, without ranks."""
     strategies: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ from taskd.agent.run.plan import Plan
 from taskd.agent.run.supervisor import Supervisor
 from taskd.agent.worker_environment import base_environment
 from taskd.config import environ
-from taskd.errors import SettingsError
+from taskd.errors import JobElsewhere, SettingsError
 from taskd.runtime.address import Address, free_port
 
 if TYPE_CHECKING:
@@ -47,14 +47,21 @@ normalized = arguments.normalized
 def run(args: argparse.Namespace) -> int:
     chosen = plan.read(args)
     _set_up_log()
-    # Until the event loop handles it: leave by an exception, so that the folders are removed.
-    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-    with run_folders() as folders:
-        if chosen.witness:
-            from taskd.agent.run.witness import witness
+    while True:
+        # Until the event loop handles it: leave by an exception, so that the folders are removed.
+        signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+        with run_folders() as folders:
+            try:
+                if chosen.witness:
+                    from taskd.agent.run.witness import witness
 
-            return witness(chosen, folders, say)
-        return _launch(chosen, folders)
+                    return witness(chosen, folders, say)
+                return _launch(chosen, folders)
+            except JobElsewhere as found:
+                from taskd.agent.etcd_member.running_job import RunningJob
+
+                say(f"{found}: this node joins it")
+                RunningJob.of(chosen.job).save(found.addresses)
 
 
 def _claim(chosen: Plan) -> Claim:
@@ -135,6 +142,8 @@ def _launch(chosen: Plan, folders: tuple[str, str]) -> int:
     finally:
         if supervisor is not None:
             supervisor.kill()
+        if listener is not None:
+            listener.close()
         claim.close()
 
 

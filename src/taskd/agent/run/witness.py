@@ -65,6 +65,7 @@ async def _until_over(
                 keeping.result()
             try:
                 seen = await terms.look()
+                await terms.look_elsewhere(plan.nodes)
                 answered = monotonic()
                 seen_a_leader = seen_a_leader or seen.term is not None
                 if seen_a_leader and seen.term is None and seen.ended == seen.epoch:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from secrets import token_hex
 
 from taskd.bus import liveness_port
 from taskd.clusterd.etcd.etcd_client import EtcdClient, delete, has_value, is_at, is_missing, put
@@ -54,6 +55,11 @@ class JobLease:
     @property
     def held(self) -> bool:
         return self._tenure.holds(self._clock())
+
+    @property
+    def run(self) -> str:
+        """Of the term that this process leads."""
+        return self._me.run
 
     @property
     def is_ours(self) -> Callable[[], pb.Compare]:
@@ -102,8 +108,8 @@ class JobLease:
 
     async def _claim(self, epoch: int) -> bool:
         sent_at = self._clock()
-        self._me = replace(self._me, epoch=epoch)
         terms = self._terms
+        self._me = replace(self._me, epoch=epoch, run=terms.run or token_hex(8))
         try:
             self._lease, length_s = await self._client.grant(LENGTH_S)
             conditions = [
@@ -113,6 +119,7 @@ class JobLease:
             writes = [
                 put(terms.leader_key, value_of(self._me), self._lease),
                 put(terms.epoch_key, str(epoch).encode()),
+                put(terms.run_key, self._me.run.encode()),
             ]
             if (await self._client.transact(conditions, writes)).succeeded:
                 self._tenure.begin(epoch, sent_at, length_s)
@@ -152,7 +159,7 @@ class JobLease:
     async def end_job(self) -> None:
         """The job is over: no candidate takes over, and the next job of this name starts fresh."""
         terms = self._terms
-        stale = [terms.summary_key, *map(terms.node_key, await terms.doors())]
+        stale = [terms.summary_key, terms.run_key, *map(terms.node_key, await terms.doors())]
         await self._change(put(terms.ended_key, str(self._me.epoch).encode()))
         for key in stale:
             await self._change(delete(key))

@@ -4,10 +4,12 @@ Under the job's prefix:
 
     leader      the current term; etcd removes it when the leader's lease ends
     epoch       the number of the newest term
+    run         identifies this run of the job; removed at its end
     ended       the epoch in which the job has ended
     nodes/N     the liveness port of each node's agent, written once when the node starts
     summary     the incidents so far, for the next leader and for the end of `taskd run`
     jobs/…      the record of the embedded clusterd (`etcd_records.py`)
+    elsewhere   where the job runs, if not with this etcd (`agent/etcd_member/home_address.py`)
 
 While nothing fails only the leader's renewals reach etcd, however many nodes the job has.
 """
@@ -29,6 +31,7 @@ from taskd.clusterd.etcd.etcd_errors import EtcdBusy, EtcdRefused, EtcdUnanswere
 from taskd.clusterd.records.packed_text import unpack
 from taskd.core.election import Term, TermsSeen
 from taskd.core.record import StoreUnreachable
+from taskd.errors import JobElsewhere
 from taskd.wire.json_reading import loads
 
 log = logging.getLogger(__name__)
@@ -50,20 +53,25 @@ class JobTerms:
         self.leader_key = f"{prefix}/leader"
         self.epoch_key = f"{prefix}/epoch"
         self.ended_key = f"{prefix}/ended"
+        self.run_key = f"{prefix}/run"
         self.summary_key = f"{prefix}/summary"
+        self.elsewhere_key = f"{prefix}/elsewhere"
         self.lease = 0
         """etcd's lease of the leader that was last seen."""
         self.epoch_revision = 0
         """When the epoch was last changed; 0: there is none yet."""
+        self.run = ""
+        """Empty: this run has had no leader yet."""
 
     async def look(self) -> TermsSeen:
         """Raises StoreUnreachable."""
-        keys = (self.leader_key, self.epoch_key, self.ended_key)
+        keys = (self.leader_key, self.epoch_key, self.ended_key, self.run_key)
         try:
             found = (await self._client.transact([], [get(key) for key in keys])).found
-            leader, epoch, ended = (one[0] if one else None for one in found)
+            leader, epoch, ended, run = (one[0] if one else None for one in found)
             self.lease = leader.lease if leader else 0
             self.epoch_revision = epoch.mod_revision if epoch else 0
+            self.run = run.value.decode() if run else ""
             return TermsSeen(_term(leader), _number(epoch), _number(ended))
         except FAILED as error:
             raise StoreUnreachable(f"cannot read who leads the job: {error}; {WAITS}") from error
@@ -103,6 +111,28 @@ class JobTerms:
             log.warning("the incidents of former leaders cannot be read")
             return []
 
+    async def elsewhere(self) -> tuple[str, ...]:
+        """The etcd with which the job runs; empty: it is this one. Raises StoreUnreachable."""
+        try:
+            found = await self._client.range(self.elsewhere_key)
+            return tuple(map(str, loads(found[0].value))) if found else ()
+        except FAILED as error:
+            raise StoreUnreachable(f"cannot read {self.elsewhere_key}: {error}") from error
+        except (TypeError, ValueError):
+            log.warning("the key %s was not written by TaskD", self.elsewhere_key)
+            return ()
+
+    async def look_elsewhere(self, nodes: int) -> None:
+        """Raises JobElsewhere if a job of so many nodes must be joined there, StoreUnreachable."""
+        found = await self.elsewhere()
+        # A job that has all its nodes here is another run, and goes on.
+        if found and len(await self.doors()) < nodes:
+            raise JobElsewhere(found)
+
+    async def say_elsewhere(self, addresses: tuple[str, ...]) -> None:
+        """Raises StoreUnreachable."""
+        await self._put(self.elsewhere_key, json.dumps(addresses).encode())
+
     async def register(self, node: int, door: str) -> None:
         """Say where the agent of this node can be probed. Raises StoreUnreachable."""
         await self._put(self.node_key(node), door.encode())
@@ -135,7 +165,8 @@ def _term(found: Found | None) -> Term | None:
     if found is None:
         return None
     body = loads(found.value)
-    return Term(int(body["epoch"]), int(body["node"]), str(body["manager"]), str(body["door"]))
+    names = {name: str(body[name]) for name in ("manager", "door", "run")}
+    return Term(int(body["epoch"]), int(body["node"]), **names)
 
 
 def _number(found: Found | None) -> int:

@@ -18,10 +18,13 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from taskd.clusterd.records.journal_records import PastRound
 from taskd.manager.clusterd_link.clusterd_channel import ClusterdChannel
 from taskd.manager.settings import ManagerConfig
 from taskd.model.clusterd import FaultReport, Report, Signal
-from taskd.model.codes import RecoverCode
+from taskd.model.codes import NOT_STORED, RecoverCode
+from taskd.model.faults import Fault, FaultKind
+from taskd.model.ids import Rank
 from taskd.model.operations import Reply
 from taskd.model.profiling import KEYS, Part, parts_of
 from taskd.runtime.retry import Tries, doubling
@@ -37,6 +40,7 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 UNKNOWN_JOB = {RecoverCode.UnRegistry, RecoverCode.UnInit, RecoverCode.JobNotExist}
 REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
 BUSY = {RecoverCode.RateLimited, RecoverCode.SignalQueueBusy, RecoverCode.EventQueueBusy}
+NOT_SAID = {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED}
 UNIMPLEMENTED_S = 60.0
 """The pause before a call is tried again that the server does not implement."""
 
@@ -204,9 +208,31 @@ class ClusterdClient:
         if status.code in UNKNOWN_JOB:
             await self._join()
             return False
-        return status.code not in BUSY
+        return status.code not in BUSY and not status.info.startswith(NOT_STORED)
 
     # Status
+
+    async def past_rounds(self) -> list[PastRound] | None:
+        """The last rounds that have ended, whoever was the manager. None: try again."""
+        request = control.JobRequest(job=self._config.job_id)
+        try:
+            status = await self._call(self._channel.control.Status, request)
+        except aio.AioRpcError as error:
+            return [] if error.code() in NOT_SAID else None
+        return [
+            PastRound(
+                incident=one.incident,
+                began=one.began_unix_ms / 1000,
+                took_s=one.took_ms / 1000,
+                strategy=one.strategy,
+                outcome=one.outcome,
+                faults=tuple(
+                    Fault(Rank(fault.rank), FaultKind(fault.fault_type), fault.evidence)
+                    for fault in one.faults
+                ),
+            )
+            for one in status.rounds
+        ]
 
     async def publish(self, progress: control.JobProgress) -> bool | None:
         """Whether clusterd has it now. None: this clusterd does not accept progress."""

@@ -287,11 +287,20 @@ class SummaryFile:
     def __init__(self, config: ManagerConfig, earlier: list[Any] | None = None) -> None:
         """`earlier`: the incidents of former managers; None: as the file says."""
         self._job, self._directory = config.job_id, config.state_dir
+        self._since: int | None = None if earlier is None else 0
+        """The last incident of earlier runs of the job; None: this is the run's first manager."""
         if earlier is None:
             earlier = [] if self._directory is None else self._read(self._directory / SUMMARY)
         self._earlier = earlier
-        self.rounds: tuple[PastRound, ...] = ()
-        """What clusterd has decided, as far as it is known here."""
+        self._rounds: dict[int, PastRound] = {}
+        """What clusterd has decided, as far as it is known here, by incident."""
+
+    def complete(self, rounds: Sequence[PastRound], state: State) -> None:
+        """With what clusterd has decided: a manager can end before it has written an incident."""
+        if self._since is None:
+            self._since = max((past.incident for past in rounds), default=0)
+        self._rounds |= {past.incident: past for past in rounds if past.incident > self._since}
+        self.write(state)
 
     def write(self, state: State) -> None:
         if self._directory is None:
@@ -301,6 +310,7 @@ class SummaryFile:
             "exit_code": getattr(state, "exit_code", None),
             "because": getattr(state, "because", ""),
             "attempts": state.job.attempt,
+            "since": self._since or 0,
             "incidents": self.incidents(state),
         }
         _write(self._directory, SUMMARY, summary)
@@ -308,13 +318,15 @@ class SummaryFile:
     def incidents(self, state: State) -> list[Any]:
         """The newest ones, of all managers."""
         known = [*self._earlier, *map(_incident, state.job.past_incidents)]
-        return with_rounds(known, self.rounds)[-RECORDS_KEPT:]
+        return with_rounds(known, self._rounds.values())[-RECORDS_KEPT:]
 
     def _read(self, file: Path) -> list[Any]:
         try:
             found = loads(file.read_text())
             incidents, ended = found["incidents"], found["exit_code"] is not None
             mine = found["job"] == self._job and not ended and isinstance(incidents, list)
+            if mine:
+                self._since = int(found.get("since", 0))
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError) as error:

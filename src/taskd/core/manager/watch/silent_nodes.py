@@ -51,12 +51,10 @@ class SilenceConfig:
     """How long a node may take to answer when there is no direct connection to inspect."""
 
     stalled_s: float = 5.0
-    """How long an agent may take to answer while its machine acknowledges data."""
+    """How long an agent may take to answer while its machine acknowledges data …"""
 
-
-def for_only_node(config: SilenceConfig, limit_s: float) -> SilenceConfig:
-    """A job cannot continue without its only node: while that machine is alive, wait longer."""
-    return replace(config, stalled_s=max(config.stalled_s, limit_s))
+    alone_s: float = 300.0
+    """… and while no other node is heard: without any node the job could only begin again."""
 
 
 WINDOW = 32
@@ -223,7 +221,13 @@ def _inspected(
         return _silent(state, node, beats, now, f"it did not answer within {config.unknown_s:g} s")
     if wire.unconfirmed:
         return _unconfirmed(state, node, beats, wire, now, config)
-    patience_s = max(config.stalled_s, 4 * max(beats.pauses, default=0.0))
+    is_heard = any(
+        other.asked_at is None and not other.reported
+        for number, other in state.nodes.items()
+        if number != node
+    )
+    stalled_s = config.stalled_s if is_heard else max(config.stalled_s, config.alone_s)
+    patience_s = max(stalled_s, 4 * max(beats.pauses, default=0.0))
     left_s = beats.asked_at + patience_s - now
     if left_s > EPSILON_S:
         confirmed = replace(beats, unconfirmed_at=None, due=now + min(left_s, PROBE_AGAIN_S))

@@ -84,6 +84,8 @@ class State:
     """How often the job has been found stalled …"""
     stalled_at: float = -inf
     """… and when it last was."""
+    repaired_at: float = -inf
+    """When the last repair began. A wait that began earlier does not mean that it failed."""
     longest_s: float = 0.0
     """The longest time without a sign of work outside of steps that ended by itself …"""
     slowest_s: float = 0.0
@@ -292,7 +294,8 @@ def _stall(
     behind, usual_s = _behind(judged), _usual_s(state, config)
     for seen in state.ranks.values():
         bound = stall_bound(seen.progress, usual_s, bool(behind), config)
-        if not seen.progress.judged or no_work_s(seen.progress) <= bound * 2**state.stalls:
+        waited_s = min(no_work_s(seen.progress), now - state.repaired_at)
+        if not seen.progress.judged or waited_s <= bound * 2**state.stalls:
             return _Verdict()
     return _Verdict(stall=Stalled(behind, _stall_evidence(state, judged)))
 

@@ -22,7 +22,6 @@ from taskd.core.manager.watch.silent_nodes import (
     ProbeNode,
     SilenceConfig,
     State,
-    for_only_node,
     step,
 )
 from taskd.model.bus import TcpState
@@ -83,24 +82,32 @@ def test_starved_agent_has_time_while_its_machine_acknowledges() -> None:
     assert watch.on() == (ProbeNode(NODE),), "an answer does not replace a heartbeat"
 
 
-def test_agent_that_never_answers_is_silent_although_its_machine_is_alive() -> None:
-    watch = Watch()
-    found: tuple[object, ...] = watch.on()
+def when_silent(watch: Watch, other: NodeRank | None = None) -> float:
+    """After what time the node is silent while its machine acknowledges. `other` is heard."""
+    began = watch.now
+    found: tuple[object, ...] = ()
     while not found or not isinstance(found[0], NodeIsSilent):
+        if other is not None:
+            watch.take(BeatReceived(other))
         watch.on()
         found = watch.take(ConnectionInspected(NODE, CONFIRMED))
     assert "its machine is alive" in found[0].evidence
+    return watch.now - began
+
+
+def test_agent_that_never_answers_is_silent_although_its_machine_is_alive() -> None:
+    assert when_silent(Watch(), other=NodeRank(2)) < 2 * CONFIG.stalled_s
 
 
 def test_stopped_agent_of_the_only_node_has_minutes() -> None:
-    watch = Watch(config=for_only_node(CONFIG, 300.0))
-    began = watch.now
-    watch.on()
-    found: tuple[object, ...] = ()
-    while not found or not isinstance(found[0], NodeIsSilent):
-        watch.on()
-        found = watch.take(ConnectionInspected(NODE, CONFIRMED))
-    assert watch.now - began >= 300.0
+    assert when_silent(Watch()) >= CONFIG.alone_s
+
+
+def test_agents_that_starve_together_have_minutes() -> None:
+    """All machines are alive and very busy. Without any node the job would begin again."""
+    watch = Watch()
+    watch.take(BeatReceived(NodeRank(2)))
+    assert when_silent(watch) >= CONFIG.alone_s
 
 
 def test_answer_may_take_longer_without_a_direct_connection() -> None:

@@ -178,6 +178,18 @@ def test_ranks_that_wait_for_a_replacement_and_it_for_them_are_stalled() -> None
     assert Watch().stalls(250.0, *stays) is None, "they copy their state"
 
 
+def test_wait_that_began_before_the_repair_does_not_mean_that_it_failed() -> None:
+    watch = Watch()
+    watch.state = replace(watch.state, repaired_at=watch.now)
+    began, idle, found = watch.now, 100.0, False
+    while not found:
+        watch.now += BEAT_S
+        idle += BEAT_S
+        watch.heartbeat(*(progress(rank, 0, idle, waiting=True) for rank in range(4)))
+        found = any(isinstance(each, Stalled) for each in watch.others)
+    assert watch.now - began >= CONFIG.stall_floor_s
+
+
 @pytest.mark.parametrize("phase", ["loading", "starting", "between steps", "section", "leaving"])
 def test_rank_outside_of_steps_is_named_after_the_longer_time(phase: str) -> None:
     watch = Watch()
