@@ -79,7 +79,7 @@ VARIABLES = {
     "line, the newest first; it can be replaced while the job runs.",
     "TASKD_CLUSTERD": "host:port of clusterd, for the `taskd` commands.",
     "TASKD_CLUSTERD_TOKEN": "The token that is sent to clusterd.",
-    "TASKD_CLUSTERD_TOKEN_FILE": "A file with the token that the manager sends to clusterd, read "
+    "TASKD_CLUSTERD_TOKEN_FILE": "A file with the token that is sent to clusterd, read "
     "again for each call.",
     "TASKD_DUMP_DIR": "Directory of emergency checkpoints, where the next start also looks for "
     "one; `taskd-dump` if unset.",

@@ -23,12 +23,13 @@ environ: Mapping[str, str] = os.environ
 def prepare_grpc() -> None:
     """Make gRPC fit into a process that is not ours. It reads these once, when it is imported.
 
-    It must not report every closed connection on stderr, which is the user's. And it must not act
+    It must write nothing on stderr, which is the user's: not every closed connection, and not a
+    line for each call of a stranger with too many headers. And it must not act
     when the process forks: its handlers are made for children that use gRPC, and they crash or
     block the children that a training script forks (DataLoader workers, multiprocessing). Values
     that the user has set are kept.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 

@@ -123,17 +123,55 @@ async def flood_of_connections(
     return sent
 
 
-def raw_request(method: str, authority: str, size: int) -> bytes:
-    """A new HTTP/2 connection with one call that has no token, cut after `size` bytes."""
+async def flood_of_headers(
+    address: str, method: str, size: int, seconds: float, rate: float
+) -> int:
+    """Calls with `size` headers of one byte each, as many as fit into a connection.
 
-    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(payload))[1:]
-            + bytes([kind, flags])
-            + struct.pack(">I", stream)
-            + payload
-        )
+    The peer never confirms the server's settings: until then gRPC enforces no limit on headers.
+    """
+    host, port = address.rsplit(":", 1)
+    began, sent = perf_counter(), 0
+    call = headers(method, address) + EMPTY_HEADER * min(size, MOST_FRAME - 200)
 
+    async def one() -> None:
+        nonlocal sent
+        while perf_counter() - began < seconds:
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(1):  # it may be held off
+                    reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(PREFACE)
+                for number in range(1, 20_000, 2):
+                    if (early := sent / rate - (perf_counter() - began)) > 0:
+                        await asyncio.sleep(early)
+                    if perf_counter() - began > seconds or reader.at_eof():
+                        break
+                    writer.write(frame(1, 5, number, call))
+                    sent += len(call)
+                    async with asyncio.timeout(1):
+                        await writer.drain()
+                writer.transport.abort()
+
+    await asyncio.gather(*(one() for _ in range(4)))
+    return sent
+
+
+EMPTY_HEADER = b"\x8f"
+"""accept-charset, without a value: one byte on the wire."""
+MOST_FRAME = 16_384
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return (
+        struct.pack(">I", len(payload))[1:]
+        + bytes([kind, flags])
+        + struct.pack(">I", stream)
+        + payload
+    )
+
+
+def headers(method: str, authority: str) -> bytes:
     def literal(name: str, value: str) -> bytes:
         return bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
@@ -145,15 +183,15 @@ def raw_request(method: str, authority: str, size: int) -> bytes:
         "content-type": "application/grpc",
         "te": "trailers",
     }
-    head = b"".join(literal(*field) for field in fields.items())
+    return b"".join(literal(*field) for field in fields.items())
+
+
+def raw_request(method: str, authority: str, size: int) -> bytes:
+    """A new HTTP/2 connection with one call that has no token, cut after `size` bytes."""
+    head = headers(method, authority)
     body = b"\0" + struct.pack(">I", 4 * size) + EMPTY_PARTS[method] * (size // 2)
     cut = [body[at : at + 16_384] for at in range(0, size, 16_384)]
-    return (
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-        + frame(4, 0, 0, b"")
-        + frame(1, 4, 1, head)
-        + b"".join(frame(0, 0, 1, part) for part in cut)
-    )
+    return PREFACE + frame(1, 4, 1, head) + b"".join(frame(0, 0, 1, part) for part in cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +213,7 @@ async def flood_from_another_process(
     rate: float = 0.0,
     way: str = "calls",
 ) -> Flood:
-    """The same without using the time of this process. `way`: calls or connections."""
+    """The same without using the time of this process. `way`: calls, connections or headers."""
     words = (way, address, method, str(size), str(seconds), str(at_least), str(rate))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, *words, cwd=ROOT, stdout=asyncio.subprocess.PIPE
@@ -223,11 +261,14 @@ class MemoryWatch:
         return (self._peak - self._before) / 2**20
 
 
+RAW = {"connections": flood_of_connections, "headers": flood_of_headers}
+
+
 async def _attack(
     way: str, where: str, what: str, size: str, seconds: str, least: str, rate: str
 ) -> int:
-    if way == "connections":
-        return await flood_of_connections(where, what, int(size), float(seconds), float(rate))
+    if way in RAW:
+        return await RAW[way](where, what, int(size), float(seconds), float(rate))
     return await flood(
         where, what, int(size), float(seconds), Tried(), int(least), rate=float(rate)
     )

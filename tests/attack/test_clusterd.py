@@ -48,6 +48,8 @@ MOST_CALL_S = 2.0
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 MOST_GROWTH_MIB, MOST_TENANT_MIB = 100, 800
 """Of strangers; and of one tenant, whose requests are read: bounded, and not small."""
+MOST_HEADERS_MIB = 1_500
+"""Of a stranger's headers, which gRPC reads before it asks us: without measures, 4,000 and more."""
 MOST_SLOWER = 5.0
 """The p99 of a legitimate call, compared with that of a server that is not attacked, while another
 process uses as much processor time as the attacker."""
@@ -184,6 +186,16 @@ async def latencies(
     return sorted(took)
 
 
+async def until_answered(channel: aio.Channel, token: str) -> None:
+    """gRPC drops calls, also those of others, while thousands of them wait for the server."""
+    request = control_pb2.JobsRequest()
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(aio.AioRpcError):
+                await CONTROL(channel).Jobs(request, metadata=bearer(token), timeout=60)
+                return
+
+
 def test_health_service_is_no_way_around(server: tuple[str, int]) -> None:
     """It is open to every machine, and therefore answers without reading anything."""
     address, pid = server
@@ -269,6 +281,29 @@ def test_strangers_that_call_without_pause_are_held_off(
     answered, growth = asyncio.run(main())
     assert growth < MOST_GROWTH_MIB
     print(f"{way}: {answered} legitimate calls answered, growth={growth:.0f} MiB")  # noqa: T201
+
+
+def test_calls_with_thousands_of_headers_do_not_fill_the_memory(server: tuple[str, int]) -> None:
+    """Each byte of such a call takes a hundred bytes: 34 MB took 4 GB, and all time of the server.
+
+    gRPC reads them before it calls anything of ours. So not all of it can be avoided.
+    """
+    address, pid = server
+    token = token_for(SECRET.replace(" ", "-"), OPERATOR)
+
+    async def main() -> float:
+        async with aio.insecure_channel(address) as channel:
+            await latencies(channel, token, 0.5)
+            async with MemoryWatch(pid) as memory:
+                await flood_from_another_process(
+                    address, DECLARE, 16_000, 3.0, rate=1e8, way="headers"
+                )
+            await until_answered(channel, token)
+        return memory.growth_mib
+
+    growth = asyncio.run(main())
+    print(f"growth={growth:.0f} MiB")  # noqa: T201
+    assert growth < MOST_HEADERS_MIB
 
 
 async def join(channel: aio.Channel, job: str, metadata: Any) -> None:

@@ -80,11 +80,12 @@ class RecoverCalls:
         """Call Init until clusterd accepts the job. False: recovery is off, or this was closed."""
         is_broken = False
         for _ in Tries(every(self._settings.retry_s), stop=self._closed):
-            if is_broken:
-                self._init_client()
             try:
+                if is_broken:
+                    self._init_client()  # with certificates that were renewed in the meantime
                 status = self.grpc_stub.Init(self.client_info)
-            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed.
+            except (grpc.RpcError, ValueError) as error:
+                # ValueError: the channel is closed, or a new certificate is half written.
                 log.warning("clusterd at %s cannot be reached: %s", self.server_addr, reason(error))
                 is_broken = True
                 continue

@@ -23,7 +23,7 @@ from taskd.config import environ, load
 from taskd.errors import SettingsError
 from taskd.runtime.clock import wall
 from taskd.runtime.files import private_files as files
-from taskd.runtime.tokens import bearer
+from taskd.runtime.tokens import ClientToken, bearer
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -174,7 +174,9 @@ class _CallDefaults(
 
     def __init__(self, own: RecoverClientSettings) -> None:
         self._timeout_s = own.rpc_timeout_s
-        self._token = bearer(environ.get("TASKD_CLUSTERD_TOKEN", ""))
+        self._token = ClientToken(
+            environ.get("TASKD_CLUSTERD_TOKEN", ""), environ.get("TASKD_CLUSTERD_TOKEN_FILE", "")
+        )
 
     def intercept_unary_unary(
         self, continuation: Callable[..., Any], details: Any, request: Any
@@ -189,7 +191,7 @@ class _CallDefaults(
         return continuation(self._completed(details, details.timeout), request)
 
     def _completed(self, details: Any, timeout: float | None) -> _CallDetails:
-        metadata = (*(details.metadata or ()), *self._token) or None
+        metadata = (*(details.metadata or ()), *bearer(self._token.now())) or None
         others = (details.credentials, details.wait_for_ready, details.compression)
         return _CallDetails(details.method, timeout, metadata, *others)
 

@@ -69,6 +69,7 @@ SERVER_OPTIONS = (
     *SMALL_BUFFERS,
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_concurrent_streams", 32),
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.keepalive_permit_without_calls", 1),

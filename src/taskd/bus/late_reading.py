@@ -29,6 +29,10 @@ SMALL_BUFFERS = (
 )
 """Options of a server: what gRPC holds for a caller before anything of its request is read."""
 
+MOST_METADATA, MOST_METADATA_BYTES = 64, 32 << 10
+"""Of a call. Our own clients send five lines. gRPC enforces its limit only after a peer has
+confirmed it: until then one byte on the wire can be a line that takes a hundred bytes."""
+
 Admit = Callable[[Any], Awaitable[None]]
 """Gets the context; returns, or ends the call."""
 Charge = Callable[[Any, int], Awaitable[None]]
@@ -75,6 +79,25 @@ class ReadingSlots:
 def host_of(context: Any) -> str:
     """The peer without its port, so that one machine counts as one caller."""
     return str(context.peer()).rpartition(":")[0]
+
+
+def has_too_much_metadata(details: grpc.HandlerCallDetails) -> bool:
+    metadata: Any = details.invocation_metadata or ()
+    if len(metadata) > MOST_METADATA:
+        return True
+    return sum(len(key) + len(value) for key, value in metadata) > MOST_METADATA_BYTES
+
+
+def refusing(
+    note: Callable[[str], None], status: grpc.StatusCode, text: str
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """A method that reads nothing. `note` gets the peer."""
+
+    async def refuse(_: object, context: Any) -> None:
+        note(context.peer())
+        await context.abort(status, text)
+
+    return grpc.stream_stream_rpc_method_handler(refuse, None, None)
 
 
 def reading_late(

@@ -15,7 +15,12 @@ import grpc
 
 from taskd.bus.admission import Admission, claimed_position
 from taskd.bus.client import CALL_KEY, CALL_TIMEOUT_S, MAX_MESSAGE, REPLACE_ALL_PATHS
-from taskd.bus.late_reading import ReadingSlots, reading_late
+from taskd.bus.late_reading import (
+    ReadingSlots,
+    has_too_much_metadata,
+    reading_late,
+    refusing,
+)
 from taskd.bus.relay_loop import RelayLoop
 from taskd.bus.stream import EOF, run_stream
 from taskd.bus.tasknet_client import CODE_KEY
@@ -51,13 +56,19 @@ class AdmitFirst(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._slots = ReadingSlots(_caller)
+        refused, code = admission.refused, grpc.StatusCode
+        self._flood = refusing(refused.note_flood, code.RESOURCE_EXHAUSTED, "too much metadata")
+        unknown = "this server has no such method"
+        self._unknown = refusing(refused.note, code.UNIMPLEMENTED, unknown)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
+        if has_too_much_metadata(details):
+            return self._flood
         handler = await continuation(details)
         if handler is None:
-            return None
+            return self._unknown
         if details.method == OPEN:  # streams look at their caller before they read
             open_stream = handler.stream_stream
             return grpc.stream_stream_rpc_method_handler(

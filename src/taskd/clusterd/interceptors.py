@@ -17,7 +17,13 @@ import grpc
 from google.protobuf import descriptor_pool
 from grpc import aio
 
-from taskd.bus.late_reading import ReadingSlots, host_of, reading_late
+from taskd.bus.late_reading import (
+    ReadingSlots,
+    has_too_much_metadata,
+    host_of,
+    reading_late,
+    refusing,
+)
 from taskd.clusterd.auth import Authority, Caller
 from taskd.model.codes import RecoverCode
 from taskd.runtime.clock import Clock
@@ -152,6 +158,9 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         self._slots = ReadingSlots(self._reader)
         self.refused = RefusedCallers(clock)
         self._guarded: dict[str, Any] = {}
+        self._flood = refusing(self.refused.note_flood, TOO_MANY[0], "too much metadata")
+        unknown = grpc.StatusCode.UNIMPLEMENTED
+        self._unknown = refusing(self.refused.note, unknown, "this server has no such method")
         self._streams: Counter[str] = Counter()
         """How many streams of each job are open, of those who watch it, and of the health
         service."""
@@ -160,11 +169,13 @@ class AdmissionInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
         method = details.method
+        if has_too_much_metadata(details):
+            return self._flood
         if method in self._guarded:
             return self._guarded[method]
         handler = await continuation(details)
         if handler is None:
-            return None
+            return self._unknown
         if method.startswith(HEALTH):
             self._guarded[method] = self._health(method, handler)
             return self._guarded[method]

@@ -19,6 +19,7 @@ from taskd.config import environ
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
 from taskd.runtime.files import private_files as files
+from taskd.runtime.tokens import ClientToken
 from taskd.wire.json_reading import loads
 
 PORT = 8899
@@ -33,6 +34,8 @@ class Place:
     token: str = ""
     pid: int = 0
     """The process that serves there; 0: unknown."""
+    token_file: str = ""
+    """Where the token was read, and is to be read again."""
 
 
 def directory() -> Path:
@@ -87,7 +90,9 @@ def find(job: str = "", server: str = "", token: str = "") -> Place:
     token = token or environ.get("TASKD_CLUSTERD_TOKEN", "")
     if address:
         address = leading([one if ":" in one else f"{one}:{PORT}" for one in address.split(",")])
-        return Place(address, job, token or _token_at(address))
+        file = "" if token else environ.get("TASKD_CLUSTERD_TOKEN_FILE", "")
+        token = token or ClientToken(file=file).now() or _token_at(address)
+        return Place(address, job, token, token_file=file)
     running = announced()
     places = [place for place in running if job in ("", place.job)]
     if not places:

@@ -69,7 +69,7 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", LARGE_BYTES),
     ("grpc.max_send_message_length", 8 * 1024 * 1024),
-    ("grpc.max_concurrent_streams", 1024),
+    ("grpc.max_concurrent_streams", 100),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),

@@ -23,6 +23,8 @@ from taskd.dashboard.incidents import Incident, brief, phase_durations
 from taskd.dashboard.incidents import read as read_incidents
 from taskd.errors import SettingsError
 from taskd.runtime import json_text
+from taskd.runtime.files.private_files import open_regular
+from taskd.runtime.plain_text import one_line
 from taskd.wire._pb.control_pb2 import ReplayRequest
 from taskd.wire.json_reading import loads
 from taskd.worker.profiling import records
@@ -35,6 +37,8 @@ TOGETHER = {"allreduce", "allgather", "allgather_base", "alltoall", "alltoall_ba
 ABSOLUTE_S = 1e9
 """A time of at least this is Unix time; a smaller one counts from the first record."""
 NS = 1_000_000_000
+MOST_LINE = 1 << 20
+"""Characters: a longer line is no record."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,8 +89,11 @@ def read(bases: Iterable[Path], job: str) -> dict[int, list[Span]]:
     for base in bases:
         if not (base / job).is_dir():
             continue
-        for folder in sorted(path for path in (base / job).iterdir() if path.name.isdecimal()):
-            ranks.setdefault(int(folder.name), []).extend(records.spans(_lines(folder)))
+        try:
+            for folder in sorted(path for path in (base / job).iterdir() if path.name.isdecimal()):
+                ranks.setdefault(int(folder.name), []).extend(records.spans(_lines(folder)))
+        except OSError as error:
+            raise SettingsError([f"cannot read {error.filename}: {error.strerror}"]) from error
     return {rank: found for rank, found in sorted(ranks.items()) if found}
 
 
@@ -113,10 +120,17 @@ def merge(
 
 
 def _lines(folder: Path) -> Iterator[str]:
+    """Other users may write into the folder of a cluster: pipes and links are left out."""
     names = [name for name in os.listdir(folder) if name.isdecimal()]
     for name in sorted(names, key=int):
-        with (folder / name).open(errors="replace") as file:
-            yield from file
+        try:
+            descriptor = open_regular(folder / name)
+        except OSError as error:
+            sys.stderr.write(f"taskd trace: left out: {one_line(str(error))}\n")
+            continue
+        with open(descriptor, errors="replace") as file:
+            while line := file.readline(MOST_LINE):
+                yield line
 
 
 def _shared(spans: Sequence[Span]) -> dict[Hashable, tuple[int, int]]:
@@ -124,7 +138,7 @@ def _shared(spans: Sequence[Span]) -> dict[Hashable, tuple[int, int]]:
     together = [
         span
         for span in spans
-        if span.domain == COMMUNICATION and _name(span).get("opName") in TOGETHER
+        if span.domain == COMMUNICATION and str(_name(span).get("opName")) in TOGETHER
     ]
     times = Counter((span.name, span.source) for span in together)
     return {

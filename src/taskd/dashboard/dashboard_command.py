@@ -17,6 +17,7 @@ from taskd.commands.connection import add_server_arguments, tls_of
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
 from taskd.runtime.limits.fd_limit import raise_fd_limit
+from taskd.runtime.tokens import ClientToken
 
 DEFAULT = "127.0.0.1:8790"
 SHUTDOWN_S = 1
@@ -115,7 +116,7 @@ def _application(
     dashboard = Dashboard(
         connect=lambda: ClusterdLink(place.address, tls),
         hosts=HostNames(host, arguments.host_name),
-        token=place.token,
+        token=ClientToken(place.token, place.token_file),
         only_job=arguments.job,
         is_over=lambda job: is_withdrawn(place) and place.job == job,
         secure=secure,

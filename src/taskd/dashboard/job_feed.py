@@ -20,6 +20,7 @@ from taskd.errors import PeerRefused, PeerUnreachable
 from taskd.runtime import json_text
 from taskd.runtime.clock import Clock, wait_until, wall
 from taskd.runtime.retry import Tries, every
+from taskd.runtime.tokens import ClientToken
 from taskd.wire._pb import control_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class JobFeed:
         self,
         link: ClusterdLink,
         job: str,
-        token: str,
+        token: ClientToken,
         is_over: Callable[[], bool] = lambda: False,
         clock: Clock = wall,
     ) -> None:
@@ -84,8 +85,9 @@ class JobFeed:
 
     async def _run(self) -> None:
         async for _ in Tries(every(RETRY_S)):
+            token = self._token.now()
             try:
-                async for status in self._link.watch(self.job, self._token):
+                async for status in self._link.watch(self.job, token):
                     await self._take(status)
                 self._end(views.ENDED)
                 return
@@ -93,6 +95,8 @@ class JobFeed:
                 self._end(views.ENDED if self._ready.is_set() else views.LOST)
                 return
             except NotAllowed:
+                if token != self._token.now():
+                    continue  # it has been renewed
                 self._end(views.LOST)
                 return
             except (PeerUnreachable, PeerRefused) as error:
@@ -126,7 +130,7 @@ class JobFeed:
         if self._history is not None and number < self._history:
             self._lines.clear()  # clusterd has been restarted, perhaps with another journal
         after = self._lines[-1].number if self._lines else 0
-        new = await self._link.history(self.job, self._token, after)
+        new = await self._link.history(self.job, self._token.now(), after)
         self._history = number
         self._lines.extend(new)
         self.found, self.notes = incidents.read(self._lines), incidents.notes(self._lines)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from secrets import token_urlsafe
 
 from taskd.runtime.clock import Clock, monotonic
+from taskd.runtime.tokens import ClientToken
 
 COOKIE = "taskd_session"
 """With our port behind it: a browser sends the cookies of all ports of a host."""
@@ -41,11 +42,15 @@ HEADERS = (
 
 @dataclass
 class Session:
-    token: str
+    credential: ClientToken
     who: str
     scope: str
     csrf: str
     used_at: float
+
+    @property
+    def token(self) -> str:
+        return self.credential.now()
 
     @property
     def operator(self) -> bool:
@@ -57,9 +62,9 @@ class Sessions:
         self._clock = clock
         self._open: OrderedDict[str, Session] = OrderedDict()
 
-    def begin(self, token: str, who: str, scope: str) -> tuple[str, Session]:
+    def begin(self, credential: ClientToken, who: str, scope: str) -> tuple[str, Session]:
         key = token_urlsafe(32)
-        session = Session(token, who, scope, token_urlsafe(32), self._clock())
+        session = Session(credential, who, scope, token_urlsafe(32), self._clock())
         self._open[key] = session
         while len(self._open) > MOST_SESSIONS:
             self._open.popitem(last=False)

@@ -45,6 +45,7 @@ from taskd.runtime.clock import monotonic
 from taskd.runtime.limits import connection_limit
 from taskd.runtime.limits.rate_limit import Buckets, Rate
 from taskd.runtime.plain_text import one_line
+from taskd.runtime.tokens import ClientToken
 from taskd.version import __version__
 from taskd.wire._pb import control_pb2 as pb
 from taskd.wire.json_reading import loads
@@ -69,7 +70,7 @@ class Dashboard:
     connect: Callable[[], ClusterdLink]
     """Called inside the event loop."""
     hosts: HostNames
-    token: str = ""
+    token: ClientToken = field(default_factory=ClientToken)
     """The token with which this process was started; the printed link signs in with it."""
     only_job: str = ""
     is_over: Callable[[str], bool] = lambda job: False
@@ -95,11 +96,11 @@ class Dashboard:
         own = security.same(secret, self.key)
         if not own and not self._logins.take(address):  # others may guess from the same machine
             raise NotAllowed("too many attempts: wait a few seconds")
-        token = self.token if own else secret
+        credential = self.token if own else ClientToken(secret)
         if not own and (not secret or await self._is_open_to_all()):
             raise NotAllowed("use the link that `taskd dashboard` printed")
-        reply = await self.link.jobs(token)
-        key, _ = self.sessions.begin(token, who or "unnamed", reply.scope or "operator")
+        reply = await self.link.jobs(credential.now())
+        key, _ = self.sessions.begin(credential, who or "unnamed", reply.scope or "operator")
         return key
 
     async def _is_open_to_all(self) -> bool:
@@ -145,7 +146,7 @@ class Dashboard:
         if feed is None or (feed.over and feed.contact == views.LOST):
             if len(self.feeds) >= MOST_FEEDS:
                 await self._drop_oldest()
-            feed = self._follow(job, self.token or session.token)
+            feed = self._follow(job, self.token if self.token.now() else session.credential)
         await feed.ready()
         return feed
 
@@ -154,7 +155,7 @@ class Dashboard:
         if self.only_job:
             self._follow(self.only_job, self.token)
 
-    def _follow(self, job: str, token: str) -> JobFeed:
+    def _follow(self, job: str, token: ClientToken) -> JobFeed:
         feed = JobFeed(self.link, job, token, lambda: self.is_over(job))
         self.feeds[job] = feed
         return feed

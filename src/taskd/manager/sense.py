@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from taskd.bus.admission import LOG_RATE, LOGGED_HOSTS
 from taskd.bus.endpoint import Bus, PeerJoined, PeerLeft
 from taskd.core.manager import message_check
 from taskd.manager.node_liveness import HeartbeatMonitor, NodeProbes
@@ -28,6 +29,7 @@ from taskd.model.manager import (
 )
 from taskd.model.messages import AgentHello, EndJob, NodeHeartbeat, Progress
 from taskd.runtime.clock import monotonic
+from taskd.runtime.limits.rate_limit import Buckets
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class Sense:
         self._bus, self._config = bus, config
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._room = asyncio.Semaphore(MAX_WAITING)
+        self._rejected = Buckets(LOG_RATE, LOGGED_HOSTS, monotonic)
         self.progress: dict[int, Progress] = {}
         """The newest progress of each rank; the heartbeat monitor derives events from it."""
         self.evidence = NodeEvidence()
@@ -66,7 +69,8 @@ class Sense:
             received = await self._bus.receive()
             if problem := message_check.problem_in(received.src, received.body):
                 kind = type(received.body).__name__
-                log.warning("%s: %s rejected: %s", received.src, kind, problem)
+                if self._rejected.take(str(received.src)):
+                    log.warning("%s: %s rejected: %.200s", received.src, kind, problem)
                 continue
             self.profiling.handle(received.src, received.body)
             if self.operations is not None:

@@ -84,6 +84,10 @@ _CAUSES = {
 }
 
 
+MOST_EVIDENCE = 64 << 10
+"""Characters that are kept, from the end: there an error says what it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One rank is at fault. Only `rank`, `kind` and `evidence` travel between processes.
@@ -106,7 +110,7 @@ class Fault:
     @classmethod
     def of(cls, rank: Rank, cause: FaultCause, evidence: str, seen_at: float = 0.0) -> Fault:
         """The fault that this cause means."""
-        return cls(rank, cause.kind, evidence, cause=cause, seen_at=seen_at)
+        return cls(rank, cause.kind, evidence[-MOST_EVIDENCE:], cause=cause, seen_at=seen_at)
 
 
 def worse(known: Fault, new: Fault) -> Fault:

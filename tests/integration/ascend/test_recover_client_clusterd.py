@@ -21,6 +21,7 @@ from taskd.ascend import mindio
 from taskd.ascend.mindio import InProcessEngine
 from taskd.python.toolkit.recover_module import DLRecoverManager
 from taskd.python.toolkit.recover_module.shared_data import shared_data_inst
+from taskd.runtime.retry import Tries, every
 from taskd.runtime.tokens import job_scope, token_for
 from taskd.wire._pb import recover_pb2 as pb
 from tests.integration.ascend.test_recover_client_secure import certificate
@@ -158,6 +159,48 @@ def test_round_with_encryption_and_token(tmp_path: Path, monkeypatch: pytest.Mon
         client = elastic.DLRecoverManager(info, clusterd.address, cert_path=str(tmp_path / "crt"))
         run_round(client, follow(client))
         assert elastic.report_process_fault({1: 1}) == 0
+    finally:
+        clusterd.kill()
+
+
+def test_token_and_certificate_are_renewed_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {name: tmp_path / name for name in ("key", "crt", "trusted", "tokens", "token")}
+
+    def issue() -> None:
+        for name, pem in zip(("key", "crt"), certificate(), strict=True):
+            files[name].write_bytes(pem)
+
+    issue()
+    files["trusted"].write_bytes(files["crt"].read_bytes())
+    files["tokens"].write_text("job:job-1 old\n")
+    files["token"].write_text("old\n")
+    monkeypatch.delenv("TASKD_CLUSTERD_TOKEN", raising=False)
+    monkeypatch.setenv("TASKD_CLUSTERD_TOKEN_FILE", str(files["token"]))
+    encrypted = "--tls", str(files["key"]), str(files["crt"])
+    clusterd = Clusterd(tmp_path, *encrypted, "--tokens", str(files["tokens"]))
+    try:
+        info = elastic.pb.ClientInfo(ip="10.0.0.1", taskId="job-1", role="master agent")
+        client = elastic.DLRecoverManager(info, clusterd.address, cert_path=str(files["trusted"]))
+        orders = follow(client)
+        run_round(client, orders)
+        files["token"].write_text("new\n")
+        files["tokens"].write_text("job:job-1 new\n")
+        run_round(client, orders)
+        clusterd.kill()
+        files["trusted"].write_text("half written")
+        issue()
+        clusterd.start()
+        for _ in Tries(every(0.5), at_most=4):
+            with pytest.raises((grpc.RpcError, ValueError)):
+                client.report_process_fault({3: 2})
+        files["trusted"].write_bytes(files["crt"].read_bytes())
+        for _ in Tries(every(0.1), at_most=300):
+            with suppress(grpc.RpcError, ValueError):
+                if client.register(info).code == 0:
+                    break
+        run_round(client, orders)
     finally:
         clusterd.kill()
 

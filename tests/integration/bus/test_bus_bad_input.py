@@ -22,6 +22,7 @@ from taskd.wire._pb import link_pb2
 from taskd.wire._pb import tasknet_pb2 as pb
 from taskd.wire._pb.link_pb2_grpc import LinkStub
 from taskd.wire.bus_frames import position_to_pb
+from tests.attack.attacks import EMPTY_HEADER, PREFACE, frame, headers
 from tests.integration.bus.ascend_peers import AscendClient, ascend_client, envelope, message
 from tests.integration.bus.bus_nodes import PATIENCE_S, next_of, running_bus, until_change
 
@@ -322,6 +323,24 @@ def test_raw_bytes_on_the_socket_do_not_disturb_the_server() -> None:
                     writer.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("method", ["/TaskNet/Register", "/No/Such"])
+def test_call_with_a_thousand_headers_costs_the_connection(method: str) -> None:
+    """gRPC enforces no limit before the peer has confirmed it, and this one never does."""
+
+    async def check() -> None:
+        async with under_attack() as (mgr, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", mgr.port)
+            call = headers(method, "here") + 1000 * EMPTY_HEADER
+            writer.write(PREFACE + frame(1, 5, 1, call))
+            async with asyncio.timeout(PATIENCE_S):
+                with suppress(ConnectionError):
+                    while await reader.read(1 << 16):
+                        pass
+            writer.close()
+
+    asyncio.run(check())
 
 
 def test_bytes_that_are_not_the_expected_message_are_refused() -> None:

@@ -14,6 +14,7 @@ from taskd.clusterd.main import Server, ServerConfig
 from taskd.dashboard.clusterd_link import ClusterdLink
 from taskd.dashboard.page_security import HostNames
 from taskd.dashboard.web_server import Dashboard, application
+from taskd.runtime.tokens import ClientToken
 from taskd.wire._pb import control_pb2 as pb
 from tests.integration.clusterd.client import Client, started
 
@@ -52,7 +53,7 @@ async def opened(
         dashboard = Dashboard(
             connect=lambda: ClusterdLink(server.address, ClusterdTlsSettings()),
             hosts=HostNames("127.0.0.1"),
-            token="boss" if tokens else "",
+            token=ClientToken("boss" if tokens else ""),
             only_job=only_job,
         )
         app = application(dashboard)

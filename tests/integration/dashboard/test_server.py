@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 import uvicorn
 
+from taskd.clusterd import interceptors
 from taskd.clusterd.auth import Tokens
 from taskd.dashboard import http_connection, views
 from taskd.dashboard import web_server as server
 from taskd.runtime.clock import monotonic
 from taskd.runtime.retry import Tries, every
+from taskd.runtime.tokens import ClientToken
 from taskd.wire._pb import control_pb2 as pb
 from tests.integration.clusterd.client import WAIT_S, Client
 from tests.integration.clusterd.test_hostile_numbers import LEAST, MOST, hostile_progress
@@ -154,7 +157,7 @@ def test_refused_action_is_written_to_the_journal_as_refused() -> None:
 def test_printed_link_of_a_dashboard_without_a_token_says_why_it_shows_nothing() -> None:
     async def check() -> None:
         async with opened() as pages:
-            pages.dashboard.token = ""
+            pages.dashboard.token = ClientToken()
             answer = await pages.browser.get(f"/login?key={pages.dashboard.key}")
             assert answer.status_code == 403
             assert "started without a valid token" in answer.text
@@ -379,6 +382,35 @@ def test_stream_of_events_ends_when_its_token_is_revoked(monkeypatch: pytest.Mon
             await pages.job.code("PublishProgress", progress("job", step=42))
             async with asyncio.timeout(WAIT_S):
                 assert [event async for event in events] == []
+
+    asyncio.run(check())
+
+
+def test_page_stays_open_when_the_token_of_the_dashboard_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "ALLOWED_S", 0.0)
+    monkeypatch.setattr(interceptors, "REVOKED_S", 0.05)
+    file = tmp_path / "token"
+    file.write_text("old\n")
+
+    async def check() -> None:
+        scopes = {"boss": "operator", "old": "operator"}
+        async with opened(Tokens(scopes)) as pages:
+            pages.dashboard.token = ClientToken(file=str(file))
+            await pages.browser.get(f"/login?key={pages.dashboard.key}")
+            assert (await pages.browser.get("/api/v1/jobs/job")).status_code == 200
+            scopes["chief"] = "operator"
+            file.write_text("chief\n")
+            del scopes["old"]
+            assert (await pages.browser.get("/api/v1/jobs/job")).status_code == 200
+            async for tried in Tries(every(0.05), at_most=600):
+                await pages.job.code("PublishProgress", progress("job", step=77 + tried))
+                answer = await pages.browser.get("/api/v1/jobs/job")
+                assert answer.status_code == 200
+                if tried > 10 and answer.json()["step"] > 80:
+                    return
+            raise AssertionError("the page does not follow the job any more")
 
     asyncio.run(check())
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,32 @@ def test_ranks_of_two_nodes_are_on_one_clock(tmp_path: Path) -> None:
     }
     tracks = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert tracks == {"training", "communication", "device 0 communication"}
+
+
+def test_hostile_files_in_a_shared_folder_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other users of the cluster may write there: a pipe must not block, a link not be read."""
+    save(tmp_path, 0, records(0, 0))
+    folder = tmp_path / "the-job" / "0"
+    good = next(folder.iterdir()).read_text().splitlines()[0]
+    secret = tmp_path / "secret"
+    secret.write_text(good.replace("step 0", "of another user"))
+    os.mkfifo(folder / "1")
+    (folder / "2").symlink_to(secret)
+    (folder / "3").mkdir()
+    wrong = [
+        good.replace(str(BEGIN), value) for value in ("1e400", "-5", "9" * 30, "NaN", '"x"', "[]")
+    ]
+    wrong.append(good.replace('"step 0"', json.dumps(json.dumps({"opName": {}}))))
+    wrong.append("[" * 100_000 + "x" * 2_000_000)
+    (folder / "4").write_text("\n".join(wrong) + "\n")
+    target = tmp_path / "out.json"
+    assert cli.main(["trace", "the-job", "--dir", str(tmp_path), "-o", str(target)]) == 0
+    names = {event["name"] for event in json.loads(target.read_text())["traceEvents"]}
+    assert "step 0" in names
+    assert "of another user" not in names
+    assert capsys.readouterr().err.count("left out") == 3
 
 
 def test_from_and_to_select_a_time_range(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from taskd.dashboard.page_security import IDLE_S, HostNames, Sessions, cookie_of, same_origin
+from taskd.runtime.tokens import ClientToken
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_each_port_has_a_cookie_of_its_own() -> None:
 def test_idle_session_ends() -> None:
     now = 0.0
     sessions = Sessions(lambda: now)
-    key, session = sessions.begin("token", "ada", "operator")
+    key, session = sessions.begin(ClientToken("token"), "ada", "operator")
     assert sessions.get(key) is session
     now = IDLE_S + 1
     assert sessions.get(key) is None

@@ -14,6 +14,7 @@ from functools import cache
 from math import isfinite
 from typing import Any, get_args, get_type_hints
 
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Incident, NodeRank, Position, Rank, Role, Step
 from taskd.model.messages import (
     AgentHello,
@@ -40,6 +41,15 @@ _LIMITS: dict[Any, range] = {
     Step: range(-1, 2**63),
     Incident: range(-1, 2**63),
 }
+MOST_TEXT = 16 << 10
+"""Characters of a text that a worker describes itself with: it is published with the status."""
+REPORTED = {
+    FaultCause.COMMUNICATION,
+    FaultCause.CORRUPT,
+    FaultCause.MISCOMPUTED,
+    FaultCause.EXCEPTION,
+}
+"""What a worker may report of itself. That it is dead, only others can know."""
 _DEFAULT_LIMITS = range(-(2**31), 2**31)
 """The integers that clusterd's services can carry."""
 
@@ -57,6 +67,12 @@ def problem_in(src: Position, body: Body) -> str:
             | Dumped(rank=rank)
         ) if (src.role, src.process_rank) != (Role.WORKER, str(rank)):
             return f"the sender is not rank {rank}"
+        case WorkerHello(node=node) if src.server_rank != str(node):
+            return f"the sender is not on node {node}"
+        case WorkerFailed(kind=kind) if kind not in REPORTED:
+            return f"a worker cannot report a fault of kind {kind}"
+        case WorkerHello() | Parked() if _longest_text(body) > MOST_TEXT:
+            return f"a text has more than {MOST_TEXT} characters"
         case AgentHello(node=node) | WorkersStarted(node=node) if (
             src.role,
             src.server_rank,
@@ -71,6 +87,17 @@ def problem_in(src: Position, body: Body) -> str:
             return "only an agent may send this"
         case _:
             return _invalid_number(type(body), body)
+
+
+def _longest_text(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    inner: Sequence[object] = ()
+    if isinstance(value, Sequence):
+        inner = value
+    elif is_dataclass(value) and not isinstance(value, type):
+        inner = [getattr(value, name) for name in _hints(type(value))]
+    return max(map(_longest_text, inner), default=0)
 
 
 def _invalid_number(hint: Any, value: object) -> str:

@@ -7,8 +7,6 @@ connection is replaced. The token file is read for each call.
 from __future__ import annotations
 
 import asyncio
-import logging
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,12 +14,10 @@ import grpc
 from taskd.bus.tls_files import TlsFiles
 from taskd.manager.settings import ManagerConfig
 from taskd.runtime.clock import monotonic
-from taskd.runtime.tokens import bearer
+from taskd.runtime.tokens import ClientToken, bearer
 from taskd.wire._pb.control_pb2_grpc import ControlStub
 from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceStub
 from taskd.wire._pb.recover_pb2_grpc import RecoverStub
-
-log = logging.getLogger(__name__)
 
 OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -45,8 +41,7 @@ class ClusterdChannel:
     def __init__(self, address: str, config: ManagerConfig) -> None:
         self._address, self._config = address, config
         self._files = TlsFiles.of(config.clusterd_tls)
-        self._token = config.clusterd_token
-        self._problem = ""
+        self._token = ClientToken(config.clusterd_token, config.clusterd_token_file)
         self._closing: set[asyncio.Task[None]] = set()
         self._open()
 
@@ -63,12 +58,7 @@ class ClusterdChannel:
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """With the token of this moment."""
-        if self._config.clusterd_token_file:
-            try:
-                self._token = Path(self._config.clusterd_token_file).read_text().strip()
-            except (OSError, UnicodeDecodeError) as error:
-                self._warn(f"the token file of clusterd is not used: {error}")
-        return bearer(self._token)
+        return bearer(self._token.now())
 
     def renew(self) -> None:
         """After a failed call: use the certificates that have changed since, and try again soon.
@@ -89,9 +79,3 @@ class ClusterdChannel:
         state = self._channel.get_state()
         failed = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
         return failed and monotonic() - self._opened_at >= REOPEN_S
-
-    def _warn(self, problem: str) -> None:
-        """Once for each problem: calls are made every second."""
-        if problem != self._problem:
-            self._problem = problem
-            log.warning("%s", problem)

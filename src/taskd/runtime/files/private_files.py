@@ -100,22 +100,25 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def read_small(path: str, limit: int = LIMIT_BYTES) -> bytes:
-    """The content. OSError: missing, a symbolic link, not a regular file, or too large.
+def open_regular(path: str | Path) -> int:
+    """A descriptor to read from. OSError: missing, a symbolic link, or not a regular file.
 
     Links are refused because any user who may write into the directory could point one at any file.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe must not block
     descriptor = os.open(path, flags)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(f"{path} is not a regular file")
-        content = b""
-        while len(content) <= limit and (more := os.read(descriptor, limit + 1 - len(content))):
-            content += more
-    finally:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
+        raise OSError(f"{path} is not a regular file")
+    return descriptor
+
+
+def read_small(path: str, limit: int = LIMIT_BYTES) -> bytes:
+    """The content. OSError: as `open_regular`, or too large."""
+    content = b""
+    with open(open_regular(path), "rb") as file:
+        while len(content) <= limit and (more := file.read(limit + 1 - len(content))):
+            content += more
     if len(content) > limit:
         raise OSError(f"{path} has more than {limit} bytes")
     return content

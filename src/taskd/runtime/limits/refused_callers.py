@@ -13,6 +13,7 @@ import ipaddress
 import logging
 import math
 from collections import Counter
+from contextlib import suppress
 from urllib.parse import unquote
 
 from taskd.runtime.clock import Clock, monotonic
@@ -31,6 +32,8 @@ FEWEST, MOST = 2, 16
 """Of so many attempts to connect of such addresses one passes: no fewer than a server can bear,
 because others of the same address connect, too, and so that it is noticed when it calms down."""
 HOLD_S = 5.0
+FLOOD_CALLS = 1_000
+"""How many calls count for one that `note_flood` reports."""
 MOST_PEERS, MOST_ADDRESSES = 10_000, 32
 
 
@@ -43,7 +46,7 @@ class RefusedCallers:
         self._counted: Counter[Address] = Counter()
         """The refused calls of this window."""
         self.pass_one_in = FEWEST
-        self._noted = asyncio.Event()
+        self._noted, self._flooded = asyncio.Event(), asyncio.Event()
 
     def note(self, peer: str) -> None:
         """A call of this peer, as gRPC names it, was refused."""
@@ -53,6 +56,17 @@ class RefusedCallers:
             if not self._calls.take(str(found[0])):
                 self._too_many.add(found[0])
             self._noted.set()
+
+    def note_flood(self, peer: str) -> None:
+        """One call of this peer costs as much as a thousand others: it is cut off at once."""
+        found = address_of(peer)
+        if found is None or found in self._refused:
+            return
+        self.note(peer)
+        self._too_many.add(found[0])
+        self._counted[found[0]] += FLOOD_CALLS
+        self._flooded.set()
+        connection_limit.close_peers({(str(found[0]), found[1])})
 
     def due(self) -> tuple[set[Address], set[tuple[Address, int]]]:
         """At the end of a window: the addresses to hold off, and the connections to close."""
@@ -83,7 +97,10 @@ class RefusedCallers:
             if not before[0]:
                 await self._noted.wait()  # a server without strangers does nothing
             self._noted.clear()
-            await asyncio.sleep(WINDOW_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WINDOW_S):
+                    await self._flooded.wait()
+            self._flooded.clear()
             held, peers = self.due()
             if peers:
                 connection_limit.close_peers({(str(address), port) for address, port in peers})

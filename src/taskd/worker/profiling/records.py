@@ -73,6 +73,8 @@ def mark(line: str) -> Mark | None:
         if fields["Kind"] != 1:
             return None
         ids, at = fields["MsptiObjectId"], int(fields["Timestamp"])
+        if not 0 <= at < 2**63:
+            return None
         span = Span(
             str(fields["Domain"]),
             str(fields["Name"]),
@@ -85,7 +87,7 @@ def mark(line: str) -> Mark | None:
             int(ids["Ds"]["StreamId"]),
         )
         return Mark(fields["Flag"] in _STARTS, at, span)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

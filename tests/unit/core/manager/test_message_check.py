@@ -12,6 +12,7 @@ from taskd.core.manager import machine
 from taskd.core.manager.message_check import MOST_RANKS, problem_in
 from taskd.core.manager.states import JobConfig
 from taskd.model import messages as m
+from taskd.model.faults import FaultCause
 from taskd.model.ids import Incarnation, Incident, NodeRank, Position, Rank, Role, Step
 from taskd.model.ids import agent as at_node
 from taskd.model.ids import worker as at_rank
@@ -49,6 +50,8 @@ def speaker(body: m.Body) -> Position:
     """The sender from which this message is accepted."""
     if isinstance(body, m.AgentHello | m.WorkersStarted):
         return at_node(body.node)
+    if isinstance(body, m.WorkerHello):
+        return at_rank(body.node, body.rank)
     if hasattr(body, "rank") and not isinstance(body, m.WorkerExited):
         return at_rank(0, body.rank)
     return at_node(0)
@@ -81,6 +84,14 @@ def test_machine_handles_every_accepted_message(events: list[Event]) -> None:
 FIRST, NONE = Incarnation(0), Incident(0)
 
 
+def hello(node: int = 0, phase: str = "training") -> m.WorkerHello:
+    return m.WorkerHello(Rank(1), NodeRank(node), FIRST, 1234, NONE, Step(1), phase, True)
+
+
+def failed(kind: FaultCause) -> m.WorkerFailed:
+    return m.WorkerFailed(Rank(1), FIRST, NONE, kind, "")
+
+
 @pytest.mark.parametrize(
     ("src", "body", "why"),
     [
@@ -89,6 +100,10 @@ FIRST, NONE = Incarnation(0), Incident(0)
         (at_node(1), m.WorkersStarted(NodeRank(2), ()), "the sender is not node 2"),
         (at_rank(1, 1), m.NodeHeartbeat(NodeRank(1), ()), "the sender is not node 1"),
         (at_rank(0, 1), m.EndJob(0, ""), "only an agent may send this"),
+        (at_rank(0, 1), hello(node=1), "the sender is not on node 1"),
+        (at_rank(0, 1), hello(phase="x" * 20_000), "a text has more than 16384 characters"),
+        (at_rank(0, 1), failed(FaultCause.LOST), "a worker cannot report a fault of kind lost"),
+        (at_rank(0, 1), failed(FaultCause.EXCEPTION), ""),
         (Position(Role.PROXY, "0"), m.RanksFailed(()), "only an agent may send this"),
         (at_node(0), m.RanksFailed((Rank(-1),)), "ranks: -1 is out of range"),
         (

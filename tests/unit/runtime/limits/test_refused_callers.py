@@ -46,6 +46,13 @@ def test_address_with_too_many_refused_connections_is_held_off() -> None:
     assert peers == {(HERE, port) for port in range(1000, 1000 + MANY)}
 
 
+def test_flood_in_one_call_is_held_off_at_once() -> None:
+    callers = RefusedCallers(Time())
+    callers.note_flood("ipv4:10.0.0.1:1000")
+    assert callers.due() == ({HERE}, {(HERE, 1000)})
+    assert callers.pass_one_in == MOST
+
+
 def test_connection_may_have_many_refused_calls_but_not_without_end() -> None:
     time = Time()
     callers = RefusedCallers(time)
