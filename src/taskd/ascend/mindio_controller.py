@@ -105,7 +105,8 @@ class MindioController:
         key = (signal.uuid, signal.sequence or (signal.type, signal.actions, signal.strategy))
         if signal.type == "keep-alive" or key in self._handled:
             return
-        self._handled = [*self._handled, key][-REMEMBERED_SIGNALS:]
+        if signal.uuid:  # Ascend's clusterd sends hot switches without one.
+            self._handled = [*self._handled, key][-REMEMBERED_SIGNALS:]
         self._uuid = signal.uuid or self._uuid
         faults = {int(fault.rank): int(fault.kind) for fault in signal.faults}
         if signal.type == "killMaster":
@@ -208,6 +209,9 @@ def _for_agents(signal: Signal) -> tuple[list[tuple[Position, Body]], list[tuple
     in_place = signal.extra == Strategy.RECOVER_IN_PLACE or "fault_nodes_restart" in signal.actions
     if signal.type == "preExitProcess":
         return [(node, StopWorkers(ranks)) for node in nodes], []
+    if signal.strategy == WireStrategy.DUMP:
+        # Healthy ranks of these nodes may have to write, too. The order to exit comes afterwards.
+        return [], []
     if in_place:
         return [], [(node, RestartWorkers(ranks)) for node in nodes]
     if signal.strategy == WireStrategy.RECOVER or "fault_nodes_exit" in signal.actions:
