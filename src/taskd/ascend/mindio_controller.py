@@ -82,7 +82,7 @@ class MindioController:
         self._thread = LoopThread("taskd-mindio")
         self._engine = engine(self)
         self._frame = "pytorch"
-        self._uuid, self._restarts_left = "", -1
+        self._restarts_left = -1
         self._handled: list[object] = []
         active = self
 
@@ -107,7 +107,6 @@ class MindioController:
             return
         if signal.uuid:  # Ascend's clusterd sends hot switches without one.
             self._handled = [*self._handled, key][-REMEMBERED_SIGNALS:]
-        self._uuid = signal.uuid or self._uuid
         faults = {int(fault.rank): int(fault.kind) for fault in signal.faults}
         if signal.type == "killMaster":
             self._in_order(self._engine.destroy)
@@ -176,20 +175,19 @@ class MindioController:
         done.add_done_callback(partial(_log_failure, call))
         return done
 
-    # Reports of the controller, from its own threads
+    # Reports of the controller, from its own threads. They carry no uuid: the controller does not
+    # say which order it answers, and it may be one before the last.
 
     def report_stop_complete(self, code: int, msg: str, fault_ranks: Faults) -> int:
-        return self._pass_on(StopReport(code, self._uuid, msg, _faults(fault_ranks, msg)))
+        return self._pass_on(StopReport(code, "", msg, _faults(fault_ranks, msg)))
 
     def report_recover_strategy(self, fault_ranks: Faults, strategy_list: Sequence[str]) -> int:
-        report = StrategiesReport(
-            tuple(map(wire_strategy, strategy_list)), self._uuid, _faults(fault_ranks, "")
-        )
-        return self._pass_on(report)
+        offered = tuple(map(wire_strategy, strategy_list))
+        return self._pass_on(StrategiesReport(offered, faults=_faults(fault_ranks, "")))
 
     def report_recover_status(self, code: int, msg: str, fault_ranks: Faults, strategy: str) -> int:
         isolated = tuple(Rank(rank) for rank in fault_ranks)
-        return self._pass_on(ResultReport(code, wire_strategy(strategy), isolated, self._uuid, msg))
+        return self._pass_on(ResultReport(code, wire_strategy(strategy), isolated, info=msg))
 
     def report_process_fault(
         self, fault_ranks: Faults, fault_codes: Mapping[int, str] | None = None

@@ -187,9 +187,13 @@ def replacing_expired(state: Replacing, turn: Turn) -> Outcome:
     if state.clear_at is not None and turn.now >= state.clear_at:
         turn = turn.with_reason("agents had time to read reset-config")
         return turn.go_to(replace(state, clear_at=None), WriteResetConfig(ResetOperation.CLEAR))
+    because = "the scheduler did not replace the lost pods in time"
+    if turn.job.from_ascend:
+        # MindIO waits for the new processes itself. It takes another strategy then, but no stop.
+        turn = turn.with_reason(because)
+        return try_next(turn, Strategy.RECOVER, RecoverCode.ScheduleTimeout)
     # The pods may have come unseen, and the ranks may train: park them before the next order.
     round_ = turn.round
     failed = Attempt(Strategy.RECOVER, RecoverCode.ScheduleTimeout)
-    because = "the scheduler did not replace the lost pods in time"
     history = (*round_.history, failed)
     return begin(turn.job, (), turn.now, turn.config, because, before=round_, history=history)
