@@ -142,6 +142,9 @@ class Client:
                 self._work(signal, 20.0, lambda: self._shrink(signal, isolate=False))
             case "killMaster", _:
                 self.world.cluster.restart_job()
+            case "hot-switch", ("hot switch",) if self.world.chance(0.2):
+                refusal = StrategiesReport(("exit",), self._uuid(signal))
+                self._work(signal, 5.0, lambda: self._answer(signal, refusal))
             case "hot-switch", ("new pod running",):
                 self._work(signal, 5.0, lambda: self._pause_to_move(signal))
             case _:

@@ -6,12 +6,14 @@ The numbers are those of the table in docs/appendix/clusterd-weaknesses.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from taskd.core.clusterd.job_config import is_on, read_pod_group
 from taskd.core.clusterd.machine import RecoveryConfig
 from taskd.core.clusterd.states import (
+    AwaitingBackup,
     AwaitingRemoval,
     Ended,
     Growing,
@@ -31,6 +33,7 @@ from taskd.core.clusterd.states import (
     StressTesting,
 )
 from taskd.model.clusterd import (
+    AnnotatePod,
     ClusterWriteDone,
     ClusterWriteFailed,
     FaultReport,
@@ -597,6 +600,24 @@ class TestHotSwitch:
         at(machine, Idle)
         machine.wait(600)
         assert machine.order.uuid not in ("", first)
+
+    def test_job_that_cannot_move_goes_on_training(self) -> None:
+        machine = Machine("recover", pods=(2, 2), sub_health="hotSwitch")
+        machine.send(seen(3, "SubHealthFault"))
+        assert machine.offers("exit").answer == RecoverCode.OK
+        at(machine, Idle)
+        assert machine.order.actions == ("stop switch",)
+        assert AnnotatePod("pod1", "needOperatorOpe", None, 0) in [
+            replace(done, sequence=0) for done in machine.said(AnnotatePod)
+        ]
+        machine.wait(600)
+        assert not machine.commands()
+
+    def test_job_that_offers_to_move_before_its_backup_runs_is_refused(self) -> None:
+        machine = Machine("recover", pods=(2, 2), sub_health="hotSwitch")
+        machine.send(seen(3, "SubHealthFault"))
+        assert machine.offers("migration", "exit").answer == RecoverCode.OrderMix
+        at(machine, AwaitingBackup)
 
     def test_node_0_is_not_moved(self) -> None:
         machine = Machine("recover", pods=(2, 2), sub_health="hotSwitch")

@@ -978,6 +978,20 @@ def test_replaced_agent_is_not_a_fault_while_mindio_repairs_the_ranks() -> None:
 # Signals
 
 
+def test_hot_switch_is_refused_at_once() -> None:
+    """Otherwise clusterd waits for a job that never pauses, and then restarts it."""
+    play = Play().training()
+    asked = signal("hot-switch", "hot switch", uuid="h", sequence=4)
+    for _ in range(2):
+        assert play.orders(asked).sent(StrategiesReport) == [StrategiesReport(("exit",), "h")]
+    assert isinstance(play.state, Training)
+    play.orders(signal("hot-switch", "stop switch", uuid="h", sequence=5))
+    assert not play.last.commands
+    # Ascend's clusterd would take the answer for one to a later question.
+    play.orders(signal("hot-switch", "hot switch", uuid="", incident=0))
+    assert not play.last.commands
+
+
 def test_repeated_signal_is_carried_out_once() -> None:
     play = Play().stopping().orders(STOP)
     assert not play.last.commands
