@@ -196,6 +196,15 @@ def test_ascend_job_that_waits_for_a_pod_gets_the_next_strategy_without_a_stop(
     assert late.answer == RecoverCode.ScheduleTimeout
 
 
+def test_ranks_in_a_result_of_ascend_are_those_that_were_repaired() -> None:
+    """Ascend's managers send MindIO's list of faults with every result, not only with 201."""
+    machine = Machine("recover")
+    machine.fault(3)
+    machine.send(StopReport(0), StrategiesReport(OFFERS))
+    machine.send(ResultReport(0, "recover", (Rank(3),)))
+    at(machine, Idle)
+
+
 def test_ascend_job_whose_recovery_failed_saves_a_checkpoint_and_does_not_shrink() -> None:
     """After 406 MindIO takes nothing but an order to save or to exit."""
     machine = Machine("recover,elastic-training,dump", pods=(2, 2))

@@ -67,7 +67,7 @@ def status_reported(state: Repairing, turn: Turn, event: ResultReport) -> Outcom
             return _isolate(state, turn, event)
         case (Growing(), RecoverCode.OK):
             return succeed(turn.with_reason("the job has grown back"), "")
-        case Replacing(), RecoverCode.OK if event.isolated and not _in_cluster(turn):
+        case Replacing(), RecoverCode.OK if _names_missing(turn, event):
             return _still_shrunk(turn.with_reason(f"{state.strategy} worked"), event)
         case _, RecoverCode.OK:
             strategy = strategy_of(state)
@@ -84,6 +84,11 @@ def status_reported(state: Repairing, turn: Turn, event: ResultReport) -> Outcom
             if strategy.on_wire is WireStrategy.RECOVER:
                 turn = turn.with_cluster_commands(AnnotatePodGroup(STATUS, "recover-failed"))
             return try_next(turn, strategy, code)
+
+
+def _names_missing(turn: Turn, event: ResultReport) -> bool:
+    """Ascend's managers list the ranks that were repaired, with every result."""
+    return bool(event.isolated) and not turn.job.config.cluster and not turn.job.from_ascend
 
 
 def _retry_failed(turn: Turn, code: int) -> Outcome:
