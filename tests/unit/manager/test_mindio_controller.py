@@ -31,7 +31,7 @@ class Engine(InProcessEngine):
         self.note("destroy")
 
     def change_strategy(self, strategy: str, params: str = "") -> None:
-        self.note(str(strategy))
+        self.note((str(strategy), params) if params else str(strategy))
 
     def prepare_action(self, action: str, faults: Faults) -> None:
         self.note(action)
@@ -100,4 +100,19 @@ def test_agents_exit_before_a_recovery_and_restart_ranks_after_the_order_in_plac
         nodes=nodes,
         extra="recover-in-place",
     )
-    assert carried_out(in_place) == ["recover", (agent(1), RestartWorkers((Rank(3),)))]
+    assert carried_out(in_place) == [
+        ("recover", "recover-in-place"),
+        (agent(1), RestartWorkers((Rank(3),))),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "params"),
+    [
+        ("downgrade", '{"scale-in-strategy": "DP"}'),
+        ("upgrade", '{"scale-out-strategy": "DP"}'),
+    ],
+)
+def test_parameters_of_a_strategy_reach_the_controller(strategy: str, params: str) -> None:
+    change = order("changeStrategy", "change_strategy", strategy=strategy, extra=params)
+    assert carried_out(change) == [(strategy, params)]
