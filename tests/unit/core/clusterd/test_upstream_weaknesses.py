@@ -47,6 +47,7 @@ from taskd.model.clusterd import (
     ResultReport,
     Signal,
     SignalDelivered,
+    StopReport,
     StrategiesReport,
     Subscribed,
     Unsubscribed,
@@ -174,6 +175,21 @@ class TestEscalation:
         assert machine.order.incident == 2
         assert machine.uuid != before
         assert [fault.rank for fault in machine.order.faults] == [1, 3]
+
+    def test_device_fault_waits_for_the_result_of_a_repair_by_mindio(self) -> None:
+        """MindIO takes no order to stop then. A rank that dies of the fault ends the repair."""
+        machine = Machine("recover,dump", pods=(2, 2, 2))
+        machine.fault(3)
+        machine.send(StopReport(0), StrategiesReport(("recover", "dump", "exit")))
+        at(machine, Replacing)
+        machine.send(seen(5))
+        assert not machine.commands()
+        machine.replace_pods(1)
+        machine.send(ResultReport(0, "recover"))
+        at(machine, Idle)
+        machine.wait(0)
+        at(machine, PreExiting)
+        assert [fault.rank for fault in machine.order.faults] == [5]
 
     def test_fault_during_an_operation_is_replied_to_the_operator(self) -> None:
         machine = Machine("retry")
