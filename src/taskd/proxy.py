@@ -53,7 +53,12 @@ class ProxyConfig:
             port = text(port_key) or str(default.port)
             if not port.isascii() or not port.isdigit() or int(port) > 65535:
                 raise SettingsError([f"{port_key} must be a port number, got {port!r}"])
-            return str(Address.parse(str(Address(chosen, int(port)))))
+            parsed = Address.parse(str(Address(chosen, int(port))))
+            if port_key == "UpstreamPort" and not parsed.port:
+                raise SettingsError(["UpstreamPort must be between 1 and 65535, got 0"])
+            if parsed.is_multicast:
+                raise SettingsError([f"{host_key} must name one host, got {chosen!r}"])
+            return str(parsed)
 
         rank = text("ServerRank") or environ.get("RANK") or environ.get("MS_NODE_RANK") or "0"
         if not rank.isascii() or not rank.isdigit():

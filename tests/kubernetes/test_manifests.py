@@ -101,6 +101,24 @@ def test_pods_of_jobs_have_no_permissions_and_their_token_from_a_secret(folder: 
         assert env["PET_SIGNALS_TO_HANDLE"]["value"] == "SIGINT"
 
 
+def test_clusterd_satisfies_the_restricted_standard_and_imposes_it_on_no_other_pod() -> None:
+    """Ascend's NodeD, which mounts folders of its machine, is in the same namespace."""
+    (spec,) = [spec for body in objects("clusterd") for spec in _pod_specs(body)]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+    assert {*spec["securityContext"]} >= {"runAsNonRoot", "runAsUser", "seccompProfile"}
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = spec["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    kinds = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
+    assert kinds <= {"secret", "emptyDir", "configMap", "projected"}
+    labels = [body["metadata"].get("labels", {}) for body in objects("clusterd")]
+    assert not any("pod-security.kubernetes.io/enforce" in known for known in labels)
+
+
 def _pod_specs(body: object) -> list[Json]:
     if isinstance(body, list):
         return [spec for item in body for spec in _pod_specs(item)]

@@ -142,6 +142,9 @@ class Client:
                 self._work(signal, 20.0, lambda: self._shrink(signal, isolate=False))
             case "killMaster", _:
                 self.world.cluster.restart_job()
+            case "hot-switch", ("hot switch",) if self.world.chance(0.2):
+                refusal = StrategiesReport(("exit",), self._uuid(signal))
+                self._work(signal, 5.0, lambda: self._answer(signal, refusal))
             case "hot-switch", ("new pod running",):
                 self._work(signal, 5.0, lambda: self._pause_to_move(signal))
             case _:
@@ -245,6 +248,10 @@ class Client:
     def _recover(self, signal: Signal, among: tuple[str, ...] = (DEAD, ERRING, AWAY)) -> None:
         """Start new processes for lost ranks that have a place."""
         truth = self.world.truth
+        if signal.strategy == "recover" and not self.speaks_uuid and truth.all_of(AWAY):
+            # MindIO repairs no rank of a job that has shrunk.
+            self._status(signal, 406)
+            return
         homeless = [rank for rank in truth.all_of(*among) if not self._can_run(rank)]
         if homeless:
             # The scheduler may still be working on it.

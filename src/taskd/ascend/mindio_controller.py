@@ -82,7 +82,7 @@ class MindioController:
         self._thread = LoopThread("taskd-mindio")
         self._engine = engine(self)
         self._frame = "pytorch"
-        self._uuid, self._restarts_left = "", -1
+        self._restarts_left = -1
         self._handled: list[object] = []
         active = self
 
@@ -105,8 +105,8 @@ class MindioController:
         key = (signal.uuid, signal.sequence or (signal.type, signal.actions, signal.strategy))
         if signal.type == "keep-alive" or key in self._handled:
             return
-        self._handled = [*self._handled, key][-REMEMBERED_SIGNALS:]
-        self._uuid = signal.uuid or self._uuid
+        if signal.uuid:  # Ascend's clusterd sends hot switches without one.
+            self._handled = [*self._handled, key][-REMEMBERED_SIGNALS:]
         faults = {int(fault.rank): int(fault.kind) for fault in signal.faults}
         if signal.type == "killMaster":
             self._in_order(self._engine.destroy)
@@ -175,20 +175,19 @@ class MindioController:
         done.add_done_callback(partial(_log_failure, call))
         return done
 
-    # Reports of the controller, from its own threads
+    # Reports of the controller, from its own threads. They carry no uuid: the controller does not
+    # say which order it answers, and it may be one before the last.
 
     def report_stop_complete(self, code: int, msg: str, fault_ranks: Faults) -> int:
-        return self._pass_on(StopReport(code, self._uuid, msg, _faults(fault_ranks, msg)))
+        return self._pass_on(StopReport(code, "", msg, _faults(fault_ranks, msg)))
 
     def report_recover_strategy(self, fault_ranks: Faults, strategy_list: Sequence[str]) -> int:
-        report = StrategiesReport(
-            tuple(map(wire_strategy, strategy_list)), self._uuid, _faults(fault_ranks, "")
-        )
-        return self._pass_on(report)
+        offered = tuple(map(wire_strategy, strategy_list))
+        return self._pass_on(StrategiesReport(offered, faults=_faults(fault_ranks, "")))
 
     def report_recover_status(self, code: int, msg: str, fault_ranks: Faults, strategy: str) -> int:
         isolated = tuple(Rank(rank) for rank in fault_ranks)
-        return self._pass_on(ResultReport(code, wire_strategy(strategy), isolated, self._uuid, msg))
+        return self._pass_on(ResultReport(code, wire_strategy(strategy), isolated, info=msg))
 
     def report_process_fault(
         self, fault_ranks: Faults, fault_codes: Mapping[int, str] | None = None
@@ -208,6 +207,9 @@ def _for_agents(signal: Signal) -> tuple[list[tuple[Position, Body]], list[tuple
     in_place = signal.extra == Strategy.RECOVER_IN_PLACE or "fault_nodes_restart" in signal.actions
     if signal.type == "preExitProcess":
         return [(node, StopWorkers(ranks)) for node in nodes], []
+    if signal.strategy == WireStrategy.DUMP:
+        # Healthy ranks of these nodes may have to write, too. The order to exit comes afterwards.
+        return [], []
     if in_place:
         return [], [(node, RestartWorkers(ranks)) for node in nodes]
     if signal.strategy == WireStrategy.RECOVER or "fault_nodes_exit" in signal.actions:

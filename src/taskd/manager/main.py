@@ -148,7 +148,7 @@ class Manager:
         """Run until the job has ended, or until a signal comes: the job continues in that case."""
         if self._clusterd is not None and self._with_mindio:
             self._mindio = MindioController(self._clusterd.report, self._act.send, self._nodes)
-            self._mindio.start("mindspore" if environ.get("MS_WORKER_NUM") else "pytorch")
+            self._mindio.start("mindspore" if self._config.job.mindspore else "pytorch")
         tasks = [asyncio.create_task(work) for work in self._tasks()]
         driving = asyncio.create_task(self._driver.run_until(Ended))
         stop = _stop_signal()

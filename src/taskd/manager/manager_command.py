@@ -17,7 +17,7 @@ from taskd.core.manager.watch.stragglers import StragglerConfig
 from taskd.core.manager.watch.wait_bounds import LivenessConfig
 from taskd.errors import SettingsError, TaskdError
 from taskd.manager.main import serve
-from taskd.manager.settings import PORT, ManagerConfig, switch_file
+from taskd.manager.settings import PORT, ManagerConfig, is_mindspore, switch_file
 from taskd.model.strategies import parse_strategies
 from taskd.runtime.limits.fd_limit import raise_fd_limit
 
@@ -65,6 +65,7 @@ def config_of(args: argparse.Namespace) -> ManagerConfig:
             dump_dir=args.dump_dir,
             join_timeout_s=args.join_timeout,
             rescheduling=args.rescheduling,
+            mindspore=is_mindspore(environ),
         )
         strategies = parse_strategies(args.strategies, "--strategies") if args.strategies else ()
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,11 @@ from taskd.worker.settings import SWITCH
 PORT = 9601
 EMBEDDED = "embedded"
 """Instead of clusterd's address: run clusterd inside the manager's process."""
+
+
+def is_mindspore(environment: Mapping[str, str]) -> bool:
+    """Ascend's operator sets this variable for MindSpore jobs only."""
+    return bool(environment.get("MS_WORKER_NUM"))
 
 
 def switch_file() -> str:

@@ -36,6 +36,13 @@ class Address:
         except ValueError:
             return False
 
+    @property
+    def is_multicast(self) -> bool:
+        try:
+            return ip_address(self.host).is_multicast
+        except ValueError:
+            return False
+
     def why_not(self) -> str:
         """Why listening there fails. gRPC does not report the reason."""
         try:

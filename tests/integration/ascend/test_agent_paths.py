@@ -105,10 +105,16 @@ def test_pids_and_faulty_part_of_a_worker_group() -> None:
         ({"Framework": "MindSpore", "ServerRank": "0"}, {"MS_NODE_RANK": "first"}),
         ({"Framework": "MindSpore", "UpstreamPort": "high"}, {}),
         ({"Framework": "MindSpore", "UpstreamPort": "70000"}, {}),
+        ({"Framework": "MindSpore", "UpstreamPort": "9²"}, {}),
+        ({"Framework": "MindSpore", "ServerRank": "²"}, {}),
+        ({"Framework": ["PyTorch"]}, {}),
+        ("MindSpore", {}),
+        ([], {}),
+        (None, {}),
     ],
 )
 def test_invalid_agent_settings_are_refused(
-    config: dict[str, str], env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    config: Any, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskd.agent.seams.agent_api._agent", None)
     for name, value in env.items():

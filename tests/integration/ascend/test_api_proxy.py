@@ -146,6 +146,8 @@ def test_port_in_use_returns_false_and_leaves_no_proxy(job: Job) -> None:
     [
         {"ListenPort": "many"},
         {"UpstreamPort": 70000},
+        {"UpstreamPort": "0"},
+        {"ListenAddr": "224.0.0.1"},
         {"ListenAddr": "no host", "ListenPort": 0},
         {"ServerRank": "-1"},
         {"ServerRank": "one"},
@@ -158,7 +160,7 @@ def test_invalid_settings_return_false(config: dict[str, object]) -> None:
     assert init_taskd_proxy({"ListenPort": 0, **config}) is False
 
 
-@pytest.mark.parametrize("config", [[("ListenPort", 0)], 7, "x"])
+@pytest.mark.parametrize("config", [[("ListenPort", 0)], [], 7, "x"])
 def test_settings_that_are_not_a_dict_return_false(config: object) -> None:
     assert init_taskd_proxy(config) is False  # type: ignore[arg-type]
 

@@ -30,19 +30,21 @@ def init(config: Mapping[str, Any], cls: Any = None) -> bool:
     """Prepare the agent of this process. False: it was refused, and the log says why."""
     global _agent
     attach()
+    if not isinstance(config, Mapping):
+        return _refuse(f"the settings must be a dict, got {type(config).__name__}")
     framework = config.get("Framework")
-    if framework not in _RANK_NAMES:
+    if framework not in tuple(_RANK_NAMES):
         return _refuse(f"Framework must be {PYTORCH} or {MINDSPORE}, got {framework!r}")
     if framework == PYTORCH and cls is None:
         return _refuse("for PyTorch, pass torch's agent as the second argument")
     if framework == MINDSPORE and environ.get("TASKD_PROCESS_ENABLE") == "off":
         return _refuse("TASKD_PROCESS_ENABLE is off: MSRunPlugin runs the job without a manager")
     named = environ.get(_RANK_NAMES[framework]) or "0"
-    if not named.isdigit():
+    if not _is_number(named):
         return _refuse(f"{_RANK_NAMES[framework]} must be a number, got {named!r}")
     rank = str(config.get("ServerRank") or named)
     address, port = config.get("UpstreamAddr"), str(config.get("UpstreamPort") or "9602")
-    if not rank.isdigit() or not port.isdigit():
+    if not _is_number(rank) or not _is_number(port):
         return _refuse(f"ServerRank and UpstreamPort must be numbers, got {rank!r}, {port!r}")
     if not 0 < int(port) < 65536:
         return _refuse(f"UpstreamPort must be between 1 and 65535, got {port}")
@@ -87,6 +89,10 @@ def start() -> Any:
 def _refuse(reason: str) -> bool:
     log.error("agent refused the call: %s", reason)
     return False
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def _is_address(text: object) -> bool:

@@ -40,7 +40,7 @@ def init_taskd_agent(config: Mapping[str, Any] | None = None, cls: Any = None) -
     Only the key Framework is required; UpstreamAddr, UpstreamPort and ServerRank are optional.
     """
     agent = _load(AGENT)
-    return agent is not None and bool(agent.init(dict(config or {}), cls))
+    return agent is not None and bool(agent.init({} if config is None else config, cls))
 
 
 def start_taskd_agent() -> Any:
@@ -70,8 +70,9 @@ def init_taskd_proxy(config: Mapping[str, Any] | None = None) -> bool:
     from taskd.bus.security import tls_of
 
     try:
-        settings = proxy.ProxyConfig.of(config or {}, environ)
-        return proxy.start(replace(settings, tls=tls_of(config or {})))
+        given = {} if config is None else config
+        settings = proxy.ProxyConfig.of(given, environ)
+        return proxy.start(replace(settings, tls=tls_of(given)))
     except (AttributeError, TaskdError) as error:
         run_log.error("the proxy did not start: %s", error)
         return False

@@ -64,7 +64,7 @@ def _settings(config: dict[str, Any]) -> ManagerConfig:
     from taskd.ascend.recover_channel import LOOPBACK, server_address
     from taskd.bus.security import membership, tls_of
     from taskd.core.manager.states import JobConfig
-    from taskd.manager.settings import EMBEDDED, PORT, ManagerConfig
+    from taskd.manager.settings import EMBEDDED, PORT, ManagerConfig, is_mindspore
     from taskd.runtime.address import Address
 
     local = environ.get("LOCAL_PROXY_ENABLE") == "on"
@@ -88,6 +88,7 @@ def _settings(config: dict[str, Any]) -> ManagerConfig:
             nodes=config.get("node_nums", 1),
             ranks_per_node=config.get("proc_per_node", 1),
             rescheduling=has_cluster,
+            mindspore=is_mindspore(environ),
         ),
     )
 

@@ -34,6 +34,9 @@ WATCH_S = 60
 """How long a watch runs. A connection that has silently broken is noticed a little later."""
 MERGE_PATCH = "application/merge-patch+json"
 NOT_FOUND, CONFLICT = 404, 409
+NO_CREDENTIALS = (ConfigError, json.JSONDecodeError)
+"""A program that makes tokens has failed, or a token file is missing: perhaps only now."""
+NOT_REACHED = (httpx2.HTTPError, httpx2.StreamError, OSError, *NO_CREDENTIALS)
 
 
 class ApiFailed(TaskdError):
@@ -78,7 +81,10 @@ def from_environment() -> ApiClient:
     except ConfigError as error:
         raise SettingsError([f"cannot find the Kubernetes API server: {error}"]) from error
     assert config is not None  # `get` without a default raises instead
-    return ApiClient(config)
+    try:
+        return ApiClient(config)
+    except OSError as error:
+        raise SettingsError([f"cannot use the Kubernetes credentials: {error}"]) from error
 
 
 class ApiClient:
@@ -106,7 +112,7 @@ class ApiClient:
                 content=content,
                 headers={"Content-Type": content_type} if content is not None else None,
             )
-        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+        except NOT_REACHED as error:
             raise _not_reached(error) from error
         _check(response, response.content)
         return _parsed(response.content)
@@ -128,7 +134,7 @@ class ApiClient:
                 if response.status_code != 200:
                     _check(response, await response.aread())
                 yield _events(lines(response.aiter_bytes()))
-        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+        except NOT_REACHED as error:
             raise _not_reached(error) from error
 
 
@@ -157,6 +163,8 @@ async def _events(lines: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, Json]
 
 
 def _not_reached(error: Exception) -> ApiFailed:
+    if isinstance(error, NO_CREDENTIALS):
+        return ApiFailed(0, f"cannot authenticate to the API server: {error}")
     return ApiFailed(0, f"cannot reach the API server: {str(error) or type(error).__name__}")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from taskd.clusterd.kubernetes.api_client import ApiClient, ApiFailed, Resource
-from taskd.core.clusterd.reflector import Change, Json, ListPage, OpenWatch, Pause, Reflector
+from taskd.core.clusterd.reflector import GONE, Change, Json, ListPage, OpenWatch, Pause, Reflector
 from taskd.runtime.clock import Clock, monotonic
 
 log = logging.getLogger(__name__)
@@ -25,15 +25,21 @@ async def reflect(
     """Until it is cancelled. `shrink` leaves of an object what must be kept while it is listed."""
     problem = ""
     while True:
-        match core.next_action(clock()):
-            case Pause(until):
-                await asyncio.sleep(until - clock())
-            case ListPage(token):
-                await _list(api, resource, core, apply, shrink, token, clock)
-            case OpenWatch(version):
-                await _watch(api, resource, core, apply, version, clock)
-            case action:
-                assert_never(action)
+        try:
+            match core.next_action(clock()):
+                case Pause(until):
+                    await asyncio.sleep(until - clock())
+                case ListPage(token):
+                    await _list(api, resource, core, apply, shrink, token, clock)
+                case OpenWatch(version):
+                    await _watch(api, resource, core, apply, version, clock)
+                case action:
+                    assert_never(action)
+        except Exception as error:
+            # Without this task, everything would for ever look as it does now. List again: the
+            # changes that were being applied are lost.
+            log.exception("resource=%s an object could not be processed", resource.plural)
+            core.failed(GONE, f"internal error: {type(error).__name__} {error}", 0.0, clock())
         if core.problem and core.problem != problem:
             log.warning(
                 "resource=%s cannot be watched, the last known objects stay in effect: %s",

@@ -31,6 +31,8 @@ class Question:
     history: tuple[Attempt, ...] = ()
     max_interruptions: int = 3
     dump_useless: bool = False
+    from_ascend: bool = False
+    """Ascend's MindIO repairs the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,17 @@ def _past(strategy: Strategy, question: Question) -> str:
                 return f"{attempt.strategy} has failed already"
             if attempt.strategy is Strategy.RETRY and _ruled_out(strategy, attempt.code):
                 return f"the retry failed with {attempt.code}"
+            if question.from_ascend and _ends_in_dump(attempt) and strategy is not Strategy.DUMP:
+                return f"after {attempt.strategy} failed, MindIO can only save or exit"
     interruptions = sum(a.strategy is strategy and a.interrupted for a in question.history)
     if interruptions >= question.max_interruptions:
         return f"new faults interrupted it {interruptions} times"
     return ""
+
+
+def _ends_in_dump(attempt: Attempt) -> bool:
+    failed = attempt.code == RecoverCode.UnRecoverableRetryError
+    return failed and attempt.strategy is not Strategy.RETRY
 
 
 def _ruled_out(strategy: Strategy, code: int) -> bool:

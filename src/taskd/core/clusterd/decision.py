@@ -66,6 +66,7 @@ def _question(turn: Turn, pods_back: bool) -> Question:
         platform=(round_.platform or "") if job.config.platform else None,
         history=round_.history,
         max_interruptions=turn.config.max_interruptions,
+        from_ascend=job.from_ascend,
         dump_useless=round_.nic_failed and job.config.framework == "mindspore",
     )
 

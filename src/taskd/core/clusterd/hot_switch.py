@@ -112,13 +112,24 @@ def status_reported(state: Migrating, turn: Turn, event: ResultReport) -> Outcom
     return turn.go_to(Idle(turn.job), AnnotatePod(state.backup.uid, IN_FLOW, None))
 
 
+def refused(state: AwaitingBackup, turn: Turn) -> Outcome:
+    """The job's manager cannot move ranks. They train on, on the sub-healthy device."""
+    again_at = turn.now + turn.config.hot_switch_refused_s
+    turn = _call_off(state, turn.with_reason("the job cannot move"), again_at)
+    return turn.go_to(Idle(turn.job))
+
+
+def _call_off(state: AwaitingBackup, turn: Turn, again_at: float) -> Turn:
+    turn = abandon_switch(state, turn)
+    turn = turn.with_commands(signals.hot_switch(turn.job, turn.round, "stop switch"))
+    return turn.with_uuid_retired().with_job(hot_switch_not_before=again_at)
+
+
 def expired(state: HotSwitch, turn: Turn) -> Outcome:
     match state:
         case AwaitingBackup():
-            turn = abandon_switch(state, turn.with_reason("there is no backup pod"))
-            turn = turn.with_commands(signals.hot_switch(turn.job, turn.round, "stop switch"))
             again_at = turn.now + turn.config.hot_switch_again_after_s
-            turn = turn.with_uuid_retired().with_job(hot_switch_not_before=again_at)
+            turn = _call_off(state, turn.with_reason("there is no backup pod"), again_at)
             return turn.go_to(Idle(turn.job, again_at))
         case AwaitingPause() | Migrating():
             turn = replace(turn, cause=RecoverCode.WaitReportTimeout)

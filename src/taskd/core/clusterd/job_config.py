@@ -58,6 +58,8 @@ class RecoveryConfig:
     """When to handle a fault that outlasts its round, or to set a label that failed, again."""
     hot_switch_again_after_s: float = 600.0
     """How long to wait after a failed hot switch before the next one."""
+    hot_switch_refused_s: float = 86400.0
+    """How long not to try a hot switch with a job that has said that it cannot move."""
     max_interruptions: int = 3
     """How often new faults may interrupt a strategy before it is given up."""
     max_hot_switch_pods: int = 10

@@ -77,6 +77,11 @@ class Job:
     def origin(self) -> tuple[tuple[NodeRank, str], ...]:
         return tuple(sorted((pod.node_rank, pod.uid) for pod in self.members))
 
+    @property
+    def from_ascend(self) -> bool:
+        """Ascend's MindIO repairs the ranks: no report that comes from it carries a uuid."""
+        return bool(self.answered) and not self.answered[-1].uuid
+
     def has(self, rank: Rank) -> bool:
         """Is this a rank of the job? While no pods are known, every non-negative rank is."""
         return rank >= 0 and (not self.places or any(rank in r for r in self.places.values()))

@@ -216,6 +216,8 @@ def _report(state: State, report: ExpectedReport, now: float, config: RecoveryCo
             return operation_round.paused(state, turn, report)
         case ((Negotiating() | Shrunk()), StrategiesReport()):
             return repair_progress.strategies_reported(state, turn, report)
+        case AwaitingBackup(), StrategiesReport():
+            return hot_switch.refused(state, turn)
         case AwaitingPause(), StrategiesReport():
             return hot_switch.strategies_reported(state, turn, report)
         case ((SwitchingNic() | StressTesting()), ResultReport()):

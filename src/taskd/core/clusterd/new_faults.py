@@ -32,6 +32,7 @@ from taskd.core.clusterd.states import (
     Outcome,
     Pausing,
     PreExiting,
+    Repairing,
     Replacing,
     Resuming,
     Retrying,
@@ -99,6 +100,8 @@ def faults_seen(state: State, now: float, config: RecoveryConfig) -> Outcome:
             return faults_changed(state, Turn(state.job, state.round, now, config))
         case _ if isinstance(state, Undecided) and not _new_ranks(state, faults):
             return Outcome(_with_faults(state, faults), because="there is no new fault")
+        case _ if isinstance(state, Repairing) and state.job.from_ascend:
+            return Outcome(state, because="MindIO takes no order to stop before its result")
         case _ if faults and _changes_repair(state, faults):
             return _interrupt(state, faults, now, config, because)
         case _:

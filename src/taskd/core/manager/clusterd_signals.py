@@ -53,6 +53,7 @@ ANSWER_TO: dict[str, type[ExpectedReport]] = {
     "globalFault": StrategiesReport,
     "changeStrategy": ResultReport,
     "saveAndExit": ResultReport,
+    "hot-switch": StrategiesReport,
 }
 
 
@@ -106,6 +107,9 @@ def execute_signal(state: State, signal: Signal, now: float, config: JobConfig) 
             return Outcome(replace(state, job=job), messages, f"nodes {list(signal.nodes)} leave")
         case "killMaster":
             return strategy_actions.end(state.job, 1, "clusterd has ended the job", now, config)
+        case "hot-switch" if "hot switch" in signal.actions and signal.incident != NO_INCIDENT:
+            report = StrategiesReport((WireStrategy.EXIT,), signal.uuid)
+            return Outcome(state, (report,), "the ranks cannot move while they train")
         case "stopTrain" | "globalFault" | "changeStrategy" | "saveAndExit":
             return _in_incident(state, signal, now, config)
         case other:

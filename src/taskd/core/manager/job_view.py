@@ -182,7 +182,8 @@ def apply_message(job_view: JobView, src: Position, body: Body) -> ViewUpdate:
                 job_view, NodeRank(int(src.server_rank)), FaultCause.LOST, "its agent has left"
             )
         case RanksFailed(ranks=ranks):
-            return _died(job_view, ranks, FaultCause.EXITED, f"reported by the agent of {src}")
+            here = _global_ranks(job_view, NodeRank(int(src.server_rank)), ranks)
+            return _died(job_view, here, FaultCause.EXITED, f"reported by the agent of {src}")
         case Parked() | Repaired() | Committed():
             return _progressed(job_view, body)
         case _:
@@ -284,6 +285,18 @@ def _restarted(job_view: JobView, src: Position) -> ViewUpdate:
     here = joined.on(NodeRank(int(src.server_rank)))
     gone = tuple(view.rank for view in here if view.process is ProcessState.ALIVE)
     return _died(joined, gone, FaultCause.LOST, "its agent has been restarted")
+
+
+def _global_ranks(
+    job_view: JobView, node: NodeRank, reported: tuple[Rank, ...]
+) -> tuple[Rank, ...]:
+    """An agent reports its own ranks only. Ascend's agents of MindSpore count them from 0."""
+    here = sorted(view.rank for view in job_view.on(node))
+    return tuple(
+        rank if rank in here else here[rank]
+        for rank in reported
+        if rank in here or rank < len(here)
+    )
 
 
 def _hello(job_view: JobView, hello: WorkerHello) -> ViewUpdate:

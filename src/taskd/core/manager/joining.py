@@ -69,7 +69,7 @@ def start_requested(
     """An agent requests permission to start its ranks."""
     node = node_of(src)
     job = state.job
-    if remaining > 0:
+    if remaining > 0 and not config.mindspore:
         job = replace(job, restarts_left=min(job.restarts_left, remaining))
     state = replace(state, job=job)
     requests = {**job.start_requests, node: remaining}

@@ -47,6 +47,9 @@ class JobConfig:
     rescheduling: bool = False
     """The cluster brings back or replaces a lost node; otherwise only spare nodes can."""
 
+    mindspore: bool = False
+    """Ascend's agents of a MindSpore job have no restart budget, although they always send 1."""
+
     dump_dir: str = "taskd-dump"
     """Where the surviving ranks write the emergency checkpoint."""
 

@@ -172,6 +172,49 @@ def test_same_strategies_without_uuid_answer_the_question_after_a_failed_retry()
     assert machine.order.strategy == "recover"
 
 
+@pytest.mark.parametrize(
+    ("strategies", "order"),
+    [
+        ("recover,elastic-training,dump", "downgrade"),
+        ("recover,dump", "dump"),
+        ("recover", "exit"),
+    ],
+)
+def test_ascend_job_that_waits_for_a_pod_gets_the_next_strategy_without_a_stop(
+    strategies: str, order: str
+) -> None:
+    """MindIO waits for new processes itself. Meanwhile it takes another strategy, but no stop."""
+    machine = Machine(strategies, pods=(2, 2))
+    machine.fault(3)
+    machine.send(StopReport(0), StrategiesReport(("exit", "dump", "recover", "downgrade")))
+    at(machine, Replacing)
+    waited = machine.uuid
+    machine.wait(270)
+    assert (machine.order.strategy, machine.order.incident) == (order, 1)
+    assert machine.order.uuid != waited
+    late = machine.send(ResultReport(406, "recover"))
+    assert late.answer == RecoverCode.ScheduleTimeout
+
+
+def test_ranks_in_a_result_of_ascend_are_those_that_were_repaired() -> None:
+    """Ascend's managers send MindIO's list of faults with every result, not only with 201."""
+    machine = Machine("recover")
+    machine.fault(3)
+    machine.send(StopReport(0), StrategiesReport(OFFERS))
+    machine.send(ResultReport(0, "recover", (Rank(3),)))
+    at(machine, Idle)
+
+
+def test_ascend_job_whose_recovery_failed_saves_a_checkpoint_and_does_not_shrink() -> None:
+    """After 406 MindIO takes nothing but an order to save or to exit."""
+    machine = Machine("recover,elastic-training,dump", pods=(2, 2))
+    machine.fault(3)
+    machine.send(StopReport(0), StrategiesReport(("exit", "dump", "recover", "downgrade")))
+    machine.replace_pods(1)
+    machine.send(ResultReport(406, "recover"))
+    assert machine.order.strategy == "dump"
+
+
 def test_same_failure_without_uuid_ends_the_second_strategy_too() -> None:
     machine = Machine("recover-in-place,recover,dump")
     machine.fault(3)

@@ -6,12 +6,14 @@ The numbers are those of the table in docs/appendix/clusterd-weaknesses.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from taskd.core.clusterd.job_config import is_on, read_pod_group
 from taskd.core.clusterd.machine import RecoveryConfig
 from taskd.core.clusterd.states import (
+    AwaitingBackup,
     AwaitingRemoval,
     Ended,
     Growing,
@@ -31,6 +33,7 @@ from taskd.core.clusterd.states import (
     StressTesting,
 )
 from taskd.model.clusterd import (
+    AnnotatePod,
     ClusterWriteDone,
     ClusterWriteFailed,
     FaultReport,
@@ -44,6 +47,7 @@ from taskd.model.clusterd import (
     ResultReport,
     Signal,
     SignalDelivered,
+    StopReport,
     StrategiesReport,
     Subscribed,
     Unsubscribed,
@@ -171,6 +175,21 @@ class TestEscalation:
         assert machine.order.incident == 2
         assert machine.uuid != before
         assert [fault.rank for fault in machine.order.faults] == [1, 3]
+
+    def test_device_fault_waits_for_the_result_of_a_repair_by_mindio(self) -> None:
+        """MindIO takes no order to stop then. A rank that dies of the fault ends the repair."""
+        machine = Machine("recover,dump", pods=(2, 2, 2))
+        machine.fault(3)
+        machine.send(StopReport(0), StrategiesReport(("recover", "dump", "exit")))
+        at(machine, Replacing)
+        machine.send(seen(5))
+        assert not machine.commands()
+        machine.replace_pods(1)
+        machine.send(ResultReport(0, "recover"))
+        at(machine, Idle)
+        machine.wait(0)
+        at(machine, PreExiting)
+        assert [fault.rank for fault in machine.order.faults] == [5]
 
     def test_fault_during_an_operation_is_replied_to_the_operator(self) -> None:
         machine = Machine("retry")
@@ -597,6 +616,24 @@ class TestHotSwitch:
         at(machine, Idle)
         machine.wait(600)
         assert machine.order.uuid not in ("", first)
+
+    def test_job_that_cannot_move_goes_on_training(self) -> None:
+        machine = Machine("recover", pods=(2, 2), sub_health="hotSwitch")
+        machine.send(seen(3, "SubHealthFault"))
+        assert machine.offers("exit").answer == RecoverCode.OK
+        at(machine, Idle)
+        assert machine.order.actions == ("stop switch",)
+        assert AnnotatePod("pod1", "needOperatorOpe", None, 0) in [
+            replace(done, sequence=0) for done in machine.said(AnnotatePod)
+        ]
+        machine.wait(600)
+        assert not machine.commands()
+
+    def test_job_that_offers_to_move_before_its_backup_runs_is_refused(self) -> None:
+        machine = Machine("recover", pods=(2, 2), sub_health="hotSwitch")
+        machine.send(seen(3, "SubHealthFault"))
+        assert machine.offers("migration", "exit").answer == RecoverCode.OrderMix
+        at(machine, AwaitingBackup)
 
     def test_node_0_is_not_moved(self) -> None:
         machine = Machine("recover", pods=(2, 2), sub_health="hotSwitch")

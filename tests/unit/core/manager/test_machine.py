@@ -946,6 +946,27 @@ def test_replaced_ascend_agent_starts_and_the_others_restart() -> None:
     assert isinstance(play.state, Training)
 
 
+@pytest.mark.parametrize("reported", [3, 1], ids=["global", "local"])
+def test_mindspore_agents_of_ascend_report_local_ranks(reported: int) -> None:
+    """PyTorch's agents report global ranks. No agent can report a rank of another node."""
+    play = _ascend_job(CONFIG)
+    play.receive(agent(1), m.RanksFailed((Rank(reported), Rank(9))))
+    [report] = play.sent(FaultReport)
+    assert [fault.rank for fault in report.faults] == [3]
+
+
+def test_mindspore_agents_of_ascend_have_no_restart_budget() -> None:
+    """They always send 1, and ignore the number that they get."""
+    play = Play(JobConfig(mindspore=True))
+    play.receive(agent(0), m.AgentRegistered()).receive(agent(0), m.RestartsLeft(1))
+    assert play.sent(m.StartWorkers) == [m.StartWorkers(32767)]
+    for number in range(3):
+        play.receive(agent(0), m.RanksFailed((Rank(0),)))
+        play.orders(signal("stopTrain", "stop_train", uuid=f"u{number}", incident=0))
+        play.orders(signal("changeStrategy", uuid=f"u{number}", incident=0, strategy="recover"))
+        assert play.sent(m.RestartAgent)
+
+
 def test_replaced_agent_is_not_a_fault_while_mindio_repairs_the_ranks() -> None:
     play = _ascend_job(CONFIG, mindio=True)
     play.receive(agent(1), m.AgentRegistered()).receive(agent(1), m.RestartsLeft(5))
@@ -955,6 +976,20 @@ def test_replaced_agent_is_not_a_fault_while_mindio_repairs_the_ranks() -> None:
 
 
 # Signals
+
+
+def test_hot_switch_is_refused_at_once() -> None:
+    """Otherwise clusterd waits for a job that never pauses, and then restarts it."""
+    play = Play().training()
+    asked = signal("hot-switch", "hot switch", uuid="h", sequence=4)
+    for _ in range(2):
+        assert play.orders(asked).sent(StrategiesReport) == [StrategiesReport(("exit",), "h")]
+    assert isinstance(play.state, Training)
+    play.orders(signal("hot-switch", "stop switch", uuid="h", sequence=5))
+    assert not play.last.commands
+    # Ascend's clusterd would take the answer for one to a later question.
+    play.orders(signal("hot-switch", "hot switch", uuid="", incident=0))
+    assert not play.last.commands
 
 
 def test_repeated_signal_is_carried_out_once() -> None:

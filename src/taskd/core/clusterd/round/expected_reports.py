@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from taskd.core.clusterd.job_facts import Answered, Attempt
 from taskd.core.clusterd.states import (
+    AwaitingBackup,
     AwaitingPause,
     Dumping,
     Ended,
@@ -109,6 +110,8 @@ def _awaited(state: State, report: ExpectedReport) -> bool:
             return True
         case ((Negotiating() | AwaitingPause() | Shrunk()), StrategiesReport()):
             return True
+        case AwaitingBackup(), StrategiesReport(strategies=offered):
+            return set(offered) <= {WireStrategy.EXIT}
         case ((SwitchingNic() | StressTesting()), ResultReport()):
             return report.code != RecoverCode.OK
         case _, ResultReport(strategy=strategy):

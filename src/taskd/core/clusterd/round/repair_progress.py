@@ -67,7 +67,7 @@ def status_reported(state: Repairing, turn: Turn, event: ResultReport) -> Outcom
             return _isolate(state, turn, event)
         case (Growing(), RecoverCode.OK):
             return succeed(turn.with_reason("the job has grown back"), "")
-        case Replacing(), RecoverCode.OK if event.isolated and not _in_cluster(turn):
+        case Replacing(), RecoverCode.OK if _names_missing(turn, event):
             return _still_shrunk(turn.with_reason(f"{state.strategy} worked"), event)
         case _, RecoverCode.OK:
             strategy = strategy_of(state)
@@ -84,6 +84,11 @@ def status_reported(state: Repairing, turn: Turn, event: ResultReport) -> Outcom
             if strategy.on_wire is WireStrategy.RECOVER:
                 turn = turn.with_cluster_commands(AnnotatePodGroup(STATUS, "recover-failed"))
             return try_next(turn, strategy, code)
+
+
+def _names_missing(turn: Turn, event: ResultReport) -> bool:
+    """Ascend's managers list the ranks that were repaired, with every result."""
+    return bool(event.isolated) and not turn.job.config.cluster and not turn.job.from_ascend
 
 
 def _retry_failed(turn: Turn, code: int) -> Outcome:
@@ -187,9 +192,13 @@ def replacing_expired(state: Replacing, turn: Turn) -> Outcome:
     if state.clear_at is not None and turn.now >= state.clear_at:
         turn = turn.with_reason("agents had time to read reset-config")
         return turn.go_to(replace(state, clear_at=None), WriteResetConfig(ResetOperation.CLEAR))
+    because = "the scheduler did not replace the lost pods in time"
+    if turn.job.from_ascend:
+        # MindIO waits for the new processes itself. It takes another strategy then, but no stop.
+        turn = turn.with_reason(because)
+        return try_next(turn, Strategy.RECOVER, RecoverCode.ScheduleTimeout)
     # The pods may have come unseen, and the ranks may train: park them before the next order.
     round_ = turn.round
     failed = Attempt(Strategy.RECOVER, RecoverCode.ScheduleTimeout)
-    because = "the scheduler did not replace the lost pods in time"
     history = (*round_.history, failed)
     return begin(turn.job, (), turn.now, turn.config, because, before=round_, history=history)
