@@ -161,7 +161,7 @@ def test_job_shrinks_without_node_zero_and_a_later_replacement_knows_the_set_up(
     assert "[rank 5]: step 79 with 4 ranks, seed 1000\n" in ended[1].out
     assert "seed 1005" not in ended[1].out, "the replacement got what rank 0 had sent"
     reports = "".join(each.err for each in ended)
-    assert "rank 0 (lost), rank 1 (lost) -> downgrade: recovered" in reports, reports
+    assert "rank 0 (lost), rank 1 (lost) -> elastic-training: recovered" in reports, reports
     assert re.search(r"rank 5 \(.*recover-in-place: recovered", reports), reports
 
 
