@@ -307,7 +307,7 @@ class SummaryFile:
 
     def incidents(self, state: State) -> list[Any]:
         """The newest ones, of all managers."""
-        known = [*self._earlier, *map(_incident, state.job.past_incidents)]
+        known = [*self._earlier, *map(summary_of, state.job.past_incidents)]
         return with_rounds(known, self.rounds)[-RECORDS_KEPT:]
 
     def _read(self, file: Path) -> list[Any]:
@@ -323,7 +323,7 @@ class SummaryFile:
         return incidents if mine else []
 
 
-def _incident(record: IncidentRecord) -> dict[str, object]:
+def summary_of(record: IncidentRecord) -> dict[str, Any]:
     return {
         "incident": record.incident,
         "strategy": record.strategy,
