@@ -330,10 +330,11 @@ def why_not_drained(job: Job, ranks: Sequence[int]) -> str:
 
 def summary_of(report: pb.IncidentReport) -> str:
     ranks = ", ".join(str(fault.rank) for fault in report.faults[:8]) or "none"
+    ranks = f"rank{'s' * (len(report.faults) != 1)} {ranks}"
     parts = ", ".join(f"{phase.name} {phase.took_ms:.0f}" for phase in report.phases[1:])
     total = sum(phase.took_ms for phase in report.phases)
     what = f"{report.strategy or 'no strategy'}: {report.outcome or 'open'}"
-    return f"ranks {ranks}, {what} in {total:.0f} ms ({parts})"[:MAX_TEXT]
+    return f"{ranks}, {what} in {total:.0f} ms ({parts})"[:MAX_TEXT]
 
 
 def history_line(entry: Entry) -> pb.HistoryLine:

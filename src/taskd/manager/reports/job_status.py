@@ -261,10 +261,11 @@ def _at_risk(nodes: Sequence[control.NodeStatus]) -> str:
 def describe_incident(record: IncidentRecord) -> str:
     """One incident in one line, with its phases in milliseconds."""
     ranks = ", ".join(str(fault.rank) for fault in record.faults) or "none"
+    ranks = f"rank{'s' * (len(record.faults) != 1)} {ranks}"
     parts = " ".join(f"{name} {ms:.0f}" for name, ms in record.phases_ms().items())
     total = (record.timestamps[-1][1] - record.timestamps[0][1]) * 1000.0
     return (
-        f"incident {record.incident}, ranks {ranks}, {record.strategy or 'no strategy'}: "
+        f"incident {record.incident}, {ranks}, {record.strategy or 'no strategy'}: "
         f"{record.outcome or 'open'} in {total:.0f} ms ({parts})"
     )
 
