@@ -108,8 +108,9 @@ def _application(
     arguments: argparse.Namespace, place: Place, host: str, secure: bool
 ) -> tuple[Any, Any]:
     from taskd.dashboard.clusterd_link import ClusterdLink
+    from taskd.dashboard.dashboard import Dashboard
     from taskd.dashboard.page_security import HostNames
-    from taskd.dashboard.web_server import Dashboard, application
+    from taskd.dashboard.web_server import application
 
     tls = tls_of(arguments, place)
     dashboard = Dashboard(
@@ -146,7 +147,7 @@ def _serve(
                 self.following = asyncio.create_task(following)
 
     from taskd.dashboard import page_certificate
-    from taskd.dashboard.http_connection import HttpConnection
+    from taskd.dashboard.http_requests import HttpConnection
 
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     config = uvicorn.Config(
