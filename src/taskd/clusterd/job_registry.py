@@ -48,7 +48,8 @@ from taskd.model.faults import Fault
 from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import Strategy
 from taskd.runtime.clock import Clock
-from taskd.runtime.journal.journal import Journal, JournalFailed
+from taskd.runtime.journal.journal import Journal
+from taskd.runtime.journal.journal_values import JournalFailed
 from taskd.runtime.plain_text import is_plain
 from taskd.wire.tagged_json import UnreadableRecord
 

@@ -109,7 +109,7 @@ def _progress(job: pb.JobStatus) -> str:
     text = f"{line.step} of {total}" if total > 0 else f"{line.step}"
     text += f", {line.steps_per_s:.2f} steps/s"
     if line.steps_per_s and total > line.step:
-        text += f", {_span(1000 * (total - line.step) / line.steps_per_s)} left"
+        text += f", {_span(round(1000 * (total - line.step) / line.steps_per_s))} left"
     return text + (f", goodput {100 * job.goodput:.1f} %" if job.goodput else "")
 
 

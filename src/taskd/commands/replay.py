@@ -57,7 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         text = [render.as_json(line) for line in lines]
     else:
-        text = list(render.history(lines, arguments.messages)) or [f"no decisions for {arguments.job} yet"]
+        text = list(render.history(lines, arguments.messages)) or [
+            f"no decisions for {arguments.job} yet"
+        ]
     sys.stdout.writelines(f"{line}\n" for line in text)
     return 0
 

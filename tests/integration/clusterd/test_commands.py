@@ -108,7 +108,8 @@ def test_commands_show_jobs_status_and_history(place: Path, server: str) -> None
 
     replayed = taskd(place, "replay", "job", *at).stdout
     assert "incident 1, 20" in replayed
-    assert " UTC: rank 3" in replayed and "-> recover-in-place: recovered in " in replayed
+    assert " UTC: rank 3" in replayed
+    assert "-> recover-in-place: recovered in " in replayed
     assert " ms  Idle -> Stopping: fault of rank 3" in replayed
     assert "Replacing -> Idle" in replayed
     assert "command  Signal" not in replayed, "only with --messages"

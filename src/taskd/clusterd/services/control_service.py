@@ -22,7 +22,8 @@ from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import Strategy
 from taskd.runtime.clock import wall
-from taskd.runtime.journal.journal import Entry, Journal, JournalFailed
+from taskd.runtime.journal.journal import Journal
+from taskd.runtime.journal.journal_values import Entry, JournalFailed
 from taskd.wire._pb import control_pb2 as pb
 from taskd.wire._pb.control_pb2_grpc import ControlServicer
 from taskd.wire.number_check import number_problem, progress_problem

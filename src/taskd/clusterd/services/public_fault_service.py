@@ -27,7 +27,8 @@ from taskd.core.clusterd.fault_centre.public_faults import (
 )
 from taskd.model.codes import RecoverCode
 from taskd.runtime.clock import Clock
-from taskd.runtime.journal.journal import Journal, JournalFailed
+from taskd.runtime.journal.journal import Journal
+from taskd.runtime.journal.journal_values import JournalFailed
 from taskd.runtime.limits.rate_limit import Buckets, Rate
 from taskd.wire import fault_codec
 from taskd.wire._pb import pubfault_pb2 as pb

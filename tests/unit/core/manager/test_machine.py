@@ -258,7 +258,9 @@ def test_death_is_reported_with_its_evidence() -> None:
 
     assert isinstance(play.state, Reported)
     [report] = play.sent(FaultReport)
-    assert [(f.rank, f.kind, f.evidence) for f in report.faults] == [(3, "1", "signal 9, SIGKILL: boom")]
+    assert [(f.rank, f.kind, f.evidence) for f in report.faults] == [
+        (3, "1", "signal 9, SIGKILL: boom")
+    ]
 
 
 def test_stop_order_parks_all_ranks() -> None:
