@@ -95,7 +95,7 @@ class ControlService(ControlServicer):
         because = evidence or "no rank slows the others down any more"
         answer = await self._note(owner, owner.state.job.incident, event, because)
         if answer.code == RecoverCode.OK:
-            self._jobs.set_stragglers(owner.job, {Rank(rank) for rank in ranks})
+            self._jobs.views.set_stragglers(owner.job, {Rank(rank) for rank in ranks})
         return _answer(answer)
 
     async def ReportIncident(self, request: pb.IncidentReport, context: Any) -> pb.Answer:

@@ -73,7 +73,7 @@ class PublicFaultService(PubFaultServicer):
             if is_public_fault(body):
                 await self._from_map(body)
         if self._faults.entries:
-            self._jobs.public_faults_changed({node for node, _, _ in self._faults.entries})
+            self._jobs.views.public_faults_changed({node for node, _, _ in self._faults.entries})
         self._expire_later()
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class PublicFaultService(PubFaultServicer):
     async def _news(self, nodes: set[str]) -> None:
         if not nodes:
             return
-        self._jobs.public_faults_changed(nodes)
+        self._jobs.views.public_faults_changed(nodes)
         self._expire_later()
         for node in sorted(nodes):
             entries = self._faults.on(node)
