@@ -114,10 +114,10 @@ def activity_of(
     progress: Mapping[int, Progress], faulty: set[int]
 ) -> Sequence[control.RankActivity]:
     """Of a large job: the faulty ranks, those with a stack, and those that are behind, first."""
-    ahead = max((p.collective for p in progress.values()), default=0)
+    ahead = max(((p.step, p.collective) for p in progress.values()), default=(0, 0))
     order = sorted(
         progress.values(),
-        key=lambda p: (p.rank not in faulty, not p.stack, p.collective == ahead, p.rank),
+        key=lambda p: (p.rank not in faulty, not p.stack, (p.step, p.collective) == ahead, p.rank),
     )
     left = MAX_STACKS
     found = []
