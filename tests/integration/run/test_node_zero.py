@@ -193,7 +193,7 @@ def test_incidents_of_former_leaders_are_shown(tmp_path: Path, etcd: EtcdServer)
     ended = [job.end() for job in others]
     assert [each.code for each in ended] == [0, 0, 0], ended
     reports = "".join(each.err for each in ended)
-    assert ["2 faults" in each.err for each in ended] == [True] * 3, reports  # whoever leads
+    assert ["2 faults" in each.err for each in ended] == [True] * 3, reports  # on each node
     assert re.search(r"incident 1: rank 5 \(signal 9", reports), reports
 
 

@@ -1,4 +1,4 @@
-"""`taskd replay --journal FILE` of a file that somebody made to harm its reader."""
+"""`taskd replay --journal FILE` of a file that was made to harm its reader."""
 
 from __future__ import annotations
 
