@@ -37,6 +37,8 @@ class Dashboard:
     hosts: HostNames
     token: str = ""
     """The token with which this process was started; the printed link signs in with it."""
+    owner: str = ""
+    """The user who has started it, and to whom the link was printed."""
     only_job: str = ""
     is_over: Callable[[str], bool] = lambda job: False
     secure: bool = False

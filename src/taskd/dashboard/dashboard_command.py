@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from taskd.clusterd.locate import Place, find, is_withdrawn
-from taskd.commands.connection import add_server_arguments, tls_of
+from taskd.commands.connection import add_server_arguments, tls_of, user_name
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
 from taskd.runtime.limits.fd_limit import raise_fd_limit
@@ -117,6 +117,7 @@ def _application(
         connect=lambda: ClusterdLink(place.address, tls),
         hosts=HostNames(host, arguments.host_name),
         token=place.token,
+        owner=user_name(),
         only_job=arguments.job,
         is_over=lambda job: is_withdrawn(place) and place.job == job,
         secure=secure,

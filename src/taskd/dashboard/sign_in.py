@@ -49,7 +49,8 @@ async def login(request: Request) -> Response:
 async def _begin(request: Request, secret: str, name: str) -> Response:
     dashboard = dashboard_of(request)
     address = request.client.host if request.client else ""
-    who = one_line(name.strip()[:80]) or f"someone at {address}"
+    owner = dashboard.owner if security.same(secret, dashboard.key) else ""
+    who = one_line(name.strip()[:80]) or f"{owner or 'unnamed'} at {address}"
     try:
         key = await dashboard.sign_in(secret.strip(), who, address)
     except NotAllowed as error:
