@@ -44,14 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "shell", choices=[*SCRIPTS, "words"], help="the shell that reads the script"
     )
-    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.shell in SCRIPTS:
         sys.stdout.write(SCRIPTS[arguments.shell])
         return 0
-    found = possible(arguments.words, _parser_of, _jobs)
+    words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
+    found = possible(words, _parser_of, _jobs)
     sys.stdout.writelines(f"{word}\n" for word in found)
     return 0
 

@@ -69,7 +69,7 @@ def event_lines(path: Path) -> list[str]:
     return list(dict.fromkeys(path.read_text().splitlines()))
 
 
-INCIDENTS = re.compile(r"^taskd: +incident (?:(\d+) to )?(\d+): (.*)", re.MULTILINE)
+INCIDENTS = re.compile(r"^taskd: {3}incident (?:(\d+) to )?(\d+): (.*)", re.MULTILINE)
 """The first one, if a line tells of several; the last one; what became of them."""
 
 

@@ -278,7 +278,7 @@ def _recovery(backend: str, ranks: int, limit_s: float) -> Row:
     found = []
     for _ in range(RECOVERIES):
         log = run("ddp", backend, "1 50 killed", STEP_S=str(STEP_S)).err
-        match = re.search(r"recover-in-place: (recovered in (\d+) ms.*)", log)
+        match = re.search(r"recover-in-place: (recovered in (\d+) ms \(.*)", log)
         assert match is not None, log
         found.append((int(match[2]), match[1]))
     middle = sorted(found)[RECOVERIES // 2]

@@ -250,7 +250,7 @@ def test_updates_keep_the_focus_and_a_scrolled_table(visitor: Visitor, job: Runn
     page = sign_in(visitor, job)
     if not page.locator("#last").count():
         job.kill(3)
-    page.set_viewport_size({"width": 390, "height": 844})
+    page.set_viewport_size({"width": 600, "height": 844})  # on a telephone it does not scroll
     incidents = page.get_by_role("region", name="Incidents", exact=True)
     # By its address: another incident may appear above it.
     address = incidents.get_by_role("link").first.get_attribute("href")
@@ -373,7 +373,7 @@ def test_hung_rank_is_shown_with_the_stacks_of_all_ranks(visitor: Visitor, job: 
     page.locator("#last a").click()
     rows = page.get_by_role("region", name="Ranks before incident").get_by_role("row")
     expect(rows.nth(1)).to_contain_text("inside collective")
-    rows.nth(1).get_by_text("stack").click()
+    rows.nth(1).get_by_text("stack", exact=True).click()
     expect(rows.nth(1).locator("pre")).to_contain_text("most recent call first")
     expect(page.locator("tr.mark")).to_contain_text("rank 1")
     accessible(page)

@@ -85,7 +85,7 @@ def test_restarted_manager_knows_all_positions() -> None:
                 await first.kill()
                 async with running_bus(manager(), None, listen=address) as second:
                     await until_change(second, PeerJoined(proxy(0)))
-                    # Nobody below has joined again, and yet all of them are known.
+                    # No process below has joined again, but all of them are known.
                     for leaf in (agt, wrk):
                         sent = await second.send(leaf.me, StartWorkers(7))
                         assert sent.code == NetCode.OK

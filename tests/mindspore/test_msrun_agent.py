@@ -30,7 +30,7 @@ def test_healthy_job_exits_with_0(healthy: Path) -> None:
 def test_killed_worker_is_reported_and_the_job_restarted(tmp_path: Path, healthy: Path) -> None:
     done = run(tmp_path, DIE="1.3")
     assert done.code == 0, done.log
-    assert incidents(tmp_path) == ["rank 1 exited: signal 9"]
+    assert incidents(tmp_path) == ["rank 1 exited: signal 9, SIGKILL"]
     assert done.starts == 4
     assert steps(tmp_path) == {0: ALL, 1: ALL}
     assert weights(tmp_path) == weights(healthy)
@@ -55,7 +55,7 @@ def test_sigterm_ends_the_whole_job(tmp_path: Path) -> None:
 def test_killed_worker_of_one_node_restarts_both_nodes(tmp_path: Path, healthy: Path) -> None:
     done = run(tmp_path, nodes=2, DIE="1.3")
     assert done.code == 0, done.log
-    assert incidents(tmp_path) == ["rank 1 exited: signal 9"]
+    assert incidents(tmp_path) == ["rank 1 exited: signal 9, SIGKILL"]
     assert done.starts == 4
     assert steps(tmp_path) == {0: ALL, 1: ALL}
     assert weights(tmp_path) == weights(healthy)

@@ -1,7 +1,7 @@
 """The real state of a simulated job: its pods, processes and devices.
 
-Nobody in the simulation may look here but the truth's own actors (the client at the ranks that it
-runs, the scheduler at its pods) and the checks.
+Nothing in the simulation may look here except the actors of the truth (the client at the ranks that
+it runs, the scheduler at its pods) and the checks.
 """
 
 from __future__ import annotations

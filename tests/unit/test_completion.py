@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from taskd import completion
+from taskd import cli, completion
 from taskd.completion import SCRIPTS, possible
 
 
@@ -30,6 +30,11 @@ def test_words_that_can_follow(line: str, expected: list[str]) -> None:
 
 def test_all_commands_are_offered_first() -> None:
     assert {"run", "dashboard", "completion"} <= set(possible([""], completion._parser_of, list))
+
+
+def test_two_dashes_are_the_beginning_of_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", "words", "--", "status", "--"]) == 0
+    assert {"--watch", "--json"} <= set(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -41,9 +41,9 @@ def test_the_environment_becomes_typed_settings() -> None:
 
 
 def test_every_mistake_is_reported_at_once() -> None:
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         load(Settings, {"TASKD_NODES": "two", "TASKD_QUIET": "perhaps"})
-    assert told.value.problems == [
+    assert raised.value.problems == [
         "TASKD_LISTEN is not set",
         "TASKD_NODES must be int, got 'two'",
         "TASKD_QUIET must be bool, got 'perhaps'",

@@ -70,7 +70,7 @@ def _progress(published: Sequence[tuple[str, JobProgress]]) -> Iterable[Metric]:
     """What managers publish about their jobs, except the step."""
     yield Metric(
         "taskd_clusterd_steps_per_second",
-        "The pace between the last two progress reports.",
+        "The pace of the last five seconds, as the manager reported it.",
         tuple(Sample(progress.steps_per_s, {"job": job}) for job, progress in published),
     )
     yield Metric(

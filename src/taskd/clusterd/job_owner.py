@@ -42,7 +42,8 @@ from taskd.model.ids import JobId
 from taskd.model.types import Tick
 from taskd.runtime.clock import Clock
 from taskd.runtime.driver import Driver, Transition
-from taskd.runtime.journal.journal import Journal, JournalFailed
+from taskd.runtime.journal.journal import Journal
+from taskd.runtime.journal.journal_values import JournalFailed
 from taskd.runtime.retry import Tries, fixed
 from taskd.wire._pb import control_pb2 as pb
 

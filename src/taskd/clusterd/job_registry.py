@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from math import inf
 from operator import is_not
 from secrets import token_hex
 
-from taskd.clusterd import act, sense
+from taskd.clusterd import act
 from taskd.clusterd.cluster import declared_jobs as declare
 from taskd.clusterd.cluster.declared_jobs import Declaration
 from taskd.clusterd.cluster.interface import (
@@ -31,24 +30,22 @@ from taskd.clusterd.cluster.interface import (
 from taskd.clusterd.cluster.objects import JobFacts, facts_of
 from taskd.clusterd.faults.fault_centre import FaultCentre
 from taskd.clusterd.job_owner import Answer, JobOwner, OwnerContext
+from taskd.clusterd.job_views import JobViews
 from taskd.clusterd.keyed_lock import KeyedLock
 from taskd.clusterd.records import journal_records as records
 from taskd.core.clusterd.job_config import ON, RecoveryConfig
 from taskd.core.clusterd.states import Ended, Idle
 from taskd.model.clusterd import (
-    Event,
-    FaultsSeen,
     JobDeleted,
     JobRegistered,
-    PodsSeen,
     Unsubscribed,
 )
 from taskd.model.codes import RecoverCode
-from taskd.model.faults import Fault
-from taskd.model.ids import JobId, Rank
+from taskd.model.ids import JobId
 from taskd.model.strategies import Strategy
 from taskd.runtime.clock import Clock
-from taskd.runtime.journal.journal import Journal, JournalFailed
+from taskd.runtime.journal.journal import Journal
+from taskd.runtime.journal.journal_values import JournalFailed
 from taskd.runtime.plain_text import is_plain
 from taskd.wire.tagged_json import UnreadableRecord
 
@@ -85,6 +82,9 @@ class JobRegistry:
         recovery: RecoveryConfig,
     ) -> None:
         self._journal, self._cluster, self._config = journal, cluster, config
+        self.served: dict[JobId, JobOwner] = {}
+        self.faults = FaultCentre(cluster, clock)
+        self.views = JobViews(self.served, self.facts, self.faults, clock, self._faults_changed)
         self._context = OwnerContext(
             journal,
             cluster,
@@ -93,18 +93,13 @@ class JobRegistry:
             recovery,
             config.inbox,
             config.signals,
-            self._decided,
+            self.views.decided,
         )
-        self.served: dict[JobId, JobOwner] = {}
         self._known: set[JobId] = set()
         self._declared: dict[JobId, Declaration] = {}
-        self._last_views: dict[JobId, tuple[Event, ...]] = {}
-        self._stragglers: dict[JobId, frozenset[Rank]] = {}
         self._job_locks: KeyedLock[JobId] = KeyedLock()
         """Registering, declaring and ending one job exclude each other; other jobs do not wait."""
         self._read: dict[JobId, tuple[list[Json], JobFacts]] = {}
-        self.faults = FaultCentre(cluster, clock)
-        self._judge_again: dict[JobId, asyncio.TimerHandle] = {}
         self.on_change: list[Callable[[Changed | None], None]] = []
         """Called after every change of the cluster; with None after other news about faults."""
         self.on_forgotten: list[Callable[[JobId], None]] = []
@@ -136,7 +131,7 @@ class JobRegistry:
         self._watching = asyncio.create_task(self._watch(self._cluster.changes()))
         for job in self.served:
             try:
-                self._post_views(job)
+                self.views.post(job)
             except Exception:
                 # What is wrong with the objects of one job must not stop the server of all.
                 log.exception("job=%s could not process its objects", job)
@@ -145,8 +140,7 @@ class JobRegistry:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        for timer in self._judge_again.values():
-            timer.cancel()
+        self.views.close()
         for owner in list(self.served.values()):
             await owner.close()
 
@@ -250,8 +244,7 @@ class JobRegistry:
         answer = await owner.ask(JobRegistered(owner.job, facts.config, token_hex(16), facts.name))
         if answer.code != RecoverCode.OK:
             return answer
-        self._last_views.pop(owner.job, None)
-        self._post_views(owner.job)
+        self.views.post_again(owner.job)
         return Answer.of(RecoverCode.OK, "register success")
 
     async def declare(self, declaration: Declaration) -> Answer:
@@ -283,7 +276,7 @@ class JobRegistry:
                             declaration.job, facts.config, owner.state.job.seed, facts.name
                         )
                     )
-                self._post_views(declaration.job)
+                self.views.post(declaration.job)
             return Answer.of(RecoverCode.OK)
 
     async def end(self, job: JobId, because: str) -> Answer:
@@ -305,11 +298,8 @@ class JobRegistry:
 
     async def _forget(self, job: JobId) -> None:
         self._known.discard(job)
-        self._last_views.pop(job, None)
-        self._stragglers.pop(job, None)
+        self.views.forget(job)
         self.faults.forget(job)
-        if job in self._judge_again:
-            self._judge_again.pop(job).cancel()
         for forget in self.on_forgotten:
             forget(job)
         declared = self._declared.pop(job, None)
@@ -374,7 +364,7 @@ class JobRegistry:
                 if key not in wanted:
                     await self._cluster.delete(key)
 
-    # Views of the cluster
+    # Changes of the cluster
 
     async def _watch(self, changes: AsyncIterator[Changed]) -> None:
         async for change in changes:
@@ -383,7 +373,7 @@ class JobRegistry:
                     if not self._cluster.find(Kind.POD_GROUP, job):
                         await self.end(job, "the cluster has deleted the job")
                     else:
-                        self._post_views(job)
+                        self.views.post(job)
                 except Exception:
                     # An internal error of one job must not keep the change from all others.
                     log.exception("job=%s could not process the change of %s", job, change.key)
@@ -396,81 +386,10 @@ class JobRegistry:
     def _touched(self, change: Changed) -> set[JobId]:
         if change.key.kind is Kind.CONFIG_MAP:
             node = self.faults.node_of(change.key)
-            return set() if node is None else self._with_pods_on({node})
+            return set() if node is None else self.views.jobs_on({node})
         owners = {owner_of(body)[0] for body in (change.before, change.after) if body is not None}
         return {JobId(owner) for owner in owners if owner in self.served}
 
-    def _with_pods_on(self, nodes: set[str]) -> set[JobId]:
-        """By the pods that were posted: an owner knows them only when they are in the journal."""
-        return {
-            job
-            for job in self.served
-            for view in self._last_views.get(job, ())
-            if isinstance(view, PodsSeen) and any(pod.node in nodes for pod in view.pods)
-        }
-
-    def _post_views(self, job: JobId) -> None:
-        """Post complete views to the job's owner: each one that differs from the last."""
-        owner, facts = self.served.get(job), self.facts(job)
-        if owner is None or facts is None:
-            return
-        owner.namespace = facts.namespace
-        views: tuple[Event, ...] = ()
-        if facts.pods or facts.config.cluster:
-            views = (facts.pods_seen,)
-        if facts.config.cluster:
-            judged = self.faults.of_job(facts)
-            slow = sense.stragglers_seen(facts, self._stragglers.get(job, frozenset()))
-            seen = FaultsSeen(tuple(sorted((*judged.seen, *slow))))
-            views = (*views, facts.platform, seen)
-            self._post_again(job, judged.again_at)
-        before = self._last_views.get(job, ())
-        for view in views:
-            if view not in before:
-                owner.post(view)
-        self._last_views[job] = views
-
-    def set_stragglers(self, job: JobId, ranks: set[Rank]) -> None:
-        """All ranks that slow the others down now, as the job's manager reports them."""
-        self._stragglers[job] = frozenset(ranks)
-        self._post_views(job)
-
-    def _post_again(self, job: JobId, at: float) -> None:
-        """Some faults count only after a while, or only for a while."""
-        if job in self._judge_again:
-            self._judge_again.pop(job).cancel()
-        if at < inf:
-            delay = max(0.0, at - self._context.clock())
-            loop = asyncio.get_running_loop()
-            self._judge_again[job] = loop.call_later(delay, self._judge, job)
-
-    def _judge(self, job: JobId) -> None:
-        self._post_views(job)
-        self._tell_of_faults()
-
-    def faults_reported(self, job: JobId, faults: Iterable[Fault]) -> None:
-        """The job itself has reported these faults: it may repair some without the scheduler."""
-        ranks = [fault.rank for fault in faults if fault.kind.retryable]
-        if ranks:
-            self.faults.reported(job, ranks)
-            self._judge(job)
-
-    def public_faults_changed(self, nodes: set[str]) -> None:
-        for job in self._with_pods_on(nodes):
-            try:
-                self._post_views(job)
-            except Exception:
-                log.exception("job=%s could not process new faults", job)
-        self._tell_of_faults()
-
-    def _tell_of_faults(self) -> None:
+    def _faults_changed(self) -> None:
         for react in self.on_change:
             react(None)
-
-    def _decided(self, owner: JobOwner) -> None:
-        """A pod that will be replaced needs no protection from the scheduler any more."""
-        round_ = getattr(owner.state, "round", None)
-        nodes = round_.leaving if round_ is not None else frozenset()
-        leaving = frozenset(pod.node for pod in owner.state.job.pods if pod.node_rank in nodes)
-        if self.faults.set_leaving(owner.job, leaving):
-            self._judge(owner.job)

@@ -47,7 +47,8 @@ from taskd.model.strategies import LADDER, Strategy
 from taskd.runtime import metrics
 from taskd.runtime.address import Address
 from taskd.runtime.clock import Clock, monotonic, wall
-from taskd.runtime.journal.journal import Journal, JournalConfig
+from taskd.runtime.journal.journal import Journal
+from taskd.runtime.journal.journal_values import JournalConfig
 from taskd.runtime.limits import connection_limit
 from taskd.runtime.limits.rate_limit import Rate
 from taskd.wire._pb.config_pb2_grpc import add_ConfigServicer_to_server

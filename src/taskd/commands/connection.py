@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import getpass
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,6 +97,14 @@ def plain(message: Any) -> Any:
             for one in [value] if isinstance(value, Message) else value:
                 plain(one)
     return message
+
+
+def user_name() -> str:
+    """For the journal. In a container a user need not have a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return f"user {os.getuid()}"
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import sys
 
-from taskd.commands.connection import add_server_arguments, connection
+from taskd.commands.connection import add_server_arguments, connection, user_name
 from taskd.commands.render import KINDS
 from taskd.errors import PeerRefused
 from taskd.wire._pb import control_pb2 as pb
@@ -43,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = pb.FaultReport(
         job=arguments.job,
         faults=faults,
-        reporter=getpass.getuser(),
+        reporter=user_name(),
         checkpoint=arguments.checkpoint,
     )
     with connection(arguments, arguments.job) as server:

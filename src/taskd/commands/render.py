@@ -13,10 +13,13 @@ from typing import Any
 from google.protobuf.message import Message
 
 from taskd.clusterd.services.control_service import INCIDENT_REPORT
+from taskd.dashboard import incidents, views
 from taskd.runtime import json_text
 from taskd.runtime.plain_text import one_line
 from taskd.wire._pb import control_pb2 as pb
 
+TICK = "Tick()"
+"""The event of a line that only says that time has passed."""
 MOST_TEXT = 600
 """Characters of one event in the history."""
 KINDS = {"0": "memory", "1": "process", "2": "communication"}
@@ -70,18 +73,19 @@ def jobs(listed: Sequence[pb.JobLine]) -> str:
 
 def status(job: pb.JobStatus, now_ms: int) -> str:
     line = job.line
-    parts = [
-        f"job {line.job} ({line.name or 'unnamed'})",
-        f"  state      {line.state}, for {_span(now_ms - line.changed_unix_ms)}"
-        + (f": {line.because}" if line.because else ""),
+    name = f" ({line.name})" if line.name not in ("", line.job) else ""
+    parts = [f"job {line.job}{name}: {views.health_of(job, views.LIVE)[1]}"]
+    if line.step:
+        parts.append(f"  step       {_progress(job)}")
+    parts += [
         f"  incident   {line.incident}" + (f", strategy {job.strategy}" if job.strategy else ""),
+        f"  clusterd   {line.state}, for {_span(now_ms - line.changed_unix_ms)}"
+        + (f": {line.because}" if line.because else ""),
         f"  strategies {', '.join(job.strategies)}",
         f"  client     {'subscribed' if line.subscribed else 'not subscribed'}",
     ]
     if job.deadline_unix_ms:
         parts.append(f"  timeout    in {_span(job.deadline_unix_ms - now_ms)}")
-    if line.step:
-        parts.append(f"  step       {line.step}, {line.steps_per_s:.2f} steps/s")
     if job.manager:
         parts.append(f"  manager    {job.manager}")
     if job.profiling:
@@ -100,20 +104,49 @@ def status(job: pb.JobStatus, now_ms: int) -> str:
     return "\n".join(parts)
 
 
-def history(lines: Iterable[pb.HistoryLine]) -> Iterable[str]:
+def _progress(job: pb.JobStatus) -> str:
+    line, total = job.line, job.total_steps
+    text = f"{line.step} of {total}" if total > 0 else f"{line.step}"
+    text += f", {line.steps_per_s:.2f} steps/s"
+    if line.steps_per_s and total > line.step:
+        text += f", {_span(round(1000 * (total - line.step) / line.steps_per_s))} left"
+    return text + (f", goodput {100 * job.goodput:.1f} %" if job.goodput else "")
+
+
+def history(lines: Sequence[pb.HistoryLine], with_messages: bool = False) -> Iterable[str]:
     """Each incident with its time, and its decisions with their reasons and relative times."""
+    titles = {
+        number: brief
+        for brief in map(incidents.brief, incidents.read(lines))
+        for number in brief["numbers"]
+    }
     incident, began = -1, 0
     for line in lines:
         if line.incident != incident:
             incident, began = line.incident, line.at_unix_ms
             title = f"incident {incident}" if incident else "before any incident"
-            yield f"{title}, {_time(began)}"
+            yield f"{title}, {_time(began)}{_result(titles.get(incident))}"
+        if line.event == TICK and line.before == line.after and not with_messages:
+            continue
         change = line.after if line.before == line.after else f"{line.before} -> {line.after}"
         yield f"  {line.at_unix_ms - began:>8} ms  {change}: {_brief(line.because) or 'no change'}"
+        if not with_messages:
+            continue
         if not line.event.startswith(INCIDENT_REPORT):  # `because` says the same in one line
             yield f"               event    {_brief(line.event)}"
         for command in line.commands:
             yield f"               command  {_brief(command)}"
+
+
+def _result(incident: dict[str, Any] | None) -> str:
+    if incident is None:
+        return ""
+    result = f"{incident['outcome']} in {incident['tookMs']:.0f} ms"
+    if incident["open"]:
+        result = "in progress"
+    if incident["strategy"]:
+        result = f"{incident['strategy']}: {result}"
+    return f": {_brief(incident['title'])} -> {result}"
 
 
 def _brief(text: str) -> str:

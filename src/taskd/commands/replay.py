@@ -23,6 +23,9 @@ from taskd.wire._pb import control_pb2 as pb
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", help="id of the job")
     parser.add_argument("--incident", type=int, default=0, help="show only this incident")
+    parser.add_argument(
+        "--messages", action="store_true", help="also show what each decision was based on and sent"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per decision")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write a report to this file, for any browser"
@@ -54,7 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         text = [render.as_json(line) for line in lines]
     else:
-        text = list(render.history(lines)) or [f"no decisions for {arguments.job} yet"]
+        text = list(render.history(lines, arguments.messages)) or [
+            f"no decisions for {arguments.job} yet"
+        ]
     sys.stdout.writelines(f"{line}\n" for line in text)
     return 0
 

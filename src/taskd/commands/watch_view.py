@@ -52,7 +52,7 @@ def screen(
         _cut(progress_line(status, width), width),
     ]
     bottom = _incident(found, now_ms, width, terminal)
-    bottom += ["", terminal.paint(_cut(f"hint: {hint(status, found, health)}", width), QUIET)]
+    bottom += ["", *(terminal.paint(line, QUIET) for line in _hint(status, found, health, width))]
     room = max(terminal.height, LEAST_HEIGHT) - len(top) - len(bottom) - 3
     return "\n".join([*top, "", *_ranks(status, width, max(room, 3), terminal), *bottom])
 
@@ -74,6 +74,17 @@ def progress_line(status: pb.JobStatus, width: int = 80) -> str:
         return text
     done = round(min(1.0, line.step / total) * size)
     return f"[{'#' * done}{'.' * (size - done)}] {text}"
+
+
+def _hint(
+    status: pb.JobStatus, found: Sequence[incidents.Incident], health: str, width: int
+) -> list[str]:
+    """A command is never cut, so that it can be copied: the terminal wraps a long one."""
+    text = _printable(f"hint: {hint(status, found, health)}")
+    if len(text) <= width:
+        return [text]
+    said, colon, command = text.partition(": taskd ")
+    return [_cut(said + colon[:1], width), *([f"  taskd {command}"] if command else [])]
 
 
 def hint(status: pb.JobStatus, found: Sequence[incidents.Incident], health: str) -> str:
@@ -158,8 +169,12 @@ def _nodes(status: pb.JobStatus, width: int, room: int, terminal: Terminal) -> l
     return lines
 
 
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 def _cut(text: str, width: int) -> str:
-    text = "".join(letter if letter.isprintable() else " " for letter in text)
+    text = _printable(text)
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 

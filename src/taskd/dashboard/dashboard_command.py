@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from taskd.clusterd.locate import Place, find, is_withdrawn
-from taskd.commands.connection import add_server_arguments, tls_of
+from taskd.commands.connection import add_server_arguments, tls_of, user_name
 from taskd.errors import SettingsError
 from taskd.runtime.address import Address
 from taskd.runtime.limits.fd_limit import raise_fd_limit
@@ -109,14 +109,16 @@ def _application(
     arguments: argparse.Namespace, place: Place, host: str, secure: bool
 ) -> tuple[Any, Any]:
     from taskd.dashboard.clusterd_link import ClusterdLink
+    from taskd.dashboard.dashboard import Dashboard
     from taskd.dashboard.page_security import HostNames
-    from taskd.dashboard.web_server import Dashboard, application
+    from taskd.dashboard.web_server import application
 
     tls = tls_of(arguments, place)
     dashboard = Dashboard(
         connect=lambda: ClusterdLink(place.address, tls),
         hosts=HostNames(host, arguments.host_name),
         token=ClientToken(place.token, place.token_file),
+        owner=user_name(),
         only_job=arguments.job,
         is_over=lambda job: is_withdrawn(place) and place.job == job,
         secure=secure,
@@ -147,7 +149,7 @@ def _serve(
                 self.following = asyncio.create_task(following)
 
     from taskd.dashboard import page_certificate
-    from taskd.dashboard.http_connection import HttpConnection
+    from taskd.dashboard.http_requests import HttpConnection
 
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     config = uvicorn.Config(

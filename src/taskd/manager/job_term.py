@@ -32,7 +32,7 @@ from taskd.manager.kept_incidents import KeptIncidents, with_rounds
 from taskd.manager.settings import ManagerConfig
 from taskd.model.ids import JobId, NodeRank
 from taskd.model.manager import Event, NodeGone, NodeSilent, NodesRegistered
-from taskd.runtime.journal.journal import JournalConfig
+from taskd.runtime.journal.journal_values import JournalConfig
 from taskd.wire.tagged_json import UnreadableRecord
 
 log = logging.getLogger(__name__)

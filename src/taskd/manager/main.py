@@ -23,6 +23,7 @@ from taskd.manager.clusterd_link.clusterd_client import ClusterdClient
 from taskd.manager.operation_orders import Operations, Precheck
 from taskd.manager.plugins import Plugins, snapshot_of
 from taskd.manager.reports import job_status as status
+from taskd.manager.reports.incident_lines import IncidentLines
 from taskd.manager.reports.incident_reports import IncidentReports
 from taskd.manager.reports.incident_spans import SpanExport
 from taskd.manager.reports.job_metrics import JobMetrics
@@ -137,6 +138,7 @@ class Manager:
             self._sense.evidence.changes,
             (lambda report: None) if self._spans is None else self._spans.send,
         )
+        self._incident_lines = IncidentLines() if config.show_incidents else None
         self._pace = status.Pace(monotonic(), wall())
         self._mindio: MindioController | None = None
 
@@ -289,7 +291,10 @@ class Manager:
 
     def _commands_done(self, transition: Transition[State, Event, Command]) -> None:
         before, state = transition.before, transition.outcome.state
-        self._incidents.observe(before.job, state.job, self._sense.progress)
+        over = self._incidents.observe(before.job, state.job, self._sense.progress)
+        if self._incident_lines is not None:
+            for record in over:
+                self._incident_lines.show(status.summary_of(record))
         if self._operations is not None:
             self._operations.job_changed(state)
         if self._plugins is not None and state is not before:

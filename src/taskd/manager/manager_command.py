@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--metrics", default="", help="host:port to serve Prometheus on")
     parser.add_argument("--otlp", default="", help="http://host:4318 of an OpenTelemetry collector")
+    parser.add_argument(
+        "--show-incidents", action="store_true", help="write a line about each one that is over"
+    )
     parser.add_argument("--rescheduling", action="store_true", help="lost nodes may come back")
 
 
@@ -95,6 +98,7 @@ def config_of(args: argparse.Namespace) -> ManagerConfig:
         backup_nic=not args.no_backup_nic,
         metrics=args.metrics,
         otlp=args.otlp,
+        show_incidents=args.show_incidents,
         job=job,
     )
 

@@ -127,4 +127,7 @@ class ManagerConfig:
     otlp: str = ""
     """Address of an OpenTelemetry collector that gets each incident as spans; empty: none."""
 
+    show_incidents: bool = False
+    """Write a line to standard error about each incident that is over, as `taskd run` does."""
+
     job: JobConfig = field(default_factory=JobConfig)

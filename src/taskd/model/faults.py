@@ -16,6 +16,7 @@ On the wire, faults are Ascend's messages: `RanksFailed` on the bus, `FaultRank`
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -176,3 +177,11 @@ class SeenFault:
             in_place=self.level in _IN_PLACE,
             evidence=f"{self.level} {self.code}".strip(),
         )
+
+
+def signal_text(number: int) -> str:
+    """`signal 9, SIGKILL`; some numbers have no name."""
+    try:
+        return f"signal {number}, {signal.Signals(number).name}"
+    except ValueError:
+        return f"signal {number}"

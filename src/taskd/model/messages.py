@@ -338,7 +338,7 @@ class Leave:
 
     incident: Incident
     because: str
-    life: int = -1
+    incarnation: int = -1
     """The incarnation that must exit: a bus address names a rank, not an incarnation. -1: any."""
 
 

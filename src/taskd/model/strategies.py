@@ -51,6 +51,11 @@ _ON_WIRE = {
 LADDER = tuple(Strategy)
 
 
+def by_user_name(word: WireStrategy | str) -> Strategy | WireStrategy | str:
+    """The strategy of a wire's word, under the name that users give it in `--strategies`."""
+    return Strategy.ELASTIC if word == WireStrategy.DOWNGRADE else word
+
+
 def wire_strategy(text: str) -> WireStrategy | str:
     """Read a strategy from the wire. An unknown word stays as it is."""
     try:

@@ -1,7 +1,7 @@
 """The gate before the update, on a device: the device waits, and the host goes on.
 
 A collective on a device may fail long after the host has queued it. If the host waited for it
-before the update, the device would stand still while the host queues the update and the next
+before the update, the device would be idle while the host queues the update and the next
 forward pass. So the wait is queued, too: the device waits on the training stream for a number in
 host memory, behind everything that the step has exchanged and before the first kernel of the
 update. The step writes that number at its end, when it knows that all sums are complete; a thread

@@ -40,7 +40,9 @@ class IncidentMarks:
     def __init__(
         self, job: HasIncident, *, tensorboard: Any = None, wandb: Any = None, mlflow: Any = None
     ) -> None:
-        self._job, self._seen = job, job.incident
+        self._job = job
+        self._seen = 0
+        """A new process of rank 0, alone or with all others, marks the incident that made it."""
         self._tensorboard, self._wandb, self._mlflow = tensorboard, wandb, mlflow
 
     def __call__(self, step: int) -> None:

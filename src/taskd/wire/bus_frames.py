@@ -86,7 +86,7 @@ def frame_to_pb(frame: Frame) -> link_pb2.Frame:
         received=frame.received,
         hello=None
         if hello is None
-        else link_pb2.Hello(life=hello.incarnation, peer_life=hello.peer_incarnation),
+        else link_pb2.Hello(incarnation=hello.incarnation, peer_incarnation=hello.peer_incarnation),
         patience_ms=[
             round(parcel.patience_s * 1000) if parcel.sync else 0 for parcel in frame.parcels
         ],
@@ -130,7 +130,7 @@ def _has_more_fields(raw: bytes, most: int) -> bool:
 
 def frame_from_pb(pb: link_pb2.Frame) -> Frame:
     """Raises `ProtocolError`: our own processes never send incomplete messages."""
-    hello = Hello(pb.hello.life, pb.hello.peer_life) if pb.HasField("hello") else None
+    hello = Hello(pb.hello.incarnation, pb.hello.peer_incarnation) if pb.HasField("hello") else None
     parcels = _parcels(pb.messages, pb.patience_ms) if pb.messages else []
     return Frame(pb.first, parcels, [receipt_from_pb(ack) for ack in pb.acks], pb.received, hello)
 

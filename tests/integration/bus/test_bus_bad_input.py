@@ -216,7 +216,7 @@ def test_client_that_stops_reading_loses_only_its_own_messages(
             await stranger.join(stream=not speaks_link)
             if speaks_link:
                 call = LinkStub(channel).Open(metadata=AGENT_1)  # type: ignore[no-untyped-call]
-                await call.write(link_pb2.Frame(hello=link_pb2.Hello(life="a")))
+                await call.write(link_pb2.Frame(hello=link_pb2.Hello(incarnation="a")))
             await until_change(mgr, PeerJoined(agent(1)))
             codes: set[NetCode] = set()
             body = Unknown("ACTION", 9, "x" * 100_000)
@@ -243,12 +243,12 @@ def test_full_inbox_answers_busy() -> None:
 def confused_frames() -> list[link_pb2.Frame]:
     half = pb.Message(header=pb.MessageHeader(uuid="x"))
     whole = message(agent(1), manager(), GOOD)
-    hello = link_pb2.Hello(life="a")
+    hello = link_pb2.Hello(incarnation="a")
     return [
         link_pb2.Frame(),
         link_pb2.Frame(hello=link_pb2.Hello()),
         link_pb2.Frame(hello=hello, received=7, first=7, messages=[whole]),
-        link_pb2.Frame(hello=link_pb2.Hello(life="a", peer_life="b"), received=99),
+        link_pb2.Frame(hello=link_pb2.Hello(incarnation="a", peer_incarnation="b"), received=99),
         link_pb2.Frame(first=5, messages=[whole], patience_ms=[1]),
         link_pb2.Frame(first=1, messages=[whole]),
         link_pb2.Frame(first=1, messages=[half], patience_ms=[1]),
@@ -265,7 +265,7 @@ def test_peer_that_breaks_the_link_protocol_is_disconnected(number: int, greets:
             async with bare_channel(mgr.port) as channel:
                 call = LinkStub(channel).Open(metadata=AGENT_1)  # type: ignore[no-untyped-call]
                 if greets:
-                    await call.write(link_pb2.Frame(hello=link_pb2.Hello(life="a")))
+                    await call.write(link_pb2.Frame(hello=link_pb2.Hello(incarnation="a")))
                 await call.write(confused_frames()[number])
                 await call.done_writing()
                 with suppress(grpc.aio.AioRpcError):
@@ -287,7 +287,7 @@ def test_frame_of_countless_empty_parts_is_not_parsed(part: bytes) -> None:
             await stranger.stub.Register(pb.RegisterReq(pos=position_to_pb(agent(1))))
             async with bare_channel(mgr.port) as channel:
                 call = channel.stream_stream("/taskd.v1.Link/Open", None, None)(metadata=AGENT_1)
-                hello = link_pb2.Frame(hello=link_pb2.Hello(life="a"))
+                hello = link_pb2.Frame(hello=link_pb2.Hello(incarnation="a"))
                 await call.write(hello.SerializeToString())
                 await call.write(part * (1_000_000 // len(part)))
                 with suppress(grpc.aio.AioRpcError):

@@ -108,9 +108,12 @@ def test_commands_show_jobs_status_and_history(place: Path, server: str) -> None
 
     replayed = taskd(place, "replay", "job", *at).stdout
     assert "incident 1, 20" in replayed
+    assert " UTC: rank 3" in replayed
+    assert "-> recover-in-place: recovered in " in replayed
     assert " ms  Idle -> Stopping: fault of rank 3" in replayed
     assert "Replacing -> Idle" in replayed
-    assert "command  Signal" in replayed
+    assert "command  Signal" not in replayed, "only with --messages"
+    assert "command  Signal" in taskd(place, "replay", "job", "--messages", *at).stdout
     assert "Stopping" not in taskd(place, "replay", "job", "--incident", "9", *at).stdout
 
     reported = taskd(

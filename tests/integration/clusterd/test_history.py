@@ -38,7 +38,7 @@ def test_closed_incident_and_action_are_written_to_the_history() -> None:
             assert await client.code("ReportIncident", unknown) == RecoverCode.InvalidReqParam
             closed, asked = await lines(client, before)
             assert closed.event.startswith("IncidentReport {")
-            assert closed.because == "ranks 3, recover-in-place: recovered in 12 ms (step 12)"
+            assert closed.because == "rank 3, recover-in-place: recovered in 12 ms (step 12)"
             assert asked.because == "ada: stress test of all nodes"
 
     asyncio.run(check())

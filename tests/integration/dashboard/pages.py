@@ -12,8 +12,9 @@ from taskd.bus.security import ClusterdTlsSettings
 from taskd.clusterd.auth import Tokens
 from taskd.clusterd.main import Server, ServerConfig
 from taskd.dashboard.clusterd_link import ClusterdLink
+from taskd.dashboard.dashboard import Dashboard
 from taskd.dashboard.page_security import HostNames
-from taskd.dashboard.web_server import Dashboard, application
+from taskd.dashboard.web_server import application
 from taskd.runtime.tokens import ClientToken
 from taskd.wire._pb import control_pb2 as pb
 from tests.integration.clusterd.client import Client, started

@@ -14,8 +14,7 @@ import uvicorn
 
 from taskd.clusterd import interceptors
 from taskd.clusterd.auth import Tokens
-from taskd.dashboard import http_connection, views
-from taskd.dashboard import web_server as server
+from taskd.dashboard import dashboard, http_requests, job_api, views
 from taskd.runtime.clock import monotonic
 from taskd.runtime.retry import Tries, every
 from taskd.runtime.tokens import ClientToken
@@ -351,7 +350,7 @@ def test_signed_out_session_gets_no_more_events() -> None:
 
 
 def test_session_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "ALLOWED_S", 0.0)
+    monkeypatch.setattr(dashboard, "ALLOWED_S", 0.0)
 
     async def check() -> None:
         scopes = {"boss": "operator", "key": "job:job"}
@@ -366,7 +365,7 @@ def test_session_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_stream_of_events_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "ALLOWED_S", 0.0)
+    monkeypatch.setattr(dashboard, "ALLOWED_S", 0.0)
 
     async def check() -> None:
         scopes = {"boss": "operator", "key": "job:job"}
@@ -376,7 +375,7 @@ def test_stream_of_events_ends_when_its_token_is_revoked(monkeypatch: pytest.Mon
             session = pages.dashboard.sessions.get(key)
             assert session is not None
             feed = await pages.dashboard.feed(session, "job")
-            events = server._while_allowed(pages.dashboard, session, key, feed)
+            events = job_api._while_allowed(pages.dashboard, session, key, feed)
             assert (await anext(events)).startswith(b"event: snapshot")
             del scopes["key"]
             await pages.job.code("PublishProgress", progress("job", step=42))
@@ -389,7 +388,7 @@ def test_stream_of_events_ends_when_its_token_is_revoked(monkeypatch: pytest.Mon
 def test_page_stays_open_when_the_token_of_the_dashboard_is_renewed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "ALLOWED_S", 0.0)
+    monkeypatch.setattr(dashboard, "ALLOWED_S", 0.0)
     monkeypatch.setattr(interceptors, "REVOKED_S", 0.05)
     file = tmp_path / "token"
     file.write_text("old\n")
@@ -492,7 +491,7 @@ def test_impossible_numbers_of_one_job_do_not_break_the_pages_of_all() -> None:
 
 
 def test_session_has_a_limit_of_open_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_STREAMS", 2)
+    monkeypatch.setattr(job_api, "MOST_STREAMS", 2)
 
     async def check() -> None:
         async with opened() as pages:
@@ -508,7 +507,7 @@ def test_session_has_a_limit_of_open_pages(monkeypatch: pytest.MonkeyPatch) -> N
 def test_connections_that_send_no_whole_request_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_connection, "REQUEST_S", 0.2)
+    monkeypatch.setattr(http_requests, "REQUEST_S", 0.2)
 
     dropped = asyncio.Event()
 
@@ -519,7 +518,7 @@ def test_connections_that_send_no_whole_request_are_dropped(
 
     async def check() -> None:
         config = uvicorn.Config(
-            answer, port=0, lifespan="off", log_level="error", http=http_connection.HttpConnection
+            answer, port=0, lifespan="off", log_level="error", http=http_requests.HttpConnection
         )
         web = uvicorn.Server(config)
         serving = asyncio.create_task(web.serve())

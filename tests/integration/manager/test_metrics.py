@@ -128,7 +128,7 @@ def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         asyncio.run(main())
 
 
-def test_dashboard_uses_only_metrics_that_exist() -> None:
+def test_dashboard_and_alerts_use_all_metrics_and_no_others() -> None:
     source = Path(metrics.__file__).parents[1]
     code = (source / "manager/reports/job_metrics.py").read_text() + (
         source / "clusterd/cluster_metrics.py"
@@ -141,3 +141,5 @@ def test_dashboard_uses_only_metrics_that_exist() -> None:
     names = {name for expr in asked for name in re.findall(r"\btaskd_\w+", expr)}
     assert len(names) > 8
     assert not {name for name in names if f'"{name}"' not in code}
+    offered = set(re.findall(r'"(taskd_[a-z_]+)"', code))
+    assert offered <= names, "each metric is shown somewhere"

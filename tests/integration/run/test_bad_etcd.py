@@ -81,7 +81,7 @@ def test_job_trains_while_etcd_is_stopped_and_repairs_a_fault_afterwards(
     pair.steps_go_on()
     pair.nodes[1].worker(1).kill()
     etcd.resume()
-    assert re.search(r"rank 1 \(.*signal 9\) -> recover: recovered", pair.end())
+    assert re.search(r"rank 1 \(.*signal 9, SIGKILL\) -> recover: recovered", pair.end())
 
 
 def test_job_trains_while_etcd_is_full_and_repairs_a_fault_afterwards(
@@ -94,7 +94,7 @@ def test_job_trains_while_etcd_is_full_and_repairs_a_fault_afterwards(
     said = read_error(pair.nodes[0], "etcd at .* is full.*")[0]
     assert "etcdctl alarm disarm" in said
     drain(etcd)
-    assert re.search(r"rank 1 \(.*signal 9\) -> recover: recovered", pair.end())
+    assert re.search(r"rank 1 \(.*signal 9, SIGKILL\) -> recover: recovered", pair.end())
 
 
 def test_old_backup_of_etcd_is_refused_until_a_newer_one_is_there(
@@ -113,7 +113,7 @@ def test_old_backup_of_etcd_is_refused_until_a_newer_one_is_there(
     pair.nodes[1].worker(1).kill()
     etcd.call("kv/put", key=epoch, value=b64encode(b"1").decode())
     log = pair.end()
-    assert re.search(r"rank 1 \(.*signal 9\) -> recover: recovered", log)
+    assert re.search(r"rank 1 \(.*signal 9, SIGKILL\) -> recover: recovered", log)
     assert "since epoch 2" in log
 
 

@@ -172,7 +172,9 @@ def test_job_shrinks_when_node_is_lost_and_grows_when_it_returns(tmp_path: Path)
     first.wait_for("with 4 ranks")
     ended = [launcher.end() for launcher in (first, again)]
     assert [each.code for each in ended] == [0, 0], ended
-    assert "rank 2 (lost), rank 3 (lost) -> downgrade: recovered" in ended[0].err, ended[0].err
+    assert "rank 2 (lost), rank 3 (lost) -> elastic-training: recovered" in ended[0].err, ended[
+        0
+    ].err
     assert ledger(ended[0].out) == [[1 / WORLD] * WORLD] * 150
 
 

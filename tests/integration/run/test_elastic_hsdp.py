@@ -82,7 +82,7 @@ def test_lost_rank_removes_its_replica_for_a_moment(tmp_path: Path) -> None:
     ended = job.end()
     assert ended.code == 0, ended
     assert "rank 3 (" in ended.err
-    assert "-> downgrade: recovered" in ended.err
+    assert "-> elastic-training: recovered" in ended.err
     assert {line for line in again if "incarnation" in line} == {
         f"[rank {r}]: incarnation 1\n" for r in (2, 3)
     }
@@ -103,6 +103,6 @@ def test_lost_node_removes_other_half_of_its_replica(tmp_path: Path) -> None:
     ended = [launcher.end() for launcher in (first, returning)]
     assert [each.code for each in ended] == [0, 0], ended
     lost = ", ".join(f"rank {rank} (lost)" for rank in (3, 4, 5))
-    assert f"{lost} -> downgrade: recovered" in ended[0].err
+    assert f"{lost} -> elastic-training: recovered" in ended[0].err
     assert [line for line in again if "incarnation" in line] == ["[rank 2]: incarnation 1\n"]
     assert is_complete(ended[0].out, 6)

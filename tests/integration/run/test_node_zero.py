@@ -161,7 +161,7 @@ def test_job_shrinks_without_node_zero_and_a_later_replacement_knows_the_set_up(
     assert "[rank 5]: step 79 with 4 ranks, seed 1000\n" in ended[1].out
     assert "seed 1005" not in ended[1].out, "the replacement got what rank 0 had sent"
     reports = "".join(each.err for each in ended)
-    assert "rank 0 (lost), rank 1 (lost) -> downgrade: recovered" in reports, reports
+    assert "rank 0 (lost), rank 1 (lost) -> elastic-training: recovered" in reports, reports
     assert re.search(r"rank 5 \(.*recover-in-place: recovered", reports), reports
 
 
@@ -193,7 +193,7 @@ def test_incidents_of_former_leaders_are_shown(tmp_path: Path, etcd: EtcdServer)
     ended = [job.end() for job in others]
     assert [each.code for each in ended] == [0, 0, 0], ended
     reports = "".join(each.err for each in ended)
-    assert ["2 faults" in each.err for each in ended] == [True] * 3, reports  # whoever leads
+    assert ["2 faults" in each.err for each in ended] == [True] * 3, reports  # on each node
     assert re.search(r"incident 1: rank 5 \(signal 9", reports), reports
 
 

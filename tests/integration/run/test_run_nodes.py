@@ -56,7 +56,7 @@ def test_rank_lost_on_one_node_restarts_both(tmp_path: Path) -> None:
     ended = [job.end() for job in jobs]
     assert [each.code for each in ended] == [0, 0], ended
     assert "attempt 1" in ended[0].out
-    assert "rank 1.0 killed by signal 9 -> restart" in ended[1].err
+    assert "rank 1.0 killed by signal 9, SIGKILL -> restart" in ended[1].err
 
 
 def start_without_ranks(

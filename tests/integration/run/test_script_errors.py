@@ -133,7 +133,9 @@ def test_abort_in_the_interpreters_shutdown_does_not_undo_the_job(tmp_path: Path
     assert ended.code == 0, ended.err
     assert starts(tmp_path) == [1, 1]
     assert ended.out.count("trained 12") == 2
-    late = "rank 1: killed by signal 6 after its script had ended, which counts as finished"
+    late = (
+        "rank 1: killed by signal 6, SIGABRT after its script had ended, which counts as finished"
+    )
     assert late in ended.err
     assert "0 faults" in ended.err
 

@@ -217,7 +217,7 @@ def exchanging(path: Path, other: Path) -> Protected:
 def test_folder_that_is_exchanged_after_the_check_is_not_read(
     written: Path, tmp_path: Path
 ) -> None:
-    """Whoever may write to its parent can do that, at any time."""
+    """A user who may write to its parent can do that at any time."""
     planted, opened = tmp_path / "planted", tmp_path / "opened"
     shutil.copytree(written, planted)
     (planted / ".metadata").write_bytes(pickle.dumps(Trap(opened)))

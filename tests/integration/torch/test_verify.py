@@ -96,7 +96,7 @@ def test_device_that_stays_broken_is_isolated(tmp_path: Path) -> None:
     flip = {"FLIP": "1 4 9", "KIND": "broken for ever"}
     ended = job_run(tmp_path, RANKS, script(tmp_path, TRAIN), **flip)
     assert len(weights(ended)) == 3
-    assert "incident 1 to 2: rank 1 (miscomputed) -> downgrade: recovered" in ended.err
+    assert "incident 1 to 2: rank 1 (miscomputed) -> elastic-training: recovered" in ended.err
 
 
 @pytest.mark.parametrize(

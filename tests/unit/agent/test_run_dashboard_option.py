@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from taskd.agent.run import plan
 from taskd.agent.run.arguments import normalized
 
 DEFAULT = "--dashboard=127.0.0.1:0"
@@ -27,3 +28,20 @@ DEFAULT = "--dashboard=127.0.0.1:0"
 )
 def test_address_of_the_dashboard_is_optional(given: str, meant: str) -> None:
     assert normalized(given.split()) == meant.split()
+
+
+@pytest.mark.parametrize(
+    ("listen", "problem"),
+    [
+        ("0.0.0.0:80", "taskd dashboard JOB --listen HOST:PORT --tls-cert"),
+        ("80", "must be HOST:PORT"),
+        ("localhost:x", "must be HOST:PORT"),
+    ],
+)
+def test_address_that_cannot_be_served_is_refused_before_the_start(
+    listen: str, problem: str
+) -> None:
+    problems: list[str] = []
+    plan._dashboard(listen, problems)
+    assert problem in problems[0]
+    assert plan._dashboard("localhost:8790", []) == "localhost:8790"

@@ -47,7 +47,8 @@ from taskd.model.faults import Fault
 from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import LADDER
 from taskd.model.types import Tick
-from taskd.runtime.journal.journal import Journal, Write
+from taskd.runtime.journal.journal import Journal
+from taskd.runtime.journal.journal_values import Write
 from taskd.runtime.limits.rate_limit import Buckets, Rate
 from tests.integration.clusterd.objects import device_fault, device_info
 

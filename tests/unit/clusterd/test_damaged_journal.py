@@ -18,7 +18,8 @@ from taskd.clusterd.cluster.in_memory import InMemoryCluster
 from taskd.clusterd.services.profiling_service import ProfilingService, note_name
 from taskd.model.ids import JobId
 from taskd.runtime.journal import journal_rows
-from taskd.runtime.journal.journal import Journal, JournalFailed, Write
+from taskd.runtime.journal.journal import Journal
+from taskd.runtime.journal.journal_values import JournalFailed, Write
 from tests.unit.clusterd.test_clusterd_parts import joined, make_jobs
 
 JOBS = ("a", "b", "c")

@@ -1,4 +1,4 @@
-"""`taskd replay --journal FILE` of a file that somebody made to harm its reader."""
+"""`taskd replay --journal FILE` of a file that was made to harm its reader."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 from taskd.cli import main
 from taskd.commands.replay import read_journal
 from taskd.dashboard import report
-from taskd.runtime.journal.journal import CREATE, SCHEMA, JournalFailed, JournalUnusable
+from taskd.runtime.journal.journal_file import CREATE, SCHEMA
 from taskd.runtime.journal.journal_rows import with_sum
+from taskd.runtime.journal.journal_values import JournalFailed, JournalUnusable
 from taskd.wire._pb import control_pb2 as pb
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)"

@@ -69,6 +69,15 @@ def test_hint_says_what_to_do_next() -> None:
     assert "node 1 has caused 3 incidents" in hint(known, incidents.read(history.lines), "training")
 
 
+def test_command_of_a_hint_is_never_cut() -> None:
+    history, known = History(), status()
+    history.recovery()
+    known.line.job = "a-job-with-a-long-name-\x07" + "x" * 40
+    lines = screen(known, incidents.read(history.lines), NOW, Terminal(60, 40)).splitlines()
+    assert lines[-2] == "hint: all incidents:"
+    assert lines[-1] == f"  taskd replay a-job-with-a-long-name- {'x' * 40} --html report.html"
+
+
 def test_end_of_the_job_is_not_shown_as_a_recovery() -> None:
     known = status()
     known.line.state, known.line.because = "Ended", "all ranks have finished"

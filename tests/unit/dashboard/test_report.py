@@ -4,7 +4,7 @@ import json
 import re
 
 from taskd.dashboard import report
-from taskd.dashboard.web_server import STATIC
+from taskd.dashboard.sign_in import STATIC
 from taskd.wire._pb import control_pb2 as pb
 from tests.unit.dashboard.history import HOSTILE, History, status
 

@@ -53,7 +53,7 @@ def test_state_goes_to_another_trainer() -> None:
         kind(there).load_state_dict(kind(here).state_dict())
     shared = SharedPart(there, 30)
     shared.load_state_dict(SharedPart(here, 6).state_dict())
-    assert shared.total == 6, "the training was told to stop"
+    assert shared.total == 6, "the training was ordered to stop"
     assert there.state.global_step == 7
     assert there.control.should_log
     assert torch.equal(there._tr_loss, here._tr_loss)

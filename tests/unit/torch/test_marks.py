@@ -40,6 +40,16 @@ def test_each_incident_is_marked_once_at_its_step() -> None:
     assert mlflow.calls == [("log_metric", (NAME, 2, 3))]
 
 
+def test_new_process_of_rank_0_marks_the_incident_that_it_has_come_with() -> None:
+    writer = Tool()
+    marks = IncidentMarks(Training(incident=3), tensorboard=writer)
+    marks(7)
+    marks(8)
+    assert [call for call in writer.calls if call[0] == "add_scalar"] == [
+        ("add_scalar", (NAME, 3, 7))
+    ]
+
+
 def test_only_rank_0_writes() -> None:
     writer = Tool()
     run(Training(rank=1), tensorboard=writer)

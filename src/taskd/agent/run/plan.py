@@ -19,6 +19,7 @@ from taskd.agent.zygote.program import Program
 from taskd.config import environ
 from taskd.errors import SettingsError, WrongCommand
 from taskd.model.strategies import LADDER
+from taskd.runtime.address import Address
 
 UNLIMITED_RESTARTS = 32767
 MANAGER_PORT = 9601
@@ -146,8 +147,14 @@ def _dashboard(listen: str, problems: list[str]) -> str:
     missing = [name for name in ("starlette", "uvicorn") if listen and find_spec(name) is None]
     if missing:
         problems.append(f"--dashboard needs {missing[0]}: pip install 'taskd[dashboard]'")
-    host, _, port = listen.rpartition(":")
-    if listen and not (host and port.isdigit() and int(port) < 65536):
+    try:
+        if listen and not Address.parse(listen).is_loopback:
+            problems.append(
+                f"--dashboard: {listen} is reachable from other machines, which needs a "
+                "certificate; start the page by itself: taskd dashboard JOB --listen HOST:PORT "
+                "--tls-cert FILE --tls-key FILE"
+            )
+    except SettingsError:
         problems.append(f"--dashboard must be HOST:PORT, got {listen!r}")
     return listen
 

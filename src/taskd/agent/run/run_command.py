@@ -246,6 +246,7 @@ def _manager(
         f"--state-dir={chosen.state_dir or run_dir}",
         f"--join-timeout={chosen.join_timeout_s}",
         f"--dump-dir={chosen.dump_dir}",
+        "--show-incidents",
         *(["--precheck"] if chosen.precheck else []),
         *([] if _has_backup_nic(chosen) else ["--no-backup-nic"]),
         *([f"--metrics={chosen.metrics}"] if chosen.metrics else []),

@@ -8,18 +8,17 @@ there; without either, what this node has seen itself.
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from taskd.agent.run.plan import Plan
-from taskd.core.agent.error_text import error_lines, fault_line
+from taskd.core.agent import incident_text
+from taskd.core.agent.error_text import error_lines
 from taskd.core.agent.machine import Done, State, Training, describe_exit, running
 from taskd.model import messages as m
 from taskd.model.agent import Event
-from taskd.model.faults import FaultCause
 from taskd.runtime.plain_text import one_line
 from taskd.wire.json_reading import loads
 
@@ -27,10 +26,6 @@ SUMMARY, JOURNAL = "summary.json", "clusterd.journal"
 """In the state directory."""
 STOPPED = "stopped by "
 EVIDENCE_LINES = 12
-SUPERSEDED, RESTARTED = "superseded", "restarted"
-UNFINISHED = "not finished when the job ended"
-MOST_TEXT = 100
-"""Characters of how a rank ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,22 +153,11 @@ def read_incidents(state_dir: str, kept: Sequence[dict[str, Any]] = ()) -> list[
         is_newest = summary.get("exit_code") is not None or not kept
         incidents = summary["incidents"] if is_newest else kept
         return [
-            Incident(_incident_line(g), any(i["faults"] for i in g)) for g in _groups(incidents)
+            Incident(f"  {one_line(incident_text.line(group))}", any(i["faults"] for i in group))
+            for group in incident_text.groups(incidents)
         ]
     except (AttributeError, KeyError, TypeError):
         return []
-
-
-def _groups(incidents: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """What belongs together: an incident, and those before it that a new fault interrupted."""
-    groups: list[list[dict[str, Any]]] = []
-    interrupted = False
-    for incident in incidents:
-        if not interrupted:
-            groups.append([])
-        groups[-1].append(incident)
-        interrupted = incident["outcome"] == SUPERSEDED
-    return groups
 
 
 def _read(summary: Path) -> dict[str, Any]:
@@ -182,42 +166,3 @@ def _read(summary: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _incident_line(group: list[dict[str, Any]]) -> str:
-    faults = {fault["rank"]: _cause(fault) for each in group for fault in each["faults"]}
-    parts: Counter[str] = Counter()
-    for incident in group:
-        parts.update(incident["parts_ms"])
-    spent = ", ".join(f"{name} {ms:.0f}" for name, ms in parts.items())
-    took = f"{sum(parts.values()):.0f} ms ({spent})" if parts else ""
-    last = group[-1]
-    number = f"{last['incident']}"
-    if len(group) > 1:
-        number = f"{group[0]['incident']} to {number}"
-    return f"  incident {number}: {_answer(faults, last, took)}"
-
-
-def _answer(faults: dict[int, str], last: dict[str, Any], took: str) -> str:
-    ended = last["outcome"] not in ("", SUPERSEDED)
-    if not faults:
-        return (
-            f"paused by order{f' for {took}' if took else ''}{'' if ended else f', {UNFINISHED}'}"
-        )
-    ranks = ", ".join(f"rank {rank} ({cause})" for rank, cause in faults.items())
-    if not ended:
-        return f"{ranks} -> {last['strategy'] or 'recovery'}: {UNFINISHED}"
-    why = f": {last['because']}" if last["outcome"] == RESTARTED and last.get("because") else ""
-    answer = f"{last['strategy'] or 'no strategy'}: {last['outcome']}"
-    return f"{ranks} -> {answer}{f' in {took}' if took else ''}{why}"
-
-
-def _cause(fault: dict[str, Any]) -> str:
-    """How a rank failed, in a few words."""
-    match fault["kind"]:
-        case FaultCause.EXITED if evidence := fault.get("evidence"):
-            return one_line(fault_line(evidence))[:MOST_TEXT]
-        case FaultCause.NAMED:
-            return "reported"
-        case kind:
-            return str(kind)

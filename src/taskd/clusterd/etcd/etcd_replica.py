@@ -19,7 +19,7 @@ from taskd.clusterd.records.record_journal import RecordJournal
 from taskd.core.election import Election, ElectionConfig
 from taskd.errors import SettingsError
 from taskd.runtime.clock import monotonic
-from taskd.runtime.journal.journal import JournalConfig
+from taskd.runtime.journal.journal_values import JournalConfig
 from taskd.runtime.retry import Tries, every
 
 log = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ NODE_MAP, DEVICE_MAPS, SWITCH_MAPS = (
     "cluster-info-device-",
     "cluster-info-switch-",
 )
-SWITCH_NAME, DEVICE_NAME = "mindx-dl-switchinfo-", reports.DEVICE_REPORT
+SWITCH_NAME = "mindx-dl-switchinfo-"
 OF_SUPER_POD = ("SuperPodID", "RackID", "ServerIndex")
 LABELS = {"mx-consumer-volcano": "true"}
 MAX_BYTES = 800 << 10

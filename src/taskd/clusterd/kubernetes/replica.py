@@ -22,7 +22,7 @@ from taskd.clusterd.records.record_journal import RecordJournal
 from taskd.core.election import Election, ElectionConfig
 from taskd.runtime import probes
 from taskd.runtime.clock import monotonic
-from taskd.runtime.journal.journal import JournalConfig
+from taskd.runtime.journal.journal_values import JournalConfig
 
 log = logging.getLogger(__name__)
 

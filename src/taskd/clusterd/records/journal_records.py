@@ -20,7 +20,7 @@ from taskd.model import faults, strategies
 from taskd.model.clusterd import ClusterCommand, Event
 from taskd.model.faults import Fault
 from taskd.model.ids import JobId
-from taskd.runtime.journal.journal import Entry, Write
+from taskd.runtime.journal.journal_values import Entry, Write
 from taskd.wire import tagged_json as tagged
 
 SHOWN = 8

@@ -24,7 +24,8 @@ from taskd.clusterd.records.stored_history import (
     read_page,
 )
 from taskd.core.record import Lease, Record, RecordConflict, RecordStore, Stored, StoreUnreachable
-from taskd.runtime.journal.journal import Entry, Journal, JournalConfig, JournalFailed, Write
+from taskd.runtime.journal.journal import Journal
+from taskd.runtime.journal.journal_values import Entry, JournalConfig, JournalFailed, Write
 from taskd.wire.json_reading import loads
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from taskd.runtime.journal.journal import Entry
+from taskd.runtime.journal.journal_values import Entry
 from taskd.wire.json_reading import loads
 
 PAGE_CHARS = 32_000

@@ -22,7 +22,8 @@ from taskd.model.faults import Fault, FaultKind
 from taskd.model.ids import JobId, Rank
 from taskd.model.strategies import Strategy
 from taskd.runtime.clock import wall
-from taskd.runtime.journal.journal import Entry, Journal, JournalFailed
+from taskd.runtime.journal.journal import Journal
+from taskd.runtime.journal.journal_values import Entry, JournalFailed
 from taskd.wire._pb import control_pb2 as pb
 from taskd.wire._pb.control_pb2_grpc import ControlServicer
 from taskd.wire.number_check import number_problem, progress_problem
@@ -94,7 +95,7 @@ class ControlService(ControlServicer):
         because = evidence or "no rank slows the others down any more"
         answer = await self._note(owner, owner.state.job.incident, event, because)
         if answer.code == RecoverCode.OK:
-            self._jobs.set_stragglers(owner.job, {Rank(rank) for rank in ranks})
+            self._jobs.views.set_stragglers(owner.job, {Rank(rank) for rank in ranks})
         return _answer(answer)
 
     async def ReportIncident(self, request: pb.IncidentReport, context: Any) -> pb.Answer:
@@ -330,10 +331,11 @@ def why_not_drained(job: Job, ranks: Sequence[int]) -> str:
 
 def summary_of(report: pb.IncidentReport) -> str:
     ranks = ", ".join(str(fault.rank) for fault in report.faults[:8]) or "none"
+    ranks = f"rank{'s' * (len(report.faults) != 1)} {ranks}"
     parts = ", ".join(f"{phase.name} {phase.took_ms:.0f}" for phase in report.phases[1:])
     total = sum(phase.took_ms for phase in report.phases)
     what = f"{report.strategy or 'no strategy'}: {report.outcome or 'open'}"
-    return f"ranks {ranks}, {what} in {total:.0f} ms ({parts})"[:MAX_TEXT]
+    return f"{ranks}, {what} in {total:.0f} ms ({parts})"[:MAX_TEXT]
 
 
 def history_line(entry: Entry) -> pb.HistoryLine:

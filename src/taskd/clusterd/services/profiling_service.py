@@ -18,7 +18,8 @@ from taskd.clusterd.job_registry import JobRegistry
 from taskd.clusterd.listeners import SUBSCRIBED, Channel, End
 from taskd.model.codes import TraceCode
 from taskd.model.ids import JobId
-from taskd.runtime.journal.journal import Journal, JournalFailed
+from taskd.runtime.journal.journal import Journal
+from taskd.runtime.journal.journal_values import JournalFailed
 from taskd.wire._pb import profiling_pb2 as pb
 from taskd.wire._pb.profiling_pb2_grpc import TrainingDataTraceServicer
 from taskd.wire.json_reading import loads

@@ -27,7 +27,8 @@ from taskd.core.clusterd.fault_centre.public_faults import (
 )
 from taskd.model.codes import RecoverCode
 from taskd.runtime.clock import Clock
-from taskd.runtime.journal.journal import Journal, JournalFailed
+from taskd.runtime.journal.journal import Journal
+from taskd.runtime.journal.journal_values import JournalFailed
 from taskd.runtime.limits.rate_limit import Buckets, Rate
 from taskd.wire import fault_codec
 from taskd.wire._pb import pubfault_pb2 as pb
@@ -72,7 +73,7 @@ class PublicFaultService(PubFaultServicer):
             if is_public_fault(body):
                 await self._from_map(body)
         if self._faults.entries:
-            self._jobs.public_faults_changed({node for node, _, _ in self._faults.entries})
+            self._jobs.views.public_faults_changed({node for node, _, _ in self._faults.entries})
         self._expire_later()
 
     def close(self) -> None:
@@ -111,7 +112,7 @@ class PublicFaultService(PubFaultServicer):
     async def _news(self, nodes: set[str]) -> None:
         if not nodes:
             return
-        self._jobs.public_faults_changed(nodes)
+        self._jobs.views.public_faults_changed(nodes)
         self._expire_later()
         for node in sorted(nodes):
             entries = self._faults.on(node)

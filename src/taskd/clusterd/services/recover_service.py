@@ -66,7 +66,7 @@ class RecoverService(RecoverServicer):
     async def ReportProcessFault(self, request: pb.ProcessFaultRequest, context: Any) -> pb.Status:
         def event() -> Event:
             report = codec.fault_report(request)
-            self._jobs.faults_reported(JobId(request.jobId), report.faults)
+            self._jobs.views.faults_reported(JobId(request.jobId), report.faults)
             return report
 
         return await self._report(request.jobId, event)

@@ -14,9 +14,9 @@ _OF_STACKS = "(most recent call first)"
 """In the stacks that a process writes about itself while it runs."""
 _OF_RANK = re.compile(r"^\[rank\d+\]: ")
 """What torch writes before each line of a traceback."""
-_FROM_OUTSIDE = re.compile(r"signal (?:9|15)\b")
+_FROM_OUTSIDE = re.compile(r"signal (?:9|15)\b(?:, SIG[A-Z]+)?")
 """Whatever such a process printed last is not why it ended."""
-_ENDED = re.compile(r"exit code -?\d+|signal \d+")
+_ENDED = re.compile(r"exit code -?\d+|signal \d+(?:, SIG[A-Z0-9]+)?")
 
 
 def error_lines(text: str, most: int) -> list[str]:

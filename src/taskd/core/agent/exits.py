@@ -20,6 +20,7 @@ from taskd.core.agent.states import (
 )
 from taskd.model import messages as m
 from taskd.model.agent import Command, SignalWorker
+from taskd.model.faults import signal_text
 
 SIGTERM = 15
 
@@ -27,7 +28,7 @@ SIGTERM = 15
 def describe_exit(exited: m.WorkerExited) -> str:
     """How a process ended, in a few words for logs and status."""
     if exited.signal is not None:
-        how = f"killed by signal {exited.signal}"
+        how = f"killed by {signal_text(exited.signal)}"
     elif exited.exit_code is None:
         how = "no exit status"
     else:

@@ -342,7 +342,7 @@ class Seen:
 
     def add(self, parcel: Parcel) -> None:
         if not parcel.uuid:
-            return  # without a uuid, it cannot be told from another message
+            return  # without a uuid, it cannot be distinguished from another message
         self._known[(parcel.src, parcel.uuid)] = None
         if len(self._known) > self._limit:
             self._known.popitem(last=False)

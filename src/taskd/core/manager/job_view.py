@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from taskd.core.rank_sets import NO_RANKS, RankSet, RankTable
-from taskd.model.faults import Fault, FaultCause
+from taskd.model.faults import Fault, FaultCause, signal_text
 from taskd.model.ids import Incarnation, Incident, NodeRank, Position, Rank, Role, Step
 from taskd.model.manager import NO_INCIDENT
 from taskd.model.messages import (
@@ -344,7 +344,7 @@ def _exited(job_view: JobView, src: Position, message: WorkerExited) -> ViewUpda
     if message.finished:
         ended = replace(known, process=ProcessState.DONE, phase="done")
         return ViewUpdate(_with_rank(job_view, ended), (RankFinished(message.rank),))
-    how = f"signal {message.signal}" if message.signal else f"exit code {message.exit_code}"
+    how = signal_text(message.signal) if message.signal else f"exit code {message.exit_code}"
     evidence = f"{how}: {message.evidence}" if message.evidence else how
     known = replace(known, error=message.error)
     return _died(_with_rank(job_view, known), (message.rank,), FaultCause.EXITED, evidence)

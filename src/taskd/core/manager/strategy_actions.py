@@ -53,7 +53,7 @@ from taskd.model.messages import (
     RestartJob,
     StartWorkers,
 )
-from taskd.model.strategies import Strategy, WireStrategy
+from taskd.model.strategies import Strategy, WireStrategy, by_user_name
 
 IN_PLACE = Strategy.RECOVER_IN_PLACE
 ISOLATED, RETRY_FAILED, FAILED, DUMP_FAILED = 201, 405, 406, 407
@@ -94,7 +94,7 @@ def carry_out(job: Job, order: Signal, now: float, config: JobConfig) -> Outcome
     ):
         return end_after_dump(job, now, config)
     if job.open_incident is not None:
-        chosen = IN_PLACE if order.extra == IN_PLACE else order.strategy
+        chosen = IN_PLACE if order.extra == IN_PLACE else by_user_name(order.strategy)
         job = replace(job, open_incident=replace(job.open_incident, strategy=chosen))
     match order.strategy:
         case WireStrategy.RETRY | WireStrategy.CONTINUE:

@@ -71,7 +71,7 @@ def step(state: State, event: Event, now: float, config: WorkerConfig) -> Outcom
             return _repair(state, event, now, config)
         case m.Dump():
             return _dump(state, event, now, config)
-        case m.Leave(life=target) if target not in (-1, state.identity.incarnation):
+        case m.Leave(incarnation=target) if target not in (-1, state.identity.incarnation):
             return Outcome(state, because=f"the order is for incarnation {target} of this rank")
         case m.Leave(incident=incident, because=because):
             commands = (AbortCollectives(incident, because), ExecuteOrder(event))

@@ -31,7 +31,7 @@ function choose(dialog, job, action) {
   });
   const problem = h("p", { class: "problem", role: "alert" });
   const form = h("form", { method: "dialog" },
-    h("h2", { id: "action-title" }, "Do something with this job"),
+    h("h2", { id: "action-title" }, "Actions on this job"),
     h("label", { for: "action" }, "Action"), select, inputs, problem,
     h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), h("button", { class: "primary", type: "submit" }, "Continue")));
   form.addEventListener("submit", async (event) => {

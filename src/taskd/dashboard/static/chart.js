@@ -57,9 +57,9 @@ export class Pace {
       ctx.restore();
     };
     this.plot = new uPlot({
-      width, height: 190, legend: { show: false }, cursor: { y: false, drag: { x: true, y: false } },
+      width, height: 190, padding: [8, 26, 0, 0], legend: { show: false }, cursor: { y: false, drag: { x: true, y: false } },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high * 1.15, 0.1)] } },
-      axes: [{ ...axis, space: 90, incrs: INCREMENTS, values: (_, times) => times.map((time) => clock(1000 * time)) }, { ...axis, size: 46 }],
+      axes: [{ ...axis, size: 28, space: 90, incrs: INCREMENTS, values: (_, times) => times.map((time) => clock(1000 * time)) }, { ...axis, size: 46 }],
       series: [{}, { stroke: colour("--good"), width: 2, fill: colour("--good-soft"), points: { show: false } }],
       hooks: { draw: [mark] },
     }, this.data(), this.element);

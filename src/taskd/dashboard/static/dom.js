@@ -20,9 +20,13 @@ export function h(tag, properties, ...children) {
   return element;
 }
 
+// In a narrow window each row is a block in which every cell has its heading, except in tables of
+// numbers: those scroll.
 export function table(head, rows, label) {
+  const stacks = !head.some((cell) => cell.startsWith("#"));
+  for (const row of stacks ? rows : []) [...row.children].forEach((cell, at) => (cell.dataset.head = head[at]));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
-    h("table", {}, h("thead", {}, h("tr", {}, head.map((cell) => h("th", { scope: "col", class: cell.startsWith("#") ? "number" : null }, cell.replace(/^#/, ""))))), h("tbody", {}, rows)));
+    h("table", { class: stacks ? "stacks" : null }, h("thead", {}, h("tr", {}, head.map((cell) => h("th", { scope: "col", class: cell.startsWith("#") ? "number" : null }, cell.replace(/^#/, ""))))), h("tbody", {}, rows)));
 }
 
 export function card(title, end, ...children) {

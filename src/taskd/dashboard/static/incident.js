@@ -91,7 +91,7 @@ function ladder(incident) {
     h("td", { class: "nowrap" }, row.strategy),
     h("td", {}, row.chosen ? pill("chosen", "training") : ""),
     h("td", { class: "wide" }, row.because)));
-  return card("Why this strategy", null, table(["Strategy", "Choice", "What was said about it"], rows, `Strategies of incident ${incident.incident}`));
+  return card("Why this strategy", null, table(["Strategy", "Choice", "Reason"], rows, `Strategies of incident ${incident.incident}`));
 }
 
 function shortened(text) {

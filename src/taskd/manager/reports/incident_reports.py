@@ -42,20 +42,23 @@ class IncidentReports:
         self._activity: dict[int, Progress] = {}
         self.waiting: list[control.IncidentReport] = []
 
-    def observe(self, before: Job, after: Job, progress: Mapping[int, Progress]) -> None:
-        """Call it after every decision of the manager."""
+    def observe(
+        self, before: Job, after: Job, progress: Mapping[int, Progress]
+    ) -> list[IncidentRecord]:
+        """Call it after every decision of the manager. Returns the incidents that are now over."""
         if before.open_incident is None and after.open_incident is not None:
             self._activity = dict(progress)
         if after.past_incidents is before.past_incidents:
-            return
+            return []
         records = reversed(after.past_incidents)
-        new = list(takewhile(lambda record: record is not self._last, records))
+        new = [*takewhile(lambda record: record is not self._last, records)][::-1]
         if after.past_incidents:
             self._last = after.past_incidents[-1]
-        for record in reversed(new):
+        for record in new:
             report = self._report(record, after)
             self.waiting.append(report)
             self._on_report(report)
+        return new
 
     def _report(self, record: IncidentRecord, job: Job) -> control.IncidentReport:
         return control.IncidentReport(
@@ -111,10 +114,10 @@ def activity_of(
     progress: Mapping[int, Progress], faulty: set[int]
 ) -> Sequence[control.RankActivity]:
     """Of a large job: the faulty ranks, those with a stack, and those that are behind, first."""
-    ahead = max((p.collective for p in progress.values()), default=0)
+    ahead = max(((p.step, p.collective) for p in progress.values()), default=(0, 0))
     order = sorted(
         progress.values(),
-        key=lambda p: (p.rank not in faulty, not p.stack, p.collective == ahead, p.rank),
+        key=lambda p: (p.rank not in faulty, not p.stack, (p.step, p.collective) == ahead, p.rank),
     )
     left = MAX_STACKS
     found = []

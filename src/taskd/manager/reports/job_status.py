@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 SUMMARY = "summary.json"
 SETTLING_S = 0.3
+PACE_S = 5.0
+"""The steps per second in a status are those of the last seconds."""
 MOST_SHARDS = 256
 """Shards in a status, those at risk first."""
 Copies = Mapping[NodeRank, frozenset[Rank]]
@@ -87,7 +89,6 @@ async def publish(
     last_ranks: list[object] = []
     rank_version = round(monotonic() * 1000)  # greater than that of an earlier manager
     reported_slow: frozenset[tuple[int, str]] = frozenset()
-    last_step, last_at = 0, monotonic()
     while True:
         if await wait_until(changed, config.publish_s):
             await asyncio.sleep(min(SETTLING_S, config.publish_s))
@@ -116,8 +117,7 @@ async def publish(
             continue
         now = monotonic()
         pace.update(progress, now)
-        progress.steps_per_s = max(0.0, (progress.step - last_step) / (now - last_at))
-        last_step, last_at = progress.step, now
+        progress.steps_per_s = pace.steps_per_s(progress.step, now)
         published = await clusterd.publish(progress)
         if published is None:
             await asyncio.Event().wait()  # it never will, but this task must not end
@@ -126,10 +126,25 @@ async def publish(
 
 
 class Pace:
-    """The goodput since this manager was started, for each status."""
+    """The goodput since this manager was started, and the steps per second of the last seconds."""
 
     def __init__(self, now: float, wall_now: float) -> None:
         self._goodput, self._started_ms = Goodput(now), round(wall_now * 1000)
+        self._recent: deque[tuple[float, int]] = deque()
+        """Times and steps, the first one about PACE_S ago."""
+
+    def steps_per_s(self, step: int, now: float) -> float:
+        """A second has too few steps for a steady number. The first steps known and those after a
+        restart from a checkpoint begin again."""
+        if self._recent and (self._recent[-1][1] == 0 or step < self._recent[-1][1]):
+            self._recent.clear()
+        self._recent.append((now, step))
+        while len(self._recent) > 2 and (
+            self._recent[1][0] <= now - PACE_S or self._recent[0][0] < now - 2 * PACE_S
+        ):
+            self._recent.popleft()
+        (began, first) = self._recent[0]
+        return (step - first) / (now - began) if now > began else 0.0
 
     def update(self, progress: control.JobProgress, now: float) -> None:
         self._goodput = self._goodput.at(progress.step, now)
@@ -261,10 +276,11 @@ def _at_risk(nodes: Sequence[control.NodeStatus]) -> str:
 def describe_incident(record: IncidentRecord) -> str:
     """One incident in one line, with its phases in milliseconds."""
     ranks = ", ".join(str(fault.rank) for fault in record.faults) or "none"
+    ranks = f"rank{'s' * (len(record.faults) != 1)} {ranks}"
     parts = " ".join(f"{name} {ms:.0f}" for name, ms in record.phases_ms().items())
     total = (record.timestamps[-1][1] - record.timestamps[0][1]) * 1000.0
     return (
-        f"incident {record.incident}, ranks {ranks}, {record.strategy or 'no strategy'}: "
+        f"incident {record.incident}, {ranks}, {record.strategy or 'no strategy'}: "
         f"{record.outcome or 'open'} in {total:.0f} ms ({parts})"
     )
 
@@ -317,7 +333,7 @@ class SummaryFile:
 
     def incidents(self, state: State) -> list[Any]:
         """The newest ones, of all managers."""
-        known = [*self._earlier, *map(_incident, state.job.past_incidents)]
+        known = [*self._earlier, *map(summary_of, state.job.past_incidents)]
         return with_rounds(known, self._rounds.values())[-RECORDS_KEPT:]
 
     def _read(self, file: Path) -> list[Any]:
@@ -335,7 +351,7 @@ class SummaryFile:
         return incidents if mine else []
 
 
-def _incident(record: IncidentRecord) -> dict[str, object]:
+def summary_of(record: IncidentRecord) -> dict[str, Any]:
     return {
         "incident": record.incident,
         "strategy": record.strategy,

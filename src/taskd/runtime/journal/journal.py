@@ -11,102 +11,36 @@ share one fsync. What a record means is defined in `clusterd/records/journal_rec
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import EISDIR
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
-from taskd.errors import Permanent, Transient
+from taskd.errors import Permanent
+from taskd.runtime.journal import journal_entries as entries
 from taskd.runtime.journal import journal_rows as rows
-from taskd.wire.json_reading import loads
+from taskd.runtime.journal.journal_file import connect, create, reason_of
+from taskd.runtime.journal.journal_values import (
+    Entry,
+    JournalConfig,
+    JournalFailed,
+    JournalUnusable,
+    Write,
+)
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 2
-MOST_INCIDENT, MOST_TIME = 1 << 53, 253_402_300_800.0
-"""What an entry can have: larger numbers are not exact in JSON, later times not shown."""
-CREATE = """
-CREATE TABLE jobs (
-    job TEXT PRIMARY KEY, record TEXT NOT NULL, ended INTEGER NOT NULL, changed REAL NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE notes (name TEXT PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE entries (
-    number INTEGER PRIMARY KEY, job TEXT NOT NULL, incident INTEGER NOT NULL, at REAL NOT NULL,
-    event TEXT NOT NULL, before TEXT NOT NULL, after TEXT NOT NULL, because TEXT NOT NULL,
-    commands TEXT NOT NULL
-);
-CREATE INDEX entries_of_job ON entries (job, number);
-"""
-ENTRY = (
-    "INSERT INTO entries (job, incident, at, event, before, after, because, commands)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-)
-LENGTH = "LENGTH(event) + LENGTH(because) + LENGTH(commands)"
-"""Of an entry: what may be long."""
 CHECKPOINT_BYTES = 4 * 1024 * 1024
 """At about this size the write-ahead log is copied into the database, between transactions."""
 CANNOT_WRITE = (sqlite3.Error, Permanent, OSError, ValueError, TypeError, OverflowError)
 TRANSACTION_BYTES = 16 * 1024
 """What one transaction adds to the log besides long records: a page in each of four B-trees."""
-
-
-class JournalFailed(Transient):
-    """Nothing was written and nothing has changed: the disk is full, read-only or broken."""
-
-
-class JournalUnusable(Permanent):
-    """The file is not a journal, is of a newer version, or is used by another server."""
-
-
-@dataclass(frozen=True, slots=True)
-class JournalConfig:
-    entries_per_job: int = 2_000
-    """How many entries of history are kept per job; the oldest are deleted first."""
-
-    bytes_per_job: int = 8 << 20
-    """How many characters all of them have: a job may report long incidents."""
-
-    ended_jobs: int = 1_000
-    """How many ended jobs are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One entry of a job's history."""
-
-    job: str
-    incident: int
-    at: float
-    event: str
-    before: str
-    after: str
-    because: str
-    commands: tuple[str, ...] = ()
-    number: int = 0
-    """Assigned by the journal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """A job's new record and the history that led to it, written atomically."""
-
-    job: str
-    record: str
-    at: float
-    entries: tuple[Entry, ...] = ()
-    ended: bool = False
-    notes: tuple[tuple[str, str | None], ...] = ()
-    """What is large and changes seldom, kept out of the record; None removes a note."""
 
 
 T = TypeVar("T")
@@ -127,7 +61,7 @@ class Journal:
         self._path, self._config = path, config or JournalConfig()
         self._inbox: SimpleQueue[_Request | None] = SimpleQueue()
         self._closing = False
-        self._connection: sqlite3.Connection | None = _connect(path)
+        self._connection: sqlite3.Connection | None = connect(path)
         self._kept: dict[str, tuple[int, int]] = {}
         """How many entries of each job there are, and how long they are together."""
         self._file: tuple[int, int] | None = None
@@ -191,7 +125,7 @@ class Journal:
 
         With `most_bytes` the first part of it, and at least one entry if there is one.
         """
-        return await self._ask(partial(_history, job, incident, after, most_bytes))
+        return await self._ask(partial(entries.read_history_of, job, incident, after, most_bytes))
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
@@ -262,7 +196,7 @@ class Journal:
                 "journal %s was deleted after it could not be written: a new one begins", self._path
             )
             self._file = None
-        return _connect(self._path)
+        return connect(self._path)
 
     def _still_there(self, connection: sqlite3.Connection) -> sqlite3.Connection:
         """Write the file again if it was deleted: SQLite would go on writing to nothing.
@@ -286,20 +220,20 @@ class Journal:
     def _write_again(self, connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
         copy = path.with_name(f"{path.name}.again")
         copy.unlink(missing_ok=True)
-        _create(copy)
+        create(copy)
         connection.execute("VACUUM INTO ?", (str(copy),))
         for left in ("-wal", "-shm"):  # of the deleted file: they do not fit the copy
             path.with_name(path.name + left).unlink(missing_ok=True)
         copy.rename(path)
         self._file = None
         connection.close()  # not before: until now only it had what was written
-        return _connect(path)
+        return connect(path)
 
     def _fail(self, batch: list[_Request], error: Exception) -> None:
         """Abort the transaction; the next one uses a new connection."""
         self._disconnect()
         self._kept.clear()
-        where, reason = self._path or "in memory", _reason(error, self._path)
+        where, reason = self._path or "in memory", reason_of(error, self._path)
         self.last_error = f"the journal {where} cannot be written: {reason}"
         log.error("%s; the last written state stays in effect", self.last_error)
         _deliver([(request, JournalFailed(self.last_error)) for request in batch])
@@ -335,7 +269,7 @@ class Journal:
                 float(write.at),
             ),
         )
-        connection.executemany(ENTRY, [_row(entry) for entry in write.entries])
+        connection.executemany(entries.INSERT, [entries.row_of(entry) for entry in write.entries])
         for name, text in write.notes:
             _note(connection, name, text)
             self._log_bytes += len(text or "")
@@ -345,18 +279,18 @@ class Journal:
             self._cut_ended(write.job, connection)
 
     def _add(self, entry: Entry, connection: sqlite3.Connection) -> None:
-        connection.execute(ENTRY, _row(entry))
+        connection.execute(entries.INSERT, entries.row_of(entry))
         self._cut(entry.job, (entry,), connection)
 
     def _cut(self, job: str, added: Sequence[Entry], connection: sqlite3.Connection) -> None:
         """Delete the oldest entries of a job, once there is a quarter too much of them."""
-        written = sum(map(_length, added))
+        written = sum(map(entries.length_of, added))
         self._log_bytes += written
         if job in self._kept:
             kept, length = self._kept[job]
             kept, length = kept + len(added), length + written
         else:
-            sums = f"SELECT COUNT(*), COALESCE(SUM({LENGTH}), 0) FROM entries WHERE job = ?"
+            sums = f"SELECT COUNT(*), COALESCE(SUM({entries.LENGTH}), 0) FROM entries WHERE job = ?"
             kept, length = map(int, connection.execute(sums, (job,)).fetchone())
         most, longest = self._config.entries_per_job, self._config.bytes_per_job
         if kept > most + max(most // 4, 1) or length > longest + longest // 4:
@@ -366,7 +300,7 @@ class Journal:
     def _delete_oldest(self, job: str, connection: sqlite3.Connection) -> tuple[int, int]:
         """How many are left, and how long they are. The newest one stays, however long it is."""
         kept = length = 0
-        rows = f"SELECT number, {LENGTH} FROM entries WHERE job = ? ORDER BY number DESC"
+        rows = f"SELECT number, {entries.LENGTH} FROM entries WHERE job = ? ORDER BY number DESC"
         for number, size in connection.execute(rows, (job,)).fetchall():
             is_too_long = kept and length + size > self._config.bytes_per_job
             if is_too_long or kept == self._config.entries_per_job:
@@ -418,131 +352,9 @@ def _answer(results: list[tuple[_Request, object]]) -> None:
             request.answer.set_result(result)
 
 
-def _connect(path: Path | None) -> sqlite3.Connection:
-    where = ":memory:" if path is None else str(path)
-    try:
-        if path is not None:
-            _create(path)
-        connection = sqlite3.connect(
-            where, timeout=2.0, isolation_level=None, check_same_thread=False
-        )
-    except (sqlite3.Error, OSError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise JournalUnusable(f"the journal {where} cannot be opened: {reason}") from error
-    try:
-        # Exclusive: a second server on the same file would make its own decisions.
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            connection.executescript(f"BEGIN; {CREATE} PRAGMA user_version = {SCHEMA}; COMMIT;")
-        elif version != SCHEMA:
-            raise JournalUnusable(
-                f"the journal {where} has version {version}; this program reads version {SCHEMA}"
-            )
-        connection.execute("BEGIN EXCLUSIVE")
-        connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        connection.close()
-        raise JournalUnusable(
-            f"the journal {where} cannot be used: {_reason(error, path)}"
-        ) from error
-    except JournalUnusable:
-        connection.close()
-        raise
-    return connection
-
-
-def _create(path: Path) -> None:
-    """Readable by this user only: SQLite would create a file that all users can read."""
-    if path.is_dir():
-        raise IsADirectoryError(EISDIR, "it is a directory; give the path of a file in it")
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-
-
-def _reason(error: Exception, path: Path | None) -> str:
-    """SQLite reports every failure as a disk I/O error; a write next to it shows the reason."""
-    if path is not None and isinstance(error, sqlite3.OperationalError):
-        try:
-            with TemporaryFile(dir=path.parent, buffering=0) as probe:
-                probe.write(b"?")
-        except OSError as reason:
-            return f"{error} ({reason.strerror})"
-    return str(error)
-
-
 def _note(connection: sqlite3.Connection, name: str, text: str | None) -> None:
     if text is None:
         connection.execute("DELETE FROM notes WHERE name = ?", (name,))
     else:
         stored = rows.with_sum(text, name)
         connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, stored))
-
-
-def _row(entry: Entry) -> tuple[object, ...]:
-    row = (
-        entry.job,
-        entry.incident,
-        float(entry.at),
-        _encodable(entry.event),
-        entry.before,
-        entry.after,
-        _encodable(entry.because),
-    )
-    return (*row, rows.with_sum(json.dumps(entry.commands), *row))
-
-
-def _encodable(text: str) -> str:
-    """Reasons may quote names of files and objects, which need not be valid Unicode."""
-    return text.encode(errors="replace").decode()
-
-
-def _history(
-    job: str, incident: int, after: int, most_bytes: int | None, connection: sqlite3.Connection
-) -> list[Entry]:
-    found = connection.execute(
-        "SELECT number, incident, at, event, before, after, because, commands FROM entries"
-        " WHERE job = ?1 AND (?2 = 0 OR incident = ?2) AND number > ?3 ORDER BY number",
-        (job, incident, after),
-    )
-    entries, length = list[Entry](), 0
-    for row in found:
-        entries.append(read_entry(job, row))
-        length += _length(entries[-1])
-        if most_bytes is not None and length >= most_bytes:
-            break
-    return entries
-
-
-def _length(entry: Entry) -> int:
-    return len(entry.event) + len(entry.because) + sum(map(len, entry.commands))
-
-
-def read_entry(job: str, row: Sequence[Any]) -> Entry:
-    """From a row of `entries`. The file may come from anywhere: any column can hold anything."""
-    number, incident, at, event, before, after, because, stored = row
-    commands = rows.without_sum(stored, job, incident, at, event, before, after, because)
-    ordered = _texts(commands)
-    texts = (event, before, after, because)
-    if (
-        ordered is None
-        or not all(isinstance(text, str) for text in texts)
-        or not (isinstance(incident, int) and 0 <= incident < MOST_INCIDENT)
-        or not (isinstance(at, float | int) and 0 <= at < MOST_TIME)
-    ):
-        why = "this entry of the journal is damaged; what it said is not known"
-        return Entry(job, 0, 0.0, "DamagedEntry", "", "", why, (), number)
-    return Entry(job, incident, at, event, before, after, because, ordered, number)
-
-
-def _texts(commands: str | None) -> tuple[str, ...] | None:
-    """None: they are not a list of texts."""
-    try:
-        found = loads(commands or "")
-    except ValueError:
-        return None
-    is_right = isinstance(found, list) and all(isinstance(one, str) for one in found)
-    return tuple(found) if is_right else None

@@ -17,7 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from taskd.runtime.clock import monotonic
-from taskd.runtime.journal.journal import CREATE, SCHEMA, Entry, JournalUnusable, read_entry
+from taskd.runtime.journal.journal_entries import read_entry
+from taskd.runtime.journal.journal_file import CREATE, SCHEMA
+from taskd.runtime.journal.journal_values import Entry, JournalUnusable
 
 LOG = "-wal"
 MOST_BYTES = 4 << 30

@@ -15,7 +15,7 @@ _sym_db = _symbol_database.Default()
 from taskd.wire._pb import tasknet_pb2 as taskd_dot_wire_dot___pb_dot_tasknet__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19taskd/wire/_pb/link.proto\x12\x08taskd.v1\x1a\x1ctaskd/wire/_pb/tasknet.proto\"\x8d\x01\n\x05\x46rame\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x1a\n\x08messages\x18\x02 \x03(\x0b\x32\x08.Message\x12\x12\n\x04\x61\x63ks\x18\x03 \x03(\x0b\x32\x04.Ack\x12\x10\n\x08received\x18\x04 \x01(\x04\x12\x1e\n\x05hello\x18\x05 \x01(\x0b\x32\x0f.taskd.v1.Hello\x12\x13\n\x0bpatience_ms\x18\x06 \x03(\r\"(\n\x05Hello\x12\x0c\n\x04life\x18\x01 \x01(\t\x12\x11\n\tpeer_life\x18\x02 \x01(\t24\n\x04Link\x12,\n\x04Open\x12\x0f.taskd.v1.Frame\x1a\x0f.taskd.v1.Frame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19taskd/wire/_pb/link.proto\x12\x08taskd.v1\x1a\x1ctaskd/wire/_pb/tasknet.proto\"\x8d\x01\n\x05\x46rame\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x1a\n\x08messages\x18\x02 \x03(\x0b\x32\x08.Message\x12\x12\n\x04\x61\x63ks\x18\x03 \x03(\x0b\x32\x04.Ack\x12\x10\n\x08received\x18\x04 \x01(\x04\x12\x1e\n\x05hello\x18\x05 \x01(\x0b\x32\x0f.taskd.v1.Hello\x12\x13\n\x0bpatience_ms\x18\x06 \x03(\r\"6\n\x05Hello\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x18\n\x10peer_incarnation\x18\x02 \x01(\t24\n\x04Link\x12,\n\x04Open\x12\x0f.taskd.v1.Frame\x1a\x0f.taskd.v1.Frame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -25,7 +25,7 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_FRAME']._serialized_start=70
   _globals['_FRAME']._serialized_end=211
   _globals['_HELLO']._serialized_start=213
-  _globals['_HELLO']._serialized_end=253
-  _globals['_LINK']._serialized_start=255
-  _globals['_LINK']._serialized_end=307
+  _globals['_HELLO']._serialized_end=267
+  _globals['_LINK']._serialized_start=269
+  _globals['_LINK']._serialized_end=321
 # @@protoc_insertion_point(module_scope)

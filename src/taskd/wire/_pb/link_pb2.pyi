@@ -23,9 +23,9 @@ class Frame(_message.Message):
     def __init__(self, first: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[_tasknet_pb2.Message, _Mapping]]] = ..., acks: _Optional[_Iterable[_Union[_tasknet_pb2.Ack, _Mapping]]] = ..., received: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., patience_ms: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("life", "peer_life")
-    LIFE_FIELD_NUMBER: _ClassVar[int]
-    PEER_LIFE_FIELD_NUMBER: _ClassVar[int]
-    life: str
-    peer_life: str
-    def __init__(self, life: _Optional[str] = ..., peer_life: _Optional[str] = ...) -> None: ...
+    __slots__ = ("incarnation", "peer_incarnation")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PEER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    peer_incarnation: str
+    def __init__(self, incarnation: _Optional[str] = ..., peer_incarnation: _Optional[str] = ...) -> None: ...

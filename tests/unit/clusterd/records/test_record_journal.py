@@ -10,7 +10,7 @@ import pytest
 from taskd.clusterd.records.record_journal import RecordJournal
 from taskd.clusterd.records.stored_history import MOST_PAGES, PAGE_CHARS
 from taskd.core.record import Record, RecordConflict, Stored, StoreUnreachable
-from taskd.runtime.journal.journal import Entry, JournalFailed, Write
+from taskd.runtime.journal.journal_values import Entry, JournalFailed, Write
 
 
 @dataclass

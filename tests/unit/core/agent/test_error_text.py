@@ -58,6 +58,8 @@ a warning at exit
     [
         ("signal 9", "signal 9", "signal 9"),
         ("signal 9: a progress bar:  45%|###", "signal 9", "signal 9"),
+        ("signal 9, SIGKILL: a progress bar", "signal 9, SIGKILL", "signal 9, SIGKILL"),
+        ("signal 6, SIGABRT: what\nterminated", "terminated", "signal 6, SIGABRT: terminated"),
         ("signal 6: terminate called", "signal 6: terminate called", "signal 6: terminate called"),
         (CRASHED, "ValueError: loss is NaN", "exit code 1: ValueError: loss is NaN"),
         (HUNG, HUNG.splitlines()[0], HUNG.splitlines()[0]),

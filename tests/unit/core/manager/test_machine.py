@@ -258,7 +258,9 @@ def test_death_is_reported_with_its_evidence() -> None:
 
     assert isinstance(play.state, Reported)
     [report] = play.sent(FaultReport)
-    assert [(f.rank, f.kind, f.evidence) for f in report.faults] == [(3, "1", "signal 9: boom")]
+    assert [(f.rank, f.kind, f.evidence) for f in report.faults] == [
+        (3, "1", "signal 9, SIGKILL: boom")
+    ]
 
 
 def test_stop_order_parks_all_ranks() -> None:
@@ -800,6 +802,7 @@ def test_shrinking_reports_the_isolated_ranks_and_continues_at_once() -> None:
     assert (report.code, report.isolated) == (201, (2, 3))
     play.says(m.Committed, 0, 1, step=8)
     assert [(r.code, r.strategy) for r in play.sent(ResultReport)] == [(0, "downgrade")]
+    assert play.state.job.past_incidents[-1].strategy == "elastic-training", "as users name it"
 
 
 def test_job_grows_back_when_the_node_returns() -> None:

@@ -192,7 +192,7 @@ def test_late_rank_must_leave_when_the_job_has_continued_without_it() -> None:
     play = shrunk()
     play.incarnations[3] = 1
     [away] = play.hello(3, phase="joining").sent(m.Leave)
-    assert away.life == 1
+    assert away.incarnation == 1
 
 
 @pytest.mark.parametrize("kind", [FaultCause.COMMUNICATION, FaultCause.EXCEPTION])

@@ -65,6 +65,14 @@ def test_report_of_a_large_job_has_bounds() -> None:
     assert sum(len(each.stack) for each in found) <= reports.MAX_STACKS
 
 
+def test_ranks_of_an_earlier_step_are_behind_those_of_a_later_one() -> None:
+    """Collectives are counted from the beginning of each step."""
+    activity = {rank: progress(rank, collective=1) for rank in range(10_000)}
+    activity[9_999] = replace(activity[9_999], step=Step(2), collective=8)
+    found = reports.activity_of(activity, set())
+    assert 9_999 in [each.rank for each in found]
+
+
 def test_evidence_that_is_not_unicode_can_be_sent() -> None:
     collected, before = IncidentReports("job", OFFSET), job()
     bad = record(1, "\udcff" + "x" * reports.MAX_EVIDENCE * 2 + "\udcff")

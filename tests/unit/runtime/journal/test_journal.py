@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.journal.journal import (
+from taskd.runtime.journal.journal import Journal
+from taskd.runtime.journal.journal_reader import salvage
+from taskd.runtime.journal.journal_values import (
     Entry,
-    Journal,
     JournalConfig,
     JournalFailed,
     JournalUnusable,
     Write,
 )
-from taskd.runtime.journal.journal_reader import salvage
 
 
 def entry(job: str, number: int, incident: int = 1) -> Entry:

@@ -131,6 +131,6 @@ def idle_bound(progress: Progress, longest_s: float, config: LivenessConfig) -> 
     """For a rank outside of collectives, while all others are outside of them, too."""
     if progress.busy or progress.phase == "loading":
         return inf  # it may be a script without TaskD
-    # Nobody waits for a rank that finishes its last uploads.
+    # No rank waits for one that finishes its last uploads.
     floor_s = config.busy_floor_s if progress.phase == "leaving" else config.idle_floor_s
     return max(floor_s, 2 * longest_s)
