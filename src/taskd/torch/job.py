@@ -207,6 +207,7 @@ class Job:
         if verify_every and (problems := verification.problems(protected)):
             raise SettingsError(problems)
         context.variables.objects.leave_to_others(*protected.objects())
+        context.variables.objects.add_optimizers(protected.optimizers)
         context.elastic = elastic
         context.base_seeds = self._seeds()
         if context.manager is None:
