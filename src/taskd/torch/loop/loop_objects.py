@@ -128,8 +128,14 @@ class LoopObjects:
         return sorted(
             name
             for name, value in found.items()
-            if isinstance(value, _STATEFUL) and id(value) not in self._others
+            if isinstance(value, _STATEFUL) and not self._is_protected(value)
         )
+
+    def _is_protected(self, value: Any) -> bool:
+        """Also an optimizer around a protected one."""
+        inner = (one for one in vars(value).values() if isinstance(one, Optimizer))
+        is_around = isinstance(value, Optimizer) and any(id(one) in self._others for one in inner)
+        return id(value) in self._others or is_around
 
     def begin_attempt(self) -> None:
         """Remember what they contain."""
