@@ -24,14 +24,14 @@ PROTECTED = f"""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
     optimizer = torch.optim.AdamW(model.parameters())
     job.protect(model=model, optimizer=optimizer)
-    for number, step in enumerate(job.steps({STEPS})):
+    for step in job.steps({STEPS}):
         with step:
             model(torch.randn(4, 8) + job.rank).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             threading.Event().wait(0.02)
         if job.rank == 0:
-            print("step", number, flush=True)
+            print("step", int(step), flush=True)
     print("weights", sum(p.double().sum().item() for p in model.parameters()), flush=True)
 """
 
@@ -53,7 +53,6 @@ def test_job_survives_kills_of_all_its_processes(tmp_path: Path) -> None:
         lambda: job.worker(0),
     ]
     for number, victim in enumerate(blows):
-        # Rank 0 counts from zero when it is replaced, so wait for its next steps.
         job.wait_for(f"step {5 + 20 * number}")
         process = victim()
         process.kill()

@@ -78,6 +78,8 @@ class Job:
         self._cycle = StepCycle(context, recovery)
         self._has_started = False
         self._resumed_from: Path | None = None
+        self._iterator: Iterator[Any] | None = None
+        """What the script iterates over, until it has begun. It must not outlive the loop."""
 
     @property
     def rank(self) -> int:
@@ -205,6 +207,7 @@ class Job:
         if verify_every and (problems := verification.problems(protected)):
             raise SettingsError(problems)
         context.variables.objects.leave_to_others(*protected.objects())
+        context.variables.objects.add_optimizers(protected.optimizers)
         context.elastic = elastic
         context.base_seeds = self._seeds()
         if context.manager is None:
@@ -274,7 +277,8 @@ class Job:
             ```
         """
         self._context.beacon.total(total)
-        yield from self._steps_while(lambda step: step < total, start, total)
+        self._iterator = self._steps_while(lambda step: step < total, start, total)
+        return self._iterator
 
     def batches(
         self,
@@ -326,6 +330,12 @@ class Job:
                     evaluate(model)
             ```
         """
+        self._iterator = self._batches(loader, epochs, steps, start)
+        return self._iterator
+
+    def _batches(
+        self, loader: Iterable[T], epochs: int | None, steps: int | None, start: int
+    ) -> Iterator[tuple[Step, T]]:
         if self._has_started:
             raise SettingsError(
                 ["batches() was called after steps or batches: pass the number of epochs to one"]
@@ -373,6 +383,7 @@ class Job:
         self, has_more: Callable[[int], bool], start: int, total: int | None = None
     ) -> Iterator[Step]:
         context, recovery, position = self._context, self._recovery, self._context.position
+        iterator, self._iterator = self._iterator, None
         has_predecessor = False
         if recovery is not None and not context.is_protected:
             raise SettingsError(["steps() was called before protect(): call protect() first"])
@@ -390,10 +401,11 @@ class Job:
                 self._join_turn()
                 has_predecessor = True
             elif not self._has_started:
+                self._refuse_counters(iterator)
                 has_predecessor = self._start_at(start)
                 recovery.choose_buddy()
                 context.copies.on_commit(context.step, context.incident)
-        self._has_started = True
+        self._has_started, iterator = True, None
         number = position.next_turn(context.step)
         while has_more(number) or not self._all_finished(number if total is None else total):
             is_broken = recovery is not None and context.needs_recovery()
@@ -425,6 +437,19 @@ class Job:
             final_state.keep(context)
         context.variables.leave()
         random_state.seed_step(context.base_seeds, context.step)
+
+    def _refuse_counters(self, iterator: Iterator[Any] | None) -> None:
+        """A replacement enters the loop in the middle."""
+        names = [] if iterator is None else self._context.variables.counters(iterator)
+        if names:
+            around = " and ".join(names)
+            raise SettingsError(
+                [
+                    f"the loop over the steps uses {around}(): in the replacement of a lost rank it "
+                    "would begin at its start. Count with the number of the step, which is an int, "
+                    "and choose by it what belongs to the step"
+                ]
+            )
 
     def _check_hooks(self) -> None:
         protected = self._context.protected

@@ -31,6 +31,9 @@ from taskd.torch.verify.verification import Verification
 
 log = logging.getLogger(__name__)
 
+WATCHED_STEPS = 3
+"""So many steps show whether a script changes weights between two passes of a step."""
+
 
 class Abandon(BaseException):
     """Leaves a step from inside. The step handles it; the script never sees it."""
@@ -48,6 +51,8 @@ class StepCycle:
         self._retry_on: tuple[type[Exception], ...] = ()
         self._updates = 0
         """How many optimizers have finished in the current step."""
+        self._begun = 0
+        """How many attempts this process has begun."""
         self._updating = False
         """An optimizer has passed the gate in this step: weights may have changed."""
         self._begun_at_update = 0
@@ -87,8 +92,7 @@ class StepCycle:
         if self.context.manager is not None:
             self._device_gate = open_gate(protected)
             for model in protected.models:
-                # Do not even begin a pass whose result cannot be used.
-                model.register_forward_pre_hook(self._leave_if_broken, prepend=True)
+                model.register_forward_pre_hook(self._before_pass, prepend=True)
 
     def feed_of_steps(self) -> Feed:
         if self.feed is None:
@@ -148,7 +152,7 @@ class StepCycle:
         self.context.position.begin_turn(number)
 
     def begin(self) -> None:
-        self._updates, self._updating = 0, False
+        self._updates, self._updating, self._begun = 0, False, self._begun + 1
         self._gate_passed = False
         self._is_copied, self._is_recorded = False, False
         self.is_committed_here = self._is_promised = False
@@ -422,6 +426,14 @@ class StepCycle:
         if any(one is not None and one.is_due(step) for one in checks):
             return True
         return comparison is not None and comparison.is_due(step, has_left_gradients=False)
+
+    def _before_pass(self, *_: Any) -> None:
+        """Do not even begin a pass whose result cannot be used."""
+        self._leave_if_broken()
+        is_in_step = self._groups.absorbing and not self.section and not self._updating
+        if self.undo is not None and is_in_step and self._begun <= WATCHED_STEPS:
+            # The gate would not see a change that is taken back before it, as in SAM.
+            self.undo.notice_changes()
 
     def _leave_if_broken(self, *_: Any) -> None:
         """After an update, only if something is missing: other ranks may have committed the step,

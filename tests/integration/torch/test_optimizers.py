@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import HashStore
+from torch.nn.parallel import DistributedDataParallel
 
+import taskd.torch as taskd
 from taskd.errors import SettingsError
 from taskd.torch.state.protected import Protected
 from tests.integration.torch.runs import assert_same, ends, run
-from tests.integration.torch.scripts import closure
+from tests.integration.torch.scripts import CLASSES, WIDTH, batch, closure, digest, inject_fault, seed
 
 STEPS = 6
 ADAMW = torch.optim.AdamW
@@ -29,6 +31,41 @@ def test_step_in_a_closure_is_replayed(kind: str, moment: str, tmp_path: Path) -
     calm = ends(run(tmp_path / "calm", closure, steps=STEPS, optimizer=ADAMW))
     faults: dict[str, Any] = {kind: [(1, 0, 3, moment)]}
     assert_same(calm, run(tmp_path / "run", closure, steps=STEPS, optimizer=ADAMW, **faults))
+
+
+def two_passes(args: dict[str, Any]) -> None:
+    """As SAM: the weights are moved, another pass follows, and they are moved back."""
+    seed(1234)
+    job = taskd.init()
+    net = nn.Linear(WIDTH, CLASSES)
+    model = DistributedDataParallel(net)
+    optimizer = ADAMW(model.parameters(), lr=1e-2)
+    job.protect(model=model, optimizer=optimizer)
+    data, target = batch(args["rank"], 0)
+    for step in job.steps(STEPS):
+        with step:
+            before = [one.detach().clone() for one in model.parameters()]
+            for number in range(2):
+                optimizer.zero_grad()
+                output = model(data)
+                moment = f"in pass {number}"
+                output.register_hook(lambda g, step=step, moment=moment: _kill(args, step, moment))
+                torch.autograd.backward(nn.functional.cross_entropy(output, target))
+                with torch.no_grad():
+                    for weight, old in zip(model.parameters(), before, strict=True):
+                        weight.add_(weight.grad) if number == 0 else weight.copy_(old)
+            optimizer.step()
+    torch.save(digest(net, optimizer), Path(args["folder"]) / f"end-{args['rank']}.pt")
+
+
+def _kill(args: dict[str, Any], step: int, moment: str) -> None:
+    inject_fault(args, step, moment)
+
+
+def test_step_with_two_passes_is_undone(tmp_path: Path) -> None:
+    calm = ends(run(tmp_path / "calm", two_passes, size=2))
+    kills = [(1, 0, 2, "in pass 0"), (0, 0, 4, "in pass 1")]
+    assert_same(calm, run(tmp_path / "run", two_passes, size=2, kills=kills))
 
 
 @pytest.mark.parametrize("variant", ["fused", "foreach", "amsgrad"])

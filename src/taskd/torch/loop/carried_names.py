@@ -42,7 +42,8 @@ def _flow(code: CodeType) -> _Flow:
 
 @lru_cache(maxsize=64)
 def of_loop(code: CodeType, at: int) -> tuple[str, ...]:
-    """Of the loop whose `for` is the instruction at this offset. None, if it is another one."""
+    """Of the loop whose `for`, or `next(…)` in a `while` loop, is the instruction at this offset.
+    None, if there is no loop around it."""
     return tuple(name for name in _flow(code).carried(at) if "." not in name)
 
 
@@ -207,14 +208,16 @@ class _Flow:
         return any(name in ("BEFORE_WITH", "LOAD_SPECIAL") for name in names)
 
     def _round_at(self, at: int) -> tuple[int, ...]:
-        # A specialized instruction may name a place inside of itself.
-        one = max((one for one in self._all if one.offset <= at), key=lambda one: one.offset)
-        return self.round_of(one.offset) if one.opname == "FOR_ITER" else ()
+        return self.round_of(self._offset_at(at))
+
+    def _offset_at(self, at: int) -> int:
+        """A specialized instruction may name a place inside of itself."""
+        return max(one.offset for one in self._all if one.offset <= at)
 
     def round_of(self, at: int) -> tuple[int, ...]:
         """The instructions of one round, in order: they come after the `for` and lead back to it.
 
-        The first one is that after the `for`.
+        The first one is that after the `for`. In a `while` loop, the call of `next` takes its place.
         """
         first = self._all[self._place[at] + 1].offset
         forward, todo = {first}, [first]
@@ -251,9 +254,10 @@ class _Flow:
         offsets = self._round_at(at)
         if not offsets:
             return ()
-        head = next(one for one in self._all if self._starts(one.offset, offsets[0]))
+        leaving = self._next[self._offset_at(at)] - {offsets[0]}
+        read = set[str]().union(*(self._live[offset] for offset in leaving))
         written = set[str]().union(*(self._writes[offset] for offset in offsets))
-        return tuple(sorted(self._live[head.argval] & written))
+        return tuple(sorted(read & written))
 
     def _starts(self, offset: int, first: int) -> bool:
         """Whether this is the `for` of the loop whose rounds begin with that instruction."""

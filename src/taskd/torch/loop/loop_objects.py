@@ -7,7 +7,7 @@ contain is brought back after an abandoned attempt, and is there again in a repl
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _STATEFUL = (Optimizer, LRScheduler, AveragedModel)
 """They have no other use than to go from step to step."""
+_OF_OPTIMIZERS = frozenset(("defaults", "state", "param_groups", "_zero_grad_profile_name"))
+"""Attributes of every optimizer. They are protected, or never change."""
 MAX_FUNCTIONS = 200
 """How many functions of the script are searched for the variables that they use."""
 
@@ -76,6 +78,8 @@ class LoopObjects:
         self._bound: dict[str, Any] = {}
         self._others = set[int]()
         """The ids of objects that are kept in another way."""
+        self._optimizers: dict[str, Optimizer] = {}
+        """The protected ones whose class is not torch's, by the names for their attributes."""
         self._first: dict[str, Any] | None = None
         """What they contained before the first step of this process, written down."""
         self._refused = object_writer.Refused()
@@ -98,6 +102,14 @@ class LoopObjects:
         """They are protected, or kept in another way."""
         self._others.update(map(id, objects))
 
+    def add_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        """An optimizer of the script may have counters and the like besides its state."""
+        self._optimizers = {
+            f"{type(one).__name__} {index}" if index else type(one).__name__: one
+            for index, one in enumerate(optimizers)
+            if not type(one).__module__.startswith("torch.")
+        }
+
     def covers(self, function: object) -> bool:
         """Whether variables around this function are among those of the loop."""
         space = getattr(function, "__globals__", None)
@@ -116,14 +128,24 @@ class LoopObjects:
         return sorted(
             name
             for name, value in found.items()
-            if isinstance(value, _STATEFUL) and id(value) not in self._others
+            if isinstance(value, _STATEFUL) and not self._is_protected(value)
         )
+
+    def _is_protected(self, value: Any) -> bool:
+        """Also an optimizer around a protected one."""
+        inner = (one for one in vars(value).values() if isinstance(one, Optimizer))
+        is_around = isinstance(value, Optimizer) and any(id(one) in self._others for one in inner)
+        return id(value) in self._others or is_around
 
     def begin_attempt(self) -> None:
         """Remember what they contain."""
         present = dict(self._present())
         self._content = Content(present.values(), self._others)
-        self._bound = {name: present[name] for name in present if name in self._names.rebound}
+        self._bound = {
+            name: value
+            for name, value in present.items()
+            if name in self._names.rebound or "." in name
+        }
 
     def undo(self) -> None:
         """The attempt was abandoned."""
@@ -169,7 +191,8 @@ class LoopObjects:
         present, done = dict(self._present()), dict[int, Any]()
         for name, one in content.items():
             old = present.get(name, written_objects.MISSING)
-            if old is written_objects.MISSING and name not in self._names.rebound:
+            is_set = name in self._names.rebound or "." in name
+            if old is written_objects.MISSING and not is_set:
                 continue
             try:
                 new = object_reader.put(one, old, done)
@@ -182,7 +205,10 @@ class LoopObjects:
     def _set(self, name: str, value: Any) -> None:
         if self._frame is None:
             return
-        if name in self._names.outer:
+        owner, _, attribute = name.rpartition(".")
+        if owner:
+            setattr(self._optimizers[owner], attribute, value)
+        elif name in self._names.outer:
             self._frame.f_globals[name] = value
         else:
             put_into(self._frame, {name: value})
@@ -199,6 +225,15 @@ class LoopObjects:
                 is_kept = id(value) not in self._others and value is not written_objects.MISSING
                 if is_kept and (name in rebound or object_kinds.is_changeable(value)):
                     yield name, value
+        yield from self._attributes_of_optimizers()
+
+    def _attributes_of_optimizers(self) -> Iterator[tuple[str, Any]]:
+        for owner, optimizer in self._optimizers.items():
+            for attribute, value in vars(optimizer).items():
+                is_known = attribute in _OF_OPTIMIZERS or attribute.startswith("_optimizer_")
+                is_plain = type(value) in object_kinds.SCALARS
+                if not is_known and (is_plain or object_kinds.is_changeable(value)):
+                    yield f"{owner}.{attribute}", value
 
     def _warn_if_changed(self, name: str, value: Any, problem: NotPlain) -> None:
         """It grows from step to step, and a replacement would begin with an empty one."""

@@ -22,7 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from taskd.torch.loop import carried_names, frame_locals, object_kinds, peer_values
+from taskd.torch.loop import (
+    carried_names,
+    frame_locals,
+    loop_counters,
+    object_kinds,
+    peer_values,
+)
 from taskd.torch.loop.attempt_values import (
     MAX_ITEMS,
     OBJECTS,
@@ -94,6 +100,10 @@ class LoopVariables:
         self.objects.bind(frame, simple, Kept(others, states))
         if not self._has_warned:
             self._warn()
+
+    def counters(self, iterator: Iterator[Any]) -> list[str]:
+        """What counts the rounds of the loop beside this iterator over the steps."""
+        return [] if self._is_off else loop_counters.names_around(iterator, self._frame)
 
     def begin_turn(self, number: int, joins: bool) -> None:
         """`joins`: this process has run none of the turns before."""

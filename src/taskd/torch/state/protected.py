@@ -34,7 +34,10 @@ class Stateful(Protocol):
 
 
 class OptimizerOptions:
-    """Learning rates and the like. Schedulers change them, inside of steps or between them."""
+    """Learning rates and the like. Schedulers change them, inside of steps or between them.
+
+    The last dictionary of each optimizer is what it holds for all its parameters together.
+    """
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
         self._optimizers = optimizers
@@ -43,18 +46,29 @@ class OptimizerOptions:
         """A copy: it is asked for twice in each step, and nearly all values are plain numbers."""
         return [
             [
-                {name: _copy(value) for name, value in group.items() if name != "params"}
-                for group in optimizer.param_groups
+                *(
+                    {name: _copy(value) for name, value in group.items() if name != "params"}
+                    for group in optimizer.param_groups
+                ),
+                {name: _copy(optimizer.state[name]) for name in _common_names(optimizer)},
             ]
             for optimizer in self._optimizers
         ]
 
     def load_state_dict(self, state: list[list[dict[str, Any]]]) -> None:
-        for optimizer, groups in zip(self._optimizers, state, strict=True):
+        for optimizer, (*groups, common) in zip(self._optimizers, state, strict=True):
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 for name in group.keys() - values.keys() - {"params"}:
                     del group[name]
                 group.update(deepcopy(values))
+            for name in {*_common_names(optimizer)} - common.keys():
+                del optimizer.state[name]
+            optimizer.state.update(deepcopy(common))
+
+
+def _common_names(optimizer: Optimizer) -> list[Any]:
+    """The keys of its state that are not parameters."""
+    return [name for name in optimizer.state if not isinstance(name, torch.Tensor)]
 
 
 class Protected:
@@ -282,6 +296,10 @@ def _check(protected: Protected) -> None:
             "use taskd.integrations.deepspeed.protect, otherwise fully_shard"
         )
         raise SettingsError(problems)  # what follows would read a torch optimizer
+    for optimizer in protected.optimizers:
+        problems += _problems_of_optimizer(optimizer, protected.optimizers)
+    if problems:
+        raise SettingsError(problems)
     known = set(protected.parameters)
     for optimizer in protected.optimizers:
         for group in optimizer.param_groups:
@@ -290,6 +308,26 @@ def _check(protected: Protected) -> None:
                 break
     if problems:
         raise SettingsError(problems)
+
+
+def _problems_of_optimizer(optimizer: Any, others: Sequence[object]) -> list[str]:
+    """An optimizer around another one (SAM, Lookahead) leaves most of the state to that one."""
+    name, is_optimizer = type(optimizer).__name__, isinstance(optimizer, Optimizer)
+    if not (is_optimizer or hasattr(optimizer, "register_step_pre_hook")):
+        found = _optimizers_in(optimizer)
+        instead = f": give it {name}.{found[0][0]}" if found else ""
+        return [f"protect(optimizer=…): {name} is not a torch.optim.Optimizer{instead}"]
+    return [
+        f"{name} updates by another optimizer, {attribute}, which has a state of its own: give that "
+        f"one to protect(), or both if {name} itself remembers something from step to step"
+        for attribute, inner in _optimizers_in(optimizer)
+        if inner.state is not optimizer.state and not any(inner is one for one in others)
+    ]
+
+
+def _optimizers_in(one: object) -> list[tuple[str, Optimizer]]:
+    there = getattr(one, "__dict__", {})
+    return [(name, value) for name, value in there.items() if isinstance(value, Optimizer)]
 
 
 def _package(one: object) -> str:

@@ -22,12 +22,14 @@ def frame() -> tuple[object, int]:
 class Found:
     attributes: tuple[tuple[str, str], ...] = ()
     loop: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
     attempt: tuple[str, ...] = ()
 
 
 def steps(found: Found) -> Iterator[int]:
     for number in range(4):
         found.loop = carried_names.of_loop(*frame())
+        found.last = carried_names.of_last_round(*frame())
         yield number
 
 
@@ -46,6 +48,32 @@ class Attempt:
         trace: TracebackType | None,
     ) -> bool:
         return True
+
+
+def test_variables_of_a_while_loop_are_found() -> None:
+    found, log = Found(), list[object]()
+    average, best = 1.0, -1
+    rounds = steps(found)
+    while True:
+        try:
+            step = next(rounds)
+        except StopIteration:
+            break
+        loss = average * step
+        average = 0.5 * average + loss
+        if loss > 1:
+            best = step
+        log.append(loss)
+    assert log
+    assert {*found.loop, *found.last} == {"average", "best"}
+    assert best >= -1
+
+
+def test_single_step_has_no_loop() -> None:
+    found, count = Found(), 0
+    step = next(steps(found))
+    count += step
+    assert found.loop == ()
 
 
 def test_variable_is_carried_if_a_round_reads_it_before_it_sets_it() -> None:

@@ -182,3 +182,38 @@ def test_scheduler_that_was_forgotten_is_named(tmp_path: Path) -> None:
         found.append(variables.objects.forgotten())
         variables.objects.leave_to_others(scheduler, vars(meter)["other"])
     assert found == [["meter.other", "scheduler"], [], []]
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer of the script that remembers more than its state."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__(parameters)
+        self.calls, self.rates, self.parameters = 0, list[float](), parameters
+
+    def count(self) -> None:
+        self.calls += 1
+        self.rates.append(0.1 * self.calls)
+        self.last = self.calls
+
+
+def optimize(variables: LoopVariables, first: int, joins: bool) -> Counting:
+    optimizer = Counting([torch.nn.Parameter(torch.ones(2))])
+    variables.objects.leave_to_others(optimizer)
+    variables.objects.add_optimizers([optimizer])
+    for _ in turns(variables, first, joins):
+        if joins:
+            break
+        variables.objects.begin_attempt()
+        optimizer.count()
+        optimizer.count()
+        variables.objects.undo()
+        optimizer.count()
+    return optimizer
+
+
+def test_counters_of_an_optimizer_of_the_script_are_kept(tmp_path: Path) -> None:
+    assert optimize(LoopVariables(tmp_path, 0), 0, joins=False).calls == 3
+    new = optimize(LoopVariables(tmp_path, 0), 2, joins=True)
+    assert (new.calls, new.rates, new.last) == (2, [0.1, 0.2], 2)
+    assert len(new.parameters) == 1
