@@ -112,7 +112,7 @@ class StateImage:
         self._tensors: list[torch.Tensor] = []
         self._marks: dict[int, Mark] = {}
         """Of tensors that training does not change."""
-        frozen = pieces.frozen(protected)
+        frozen = frozenset() if own else pieces.frozen(protected)
         described: list[Piece] = []
         for key, tensor in tensors:
             mine = local(tensor)
