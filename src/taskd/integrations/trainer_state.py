@@ -104,9 +104,7 @@ class Changes:
 
     def __init__(self, owner: Any) -> None:
         self._owner = vars(owner)
-        self._before = {
-            name: value for name, value in self._owner.items() if type(value) in PLAIN
-        }
+        self._before = {name: value for name, value in self._owner.items() if type(value) in PLAIN}
 
     def found(self) -> dict[str, Any]:
         before = self._before
@@ -173,16 +171,17 @@ class HistoryPart:
         self._trainer = trainer
         self._length, self._encoded = 0, "[]"
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> str:
         history = self._trainer.state.log_history
         if len(history) != self._length:
             self._length, self._encoded = len(history), json.dumps(history, default=_plain)
-        return {"length": self._length, "history": self._encoded}
+        return self._encoded
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: str) -> None:
         if state != self.state_dict():
-            self._length, self._encoded = state["length"], state["history"]
-            self._trainer.state.log_history[:] = loads(self._encoded)
+            history = self._trainer.state.log_history
+            history[:] = loads(state)
+            self._length, self._encoded = len(history), state
 
 
 class CallbackParts(TextPart):
