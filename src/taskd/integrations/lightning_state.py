@@ -199,14 +199,20 @@ class AttributesPart:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            str(number): {
-                name: self._encoded(number, name, value)
-                for name, value in vars(owner).items()
-                if name not in self._left_out and is_plain(value)
-            }
-            | _own_state(owner)
+            str(number): dict(self._values(number, owner)) | _own_state(owner)
             for number, owner in enumerate(self._owners)
         }
+
+    def _values(self, number: int, owner: Any) -> Iterator[tuple[str, Any]]:
+        for name, value in vars(owner).items():
+            if name in self._left_out:
+                continue
+            if isinstance(value, list):
+                growing = self._lists.setdefault((number, name), GrowingList())
+                if (encoded := growing.encode(value)) is not None:
+                    yield name, (LIST, encoded)
+            elif is_plain(value):
+                yield name, packed(value)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for number, owner in enumerate(self._owners):
@@ -222,11 +228,6 @@ class AttributesPart:
                     vars(owner)[name] = kept
                 else:
                     vars(owner)[name] = unpacked(value)
-
-    def _encoded(self, number: int, name: str, value: Any) -> Any:
-        if not isinstance(value, list):
-            return packed(value)
-        return LIST, self._lists.setdefault((number, name), GrowingList()).encode(value)
 
 
 LIST, OWN = "list", "state_dict()"
