@@ -186,7 +186,6 @@ trainer = lightning.Trainer(
     log_every_n_steps=2,
     callbacks=callbacks,
     logger=logger,
-    enable_progress_bar=False,
     enable_model_summary=False,
 )
 workers = int(os.environ.get("WORKERS", "0"))

@@ -1,7 +1,7 @@
 """The training script of `trainers.py`: one model, in our own loop or in that of a framework.
 
-KIND is loop, transformers, lightning, plain-transformers or plain-lightning. Every rank writes when
-it has finished each step; rank 1 kills itself in the forward pass of step KILL_AT, once.
+KIND is loop, transformers or lightning. Every rank writes when it has finished each step; rank 1
+kills itself in the forward pass of step KILL_AT, once.
 """
 
 # The environment decides which framework is imported, and each must be imported before its use.
@@ -14,23 +14,14 @@ from time import monotonic
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
-from transformers import GPT2Config, GPT2LMHeadModel
+from torch.utils.data import DataLoader
+
+from tests.bench.trainers_model import BATCH, LEARNING_RATE, Texts, new_model
 
 KIND, STEPS = os.environ["KIND"], int(os.environ["STEPS"])
 RANK = int(os.environ["RANK"])
 KILL_AT = int(os.environ.get("KILL_AT", "-1")) if os.environ["TASKD_INCARNATION"] == "0" else -1
-BATCH, LENGTH, WORDS = 8, 64, 512
 passes = 0
-
-
-class Texts(Dataset[dict[str, torch.Tensor]]):
-    def __len__(self) -> int:
-        return 2 * BATCH * STEPS
-
-    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        text = torch.randint(WORDS, (LENGTH,), generator=torch.Generator().manual_seed(number))
-        return {"input_ids": text, "labels": text}
 
 
 def mark(name: str, step: int) -> None:
@@ -46,11 +37,7 @@ def before_pass(*_: Any) -> None:
     passes += 1
 
 
-torch.manual_seed(0)
-torch.set_num_threads(1)
-net = GPT2LMHeadModel(
-    GPT2Config(n_layer=4, n_head=4, n_embd=128, vocab_size=WORDS, n_positions=LENGTH)
-)
+net = new_model()
 net.register_forward_pre_hook(before_pass)
 
 
@@ -59,11 +46,11 @@ def loop() -> None:
 
     job = taskd.init("gloo")
     model = torch.nn.parallel.DistributedDataParallel(net)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
     job.protect(model=model, optimizer=optimizer, scheduler=scheduler)
-    sampler: Any = torch.utils.data.DistributedSampler(Texts(), 2, RANK)
-    loader = DataLoader(Texts(), batch_size=BATCH, sampler=sampler)
+    sampler: Any = torch.utils.data.DistributedSampler(Texts(STEPS), 2, RANK)
+    loader = DataLoader(Texts(STEPS), batch_size=BATCH, sampler=sampler)
     for step, batch in job.batches(loader, steps=STEPS):
         for attempt in step:
             with attempt:
@@ -78,9 +65,7 @@ def loop() -> None:
 def transformers_trainer() -> None:
     import transformers
 
-    kind: Any = transformers.Trainer
-    if KIND == "transformers":
-        from taskd.integrations.transformers import Trainer as kind
+    from taskd.integrations.transformers import Trainer
 
     class Marks(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -90,7 +75,7 @@ def transformers_trainer() -> None:
         output_dir="saved",
         max_steps=STEPS,
         per_device_train_batch_size=BATCH,
-        learning_rate=1e-3,
+        learning_rate=LEARNING_RATE,
         logging_steps=10_000,
         save_strategy="no",
         report_to=[],
@@ -98,17 +83,13 @@ def transformers_trainer() -> None:
         use_cpu=True,
         ddp_backend="gloo",
     )
-    kind(model=net, args=arguments, train_dataset=Texts(), callbacks=[Marks()]).train()
+    Trainer(model=net, args=arguments, train_dataset=Texts(STEPS), callbacks=[Marks()]).train()
 
 
 def lightning_trainer() -> None:
     import lightning
 
-    strategy: Any = "ddp"
-    if KIND == "lightning":
-        from taskd.integrations.lightning import ResilientStrategy
-
-        strategy = ResilientStrategy()
+    from taskd.integrations.lightning import ResilientStrategy
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -119,7 +100,7 @@ def lightning_trainer() -> None:
             return self.net(**batch).loss
 
         def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
+            optimizer = torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE)
             return [optimizer], [torch.optim.lr_scheduler.LinearLR(optimizer)]
 
     class Marks(lightning.Callback):  # type: ignore[misc]
@@ -129,7 +110,7 @@ def lightning_trainer() -> None:
     lightning.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=strategy,
+        strategy=ResilientStrategy(),
         max_steps=STEPS,
         max_epochs=-1,
         gradient_clip_val=1.0,
@@ -138,12 +119,12 @@ def lightning_trainer() -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-    ).fit(Module(), DataLoader(Texts(), batch_size=BATCH))
+    ).fit(Module(), DataLoader(Texts(STEPS), batch_size=BATCH))
 
 
 if KIND == "loop":
     loop()
-elif KIND.endswith("transformers"):
+elif KIND == "transformers":
     transformers_trainer()
 else:
     lightning_trainer()

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import io
-import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.loggers.csv_logs import CSVLogger, ExperimentWriter
 from lightning.pytorch.loops.loop import _Loop
@@ -29,10 +26,8 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from torchmetrics import Metric
 
 from taskd.errors import SettingsError
-from taskd.torch import compat
+from taskd.integrations.packed_values import GrowingList, is_plain, packed, unpacked
 
-PLAIN = (bool, int, float, str, bytes, type(None))
-DEEPEST = 8
 CONNECTOR = (
     "_progress_bar_metrics",
     "_logged_metrics",
@@ -49,6 +44,7 @@ class LoopPart:
     def __init__(self, trainer: Any, total: int) -> None:
         """`total`: the number of batches of the training, if nothing ends it early."""
         self._trainer, self.total = trainer, total
+        self._counters = list(_counters(trainer.fit_loop))
         self.has_begun = False
         """A batch of this training has begun: Lightning is inside of an epoch from then on."""
 
@@ -57,7 +53,7 @@ class LoopPart:
         return {
             "total": self.total,
             "has_begun": self.has_begun,
-            "progress": _progress(loop),
+            "progress": [values[name] for values, name in self._counters],
             "stepped": loop.epoch_loop._batches_that_stepped,
             "evaluated": loop.epoch_loop.val_loop._has_run,
             "should_stop": trainer.should_stop,
@@ -67,33 +63,24 @@ class LoopPart:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trainer, loop = self._trainer, self._trainer.fit_loop
         self.total, self.has_begun = state["total"], state["has_begun"]
-        _set_progress(loop, state["progress"])
+        for (values, name), value in zip(self._counters, state["progress"], strict=True):
+            values[name] = value
         loop.epoch_loop._batches_that_stepped = state["stepped"]
         loop.epoch_loop.val_loop._has_run = state["evaluated"]
         trainer.should_stop = state["should_stop"]
         trainer.accumulate_grad_batches = state["accumulated"]
 
 
-def _progress(owner: Any) -> dict[str, Any]:
-    """The counters of a loop and of the loops inside it, and how they go on after a checkpoint."""
-    if isinstance(owner, _BaseProgress):
-        return {
-            name: _progress(value) if isinstance(value, _BaseProgress) else value
-            for name, value in vars(owner).items()
-        }
-    found: dict[str, Any] = {name: vars(owner)[name] for name in RESUMED if name in vars(owner)}
+def _counters(owner: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """The counters of a loop and of the loops inside it, and how they go on after a checkpoint.
+
+    Each as the attributes of its owner, and its name there.
+    """
     for name, value in vars(owner).items():
         if isinstance(value, _Loop | _BaseProgress):
-            found[name] = _progress(value)
-    return found
-
-
-def _set_progress(owner: Any, state: dict[str, Any]) -> None:
-    for name, value in state.items():
-        if isinstance(value, dict):
-            _set_progress(getattr(owner, name), value)
-        else:
-            setattr(owner, name, value)
+            yield from _counters(value)
+        elif isinstance(owner, _BaseProgress) or name in RESUMED:
+            yield vars(owner), name
 
 
 RESUMED = (
@@ -123,9 +110,9 @@ class ResultsPart:
         connector = self._trainer._logger_connector
         return {
             "results": {key: _saved_metric(one) for key, one in self._results.items()},
-            "connector": {name: _detached(getattr(connector, name)) for name in CONNECTOR},
-            "output": {name: _detached(v) for name, v in self.output.items() if is_plain(v)},
-            "lines": [_detached(one) for one in self.lines if is_plain(one)],
+            "connector": {name: packed(getattr(connector, name)) for name in CONNECTOR},
+            "output": {name: packed(v) for name, v in self.output.items() if is_plain(v)},
+            "lines": [packed(one) for one in self.lines if is_plain(one)],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -135,13 +122,12 @@ class ResultsPart:
             metric = known.get(key)
             if metric is None:
                 metric = self._metric(meta, sync, is_tensor=values is not None)
-            for name, value in (values or {}).items():
+            for name, value in unpacked(values or {}).items():
                 setattr(metric, name, value)
             results[key] = metric
         for name, value in state["connector"].items():
-            connector = self._trainer._logger_connector
-            setattr(connector, name, dict(value) if isinstance(value, dict) else value)
-        self.output, self.lines = dict(state["output"]), list(state["lines"])
+            setattr(self._trainer._logger_connector, name, unpacked(value))
+        self.output, self.lines = unpacked(state["output"]), unpacked(state["lines"])
 
     def _metric(self, fields: dict[str, Any], sync: dict[str, Any], is_tensor: bool) -> Any:
         meta = _Metadata(**fields)
@@ -173,7 +159,7 @@ def _saved_metric(metric: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str
     if not metric.is_tensor:
         return fields, how, None
     names = [name for name in RESULT if hasattr(metric, name)]
-    values = {name: _detached(getattr(metric, name)) for name in names}
+    values = {name: packed(getattr(metric, name)) for name in names}
     return fields, how, values | {"_update_count": metric._update_count}
 
 
@@ -189,14 +175,14 @@ class MetricsPart:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            name: {key: _detached(getattr(one, key)) for key in (*one._defaults, *METRIC)}
+            name: {key: packed(getattr(one, key)) for key in (*one._defaults, *METRIC)}
             for name, one in self._metrics.items()
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, values in state.items():
             for key, value in values.items():
-                setattr(self._metrics[name], key, value)
+                setattr(self._metrics[name], key, unpacked(value))
 
 
 METRIC = ("_computed", "_forward_cache", "_update_count")
@@ -213,14 +199,20 @@ class AttributesPart:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            str(number): {
-                name: self._encoded(number, name, value)
-                for name, value in vars(owner).items()
-                if name not in self._left_out and is_plain(value)
-            }
-            | _own_state(owner)
+            str(number): dict(self._values(number, owner)) | _own_state(owner)
             for number, owner in enumerate(self._owners)
         }
+
+    def _values(self, number: int, owner: Any) -> Iterator[tuple[str, Any]]:
+        for name, value in vars(owner).items():
+            if name in self._left_out:
+                continue
+            if isinstance(value, list):
+                growing = self._lists.setdefault((number, name), GrowingList())
+                if (encoded := growing.encode(value)) is not None:
+                    yield name, (LIST, encoded)
+            elif is_plain(value):
+                yield name, packed(value)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for number, owner in enumerate(self._owners):
@@ -235,12 +227,7 @@ class AttributesPart:
                     kept[:] = growing.decode(value[1])
                     vars(owner)[name] = kept
                 else:
-                    vars(owner)[name] = value
-
-    def _encoded(self, number: int, name: str, value: Any) -> Any:
-        if not isinstance(value, list):
-            return _detached(value)
-        return LIST, self._lists.setdefault((number, name), GrowingList()).encode(value)
+                    vars(owner)[name] = unpacked(value)
 
 
 LIST, OWN = "list", "state_dict()"
@@ -252,72 +239,6 @@ def _own_state(owner: Any) -> dict[str, Any]:
     if not isinstance(owner, Callback) or kind.state_dict is Callback.state_dict:
         return {}
     return {OWN: owner.state_dict()}
-
-
-def is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether it can be copied, and given to another process."""
-    if isinstance(value, PLAIN):
-        return True
-    if isinstance(value, torch.Tensor):
-        return type(value) is torch.Tensor and value.layout == torch.strided
-    if depth >= DEEPEST or type(value) not in (list, tuple, dict, set):
-        return False
-    if isinstance(value, dict):
-        return is_plain(list(value), depth) and is_plain(list(value.values()), depth)
-    return all(is_plain(one, depth + 1) for one in value)
-
-
-LENGTH = struct.Struct("<I")
-
-
-class GrowingList:
-    """A list to which every step appends: only what is new is encoded in a step."""
-
-    def __init__(self) -> None:
-        self._seen: list[tuple[Any, int]] = []
-        self._encoded = b""
-
-    def encode(self, values: list[Any]) -> bytes:
-        known = len(self._seen)
-        same = zip(self._seen, values, strict=False)
-        if len(values) < known or any(
-            old is not new or changes != _changes(new) for (old, changes), new in same
-        ):
-            self._seen, self._encoded, known = [], b"", 0
-        if len(values) > known:
-            new = values[known:]
-            written = io.BytesIO()
-            torch.save([_detached(one) for one in new], written)
-            self._encoded += LENGTH.pack(written.tell()) + written.getvalue()
-            self._seen += [(one, _changes(one)) for one in new]
-        return self._encoded
-
-    def decode(self, encoded: bytes) -> list[Any]:
-        values: list[Any] = []
-        place = 0
-        while place < len(encoded):
-            begin = place + LENGTH.size
-            place = begin + LENGTH.unpack_from(encoded, place)[0]
-            values += torch.load(io.BytesIO(encoded[begin:place]), weights_only=True)
-        self._seen, self._encoded = [(one, _changes(one)) for one in values], encoded
-        return values
-
-
-def _changes(value: Any) -> int:
-    return compat.version(value) if isinstance(value, torch.Tensor) else 0
-
-
-def _detached(value: Any) -> Any:
-    """The same without its history: only a tensor without one can be copied."""
-    match value:
-        case torch.Tensor():
-            return value.detach()
-        case dict():
-            return {name: _detached(one) for name, one in value.items()}
-        case list() | tuple():
-            return type(value)(map(_detached, value))
-        case _:
-            return value
 
 
 class ContinuedWriter(ExperimentWriter):  # type: ignore[misc]

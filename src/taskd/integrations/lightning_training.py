@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers.csv_logs import CSVLogger
 from lightning.pytorch.loops.fit_loop import RestartStage
 from torchmetrics import Metric
@@ -117,7 +118,9 @@ class Training:
         """The first step. A replacement joins the other ranks."""
         trainer, job = self.trainer, self._job
         fit_loop, module = trainer.fit_loop, trainer.lightning_module
-        others = [one for one in trainer.callbacks if not isinstance(one, CommitStep)]
+        # A progress bar belongs to its process.
+        left_out = CommitStep, ProgressBar
+        others = [one for one in trainer.callbacks if not isinstance(one, left_out)]
         self.results, self._loops = ResultsPart(trainer), LoopPart(trainer, _total(trainer))
         self._csv = CsvPart(trainer.loggers)
         schedulers = {

@@ -23,8 +23,32 @@ SUMS = ("_total_loss_scalar", "current_flos", "_initial_num_input_tokens_seen")
 PLAIN = (bool, int, float, str, type(None))
 
 
-class SharedPart:
-    """The position, the best result, the switches of the callbacks."""
+def _plain(value: Any) -> Any:
+    """A number of NumPy or torch, or any other object that was logged."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+ENCODER = json.JSONEncoder(sort_keys=True, default=_plain)
+
+
+class TextPart:
+    """A part whose state is a text: it is read several times per step, and a text is cheap."""
+
+    def state_dict(self) -> str:
+        return ENCODER.encode(self.values())
+
+    def load_state_dict(self, state: str) -> None:
+        self.set_values(loads(state))
+
+    def values(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def set_values(self, values: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class SharedPart(TextPart):
+    """The position, the best result, the switches of the callbacks, what a model has configured."""
 
     def __init__(self, trainer: Any, total: int) -> None:
         """`total`: the number of steps of the training, if nothing ends it early."""
@@ -35,8 +59,18 @@ class SharedPart:
         """The number of steps before this epoch."""
         self.grad_norm: float | None = None
         self.learning_rate: float | None = None
+        self._configs = [
+            Changes(config)
+            for name in ("config", "generation_config")
+            if hasattr(config := getattr(trainer.model, name, None), "__dict__")
+        ]
+        self._configured: list[dict[str, Any]] = [{} for _ in self._configs]
 
-    def state_dict(self) -> dict[str, Any]:
+    def notice_configured(self) -> None:
+        """A pass of the model is over: it may have changed its configuration."""
+        self._configured = [one.found() for one in self._configs]
+
+    def values(self) -> dict[str, Any]:
         trainer = self._trainer
         return {
             "state": {name: getattr(trainer.state, name) for name in SHARED},
@@ -44,45 +78,76 @@ class SharedPart:
             "positions": {name: getattr(trainer, name, 0) for name in POSITIONS},
             "place": (self.epoch, self.epoch_start, self.total),
             "last_step": (self.grad_norm, self.learning_rate),
+            "configured": self._configured,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def set_values(self, values: dict[str, Any]) -> None:
         trainer = self._trainer
-        for name, value in state["state"].items():
+        for name, value in values["state"].items():
             setattr(trainer.state, name, value)
-        for name, value in state["control"].items():
+        for name, value in values["control"].items():
             setattr(trainer.control, name, value)
-        for name, value in state["positions"].items():
+        for name, value in values["positions"].items():
             setattr(trainer, name, value)
-        self.epoch, self.epoch_start, self.total = state["place"]
-        self.grad_norm, self.learning_rate = state["last_step"]
+        self.epoch, self.epoch_start, self.total = values["place"]
+        self.grad_norm, self.learning_rate = values["last_step"]
+        self._configured = values["configured"]
+        for one, found in zip(self._configs, self._configured, strict=True):
+            one.put(found)
 
 
-class RankPart:
+class Changes:
+    """What has changed since now in the numbers, strings and switches of an object.
+
+    The forward pass of a model may set them: `problem_type` of a classifier, for example.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = vars(owner)
+        self._before = {name: value for name, value in self._owner.items() if type(value) in PLAIN}
+
+    def found(self) -> dict[str, Any]:
+        before = self._before
+        return {
+            name: value
+            for name, value in self._owner.items()
+            if type(value) in PLAIN and (name not in before or before[name] != value)
+        }
+
+    def put(self, found: dict[str, Any]) -> None:
+        for name in self.found().keys() - found.keys():
+            if name in self._before:
+                self._owner[name] = self._before[name]
+            else:
+                del self._owner[name]
+        self._owner.update(found)
+
+
+class RankPart(TextPart):
     """Sums of this rank, and what it has saved. Nothing changes after the optimizer's update."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
-    def state_dict(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         trainer = self._trainer
         loss = getattr(trainer, LOSS, None)
         return {
-            "stateful_callbacks": deepcopy(trainer.state.stateful_callbacks),
+            "stateful_callbacks": trainer.state.stateful_callbacks,
             "loss": 0.0 if loss is None else loss.item(),
             "sums": {name: getattr(trainer, name, 0) for name in SUMS},
             "operations": trainer.state.total_flos,
             "tokens": trainer.state.num_input_tokens_seen,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def set_values(self, values: dict[str, Any]) -> None:
         trainer = self._trainer
-        trainer.state.stateful_callbacks = deepcopy(state["stateful_callbacks"])
-        setattr(trainer, LOSS, torch.tensor(state["loss"], device=trainer.args.device))
-        for name, value in state["sums"].items():
+        trainer.state.stateful_callbacks = values["stateful_callbacks"]
+        setattr(trainer, LOSS, torch.tensor(values["loss"], device=trainer.args.device))
+        for name, value in values["sums"].items():
             setattr(trainer, name, value)
-        trainer.state.total_flos = state["operations"]
-        trainer.state.num_input_tokens_seen = state["tokens"]
+        trainer.state.total_flos = values["operations"]
+        trainer.state.num_input_tokens_seen = values["tokens"]
 
 
 class AttributesPart:
@@ -106,34 +171,30 @@ class HistoryPart:
         self._trainer = trainer
         self._length, self._encoded = 0, "[]"
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> str:
         history = self._trainer.state.log_history
         if len(history) != self._length:
             self._length, self._encoded = len(history), json.dumps(history, default=_plain)
-        return {"length": self._length, "history": self._encoded}
+        return self._encoded
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: str) -> None:
         if state != self.state_dict():
-            self._length, self._encoded = state["length"], state["history"]
-            self._trainer.state.log_history[:] = loads(self._encoded)
+            history = self._trainer.state.log_history
+            history[:] = loads(state)
+            self._length, self._encoded = len(history), state
 
 
-def _plain(value: Any) -> Any:
-    """A number of NumPy or torch, or any other object that was logged."""
-    return value.item() if hasattr(value, "item") else str(value)
-
-
-class CallbackParts:
+class CallbackParts(TextPart):
     """Numbers, strings and switches that callbacks keep as attributes."""
 
     def __init__(self, trainer: Any, left_out: tuple[type, ...] = ()) -> None:
         """`left_out`: kinds of callbacks whose state is not that of the job."""
         self._trainer, self._left_out = trainer, left_out
-        self.loaded: dict[str, Any] = {}
+        self.loaded = "{}"
         """What was loaded last. `state_dict` can have more: attributes that are None here, but were
         objects in the process that the state comes from."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         return {
             str(number): {
                 name: value for name, value in vars(callback).items() if type(value) in PLAIN
@@ -141,10 +202,13 @@ class CallbackParts:
             for number, callback in enumerate(self._callbacks)
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: str) -> None:
         self.loaded = state
+        super().load_state_dict(state)
+
+    def set_values(self, values: dict[str, Any]) -> None:
         for number, callback in enumerate(self._callbacks):
-            vars(callback).update(state.get(str(number), {}))
+            vars(callback).update(values.get(str(number), {}))
 
     @property
     def _callbacks(self) -> list[Any]:

@@ -111,8 +111,9 @@ class TrainerMixin:
             "trainer_rank": self._rank_part,
             "trainer_history": HistoryPart(self),
             "trainer_callbacks": callbacks,
-            "trainer_attributes": self._attributes,
         }
+        if self.protected_attributes:
+            self._parts["trainer_attributes"] = self._attributes
         self._job.protect(
             model=model,
             optimizer=self.optimizer.optimizer,
@@ -202,8 +203,9 @@ class TrainerMixin:
         given = loop.begin_attempt(list(range(first, first + count)))
         return super().get_batch_samples(iter(given), count, device)  # type: ignore[misc]
 
-    def _commit_step(self) -> None:
+    def _commit_step(self: Any) -> None:
         if self._loop is not None:
+            self._shared.notice_configured()
             self._loop.commit()
 
     def _load_rng_state(self, checkpoint: Any) -> None:
@@ -298,6 +300,7 @@ class TrainerMixin:
                 logged = self._captured
             finally:
                 self._captured, self._in_section = None, False
+            self._shared.notice_configured()
             parts = [one.state_dict() for one in changed]
             return result, logged, parts, self.model.training
 

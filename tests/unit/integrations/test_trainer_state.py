@@ -38,6 +38,7 @@ def trainer() -> Any:
         state=state,
         control=Control(),
         current_flos=0.0,
+        model=SimpleNamespace(config=SimpleNamespace(problem_type=None, sizes=[4])),
         args=SimpleNamespace(device="cpu"),
         callback_handler=SimpleNamespace(callbacks=[Counting()]),
     )
@@ -59,6 +60,19 @@ def test_state_goes_to_another_trainer() -> None:
     assert torch.equal(there._tr_loss, here._tr_loss)
     assert there.state.log_history == [{"loss": 0.1}]
     assert there.callback_handler.callbacks[0].count == 4
+
+
+def test_what_a_pass_of_the_model_configures_goes_to_another_trainer() -> None:
+    """As the kind of problem, which a classifier finds out when it sees its first labels."""
+    here, there = trainer(), trainer()
+    shared, other = SharedPart(here, 6), SharedPart(there, 6)
+    before = shared.state_dict()
+    here.model.config.problem_type, here.model.config.passes = "regression", 3
+    shared.notice_configured()
+    other.load_state_dict(shared.state_dict())
+    assert vars(there.model.config) == vars(here.model.config)
+    other.load_state_dict(before)
+    assert vars(there.model.config) == {"problem_type": None, "sizes": [4]}
 
 
 def test_log_keeps_its_list() -> None:

@@ -46,6 +46,17 @@ def optimized(protected: Protected) -> list[tuple[torch.optim.Optimizer, torch.n
     ]
 
 
+def optimizer_names(protected: Protected) -> dict[int, list[str]]:
+    """The names in the state of each parameter that has more than tensors: a checkpoint of the
+    script has them in this order."""
+    states = (optimizer.state.get(parameter, {}) for optimizer, parameter in optimized(protected))
+    return {
+        index: list(state)
+        for index, state in enumerate(states)
+        if not all(isinstance(value, torch.Tensor) for value in state.values())
+    }
+
+
 def frozen(protected: Protected) -> frozenset[Key]:
     """The weights that training does not change: without gradients, and in no optimizer."""
     trained = {parameter for _, parameter in optimized(protected)}

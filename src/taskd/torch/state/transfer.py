@@ -104,15 +104,16 @@ class StateImage:
         those that the step leaves to the next one belong to it."""
         if own:
             tensors = pieces.own_tensors(protected, step, gradients)
-            plain = {"parts": pieces.own_part_states(protected, step)}
+            plain: dict[str, Any] = {"parts": pieces.own_part_states(protected, step)}
         else:
             tensors = pieces.shared_tensors(protected, step)
             plain = pieces.plain_state(protected, pieces.shared_part_states(protected, step))
+            plain["names"] = pieces.optimizer_names(protected)
         plain["turn"] = pieces.turn_states(protected, step, own=own)
         self._tensors: list[torch.Tensor] = []
         self._marks: dict[int, Mark] = {}
         """Of tensors that training does not change."""
-        frozen = pieces.frozen(protected)
+        frozen = frozenset() if own else pieces.frozen(protected)
         described: list[Piece] = []
         for key, tensor in tensors:
             mine = local(tensor)
@@ -405,6 +406,8 @@ def _load(protected: Protected, manifest: Manifest, received: list[torch.Tensor]
             mine.copy_(tensor)
     for index, values in manifest.plain["optimizer"].items():
         fresh.setdefault(index, {}).update(values)
+    for index, names in manifest.plain["names"].items():
+        fresh[index] = {name: fresh[index][name] for name in names}
     for index, (optimizer, parameter) in enumerate(parameters):
         if index in fresh:
             optimizer.state[parameter] = fresh[index]
