@@ -291,6 +291,8 @@ def _global_ranks(
     job_view: JobView, node: NodeRank, reported: tuple[Rank, ...]
 ) -> tuple[Rank, ...]:
     """An agent reports its own ranks only. Ascend's agents of MindSpore count them from 0."""
+    if (known := job_view.nodes.get(node)) is not None and known.ours:
+        return reported
     here = sorted(view.rank for view in job_view.on(node))
     return tuple(
         rank if rank in here else here[rank]
