@@ -56,6 +56,8 @@ class Pod:
     devices: tuple[str, ...] = ()
     """The device of each rank, in the same order; empty until they are assigned."""
     running: bool = True
+    finished: bool = False
+    """All its ranks have ended with success."""
     backup: bool = False
     """Created by a hot switch, not yet a member of the job."""
 

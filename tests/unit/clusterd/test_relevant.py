@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from taskd.clusterd.cluster.interface import Key, Kind
+from taskd.clusterd.cluster.objects import pod_of
 from taskd.clusterd.kubernetes.relevant import relevant, shrunk
 
 OWNER = [{"uid": "u", "name": "train", "controller": True}]
@@ -80,3 +83,22 @@ def test_listed_object_keeps_what_is_relevant_and_of_others_only_the_identity() 
     small = shrunk(Kind.CONFIG_MAP, other)
     assert small == {"metadata": other["metadata"]}
     assert relevant(Key(Kind.CONFIG_MAP, "n", "c"), small) is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "running", "finished"),
+    [
+        ("Pending", False, False),
+        ("Running", True, False),
+        ("Succeeded", False, True),
+        ("Failed", False, False),
+    ],
+)
+def test_phase_of_a_pod_says_whether_its_ranks_run(
+    phase: str, running: bool, finished: bool
+) -> None:
+    body = pod(ownerReferences=OWNER, annotations={"hccl/rankIndex": "0"})
+    body["status"]["phase"] = phase
+    read = pod_of(body)
+    assert read is not None
+    assert (read.running, read.finished) == (running, finished)

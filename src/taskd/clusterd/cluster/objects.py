@@ -102,6 +102,7 @@ def pod_of(body: Json) -> Pod | None:
     index = _number(notes.get(RANK_INDEX))
     if index is None:
         return None
+    phase = text_at(body, "status", "phase", default="Running")
     pairs = sorted(
         (rank, text_at(device, "device_id"))
         for device in _maps(devices_of(body).get("devices"))
@@ -114,7 +115,8 @@ def pod_of(body: Json) -> Pod | None:
         node=text_at(body, "spec", "nodeName"),
         ranks=tuple(Rank(rank) for rank, _ in pairs),
         devices=tuple(device for _, device in pairs),
-        running=text_at(body, "status", "phase", default="Running") == "Running",
+        running=phase == "Running",
+        finished=phase == "Succeeded",
         backup=notes.get("podType") == "backup",
     )
 

@@ -86,6 +86,10 @@ class Job:
         """Is this a rank of the job? While no pods are known, every non-negative rank is."""
         return rank >= 0 and (not self.places or any(rank in r for r in self.places.values()))
 
+    def has_finished(self, rank: Rank) -> bool:
+        pod = self.pod_of(rank)
+        return pod is not None and pod.finished
+
     def is_handled(self, seen: SeenFault) -> bool:
         return (seen.rank, seen.code) in self.handled
 

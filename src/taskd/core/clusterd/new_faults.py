@@ -59,9 +59,10 @@ NAMES = {
 def faults_reported(
     state: State, faults: tuple[Fault, ...], now: float, config: RecoveryConfig
 ) -> Outcome:
-    faults = tuple(fault for fault in faults if state.job.has(fault.rank))
+    job = state.job
+    faults = tuple(f for f in faults if job.has(f.rank) and not job.has_finished(f.rank))
     if not faults:
-        return Outcome(state, because="the report names no rank of the job")
+        return Outcome(state, because="the report names no rank of the job that still runs")
     because = "; ".join(_describe(fault) for fault in faults)
     match state:
         case Exiting() | HandedOver() | Killing() | Ended():
@@ -131,6 +132,7 @@ def unhandled(state: State) -> tuple[Fault, ...]:
             for seen in job.seen
             if not (seen.ignored or seen.sub_healthy)
             and not job.is_handled(seen)
+            and not job.has_finished(seen.rank)
             and not (seen.pod and here and seen.pod not in here)
             and not (seen.of_stress_test and seen.rank in expected)
         ),

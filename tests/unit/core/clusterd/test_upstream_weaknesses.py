@@ -662,6 +662,17 @@ class TestOddRanks:
         machine.send(PlatformSeen(strategy="recover", result=f"x:1,,2:9,{'3' * 5000}:1, 1 : 1 "))
         assert [fault.rank for fault in machine.order.faults] == [0, 1, 2, 3]
 
+    def test_rank_whose_pod_has_succeeded_is_not_lost(self) -> None:
+        """Ascend's agents do not say that they have finished: they only disconnect."""
+        machine = Machine("recover", pods=(2, 2))
+        machine.pods[1] = replace(machine.pods[1], running=False, finished=True)
+        machine.see_pods()
+        assert machine.fault(2, 3).answer == RecoverCode.OK
+        machine.send(seen(3))
+        at(machine, Idle)
+        machine.fault(1, 3)
+        assert [fault.rank for fault in machine.order.faults] == [1]
+
     def test_a_rank_is_known_also_while_its_pod_is_away(self) -> None:
         machine = Machine("recover", pods=(2, 2))
         machine.pods.pop(1)
