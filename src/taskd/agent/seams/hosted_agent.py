@@ -41,13 +41,17 @@ class AgentConfig:
     settle_some_s: float = 15.0
     """The same before some of them are restarted."""
 
+    @property
+    def workers(self) -> WorkersConfig:
+        """Ascend's manager orders no end: a node that has finished must not wait long for one."""
+        return WorkersConfig(farewell_s=self.farewell_s, in_ascends_words=True)
+
 
 async def join_and_train(
     config: AgentConfig,
     framework: Framework,
     ranks: tuple[Rank, ...],
     restarts: int,
-    workers: WorkersConfig,
     signals: tuple[signal.Signals, ...] = (),
 ) -> Done:
     """Join the manager, through our own proxy or an existing one, and run the node's part.
@@ -65,11 +69,11 @@ async def join_and_train(
             waited = f"no manager answered within {config.join_timeout_s:g} s"
             raise ValueError(f"{waited}: {nearest.disconnect_reason}")
         node = Node(NodeRank(config.node), ranks, restarts)
-        member = Agent(bus, nearest, workers)
+        member = Agent(bus, nearest, config.workers)
         for signum in signals:
             ending = Interrupted(f"stopped by {signum.name}", signum)
             asyncio.get_running_loop().add_signal_handler(signum, member.enqueue, ending)
-        return await _train(framework, member, node, workers)
+        return await _train(framework, member, node, config.workers)
     finally:
         await bus.close()
         if proxy is not None:

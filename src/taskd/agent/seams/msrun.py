@@ -24,7 +24,6 @@ from typing import Any, NoReturn, Protocol, cast
 from taskd.agent.seams.framework_actions import Callbacks, RankStatus, require
 from taskd.agent.seams.hosted_agent import AgentConfig, join_and_train
 from taskd.config import environ
-from taskd.core.agent.machine import WorkersConfig
 from taskd.errors import SettingsError
 from taskd.model.ids import Rank
 
@@ -141,11 +140,10 @@ class MsAgent:
             )
         msrun = process_manager_of(self.callbacks[KILL])
         framework = MindSpore(ranks, self.callbacks, self.config, msrun)
-        workers = WorkersConfig(farewell_s=self.config.farewell_s, in_ascends_words=True)
         signal.signal(signal.SIGTERM, exit_on_signal)  # until the manager can be told of it
         try:
             done = asyncio.run(
-                join_and_train(self.config, framework, ranks, RESTARTS, workers, STOP_SIGNALS)
+                join_and_train(self.config, framework, ranks, RESTARTS, STOP_SIGNALS)
             )
             log.info("node's part of the job is over: %s", done.because)
         finally:  # the workers have their own sessions and would outlive us

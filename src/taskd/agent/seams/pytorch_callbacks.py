@@ -18,7 +18,6 @@ from taskd.agent.seams import torch_names
 from taskd.agent.seams.framework_actions import Callbacks, RankStatus, require
 from taskd.agent.seams.hosted_agent import AgentConfig, join_and_train
 from taskd.config import environ
-from taskd.core.agent.machine import WorkersConfig
 from taskd.model.ids import Rank
 
 KILL, START_ALL, RESTART, LOOK = "KILL_WORKER", "START_ALL_WORKER", "RESTART", "MONITOR"
@@ -96,8 +95,7 @@ class PtAgent:
         manager = environ.get("MASTER_ADDR") or "127.0.0.1"
         config = AgentConfig(node=self.node, upstream=self.upstream, manager=manager)
         restarts = spec.max_restarts or UNLIMITED_RESTARTS
-        workers = WorkersConfig(in_ascends_words=True)
-        done = asyncio.run(join_and_train(config, torch, ranks, restarts, workers))
+        done = asyncio.run(join_and_train(config, torch, ranks, restarts))
         if done.exit_code != 0:
             sys.exit(done.exit_code)
         return torch.result

@@ -60,6 +60,7 @@ from taskd.model.agent import (
     ManagerConnected,
     ManagerDisconnected,
     ManagerLost,
+    PrepareStandby,
     RanksTrain,
     Running,
     SendToManager,
@@ -151,7 +152,8 @@ def step(state: State, event: Event, now: float, config: WorkersConfig) -> Outco
         case Waiting(), _:
             return Outcome(state, because=f"{type(event).__name__} has no effect before the start")
         case _, WorkerStarted():
-            return started(state, event)
+            outcome = started(state, event)
+            return _registered_again(outcome) if config.in_ascends_words else outcome
         case _, WorkerStartFailed(rank, incarnation, because):
             failed = m.WorkerExited(
                 rank, incarnation, 0, None, None, f"the process could not be started: {because}"
@@ -215,6 +217,18 @@ def _end_former(state: Training, members: tuple[m.Member, ...]) -> Outcome:
     workers, commands = kill(state.workers, former)
     because = f"the job continues without {names(former)}" if former else "they have ended already"
     return Outcome(replace(state, workers=workers), commands, because)
+
+
+def _registered_again(outcome: Outcome) -> Outcome:
+    """Once all ranks run again: Ascend's manager forgets a death only when the agent registers."""
+    all_run = any(isinstance(command, PrepareStandby) for command in outcome.commands)
+    state = outcome.state
+    if not all_run or not isinstance(state, Training):
+        return outcome
+    if not any(isinstance(w, Running) and w.incarnation for w in state.workers.values()):
+        return outcome
+    register = SendToManager(m.AgentRegistered())
+    return replace(outcome, commands=(*outcome.commands, register))
 
 
 # A process ends

@@ -46,12 +46,13 @@ NODE = Node(NodeRank(1), RANKS, 5)
 class Play:
     """Sends events to the machine and keeps its state."""
 
-    def __init__(self, state: State | None = None) -> None:
+    def __init__(self, state: State | None = None, config: WorkersConfig = CONFIG) -> None:
         self.state: State = state or Waiting(NODE, 900.0)
+        self.config = config
         self.now = 0.0
 
     def receive(self, event: Event) -> tuple[Command, ...]:
-        outcome: Outcome = step(self.state, event, self.now, CONFIG)
+        outcome: Outcome = step(self.state, event, self.now, self.config)
         assert outcome.because
         self.state = outcome.state
         return outcome.commands
@@ -239,6 +240,19 @@ def test_orders_of_ascends_manager_are_carried_out() -> None:
     play.end(3, 2)
     assert isinstance(play.state, Done)
     assert play.state.exit_code == 1
+
+
+def test_repaired_node_registers_again_with_ascends_manager() -> None:
+    """Only a registration clears the death that it has heard of. 25 minutes after a death on the
+    first node, it would end the whole job."""
+    again = SendToManager(m.AgentRegistered())
+    play = Play(config=replace(CONFIG, in_ascends_words=True))
+    play.receive(m.StartWorkers(5))
+    play.start(2, 0)
+    assert again not in play.start(3, 0)
+    assert SendToManager(m.RanksFailed((Rank(3),))) in play.end(3, 0)
+    play.receive(m.RestartWorkers((Rank(3),)))
+    assert again in play.start(3, 1)
 
 
 def test_node_ends_when_the_manager_orders_it() -> None:
