@@ -46,6 +46,9 @@ REMEMBERED = 256
 
 
 class RecoverCalls:
+    _names_orders = True
+    """Reports carry the uuid of the order that they answer, as far as it is known."""
+
     def __init__(self, info: pb.ClientInfo, server_addr: str, security: Security | None) -> None:
         self.client_info = info
         self.server_addr = server_addr
@@ -146,8 +149,10 @@ class RecoverCalls:
 
     def _answer(self, report: ExpectedReport) -> int:
         method, request = codec.report_request(self.client_info.jobId, report)
-        request.uuid = self._answers.uuid_for(method)
-        self._answers.remember(method, request)
+        uuid = self._answers.uuid_for(method)
+        if self._names_orders:
+            request.uuid = uuid
+        self._answers.remember(method, uuid, request)
         return self.report(method, request)
 
     def report(self, method: str, request: Any) -> int:
@@ -204,9 +209,9 @@ class Answers:
         with self._lock:
             return self._expected.get(method, "")
 
-    def remember(self, method: str, request: Any) -> None:
+    def remember(self, method: str, uuid: str, request: Any) -> None:
         with self._lock:
-            _remember(self._sent, (method, request.uuid), request)
+            _remember(self._sent, (method, uuid), request)
 
     def sent(self, signal: pb.ProcessManageSignal) -> list[tuple[str, Any]]:
         with self._lock:

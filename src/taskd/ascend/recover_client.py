@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from taskd.ascend.mindio import PAUSE, STOP, Engine, Faults, engine_for
+from taskd.ascend.mindio import PAUSE, STOP, Engine, Faults, MindioEngine, engine_for
 from taskd.ascend.recover_calls import RecoverCalls, reason
 from taskd.ascend.recover_channel import Security
 from taskd.config import environ
@@ -109,6 +109,8 @@ class RecoverClient(RecoverCalls):
         super().__init__(info, server_addr, security)
         self.lock = threading.RLock()
         self.engine: Engine = engine_for(self)
+        # MindIO may answer an order before the last one. clusterd knows it by the missing uuid.
+        self._names_orders = not isinstance(self.engine, MindioEngine)
         self.action_func_map: dict[str, Callable[..., object]] = {
             "save_and_exit": self.engine.save_and_exit,
             "stop_train": self.engine.stop_train,

@@ -139,15 +139,12 @@ def test_all_orders_and_callbacks(job: Job) -> None:
     faults = [pb.FaultRank(rankId="3", faultType="1")]
     push("stopTrain", "stop_train", uuid="a", faultRanks=faults)
     request = clusterd.next_call("ReportStopComplete", timeout_s=WAIT_S)
-    assert (request.uuid, request.status.info, request.faultRanks[0].rankId) == (
-        "a",
-        "stopped",
-        "3",
-    )
+    # MindIO does not say which order it answers: by that clusterd knows it.
+    assert (request.uuid, request.status.info, request.faultRanks[0].rankId) == ("", "stopped", "3")
     push("globalFault", "on_global_rank", uuid="a", faultRanks=faults)
     push("globalFault", "on_global_rank", uuid="a", faultRanks=faults, timeout=33)
     request = clusterd.next_call("ReportRecoverStrategy", timeout_s=WAIT_S)
-    assert (request.uuid, list(request.strategies)) == ("a", ["recover", "exit"])
+    assert (request.uuid, list(request.strategies)) == ("", ["recover", "exit"])
     push("changeStrategy", "change_strategy", uuid="a", changeStrategy="recover", extraParams="x")
     request = clusterd.next_call("ReportProcessFault", timeout_s=WAIT_S)
     assert (request.faultRanks[0].rankId, list(request.evidence)) == ("5", ["code"])
@@ -157,7 +154,7 @@ def test_all_orders_and_callbacks(job: Job) -> None:
     push("hot-switch", "stop switch")
     push("saveAndExit", "save_and_exit", uuid="c")
     request = clusterd.next_call("ReportRecoverStatus", timeout_s=WAIT_S)
-    assert (request.uuid, request.strategy) == ("c", "dump")
+    assert (request.uuid, request.strategy) == ("", "dump")
     job.end()
     known = {"3": 1}
     assert job.calls() == [
