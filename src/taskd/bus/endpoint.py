@@ -69,7 +69,8 @@ SERVER_OPTIONS = (
     *SMALL_BUFFERS,
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.max_concurrent_streams", 32),
+    # Of a connection. Our own make a few; see also `late_reading.MOST_METADATA`.
+    ("grpc.max_concurrent_streams", 128),
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.keepalive_permit_without_calls", 1),

@@ -29,6 +29,7 @@ OPTIONS = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
+OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
 AWAY = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -95,7 +96,9 @@ class ClusterdLink:
     async def watch(self, job: str, token: str) -> AsyncIterator[pb.JobStatus]:
         """Every status until the job ends. Raises like all calls when clusterd goes away."""
         request = pb.JobRequest(job=job, changes=True)
-        call = self._method("Watch")(request, metadata=bearer(token))
+        # Each on a connection of its own: clusterd limits the calls of a connection.
+        channel = self._files.channel(self.address, (*OPTIONS, OWN_CONNECTION))
+        call = _CONTROL(channel).Watch(request, metadata=bearer(token))
         try:
             last = pb.JobStatus()
             async for status in call:
@@ -105,6 +108,7 @@ class ClusterdLink:
             raise self._translated(error) from error
         finally:
             call.cancel()
+            await channel.close(None)
 
     async def history(self, job: str, token: str, after: int = 0) -> list[pb.HistoryLine]:
         request = pb.ReplayRequest(job=job, after=after)

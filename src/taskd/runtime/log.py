@@ -19,6 +19,7 @@ from typing import TextIO
 from taskd.config import environ, load
 from taskd.errors import SettingsError
 from taskd.runtime.log_file import RotatingHandler
+from taskd.runtime.plain_text import one_line
 
 ROOT = logging.getLogger("taskd")
 
@@ -75,7 +76,7 @@ class OneLineFormatter(logging.Formatter):
         self.max_length = max_length
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        text = record.message.translate(_ESCAPES)
+        text = one_line(record.message)
         if len(text) > self.max_length:
             text = text[: self.max_length] + "..."
         record.message = text
@@ -84,14 +85,7 @@ class OneLineFormatter(logging.Formatter):
     def formatException(self, ei: object) -> str:
         # Indented, so that no line of a traceback looks like a record.
         text = super().formatException(ei)  # type: ignore[arg-type]
-        return "\n".join("    " + line for line in text.splitlines())
-
-
-_ESCAPES = {
-    code: repr(chr(code))[1:-1]
-    for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
-    if not chr(code).isprintable()
-}
+        return "\n".join(f"    {one_line(line)}" for line in text.split("\n"))
 
 
 class StdoutHandler(logging.StreamHandler[TextIO]):

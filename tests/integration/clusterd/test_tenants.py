@@ -95,16 +95,21 @@ def test_large_requests_of_a_tenant_are_counted_before_they_are_parsed(
 def test_health_service_is_limited_for_strangers() -> None:
     async def main() -> None:
         config = ServerConfig(tokens=Tokens({"a": "job:a"}), health=True)
-        async with started(config) as (_server, client):
+        async with started(config) as (server, client):
             check = client.channel.unary_unary("/grpc.health.v1.Health/Check", None, None)
             assert await check(b"", timeout=WAIT_S) == b"\x08\x01"  # SERVING
             assert await check(b"\xff" * 10, timeout=WAIT_S) == b"\x08\x01"  # it is not read
-            watch = client.channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)
-            calls = [watch(b"") for _ in range(HEALTH_STREAMS)]
-            for call in calls:
-                assert await call.read() == b"\x08\x01"
-            with pytest.raises(aio.AioRpcError) as refused:
-                await watch(b"").read()
+            own = (("grpc.use_local_subchannel_pool", 1),)
+            async with aio.insecure_channel(server.address, options=own) as second:
+                watches = [
+                    channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)
+                    for channel in (client.channel, second)  # each may have a hundred calls
+                ]
+                calls = [watches[n % 2](b"") for n in range(HEALTH_STREAMS)]
+                for call in calls:
+                    assert await call.read() == b"\x08\x01"
+                with pytest.raises(aio.AioRpcError) as refused:
+                    await watches[0](b"").read()
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             for call in calls:
                 call.cancel()

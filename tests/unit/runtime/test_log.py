@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from taskd.python.utils.log.logger import CustomRotatingHandler, LogConfig, MaxLengthFormatter
-from taskd.runtime import log
+from taskd.runtime import log, plain_text
 from taskd.runtime.log_file import RotatingHandler
 
 FIRST_LINE = "from taskd.python.utils.log import run_log\nrun_log.info('one %s', 1)\n"
@@ -146,6 +146,22 @@ def test_traceback_cannot_forge_a_record() -> None:
     first, *others = formatter.format(failed).splitlines()
     assert first == "it failed"
     assert all(line.startswith("    ") for line in others)
+
+
+@pytest.mark.parametrize("kind", [log.OneLineFormatter, plain_text.OneLineFormatter])
+def test_text_of_a_peer_cannot_change_the_terminal(kind: type[logging.Formatter]) -> None:
+    """Nor make the line unreadable or unwritable; in the message, and in a traceback."""
+    hostile = "\x1b[2J \u202egnp.exe \ud800 \x9b1m \u2028"
+    try:
+        raise ValueError(hostile)
+    except ValueError:
+        failed = record("%s", hostile)
+        failed.exc_info = sys.exc_info()
+    formatter = kind("%(message)s", 1000) if kind is log.OneLineFormatter else kind("%(message)s")
+    text = formatter.format(failed)
+    assert "gnp.exe" in text
+    assert all(plain_text.is_plain(line) for line in text.split("\n"))
+    text.encode()
 
 
 def test_record_with_wrong_arguments_does_not_raise(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,23 @@ OPEN_FOLDERS = Path("/proc/self/fd")
 
 
 def user_folder() -> Path:
-    """The default folder for this user's files."""
-    return SHARED / f"taskd-{os.getuid()}"
+    """The default folder for this user's files.
+
+    If another user has taken its name, all processes of this user use another one.
+    """
+    usual = SHARED / f"taskd-{os.getuid()}"
+    if not os.path.lexists(usual) or not why_not_private(usual):
+        return usual
+    while True:
+        own = [path for path in SHARED.glob(f"{usual.name}.*") if not why_not_private(path)]
+        if own:
+            return min(own)
+        tempfile.mkdtemp(prefix=f"{usual.name}.", dir=SHARED)
+
+
+def is_user_folder(path: Path) -> bool:
+    """Whether it was one of these, also if another user has since put something in its place."""
+    return path.parent == SHARED and path.name.startswith(f"taskd-{os.getuid()}")
 
 
 def make_private(path: Path) -> Path:

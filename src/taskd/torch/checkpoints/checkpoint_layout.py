@@ -112,7 +112,8 @@ class CopiedState(DefaultSavePlanner):
 
     def __post_init__(self) -> None:
         super().__init__()
-        changed = [group for optimizer in self.parts.get(OPTIONS, []) for group in optimizer]
+        options = self.parts.get(OPTIONS, [])  # the last of each optimizer belongs to no group
+        changed = [group for *groups, _ in options for group in groups]
         groups = zip(self.layout.groups, changed, strict=True) if changed else ()
         self._groups = [
             {**group, **{name: now[name] for name in group if name in now}} for group, now in groups

@@ -57,7 +57,7 @@ class RecordFiles:
             raise CannotWrite(f"{error.filename or self._rank_dir}: {error.strerror}") from error
 
     def _append_locked(self, lines: list[str]) -> int:
-        if self._base.parent == files.user_folder():
+        if files.is_user_folder(self._base.parent):
             _make_private(self._base.parent)
         for folder in (self._base, self._rank_dir.parent, self._rank_dir):
             _make(folder)
