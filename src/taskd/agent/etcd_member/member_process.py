@@ -161,10 +161,13 @@ class MemberProcess:
             )
 
     async def _keep(self) -> None:
+        said: tuple[int, str] | None = None
         while True:
             assert self._popen is not None
-            code = await exit_of(self._popen)
-            log.warning("etcd exited: code=%s; starting it again: %s", code, self._last_error())
+            ended = await exit_of(self._popen), self._last_error()
+            if ended != said:  # a member that was removed ends at once, again and again
+                log.warning("etcd exited: code=%s; starting it again: %s", *ended)
+            said = ended
             await asyncio.sleep(RESTART_S)
             self.restarts += 1
             self._start(alone=False)

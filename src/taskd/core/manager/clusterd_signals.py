@@ -143,14 +143,17 @@ def _number(job: Job, signal: Signal) -> tuple[Incident, int] | None:
             return job.incident, 0
         return (Incident(job.incident + 1), 0) if begins else None
     incident = Incident(signal.incident + job.offset)
-    if incident > job.incident or (incident == job.incident and not job.uuid):
+    if incident > job.incident:
+        return incident, job.offset
+    if incident == job.incident and not job.uuid and not (begins and _resumed(job)):
         return incident, job.offset
     if incident == job.incident and (not begins or signal.uuid == job.uuid):
         return incident, job.offset
     if not begins and not job.uuid:
         # This manager has restarted; the ranks have counted further than clusterd.
         return job.incident, job.incident - signal.incident
-    # clusterd has lost count and begins a new round: continue our own count.
+    # clusterd has lost count and begins a new round: continue our own count. A rank obeys no order
+    # to park under a number that it knows.
     return (Incident(job.incident + 1), job.incident + 1 - signal.incident) if begins else None
 
 

@@ -91,7 +91,9 @@ class JobView:
         )
 
     def stores(self) -> set[str]:
-        return {view.store for view in self.nodes.values() if view.present and view.store}
+        """Those that answer: a node that has just joined serves its store when it is warm."""
+        serving = (view for view in self.nodes.values() if view.present and view.warm)
+        return {view.store for view in serving if view.store}
 
     def store(self) -> str:
         """host:port of a node's store; empty: no node serves one.

@@ -26,6 +26,7 @@ from taskd.core.manager.states import (
     Stopping,
     Suspecting,
     Training,
+    with_job,
 )
 from taskd.errors import DO_NOT_REPLACE
 from taskd.model import messages as m
@@ -1092,6 +1093,18 @@ def test_restarted_manager_does_nothing_when_all_ranks_train() -> None:
         play.hello(rank)
         assert not play.last.commands
     assert isinstance(play.state, Training)
+
+
+def test_restarted_manager_counts_on_when_clusterd_begins_again_with_it() -> None:
+    """Both were on a node that is back: the ranks train under incident 1, and obey only newer."""
+    play = rebuilt()
+    play.state = with_job(play.state, incident=Incident(1))
+    play.agent_joins(0, running=True).agent_joins(1, running=True)
+    for rank in range(4):
+        play.hello(rank)
+    play.dies(3).orders(STOP)
+    assert play.state.job.incident == 2
+    assert [order.incident for order in play.sent(m.Park)] == [2]
 
 
 def test_restarted_manager_decides_nothing_before_its_view_is_complete() -> None:

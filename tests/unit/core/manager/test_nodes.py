@@ -336,6 +336,16 @@ def test_store_of_a_node_that_still_warms_up_is_the_last_choice() -> None:
     assert play.state.job.view.store() == "host2:29500"
 
 
+def test_store_of_a_node_that_has_just_come_back_is_used_when_it_answers() -> None:
+    play = new_leader(0, 3)
+    back = m.AgentHello(NodeRank(0), "host0", (), "host0:29500", warm=False)
+    play.receive(agent(0), back)
+    assert play.state.job.view.store() == "host1:29500"
+    assert play.state.job.view.stores() == {"host1:29500", "host2:29500"}
+    play.receive(agent(0), replace(back, warm=True))
+    assert play.state.job.view.store() == "host0:29500"
+
+
 def without_store(play: Play, node: int) -> Play:
     return play.receive(
         agent(node), m.AgentHello(NodeRank(node), f"host{node}", play.locals(node), "")
