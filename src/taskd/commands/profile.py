@@ -8,17 +8,11 @@ import sys
 from taskd.commands.connection import add_server_arguments, connection
 from taskd.errors import PeerRefused, SettingsError
 from taskd.model.codes import TraceCode
-from taskd.model.profiling import KEYS, Part, names_of
+from taskd.model.profiling import EVERYTHING, KEYS, Part, words_of
 from taskd.wire._pb import control_pb2 as control
 from taskd.wire._pb import profiling_pb2 as pb
 
-DOMAINS = {
-    "communication": "CommunicationOperator",
-    "step": "Step",
-    "forward": "FP",
-    "data": "DataLoader",
-    "save": "SaveCheckpoint",
-}
+DOMAINS = dict(zip(words_of(EVERYTHING), Part, strict=True))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     if unknown:
         expected = ", ".join(DOMAINS)
         raise SettingsError([f"--domains: unknown {', '.join(unknown)} (expected {expected})"])
-    keys = {DOMAINS[word] for word in chosen}
-    switch = pb.ProfilingSwitch(**{key: "on" if key in keys else "off" for key in KEYS})
+    parts = Part(sum(DOMAINS[word] for word in set(chosen)))
+    switch = pb.ProfilingSwitch(**{key: "on" if KEYS[key] & parts else "off" for key in KEYS})
     with connection(arguments, arguments.job) as server:
         line = server.call("Status", control.JobRequest(job=arguments.job)).line
         request = pb.DataTypeReq(
@@ -48,6 +42,5 @@ def run(arguments: argparse.Namespace) -> int:
         answer = server.switch_profiling(request)
     if answer.code != TraceCode.OK:
         raise PeerRefused(f"{answer.code}: {answer.message}")
-    parts = Part(sum(KEYS[key] for key in keys))
-    sys.stdout.write(f"recording {', '.join(names_of(parts)) or 'off'}, from the next step on\n")
+    sys.stdout.write(f"recording {', '.join(words_of(parts)) or 'off'}, from the next step on\n")
     return 0

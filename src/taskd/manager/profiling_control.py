@@ -46,6 +46,7 @@ from taskd.model.profiling import (
     Pace,
     Part,
     names_of,
+    words_of,
 )
 from taskd.runtime.clock import monotonic, next_before, wall
 from taskd.wire._pb import control_pb2 as control
@@ -111,7 +112,7 @@ class ProfilingControl:
         if not self.wanted and not any(pace.recorded for pace in self.paces.values()):
             return "off"
         wanted = self.wanted or NOTHING
-        text = ", ".join(names_of(wanted)) or "off"
+        text = ", ".join(words_of(wanted)) or "off"
         there = [pace.rank for pace in self.paces.values() if pace.recorded == wanted]
         there += [rank for rank in self.answers if rank not in self.paces]
         text += f" on {len(there)} ranks"

@@ -61,7 +61,13 @@ def parts_ordered(default_domain: bool, communication: bool, names: Iterable[str
 
 
 def names_of(parts: Part) -> tuple[str, ...]:
+    """On the wire."""
     return tuple(name for name, part in KEYS.items() if part & parts)
+
+
+def words_of(parts: Part) -> tuple[str, ...]:
+    """For people: as in `taskd profile --domains`."""
+    return tuple(str(part.name).lower() for part in Part if part & parts)
 
 
 @dataclass(frozen=True, slots=True)

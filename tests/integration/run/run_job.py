@@ -31,6 +31,31 @@ class Ended:
 
 
 TOKEN = "the same secret on all nodes"
+COUNTED = """
+    import threading
+
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    import taskd.torch as taskd
+
+    job = taskd.init()
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    job.protect(model=model, optimizer=optimizer)
+    for step in job.steps({steps}):
+        with step:
+            model(torch.ones(2, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            threading.Event().wait(0.1)
+        print(f"step {int(step)} with {len(job.members)} ranks", flush=True)
+"""
+
+
+def training(folder: Path, steps: int) -> str:
+    """A script that says how many ranks train in each step."""
+    return script(folder, COUNTED.replace("{steps}", str(steps)))
 
 
 class Job:

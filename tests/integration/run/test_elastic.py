@@ -172,9 +172,9 @@ def test_job_shrinks_when_node_is_lost_and_grows_when_it_returns(tmp_path: Path)
     first.wait_for("with 4 ranks")
     ended = [launcher.end() for launcher in (first, again)]
     assert [each.code for each in ended] == [0, 0], ended
-    assert "rank 2 (lost), rank 3 (lost) -> elastic-training: recovered" in ended[0].err, ended[
-        0
-    ].err
+    how = "(lost|silent)"  # on a busy machine its end may be noticed late
+    shrunk = rf"rank 2 \({how}\), rank 3 \({how}\) -> elastic-training: recovered"
+    assert re.search(shrunk, ended[0].err), ended[0].err
     assert ledger(ended[0].out) == [[1 / WORLD] * WORLD] * 150
 
 

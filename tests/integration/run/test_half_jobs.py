@@ -20,34 +20,13 @@ from taskd.runtime.files.private_files import make_private, user_folder
 from tests.integration import namespaces
 from tests.integration.etcd.etcd_server import binary
 from tests.integration.etcd.member_node import MemberNode
-from tests.integration.run.run_job import script
+from tests.integration.run.run_job import training
 from tests.integration.switched_machines import Machines, machines
 
 pytestmark = [
     pytest.mark.skipif(not namespaces.possible(), reason="needs root and network namespaces"),
     pytest.mark.timeout(240),
 ]
-
-TRAIN = """
-    import os, threading
-
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    import taskd.torch as taskd
-
-    job = taskd.init()
-    model = DistributedDataParallel(torch.nn.Linear(8, 8))
-    optimizer = torch.optim.AdamW(model.parameters())
-    job.protect(model=model, optimizer=optimizer)
-    for step in job.steps(10_000):
-        with step:
-            model(torch.ones(2, 8)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            threading.Event().wait(0.1)
-        print(f"step {int(step)} with {len(job.members)} ranks", flush=True)
-"""
 
 
 class Launcher:
@@ -137,7 +116,7 @@ def test_members_without_a_majority_wait_and_come_back() -> None:
 
 
 def test_minority_with_node_zero_never_trains_alone(tmp_path: Path) -> None:
-    path = script(tmp_path, TRAIN)
+    path = training(tmp_path, 10_000)
     words = ("--strategies=retry,recover-in-place,elastic-training", path)
     with job(tmp_path, 3, *words) as (spaces, (zero, one, two)):
         for launcher in (zero, one, two):
@@ -157,7 +136,7 @@ def test_minority_with_node_zero_never_trains_alone(tmp_path: Path) -> None:
 def test_two_nodes_alone_wait_after_a_silent_loss_and_continue_on_proof_of_death(
     tmp_path: Path,
 ) -> None:
-    path = script(tmp_path, TRAIN)
+    path = training(tmp_path, 10_000)
     words = ("--strategies=retry,recover-in-place,elastic-training", path)
     with job(tmp_path, 2, *words) as (spaces, (zero, one)):
         for launcher in (zero, one):

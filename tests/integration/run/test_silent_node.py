@@ -18,7 +18,7 @@ import pytest
 
 from tests.integration import namespaces
 from tests.integration.namespaces import Namespaces, two_machines
-from tests.integration.run.run_job import script
+from tests.integration.run.run_job import training
 
 pytestmark = pytest.mark.skipif(
     not namespaces.possible(), reason="needs root and network namespaces"
@@ -27,26 +27,6 @@ pytestmark = pytest.mark.skipif(
 WAIT = ("--nproc-per-node=1", "--no-python", "sh", "-c", "echo up; exec sleep 1000")
 ETH0 = {"GLOO_SOCKET_IFNAME": "eth0"}
 KNOWN_BEATS = 6
-TRAIN = """
-    import os, sys, threading
-
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    import taskd.torch as taskd
-
-    job = taskd.init()
-    model = DistributedDataParallel(torch.nn.Linear(8, 8))
-    optimizer = torch.optim.AdamW(model.parameters())
-    job.protect(model=model, optimizer=optimizer)
-    for step in job.steps(60):
-        with step:
-            model(torch.ones(2, 8)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            threading.Event().wait(0.1)
-        print(f"step {int(step)} with {len(job.members)} ranks", flush=True)
-"""
 
 
 class Node:
@@ -143,7 +123,7 @@ def test_loaded_machine_is_not_reported_silent(tmp_path: Path) -> None:
 
 
 def test_node_that_was_cut_off_for_a_second_trains_on(tmp_path: Path) -> None:
-    with job(tmp_path, "--nproc-per-node=1", script(tmp_path, TRAIN)) as (spaces, first, second):
+    with job(tmp_path, "--nproc-per-node=1", training(tmp_path, 60)) as (spaces, first, second):
         first.read("step 5 ", "stdout")
         spaces.cut(0)
         first.read("silent: no heartbeat from node 1")
@@ -155,7 +135,7 @@ def test_node_that_was_cut_off_for_a_second_trains_on(tmp_path: Path) -> None:
 
 
 def test_loss_of_the_first_node_is_reported_on_the_others(tmp_path: Path) -> None:
-    with job(tmp_path, "--nproc-per-node=1", script(tmp_path, TRAIN)) as (_, first, second):
+    with job(tmp_path, "--nproc-per-node=1", training(tmp_path, 60)) as (_, first, second):
         second.read("step 5 ", "stdout")
         first.popen.kill()
         report = second.read(r"the job's manager at (\S+) is unreachable, and the ranks wait: (.*)")

@@ -213,7 +213,7 @@ def _finish_half_done(
         for rank in rest
         if rank not in state.job.faults
     )
-    job = add_faults(state.job, found, now) if found else state.job
+    job = add_faults(state.job, found) if found else state.job
     reports = (FaultReport(job.known_faults()),)
     return Outcome(Reported(job, now, now + config.report_timeout_s), reports, why)
 

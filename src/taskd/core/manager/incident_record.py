@@ -30,7 +30,7 @@ def without_fault(job: Job, rank: Rank) -> Job:
     return replace(job, faults=known, open_incident=record)
 
 
-def add_faults(job: Job, faults: tuple[Fault, ...], now: float) -> Job:
+def add_faults(job: Job, faults: tuple[Fault, ...]) -> Job:
     """Add faults to the open incident. clusterd opens the next incident, not the manager."""
     if any(fault.kind == SECONDARY for fault in job.faults.values()):
         # A failed connection is reported by two ranks, a failed collective by many: keep one.

@@ -154,7 +154,7 @@ def _repeat_order(state: Repairing | Restarting, node: NodeRank) -> tuple[Comman
     return (SendMessage(agent(node), ReplaceWorkers(job.incident, here, job.store)),)
 
 
-def worker_hello(state: State, hello: WorkerHello, now: float, config: JobConfig) -> Outcome:
+def worker_hello(state: State, hello: WorkerHello, config: JobConfig) -> Outcome:
     state = _adopt_progress(state, hello)
     job, sender = state.job, worker(hello.node, hello.rank)
     match state:
@@ -280,7 +280,7 @@ def _without_absent(state: Gathering, now: float, config: JobConfig) -> Gatherin
     }
     ranks = state.job.view.ranks.update(newer)
     job = replace(state.job, view=replace(state.job.view, ranks=ranks))
-    return replace(state, job=add_faults(job, tuple(faults), now) if faults else job)
+    return replace(state, job=add_faults(job, tuple(faults)) if faults else job)
 
 
 def _homes(
@@ -383,7 +383,7 @@ def join_timed_out(state: Gathering, now: float, config: JobConfig) -> Outcome:
         silent = tuple(
             Fault.of(r, FaultCause.SILENT, "its node did not reconnect", now) for r in missing
         )
-        job = add_faults(state.job, silent, now) if silent else state.job
+        job = add_faults(state.job, silent) if silent else state.job
         return view_complete(replace(state, job=job), now, config)
     nodes = sorted({views[rank].node for rank in missing})
     because = f"nodes {', '.join(map(str, nodes))} did not start their ranks in time"

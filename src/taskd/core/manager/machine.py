@@ -209,7 +209,7 @@ def _handle_message(
         case AgentHello():
             return joining.agent_hello(state, body, now, config)
         case WorkerHello():
-            return joining.worker_hello(state, body, now, config)
+            return joining.worker_hello(state, body, config)
         case WorkerFailed() if _is_current(state.job, body):
             return rank_faults.worker_failed(state, body, now, config)
         case Parked() if _is_current(state.job, body):

@@ -44,7 +44,7 @@ def handle_faults(
     new = tuple(fault for fault in faults if fault.rank in state.job.world)
     if not new:
         return Outcome(state, because="these ranks do not take part any more")
-    job = add_faults(state.job, new, now)
+    job = add_faults(state.job, new)
     report = FaultReport(job.known_faults())
     because = "; ".join(
         f"rank {fault.rank} {fault.cause}: {_short(fault.evidence)}" for fault in new
@@ -94,14 +94,14 @@ def worker_failed(state: State, message: WorkerFailed, now: float, config: JobCo
     failure = Fault.of(message.rank, message.kind, message.evidence, now)
     match state:
         case Gathering(rebuilding=True):
-            return Outcome(replace(state, job=add_faults(state.job, (failure,), now)))
+            return Outcome(replace(state, job=add_faults(state.job, (failure,))))
         case Gathering() | Training() if message.kind is FaultCause.COMMUNICATION:
-            job = add_faults(state.job, (failure,), now)
+            job = add_faults(state.job, (failure,))
             why = f"a collective failed on rank {message.rank}: {_short(message.evidence)}"
             silent = job.running() - {message.rank}
             return Outcome(Suspecting(job, silent, now + config.suspicion_s), because=why)
         case Suspecting(silent=silent) if message.kind is FaultCause.COMMUNICATION:
-            job = add_faults(state.job, (failure,), now)
+            job = add_faults(state.job, (failure,))
             if silent := silent - {message.rank}:
                 return Outcome(replace(state, job=job, silent=silent))
             reports = (FaultReport(job.known_faults()),)

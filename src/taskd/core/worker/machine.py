@@ -68,7 +68,7 @@ def step(state: State, event: Event, now: float, config: WorkerConfig) -> Outcom
         case m.Park():
             return _park(state, event, now, config)
         case m.Repair():
-            return _repair(state, event, now, config)
+            return _repair(state, event, now)
         case m.Dump():
             return _dump(state, event, now, config)
         case m.Leave(incarnation=target) if target not in (-1, state.identity.incarnation):
@@ -139,7 +139,7 @@ def _park(state: State, order: m.Park, now: float, config: WorkerConfig) -> Outc
             assert_never(state)
 
 
-def _repair(state: State, plan: m.Repair, now: float, config: WorkerConfig) -> Outcome:
+def _repair(state: State, plan: m.Repair, now: float) -> Outcome:
     match state:
         case _ if not _is_member(state.identity, plan):
             return Outcome(state, because="this incarnation is not a member of the plan")

@@ -135,7 +135,7 @@ def _add_named_ranks(job: Job, order: Signal, now: float) -> Job:
         for fault in order.faults
         if fault.rank in job.running() and fault.kind is FaultKind.ORDINARY
     )
-    return add_faults(job, found, now) if found else job
+    return add_faults(job, found) if found else job
 
 
 def _give_up_retrying(job: Job, order: Signal) -> Job:
