@@ -154,6 +154,7 @@ arguments = Arguments(
     load_best_model_at_end=bool(STOP),
     metric_for_best_model="eval_loss" if STOP else None,
     bf16=os.environ.get("BF16") == "1",
+    fp16=os.environ.get("FP16") == "1",
     **({"predict_with_generate": True, "generation_max_length": 6} if SEQ2SEQ else {}),
     **({"max_length": 12} if SFT else {}),
     report_to=[],

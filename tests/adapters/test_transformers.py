@@ -142,10 +142,11 @@ def test_sft_trainer_of_trl_is_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(2 * LIMIT_S)
-def test_two_of_three_ranks_are_lost_at_once(tmp_path: Path) -> None:
-    calm = run(tmp_path / "calm", ranks=3)
+def test_two_of_three_ranks_are_lost_at_once_with_fp16(tmp_path: Path) -> None:
+    env = {"FP16": "1"}
+    calm = run(tmp_path / "calm", env=env, ranks=3)
     faults = "0.3.forward 1.3.forward 1.6.log 2.6.log"
-    disturbed = run(tmp_path / "run", faults, ranks=3)
+    disturbed = run(tmp_path / "run", faults, env, ranks=3)
     assert "restart" not in disturbed["launcher"], disturbed["launcher"]
     assert_equal(calm, disturbed)
 

@@ -338,11 +338,6 @@ def _check(trainer: Any) -> None:
         for is_set, text in (
             (args.auto_find_batch_size, "auto_find_batch_size changes the batches of a step"),
             (args.ignore_data_skip, "with ignore_data_skip a step would be repeated on other data"),
-            (
-                args.batch_eval_metrics,
-                "batch_eval_metrics adds up in an object of the script, and an evaluation that is "
-                "repeated would add to it again",
-            ),
             (trainer.is_deepspeed_enabled, "DeepSpeed keeps its state outside of the optimizer"),
             (trainer.is_fsdp_enabled, "FSDP was never tried: accelerate shards on GPUs only"),
         )
