@@ -189,6 +189,8 @@ trainer = lightning.Trainer(
     enable_model_summary=False,
 )
 workers = int(os.environ.get("WORKERS", "0"))
+if os.environ.get("VALIDATE_FIRST"):
+    trainer.validate(net, DataLoader(valid, batch_size=2), verbose=False)
 trainer.fit(
     net,
     DataLoader(train, batch_size=4, shuffle=True, num_workers=workers),

@@ -83,6 +83,8 @@ class Faulty(TrainerCallback):  # type: ignore[misc]
         fault("prediction", RANK, state.global_step)
 
     def seen(self, event: str, state: Any, **values: float) -> None:
+        if self.file is None:
+            return  # before the training
         line = {"event": event, "step": state.global_step, "count": self.steps, **values}
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()
@@ -152,6 +154,7 @@ arguments = Arguments(
     load_best_model_at_end=bool(STOP),
     metric_for_best_model="eval_loss" if STOP else None,
     bf16=os.environ.get("BF16") == "1",
+    fp16=os.environ.get("FP16") == "1",
     **({"predict_with_generate": True, "generation_max_length": 6} if SEQ2SEQ else {}),
     **({"max_length": 12} if SFT else {}),
     report_to=[],
@@ -170,6 +173,9 @@ trainer = Faults(
     callbacks=callbacks,
     **more,
 )
+if SEQ2SEQ:
+    trainer.evaluate()  # as scripts do that want to know where they begin
+    trainer.losses["eval"].clear()
 trainer.train(
     resume_from_checkpoint=get_last_checkpoint("saved") if Path("saved").exists() else None
 )
@@ -178,7 +184,7 @@ log = [
     {
         name: value
         for name, value in entry.items()
-        if "runtime" not in name and "per_second" not in name
+        if not name.endswith(("runtime", "per_second", "preparation_time"))
     }
     for entry in trainer.state.log_history
 ]

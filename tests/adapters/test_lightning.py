@@ -156,7 +156,7 @@ def test_early_stopping_with_workers_is_exact(tmp_path: Path) -> None:
 
 OPTIONS = {
     "accumulation": (
-        {"ACCUMULATE": "3"},
+        {"ACCUMULATE": "3", "VALIDATE_FIRST": "1"},
         "1.1.forward 0.5.optimizer 1.6.batch 0.9.log 1.9.saving",
     ),
     "manual optimization": (

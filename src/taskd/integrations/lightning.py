@@ -46,16 +46,21 @@ class ResilientStrategy(DDPStrategy):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._forward_redirection = lightning_loops.ForwardRedirection()
         self._training: Training | None = None
+        """None: `fit` has not begun."""
+        self._prepared: Training | None = None
 
     def setup_environment(self) -> None:
         super().setup_environment()
         trainer = self.lightning_module.trainer
         job = process_group.job()
+        if self._prepared is None:
+            self._prepared = Training(trainer, job)
+            self._prepared.prepare_loggers()
         if trainer.state.fn == TrainerFn.FITTING:
             if self._training is not None:
                 raise SettingsError(["fit() was called twice: a job trains once"])
             _check(trainer, self)
-            self._training = Training(trainer, job)
+            self._training = self._prepared
             lightning_loops.install(self._training)
             self._training.prepare()
 

@@ -254,7 +254,8 @@ class CsvPart:
     def __init__(self, loggers: Iterable[Any]) -> None:
         self._writers = [one.experiment for one in loggers if isinstance(one, CSVLogger)]
         self._writers = [one for one in self._writers if isinstance(one, ExperimentWriter)]
-        self._lines = [0] * len(self._writers)
+        self._lines: list[int] = []
+        self.begin_files()
         for number, writer in enumerate(self._writers):
             writer.log_metrics = partial(self._log, number, writer.log_metrics)
 
@@ -272,20 +273,26 @@ class CsvPart:
             writer.metrics = list(waiting)
 
     def begin_files(self) -> None:
-        """A start that resumes from a checkpoint of the job: its loggers have new files."""
-        self._lines = [len(one.metrics) for one in self._writers]
+        """What is in the files now was logged before the training: by `validate`, for example."""
+        self._lines = [len(_rows(one)) + len(one.metrics) for one in self._writers]
 
     def cut(self) -> None:
         """Drop the lines that will be written again."""
         for writer, lines in zip(self._writers, self._lines, strict=True):
-            path = Path(writer.metrics_file_path)
-            if not path.exists():
+            rows = _rows(writer)
+            if not rows:
                 continue
-            with path.open(newline="") as file:
-                reader = csv.DictReader(file)
-                rows, writer.metrics_keys = list(reader), list(reader.fieldnames or [])
+            writer.metrics_keys = list(rows[0])
             rows = rows[: lines - len(writer.metrics)]
-            with path.open("w", newline="") as file:
+            with open(writer.metrics_file_path, "w", newline="") as file:
                 again = csv.DictWriter(file, fieldnames=writer.metrics_keys)
                 again.writeheader()
                 again.writerows(rows)
+
+
+def _rows(writer: Any) -> list[dict[str, str]]:
+    path = Path(writer.metrics_file_path)
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))

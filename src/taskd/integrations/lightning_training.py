@@ -36,7 +36,7 @@ NO_END = 1 << 60
 
 
 class Training:
-    """One call of `fit`: what its loops share."""
+    """One call of `fit`: what its loops share. It begins with the first use of the trainer."""
 
     def __init__(self, trainer: Any, job: Job) -> None:
         self.trainer, self._job = trainer, job
@@ -50,14 +50,17 @@ class Training:
         self._log_plainly: list[Callable[..., None]] = []
         """`log_metrics` of each logger."""
 
-    def prepare(self) -> None:
-        """Before Lightning restores a checkpoint and opens its loggers."""
-        trainer = self.trainer
-        trainer.callbacks.insert(0, CommitStep(self))
+    def prepare_loggers(self) -> None:
+        """Before Lightning opens them, for `fit` or for a `validate` before it."""
         self._agree_on_loggers()
-        for number, logger in enumerate(trainer.loggers):
+        for number, logger in enumerate(self.trainer.loggers):
             self._log_plainly.append(logger.log_metrics)
             logger.log_metrics = partial(self._log, number)
+
+    def prepare(self) -> None:
+        """Before Lightning restores a checkpoint."""
+        trainer = self.trainer
+        trainer.callbacks.insert(0, CommitStep(self))
         for metric in trainer.lightning_module.modules():
             if isinstance(metric, Metric) and metric.dist_sync_fn is None:
                 metric.dist_sync_fn = self._gather_metric
@@ -83,8 +86,8 @@ class Training:
                 logger._experiment = ContinuedWriter(log_dir=logger.log_dir)
 
     def _log(self, number: int, metrics: Any, step: int | None = None) -> None:
-        if self.is_skipping:
-            return  # the attempt is over, and what it has logged is known
+        if self.is_skipping or (self.loop is None and self.is_replacement):
+            return  # its predecessor has logged it
         if self.loop is not None and self.loop.is_open:
             self.results.lines.append((number, dict(metrics), step))
         else:

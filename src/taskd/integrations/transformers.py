@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from taskd.errors import SettingsError
@@ -97,8 +98,9 @@ class TrainerMixin:
         return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     def _prepare_for_training(self: Any, max_steps: int, loader: Any, resume: Any) -> Any:
+        _forget_evaluation(self)
         model, loader = super()._prepare_for_training(max_steps, loader, resume)  # type: ignore[misc]
-        _check_prepared(self)
+        _check_prepared(self, model)
         transformers.set_seed(self.args.seed)  # so that a replacement has the same seeds
         shared = self._shared = SharedPart(self, max_steps)
         self._rank_part = RankPart(self)
@@ -345,9 +347,20 @@ def _check(trainer: Any) -> None:
         raise SettingsError([f"taskd.integrations.transformers: {text}" for text in problems])
 
 
-def _check_prepared(trainer: Any) -> None:
+def _forget_evaluation(trainer: Any) -> None:
+    """After `evaluate()` accelerate takes the model for prepared, and would not wrap it in DDP.
+
+    All ranks would then train models of their own, without an error.
+    """
+    if trainer.args.world_size > 1:
+        vars(trainer.model).pop("_is_accelerate_prepared", None)
+
+
+def _check_prepared(trainer: Any, model: Any) -> None:
     """Refuse what is known only when the training begins."""
     problems = []
+    if trainer.args.world_size > 1 and not isinstance(model, DistributedDataParallel):
+        problems.append(f"{type(model).__name__} is not wrapped in DDP: ranks would train apart")
     if type(trainer.lr_scheduler).__name__ in ("ReduceLROnPlateau", "GreedyLR"):
         problems.append(
             f"{type(trainer.lr_scheduler).__name__} changes the learning rate between steps"
