@@ -82,6 +82,8 @@ class LoopObjects:
         """The protected ones whose class is not torch's, by the names for their attributes."""
         self._first: dict[str, Any] | None = None
         """What they contained before the first step of this process, written down."""
+        self._has_put = False
+        """This process has got what its predecessor had at another moment."""
         self._refused = object_writer.Refused()
         self._forms: dict[str, tuple[int, ...]] = {}
         self._with_held = set[str]()
@@ -188,6 +190,22 @@ class LoopObjects:
         """A replacement gets what its predecessor had."""
         if self._first is None:
             self._first = self._written()
+        elif self._has_put:
+            self._put(self._changed_since_start())
+        self._has_put = True
+        self._put(content)
+
+    def _changed_since_start(self) -> dict[str, Any]:
+        """What differs from the first content, as it was at first: it is not written down."""
+        now, first = self._written(), self._first or {}
+        return {
+            name: old
+            for name, one in now.items()
+            if name in first
+            and (old := written_objects.changed(one, first[name])) is not written_objects.SAME
+        }
+
+    def _put(self, content: dict[str, Any]) -> None:
         present, done = dict(self._present()), dict[int, Any]()
         for name, one in content.items():
             old = present.get(name, written_objects.MISSING)
