@@ -17,7 +17,15 @@ import taskd.torch as taskd
 from taskd.errors import SettingsError
 from taskd.torch.state.protected import Protected
 from tests.integration.torch.runs import assert_same, ends, run
-from tests.integration.torch.scripts import CLASSES, WIDTH, batch, closure, digest, inject_fault, seed
+from tests.integration.torch.scripts import (
+    CLASSES,
+    WIDTH,
+    batch,
+    closure,
+    digest,
+    inject_fault,
+    seed,
+)
 
 STEPS = 6
 ADAMW = torch.optim.AdamW
