@@ -240,7 +240,7 @@ def test_what_the_rest_of_an_attempt_sets_is_found() -> None:
             begin = sys._getframe().f_lasti
             loss = total + step
             for part in range(2):
-                total += loss
+                total += loss * (part + 1)
                 here = sys._getframe()
                 rest = carried_names.set_in_rest(here.f_code, begin, here.f_lasti)
             count += attempt
