@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
@@ -119,19 +120,33 @@ class LoopObjects:
 
     def forgotten(self) -> list[str]:
         """Optimizers, schedulers and averages that the loop uses and that are not protected."""
+        found = self._used()
+        return sorted(
+            name
+            for name, value in found.items()
+            if isinstance(value, _STATEFUL) and not self._is_protected(value)
+        )
+
+    def other_modules(self) -> dict[str, nn.Module]:
+        """Modules that the loop uses and that are not protected."""
+        modules = {name: one for name, one in self._used().items() if isinstance(one, nn.Module)}
+        return {
+            name: one
+            for name, one in modules.items()
+            if not any(id(part) in self._others for part in one.modules())
+        }
+
+    def _used(self) -> dict[str, Any]:
+        """What the loop's variables refer to, and the attributes of the script's objects."""
         if self._frame is None:
-            return []
+            return {}
         space = {**self._frame.f_globals, **frame_locals.read(self._frame)}
         found = {name: space[name] for name in self._names.read if name in space}
         for name, value in [*found.items()]:
             if object_kinds.kind_of(type(value)) is Kind.OWN and id(value) not in self._others:
                 inner = object_kinds.attributes(value)
                 found |= {f"{name}.{one}": inner[one] for one in inner}
-        return sorted(
-            name
-            for name, value in found.items()
-            if isinstance(value, _STATEFUL) and not self._is_protected(value)
-        )
+        return found
 
     def _is_protected(self, value: Any) -> bool:
         """Also an optimizer around a protected one."""
