@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from taskd.core.manager.job_view import ProcessState
 from taskd.core.manager.states import Job, LastError
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Rank
@@ -34,6 +35,9 @@ def judge(job: Job, has_progress: bool) -> Job:
     views = [job.view.ranks[rank] for rank in _by_time(job)]
     found = next((v for v in views if v.error is not None and not is_symptom(v.error)), None)
     killed = any(view.error is None for view in views)
+    if _all_exited(job) and any(view.process is not ProcessState.DEAD for view in views):
+        # Its replacement is on its way, and has perhaps failed again: the end of it will show.
+        return replace(job, last_error=None) if has_progress else job
     if found is None or found.error is None or killed or not _all_exited(job):
         return replace(job, last_error=None)
     error, before = found.error, None if has_progress else job.last_error
