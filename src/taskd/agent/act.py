@@ -208,7 +208,7 @@ class ProcessActions:
                 exited.signal,
                 evidence,
                 script_ended=result.ended,
-                error=result.error if exited.exit_code else None,
+                error=result.error if exited.exit_code != 0 else None,
                 step=step,
             )
         )

@@ -17,6 +17,7 @@ from taskd.torch.copies.copy_schedule import CopySchedule
 from taskd.torch.copies.snapshots import LocalState
 from taskd.torch.copies.turn_parts import TurnParts
 from taskd.torch.groups.all_groups import Groups
+from taskd.torch.loop import attempt_values
 from taskd.torch.loop.attempt_values import AttemptValues, Values
 from taskd.torch.loop.loop_position import LoopPosition
 from taskd.torch.loop.loop_variables import LoopVariables
@@ -52,6 +53,10 @@ class JobContext:
         self.position = LoopPosition(folder, rank)
         self.values = AttemptValues(folder if settings.proxy else None, rank)
         """What the last attempt has left in the script's variables."""
+        self.values_at_update = AttemptValues(
+            folder if settings.proxy else None, rank, attempt_values.AT_UPDATE
+        )
+        """What they were when its first update began."""
         self.variables = LoopVariables(folder if settings.proxy else None, rank)
         """The script's variables that go from one step to the next."""
         self.turn_parts = TurnParts(folder if settings.proxy else None, rank)
@@ -114,8 +119,12 @@ class JobContext:
     def values_after(self, step: int) -> Values:
         """What the attempts at a step have left, in a replacement that has made none."""
         peers = [rank for rank in self.members if rank != self.rank]
+        at_update = self.values_at_update.kept_at(step)
         return self.values.restore(
-            step, self.variables.names, lambda: self.variables.completed(step, peers)
+            step,
+            self.variables.names,
+            lambda: self.variables.completed(step, peers, at_update),
+            at_update,
         )
 
     def on_fault(self, why: str) -> None:

@@ -445,9 +445,9 @@ class Job:
             around = " and ".join(names)
             raise SettingsError(
                 [
-                    f"the loop over the steps uses {around}(): in the replacement of a lost rank it "
-                    "would begin at its start. Count with the number of the step, which is an int, "
-                    "and choose by it what belongs to the step"
+                    f"the loop over the steps uses {around}(): in the replacement of a lost rank "
+                    "it would begin at its start. Count with the number of the step, which is an "
+                    "int, and choose by it what belongs to the step"
                 ]
             )
 
@@ -558,6 +558,7 @@ class Job:
         is_over = final is not None and start == final.step
         if not is_over:
             context.values.forget_predecessor()
+            context.values_at_update.forget_predecessor()
             context.variables.forget_predecessor()
         context.protected.enter_turn()
         context.step = context.held_step = start

@@ -73,6 +73,7 @@ class StepAttempt(Attempt):
         super().__enter__()
         if self._context.manager is not None:
             self._steps.variables_before = Undone(frame)
+            self._steps.variables_now = lambda: attempt_values.set_by_update(self._begin, frame)
             self._steps.warnings.attributes(frame)
         return self
 
@@ -179,6 +180,7 @@ class Step(int):
             tried = True
             results.clear()
             with Attempt(self._cycle):
+                self._cycle.variables_now = dict
                 results.append(function(*args, **kwargs))
                 values.save(self, {attempt_values.RESULT: results[0]} | variables.written())
         if results:

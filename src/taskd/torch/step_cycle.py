@@ -21,6 +21,7 @@ from taskd.torch.data.batch_feed import Feed
 from taskd.torch.device_gate import DeviceGate, open_gate
 from taskd.torch.groups.ddp_buffers import BufferExchange
 from taskd.torch.groups.refused_uses import refuse_capture
+from taskd.torch.loop.attempt_values import Values
 from taskd.torch.loop.loop_variables import Undone
 from taskd.torch.loop.script_warnings import ScriptWarnings
 from taskd.torch.recovery import NotRepaired, Recovery
@@ -72,6 +73,8 @@ class StepCycle:
         """The step of the last attempt."""
         self.variables_before: Undone | None = None
         """What the script's variables were when the last attempt began."""
+        self.variables_now: Callable[[], Values] | None = None
+        """What the attempt has set in the script's variables."""
         self.by_attempts = False
         """The script iterates over the attempts at a step; otherwise it uses `with step:`."""
         self.section = ""
@@ -156,7 +159,8 @@ class StepCycle:
         self._gate_passed = False
         self._is_copied, self._is_recorded = False, False
         self.is_committed_here = self._is_promised = False
-        self._attempted, self.variables_before = self.context.step, None
+        self._attempted = self.context.step
+        self.variables_before = self.variables_now = None
         if self.feed is not None:
             self.feed.begin_attempt(self.context.step)
         if self.context.verification is not None:
@@ -289,6 +293,8 @@ class StepCycle:
             self.context.held_step = None
         if self._is_recorded:
             self.context.protected.record_before()
+        if self.context.values_at_update.kept_at(self.context.step) is not None:
+            self.context.values_at_update.forget_predecessor()
         self._restore()
 
     def _remember(self) -> None:
@@ -374,6 +380,14 @@ class StepCycle:
             self._check_results()
         if not self._updating:
             self._updating, self._begun_at_update = True, self._groups.begun
+            self._keep_values()
+
+    def _keep_values(self) -> None:
+        """If this rank is lost in the rest of the attempt, others may have committed the step."""
+        context = self.context
+        if self.variables_now is not None and context.manager is not None:
+            values = self.variables_now() | context.variables.written()
+            context.values_at_update.save(context.step, values)
 
     def _exchange_and_agree(self, has_left_gradients: bool, before_update: bool = False) -> None:
         """Everything that has to be exchanged before this step can be committed.

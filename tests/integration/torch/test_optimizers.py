@@ -17,7 +17,15 @@ import taskd.torch as taskd
 from taskd.errors import SettingsError
 from taskd.torch.state.protected import Protected
 from tests.integration.torch.runs import assert_same, ends, run
-from tests.integration.torch.scripts import CLASSES, WIDTH, batch, closure, digest, inject_fault, seed
+from tests.integration.torch.scripts import (
+    CLASSES,
+    WIDTH,
+    batch,
+    closure,
+    digest,
+    inject_fault,
+    seed,
+)
 
 STEPS = 6
 ADAMW = torch.optim.AdamW
@@ -53,6 +61,7 @@ def two_passes(args: dict[str, Any]) -> None:
                 torch.autograd.backward(nn.functional.cross_entropy(output, target))
                 with torch.no_grad():
                     for weight, old in zip(model.parameters(), before, strict=True):
+                        assert weight.grad is not None
                         weight.add_(weight.grad) if number == 0 else weight.copy_(old)
             optimizer.step()
     torch.save(digest(net, optimizer), Path(args["folder"]) / f"end-{args['rank']}.pt")

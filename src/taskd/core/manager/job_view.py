@@ -62,7 +62,9 @@ class RankView:
     replica: int = -1
     own_since: int = -1
     error: ScriptError | None = None
-    """The exception that has ended its script."""
+    """The exception that has ended the script of its last process that has exited."""
+    error_of: Incarnation = FIRST_INCARNATION
+    """Which process this was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,6 @@ def mark_starting(
             process=ProcessState.STARTING,
             phase="",
             pid=0,
-            error=None,
         )
     for rank, view in ranks.items():
         job_view = _located_on(job_view, rank, view.node)
@@ -255,7 +256,6 @@ def _local(job_view: JobView, node: NodeRank, workers: tuple[LocalWorker, ...]) 
             process=ProcessState.ALIVE,
             incarnation=local.incarnation,
             pid=local.pid,
-            error=None,
         )
     for rank in ranks:
         job_view = _located_on(job_view, rank, node)
@@ -333,8 +333,14 @@ def _hello(job_view: JobView, hello: WorkerHello) -> ViewUpdate:
 
 def _exited(job_view: JobView, src: Position, message: WorkerExited) -> ViewUpdate:
     known = job_view.ranks.get(message.rank)
-    if known is None or message.incarnation < known.incarnation:
+    if known is None:
         return ViewUpdate(job_view)
+    if message.incarnation < known.incarnation:
+        # It was replaced before its end was known.
+        if message.error is None or message.incarnation <= known.error_of:
+            return ViewUpdate(job_view)
+        late = replace(known, error=message.error, error_of=message.incarnation)
+        return ViewUpdate(_with_rank(job_view, late))
     if (
         known.process in (ProcessState.DEAD, ProcessState.DONE)
         and message.incarnation == known.incarnation
@@ -350,7 +356,7 @@ def _exited(job_view: JobView, src: Position, message: WorkerExited) -> ViewUpda
         return ViewUpdate(_with_rank(job_view, ended), (RankFinished(message.rank),))
     how = signal_text(message.signal) if message.signal else f"exit code {message.exit_code}"
     evidence = f"{how}: {message.evidence}" if message.evidence else how
-    known = replace(known, error=message.error)
+    known = replace(known, error=message.error, error_of=message.incarnation)
     return _died(_with_rank(job_view, known), (message.rank,), FaultCause.EXITED, evidence)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from taskd.core.manager.job_view import ProcessState, RankView
 from taskd.core.manager.states import Job, LastError
 from taskd.model.faults import FaultCause
 from taskd.model.ids import Rank
@@ -34,11 +35,14 @@ def judge(job: Job, has_progress: bool) -> Job:
     views = [job.view.ranks[rank] for rank in _by_time(job)]
     found = next((v for v in views if v.error is not None and not is_symptom(v.error)), None)
     killed = any(view.error is None for view in views)
+    if killed and _all_exited(job) and not all(map(_is_over, views)):
+        # Its replacement is on its way, and has perhaps failed again: the end of it will show.
+        return replace(job, last_error=None) if has_progress else job
     if found is None or found.error is None or killed or not _all_exited(job):
         return replace(job, last_error=None)
     error, before = found.error, None if has_progress else job.last_error
     # Ranks that fail in the same attempt may be reported one after another.
-    newest = max(view.incarnation for view in views)
+    newest = max(view.error_of for view in views)
     is_repeated = before is not None and error.same_as(before.error) and newest > before.incarnation
     is_first = not has_progress and not job.attempt and not job.best and not newest
     why = ""
@@ -66,6 +70,10 @@ def is_symptom(error: ScriptError) -> bool:
         or any(place in error.place for place in _PEER_PLACES)
         or any(words in error.message for words in _PEER_WORDS)
     )
+
+
+def _is_over(view: RankView) -> bool:
+    return view.process is ProcessState.DEAD
 
 
 def _by_time(job: Job) -> list[Rank]:

@@ -38,6 +38,8 @@ RESULT = "return"
 """The name for what a function has returned: no variable has it."""
 OBJECTS = "objects of the loop"
 """The name for what `loop_objects.py` has written down. It is kept as it is."""
+AT_UPDATE = "update-values"
+"""The name of the file with the values before the first update."""
 PLACE = "values of an attempt"
 NEVER = -1
 """No step."""
@@ -132,28 +134,33 @@ class AttemptValues:
         step: int,
         carried: Collection[str] = (),
         from_peer: Callable[[], Completed | None] = lambda: None,
+        at_update: Values | None = None,
     ) -> Values:
         """The last values, if they are those after this step; or NaN in place of each number.
 
         `carried`: the next step depends on these. If they are not known, `from_peer` may know them;
-        otherwise they stay what they are.
+        otherwise they stay what they are. `at_update`: the values before the step's first update,
+        as far as the rest of the attempt does not change them.
         """
         at, values = self._last or (NEVER, {})
         if at == step:
             return _read_all(values, is_known=True)
-        found = from_peer()
-        left = {name: value for name, value in values.items() if name not in carried}
+        found, known = from_peer(), at_update or {}
+        missing = values.keys() - {*carried} - known.keys()
+        left = {name: value for name, value in values.items() if name in missing}
         if found is None:
-            old = sorted({*values.get(OBJECTS, {}), *values.keys() & {*carried}})
+            both = values | known
+            old = sorted({*both.get(OBJECTS, {}), *both.keys() & {*carried}})
             found = Completed(self._rank, unknown=old)
-        if left.keys() - {OBJECTS} or found.unknown or found.taken:
+        if (lost := sorted(missing - {OBJECTS})) or found.unknown or found.taken:
             log.warning(
-                "what the attempt at step %d has computed on this rank after its last exchange "
-                "with the others is lost: the code after it gets NaN instead. %s",
+                "what the attempt at step %d has computed on this rank after %s is lost. %s",
                 step,
-                found.sentences(),
+                "its last exchange with the others" if at_update is None else "its update began",
+                found.sentences("step" if at_update is None else "update", lost),
             )
-        return _read_all(left, is_known=False) | _read_all(found.values, is_known=True)
+        old_values = _read_all(left, is_known=False) | _read_all(known, is_known=True)
+        return old_values | _read_all(found.values, is_known=True)
 
 
 @dataclass
@@ -168,14 +175,16 @@ class Completed:
     unknown: list[str] = field(default_factory=list)
     """What has changed in the peer, and perhaps in another way in this rank."""
 
-    def sentences(self) -> str:
+    def sentences(self, since: str, lost: Collection[str]) -> str:
         parts = []
+        if lost:
+            parts.append(f"NaN in the code after it: {', '.join(lost).replace(RESULT, 'result')}.")
         if self.taken:
             parts.append(f"Was equal, and is now as in rank {self.peer}: {', '.join(self.taken)}.")
         if self.unknown:
             parts.append(
-                f"As before the step: {', '.join(self.unknown)}. If the training depends on them, "
-                "give them to protect()"
+                f"As before the {since}: {', '.join(self.unknown)}. If the training depends on "
+                "them, give them to protect()"
             )
         return " ".join(parts)
 
@@ -362,6 +371,12 @@ def set_since(begin: int, frame: FrameType) -> Values:
         return {}
     present = frame_locals.read(frame)
     return {name: present[name] for name in names if name in present}
+
+
+def set_by_update(begin: int, frame: FrameType) -> Values:
+    """The same, without those that the rest of the attempt sets again. An update begins."""
+    later = carried_names.set_in_rest(frame.f_code, begin, frame.f_lasti)
+    return {name: one for name, one in set_since(begin, frame).items() if name not in later}
 
 
 def put_into(frame: FrameType, values: Values) -> None:

@@ -80,6 +80,12 @@ def _innermost(code: CodeType, at: int) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
+def set_in_rest(code: CodeType, begin: int, at: int) -> frozenset[str]:
+    """What may still be set in this round of the smallest loop around `begin`, from `at` on."""
+    return _flow(code).set_in_rest(begin, at)
+
+
+@lru_cache(maxsize=64)
 def of_function(code: CodeType) -> tuple[str, ...]:
     """Variables outside of the function that go from one call of it to the next."""
     flow = _flow(code)
@@ -217,7 +223,7 @@ class _Flow:
     def round_of(self, at: int) -> tuple[int, ...]:
         """The instructions of one round, in order: they come after the `for` and lead back to it.
 
-        The first one is that after the `for`. In a `while` loop, the call of `next` takes its place.
+        The first one is that after the `for`. In a `while` loop, this is the call of `next`.
         """
         first = self._all[self._place[at] + 1].offset
         forward, todo = {first}, [first]
@@ -249,6 +255,16 @@ class _Flow:
                 outside |= _named(one.argval, "STORE_GLOBAL", "STORE_DEREF")
         names = (name for name in read if "." not in name)
         return Uses(frozenset(names), frozenset(written - carried - outside), frozenset(outside))
+
+    def set_in_rest(self, begin: int, at: int) -> frozenset[str]:
+        around = [rounds for start in self.loops() if begin in (rounds := self.round_of(start))]
+        inside = {*min(around, key=len)} if around else {*self._next}
+        reached, todo = set[int](), [self._offset_at(at)]
+        while todo:
+            for after in self._next[todo.pop()] & inside - reached:
+                reached.add(after)
+                todo.append(after)
+        return frozenset(name for offset in reached for name in self._writes[offset])
 
     def left(self, at: int) -> tuple[str, ...]:
         offsets = self._round_at(at)

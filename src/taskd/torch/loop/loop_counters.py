@@ -15,7 +15,8 @@ from typing import Any
 
 _COUNTERS = (enumerate, zip, itertools.islice, itertools.zip_longest)
 _BETWEEN = (map, filter, itertools.takewhile, tuple)
-"""They pass on what they get, and count nothing. `zip` and `map` hold their iterators in a tuple."""
+"""They pass on what they get, and count nothing. `zip` and `map` keep their iterators in a tuple.
+"""
 _DEPTH = 4
 
 

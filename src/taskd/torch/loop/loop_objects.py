@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
@@ -82,6 +83,8 @@ class LoopObjects:
         """The protected ones whose class is not torch's, by the names for their attributes."""
         self._first: dict[str, Any] | None = None
         """What they contained before the first step of this process, written down."""
+        self._has_put = False
+        """This process has got what its predecessor had at another moment."""
         self._refused = object_writer.Refused()
         self._forms: dict[str, tuple[int, ...]] = {}
         self._with_held = set[str]()
@@ -117,19 +120,33 @@ class LoopObjects:
 
     def forgotten(self) -> list[str]:
         """Optimizers, schedulers and averages that the loop uses and that are not protected."""
+        found = self._used()
+        return sorted(
+            name
+            for name, value in found.items()
+            if isinstance(value, _STATEFUL) and not self._is_protected(value)
+        )
+
+    def other_modules(self) -> dict[str, nn.Module]:
+        """Modules that the loop uses and that are not protected."""
+        modules = {name: one for name, one in self._used().items() if isinstance(one, nn.Module)}
+        return {
+            name: one
+            for name, one in modules.items()
+            if not any(id(part) in self._others for part in one.modules())
+        }
+
+    def _used(self) -> dict[str, Any]:
+        """What the loop's variables refer to, and the attributes of the script's objects."""
         if self._frame is None:
-            return []
+            return {}
         space = {**self._frame.f_globals, **frame_locals.read(self._frame)}
         found = {name: space[name] for name in self._names.read if name in space}
         for name, value in [*found.items()]:
             if object_kinds.kind_of(type(value)) is Kind.OWN and id(value) not in self._others:
                 inner = object_kinds.attributes(value)
                 found |= {f"{name}.{one}": inner[one] for one in inner}
-        return sorted(
-            name
-            for name, value in found.items()
-            if isinstance(value, _STATEFUL) and not self._is_protected(value)
-        )
+        return found
 
     def _is_protected(self, value: Any) -> bool:
         """Also an optimizer around a protected one."""
@@ -188,6 +205,22 @@ class LoopObjects:
         """A replacement gets what its predecessor had."""
         if self._first is None:
             self._first = self._written()
+        elif self._has_put:
+            self._put(self._changed_since_start())
+        self._has_put = True
+        self._put(content)
+
+    def _changed_since_start(self) -> dict[str, Any]:
+        """What differs from the first content, as it was at first: it is not written down."""
+        now, first = self._written(), self._first or {}
+        return {
+            name: old
+            for name, one in now.items()
+            if name in first
+            and (old := written_objects.changed(one, first[name])) is not written_objects.SAME
+        }
+
+    def _put(self, content: dict[str, Any]) -> None:
         present, done = dict(self._present()), dict[int, Any]()
         for name, one in content.items():
             old = present.get(name, written_objects.MISSING)

@@ -122,12 +122,17 @@ class LoopVariables:
         small = dict(self._values(Kind.SMALL)) | dict(self._of_last_step())
         turns.save(number, small | self.written())
 
-    def completed(self, step: int, peers: Collection[int]) -> Completed | None:
-        """What the attempt at this step would have left, as far as a peer shows it."""
+    def completed(
+        self, step: int, peers: Collection[int], at_update: Values | None = None
+    ) -> Completed | None:
+        """What the attempt at this step would have left, as far as a peer shows it.
+
+        `at_update`: what it had left when the update began.
+        """
         mine = self._turns[step % 2].kept_at(step)
         if self._folder is None or mine is None:
             return None
-        return peer_values.complete(self._folder, step, mine, self.names, peers)
+        return peer_values.complete(self._folder, step, mine, at_update, self.names, peers)
 
     def written(self) -> Values:
         """The content of the objects of the loop, as one value."""

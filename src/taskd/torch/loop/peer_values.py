@@ -1,10 +1,11 @@
 """What an attempt has left in a rank that was lost before its end, as far as a peer shows it.
 
 A rank can be lost after its last exchange with the others, while the rest of its attempt runs: the
-others complete the step, and what this rank has set in its variables and objects is lost. Much of
-it is the same in all ranks: the number of the step, the learning rate, the best result so far. So
-what was equal in both ranks when the step began is taken from a peer on the same node that has
-completed the attempt. The rest stays as it was before the step; both are named in a warning.
+others complete the step, and what this rank has set in its variables and objects is lost, except
+what it has kept when its update began. Much of the rest is the same in all ranks: the number of the
+step, the learning rate, the best result so far. So what was equal in both ranks when the update (or
+the step) began is taken from a peer on the same node that has completed the attempt. The rest stays
+as it was then; both are named in a warning.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from taskd.runtime.clock import monotonic
 from taskd.runtime.retry import Tries, every
-from taskd.torch.loop.attempt_values import OBJECTS, Completed, Values, read_kept
+from taskd.torch.loop.attempt_values import AT_UPDATE, OBJECTS, Completed, Values, read_kept
 from taskd.torch.loop.written_objects import MISSING, SAME, Attributes, Mapping, changed
 
 WAIT_S, PAUSE_S = 3.0, 0.01
@@ -25,15 +26,25 @@ WAIT_S, PAUSE_S = 3.0, 0.01
 
 
 def complete(
-    folder: Path, step: int, mine: Values, carried: Collection[str], peers: Collection[int]
+    folder: Path,
+    step: int,
+    mine: Values,
+    at_update: Values | None,
+    carried: Collection[str],
+    peers: Collection[int],
 ) -> Completed | None:
-    """`mine`: what this rank had when the step began. None: no peer shows what followed."""
+    """`mine`: what this rank had when the step began, and `at_update`, when its update began. None:
+    no peer shows what followed."""
     near = [peer for peer in peers if (folder / f"values-{peer}").exists()]
     for _ in Tries(every(PAUSE_S), deadline=monotonic() + WAIT_S) if near else ():
         for peer in near:
             before = read_kept(folder / f"turn{step % 2}-values-{peer}", peer, step)
+            if before is not None and at_update is not None:
+                update = read_kept(folder / f"{AT_UPDATE}-{peer}", peer, step)
+                before = None if update is None else before | update
             after = read_kept(folder / f"values-{peer}", peer, step)
             if before is not None and after is not None:
+                mine |= at_update or {}
                 return _completed(Completed(peer), mine, before, after, carried)
     return None
 

@@ -10,15 +10,21 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
 from taskd.torch import compat
 from taskd.torch.context import JobContext
 from taskd.torch.loop import carried_names, loop_variables
+from taskd.torch.state.undo import few_of
 
 log = logging.getLogger(__name__)
 
 WATCHED_WEIGHTS = 100
+WATCHED_STEPS = 4
+"""In so many steps of a process, other modules are looked at."""
+WATCHED_STATES = 64
+_PLAIN = (torch.Tensor, nn.Parameter)
 
 
 class ScriptWarnings:
@@ -28,6 +34,9 @@ class ScriptWarnings:
         self._has_warned_about_variables = self._has_warned_about_buffers = False
         self._weights: Sequence[nn.Parameter] = ()
         """Some of the weights, to notice changes outside of steps."""
+        self._modules: dict[str, object] = {}
+        """Modules that are not protected: a form that shows whether they have changed."""
+        self._steps = 0
         self._param_groups = -1
         """How many groups of parameters the optimizers had in the first step."""
         self._last_weights = (-1, 0)
@@ -43,6 +52,9 @@ class ScriptWarnings:
         self._check_buffers()
         self._check_weights()
         self._check_param_groups()
+        if self._steps < WATCHED_STEPS:
+            self._check_modules()
+        self._steps += 1
 
     def end_step(self) -> None:
         self._last_weights = self._version_of_weights()
@@ -140,6 +152,23 @@ class ScriptWarnings:
                 protected.buffer_name(next(places)),
             )
 
+    def _check_modules(self) -> None:
+        """A copy of the model as a moving average, a target network, a metric."""
+        before, other = self._modules, self._context.variables.objects.other_modules()
+        self._modules = {name: _form(module) for name, module in other.items()}
+        changed = sorted(
+            name for name, one in self._modules.items() if before.get(name, one) != one
+        )
+        if changed:
+            self._steps = WATCHED_STEPS
+            log.warning(
+                "%s: changed by the steps, and not protected. An abandoned step is not undone in "
+                "it, and a replacement would begin with its first state: add it to the list "
+                "protect(model=[…]). What is neither a weight nor a buffer of it has to be in an "
+                "object with state_dict and load_state_dict that is given to protect()",
+                ", ".join(changed),
+            )
+
     def _check_param_groups(self) -> None:
         count = sum(len(one.param_groups) for one in self._context.protected.optimizers)
         if self._param_groups not in (count, -1):
@@ -150,3 +179,22 @@ class ScriptWarnings:
                 self._context.step,
             )
         self._param_groups = count
+
+
+def _form(module: nn.Module) -> object:
+    """It changes when a weight, a buffer or another attribute of the module does."""
+    tensors = [*module.parameters(), *module.buffers()]
+    others = [
+        value
+        for one in module.modules()
+        for name, value in vars(one).items()
+        if name != "training" and not name.startswith("_")
+    ]
+    tensors += [value for value in others if isinstance(value, torch.Tensor)]
+    sizes = [len(value) for value in others if isinstance(value, list)]
+    numbers = [value for value in others if type(value) in (int, float)]
+    versions = [(id(one), compat.version(one)) for one in tensors]
+    # Changes by way of `.data` are not counted in versions.
+    plain = [one for one in tensors if type(one) in _PLAIN and one.layout == torch.strided]
+    samples = [few_of(one.detach()).tolist() for one in plain[:: len(plain) // WATCHED_STATES + 1]]
+    return repr((versions, samples, sizes, numbers))

@@ -63,7 +63,8 @@ class OptimizerOptions:
                 group.update(deepcopy(values))
             for name in {*_common_names(optimizer)} - common.keys():
                 del optimizer.state[name]
-            optimizer.state.update(deepcopy(common))
+            own: dict[Any, Any] = optimizer.state
+            own.update(deepcopy(common))
 
 
 def _common_names(optimizer: Optimizer) -> list[Any]:
@@ -318,8 +319,8 @@ def _problems_of_optimizer(optimizer: Any, others: Sequence[object]) -> list[str
         instead = f": give it {name}.{found[0][0]}" if found else ""
         return [f"protect(optimizer=…): {name} is not a torch.optim.Optimizer{instead}"]
     return [
-        f"{name} updates by another optimizer, {attribute}, which has a state of its own: give that "
-        f"one to protect(), or both if {name} itself remembers something from step to step"
+        f"{name} updates by another optimizer, {attribute}, which has a state of its own: give "
+        f"that one to protect(), or both if {name} itself remembers something from step to step"
         for attribute, inner in _optimizers_in(optimizer)
         if inner.state is not optimizer.state and not any(inner is one for one in others)
     ]

@@ -179,11 +179,11 @@ class _Watched:
         if places != self._places:
             self._places, self._views = places, {}
             for one in map(torch.Tensor.detach, owns):
-                self._views.setdefault((one.device, one.dtype), []).append(_few(one))
+                self._views.setdefault((one.device, one.dtype), []).append(few_of(one))
         return [torch.cat(views).view(torch.uint8) for views in self._views.values()]
 
 
-def _few(tensor: torch.Tensor) -> torch.Tensor:
+def few_of(tensor: torch.Tensor) -> torch.Tensor:
     """A view of some elements."""
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         tensor = tensor.as_strided((tensor.numel(),), (1,))

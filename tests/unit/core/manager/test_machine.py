@@ -686,6 +686,25 @@ def test_same_error_twice_without_progress_ends_the_job(
     assert offered(play, 2) == strategies
 
 
+@pytest.mark.parametrize("failed", [1, 2])
+def test_error_of_a_rank_that_is_being_replaced_is_not_forgotten(failed: int) -> None:
+    """Its peers notice a lost connection before the second end of the rank is known.
+
+    `failed`: which process of the rank fails again. The first one has been replaced by then.
+    """
+    play = Play().training().raises(3, BAD_BATCH, step=7)
+    for incident in (1, 2, 3):
+        assert not play.state.job.hopeless
+        uuid = f"u{incident}"
+        play.orders(signal("stopTrain", "stop_train", incident=incident, uuid=uuid)).parks(0, 1, 2)
+        if incident < 3:
+            play.orders(change("recover", extra="recover-in-place", incident=incident, uuid=uuid))
+        if incident == 2:
+            play.incarnations[3] = failed
+            play.raises(3, BAD_BATCH, step=7)
+    assert play.state.job.hopeless
+
+
 def test_error_after_progress_is_not_a_repetition() -> None:
     play = Play().training(protected=False).raises(3, BAD_BATCH)
     offered(play, 1)

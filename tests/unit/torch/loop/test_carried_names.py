@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
@@ -229,3 +230,22 @@ def test_function_that_counts_in_a_variable_outside_is_found() -> None:
 
     assert train(1.0) == 2.0
     assert carried_names.of_function(train.__code__) == ("average", "count")
+
+
+def test_what_the_rest_of_an_attempt_sets_is_found() -> None:
+    rest: frozenset[str] = frozenset()
+    total, count = 0.0, 0
+    for step in range(2):
+        for attempt in range(1):
+            begin = sys._getframe().f_lasti
+            loss = total + step
+            for part in range(2):
+                total += loss * (part + 1)
+                here = sys._getframe()
+                rest = carried_names.set_in_rest(here.f_code, begin, here.f_lasti)
+            count += attempt
+        last = loss
+    assert (last, count, part) == (1.0, 0, 1)
+    assert "loss" not in rest
+    assert rest >= {"total", "count", "part"}
+    assert "last" not in rest

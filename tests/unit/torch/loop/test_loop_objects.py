@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from taskd.torch.loop.attempt_values import OBJECTS
 from taskd.torch.loop.loop_variables import LoopVariables
 from taskd.torch.loop.object_kinds import MAX_PLAIN
 
@@ -217,3 +219,34 @@ def test_counters_of_an_optimizer_of_the_script_are_kept(tmp_path: Path) -> None
     new = optimize(LoopVariables(tmp_path, 0), 2, joins=True)
     assert (new.calls, new.rates, new.last) == (2, [0.1, 0.2], 2)
     assert len(new.parameters) == 1
+
+
+def patient(
+    variables: LoopVariables,
+    joins: bool,
+    keep: Callable[[dict[str, Any]], None],
+    read: Callable[[int], dict[str, Any]],
+) -> list[object]:
+    """What one step has counted, the next one sets back."""
+    meter, stats, log = Meter(), dict[str, int](), list[int]()
+    for number in turns(variables, 1 if joins else 0, joins):
+        if joins:
+            variables.objects.put(read(number)[OBJECTS])
+            return [meter.total, stats, log]
+        if number == 0:
+            meter.update(2.0)
+            stats["n"] = 1
+            log.append(number)
+        else:
+            meter.total = 0.0
+            stats.clear()
+            log.clear()
+        keep(variables.written())
+    return []
+
+
+def test_what_an_attempt_sets_back_is_set_back_in_a_replacement(tmp_path: Path) -> None:
+    kept: list[dict[str, Any]] = []
+    patient(LoopVariables(tmp_path, 0), False, kept.append, kept.__getitem__)
+    new = patient(LoopVariables(tmp_path, 0), True, kept.append, kept.__getitem__)
+    assert new == [0.0, {}, []]

@@ -50,7 +50,9 @@ def test_optimizer_around_another_one_is_refused_without_it() -> None:
     base = torch.optim.SGD(net.parameters(), momentum=0.9)
     with pytest.raises(SettingsError, match=r"Sharpness updates by another optimizer, base, which"):
         Protected(net, Sharpness(base), None, {})
-    with pytest.raises(SettingsError, match=r"not a torch\.optim\.Optimizer: give it Wrapper\.inner"):
+    with pytest.raises(
+        SettingsError, match=r"not a torch\.optim\.Optimizer: give it Wrapper\.inner"
+    ):
         Protected(net, Wrapper(base), None, {})  # type: ignore[arg-type]
     both = Protected(net, [Sharpness(base), base], None, {})
     assert len(both.optimizers) == 2
